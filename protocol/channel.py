@@ -119,8 +119,7 @@ class Responder(Protocol):
 
     async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
         """Answer the next request with ``handler``; False when none came in time. An unreadable
-        request is counted and dropped.
-        """
+        request is counted and dropped."""
         ...
 
     def close(self) -> None:

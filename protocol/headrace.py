@@ -39,8 +39,7 @@ class _OwnPackages:
 
 def command(module: str, *arguments: str) -> list[str]:
     """Return the command line of a process that calls ``main`` of a module, or of a package's
-    ``__main__``.
-    """
+    ``__main__``."""
     return [sys.executable, "-P", str(_HERE), module, *arguments]
 
 

@@ -19,8 +19,7 @@ _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 def advertised(configured: str | None) -> str | None:
     """Return this host's address for other hosts, from the environment or as configured. None: the
-    address that it listens on.
-    """
+    address that it listens on."""
     return os.environ.get(ADVERTISE_HOST) or configured
 
 

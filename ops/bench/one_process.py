@@ -31,7 +31,7 @@ from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.ledger.contract import ClaimedUnit, ScoredChunk, Unit
+from pipeline.ledger.types import ClaimedUnit, ScoredChunk, Unit
 from pipeline.rewards.arithmetic import verify
 from pipeline.rewards.shaping import shape
 from pipeline.rewards.verifier import Response, Verdict

@@ -29,8 +29,8 @@ from statistics import mean
 import numpy as np
 
 from ops.bench.table import provenance, show, write_json
-from pipeline.ledger.contract import Claim, LedgerSpec, Unit
 from pipeline.ledger.memory.ledger import MemoryLedger
+from pipeline.ledger.types import Claim, LedgerSpec, Unit
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk
 

@@ -40,7 +40,7 @@ from ops.drill.events import (
     Told,
     Updated,
 )
-from pipeline.ledger.contract import DropReason
+from pipeline.ledger.types import DropReason
 
 _FATES = {"trained"} | {f"dropped:{reason}" for reason in DropReason}
 _UNTRAINED_IN_CLAIM = {f"dropped:{DropReason.NON_FINITE}", f"dropped:{DropReason.VALUE_WARMUP}"}

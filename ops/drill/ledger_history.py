@@ -27,7 +27,7 @@ from ops.drill.events import (
     Stored,
     Tally,
 )
-from pipeline.ledger.contract import Restart
+from pipeline.ledger.types import Restart
 from pipeline.ledger.version_history import VersionHistory
 from pipeline.runtime.registry.contract import Heartbeat, WeightsAnnouncement
 from protocol.codec import from_blob

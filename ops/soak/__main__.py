@@ -29,9 +29,9 @@ from typing import Any
 
 from ops.soak.story import RUN, Divergence, Story
 from pipeline.ledger.address import read_address
-from pipeline.ledger.contract import LatePolicy, LedgerSpec, Unit
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
+from pipeline.ledger.types import LatePolicy, LedgerSpec, Unit
 from protocol.trajectory import Field
 
 _SAY_EVERY_S = 30.0

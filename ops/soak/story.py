@@ -21,7 +21,9 @@ import numpy as np
 import redis.asyncio
 
 from ops.soak.piped_ledger import PipedLedger, settled
-from pipeline.ledger.contract import (
+from pipeline.ledger.memory.ledger import MemoryLedger
+from pipeline.ledger.redis import keys
+from pipeline.ledger.types import (
     Claim,
     ClaimedUnit,
     DropReason,
@@ -30,8 +32,6 @@ from pipeline.ledger.contract import (
     LedgerSpec,
     WriteStatus,
 )
-from pipeline.ledger.memory.ledger import MemoryLedger
-from pipeline.ledger.redis import keys
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import (
     Field,

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.segments import join_segments
-from pipeline.ledger.contract import ScoredChunk
+from pipeline.ledger.types import ScoredChunk
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, ReferenceScore, RewardScore, ValueScore
 

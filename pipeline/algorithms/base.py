@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.ledger.contract import ClaimedUnit, Unit
+from pipeline.ledger.types import ClaimedUnit, Unit
 from protocol.errors import HeadraceError
 from protocol.trajectory import Field
 

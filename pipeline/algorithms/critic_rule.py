@@ -29,7 +29,7 @@ from pipeline.algorithms.gae import adaptive_lambda, whiten_windows, window_delt
 from pipeline.algorithms.imitation import is_right
 from pipeline.algorithms.objective import Objective
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import ClaimedUnit, Unit
+from pipeline.ledger.types import ClaimedUnit, Unit
 from protocol.trajectory import Field, RewardScore
 
 

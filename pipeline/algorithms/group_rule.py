@@ -19,7 +19,7 @@ from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.imitation import is_right
 from pipeline.algorithms.objective import Objective
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import ClaimedUnit, Unit
+from pipeline.ledger.types import ClaimedUnit, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field
 

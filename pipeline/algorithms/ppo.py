@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from pipeline.algorithms.assemble import assemble
 from pipeline.algorithms.critic_rule import CriticRule, TokenSpan
-from pipeline.ledger.contract import ClaimedUnit
+from pipeline.ledger.types import ClaimedUnit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field
 

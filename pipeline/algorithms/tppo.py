@@ -38,7 +38,7 @@ from pipeline.algorithms.assemble import token_scores
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.critic_rule import CriticRule, TokenSpan
 from pipeline.algorithms.segments import join_segments
-from pipeline.ledger.contract import ClaimedUnit, ScoredChunk
+from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, FinishReason, RewardScore
 

@@ -19,7 +19,7 @@ from protocol.printable import printable, printable_line
 
 if TYPE_CHECKING:
     from pipeline.ledger.admin import Requeued, Retried, Wish
-    from pipeline.ledger.contract import DeadLetter
+    from pipeline.ledger.types import DeadLetter
     from protocol.ids import TrajectoryId
 
 _MOST_LETTERS = 1000

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.ledger.contract import Unit
+from pipeline.ledger.types import Unit
 from protocol.errors import ConfigError
 
 

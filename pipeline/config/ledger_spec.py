@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import LatePolicy, LedgerSpec, Unit
+from pipeline.ledger.types import LatePolicy, LedgerSpec, Unit
 from protocol.trajectory import Field
 
 

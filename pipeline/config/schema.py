@@ -12,7 +12,7 @@ from pydantic import model_validator
 from pipeline.config import learning, running
 from pipeline.config.base import Section
 from pipeline.config.catalogue import Declaration, declare
-from pipeline.ledger.contract import Unit
+from pipeline.ledger.types import Unit
 
 RANKED_BACKENDS = ("fsdp2", "deepspeed")
 """Backends that shard one model among ranks."""

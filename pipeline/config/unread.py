@@ -12,7 +12,7 @@ from pipeline.config.describe import settings
 from pipeline.config.learning import AlgorithmSection
 from pipeline.config.load import section_of
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import Unit
+from pipeline.ledger.types import Unit
 
 _NORMALISING = frozenset({"dapo", "grpo", "dr-grpo", "gspo", "cispo"})
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from pipeline.ledger.contract import LatePolicy, Unit
+from pipeline.ledger.types import LatePolicy, Unit
 from protocol.ids import TrajectoryId
 from protocol.trajectory import Field
 
@@ -108,8 +108,7 @@ class Waits:
     """Claimed units that are not settled."""
     units: tuple[WaitedUnit, ...]
     """The most urgent running ones: in order of admission; with enough ready ones, by age, since
-    the update then waits for the late ones.
-    """
+    the update then waits for the late ones."""
     holders: tuple[Holder, ...]
     num_evaluation_open: int
     num_evaluation_unscored: int
@@ -153,8 +152,7 @@ class Retried:
     """Letters taken off the list: all of the groups in question."""
     unknown: tuple[str, ...] = ()
     """Names without a dead letter, or evaluation responses: the next evaluation samples their
-    prompts anyway. If there are any, nothing was changed.
-    """
+    prompts anyway. If there are any, nothing was changed."""
     is_closed: bool = False
     """Admission is closed: the run has all its updates. Nothing was changed."""
 
@@ -173,8 +171,7 @@ class Wish:
 
 class LedgerAdmin(Protocol):
     """An operator's side of the ledger. Every method is one atomic transition. Each raises
-    LedgerUnavailable.
-    """
+    LedgerUnavailable."""
 
     async def waits(self, *, max_units: int = 64) -> Waits:
         """Return what the next update waits for, with details of up to ``max_units`` units."""

@@ -36,43 +36,26 @@ from __future__ import annotations
 from typing import Protocol
 
 from pipeline.ledger.types import (
-    SPOILING,
     Audit,
-    Balance,
     ChunkWrite,
     Claim,
     ClaimedUnit,
     ClaimRefused,
-    ClaimWait,
     DeadLetter,
     DropReason,
     EvaluationRequest,
-    EvaluationSample,
     EvaluationState,
     FinishedClaim,
-    FinishedTrajectory,
-    LatePolicy,
-    Lease,
     LeaseGrant,
     LedgerSpec,
     QueueStat,
-    Refusal,
     Restart,
-    ScoredChunk,
     Totals,
-    Unit,
     WriteStatus,
 )
 from protocol.codec import Encoded
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
 from protocol.trajectory import Field, Score, TrajectoryChunk
-
-__all__ = [
-    "SPOILING", "Audit", "Balance", "ChunkWrite", "Claim", "ClaimRefused", "ClaimWait", "ClaimedUnit", "DeadLetter",
-    "DropReason", "EvaluationRequest", "EvaluationSample", "EvaluationState", "FinishedClaim", "FinishedTrajectory",
-    "LatePolicy", "Lease", "LeaseGrant", "Ledger", "LedgerSpec", "QueueStat", "Refusal", "Restart", "ScoredChunk",
-    "Totals", "Unit", "WriteStatus",
-]  # fmt: skip
 
 
 class Ledger(Protocol):
@@ -116,8 +99,7 @@ class Ledger(Protocol):
 
     async def write_score(self, who: Incarnation, chunk: ChunkId, score: Score) -> WriteStatus:
         """Fill a field of a chunk once. A write that completes a unit makes it ready, or drops it
-        for lack of signal.
-        """
+        for lack of signal."""
         ...
 
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
@@ -126,8 +108,7 @@ class Ledger(Protocol):
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
         """Report a scorer's failure, with a traceback. The chunk is due again at once. After
-        ``max_attempts`` its whole unit is dropped as a dead letter; returns whether it was.
-        """
+        ``max_attempts`` its whole unit is dropped as a dead letter; returns whether it was."""
         ...
 
     async def dead_letters(self, *, limit: int = 100) -> list[DeadLetter]:
@@ -138,8 +119,7 @@ class Ledger(Protocol):
 
     async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
         """Claim one update's units in order of admission, after dropping ready units that are too
-        stale for ``policy_version``.
-        """
+        stale for ``policy_version``."""
         ...
 
     async def fetch(self, claim: Claim) -> list[ClaimedUnit]:
@@ -169,8 +149,7 @@ class Ledger(Protocol):
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
         """Settle the claims in a new learner's checkpoint; return every other claim's units to
-        ready, and their number. Called once by each new learner incarnation.
-        """
+        ready, and their number. Called once by each new learner incarnation."""
         ...
 
     async def resume_from(self, who: Incarnation, restart: Restart) -> int:
@@ -201,8 +180,7 @@ class Ledger(Protocol):
 
     async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
         """Settle the value claims in a new value worker's checkpoint; return how many trajectories
-        of the others wait again. Called once by each new value incarnation.
-        """
+        of the others wait again. Called once by each new value incarnation."""
         ...
 
     async def close_admission(self, who: Incarnation) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pipeline.ledger.contract import QueueStat
+from pipeline.ledger.types import QueueStat
 
 EMPTIED_BY: Final[dict[str, str]] = {
     "credit": "learner",
@@ -25,8 +25,7 @@ EMPTIED_BY: Final[dict[str, str]] = {
 }
 """``parked`` windows wait for credit, which the learner returns. ``claimed`` units wait for the
 learner's next checkpoint, ``finished_claimed`` trajectories for the value worker's. ``again`` holds
-the prompts of retried dead letters. ``finished`` is listed for a run with a critic.
-"""
+the prompts of retried dead letters. ``finished`` is listed for a run with a critic."""
 
 
 def queue_stat(name: str, depth: int, limit: int | None, oldest_age_s: float | None) -> QueueStat:

@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.ledger.contract import LatePolicy, LedgerSpec, Unit
+from pipeline.ledger.types import LatePolicy, LedgerSpec, Unit
 from protocol.errors import ConfigError
 from protocol.trajectory import Field
 

@@ -1,7 +1,4 @@
-"""The nouns of the ledger's contract: its specification, leases, claims and results.
-
-``pipeline.ledger.contract`` has the promises about them, and re-exports every name.
-"""
+"""The nouns of the ledger's contract (``pipeline.ledger.contract``)."""
 
 from __future__ import annotations
 
@@ -64,8 +61,7 @@ class Refusal(StrEnum):
     """The server is over its watermark; scorers and the learner must catch up first."""
     BEHIND = "behind"
     """The caller samples with an older version than the published one; take the weights first. So
-    every unit begins under the version that its credit was counted from.
-    """
+    every unit begins under the version that its credit was counted from."""
     CLOSED = "closed"
     """Admission was closed: the run has all its updates, or is stopping."""
 
@@ -89,8 +85,7 @@ class LedgerSpec:
     """Fields of a ready unit: REWARD on final chunks only, REFERENCE and VALUE on every chunk."""
     signal_filter: bool = False
     """Groups only: drop a group with one raw accuracy as soon as that is known. With
-    ``value_training``, once it is complete, since the critic learns from it too.
-    """
+    ``value_training``, once it is complete, since the critic learns from it too."""
     late: LatePolicy = LatePolicy.WAIT
     data_digest: str = ""
     """Of the prompt stream: files, tokeniser, limits, seed. All generators read the same one."""
@@ -105,8 +100,7 @@ class LedgerSpec:
     value_training: bool = False
     """Keep every finished, scored training trajectory with its values until the value worker has
     trained on it. Its unit's end does not matter, except drops in ``SPOILING``. Needs the fields
-    REWARD and VALUE. These bytes count towards ``max_bytes``.
-    """
+    REWARD and VALUE. These bytes count towards ``max_bytes``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +165,7 @@ class Lease:
     """Index of the chunk to write next."""
     prompt: int
     """The prompt's place in its stream, or in the evaluation set. It may differ from the group's
-    number: a dead letter's prompt may be admitted again.
-    """
+    number: a dead letter's prompt may be admitted again."""
     last_chunk: TrajectoryChunk | None
     """The newest chunk, to continue from; None when the trajectory has not begun."""
     evaluation: EvaluationRequest | None = None
@@ -207,8 +200,7 @@ class ChunkWrite:
     keeps_lease: bool
     """Whether the writer may extend the trajectory at once. False after a final chunk and after
     fencing. Also False (unit chunk) without credit for the next window, or if the writer is behind
-    the published version. The trajectory is then parked, and leased again before new prompts.
-    """
+    the published version. The trajectory is then parked, and leased again before new prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,8 +297,7 @@ class Audit:
     tokens: Balance
     finished: Balance = field(default_factory=lambda: Balance(0, 0))
     """Of the value worker's trajectories. Admitted: finished, scored and valued. Trained: settled.
-    In flight: waiting or claimed.
-    """
+    In flight: waiting or claimed."""
     tokens_stored: dict[str, int] = field(default_factory=dict[str, int])
     """Tokens of all chunks ever stored, evaluation included, by the incarnation that wrote them."""
     num_unflushed: int = 0

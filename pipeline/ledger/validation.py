@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Final
 
-from pipeline.ledger.contract import Claim, EvaluationRequest, LedgerSpec
+from pipeline.ledger.types import Claim, EvaluationRequest, LedgerSpec
 from protocol.errors import LedgerError, LedgerMismatch
 from protocol.ids import ChunkId
 from protocol.trajectory import Field, FinishReason, ReferenceScore, RewardScore, Score, TrajectoryChunk, ValueScore

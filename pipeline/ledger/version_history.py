@@ -38,8 +38,7 @@ class VersionHistory:
 
     def fewest_updates(self, versions: Iterable[int]) -> int:
         """Return the fewest updates in any of these versions' weights. The smallest version need
-        not have the fewest: above, 6 has fewer updates than 5.
-        """
+        not have the fewest: above, 6 has fewer updates than 5."""
         return min(map(self.updates, versions))
 
     def updates_of(self, versions: np.ndarray) -> np.ndarray:

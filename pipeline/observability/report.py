@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.config import RESOLVED_NAME
-from pipeline.ledger.contract import Audit
+from pipeline.ledger.types import Audit
 from pipeline.observability.charts import can_draw, draw_critic, draw_updates
 from pipeline.observability.history import (
     HISTORY_NAME,

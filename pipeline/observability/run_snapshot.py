@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.ledger.contract import Totals
+from pipeline.ledger.types import Totals
 from pipeline.runtime.registry.contract import Heartbeat, RunStatus
 
 

@@ -21,7 +21,7 @@ from protocol.trajectory import Field, FinishReason, RewardScore
 
 if TYPE_CHECKING:
     from pipeline.config.running import SamplesSection
-    from pipeline.ledger.contract import ClaimedUnit, ScoredChunk
+    from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 
 SAMPLES_NAME = "samples.jsonl"
 

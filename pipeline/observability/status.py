@@ -14,7 +14,7 @@ from protocol.ids import Role
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.ledger.contract import QueueStat
+    from pipeline.ledger.types import QueueStat
 
 _A_MOMENT_S = 2.0
 _LEAST_SHARE = 0.02

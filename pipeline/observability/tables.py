@@ -11,7 +11,7 @@ from functools import partial
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.ledger.contract import Audit, Totals
+from pipeline.ledger.types import Audit, Totals
 from pipeline.observability.status import Health, QueueRow, WorkerRow, doing
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
 from protocol.ids import Role

@@ -19,10 +19,10 @@ from pipeline.config.unread import in_words
 from pipeline.data.conversation import conversation_tokens
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.ledger.contract import LedgerSpec
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import external_url
 from pipeline.ledger.server.promises import judge_terms, read_promises
+from pipeline.ledger.types import LedgerSpec
 from pipeline.ledger.url import hide_password
 from pipeline.preflight.engines import check_engines
 from pipeline.preflight.ledger_size import check_ledger_size

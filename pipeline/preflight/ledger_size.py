@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import Unit
+from pipeline.ledger.types import Unit
 from protocol.errors import ConfigError
 
 _TOKEN_BYTES = 12

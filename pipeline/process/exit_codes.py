@@ -25,12 +25,10 @@ class FailureKind(StrEnum):
 
     INFRASTRUCTURE = "infrastructure"
     """A failure around the worker: a signal, the kernel's memory killer, a freeze, the ledger, the
-    disk. Counted for the worker.
-    """
+    disk. Counted for the worker."""
     DATA = "data"
     """An error of the worker at its work. Another worker gets the work and may fail too, so it is
-    counted for the role.
-    """
+    counted for the role."""
 
 
 class ExitCode(IntEnum):
@@ -52,16 +50,14 @@ class ExitCode(IntEnum):
     """The data is exhausted, so no further update can fill. Checkpoints are kept."""
     BAD_STEPS = 7
     """Training has diverged: too many non-finite optimiser steps in a row, none of them committed,
-    or weights with non-finite logits.
-    """
+    or weights with non-finite logits."""
     STUCK = 8
     """Frozen, or without progress on its work: the supervisor fenced and killed it."""
     HOST_FAILED = 9
     """The host failed: a full disk, no memory, a file or a socket error."""
     ENGINE = 10
     """An engine died, could not load a version, or disagreed with the learner's log-probs; or a
-    rank of a learner or value worker died. The supervisor restarts the worker.
-    """
+    rank of a learner or value worker died. The supervisor restarts the worker."""
     NOT_ALL_JUDGED = 11
     """``headrace score``: the report is whole, but some responses have no verdict or a late one."""
     INTERRUPTED = 130

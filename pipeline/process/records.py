@@ -26,8 +26,7 @@ from pipeline.process.last_error import LastError
 FOLDER = "processes"
 WORKER_PID = "HEADRACE_WORKER_PID"
 """Environment variable of a worker with several ranks: their launcher, which stands
-for the worker.
-"""
+for the worker."""
 _LIFE = ".life.json"
 
 

@@ -86,8 +86,7 @@ class _Task:
 
 class Meter:
     """Counts the work of a thread, and of the loop that feeds it. Any thread may
-    report and read.
-    """
+    report and read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock``: monotonic seconds."""
@@ -108,8 +107,7 @@ class Meter:
     @contextmanager
     def task(self, kind: str, amount: float = 0.0, unit: str = "") -> Generator[None]:
         """Report the block as one long task of ``amount`` units; within a task, count
-        pieces only.
-        """
+        pieces only."""
         nothing = _Span(0.0, 0.0)
         with self._lock:
             nothing.begin = self._done

@@ -53,5 +53,4 @@ class Actor(abc.ABC):
 
     async def teardown(self) -> None:  # noqa: B027 -- optional
         """Release what ``setup`` took; called after every completed ``setup``, also
-        after errors.
-        """
+        after errors."""

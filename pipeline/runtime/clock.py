@@ -15,8 +15,7 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Return seconds since an arbitrary moment, for durations and deadlines; it never goes
-        back.
-        """
+        back."""
         ...
 
     def time(self) -> float:
@@ -104,8 +103,7 @@ class ManualClock:
 
     async def advance(self, seconds: float) -> None:
         """Move time on. Sleepers wake in order, each at its moment, and run until
-        they wait again.
-        """
+        they wait again."""
         if seconds < 0.0:
             raise ValueError(f"time cannot move by {seconds} s, since it never goes back; expected a duration from 0")
         await settle()

@@ -149,8 +149,7 @@ class ActorContext:
     @property
     def held(self) -> int:
         """Pieces of work taken and not finished. Without progress on them, the worker
-        is replaced.
-        """
+        is replaced."""
         return self.worker_state.held
 
     @held.setter
@@ -238,8 +237,7 @@ class ActorContext:
     @property
     def drain_patience_s(self) -> float:
         """Longest time without progress in a drain; present work or writes may need more than a
-        window.
-        """
+        window."""
         settings = self.config.supervisor
         patience_s = settings.drain_timeout_s
         if "compute" in self._busy and (slowest_s := self.work.report().slowest_s):
@@ -266,8 +264,7 @@ class ActorContext:
 
     def finish(self, code: ExitCode = ExitCode.OK, reason: str = "") -> None:
         """Declare the worker's work done: ``run`` may return; ``code`` ends the process after a
-        drain.
-        """
+        drain."""
         if self.finished is None:
             self.finished = (code, reason)
 

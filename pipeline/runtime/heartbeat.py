@@ -58,8 +58,7 @@ class HeartbeatThread:
 
     def nudge(self) -> None:
         """Write the next heartbeat now, since others wait for a change such as the
-        served version.
-        """
+        served version."""
         self._woken.set()
 
     def stop(self, *, timeout_s: float = 5.0) -> None:

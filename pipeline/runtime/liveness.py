@@ -26,22 +26,19 @@ UNREACHED_SAID_AFTER_S: Final = 2.0
 """A mailbox without an answer for so long is named in the heartbeat."""
 SILENT_AFTER_S: Final = 5.0
 """A worker without a heartbeat for so long is silent: it is reported as silent, and no decision
-counts on it.
-"""
+counts on it."""
 UNREACHED_AFTER_S: Final = 5.0
 """A mailbox without an answer for so long cannot be reached: its sender waits for it no longer."""
 UNLISTED_AFTER_S: Final = 10.0
 """A worker without a sign of life for so long is offered no messages; it may come back."""
 REPLACED_AFTER_S: Final = 20.0
 """A worker without a heartbeat for so long is replaced, unless ``supervisor.silent_after_s``
-differs.
-"""
+differs."""
 RESTARTED_WITHIN_S: Final = 20.0
 """A worker that ended is at work again within this, or has ended again."""
 
 
 def is_silent(at_s: float, now_s: float) -> bool:
     """Return whether a worker with its last heartbeat at ``at_s`` is silent at ``now_s``, both in
-    wall-clock seconds.
-    """
+    wall-clock seconds."""
     return now_s - at_s > SILENT_AFTER_S

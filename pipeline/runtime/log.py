@@ -170,8 +170,7 @@ def _warnings_alone(logger: WrappedLogger, method: str, event: EventDict) -> Eve
 
 def _without_names(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     """Remove role and run, which the worker's name implies, and make texts safe for
-    the terminal.
-    """
+    the terminal."""
     return {
         printable_line(name): printable(value) if isinstance(value, str) else value
         for name, value in event.items()

@@ -35,16 +35,14 @@ class Notifications:
 
     def subscribe(self, topic: Topic) -> asyncio.Event:
         """Return an event for one subscriber, which is set at every change of ``topic``. Clear it
-        before reading.
-        """
+        before reading."""
         event = asyncio.Event()
         self._events[topic].append(event)
         return event
 
     async def watch(self) -> None:
         """Set events until cancelled. A server that is away sets none: subscribers learn it from
-        their own reads.
-        """
+        their own reads."""
         seen = dict.fromkeys(Topic, "")
         while True:
             try:

@@ -70,8 +70,7 @@ class RoleSender:
 
     async def refresh(self) -> None:
         """Connect to new mailboxes, and leave absent ones. While the ledger is away, change
-        nothing.
-        """
+        nothing."""
         try:
             found = await self._ctx.registry.endpoints(self.role)
         except (LedgerUnavailable, LedgerFull):
@@ -87,8 +86,7 @@ class RoleSender:
 
     async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
         """Send to a link with room, waiting at most ``timeout_s``; return whether a
-        link took it.
-        """
+        link took it."""
         if await self._offer(message):
             return True
         # To wait for unreachable mailboxes would be in vain.

@@ -74,8 +74,7 @@ class WorkerState:
     @contextmanager
     def waiting(self, kind: WaitingFor, detail: str = "") -> Generator[None]:
         """Report a wait for the length of the block; then the earlier one, unless it
-        has changed.
-        """
+        has changed."""
         previous, mine = self._wait, _Wait(kind, detail)
         self._enter(mine)
         try:

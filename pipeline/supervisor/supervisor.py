@@ -31,11 +31,11 @@ import structlog
 from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.address import read_address
-from pipeline.ledger.contract import LedgerSpec
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.binary import log_choice
 from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger, read_ledger_url
+from pipeline.ledger.types import LedgerSpec
 from pipeline.observability.report import write_report
 from pipeline.observability.run_snapshot import RunSnapshot
 from pipeline.process.exit_codes import ExitCode, as_own

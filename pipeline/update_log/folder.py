@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from pipeline.ledger.contract import ClaimedUnit
+from pipeline.ledger.types import ClaimedUnit
 from pipeline.update_log.frames import Frame, encode_frame, read_record, scan
 from pipeline.update_log.records import FORMAT, Batch, End, Origin, Record, Start, Units, UpdateOutcome, unpack_units
 from protocol.errors import DataError

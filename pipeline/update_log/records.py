@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 import msgspec
 import numpy as np
 
-from pipeline.ledger.contract import ClaimedUnit, ScoredChunk
+from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from pipeline.ledger.validation import SCORE_TYPES
 from protocol.codec import from_blob, to_blob
 from protocol.errors import DataError

@@ -35,8 +35,7 @@ class ZmqTransport:
     ) -> None:
         """``high_water_mark``: messages a link holds at each end. ``max_message_bytes``: limit of a
         message. ``keys``: for tcp; None limits tcp to loopback. ``advertise_host``: address for
-        other hosts, in place of the bound one.
-        """
+        other hosts, in place of the bound one."""
         self.sender_name = sender
         self._limits = SocketLimits(high_water_mark, max_message_bytes)
         self._keys = keys

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-from pipeline.ledger.contract import Ledger, LedgerSpec
+from pipeline.ledger.contract import Ledger
 from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.ledger.types import LedgerSpec
 from tests.golden import check
 from tests.golden.adapters.ledger import DRIVERS
 

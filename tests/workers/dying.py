@@ -27,8 +27,8 @@ from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.learning import AlgorithmSection, EvaluationSection
 from pipeline.config.running import CheckpointSection, ReplaySection, RunSection, WeightsSection
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import LedgerSpec
 from pipeline.ledger.memory.ledger import MemoryLedger
+from pipeline.ledger.types import LedgerSpec
 from pipeline.observability.history import Row, UpdateRow, read_history
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext

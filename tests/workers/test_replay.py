@@ -17,7 +17,7 @@ import torch
 from structlog.testing import capture_logs
 
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import Claim, ClaimedUnit, Unit
+from pipeline.ledger.types import Claim, ClaimedUnit, Unit
 from pipeline.training.checkpoints import CheckpointFolder
 from pipeline.update_log.folder import read_log
 from protocol.errors import ConfigError, DataError, Diverged

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.data.tokenizer import TextTokenizer
-from pipeline.ledger.contract import ChunkWrite, WriteStatus
+from pipeline.ledger.types import ChunkWrite, WriteStatus
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.retry import ride_out
@@ -86,8 +86,7 @@ class ChunkWriter:
 
     async def write(self, window: SampledWindow) -> None:
         """Write a window that is SAMPLED to the ledger and send it; then extend its trajectory or
-        leave it.
-        """
+        leave it."""
         ctx, writing = self._ctx, self._held.take(window.trajectory)
         if window.finish_reason is FinishReason.ABORT:
             self._ctx.count("refused_tokens", window.tokens.size)
@@ -116,8 +115,7 @@ class ChunkWriter:
 
     async def let_go(self, held: Held) -> None:
         """Open a trajectory that cannot go on here to other generators; it is never scored as
-        wrong.
-        """
+        wrong."""
         if self._held.leave(held):
             await self._ctx.ledger.give_back(self._ctx.who, (held.trajectory,))
 
@@ -147,8 +145,7 @@ class ChunkWriter:
 
     async def _store(self, chunk: TrajectoryChunk, encoded: Encoded) -> ChunkWrite:
         """Write the chunk, however long the ledger is away or full. It is kept here until then, so
-        nothing is lost.
-        """
+        nothing is lost."""
 
         def on_wait(error: Exception) -> None:
             if not self._store_trouble:
@@ -166,8 +163,7 @@ class ChunkWriter:
 
     async def _deliver(self, chunk: TrajectoryChunk, encoded: Encoded) -> None:
         """Send the chunk to the mailboxes that need it; without room in time it is left to the
-        overdue index.
-        """
+        overdue index."""
         for sender in self._senders:
             if sender.role is Role.REWARD and not chunk.finish_reason.is_final:
                 continue

@@ -26,7 +26,7 @@ from typing import ClassVar
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
-from pipeline.ledger.contract import Lease, Refusal
+from pipeline.ledger.types import Lease, Refusal
 from pipeline.observability.regenerated_tokens import SampledTokenCounts
 from pipeline.preflight.model_folder import loading
 from pipeline.process import work
@@ -121,8 +121,7 @@ class Generator(Actor):
 
     async def drain(self) -> None:
         """Cut every live window, write it, and open unfinished trajectories for other
-        generators.
-        """
+        generators."""
         for window in await self.ctx.compute(self._engine.cut):
             await self._writer.pass_on(window)
         await self._writer.join()
@@ -132,8 +131,7 @@ class Generator(Actor):
 
     async def _give_up(self, error: Exception) -> None:
         """Write the samples of the lost engine, and open the other trajectories before their leases
-        run out.
-        """
+        run out."""
         self.ctx.log.error("generator_failed", reason=str(error), held=len(self._held))
         with contextlib.suppress(TimeoutError):
             async with timeout(_GIVE_UP_S):
@@ -178,8 +176,7 @@ class Generator(Actor):
 
     def _sample(self) -> list[SampledWindow]:
         """Decode for a turn. Each step is recorded, so the tokens of a killed generator are known
-        to the step.
-        """
+        to the step."""
         windows: list[SampledWindow] = []
         stats = self._engine.stats()
         for _ in range(self.ctx.config.generation.steps_per_turn):
@@ -209,8 +206,7 @@ class Generator(Actor):
 
     async def _lease_and_resume(self) -> None:
         """Submit held trajectories that may go on, then lease as much as there are free slots and
-        credit.
-        """
+        credit."""
         if self._is_swapping():
             if not self._engine.stats().num_live:
                 self.ctx.waiting_for(WaitingFor.WEIGHTS, "a newer version that is announced")
@@ -255,8 +251,7 @@ class Generator(Actor):
 
     async def _can_begin(self, lease: Lease) -> bool:
         """Whether the engine serves the version of an evaluation, or a later one, now or after a
-        swap.
-        """
+        swap."""
         if lease.evaluation is None or self._engine.policy_version >= lease.evaluation.policy_version:
             return True
         self.ctx.waiting_for(WaitingFor.WEIGHTS, f"version {lease.evaluation.policy_version} for an evaluation")
@@ -269,8 +264,7 @@ class Generator(Actor):
 
     async def _keep_leases(self) -> None:
         """Renew the leases while the engine progresses, since a turn may outlast them. When it
-        stands still they run out.
-        """
+        stands still they run out."""
         lease_s = self.ctx.config.ledger.lease_s
         while True:
             await self.ctx.clock.sleep(lease_s / 4)
@@ -282,8 +276,7 @@ class Generator(Actor):
 
     def _is_swapping(self) -> bool:
         """With ``swap = window`` a newer version waits for the end of every live window, and
-        nothing new begins.
-        """
+        nothing new begins."""
         return self.ctx.config.generation.swap == "window" and self._taker.has_newer
 
     def _may_swap(self) -> bool:
@@ -292,8 +285,7 @@ class Generator(Actor):
 
     async def _swap_weights(self) -> None:
         """Serve the newest verified version. Raises WeightsRejected when a version was refused, or
-        does not fit.
-        """
+        does not fit."""
         if not (self._is_swapping() and self._engine.stats().num_live):
             before = self._engine.policy_version
             await self._taker.swap()

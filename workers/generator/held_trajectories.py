@@ -24,7 +24,7 @@ from enum import StrEnum
 import numpy as np
 
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import Lease
+from pipeline.ledger.types import Lease
 from protocol.errors import EngineError
 from protocol.ids import TrajectoryId
 from protocol.trajectory import Prompt
@@ -36,8 +36,7 @@ class Stage(StrEnum):
 
     LEASED = "leased"
     """Granted: by a new lease, or by the answer to the last chunk. The engine can resume the
-    trajectory.
-    """
+    trajectory."""
     SAMPLING = "sampling"
     """In the engine."""
     SAMPLED = "sampled"
@@ -96,8 +95,7 @@ class Held:
 
 class HeldTrajectories:
     """All trajectories that one generator holds, in the order in which their next windows were
-    granted.
-    """
+    granted."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
@@ -124,8 +122,7 @@ class HeldTrajectories:
 
     def renewal(self, lease: Lease) -> Renewal:
         """Return the meaning of a granted lease here: a trajectory that was opened again by hand
-        may come back at once.
-        """
+        may come back at once."""
         held = self._held.get(lease.trajectory)
         if held is None:
             return Renewal.NEW
@@ -153,8 +150,7 @@ class HeldTrajectories:
 
     def sampled(self, window: SampledWindow) -> None:
         """Record that the engine returned a window; SAMPLING becomes SAMPLED. Raises EngineError
-        for a window that was not submitted.
-        """
+        for a window that was not submitted."""
         held = self._held.get(window.trajectory)
         if held is None or held.stage is not Stage.SAMPLING:
             raise EngineError(_impossible(window.trajectory, held, "SAMPLING", "the engine returned it unasked"))
@@ -169,8 +165,7 @@ class HeldTrajectories:
 
     def extend(self, writing: Held, tokens: np.ndarray) -> bool:
         """Go on after the written ``tokens``; WRITING becomes LEASED. Returns False when a newer
-        lease has replaced it.
-        """
+        lease has replaced it."""
         if self._held.get(writing.trajectory) is not writing:
             return False
         del self._held[writing.trajectory]
@@ -185,8 +180,7 @@ class HeldTrajectories:
 
     def leave(self, held: Held) -> bool:
         """Hold a trajectory no longer. Returns False when it has changed since, or a newer lease
-        has replaced it.
-        """
+        has replaced it."""
         if self._held.get(held.trajectory) is not held:
             return False
         del self._held[held.trajectory]

@@ -24,8 +24,7 @@ class Neighbours:
 
     async def reach_scorers(self) -> bool:
         """Return whether a live neighbour with weights reaches scorers. It is found out once a
-        second.
-        """
+        second."""
         now_s = self._ctx.clock.monotonic()
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + _LOOK_EVERY_S

@@ -115,8 +115,7 @@ class WeightReceiver:
 
     async def watch(self) -> None:
         """Look for newer versions until the drain. The next ``swap`` raises what is refused
-        here.
-        """
+        here."""
         while not self._ctx.draining.is_set():
             try:
                 await self.look()
@@ -126,8 +125,7 @@ class WeightReceiver:
 
     async def wait(self) -> None:
         """Wait until it is time for another look: something was announced since the last one, or it
-        was a while ago.
-        """
+        was a while ago."""
         await self._ctx.clock.wait(self._announced, self._settings.poll_s)
 
     async def look(self) -> None:
@@ -341,8 +339,7 @@ class WeightReceiver:
 
     def _note_reach(self) -> None:
         """Take note of whether the learner's endpoint has shaken hands. Requests that follow one
-        another are one attempt.
-        """
+        another are one attempt."""
         _, requester = self._asked
         if requester is None:
             return
@@ -354,8 +351,7 @@ class WeightReceiver:
 
     def _reports(self) -> list[LinkReport]:
         """Report a learner's endpoint that cannot be reached; return no counters, since this link
-        has none.
-        """
+        has none."""
         self._note_reach()
         since, words = self._unreached_since, ""
         if since is not None and (down_s := self._ctx.clock.monotonic() - since) >= UNREACHED_SAID_AFTER_S:

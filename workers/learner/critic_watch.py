@@ -7,7 +7,7 @@ units are dropped, which makes room for new work.
 
 from __future__ import annotations
 
-from pipeline.ledger.contract import ClaimRefused, DropReason
+from pipeline.ledger.types import ClaimRefused, DropReason
 from pipeline.runtime.actor import ActorContext
 from pipeline.training.critic_gate import CriticView, opens, view_critic
 

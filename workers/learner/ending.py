@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.ledger.contract import ClaimRefused, DropReason
+from pipeline.ledger.types import ClaimRefused, DropReason
 
 _AUDIT_HINT = "see `headrace audit` for what became of every prompt"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from pipeline.ledger.contract import EvaluationRequest, EvaluationState
+from pipeline.ledger.types import EvaluationRequest, EvaluationState
 from pipeline.observability.history import EvaluationRow
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.registry.contract import WaitingFor

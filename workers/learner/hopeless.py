@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pipeline.ledger.contract import ClaimRefused, ClaimWait, DropReason, Totals
+from pipeline.ledger.types import ClaimRefused, ClaimWait, DropReason, Totals
 
 UNUSABLE = (DropReason.NO_SIGNAL, DropReason.DEAD_LETTER)
 """Drops after which nothing is left to learn from a group; any other reason blames the run, not the

@@ -27,7 +27,7 @@ from typing import ClassVar
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.ledger.contract import Claim, ClaimRefused, ClaimWait, DropReason, Restart
+from pipeline.ledger.types import Claim, ClaimRefused, ClaimWait, DropReason, Restart
 from pipeline.ledger.version_history import VersionHistory
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow, read_history
 from pipeline.observability.samples import Samples

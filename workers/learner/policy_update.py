@@ -17,7 +17,7 @@ import structlog
 from pipeline.algorithms import build
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.batching import TrainingSample, split_minibatches
-from pipeline.ledger.contract import ClaimedUnit
+from pipeline.ledger.types import ClaimedUnit
 from pipeline.process import work
 from protocol.errors import Diverged
 from workers.engines.training.seam import StepResult, TrainingBackend

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from pipeline.config.load import to_toml
-from pipeline.ledger.contract import Claim, ClaimedUnit
+from pipeline.ledger.types import Claim, ClaimedUnit
 from pipeline.training.checkpoints import list_checkpoints
 from pipeline.update_log.folder import UPDATES_FOLDER, LogWriter
 from pipeline.update_log.records import Batch, Origin, Start, UpdateOutcome, pack_units

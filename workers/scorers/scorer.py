@@ -14,7 +14,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import ClassVar, TypeVar
 
-from pipeline.ledger.contract import WriteStatus
+from pipeline.ledger.types import WriteStatus
 from pipeline.runtime.actor import Actor
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import WaitingFor

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pipeline.ledger.contract import FinishedTrajectory
+from pipeline.ledger.types import FinishedTrajectory
 from pipeline.observability.history import VALUE_HISTORY_NAME, History, ValueRow, read_history
 from pipeline.preflight.model_folder import loading
 from pipeline.training.checkpoints import VALUE_CHECKPOINTS, CheckpointFolder

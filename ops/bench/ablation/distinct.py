@@ -26,7 +26,7 @@ from pipeline.algorithms.batching import TrainingSample, split_minibatches
 from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.algorithms.value_targets import lambda_targets
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import ClaimedUnit, ScoredChunk, Unit
+from pipeline.ledger.types import ClaimedUnit, ScoredChunk, Unit
 from pipeline.rewards.shaping import shape
 from pipeline.rewards.verifier import Verdict
 from protocol.ids import ChunkId, TrajectoryId

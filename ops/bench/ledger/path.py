@@ -21,9 +21,9 @@ from pathlib import Path
 
 from ops.bench.ledger.payload import Payload, reference_of, reward_of
 from ops.bench.ledger.race import Gate, Part
-from pipeline.ledger.contract import Claim, Lease, LedgerSpec, Refusal, Unit
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.ledger.types import Claim, Lease, LedgerSpec, Refusal, Unit
 from protocol.channel import Mailbox
 from protocol.codec import encode_once
 from protocol.errors import DataError

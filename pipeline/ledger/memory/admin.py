@@ -18,10 +18,10 @@ from pipeline.ledger.admin import (
     Waits,
     Wish,
 )
-from pipeline.ledger.contract import DeadLetter, LatePolicy
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.memory.records import UnitName
 from pipeline.ledger.memory.state import LedgerState
+from pipeline.ledger.types import DeadLetter, LatePolicy
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
 
@@ -148,8 +148,7 @@ def _unit(s: LedgerState, name: UnitName, now: float) -> WaitedUnit:
 
 def _trajectory(s: LedgerState, name: TrajectoryId, only: int | None, now: float) -> WaitedTrajectory | None:
     """Return an incomplete trajectory of a unit, None when complete; ``only``: its chunk if that is
-    the unit.
-    """
+    the unit."""
     t = s.trajectories[name]
     is_sampled = t.final or (only is not None and only < t.next)
     lacks = _lacks(s, [ChunkId(name, index) for index in (range(t.next) if only is None else (only,))], now)

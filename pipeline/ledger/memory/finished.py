@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pipeline.ledger.contract import Balance, DropReason, FinishedClaim, FinishedTrajectory
 from pipeline.ledger.memory.records import CHUNK_OVERHEAD_BYTES, FinishedRecord
 from pipeline.ledger.memory.sorted_set import SortedSet
+from pipeline.ledger.types import Balance, DropReason, FinishedClaim, FinishedTrajectory
 from protocol.codec import from_blob
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import RewardScore, TrajectoryChunk, ValueScore

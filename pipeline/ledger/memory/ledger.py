@@ -11,7 +11,12 @@ import itertools
 import time
 from collections.abc import Callable
 
-from pipeline.ledger.contract import (
+from pipeline.ledger.memory.records import ChunkRecord, ClaimRecord, EvaluationRecord, GroupRecord, TrajectoryRecord
+from pipeline.ledger.memory.state import LedgerState
+from pipeline.ledger.memory.units import cancel_windows, chunks_of, record_sample, take
+from pipeline.ledger.memory.views import audit_of, queues_of, totals_of
+from pipeline.ledger.staleness import ReadyUnit, check_spec, choose, is_stale, surplus
+from pipeline.ledger.types import (
     Audit,
     ChunkWrite,
     Claim,
@@ -33,11 +38,6 @@ from pipeline.ledger.contract import (
     Unit,
     WriteStatus,
 )
-from pipeline.ledger.memory.records import ChunkRecord, ClaimRecord, EvaluationRecord, GroupRecord, TrajectoryRecord
-from pipeline.ledger.memory.state import LedgerState
-from pipeline.ledger.memory.units import cancel_windows, chunks_of, record_sample, take
-from pipeline.ledger.memory.views import audit_of, queues_of, totals_of
-from pipeline.ledger.staleness import ReadyUnit, check_spec, choose, is_stale, surplus
 from pipeline.ledger.validation import (
     check_chunk,
     check_evaluation,

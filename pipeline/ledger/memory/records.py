@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from pipeline.ledger.contract import EvaluationRequest, EvaluationSample
+from pipeline.ledger.types import EvaluationRequest, EvaluationSample
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from pipeline.ledger.contract import SPOILING, DeadLetter, DropReason, LedgerSpec, Refusal, Unit
 from pipeline.ledger.memory.finished import FinishedLane
 from pipeline.ledger.memory.records import (
     CHUNK_OVERHEAD_BYTES,
@@ -22,6 +21,7 @@ from pipeline.ledger.memory.records import (
 )
 from pipeline.ledger.memory.sorted_set import SortedSet
 from pipeline.ledger.staleness import credit_limit, unit_weight
+from pipeline.ledger.types import SPOILING, DeadLetter, DropReason, LedgerSpec, Refusal, Unit
 from pipeline.ledger.version_history import VersionHistory
 from protocol.ids import TRAIN_LANE, ChunkId, TrajectoryId
 from protocol.trajectory import Field

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.ledger.contract import DropReason, EvaluationSample, Refusal, ScoredChunk
 from pipeline.ledger.memory.records import ChunkRecord, GroupRecord, TrajectoryRecord
 from pipeline.ledger.memory.state import LedgerState
+from pipeline.ledger.types import DropReason, EvaluationSample, Refusal, ScoredChunk
 from pipeline.ledger.validation import SCORE_TYPES
 from protocol.codec import from_blob
 from protocol.ids import ChunkId, TrajectoryId

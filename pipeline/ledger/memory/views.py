@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pipeline.ledger.contract import Audit, Balance, QueueStat, Totals, Unit
 from pipeline.ledger.memory.state import LedgerState
 from pipeline.ledger.queues import queue_stat
+from pipeline.ledger.types import Audit, Balance, QueueStat, Totals, Unit
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
 

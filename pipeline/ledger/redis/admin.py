@@ -16,8 +16,8 @@ from pipeline.ledger.admin import (
     Waits,
     Wish,
 )
-from pipeline.ledger.contract import LatePolicy, Unit
 from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.ledger.types import LatePolicy, Unit
 from protocol.trajectory import Field
 
 

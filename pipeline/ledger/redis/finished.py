@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.ledger.contract import FinishedTrajectory
+from pipeline.ledger.types import FinishedTrajectory
 from protocol.codec import from_blob
 from protocol.trajectory import RewardScore, TrajectoryChunk, ValueScore
 

@@ -16,7 +16,16 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import ResponseError
 
-from pipeline.ledger.contract import (
+from pipeline.ledger.redis import keys
+from pipeline.ledger.redis.connection import Command, PipelinedConnection
+from pipeline.ledger.redis.durable import wait_durable
+from pipeline.ledger.redis.errors import RAISED, ledger_fault, ledger_faults
+from pipeline.ledger.redis.finished import finished_from
+from pipeline.ledger.redis.request_ids import Requests
+from pipeline.ledger.redis.scripts import SCRIPTS
+from pipeline.ledger.redis.views import audit_from, queues_from, totals_from
+from pipeline.ledger.staleness import check_spec, surplus
+from pipeline.ledger.types import (
     Audit,
     ChunkWrite,
     Claim,
@@ -39,15 +48,6 @@ from pipeline.ledger.contract import (
     Totals,
     WriteStatus,
 )
-from pipeline.ledger.redis import keys
-from pipeline.ledger.redis.connection import Command, PipelinedConnection
-from pipeline.ledger.redis.durable import wait_durable
-from pipeline.ledger.redis.errors import RAISED, ledger_fault, ledger_faults
-from pipeline.ledger.redis.finished import finished_from
-from pipeline.ledger.redis.request_ids import Requests
-from pipeline.ledger.redis.scripts import SCRIPTS
-from pipeline.ledger.redis.views import audit_from, queues_from, totals_from
-from pipeline.ledger.staleness import check_spec, surplus
 from pipeline.ledger.validation import (
     SCORE_TYPES,
     check_chunk,

@@ -32,8 +32,7 @@ class Requests:
     @contextmanager
     def number(self, name: str = "") -> Generator[int]:
         """Yield a number. A named request ends only with an answer. After a lost or cancelled one
-        the next of that name gets its number, so the server repeats the answer.
-        """
+        the next of that name gets its number, so the server repeats the answer."""
         self._last = max(self._last + 1, time.time_ns() // 1000)
         number = self._unanswered.pop(name, self._last)
         answered = False

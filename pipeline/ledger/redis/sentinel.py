@@ -104,8 +104,7 @@ class _Sentinels(asyncio_sentinel.Sentinel):
 
     async def discover_master(self, service_name: str) -> Any:
         """Return the master's address. Raises redis-py's MasterNotFoundError, or SentinelRefused
-        when most Sentinels refuse: the absent ones would too.
-        """
+        when most Sentinels refuse: the absent ones would too."""
         try:
             return await cast("Any", super()).discover_master(service_name)
         except asyncio_sentinel.MasterNotFoundError as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.ledger.contract import Audit, Balance, QueueStat, Totals
 from pipeline.ledger.queues import queue_stat
+from pipeline.ledger.types import Audit, Balance, QueueStat, Totals
 
 
 def totals_from(reply: Sequence[Any]) -> Totals:

@@ -149,8 +149,7 @@ def _check_size(run_dir: Path, size: int, place: Path) -> None:
 
 class _Signals:
     """Raises an exception at this process's first signal, after a shielded block if in one; ignores
-    further signals.
-    """
+    further signals."""
 
     def __init__(self) -> None:
         self._is_shielded = False

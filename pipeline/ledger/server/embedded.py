@@ -328,8 +328,7 @@ class EmbeddedServer:
 
     def stop(self, *, timeout_s: float = 10.0) -> bool:
         """End the server, which flushes its file; kill it at the deadline. Returns whether it ended
-        by itself. Raises LedgerUnavailable when it cannot be ended.
-        """
+        by itself. Raises LedgerUnavailable when it cannot be ended."""
         with self._alone():
             return self._stop(timeout_s)
 

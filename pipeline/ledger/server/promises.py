@@ -23,8 +23,7 @@ _KEEPS = "noeviction"
 @dataclass(frozen=True, slots=True)
 class ServerPromises:
     """A server's properties, None where unknown. Example:
-    ``ServerPromises((7, 0, 15), 0, "noeviction", True, "everysec")``.
-    """
+    ``ServerPromises((7, 0, 15), 0, "noeviction", True, "everysec")``."""
 
     version: tuple[int, ...] | None
     """Of the Redis version that it implements."""

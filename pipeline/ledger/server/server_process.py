@@ -61,8 +61,7 @@ class ServerHandle:
 
     def signal(self, number: signal.Signals) -> list[int]:
         """Signal the server and its forks; return their ids. Raises LedgerUnavailable for another
-        user's.
-        """
+        user's."""
         found = {pid for pid in holders(self.folder) if self._is_its_program(pid)}
         if (recorded := self.recorded()) is not None:
             found.add(recorded)

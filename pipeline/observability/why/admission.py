@@ -3,7 +3,7 @@ generators."""
 
 from __future__ import annotations
 
-from pipeline.ledger.contract import Totals
+from pipeline.ledger.types import Totals
 from pipeline.observability.why.types import Cause, Chain, Outlook, Snapshot, count
 from pipeline.observability.why.workers import SCORER, generators_chain, role_absent_chain, role_chain, worker_chain
 from pipeline.runtime.registry.contract import WaitingFor

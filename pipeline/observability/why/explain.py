@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeline.ledger.admin import Waits
-from pipeline.ledger.contract import LatePolicy, Totals, Unit
+from pipeline.ledger.types import LatePolicy, Totals, Unit
 from pipeline.observability.status import Health, WorkerRow
 from pipeline.observability.why.admission import admission_chain
 from pipeline.observability.why.silence import no_ledger_chain

@@ -13,7 +13,7 @@ from protocol.ids import Role
 
 if TYPE_CHECKING:
     from pipeline.ledger.admin import Waits
-    from pipeline.ledger.contract import QueueStat, Totals
+    from pipeline.ledger.types import QueueStat, Totals
     from pipeline.runtime.registry.contract import RunState
 
 _NO_ROOM = "No space left on device"

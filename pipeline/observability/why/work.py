@@ -4,7 +4,7 @@ responses."""
 from __future__ import annotations
 
 from pipeline.ledger.admin import Holder, Place, WaitedTrajectory, WaitedUnit, Waits
-from pipeline.ledger.contract import Unit
+from pipeline.ledger.types import Unit
 from pipeline.observability.status import Health
 from pipeline.observability.why.types import Cause, Chain, Outlook, Snapshot, count, seconds, worst
 from pipeline.observability.why.workers import (

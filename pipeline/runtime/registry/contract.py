@@ -44,8 +44,7 @@ class WaitingFor(StrEnum):
 
 MAY_HOLD = frozenset({WaitingFor.CREDIT, WaitingFor.WEIGHTS, WaitingFor.STOPPED})
 """Waits in which a worker may hold work without progress: others end these waits,
-with deadlines.
-"""
+with deadlines."""
 
 
 MAX_NAMED_LINKS = 8

@@ -161,8 +161,7 @@ class RedisRegistry:
 
 class RedisHeartbeatWriter:
     """The blocking side, with an event loop and a connection of its own, for one
-    thread at a time.
-    """
+    thread at a time."""
 
     def __init__(self, url: str, run: str, *, timeout_s: float = 2.0) -> None:
         self._keys = _Keys(run).by_name

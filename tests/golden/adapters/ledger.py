@@ -20,16 +20,9 @@ from pipeline.algorithms.group_rule import Responses
 from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.segments import join_segments
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import (
-    Claim,
-    ClaimedUnit,
-    DropReason,
-    FinishedClaim,
-    Ledger,
-    LedgerSpec,
-    Unit,
-)
+from pipeline.ledger.contract import Ledger
 from pipeline.ledger.memory.ledger import MemoryLedger
+from pipeline.ledger.types import Claim, ClaimedUnit, DropReason, FinishedClaim, LedgerSpec, Unit
 from pipeline.ledger.version_history import VersionHistory
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk, ValueScore

@@ -16,7 +16,7 @@ from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.value_loss import clipped_value_loss
 from pipeline.algorithms.value_targets import lambda_targets
 from pipeline.algorithms.vapo import Vapo
-from pipeline.ledger.contract import Unit
+from pipeline.ledger.types import Unit
 from protocol.trajectory import RewardScore
 from tests.golden.adapters.batch import Rows, gradient
 from workers.engines.value.regression import response_weights

@@ -20,7 +20,7 @@ from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.ppo import Ppo
 from pipeline.algorithms.tppo import Tppo
 from pipeline.algorithms.vapo import Vapo
-from pipeline.ledger.contract import ClaimedUnit, ScoredChunk, Unit
+from pipeline.ledger.types import ClaimedUnit, ScoredChunk, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, FinishReason, RewardScore, Score, ValueScore
 from tests.pipeline.algorithms.packed import few

@@ -15,7 +15,7 @@ from pipeline.algorithms.kl import KLEstimator
 from pipeline.algorithms.objective import Importance, Objective, Surrogate
 from pipeline.config.learning import AlgorithmSection, DataSection, ModelSection
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import ClaimedUnit, ScoredChunk, Unit
+from pipeline.ledger.types import ClaimedUnit, ScoredChunk, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, FinishReason, RewardScore
 from tests.pipeline.algorithms.units import PROMPT, group_unit, reward, trajectory

@@ -11,7 +11,7 @@ from pipeline.algorithms.critic_rule import CriticRule
 from pipeline.algorithms.group_rule import GroupRule
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import LatePolicy, LedgerSpec, Unit
+from pipeline.ledger.types import LatePolicy, LedgerSpec, Unit
 from protocol.trajectory import Field
 
 

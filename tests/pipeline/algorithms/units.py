@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.ledger.contract import ClaimedUnit, ScoredChunk
+from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import (
     Field,

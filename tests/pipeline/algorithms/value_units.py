@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.ledger.contract import ClaimedUnit, ScoredChunk
+from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import (
     Field,

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from pipeline.cli import headrace
 from pipeline.ledger.address import read_address
-from pipeline.ledger.contract import Audit, Balance
 from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.ledger.types import Audit, Balance
 from pipeline.process.records import process_runs
 from protocol.errors import ConfigError
 from tests.pipeline.op_config import write_config

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import requeue
-from pipeline.ledger.contract import DeadLetter
+from pipeline.ledger.types import DeadLetter
 
 LONG = DeadLetter(
     chunk="t.1234567.15.123",

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from pipeline.cli import headrace, main, requeue, why
 from pipeline.cli.peek import as_text, show
-from pipeline.ledger.contract import DeadLetter, QueueStat
+from pipeline.ledger.types import DeadLetter, QueueStat
 from pipeline.observability.live_view import LiveView, Notices
 from pipeline.observability.run_snapshot import RunSnapshot
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample

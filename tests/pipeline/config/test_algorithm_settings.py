@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config.catalogue import DECLARATIONS, PRESETS
 from pipeline.config.load import load_config
-from pipeline.ledger.contract import Unit
+from pipeline.ledger.types import Unit
 from protocol.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,7 @@ from pipeline.config.catalogue import DECLARATIONS
 from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.config.unread import given_keys, in_words, unread
-from pipeline.ledger.contract import Unit
+from pipeline.ledger.types import Unit
 from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses, trajectory_units
 from tests.pipeline.config.test_describe import MINIMAL
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.ledger.contract import LedgerSpec, Unit
+from pipeline.ledger.types import LedgerSpec, Unit
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import (
     FinishReason,

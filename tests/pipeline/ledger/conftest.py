@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 import redis.asyncio
 
-from pipeline.ledger.contract import Ledger, LedgerSpec
+from pipeline.ledger.contract import Ledger
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.ledger.types import LedgerSpec
 
 
 @dataclass

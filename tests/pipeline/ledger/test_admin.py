@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pipeline.ledger.admin import Place, Wish
-from pipeline.ledger.contract import Claim, DropReason, EvaluationRequest, LatePolicy, Refusal, Unit, WriteStatus
 from pipeline.ledger.memory.admin import MemoryAdmin
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis.admin import RedisAdmin
+from pipeline.ledger.types import Claim, DropReason, EvaluationRequest, LatePolicy, Refusal, Unit, WriteStatus
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
 from tests.pipeline.ledger.builders import (

@@ -29,7 +29,13 @@ from hypothesis.stateful import (
 )
 
 from pipeline.ledger.admin import Wish
-from pipeline.ledger.contract import (
+from pipeline.ledger.memory.admin import MemoryAdmin
+from pipeline.ledger.memory.ledger import MemoryLedger
+from pipeline.ledger.redis import keys
+from pipeline.ledger.redis.admin import RedisAdmin
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.ledger.types import (
     Audit,
     Claim,
     DropReason,
@@ -41,12 +47,6 @@ from pipeline.ledger.contract import (
     Unit,
     WriteStatus,
 )
-from pipeline.ledger.memory.admin import MemoryAdmin
-from pipeline.ledger.memory.ledger import MemoryLedger
-from pipeline.ledger.redis import keys
-from pipeline.ledger.redis.admin import RedisAdmin
-from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.ledger import RedisLedger
 from protocol.errors import LedgerError
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, Segment

@@ -1,6 +1,6 @@
 """Promises of both ledgers for the unit chunk, where windows end one by one."""
 
-from pipeline.ledger.contract import ClaimRefused, ClaimWait, DropReason, LatePolicy, Refusal, Unit, WriteStatus
+from pipeline.ledger.types import ClaimRefused, ClaimWait, DropReason, LatePolicy, Refusal, Unit, WriteStatus
 from protocol.ids import ChunkId, Incarnation, Role
 from protocol.trajectory import Field
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, OTHER_GENERATOR, SCORER, make_chunk, make_spec, reward

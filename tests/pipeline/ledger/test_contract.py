@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.ledger.contract import (
+from pipeline.ledger.types import (
     Claim,
     ClaimRefused,
     ClaimWait,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.ledger.contract import DropReason, FinishedClaim, Refusal, Unit, WriteStatus
+from pipeline.ledger.types import DropReason, FinishedClaim, Refusal, Unit, WriteStatus
 from protocol.errors import ConfigError, Fenced, LedgerError
 from protocol.ids import ChunkId, Incarnation, Role
 from protocol.trajectory import Field

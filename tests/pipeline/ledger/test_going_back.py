@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pipeline.ledger.contract import Claim, ClaimRefused, Refusal, Restart, Unit, WriteStatus
+from pipeline.ledger.types import Claim, ClaimRefused, Refusal, Restart, Unit, WriteStatus
 from pipeline.ledger.version_history import VersionHistory
 from protocol.errors import Fenced, LedgerError
 from protocol.ids import Incarnation

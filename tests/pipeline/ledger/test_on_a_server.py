@@ -7,10 +7,10 @@ import asyncio
 import pytest
 import redis.exceptions
 
-from pipeline.ledger.contract import Claim, EvaluationRequest, Refusal, Unit, WriteStatus
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.ledger.types import Claim, EvaluationRequest, Refusal, Unit, WriteStatus
 from protocol.errors import ConfigError, LedgerError, LedgerFull, LedgerUnavailable
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field

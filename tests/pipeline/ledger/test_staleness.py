@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.ledger.contract import Claim, ClaimWait, LatePolicy, Unit
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.staleness import (
     ReadyUnit,
@@ -23,6 +22,7 @@ from pipeline.ledger.staleness import (
     surplus,
     unit_weight,
 )
+from pipeline.ledger.types import Claim, ClaimWait, LatePolicy, Unit
 from protocol.errors import ConfigError
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
 

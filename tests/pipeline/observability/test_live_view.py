@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from pipeline.ledger.contract import Audit, Balance, Totals
+from pipeline.ledger.types import Audit, Balance, Totals
 from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.observability.live_view import LiveView, Notices, PlainView
 from pipeline.observability.progress import RunProgress, sparkline

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.ledger.contract import Audit, Balance
+from pipeline.ledger.types import Audit, Balance
 from pipeline.observability.charts import draw_updates
 from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, History, Row
 from pipeline.observability.report import summarize, write_report

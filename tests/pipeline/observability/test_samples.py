@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline.config.running import SamplesSection
-from pipeline.ledger.contract import ClaimedUnit, ScoredChunk
+from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from pipeline.observability.samples import SAMPLES_NAME, Samples, kept_updates, read_samples, spread
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk

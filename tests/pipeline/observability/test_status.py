@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from pipeline.ledger.contract import QueueStat
+from pipeline.ledger.types import QueueStat
 from pipeline.observability.metrics import MetricsServer
 from pipeline.observability.status import Health, bottleneck, queue_rows, role_rows, worker_rows
 from pipeline.process.work import WorkReport

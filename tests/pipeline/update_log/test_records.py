@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline.algorithms import build
 from pipeline.config.learning import DataSection, ModelSection
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import ClaimedUnit
+from pipeline.ledger.types import ClaimedUnit
 from pipeline.update_log.records import FRAME_BYTES, pack_units, unpack_units
 from protocol.errors import ChecksumMismatch
 from protocol.trajectory import TrajectoryChunk

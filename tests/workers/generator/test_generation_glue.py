@@ -19,7 +19,7 @@ from pipeline.config.running import GenerationSection, RunSection, WireSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.ledger.contract import EvaluationRequest
+from pipeline.ledger.types import EvaluationRequest
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.channel import Mailbox

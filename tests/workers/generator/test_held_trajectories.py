@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pipeline.ledger.contract import Lease
+from pipeline.ledger.types import Lease
 from protocol.errors import EngineError
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, Segment, TrajectoryChunk

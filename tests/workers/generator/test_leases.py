@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from pipeline.ledger.admin import Place, Wish
-from pipeline.ledger.contract import Lease, Unit
 from pipeline.ledger.memory.admin import MemoryAdmin
 from pipeline.ledger.memory.ledger import MemoryLedger
+from pipeline.ledger.types import Lease, Unit
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry

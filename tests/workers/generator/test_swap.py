@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import pytest
 
-from pipeline.ledger.contract import Unit
+from pipeline.ledger.types import Unit
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.weights.store import WeightsStore

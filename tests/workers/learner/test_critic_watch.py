@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.ledger.contract import ClaimRefused, DropReason, Unit
+from pipeline.ledger.types import ClaimRefused, DropReason, Unit
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor

@@ -15,8 +15,8 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.learning import EvaluationSection
-from pipeline.ledger.contract import EvaluationRequest
 from pipeline.ledger.memory.ledger import MemoryLedger
+from pipeline.ledger.types import EvaluationRequest
 from pipeline.observability.history import EvaluationRow
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext

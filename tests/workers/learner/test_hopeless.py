@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipeline.ledger.contract import ClaimRefused, DropReason, Lease, Unit
 from pipeline.ledger.memory.ledger import MemoryLedger
+from pipeline.ledger.types import ClaimRefused, DropReason, Lease, Unit
 from protocol.ids import Incarnation
 from protocol.trajectory import Field
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, OTHER_GENERATOR, SCORER, make_chunk, make_spec, reward

@@ -25,7 +25,7 @@ from pipeline.algorithms.objective import (
 from pipeline.config.learning import AlgorithmSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import ClaimedUnit
+from pipeline.ledger.types import ClaimedUnit
 from pipeline.ledger.version_history import VersionHistory
 from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses, trajectory_units
 from tests.pipeline.runtime.fakes import small_config

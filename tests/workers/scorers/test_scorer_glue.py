@@ -21,8 +21,8 @@ import workers.scorers.value
 from pipeline.config.learning import AlgorithmSection, RewardModelSection, RewardSection, ValueSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import Claim, ScoredChunk, Unit
 from pipeline.ledger.memory.ledger import MemoryLedger
+from pipeline.ledger.types import Claim, ScoredChunk, Unit
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext

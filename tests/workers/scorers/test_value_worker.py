@@ -21,8 +21,8 @@ from structlog.typing import FilteringBoundLogger
 import workers.scorers.value
 from pipeline.config.learning import AlgorithmSection, ValueSection
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import Unit, WriteStatus
 from pipeline.ledger.memory.ledger import MemoryLedger
+from pipeline.ledger.types import Unit, WriteStatus
 from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, read_history
 from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext

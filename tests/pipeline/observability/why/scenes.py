@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.ledger.admin import Holder, Lack, Place, WaitedTrajectory, WaitedUnit, Waits
-from pipeline.ledger.contract import LatePolicy, QueueStat, Totals, Unit
+from pipeline.ledger.types import LatePolicy, QueueStat, Totals, Unit
 from pipeline.observability.status import Health, WorkerRow
 from pipeline.observability.why.types import CriticNeeds, Snapshot
 from pipeline.runtime.registry.contract import RunState, WaitingFor

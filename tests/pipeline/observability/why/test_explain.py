@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.ledger.admin import Holder, Place
-from pipeline.ledger.contract import LatePolicy, Unit
+from pipeline.ledger.types import LatePolicy, Unit
 from pipeline.observability.status import Health
 from pipeline.observability.why.explain import explain
 from pipeline.observability.why.types import Cause, Ended, Outlook, Snapshot, seconds

@@ -17,7 +17,7 @@ from pipeline.config.catalogue import DECLARATIONS
 from pipeline.config.learning import AlgorithmSection, DataSection, ModelSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.contract import ClaimedUnit, Unit
+from pipeline.ledger.types import ClaimedUnit, Unit
 from tests.pipeline.algorithms.value_units import (
     Response,
     chunk_units,
