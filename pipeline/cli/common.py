@@ -14,7 +14,7 @@ import functools
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -33,14 +33,15 @@ if TYPE_CHECKING:
     from pipeline.ledger.redis.ledger import RedisLedger
     from pipeline.runtime.registry.contract import Registry
 
+PATH = click.Path(path_type=Path)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-_RUN_OPTION = click.option(
-    "--run",
-    "named_run",
-    type=click.Path(path_type=Path),
-    metavar="RUN",
-    help="The run's folder; also taken without --run. Default: the newest under ./runs.",
+fleet_option = click.option("--fleet", type=PATH, help="Fleet file: how many workers of each role.")
+plain_option = click.option("--plain", is_flag=True, help="Print a line every few seconds instead of the live view.")
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Applied last; may be repeated."
 )
+_RUN_HELP = "The run's folder; also taken without --run. Default: the newest under ./runs."
+_RUN_OPTION = click.option("--run", "named_run", type=PATH, metavar="RUN", help=_RUN_HELP)
 _ANSWER_S = 5.0
 Command = Callable[..., Any]
 
@@ -48,7 +49,7 @@ Command = Callable[..., Any]
 def run_argument(command: Command) -> Command:
     """Give a command the run as ``run``: its one word, or ``--run``."""
 
-    @click.argument("run", required=False, type=click.Path(path_type=Path))
+    @click.argument("run", required=False, type=PATH)
     @_RUN_OPTION
     @functools.wraps(command)
     def with_run(run: Path | None, named_run: Path | None, **others: Any) -> Any:
@@ -126,71 +127,92 @@ def find_run(run: Path | None) -> Path:
     return found[-1].parent
 
 
-@asynccontextmanager
-async def look_at(run: Path | None) -> AsyncIterator[Attached]:
+def look_at(run: Path | None) -> AbstractAsyncContextManager[Attached]:
     """Connect to a run's ledger for reading; to a copy when its embedded server is down."""
-    from pipeline.config.resolved import glance
-    from pipeline.ledger.address import read_address
-    from pipeline.ledger.server.copy import clear_dead_looks, server_on_copy
-    from pipeline.ledger.server.embedded import read_ledger_url, server_runs
+    from pipeline.ledger.server.copy import clear_dead_looks
     from pipeline.runtime.log import log_to_stderr
-    from pipeline.supervisor.run_folder import supervisor_pid
 
     log_to_stderr()
     clear_dead_looks()
-    run_dir = find_run(run)
-    settings = glance(run_dir)
-    url = read_ledger_url(run_dir)
-    address = read_address(run_dir)
-    with contextlib.ExitStack() as held:
-        if address is not None and address.is_embedded and supervisor_pid(run_dir) is None and not server_runs(run_dir):
-            of_copy = held.enter_context(server_on_copy(run_dir, max_memory_mb=settings.ledger.max_memory_mb))
-            # None when the run's own server came up meanwhile.
-            url = of_copy or read_ledger_url(run_dir)
-        async with _connected(run_dir, settings, url) as attached:
-            yield attached
+    return _connected(run, _hold_copy)
 
 
-@asynccontextmanager
-async def _connected(run_dir: Path, settings: Glance, url: str) -> AsyncIterator[Attached]:
-    from pipeline.ledger.redis.client import connect
-    from pipeline.ledger.redis.ledger import RedisLedger
-    from pipeline.runtime.registry.redis import RedisRegistry
-
-    client = connect(url, patience_s=_ANSWER_S)
-    ledger = RedisLedger(client, settings.run.name)
-    registry = RedisRegistry(client, settings.run.name)
-    try:
-        yield Attached(run_dir, settings, ledger, registry)
-    finally:
-        await registry.aclose()
-        await ledger.aclose()
-
-
-@asynccontextmanager
-async def attach(run: Path | None) -> AsyncIterator[Attached]:
+def attach(run: Path | None) -> AbstractAsyncContextManager[Attached]:
     """Connect to a run's ledger for changes; start an embedded server that is down."""
+    return _connected(run, _hold_server)
+
+
+def on_run(connect: Callable[[Path | None], AbstractAsyncContextManager[Attached]]) -> Callable[[Command], Command]:
+    """Give an async command its connected run as ``at``, in place of ``run``."""
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_connection(run: Path | None, **others: Any) -> Any:
+            import asyncio
+
+            async def call() -> Any:
+                async with connect(run) as at:
+                    return await command(at=at, **others)
+
+            return asyncio.run(call())
+
+        return with_connection
+
+    return decorate
+
+
+@asynccontextmanager
+async def _connected(
+    run: Path | None, hold: Callable[[contextlib.ExitStack, Path, int], str | None]
+) -> AsyncIterator[Attached]:
+    """``hold``: returns the URL of the server that it holds for a run without a supervisor."""
     from pipeline.config.resolved import glance
     from pipeline.ledger.address import read_address
-    from pipeline.ledger.server.embedded import EmbeddedServer, read_ledger_url
+    from pipeline.ledger.redis.client import connect
+    from pipeline.ledger.redis.ledger import RedisLedger
+    from pipeline.ledger.server.embedded import read_ledger_url
     from pipeline.runtime.log import log_to_stderr
-    from pipeline.supervisor.run_folder import server_lock, supervisor_pid
+    from pipeline.runtime.registry.redis import RedisRegistry
+    from pipeline.supervisor.run_folder import supervisor_pid
 
     log_to_stderr()
     run_dir = find_run(run)
     settings = glance(run_dir)
-    url = read_ledger_url(run_dir)
+    url, address = read_ledger_url(run_dir), read_address(run_dir)
     with contextlib.ExitStack() as held:
-        address = read_address(run_dir)
         if address is not None and address.is_embedded and supervisor_pid(run_dir) is None:
-            held.enter_context(server_lock(run_dir))
-            server = EmbeddedServer(run_dir, max_memory_mb=settings.ledger.max_memory_mb)
-            was_running = server.start()
-            url = server.url
-            if not was_running:
-                held.callback(server.stop)
-        async with _connected(run_dir, settings, url) as attached:
-            yield attached
+            # None when the run's own server came up meanwhile.
+            url = hold(held, run_dir, settings.ledger.max_memory_mb) or read_ledger_url(run_dir)
+        client = connect(url, patience_s=_ANSWER_S)
+        ledger, registry = RedisLedger(client, settings.run.name), RedisRegistry(client, settings.run.name)
+        try:
+            yield Attached(run_dir, settings, ledger, registry)
+        finally:
+            await registry.aclose()
+            await ledger.aclose()
+
+
+def _hold_copy(held: contextlib.ExitStack, run_dir: Path, max_memory_mb: int) -> str | None:
+    from pipeline.ledger.server.copy import server_on_copy
+    from pipeline.ledger.server.embedded import server_runs
+
+    return None if server_runs(run_dir) else held.enter_context(server_on_copy(run_dir, max_memory_mb=max_memory_mb))
+
+
+def _hold_server(held: contextlib.ExitStack, run_dir: Path, max_memory_mb: int) -> str:
+    from pipeline.ledger.server.embedded import EmbeddedServer
+    from pipeline.supervisor.run_folder import server_lock
+
+    held.enter_context(server_lock(run_dir))
+    server = EmbeddedServer(run_dir, max_memory_mb=max_memory_mb)
+    if not server.start():
+        held.callback(server.stop)
+    return server.url
+
+
+def answer(as_json: bool, value: Any, *lines: str) -> None:
+    """Print a value as JSON, or else the lines."""
+    echo_json(value) if as_json else click.echo("\n".join(lines))
 
 
 def echo_json(value: Any) -> None:

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.common import echo_json, json_option
+from pipeline.cli.common import PATH, answer, echo_json, json_option, set_option
 from protocol.errors import ConfigError
 from protocol.printable import printable
 
-_FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-_SET = click.option(
-    "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Applied last; may be repeated."
-)
+_FILES = click.argument("files", nargs=-1, required=True, type=PATH)
 
 
 @click.group(no_args_is_help=True)
@@ -23,7 +20,7 @@ def config() -> None:
 
 @config.command(epilog="\b\nExample:\n  headrace config check configs/demo.toml --set staleness.eta=4")
 @_FILES
-@_SET
+@set_option
 @json_option
 def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -> None:
     """Check settings, model, data and verifiers. Nothing is started."""
@@ -36,12 +33,7 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
     loaded = load_config(files, overrides)
     check_no_run(loaded)
     findings = preflight(loaded).findings
-    if as_json:
-        echo_json({"ok": True, "findings": findings})
-        return
-    for line in findings:
-        click.echo(printable(line))
-    click.echo("ok")
+    answer(as_json, {"ok": True, "findings": findings}, *map(printable, findings), "ok")
 
 
 @config.command(
@@ -49,7 +41,7 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
     "  headrace config show configs/demo.toml --brief"
 )
 @_FILES
-@_SET
+@set_option
 @click.option("--brief", is_flag=True, help="Values alone, without default, unit and meaning.")
 @json_option
 def show(files: tuple[Path, ...], overrides: tuple[str, ...], brief: bool, as_json: bool) -> None:
@@ -90,8 +82,10 @@ def explain(key: str, as_json: bool) -> None:
         return
     for number, one in enumerate(found):
         rows = {"is": f"{one.kind}, {one.limits}" if one.limits else one.kind, "unit": one.unit}
-        rows |= {"default": in_toml(one.default)}
-        rows |= {"with": ", ".join(f"{name}: {in_toml(value)}" for name, value in one.presets.items())}
+        rows |= {
+            "default": in_toml(one.default),
+            "with": ", ".join(f"{name}: {in_toml(value)}" for name, value in one.presets.items()),
+        }
         click.echo(("\n" if number else "") + click.style(one.key, bold=True))
         click.echo(filled(one.description, initial_indent="  ", subsequent_indent="  "))
         for name, words in rows.items():

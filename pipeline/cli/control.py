@@ -20,12 +20,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import attach, echo_json, find_run, json_option, look_at, run_among, run_argument
+from pipeline.cli.common import (
+    Attached,
+    answer,
+    attach,
+    find_run,
+    json_option,
+    look_at,
+    on_run,
+    run_among,
+    run_argument,
+)
 from protocol.errors import ConfigError, DeadlineExceeded
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.runtime.registry.contract import Fleet, Heartbeat
+    from pipeline.runtime.registry.contract import Heartbeat
     from protocol.ids import Role
 
 _ELASTIC = ("generator", "reward", "reference")
@@ -42,43 +52,36 @@ _ENDING_S = 60.0
 @json_option
 def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     """Change how many workers a role has, while the run goes on."""
+    if not counts:
+        raise click.UsageError("no role given; expected ROLE=NUMBER, for example: headrace scale generator=4")
+    _scale(run=run, wanted=dict(_parse_count(text) for text in counts), as_json=as_json)
+
+
+@on_run(attach)
+async def _scale(at: Attached, wanted: dict[Role, int], as_json: bool) -> None:
     from pipeline.runtime.machine import this_machine
     from pipeline.runtime.registry.contract import Fleet, RunState
     from pipeline.supervisor.fleet_size import check_fleet_size
     from pipeline.supervisor.run_folder import supervisor_pid
 
-    if not counts:
-        raise click.UsageError("no role given; expected ROLE=NUMBER, for example: headrace scale generator=4")
-    wanted = dict(_parse_count(text) for text in counts)
-
-    async def change() -> Fleet:
-        async with attach(run) as attached:
-            status = await attached.registry.run_status()
-            if status.state is not RunState.RUNNING:
-                raise ConfigError(f"{attached.run_dir} is {status.state}, not running; `headrace up` starts a run")
-            if supervisor_pid(attached.run_dir) is None:
-                raise ConfigError(
-                    f"{attached.run_dir} has no supervisor to change its fleet; "
-                    f"`headrace up --resume {attached.run_dir}` starts one"
-                )
-            present = await attached.registry.fleet()
-            counts = present.counts if present else {}
-            for role in wanted:
-                if role not in counts:
-                    raise ConfigError(
-                        f"this run has no {role} workers: its roles are {', '.join(counts)}. "
-                        "A reference worker needs algorithm.kl_coefficient above 0, or reference.always"
-                    )
-            fleet = Fleet({**counts, **wanted})
-            check_fleet_size(fleet.counts, attached.config.fleet.max_workers, this_machine())
-            await attached.registry.set_fleet(fleet)
-            return fleet
-
-    fleet = asyncio.run(change())
-    if as_json:
-        echo_json(fleet)
-    else:
-        click.echo("wanted: " + ", ".join(f"{count} {role}" for role, count in fleet.counts.items()))
+    status = await at.registry.run_status()
+    if status.state is not RunState.RUNNING:
+        raise ConfigError(f"{at.run_dir} is {status.state}, not running; `headrace up` starts a run")
+    if supervisor_pid(at.run_dir) is None:
+        resume = f"`headrace up --resume {at.run_dir}` starts one"
+        raise ConfigError(f"{at.run_dir} has no supervisor to change its fleet; {resume}")
+    present = await at.registry.fleet()
+    counts = present.counts if present else {}
+    for role in wanted:
+        if role not in counts:
+            raise ConfigError(
+                f"this run has no {role} workers: its roles are {', '.join(counts)}. "
+                "A reference worker needs algorithm.kl_coefficient above 0, or reference.always"
+            )
+    fleet = Fleet({**counts, **wanted})
+    check_fleet_size(fleet.counts, at.config.fleet.max_workers, this_machine())
+    await at.registry.set_fleet(fleet)
+    answer(as_json, fleet, "wanted: " + ", ".join(f"{count} {role}" for role, count in fleet.counts.items()))
 
 
 def _parse_count(text: str) -> tuple[Role, int]:
@@ -127,7 +130,7 @@ def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) ->
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         else:
-            asyncio.run(_request_drain(run_dir))
+            _request_drain(run=run_dir)
         request = "to end at once" if now else "to drain and end; Ctrl-C ends the waiting, not the drain"
         click.echo(f"{run_dir} was asked {request}", err=True)
         try:
@@ -137,19 +140,16 @@ def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) ->
             raise
         if supervisor_pid(run_dir) is not None:
             raise DeadlineExceeded(f"{run_dir} did not end within {timeout_s:g} s; `headrace down {run_dir} --now`")
-    if as_json:
-        echo_json({"run": run_dir, "was_running": was_running})
-    else:
-        click.echo(f"{run_dir} is down" if was_running else f"{run_dir} was not running")
+    ending = "is down" if was_running else "was not running"
+    answer(as_json, {"run": run_dir, "was_running": was_running}, f"{run_dir} {ending}")
 
 
-async def _request_drain(run_dir: Path) -> None:
+@on_run(attach)
+async def _request_drain(at: Attached) -> None:
     from pipeline.runtime.registry.contract import RunState, RunStatus
 
-    async with attach(run_dir) as attached:
-        await attached.registry.set_run_status(
-            RunStatus(RunState.STOPPING, f"stopped by `headrace down`; go on with `headrace up --resume {run_dir}`")
-        )
+    detail = f"stopped by `headrace down`; go on with `headrace up --resume {at.run_dir}`"
+    await at.registry.set_run_status(RunStatus(RunState.STOPPING, detail))
 
 
 async def _until_down(run_dir: Path, deadline: float) -> None:
@@ -241,9 +241,8 @@ async def _end_workers(run_dir: Path, report: Callable[[str], None], *, now: boo
         registry = attached.registry
         if not await registry.heartbeats() and not processes.find():
             return False
-        await registry.set_run_status(
-            RunStatus(RunState.STOPPING, "stopped by `headrace down`; its supervisor had died")
-        )
+        detail = "stopped by `headrace down`; its supervisor had died"
+        await registry.set_run_status(RunStatus(RunState.STOPPING, detail))
         deadline = time.monotonic() + timeout_s
         while left := [beat for beat in await registry.heartbeats() if not now and _may_live(beat)]:
             report(f"workers to drain: {_in_words(left)}")

@@ -2,85 +2,78 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from pathlib import Path
 
 import click
 
-from pipeline.cli.common import echo_json, json_option, look_at, run_argument
+from pipeline.cli.common import Attached, answer, echo_json, json_option, look_at, on_run, run_argument
 from protocol.printable import printable_line
 
 
 @click.command(epilog="\b\nExamples:\n  headrace status\n  headrace status runs/demo --json")
 @run_argument
 @json_option
-def status(run: Path | None, as_json: bool) -> None:
+@on_run(look_at)
+async def status(at: Attached, as_json: bool) -> None:
     """Show workers, progress and what each waits for."""
     from pipeline.observability.status import bottleneck, role_rows, worker_rows
     from pipeline.supervisor.run_folder import supervisor_pid
 
-    async def look() -> None:
-        async with look_at(run) as at:
-            beats = await at.registry.heartbeats()
-            workers = worker_rows(beats, now_s=time.time(), stuck_after_s=at.settings.supervisor.stuck_after_s)
-            fleet = await at.registry.fleet()
-            state = await at.registry.run_status()
-            totals = await at.ledger.totals()
-            pid = supervisor_pid(at.run_dir)
-            roles = role_rows(workers, fleet.counts if fleet else None)
-            if as_json:
-                found = {"run": at.run_dir, "state": state.state, "detail": state.detail, "supervisor_pid": pid}
-                echo_json({**found, "roles": roles, "workers": workers, "totals": totals, "waits": bottleneck(workers)})
-                return
-            from rich.console import Console
+    beats = await at.registry.heartbeats()
+    workers = worker_rows(beats, now_s=time.time(), stuck_after_s=at.settings.supervisor.stuck_after_s)
+    fleet = await at.registry.fleet()
+    state = await at.registry.run_status()
+    totals = await at.ledger.totals()
+    pid = supervisor_pid(at.run_dir)
+    roles = role_rows(workers, fleet.counts if fleet else None)
+    if as_json:
+        found = {"run": at.run_dir, "state": state.state, "detail": state.detail, "supervisor_pid": pid}
+        echo_json({**found, "roles": roles, "workers": workers, "totals": totals, "waits": bottleneck(workers)})
+        return
+    from rich.console import Console
 
-            from pipeline.observability.history import HISTORY_NAME, HistoryTail
-            from pipeline.observability.progress import RunProgress
-            from pipeline.observability.tables import durability_line, fleet_table, groups_line, tokens_line
+    from pipeline.observability.history import HISTORY_NAME, HistoryTail
+    from pipeline.observability.progress import RunProgress
+    from pipeline.observability.tables import durability_line, fleet_table, groups_line, tokens_line
 
-            console = Console()
-            alive = f"supervisor {pid}" if pid is not None else "no supervisor"
-            detail = f", {printable_line(state.detail)}" if state.detail else ""
-            console.print(f"{at.run_dir}: {state.state}{detail} ({alive})", highlight=False, markup=False)
-            progress = RunProgress.of(HistoryTail(at.run_dir / HISTORY_NAME).read(), at.config.run.num_updates)
-            console.print(progress.in_words(time.time()), highlight=False, markup=False)
-            if workers:
-                console.print(fleet_table(workers))
-                console.print(bottleneck(workers), highlight=False, markup=False)
-            console.print(groups_line(totals), tokens_line(totals), sep="\n", highlight=False, markup=False)
-            if warning := durability_line(totals.num_unflushed):
-                console.print(warning, highlight=False, markup=False)
-
-    asyncio.run(look())
+    console = Console(highlight=False, markup=False)
+    alive = f"supervisor {pid}" if pid is not None else "no supervisor"
+    detail = f", {printable_line(state.detail)}" if state.detail else ""
+    console.print(f"{at.run_dir}: {state.state}{detail} ({alive})")
+    progress = RunProgress.of(HistoryTail(at.run_dir / HISTORY_NAME).read(), at.config.run.num_updates)
+    console.print(progress.in_words(time.time()))
+    if workers:
+        console.print(fleet_table(workers))
+        console.print(bottleneck(workers))
+    console.print(groups_line(totals), tokens_line(totals), sep="\n")
+    if warning := durability_line(totals.num_unflushed):
+        console.print(warning)
 
 
 @click.command(epilog="\b\nExamples:\n  headrace queues\n  headrace queues runs/demo --json")
 @run_argument
 @json_option
-def queues(run: Path | None, as_json: bool) -> None:
+@on_run(look_at)
+async def queues(at: Attached, as_json: bool) -> None:
     """Show every link and ledger queue: depth, limit, oldest age, consumer."""
     from pipeline.observability.status import queue_rows
 
-    async def look() -> None:
-        async with look_at(run) as at:
-            rows = queue_rows(await at.registry.heartbeats(), await at.ledger.queues())
-            if as_json:
-                echo_json(rows)
-                return
-            from rich.console import Console
+    rows = queue_rows(await at.registry.heartbeats(), await at.ledger.queues())
+    if as_json:
+        echo_json(rows)
+        return
+    from rich.console import Console
 
-            from pipeline.observability.tables import queue_table
+    from pipeline.observability.tables import queue_table
 
-            Console().print(queue_table(rows))
-
-    asyncio.run(look())
+    Console().print(queue_table(rows))
 
 
 @click.command(epilog="\b\nExamples:\n  headrace audit\n  headrace audit runs/demo --json\n\nExit code 1: no balance.")
 @run_argument
 @json_option
-def audit(run: Path | None, as_json: bool) -> int:
+@on_run(look_at)
+async def audit(at: Attached, as_json: bool) -> int:
     """Check the conservation law for groups, trajectories and tokens.
 
     The law: admitted = trained + dropped + in flight. The command also counts the tokens that are
@@ -88,54 +81,41 @@ def audit(run: Path | None, as_json: bool) -> int:
     from pipeline.observability.regenerated_tokens import in_words, read_regenerated, regenerated_rows
     from pipeline.runtime.liveness import is_silent
 
-    async def look() -> int:
-        async with look_at(run) as at:
-            found = await at.ledger.audit()
-            beats, now = await at.registry.heartbeats(), time.time()
-            regenerated = read_regenerated(
-                at.run_dir,
-                found.tokens_stored,
-                {str(beat.who) for beat in beats if not is_silent(beat.at_s, now)},
-                window_tokens=at.config.generation.window_tokens,
-            )
-            if as_json:
-                parts = {name: getattr(found, name) for name in ("groups", "trajectories", "tokens", "finished")}
-                differences = {name: balance.difference for name, balance in parts.items()}
-                answer = {"balances": found.balances, "difference": differences, **parts}
-                echo_json({**answer, "rework": regenerated_rows(regenerated), "num_unflushed": found.num_unflushed})
-            else:
-                from rich.console import Console
+    found = await at.ledger.audit()
+    beats, now = await at.registry.heartbeats(), time.time()
+    live = {str(beat.who) for beat in beats if not is_silent(beat.at_s, now)}
+    window_tokens = at.config.generation.window_tokens
+    regenerated = read_regenerated(at.run_dir, found.tokens_stored, live, window_tokens=window_tokens)
+    if as_json:
+        parts = {name: getattr(found, name) for name in ("groups", "trajectories", "tokens", "finished")}
+        differences = {name: balance.difference for name, balance in parts.items()}
+        head = {"balances": found.balances, "difference": differences, **parts}
+        echo_json({**head, "rework": regenerated_rows(regenerated), "num_unflushed": found.num_unflushed})
+    else:
+        from rich.console import Console
 
-                from pipeline.observability.tables import audit_table, durability_line
+        from pipeline.observability.tables import audit_table, durability_line
 
-                console = Console()
-                console.print(audit_table(found))
-                if regenerated:
-                    console.print(in_words(regenerated), highlight=False)
-                verdict = "it balances" if found.balances else "[red]it does not balance: this is a bug[/red]"
-                warning = durability_line(found.num_unflushed)
-                console.print(f"{verdict}; {warning}" if warning else verdict, highlight=False)
-            return 0 if found.balances else 1
-
-    return asyncio.run(look())
+        console = Console(highlight=False)
+        console.print(audit_table(found))
+        if regenerated:
+            console.print(in_words(regenerated))
+        verdict = "it balances" if found.balances else "[red]it does not balance: this is a bug[/red]"
+        warning = durability_line(found.num_unflushed)
+        console.print(f"{verdict}; {warning}" if warning else verdict)
+    return 0 if found.balances else 1
 
 
 @click.command(epilog="\b\nExample:\n  headrace report runs/demo")
 @run_argument
 @json_option
-def report(run: Path | None, as_json: bool) -> None:
+@on_run(look_at)
+async def report(at: Attached, as_json: bool) -> None:
     """Write report.html and report.json again, from the run's history and its ledger."""
     from pipeline.observability.report import summarize, write_report
 
-    async def look() -> None:
-        async with look_at(run) as at:
-            state = await at.registry.run_status()
-            found = await at.ledger.audit()
-            detail = f"{state.state}: {state.detail}" if state.detail else str(state.state)
-            path = write_report(at.run_dir, title=at.settings.run.name, detail=detail, audit=found)
-            if as_json:
-                echo_json({"report": path, "summary": summarize(at.run_dir)})
-            else:
-                click.echo(path)
-
-    asyncio.run(look())
+    state = await at.registry.run_status()
+    found = await at.ledger.audit()
+    detail = f"{state.state}: {state.detail}" if state.detail else str(state.state)
+    path = write_report(at.run_dir, title=at.settings.run.name, detail=detail, audit=found)
+    answer(as_json, {"report": path, "summary": summarize(at.run_dir)}, str(path))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import echo_json, json_option
+from pipeline.cli.common import PATH, answer, fleet_option, json_option, plain_option, set_option
 from protocol.errors import ConfigError, DataError
 from protocol.printable import printable
 
@@ -35,11 +35,11 @@ are those of `headrace up`.
 
 
 @click.command("pretrain-value", epilog=_EPILOG)
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="CONFIG...")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="New folder for the value model.")
-@click.option("--fleet", type=click.Path(path_type=Path), help="Fleet file: how many workers of each role.")
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Applied last; may be repeated.")
-@click.option("--plain", is_flag=True, help="Print a line every few seconds instead of the live view.")
+@click.argument("files", nargs=-1, required=True, type=PATH, metavar="CONFIG...")
+@click.option("--out", required=True, type=PATH, help="New folder for the value model.")
+@fleet_option
+@set_option
+@plain_option
 @json_option
 def pretrain_value(
     files: tuple[Path, ...], out: Path, fleet: Path | None, overrides: tuple[str, ...], plain: bool, as_json: bool
@@ -59,13 +59,11 @@ def pretrain_value(
         click.echo(f"{outcome.status.state}: {printable(outcome.status.detail)}; no value model was exported", err=True)
         return outcome.exit_code
     figures = export_value_model(config.run_dir, out)
-    if as_json:
-        echo_json({"out": out, "run": config.run_dir, **figures})
-    else:
-        click.echo(
-            f"value model after {figures['num_steps']} steps, explained variance {figures['explained_variance']:.3f}: {out}\n"
-            f"use it by --set value.path={out}; the report: {config.run_dir / 'report.html'}"
-        )
+    made = (
+        f"value model after {figures['num_steps']} steps, explained variance {figures['explained_variance']:.3f}: {out}"
+    )
+    use = f"use it by --set value.path={out}; the report: {config.run_dir / 'report.html'}"
+    answer(as_json, {"out": out, "run": config.run_dir, **figures}, made, use)
     return outcome.exit_code
 
 
@@ -73,17 +71,12 @@ def pretraining_config(config: RunConfig) -> RunConfig:
     """Return the run that pretrains the value model of ``config``: without updates and evaluation.
     Raises ConfigError: the algorithm has no critic, or ``value.pretrain_steps`` is 0."""
     if not config.declaration.has_critic:
-        raise ConfigError(
-            f"algorithm.name is {config.algorithm.name!r}, which has no critic; expected ppo, vapo or tppo"
-        )
+        name = config.algorithm.name
+        raise ConfigError(f"algorithm.name is {name!r}, which has no critic; expected ppo, vapo or tppo")
     if config.value.pretrain_steps == 0:
         raise ConfigError("value.pretrain_steps is 0, so no step would be trained; set the most steps that you allow")
-    return config.model_copy(
-        update={
-            "run": config.run.model_copy(update={"num_updates": 0, "name": f"{config.run.name}-value"}),
-            "data": config.data.model_copy(update={"evaluation": ()}),
-        }
-    )
+    run = config.run.model_copy(update={"num_updates": 0, "name": f"{config.run.name}-value"})
+    return config.model_copy(update={"run": run, "data": config.data.model_copy(update={"evaluation": ()})})
 
 
 def export_value_model(run_dir: Path, out: Path) -> dict[str, Any]:
@@ -98,14 +91,15 @@ def export_value_model(run_dir: Path, out: Path) -> dict[str, Any]:
     newest = checkpoints[-1]
     state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
     last = state["explained_variances"]
-    rows = [row for row in read_history(run_dir / VALUE_HISTORY_NAME) if isinstance(row, ValueRow)]
+    history = [row for row in read_history(run_dir / VALUE_HISTORY_NAME) if isinstance(row, ValueRow)]
+    rows = [row for row in history if row.step <= state["num_steps"]]
     figures: dict[str, Any] = {
         "num_steps": state["num_steps"],
         "value_version": state["value_version"],
         "explained_variance": sum(last) / len(last) if last else 0.0,
-        "explained_variances": [row.explained_variance for row in rows if row.step <= state["num_steps"]],
-        "num_trajectories": sum(row.num_trajectories for row in rows if row.step <= state["num_steps"]),
-        "num_tokens": sum(row.num_tokens for row in rows if row.step <= state["num_steps"]),
+        "explained_variances": [row.explained_variance for row in rows],
+        "num_trajectories": sum(row.num_trajectories for row in rows),
+        "num_tokens": sum(row.num_tokens for row in rows),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.partial")

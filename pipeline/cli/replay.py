@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.common import find_run, json_option, run_argument
+from pipeline.cli.common import PATH, find_run, json_option, run_argument
 from protocol import headrace
 from protocol.errors import ConfigError
 
@@ -45,9 +45,7 @@ Equal bits are promised on a CPU, with the same libraries and threads.
 @click.option(
     "--what-if", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a setting; the data stays the same."
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FOLDER", help="Save the last state in this new folder."
-)
+@click.option("--out", type=PATH, metavar="FOLDER", help="Save the last state in this new folder.")
 @json_option
 def replay(
     run: Path | None,
@@ -71,12 +69,10 @@ def replay(
         raise ConfigError(f"--out {out} exists; give a new folder")
     if after is not None and until is not None and until <= after:
         raise ConfigError(f"--to {until} is not after --from {after}, so there is no update to repeat")
+    given = [("--from", after), ("--to", until), *(("--what-if", setting) for setting in what_if), ("--out", out)]
     command = headrace.command("workers.replay", str(run_dir))
-    command += [] if after is None else ["--from", str(after)]
-    command += [] if until is None else ["--to", str(until)]
-    command += [argument for setting in what_if for argument in ("--what-if", setting)]
+    command += [word for option, value in given if value is not None for word in (option, str(value))]
     command += ["--check" if (not what_if if check is None else check) else "--no-check"]
-    command += [] if out is None else ["--out", str(out)]
     command += ["--json"] if as_json else []
     environment = without_ledger_password(os.environ) | thread_environment(read_resolved(run_dir).learner.threads)
     return subprocess.run(command, check=False, env=environment).returncode

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import aligned, attach, echo_json, json_option, look_at, run_among, run_argument
+from pipeline.cli.common import aligned, answer, attach, json_option, look_at, run_among, run_argument
 from protocol.errors import ConfigError
 from protocol.printable import printable, printable_line
 
@@ -49,26 +49,22 @@ def requeue(
 
     async def put_back() -> Requeued:
         async with attach(run) as at:
-            answer = await at.admin.requeue(wish)
-        if answer.unknown and worker:
+            found = await at.admin.requeue(wish)
+        if found.unknown and worker:
             raise ConfigError(f"no worker {worker!r} has registered with this run; `headrace status` lists workers")
-        if answer.unknown:
+        if found.unknown:
             raise ConfigError(
-                f"{', '.join(answer.unknown)}: not in the ledger, which forgets trained and dropped trajectories. "
+                f"{', '.join(found.unknown)}: not in the ledger, which forgets trained and dropped trajectories. "
                 "Nothing was changed. Expected LANE.GROUP.MEMBER, as t.81.4; `headrace why` names those waited for"
             )
-        return answer
+        return found
 
-    answer = asyncio.run(put_back())
-    if as_json:
-        echo_json(answer)
-        return
-    if worker and not answer.num_opened:
-        click.echo(f"{worker} holds no trajectories; for chunks that a scorer holds: `headrace requeue --field FIELD`")
-        return
-    done = [f"{answer.num_opened} trajectories are open for others"] if field is None else []
-    done += [f"{answer.num_due} chunks are due now"] if worker is None else []
-    click.echo(", ".join(done))
+    found = asyncio.run(put_back())
+    done = [f"{found.num_opened} trajectories are open for others"] if field is None else []
+    done += [f"{found.num_due} chunks are due now"] if worker is None else []
+    if worker and not found.num_opened:
+        done = [f"{worker} holds no trajectories; for chunks that a scorer holds: `headrace requeue --field FIELD`"]
+    answer(as_json, found, ", ".join(done))
 
 
 def _wish(trajectories: tuple[str, ...], worker: str | None, field: str | None) -> Wish:
@@ -113,13 +109,8 @@ def dead_letters() -> None:
 def list_(run: Path | None, limit: int, as_json: bool) -> None:
     """List dead letters, newest first."""
     letters = asyncio.run(_read(run, limit))
-    if as_json:
-        echo_json(letters)
-        return
-    if not letters:
-        click.echo("no dead letters")
-        return
-    click.echo("\n".join(_rows(letters, shutil.get_terminal_size((80, 24)).columns)))
+    width = shutil.get_terminal_size((80, 24)).columns
+    answer(as_json, letters, *(_rows(letters, width) if letters else ["no dead letters"]))
 
 
 def _rows(letters: Sequence[DeadLetter], width: int) -> list[str]:
@@ -134,11 +125,8 @@ def _rows(letters: Sequence[DeadLetter], width: int) -> list[str]:
         error = printable_line(_last_line(letter.error))
         room = max(40, width) - 2
         shown += [line, "  " + (error if len(error) <= room else f"{error[: room - 3]}...")]
-    hints = (
-        "`headrace dead-letters show CHUNK` has the traceback",
-        "`headrace dead-letters retry CHUNK` admits the prompt again",
-    )
-    return [*shown, "", *hints]
+    hint = "`headrace dead-letters retry CHUNK` admits the prompt again"
+    return [*shown, "", "`headrace dead-letters show CHUNK` has the traceback", hint]
 
 
 @dead_letters.command(epilog="\b\nExample:\n  headrace dead-letters show t.81.4.1")
@@ -152,16 +140,11 @@ def show(chunk: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     letters = [letter for letter in asyncio.run(_read(run, _MOST_LETTERS)) if letter.chunk == chunk[0]]
     if not letters:
         raise ConfigError(f"{chunk[0]} is no dead letter; `headrace dead-letters list` names them")
-    if as_json:
-        echo_json(letters[0])
-        return
     letter = letters[0]
-    click.echo(
-        printable(
-            f"{letter.chunk}: {letter.role} failed {letter.num_attempts} times, last {_age(letter)} ago on {letter.worker}; "
-            f"prompt {letter.prompt} of the stream\n\n{letter.error.rstrip()}"
-        )
+    head = (
+        f"{letter.chunk}: {letter.role} failed {letter.num_attempts} times, last {_age(letter)} ago on {letter.worker}"
     )
+    answer(as_json, letter, printable(f"{head}; prompt {letter.prompt} of the stream\n\n{letter.error.rstrip()}"))
 
 
 @dead_letters.command(
@@ -186,25 +169,19 @@ def retry(chunks: tuple[str, ...], every: bool, run: Path | None, as_json: bool)
 
     async def again() -> Retried:
         async with attach(run) as at:
-            answer = await at.admin.retry(None if every else chunks)
-            if answer.is_closed:
+            found = await at.admin.retry(None if every else chunks)
+            if found.is_closed:
                 raise ConfigError(f"{at.run_dir} has all its updates, so it admits nothing more. Nothing was changed")
-        if answer.unknown:
+        if found.unknown:
             raise ConfigError(
-                f"{', '.join(answer.unknown)}: no dead letter of a training response. Nothing was changed. "
+                f"{', '.join(found.unknown)}: no dead letter of a training response. Nothing was changed. "
                 "`headrace dead-letters list` names them; those of evaluations (e...) cannot be retried"
             )
-        return answer
+        return found
 
-    answer = asyncio.run(again())
-    if as_json:
-        echo_json(answer)
-        return
-    click.echo(
-        f"{answer.num_letters} dead letters: {len(answer.prompts)} prompts are admitted again, before fresh ones"
-        if answer.num_letters
-        else "no dead letters of training responses"
-    )
+    found = asyncio.run(again())
+    done = f"{found.num_letters} dead letters: {len(found.prompts)} prompts are admitted again, before fresh ones"
+    answer(as_json, found, done if found.num_letters else "no dead letters of training responses")
 
 
 async def _read(run: Path | None, limit: int) -> list[DeadLetter]:

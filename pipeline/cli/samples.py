@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import echo_json, find_run, json_option, run_argument, titled
+from pipeline.cli.common import answer, find_run, json_option, run_argument, titled
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
@@ -37,14 +37,9 @@ def samples(run: Path | None, last: int, update: int | None, as_json: bool) -> N
     kept = [s for s in read_samples(run_dir / SAMPLES_NAME) if update is None or s.update <= update]
     updates = sorted({sample.update for sample in kept})[-(last if update is None else 1) :]
     shown = [sample for sample in kept if sample.update in updates]
-    if as_json:
-        echo_json(shown)
-        return
-    if not shown:
-        click.echo(f"no samples in {run_dir}: no update yet, or samples.per_update is 0")
-        return
-    for number, sample in enumerate(shown):
-        click.echo(("\n" if number else "") + "\n".join(render(sample)))
+    texts = ["\n".join(render(sample)) for sample in shown]
+    none = f"no samples in {run_dir}: no update yet, or samples.per_update is 0"
+    answer(as_json, shown, "\n\n".join(texts) if shown else none)
 
 
 def render(sample: ResponseSample) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import echo_json, find_run, json_option
+from pipeline.cli.common import PATH, echo_json, find_run, fleet_option, json_option, plain_option, set_option
 from protocol.errors import ConfigError
 from protocol.printable import printable
 
@@ -52,14 +52,14 @@ the run. The command prints the worker's last lines and ends with the worker's e
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="CONFIG...")
-@click.option("--fleet", type=click.Path(path_type=Path), help="Fleet file: how many workers of each role.")
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Applied last; may be repeated.")
-@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with the run in this folder.")
+@click.argument("files", nargs=-1, type=PATH, metavar="CONFIG...")
+@fleet_option
+@set_option
+@click.option("--resume", type=PATH, metavar="RUN", help="Go on with the run in this folder.")
 @click.option(
     "--from-version", type=int, metavar="N", help="With --resume: go on from this checkpoint, not the newest."
 )
-@click.option("--plain", is_flag=True, help="Print a line every few seconds instead of the live view.")
+@plain_option
 @json_option
 def up(
     files: tuple[Path, ...],
@@ -133,9 +133,8 @@ def carry_out(
             begin(run_dir)
         view: View = (LiveView if is_live else PlainView)(config, run_dir)
         terminal = view.log_terminal or sys.stderr
-        log = open_log(
-            run_dir, role=Role.SUPERVISOR, worker=str(Role.SUPERVISOR), run=config.run.name, terminal=terminal
-        )
+        who = Role.SUPERVISOR
+        log = open_log(run_dir, role=who, worker=str(who), run=config.run.name, terminal=terminal)
         try:
             with view:
                 return asyncio.run(Supervisor(config, run_dir, checked.spec).run(view.show))
@@ -146,10 +145,8 @@ def carry_out(
 def _at(config: RunConfig, run_dir: Path) -> RunConfig:
     """Return the configuration of a run with the folder where it is now: folders can be moved."""
     if run_dir.name != config.run.name:
-        raise ConfigError(
-            f"{run_dir} holds the run {config.run.name!r}, and the ledger's keys have that name: rename the folder "
-            f"to {config.run.name}, and leave run.name as it is"
-        )
+        why = f"{run_dir} holds the run {config.run.name!r}, and the ledger's keys have that name"
+        raise ConfigError(f"{why}: rename the folder to {config.run.name}, and leave run.name as it is")
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": run_dir.parent})})
 
 
@@ -178,16 +175,9 @@ def _report_places(run_dir: Path, summary: Summary) -> None:
             f"held-out accuracy: {100 * before:.1f} % before, {100 * after:.1f} % after ({summary.num_held_out} responses, "
             f"{summary.num_updates} updates, {summary.train_s:.0f} s of training)"
         )
-    places = {
-        "report": run_dir / "report.html",
-        "checkpoint": _newest(run_dir / "checkpoints"),
-        "logs": run_dir / "logs",
-    }
-    for name, path in places.items():
-        if path is not None and path.exists():
-            click.echo(f"{name + ':':<12}{path}")
-
-
-def _newest(folder: Path) -> Path | None:
-    found = sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
-    return found[-1] if found else None
+    checkpoints = sorted(path for path in (run_dir / "checkpoints").glob("[0-9]*") if path.is_dir())
+    places = {"report": [run_dir / "report.html"], "checkpoint": checkpoints[-1:], "logs": [run_dir / "logs"]}
+    for name, paths in places.items():
+        for path in paths:
+            if path.exists():
+                click.echo(f"{name + ':':<12}{path}")

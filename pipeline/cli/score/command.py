@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import echo_json, json_option
+from pipeline.cli.common import PATH, echo_json, json_option
 from protocol.printable import printable, printable_line
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _REPORT_EVERY_S = 5.0
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.option("--verifier", help="Registered name, or package.module:function. Default: the line's, a registered name.")
 @click.option(
     "--path",

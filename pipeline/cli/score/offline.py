@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +24,7 @@ from pipeline.rewards.registry import resolve
 from pipeline.rewards.shaping import shape
 from pipeline.rewards.verifier import Response, VerifierFailure, VerifierOutcome
 from protocol.errors import ConfigError, DataError
-from protocol.trajectory import FinishReason, RewardScore
+from protocol.trajectory import FinishReason
 
 _OWN_COLUMNS = frozenset({"response", "answer", "prompt", "verifier", "num_tokens", "finish_reason"})
 _MAX_TOKENS = 1 << 31
@@ -67,8 +67,7 @@ def score_file(
     rows = read_rows(path)
     if out is not None and out.exists() and out.samefile(path):
         raise ConfigError(f"{out}: the verdicts would replace the responses; name another file")
-    with ExitStack() as stack:
-        file = None if out is None else stack.enter_context(out.open("wb"))
+    with nullcontext() if out is None else out.open("wb") as file:
         job = _Job(verifier, config, max_response_tokens or 0, tally, file, on_judged or (lambda _: None))
         asyncio.run(job.score(rows))
     report = tally.report()
@@ -114,23 +113,13 @@ class _Job:
             size = {"num_tokens": response.num_tokens, "max_response_tokens": self.max_response_tokens}
             score = shape(self.config, outcome, **size, finish_reason=response.finish_reason)
             self.tally.score(response, score, judged=outcome.judged)
-            verdict = _in_words(outcome.reason, outcome.judged, score)
+            found = {name: getattr(score, name) for name in ("accuracy", "reward", "parts", "masked")}
+            verdict = {**found, "judged": outcome.judged, "reason": outcome.reason}
         self._write({"line": line, "verifier": response.verifier, **verdict})
 
     def _write(self, verdict: dict[str, Any]) -> None:
         if self.out is not None:
             self.out.write(msgspec.json.encode(verdict) + b"\n")
-
-
-def _in_words(reason: str, judged: bool, score: RewardScore) -> dict[str, Any]:
-    return {
-        "accuracy": score.accuracy,
-        "reward": score.reward,
-        "parts": score.parts,
-        "masked": score.masked,
-        "judged": judged,
-        "reason": reason,
-    }
 
 
 def _response(row: Row, verifier: str | None) -> Response | str:
