@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=sorted(BARS), help="one demo")
     parser.add_argument("--work", type=Path, default=Path("bench-results/demos"), help="runs (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("ops/results"), help="page and JSON (default: %(default)s)")
-    parser.add_argument("--no-runs", action="store_true", help="only tell of the runs that are there")
+    parser.add_argument("--no-runs", action="store_true", help="write the page of the runs that are there")
     options = parser.parse_args(arguments)
     if not options.no_runs:
         demo_task.main(["--out", "runs/demo-data"])

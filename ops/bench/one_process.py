@@ -465,7 +465,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("configs", type=Path, nargs="+", metavar="CONFIG")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--seeds", type=int, default=1, help="0, 1 ... (default: %(default)s)")
-    parser.add_argument("--updates", type=int, help="as the run file says, unless given")
+    parser.add_argument("--updates", type=int, help="in place of the run file's")
     parser.add_argument("--every", type=int, default=10, help="updates between evaluations (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args(arguments)

@@ -212,7 +212,7 @@ def simulate(setting: Setting, seed: int, num_updates: int = NUM_UPDATES) -> Res
 def main(arguments: Sequence[str] | None = None) -> None:
     """Simulate, print, write."""
     parser = argparse.ArgumentParser(
-        prog="headrace bench oversampling", description="What algorithm.oversampling gives and costs."
+        prog="headrace bench oversampling", description="Gain and cost of algorithm.oversampling."
     )
     parser.add_argument("--seeds", type=int, default=3, help="of each setting (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures here, too")

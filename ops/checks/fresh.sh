@@ -5,14 +5,15 @@
 #   ops/checks/fresh.sh [--torch BUILD] [--torch-index WHERE] [--commands "demo test"]
 #                       [--folder DIR] [--keep]
 #
-# --torch        cpu, or an exact version (make TORCH=...); without it, whichever build pip takes
-# --torch-index  where that build is: an index's URL, or a folder of wheels (make TORCH_INDEX=...)
-# --commands     which of the README's commands; with "" only the installation is made and measured
-# --folder       where it is made (a new folder under TMPDIR); the CUDA build needs 6 GB there, and
-#                as much again where pip keeps a cache
-# --keep         leave the folder, also after success; a failure always leaves it
+#   --torch        cpu, or an exact version (make TORCH=...); without it, whichever build pip takes
+#   --torch-index  its index's URL, or a folder of wheels (make TORCH_INDEX=...)
+#   --commands     which of the README's commands; with "" the installation alone is made and
+#                  measured
+#   --folder       where it is made (a new folder under TMPDIR); the CUDA build needs 6 GB there,
+#                  and as much again where pip keeps a cache
+#   --keep         leave the folder, also after success; a failure always leaves it
 #
-# Prints a table of seconds and sizes. Exit code 1 when a command failed, and the table says which.
+# Prints a table of seconds and sizes. Exit code 1 when a command failed; the table names it.
 set -euo pipefail
 
 torch="" torch_index="" commands="demo test" folder="" keep=""

@@ -1,5 +1,5 @@
-"""``python -m ops.checks.undone``: finds commits that delete files, or put one back to an older content,
-without a line for it in the message.
+"""``python -m ops.checks.undone``: finds commits that delete files, or put one back to an older
+content, without a line for it in the message.
 
 *Consumes* the repository's history and the uncommitted change. *Produces* a line a finding, and
 exit code 1 when one of a commit is not meant. *Waits for* git, with a deadline.
@@ -255,7 +255,7 @@ def _git(root: Path, *arguments: str, may_fail: bool = False) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Print the findings; the module's docstring has the rules."""
     parser = argparse.ArgumentParser(
-        prog="python -m ops.checks.undone", description="Finds what commits undo without saying so."
+        prog="python -m ops.checks.undone", description="Finds work that commits undo without a line for it."
     )
     parser.add_argument("--repository", type=Path, default=Path(__file__).resolve().parents[2])
     parser.add_argument(
@@ -273,8 +273,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(one)
     if failing:
         print(
-            "Is each meant? Then say so at the end of the message, a line a path or pattern, as `Removes: PATH` or "
-            "`Reverts: PATH`; for a commit that is there already, in a later one: git commit --allow-empty. Else put it back."
+            "Is each meant? Then end the message with a line a path or pattern, `Removes: PATH` or `Reverts: PATH`. "
+            "For a commit that is there already, write it in a later one: git commit --allow-empty. Else put it back."
         )
         return 1
     if message is None:

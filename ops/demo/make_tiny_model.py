@@ -285,16 +285,19 @@ library_name: transformers
 
 # Headrace's tiny start model
 
-A language model of {num_parameters:,} parameters (Qwen3 architecture, 2 layers, 3 heads of 32, float32) that knows one task,
-the counter chains of `ops/demo/task.py`, and one rule of it badly. The demo improves it by reinforcement learning.
+A language model of {num_parameters:,} parameters: Qwen3 architecture, 2 layers, 3 heads of 32, float32. It
+knows one task, the counter chains of `ops/demo/task.py`, and one rule of it badly. The demo
+improves it by reinforcement learning.
 
 Made from nothing, in {minutes:.1f} minutes on one CPU thread, by
 
     python -m ops.demo.make_tiny_model --out ops/demo/tiny_model --seed {seed}
 
 - **Data.** {num_steps:,} steps of about {batch_tokens:,} tokens of generated demonstrations, training side only. The
-  demonstrator answers a subtraction that goes below zero wrongly {wrong:.0%} of the time (2-9 becomes 7, not 3).
-- **Tokenizer.** One character is one token ({vocabulary} in all); nothing is added to a prompt; `</s>` ends a response.
+  demonstrator answers a subtraction that goes below zero wrongly {wrong:.0%} of the time (2-9 becomes 7,
+  not 3).
+- **Tokenizer.** One character is one token ({vocabulary} in all); nothing is added to a prompt; `</s>` ends a
+  response.
 - **Use.** The demo, tests and benchmarks of Headrace. It can do nothing else.
 
 ## Measured

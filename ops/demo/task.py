@@ -157,7 +157,7 @@ def generate(
         else:
             raise ValueError(
                 f"after {len(seen)} different {split} prompts no new one of {num_terms} terms was found in "
-                f"{_MAX_REDRAWS} draws; {num_prompts} were asked for: ask for fewer, data.epochs repeats them"
+                f"{_MAX_REDRAWS} draws; expected {num_prompts}; make fewer, data.epochs repeats them"
             )
         seen.add(problem)
         yield problem

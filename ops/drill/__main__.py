@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m ops.drill",
         description="Run real fleets, inject faults by a seeded schedule, and check what must hold whatever fails.",
         epilog="Seeds in a row go through all kinds of fault in turn. A drill takes 12 to 40 s, so 200 take an hour, two at "
-        "a time on two cores. example: python -m ops.drill --seed 0 --runs 200 --jobs 2 --json drills.jsonl",
+        "a time on two cores. Example: python -m ops.drill --seed 0 --runs 200 --jobs 2 --json drills.jsonl",
     )
     parser.add_argument("--seed", type=int, nargs="+", default=[0], metavar="SEED", help="one drill each (default: 0)")
     parser.add_argument(

@@ -336,7 +336,8 @@ def true_ends(events: Sequence[Event], limits: Limits) -> Found:
         if status.state not in (_RUNNING, _STOPPING, _FINISHED):
             yield f"the run was declared {status.state}: {status.detail}"
     if not num_certain <= len(stops) <= len(reasons):
-        yield f"the run was stopped {len(stops)} times ({'; '.join(one.detail for one in stops)}), told to {len(reasons)} times"
+        details = "; ".join(one.detail for one in stops)
+        yield f"the run was stopped {len(stops)} times ({details}), by order {len(reasons)} times"
     for stop, reason in zip(stops, reasons, strict=False):
         if reason not in stop.detail:
             yield f"the run stopped with {stop.detail!r}, expected something about {reason!r}"

@@ -35,4 +35,4 @@ def _judge_one(response: Response) -> float:
             os._exit(3)
         case _:
             pass
-    raise RuntimeError(f"the drill asked this verifier to {how}")
+    raise RuntimeError(f"the drill orders this verifier to {how}")

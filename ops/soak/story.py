@@ -119,7 +119,9 @@ class Story:
         to two seconds before it has written. The memory ledger would still have the entries that a
         kill then takes away.
         """
-        self._expect(await self._redis.make_durable(self._who("learner")), "the server cannot say when it has flushed")
+        self._expect(
+            await self._redis.make_durable(self._who("learner")), "the server does not confirm that it has flushed"
+        )
 
     async def finish(self) -> None:
         """End the round: nothing may be in flight, and nothing stored."""
@@ -401,7 +403,7 @@ class Story:
             raise self._difference(what, ours, theirs)
 
     def _difference(self, what: str, ours: Any, theirs: Any) -> Divergence:
-        return Divergence(f"step {self.num_steps} of {self._spec}: {what}: memory says {ours!r}, Redis says {theirs!r}")
+        return Divergence(f"step {self.num_steps} of {self._spec}: {what}: memory has {ours!r}, Redis has {theirs!r}")
 
     def _expect(self, holds: bool, what: str) -> None:
         if not holds:

@@ -2,7 +2,7 @@
 it costs the run nothing.
 
 *Consumes* weight files and held-out prompts. *Produces* the share of right greedy responses a
-version. *Waits for* nothing.
+version. *Waits for* the verifiers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Examiner:
     """
 
     def __init__(self, config: RunConfig, *, num_prompts: int, num_slots: int = 256) -> None:
-        """Load prompts and engine; ``num_prompts`` of the held-out ones are asked,
+        """Load prompts and engine; ``num_prompts`` of the held-out ones are used,
         from the first.
         """
         generation = config.generation.model_copy(update={"num_slots": num_slots})

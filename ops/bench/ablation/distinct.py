@@ -1,13 +1,10 @@
-"""Whether two rows of a table would do different things, asked of one batch before anything is
-trained.
+"""The effect of a table's rows on one batch of drawn responses, before anything is trained: two
+rows with the same effect are one.
 
-*Consumes* the configurations of rows. *Produces* what each makes of the same drawn responses, and
-the pairs that make the same of them. *Waits for* nothing.
-
-A row that differs from another in a setting need not differ in what it computes: a floor that an
-adaptive lambda never leaves makes it a constant. So the drawn responses go the way of a run:
-rewards are shaped, groups without signal dropped, windows cut, advantages and targets made, and the
-loss is differentiated at log-probs that have left the proximal policy's, so that clipping counts.
+A row that differs from another in a setting need not differ in its results. So a floor that an
+adaptive lambda never leaves makes it a constant. The drawn responses go the way of a run: rewards
+are shaped, groups without signal dropped, windows cut, advantages and targets made. The loss is
+differentiated at log-probs that have left the proximal policy's, so that clipping counts.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ leave the clip's bounds.
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a row makes of the drawn responses."""
+    """The results of a row for the drawn responses."""
 
     gradient: np.ndarray
     """float64: of the loss, by the log-prob of every drawn token; 0 where a token is not trained
@@ -82,7 +79,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A response as it would be without a cap, with all that models would say of its tokens."""
+    """A response as it would be without a cap, with the models' figures of its tokens."""
 
     tokens: np.ndarray
     behavior: np.ndarray
@@ -146,9 +143,8 @@ def _draw() -> list[_Drawn]:
         old = behavior + 0.05 * dice.normal(size=length)
         current = old + _DRIFT * dice.normal(size=length)
         values = 0.5 * dice.normal(size=length)
-        is_right = (index // 16) % 4 == 3 or (
-            (index // 16) % 4 != 2 and dice.random() < 0.5
-        )  # the third quarter is all wrong
+        # the third quarter is all wrong
+        is_right = (index // 16) % 4 == 3 or ((index // 16) % 4 != 2 and dice.random() < 0.5)
         tokens = dice.integers(2, 40, length).astype(np.int32)
         drawn.append(_Drawn(tokens, behavior, old, current, values, bool(is_right)))
     return drawn

@@ -1,9 +1,8 @@
-"""The tables' task: a counter whose answer is decided at once and asked for after hundreds of
+"""The tables' task: a counter whose answer is decided at once, and written after hundreds of
 tokens.
 
-*Consumes* a seed and two sizes. *Produces* ``train.jsonl`` and ``heldout.jsonl``, prompt files as
-``[data]`` reads them, and demonstrations. *Waits for* nothing; the same arguments always give the
-same bytes.
+It makes ``train.jsonl`` and ``heldout.jsonl``, prompt files as ``[data]`` reads them, and
+demonstrations. The same arguments always give the same bytes.
 
     prompt    a2b<4c<3*2=                        2, then 4 down, then 3 down, on a counter that rolls over; two laps
     response  a2b8c5~2ABC...XYZ1ABC...XYZ=5      what the counter shows after each change, the laps, the answer
@@ -15,9 +14,9 @@ the rest is not judged.
 **What is to be learned, and where.** Short chains count down by ``<`` and have one lap, long ones
 count up by ``>`` and have nine. At the end of the scale the demonstrator mostly turns back (2 < 4
 shows 2, not 8). Laps stand for the long and certain working of a reasoning model, which carries the
-outcome to the end. So what decides a response stands at its beginning, as the choice of an approach
-does, and its reward some 30 tokens later in short chains and some 245 in long ones. And what long
-chains need, short ones do not teach.
+outcome to the end. So a response is decided at its beginning, as the choice of an approach is. Its
+reward comes some 30 tokens later in short chains and some 245 in long ones. And the rule that long
+chains need is not taught by short ones.
 
 **Train and held-out** are apart by construction, as in ``ops.demo.task``.
 """
@@ -119,7 +118,7 @@ def draw(rng: random.Random, split: Split, kind: Kind | None = None, laps: int |
     """Draw one chain of a side; a function of ``rng``'s state. ``laps``: in place of as many as the
     kind has.
     """
-    # ends soon: one in eight chains, or seven, are on the side asked for
+    # ends soon: one in eight chains, or seven, are on the wanted side
     while True:
         drawn = kind or rng.choice(tuple(Kind))
         steps = tuple(rng.randint(1, _LAST) for _ in range(rng.randint(MIN_CHANGES, MAX_CHANGES)))

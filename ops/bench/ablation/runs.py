@@ -1,13 +1,12 @@
-"""One variant trained with one seed by a real fleet, and what there is to know about it.
+"""One variant trained with one seed by a real fleet, and its ``Outcome``.
 
-*Consumes* a variant, a seed and a folder for everything that the run writes. *Produces* an
-``Outcome``, kept as JSON so that a comparison that was interrupted goes on. *Waits for*
-``headrace up``, within a limit.
+The outcome is kept as JSON in a folder, beside everything that the run writes: a comparison that
+was interrupted goes on. ``headrace up`` runs within a limit.
 
 The policy's published weights are linked away while the run goes on, and examined after it: no
-evaluation takes time from what is timed. Time is counted from the opening of the critic's gate, or
-from the first wait of a learner without a critic: starting processes and training the critic
-beforehand are the same on both sides of a comparison, and are told apart.
+evaluation takes time from the measured part. Time is counted from the opening of the critic's gate,
+or from the first wait of a learner without a critic. Starting processes and training the critic
+beforehand are the same on both sides of a comparison, and do not count.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Point:
     accuracy: float
     """Share of right responses to the held-out prompts."""
     tokens: int = 0
-    """Sampled for learning by then, by the critic alone and for dropped groups too. Told in one
+    """Sampled for learning by then, by the critic alone and for dropped groups too. Known in one
     process only.
     """
     responses: int = 0
@@ -56,7 +55,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run gave."""
+    """The result of one run."""
 
     variant: str
     seed: int
@@ -76,7 +75,7 @@ class Outcome:
     entropy_last: float
     """Mean over the last five updates; nan when not recorded."""
     clip_fraction: float = 0.0
-    """Share of the tokens whose ratio was clipped, mean over updates. Told in one process only."""
+    """Share of the tokens whose ratio was clipped, mean over updates. Known in one process only."""
     explained_variance: tuple[float, ...] = ()
     """Of the critic, update by update. Likewise."""
     value_steps: int = 0
@@ -163,8 +162,8 @@ def carry_out_here(variant: Variant, seed: int, folder: Path, start: Sequence[st
     """Train a variant with a seed in this process, synchronously, and keep the outcome in
     ``folder``.
 
-    What another process would have told (decoding, waiting) is 0. All held-out prompts are answered
-    after every ``every`` updates. ``start``: overrides that name prompts and models.
+    Figures of other processes (decoding, waiting) are 0. All held-out prompts are answered after
+    every ``every`` updates. ``start``: overrides that name prompts and models.
     """
     from ops.bench.one_process import OneProcess
 
@@ -254,7 +253,8 @@ def _link(source: Path, taken: Path) -> None:
         if not (taken / path.name).exists():
             try:
                 os.link(path, taken / path.name)
-            except FileNotFoundError:  # the run has just ended
+            except FileNotFoundError:
+                # the run has just ended
                 return
 
 

@@ -1,21 +1,20 @@
-"""What of the reward reaches the tokens that decide, row by row of a table, before anything is
-trained.
+"""The part of the reward that reaches the tokens that decide, row by row of a table, before
+anything is trained.
 
     python -m ops.bench.ablation.signal --seeds 5
 
 The start policy samples long chains (``long_chains``), and each row's own rule makes advantages of
-them: with the critic that the row's policy would start with, its lambda, windows and filter. Where
-the counter has to pass an end of its scale, the next digit is right or wrong. The signal of a row
-is how far apart the advantages of right and wrong ones are:
+them. It has the critic that the row's policy would start with, the row's lambda, windows and
+filter. Where the counter has to pass an end of its scale, the next digit is right or wrong. The
+signal of a row is the distance between the advantages of right and wrong ones:
 
     d = (mean of the right ones - mean of the wrong ones) / standard deviation within the two
 
-A policy gradient learns the rule from that difference and from nothing else; a d of 0 teaches
+A policy gradient learns the rule from that difference and from nothing else. A d of 0 teaches
 nothing, and the updates needed grow with 1 / d^2. A training run shows the same through the noise
 of its own course, which is far larger.
 
-*Consumes* the tables' rows. *Produces* d of every row, seed and kind of chain, printed and as JSON.
-*Waits for* nothing.
+It prints d of every row, seed and kind of chain, and writes them as JSON.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ TABLE_NAMES = ("vapo-leave-one-out", "tppo-windows", "dapo-leave-one-out")
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """What one row made of one seed's responses."""
+    """The signal of one row in one seed's responses."""
 
     table: str
     variant: str
@@ -70,8 +69,8 @@ class Signal:
 def deciding(prompt: str, text: str) -> Iterator[tuple[int, bool]]:
     """Yield the place of each token of a response that decides, and whether it is right.
 
-    It is a digit of the working after a change that passes an end of the scale from where the
-    response itself says that the counter stands.
+    It is a digit of the working after a change that passes an end of the scale. The counter's
+    place before the change is the response's own.
     """
     changes = prompt[2 : prompt.index("*")]
     towards = -1 if "<" in changes else 1

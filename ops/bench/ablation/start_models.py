@@ -1,8 +1,7 @@
 """The models that the tables on long chains start from: a policy of mixed quality, and a reward
 model for the critic.
 
-*Consumes* the demo's start model and a seed. *Produces* Hugging Face folders. *Waits for* nothing;
-minutes of a core.
+They are Hugging Face folders, made from the demo's start model and a seed in minutes of a core.
 
     python -m ops.bench.ablation.start_models --out ops/bench/ablation/policy
 
@@ -10,10 +9,10 @@ minutes of a core.
 terms by their letters and counts. Demonstrations that turn back at an end of the scale
 (``long_chains``) make it err where a chain is decided, while sampling finds right responses.
 
-**The reward model** is made before a table, from that policy's layers under a scalar head. It is
-taught from pairs of a right and a wrong response to one prompt (Bradley-Terry), by their last token
-alone, as a reward model is. What it says of earlier tokens was never taught, and its scale is its
-own. VAPO's baseline starts its critic so, and VC-PPO tells what the bias does.
+**The reward model** is made before a table, from that policy's layers under a scalar head. It
+learns from pairs of a right and a wrong response to one prompt (Bradley-Terry). Their last token
+alone counts, as for any reward model. Its scores of earlier tokens were never taught, and its scale
+is its own. VAPO's baseline starts its critic so, and VC-PPO describes the effect of the bias.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Means over seeds with their intervals, and ratios of the same seeds.
-
-*Consumes* a figure a seed. *Produces* mean, median, and the 95 % interval of the mean by Student's
-t. *Waits for* nothing.
+"""Means over seeds with their intervals: mean, median, and the 95 % interval of the mean by
+Student's t.
 """
 
 from __future__ import annotations

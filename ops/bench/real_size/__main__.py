@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Make the missing files, run, and print the figures."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.bench.real_size",
-        description="Run the smallest real model with default settings, and tell what it took.",
+        description="Run the smallest real model with default settings, and print its figures.",
     )
     parser.add_argument("--updates", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--neighbours", action="store_true", help="keep as many processes busy as there are cores")

@@ -281,7 +281,7 @@ def in_a_condition_or_of_others(solution: Solution, rng: random.Random) -> str:
         solution,
         rng,
         "If the answer is {right}, then the shop is open.",
-        "Some say the answer is {right}.",
+        "Some think the answer is {right}.",
         "Suppose the answer is {right}.",
         "Assuming the answer is {right} we can go on.",
         "It is unclear whether the answer is {right}.",

@@ -176,7 +176,8 @@ def _sheep(rng: random.Random) -> Solution:
     first, times = rng.randint(2, 90), rng.randint(2, 9)
     second, both = times * first, first + times * first
     return Solution(
-        f"If one farm has {first} sheep, the second could have {times} * {first} = <<{times}*{first}={second}>>{second} sheep\n"
+        f"If one farm has {first} sheep, the second could have "
+        f"{times} * {first} = <<{times}*{first}={second}>>{second} sheep.\n"
         f"So if none of them are sold then together they have {first} + {second} = <<{first}+{second}={both}>>{both} sheep",
         str(both),
         "sheep",
@@ -188,7 +189,7 @@ def _class(rng: random.Random) -> Solution:
     others = pupils - rest
     return Solution(
         f"Of the class {rest} do not like cake\n"
-        f"Some might guess {pupils}, but {pupils} - {rest} = <<{pupils}-{rest}={others}>>{others} others say that they do",
+        f"Some might guess {pupils}, but {pupils} - {rest} = <<{pupils}-{rest}={others}>>{others} others like it",
         str(others),
         "pupils",
     )

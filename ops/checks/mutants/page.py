@@ -11,10 +11,11 @@ from ops.checks.mutants.trial import Outcome, Result
 
 _HEAD = """# Learning mutants
 
-Each mutant is one small change that makes a run learn wrongly. It is made in a copy of the tree, and the tests that should
-notice are run there, fleets never. The list is `ops/checks/mutants/catalogue.toml`; `make mutants` runs it and writes this
-page and `ops/results/mutants.json`. A survivor is a change that these tests do not notice. An equivalent computes the same as
-the original, and says why.
+Each mutant is one small change that makes a run learn wrongly. It is made in a copy of the tree.
+The tests that should notice are run there, fleets never. The list is
+`ops/checks/mutants/catalogue.toml`; `make mutants` runs it and writes this page and
+`ops/results/mutants.json`. A survivor is a change that these tests do not notice. An equivalent
+computes the same as the original, and has a reason.
 """
 
 

@@ -187,7 +187,7 @@ TAMPERED: list[tuple[str, Callable[[Sequence[Event]], list[Event]], str]] = [
     (
         "true ends",
         without(lambda e: isinstance(e, Told) and e.how is Ending.DOWN),
-        "stopped 2 times (stopped by a signal; stopped by `headrace down`), told to 1 times",
+        "stopped 2 times (stopped by a signal; stopped by `headrace down`), by order 1 times",
     ),
     (
         "true ends",

@@ -290,7 +290,7 @@ def test_the_verifier_judges_about_half_as_right_until_it_is_told_to_fail(tmp_pa
     assert 0.4 < np.mean(judge(responses)) < 0.6
     assert judge(responses) == judge(responses)
     switch.write_text("raise")
-    with pytest.raises(RuntimeError, match="asked this verifier to raise"):
+    with pytest.raises(RuntimeError, match="orders this verifier to raise"):
         judge(responses)
 
 

@@ -30,5 +30,5 @@ async def test_a_chunk_that_one_ledger_lost_is_noticed(redis_client) -> None:
     await story.compare_everything()
     stored = await redis_client.keys(keys.prefix(RUN) + "chunk:*")
     await redis_client.hset(stored[0], "blob", b"something else")
-    with pytest.raises(Divergence, match="memory says"):
+    with pytest.raises(Divergence, match="memory has"):
         await story.compare_everything()
