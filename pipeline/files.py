@@ -33,8 +33,8 @@ def write_private(path: Path, data: bytes) -> None:
 
 def cut(path: Path, *, max_bytes: int = MAX_BYTES, kept_bytes: int = KEPT_BYTES) -> bool:
     """Cut a file above ``max_bytes`` to its last whole lines within ``kept_bytes``; return whether.
-    A process that appends to the file (a worker's output, the ledger server's log) continues at the
-    new end. A line written at that very moment may be lost. Raises OSError."""
+    A process that appends to the file continues at the new end; a line written at that very moment
+    may be lost. Raises OSError."""
     try:
         if path.stat().st_size <= max_bytes:
             return False

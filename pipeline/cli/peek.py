@@ -1,5 +1,4 @@
-"""``headrace peek``: list the ledger's chunks, or show one with its scores, as text or as
-messages."""
+"""``headrace peek``: list the ledger's chunks, or show one with its scores, as text or messages."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""``headrace replay``: repeat the learner's part of a run from its update log, and compare bit by
-bit.
+"""``headrace replay``: repeat the learner's part of a run from its update log, and compare bits.
 
 *Consumes* a run's folder. *Produces* the output of ``workers.replay``, a process of its own, since
 commands import no torch. *Waits for* that process."""

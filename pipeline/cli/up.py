@@ -108,13 +108,9 @@ def up(
 def carry_out(
     config: RunConfig, prepare: Callable[[], Path], *, is_live: bool, begin: Callable[[Path], None] | None = None
 ) -> RunOutcome:
-    """Check a resolved configuration, then run it to its end.
-
-    Args:
-        config: The run.
-        prepare: Makes or finds the run's folder. It is called once the configuration is found good.
-        begin: Called with the locked run folder, before anything is started.
-        is_live: Show the live view instead of a line every few seconds."""
+    """Check a resolved configuration, then run it to its end. ``prepare`` makes or finds the run's
+    folder; it is called once the configuration is found good. ``begin`` is called with the locked
+    run folder, before anything is started."""
     from pipeline.observability.live_view import LiveView, PlainView
     from pipeline.preflight.checks import preflight
     from pipeline.runtime.log import log_to_stderr, open_log

@@ -38,7 +38,7 @@ Origins = dict[tuple[str, ...], str]
 
 
 def load_config(files: Iterable[Path], overrides: Iterable[str] = ()) -> RunConfig:
-    """Merge ``files`` (later wins), then ``overrides`` (``section.key=value``), into one checked
+    """Merge ``files`` (later wins) and ``overrides`` (``section.key=value``) into one
     configuration. Raises ConfigError: a file is missing or not TOML, a key is unknown, or a value
     does not fit."""
     merged: Tree = {}

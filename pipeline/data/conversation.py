@@ -18,8 +18,7 @@ MESSAGES = "messages"
 
 
 def conversation_tokens(tokenizer: TextTokenizer, prompt: Prompt, response: str) -> np.ndarray:
-    """Return int32 [tokens of prompt and response]. Raises DataError when the chat template refuses
-    them."""
+    """Return int32 [tokens]. Raises DataError when the chat template refuses the messages."""
     if not tokenizer.has_chat_template:
         return np.array(tokenizer.encode(prompt.text + response), np.int32)
     before = prompt.extra.get(MESSAGES) or [{"role": "user", "content": prompt.text}]

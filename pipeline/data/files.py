@@ -64,8 +64,7 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
 
 
 def count_rows(path: Path) -> int:
-    """Return about how many rows ``read_rows`` yields: lines, or rows of a Parquet file. Raises
-    DataError in the same cases."""
+    """Return about how many rows ``read_rows`` yields. Raises DataError in the same cases."""
     # raises for a wrong name
     read_rows(path)
     if path.suffix.lower() == ".parquet":

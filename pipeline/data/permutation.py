@@ -14,8 +14,8 @@ _MASK = (1 << 64) - 1
 
 
 def permuted(index: int, size: int, *, seed: int, epoch: int) -> int:
-    """Return where ``index`` of ``range(size)`` goes in the given epoch; distinct indices go to
-    distinct places. Raises IndexError: ``index`` is outside the range."""
+    """Return where ``index`` of ``range(size)`` goes in an epoch; distinct indices, distinct
+    places. Raises IndexError when ``index`` is outside the range."""
     if not 0 <= index < size:
         raise IndexError(f"index {index} is outside range({size})")
     if size == 1:
@@ -37,8 +37,7 @@ def _feistel(value: int, half_bits: int, key: int) -> int:
 
 
 def _mix(value: int) -> int:
-    """One step of SplitMix64: a bijection of 64-bit integers that spreads every bit (Steele and
-    others, 2014)."""
+    """One step of SplitMix64 (Steele and others, 2014): a bijection of 64-bit integers."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

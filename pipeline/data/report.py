@@ -1,12 +1,9 @@
-"""The numbers of lines that were read and skipped, with the first examples of each reason.
-
-Its size in memory is fixed."""
+"""Lines read and skipped, with the first examples of each reason. Its size in memory is fixed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 MAX_EXAMPLES = 3
 
@@ -30,7 +27,7 @@ class SkipReason(StrEnum):
 
 @dataclass(slots=True)
 class DataReport:
-    """Lines read and skipped. Printed before a run starts, and on demand."""
+    """Lines read and skipped."""
 
     num_lines: int = 0
     """Lines read, blank ones aside."""
@@ -68,13 +65,3 @@ class DataReport:
             said.append(f"skipped {count} ({reason}), first:")
             said.extend(f"  {example}" for example in self.examples[reason])
         return said
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values, for ``--json``."""
-        return {
-            "num_lines": self.num_lines,
-            "num_prompts": self.num_prompts,
-            "max_tokens": self.max_tokens,
-            "skipped": {str(reason): count for reason, count in self.skipped.items()},
-            "examples": {str(reason): list(examples) for reason, examples in self.examples.items()},
-        }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from pipeline.data.files import BadRow, read_rows
 from pipeline.data.lines import PromptLine, Unusable, parse_line
 from pipeline.data.permutation import permuted
 from pipeline.data.report import DataReport, SkipReason
-from pipeline.data.tokenizer import PromptTokenizer
+from pipeline.data.tokenizer import TextTokenizer
 from pipeline.rewards.registry import resolve, resolve_named
 from protocol.errors import ConfigError, DataError
 from protocol.trajectory import Prompt
@@ -50,75 +50,31 @@ _decode = msgspec.msgpack.Decoder(_PromptRecord).decode
 
 
 class PromptSource:
-    """Training and evaluation prompts of a run. Made by ``load``."""
+    """Training and evaluation prompts of a run."""
 
-    def __init__(
-        self,
-        train: Sequence[bytes],
-        evaluation: Sequence[bytes],
-        *,
-        report: DataReport,
-        evaluation_report: DataReport,
-        seed: int,
-        shuffle: bool,
-        digest: str,
-        verifiers: frozenset[str],
-    ) -> None:
-        self._train = train
-        self._evaluation = evaluation
-        self._seed = seed
-        self._shuffle = shuffle
-        self.report = report
-        """Lines of the training files."""
-        self.evaluation_report = evaluation_report
-        self.digest = digest
-        """Hex SHA-256 of every prompt as it will be sampled (so of files, template, limits,
-        tokenizer), of seed and order."""
-        self.verifiers = verifiers
-        """Names of all verifiers that lines or the configuration ask for; each is registered, or
-        named by the configuration."""
-
-    @classmethod
-    def load(cls, config: RunConfig, tokenizer: PromptTokenizer) -> PromptSource:
-        """Read all prompt files of a configuration.
-
-        Args:
-            config: its data section and seed are read.
-            tokenizer: ``TextTokenizer``, or anything with its ``encode`` and ``render_chat``.
-
-        Raises:
-            DataError: a file is missing or unreadable, or no line of the training or of the
-                evaluation files is usable.
-            ConfigError: the template has no place for the prompt, or a verifier does not exist."""
+    def __init__(self, config: RunConfig, tokenizer: TextTokenizer) -> None:
+        """Read all prompt files of a configuration. Raises DataError: a file is missing or
+        unreadable, or no line of the training or of the evaluation files is usable. Raises
+        ConfigError: the template has no place for the prompt, or a verifier does not exist."""
         data = config.data
         if _HOLE not in data.prompt_template:
             raise ConfigError(f"data.prompt_template is {data.prompt_template!r}; it must contain {_HOLE}")
         resolve(data.verifier)
-        reader = _Reader(
-            tokenizer,
-            data.prompt_template,
-            data.verifier,
-            config.verifier_paths,
-            data.max_prompt_tokens,
-            data.max_answer_chars,
-            keep_messages=config.reward.model is not None,
-        )
-        train, report = reader.read(data.train)
-        evaluation, evaluation_report = reader.read(data.evaluation) if data.evaluation else ([], DataReport())
-        settings = [config.run.seed, data.shuffle, len(train), getattr(tokenizer, "digest", "")]
+        reader = _Reader(tokenizer, config)
+        self._seed, self._shuffle = config.run.seed, data.shuffle
+        self._train, self.report = reader.read(data.train)
+        self._evaluation, self.evaluation_report = [], DataReport()
+        if data.evaluation:
+            self._evaluation, self.evaluation_report = reader.read(data.evaluation)
+        settings = [self._seed, self._shuffle, len(self._train), tokenizer.digest]
         hasher = hashlib.sha256(json.dumps(settings).encode())
-        for stored in (*train, *evaluation):
+        for stored in (*self._train, *self._evaluation):
             hasher.update(stored)
-        return cls(
-            train,
-            evaluation,
-            report=report,
-            evaluation_report=evaluation_report,
-            seed=config.run.seed,
-            shuffle=data.shuffle,
-            digest=hasher.hexdigest(),
-            verifiers=frozenset(reader.verifiers),
-        )
+        self.digest = hasher.hexdigest()
+        """Of every prompt as it will be sampled (so of files, template, limits, tokenizer), of seed
+        and order."""
+        self.verifiers = frozenset(reader.verifiers)
+        """Verifiers that lines or the configuration name; each is registered or configured."""
 
     @property
     def num_prompts(self) -> int:
@@ -131,8 +87,8 @@ class PromptSource:
         return len(self._evaluation)
 
     def at(self, position: int) -> Prompt:
-        """Return the training prompt at a position of the endless stream, from 0. Raises IndexError
-        below 0."""
+        """Return the training prompt at a position of the endless stream. Raises IndexError below
+        0."""
         if position < 0:
             raise IndexError(f"position {position} is before the first prompt")
         epoch, index = divmod(position, len(self._train))
@@ -141,16 +97,16 @@ class PromptSource:
         return _prompt(self._train[index])
 
     def evaluation_at(self, index: int) -> Prompt:
-        """Return a held-out prompt, in the order of the files. Raises IndexError outside 0 ..
-        num_evaluation_prompts - 1."""
+        """Return a held-out prompt, in the order of the files. Raises IndexError outside of
+        them."""
         if not 0 <= index < len(self._evaluation):
             raise IndexError(f"evaluation prompt {index} is outside the {len(self._evaluation)} held-out prompts")
         return _prompt(self._evaluation[index])
 
     def overlap(self) -> list[tuple[str, str]]:
-        """Return the id of each held-out prompt that is a training prompt too, with the first such
-        one's, in the files' order. Two prompts are the same when their texts, as they are sampled,
-        differ at most in white space."""
+        """Return, by file order, the id of each held-out prompt that is a training prompt too, with
+        the first such one's. Two prompts are the same when their sampled texts differ at most in
+        white space."""
         held_out = [(prompt.prompt_id, _essence(prompt.text)) for prompt in map(_prompt, self._evaluation)]
         wanted = {essence for _, essence in held_out}
         trained: dict[str, str] = {}
@@ -163,25 +119,12 @@ class PromptSource:
 class _Reader:
     """Reads files into stored prompts under one set of rules."""
 
-    def __init__(
-        self,
-        tokenizer: PromptTokenizer,
-        template: str,
-        verifier: str,
-        configured: frozenset[str],
-        max_prompt_tokens: int,
-        max_answer_chars: int,
-        *,
-        keep_messages: bool,
-    ) -> None:
-        self._configured = configured
+    def __init__(self, tokenizer: TextTokenizer, config: RunConfig) -> None:
         self._tokenizer = tokenizer
-        self._template = template
-        self._verifier = verifier
-        self._max_prompt_tokens = max_prompt_tokens
-        self._max_answer_chars = max_answer_chars
-        self._keep_messages = keep_messages
-        self.verifiers = {verifier}
+        self._data = config.data
+        self._configured = config.verifier_paths
+        self._keep_messages = config.reward.model is not None
+        self.verifiers = {config.data.verifier}
 
     def read(self, paths: Iterable[Path]) -> tuple[list[bytes], DataReport]:
         stored: list[bytes] = []
@@ -193,7 +136,7 @@ class _Reader:
                 if isinstance(row, BadRow):
                     report.skip(SkipReason(row.problem.value), where, row.detail)
                     continue
-                prompt = self._prompt(parse_line(row.columns, self._verifier), f"{label}:{row.line}", where)
+                prompt = self._prompt(parse_line(row.columns, self._data.verifier), f"{label}:{row.line}", where)
                 if isinstance(prompt, Unusable):
                     report.skip(prompt.reason, where, prompt.detail)
                 elif prompt.prompt_id in seen:
@@ -210,7 +153,7 @@ class _Reader:
     def _prompt(self, line: PromptLine | Unusable, default_id: str, where: str) -> _PromptRecord | Unusable:
         if isinstance(line, Unusable):
             return line
-        verifier = line.verifier or self._verifier
+        verifier = line.verifier or self._data.verifier
         extra = line.extra
         if verifier not in self.verifiers:
             try:
@@ -219,7 +162,7 @@ class _Reader:
                 raise ConfigError(f"{where}: {error}") from None
             self.verifiers.add(verifier)
         if isinstance(line.prompt, str):
-            text = self._template.replace(_HOLE, line.prompt)
+            text = self._data.prompt_template.replace(_HOLE, line.prompt)
             tokens = self._tokenizer.encode(text)
         else:
             try:
@@ -228,20 +171,20 @@ class _Reader:
                 return Unusable(SkipReason.BAD_TEMPLATE, str(error))
             if self._keep_messages:
                 extra = {**extra, MESSAGES: line.prompt}
-        if len(line.answer) > self._max_answer_chars:
-            detail = f"{len(line.answer)} characters; data.max_answer_chars is {self._max_answer_chars}"
+        if len(line.answer) > self._data.max_answer_chars:
+            detail = f"{len(line.answer)} characters; data.max_answer_chars is {self._data.max_answer_chars}"
             return Unusable(SkipReason.OVERLONG_ANSWER, detail)
         if not tokens:
             return Unusable(SkipReason.EMPTY_PROMPT, "the prompt has no tokens")
-        if len(tokens) > self._max_prompt_tokens:
-            detail = f"{len(tokens)} tokens; data.max_prompt_tokens is {self._max_prompt_tokens}"
+        if len(tokens) > self._data.max_prompt_tokens:
+            detail = f"{len(tokens)} tokens; data.max_prompt_tokens is {self._data.max_prompt_tokens}"
             return Unusable(SkipReason.OVERLONG, detail)
         packed = np.asarray(tokens, dtype="<i4").tobytes()
         return _PromptRecord(line.id or default_id, packed, text, line.answer, verifier, extra)
 
 
 def _labelled(paths: Iterable[Path]) -> list[tuple[Path, str]]:
-    """Name each file by its stem; a stem that came before gets a number, so that prompt ids stay
+    """Name each file by its stem, with a number if it came before, so that prompt ids stay
     distinct."""
     labelled: list[tuple[Path, str]] = []
     taken: dict[str, int] = {}

@@ -1,8 +1,7 @@
-"""The environment in which Hugging Face chat templates render.
+"""The environment in which Hugging Face chat templates render: a sandboxed Jinja environment.
 
-The environment is a sandboxed Jinja environment. White space is trimmed around blocks, and JSON is
-not escaped for HTML. It has ``break``, ``continue`` and ``raise_exception``. ``{% generation %}``
-blocks render as their content."""
+White space is trimmed around blocks, and JSON is not escaped for HTML. It has ``break``,
+``continue`` and ``raise_exception``. ``{% generation %}`` blocks render as their content."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ import jinja2.sandbox
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}...{% endgeneration %}`` marks the assistant's words for training; a prompt
-    only wants the words."""
+    """``{% generation %}...{% endgeneration %}`` marks the assistant's words: a prompt has the
+    words."""
 
     tags = {"generation"}  # noqa: RUF012  jinja's own declaration
 
@@ -30,9 +29,8 @@ class _Generation(jinja2.ext.Extension):
 
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     """Make an environment for chat templates."""
-    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
+    extensions = [_Generation, jinja2.ext.loopcontrols]
+    made = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     made.filters["tojson"] = _to_json
     made.globals["raise_exception"] = _raise
     return made

@@ -1,5 +1,4 @@
-"""A model folder's tokenizer without torch: text to tokens, chat messages to a prompt, tokens to
-text.
+"""A model folder's tokenizer without torch: text or chat messages to tokens, tokens to text.
 
 Token ids and text are the same as those of ``transformers.AutoTokenizer``. Only the ``tokenizers``
 package is loaded (20 ms). Importing AutoTokenizer imports torch (2.4 s and a few hundred MB), which
@@ -15,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from protocol.errors import DataError
 
@@ -27,19 +26,6 @@ _TOKENIZER = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
 _TEMPLATE = "chat_template.jinja"
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
-
-
-class PromptTokenizer(Protocol):
-    """The methods of a tokenizer that reading prompts needs; any object with these two will do."""
-
-    def encode(self, text: str) -> Sequence[int]:
-        """Return token ids, with the tokenizer's own special tokens (such as a first token)
-        added."""
-        ...
-
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[int]]:
-        """Return the prompt text that the chat template makes of messages, and its token ids."""
-        ...
 
 
 class TextTokenizer:
@@ -75,8 +61,8 @@ class TextTokenizer:
         return self._tokenizer.token_to_id(token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids, by default with the tokenizer's special tokens (such as a first token)
-        added."""
+        """Return token ids, by default with the tokenizer's special tokens (such as a first
+        token)."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -84,23 +70,20 @@ class TextTokenizer:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation; as a prompt, up to where the assistant's answer
-        begins, or else as it stands. Raises DataError: there is no chat template, or it refuses
-        these messages."""
+        """Return a conversation as text; as a prompt, up to where the assistant's answer begins.
+        Raises DataError: there is no chat template, or it refuses these messages."""
         import jinja2
 
         if self._template is None:
             self._template = self._compile()
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._special_tokens
-            )
+            settings = {"add_generation_prompt": add_generation_prompt, **self._special_tokens}
+            return self._template.render(messages=messages, **settings)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise DataError(f"the chat template refuses these messages: {error}") from error
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
-        """Return the prompt text that the chat template makes of messages, and its token ids.
-        Raises DataError."""
+        """Return the chat template's prompt text and its token ids. Raises DataError."""
         text = self.apply_chat_template(messages)
         # the template writes them itself
         return text, self.encode(text, add_special_tokens=False)
@@ -168,7 +151,6 @@ def _template_of(path: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _token_text(token: object) -> str | None:
-    """A special token is written as text, or as an object with its text under ``content``."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None

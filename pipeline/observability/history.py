@@ -116,9 +116,8 @@ class History:
 
     @classmethod
     def resume(cls, path: Path, *, last_version: int) -> Self:
-        """Open for appending, without rows after ``last_version`` and without a line cut short.
-        ``last_version`` is a step for value rows. Raises DataError for a damaged line before the
-        last."""
+        """Open for appending, without a line cut short and without rows after ``last_version``,
+        which is a step for value rows. Raises DataError for a damaged line before the last."""
         if path.exists():
             rows = [row for row in read_history(path) if _place(row) <= last_version]
             partial = path.with_suffix(".partial")
@@ -144,9 +143,8 @@ class History:
 
 
 def read_history(path: Path) -> Iterator[Row]:
-    """Yield every whole row, oldest first; nothing without a file. Unknown kinds of rows and
-    unknown fields are skipped. Raises DataError, with the line's number, for a damaged line before
-    the last."""
+    """Yield every whole row of known kind, oldest first; nothing without a file. Unknown fields are
+    skipped. Raises DataError, with the line's number, for a damaged line before the last."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:

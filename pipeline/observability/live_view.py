@@ -157,8 +157,7 @@ class LiveView(View):
 
     def render(self, snapshot: RunSnapshot, *, is_last: bool = False) -> RenderableType:
         """Return the picture; the last one is without workers, which have ended. On a terminal with
-        too few lines, a worker has one line. If that is still too much, the last workers are left
-        out."""
+        too few lines, a worker has one line; if need be, the last workers are left out."""
         progress = self._progress()
         if is_last or not (snapshot.heartbeats or snapshot.absent):
             return self._panel(progress, snapshot, [])

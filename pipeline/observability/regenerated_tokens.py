@@ -29,8 +29,7 @@ class SampledTokenCounts:
         self._file = os.open(folder / f"{who.worker}.{who.epoch}", os.O_WRONLY | os.O_CREAT, 0o600)
 
     def write(self, *, num_sampled: int, num_refused: int, num_held: int) -> None:
-        """Write the tokens sampled, those of them refused by the ledger, and the trajectories
-        held."""
+        """Write the tokens sampled, those refused by the ledger, and the trajectories held."""
         os.pwrite(self._file, _NUMBERS.pack(num_sampled, num_refused, num_held), 0)
 
     def close(self) -> None:
@@ -73,13 +72,8 @@ class RegeneratedTokens:
 def read_regenerated(
     run_dir: Path, stored: Mapping[str, int], live: Collection[str], *, window_tokens: int
 ) -> list[RegeneratedTokens]:
-    """Return one row an incarnation that has sampled, by name.
-
-    Args:
-        run_dir: The run's folder.
-        stored: Tokens in the ledger by incarnation (``Audit.tokens_stored``).
-        live: Living incarnations.
-        window_tokens: The run's longest window."""
+    """Return one row an incarnation that has sampled, by name. ``stored``: tokens in the ledger by
+    incarnation (``Audit.tokens_stored``). ``live``: living incarnations."""
     rows: list[RegeneratedTokens] = []
     for path in sorted((run_dir / FOLDER).glob("*.*")):
         worker, _, epoch = path.name.rpartition(".")

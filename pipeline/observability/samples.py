@@ -1,5 +1,4 @@
-"""Responses to read, of updates all over a run: ``<run_dir>/samples.jsonl``, one JSON object a
-line.
+"""Responses to read, of updates all over a run: ``samples.jsonl``, one JSON object a line.
 
 The file is bounded. At twice ``samples.keep_updates`` updates, the newest are kept, and of the
 older those at even distances. Long texts lose their middle. Only the owner can read the file. A
@@ -140,8 +139,8 @@ def read_samples(path: Path) -> Iterator[ResponseSample]:
 
 
 def kept_updates(updates: Sequence[int], number: int) -> set[int]:
-    """Return about ``number`` of ascending updates: the first, the newest half, and half evenly
-    over all. The older ones are multiples of a power of two: an update once left out stays out."""
+    """Return about ``number`` of ascending updates: the first, the newest half, half evenly over
+    all. The older ones are multiples of a power of two: an update once left out stays out."""
     half = max(1, number // 2)
     stride = 1
     while updates[-1] // stride > half:
@@ -150,8 +149,7 @@ def kept_updates(updates: Sequence[int], number: int) -> set[int]:
 
 
 def spread(samples: Sequence[ResponseSample], num_updates: int) -> list[ResponseSample]:
-    """Return the samples of at most ``num_updates`` updates: the first, the last, evenly
-    between."""
+    """Return the samples of at most ``num_updates`` updates: first, last, evenly between."""
     updates = sorted({sample.update for sample in samples})
     kept = set(_evenly(updates, num_updates))
     return [sample for sample in samples if sample.update in kept]
@@ -167,8 +165,7 @@ def _finished(units: Sequence[ClaimedUnit], update: int) -> Iterator[tuple[Score
 
 
 def _choose(found: Iterable[tuple[ScoredChunk, ...]], number: int) -> list[tuple[ScoredChunk, ...]]:
-    """Return ``number`` responses of the first group or groups: the worst, the best, evenly
-    between."""
+    """Return ``number`` responses of the first group or groups: worst, best, evenly between."""
     first: list[tuple[ScoredChunk, ...]] = []
     group = None
     for chunks in found:

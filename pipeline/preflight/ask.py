@@ -16,10 +16,9 @@ _LAST_LINES = 12
 
 
 def ask(module: str, config: RunConfig, *, timeout_s: float) -> str | None:
-    """Run a module's check of a configuration in a process of its own; return its refusal.
-
-    The module's ``main`` takes the file from the command line. The refusal is the last lines on
-    standard error; None without one. Raises TimeoutError: it has not answered in time, and was
+    """Run a module's check of a configuration in a process of its own; return its refusal. The
+    module's ``main`` takes the file from the command line. The refusal is the last lines on
+    standard error; None without one. Raises TimeoutError: no answer in time; the process was
     ended."""
     with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
         path = Path(folder) / "config.toml"

@@ -56,12 +56,8 @@ class Preflight:
 
 
 def preflight(config: RunConfig) -> Preflight:
-    """Check model, data, verifiers and addresses.
-
-    Raises:
-        ConfigError: a setting would make the run fail.
-        DataError: a file would make the run fail.
-        LedgerUnavailable: the configured ledger server does not answer."""
+    """Check model, data, verifiers and addresses. Raises ConfigError or DataError for a setting or
+    a file that would make the run fail, LedgerUnavailable for a server that does not answer."""
     check_fleet_size(desired_counts(config), config.fleet.max_workers, this_machine())
     model = read_model_config(config.model.path)
     if config.model.reference_path is not None:
@@ -69,7 +65,7 @@ def preflight(config: RunConfig) -> Preflight:
     if config.value.path is not None and config.declaration.has_critic:
         value_source(config.value.path)
     _check_reward_model(config)
-    source = PromptSource.load(config, load_text_tokenizer(config.model.path))
+    source = PromptSource(config, load_text_tokenizer(config.model.path))
     findings = [f"model: {config.model.path} ({model.get('model_type', 'unknown type')})"]
     findings += [f"training: {line}" for line in source.report.lines()]
     if config.data.evaluation:
@@ -111,8 +107,7 @@ def preflight(config: RunConfig) -> Preflight:
 
 
 def _check_held_out(config: RunConfig, source: PromptSource) -> list[str]:
-    """Return the allowed overlap of training and evaluation prompts. Raises DataError for
-    another."""
+    """Return the allowed overlap of the prompts, in words. Raises DataError for another."""
     both = source.overlap()
     if not both:
         return []
@@ -173,11 +168,8 @@ def _check_conversation(judge: RewardModelSection, source: PromptSource) -> None
 
 
 async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
-    """Return warnings about a running server's promises; an embedded one is started later.
-
-    Raises:
-        ConfigError: the server would lose parts of the ledger.
-        LedgerUnavailable: it does not answer."""
+    """Return warnings about a running server's promises. Raises ConfigError when the server would
+    lose parts of the ledger, LedgerUnavailable when it does not answer."""
     url = external_url(config.ledger.url, os.environ)
     if url is None:
         return ()

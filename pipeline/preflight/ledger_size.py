@@ -44,13 +44,8 @@ class LedgerLoad:
 
 
 def response_bytes(*, length: int, window: int, prompt: int, num_fields: int) -> int:
-    """Return the bytes of all chunks of one response.
-
-    Args:
-        length: Its tokens.
-        window: Most tokens of a chunk.
-        prompt: Tokens of its prompt.
-        num_fields: Scores with a number a token: reference log-probs, values."""
+    """Return the bytes of all chunks of one response of ``length`` tokens after ``prompt`` tokens.
+    A chunk has at most ``window`` tokens. ``num_fields`` scores have a number a token."""
     num_chunks = math.ceil(length / window)
     prefixes = _FIELD_BYTES * window * num_chunks * (num_chunks - 1) // 2
     tokens = (_TOKEN_BYTES + _FIELD_BYTES * num_fields) * length

@@ -14,15 +14,9 @@ from protocol.errors import ConfigError
 
 
 def check_lora(config: RunConfig, version: str | None = None) -> list[str]:
-    """Check the learner's requirements of peft; return lines for the operator.
-
-    Args:
-        config: The run.
-        version: peft's; looked up when absent.
-
-    Raises:
-        ConfigError: peft is needed and not here, or in another version, or the start model has no
-            layer of a name."""
+    """Check the learner's requirements of peft, ``version`` or the installed one; return lines for
+    the operator. Raises ConfigError: peft is not here, has another version, or the model lacks a
+    layer."""
     lora = config.learner.lora
     if not lora.rank:
         return []

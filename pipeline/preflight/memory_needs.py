@@ -92,14 +92,8 @@ def needs(
     *,
     on_cpu: Callable[[str], bool],
 ) -> list[Need]:
-    """Return the host memory of each process of a run, then that of the host itself.
-
-    Args:
-        config: The run.
-        shape: The policy's.
-        counts: Workers by role.
-        value_shape: The value model's, or None.
-        on_cpu: Whether a configured device is the CPU."""
+    """Return the host memory of each process of a run (``counts`` workers by role), then that of
+    the host itself. ``on_cpu`` returns whether a configured device is the CPU."""
     found: list[Need] = []
     if config.learner.backend != "emulated" and counts.get(Role.LEARNER):
         is_here = on_cpu(config.model.device)
@@ -225,8 +219,7 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
 
 
 def read_shape(model: Path, config: Mapping[str, Any]) -> Shape | None:
-    """Return a model's shape, from ``config.json`` and its weights' headers; None if they lack
-    it."""
+    """Return a model's shape, by ``config.json`` and its weights' headers; None if they lack it."""
     text: Mapping[str, Any] = config.get("text_config") or config
     try:
         hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])

@@ -37,8 +37,7 @@ def weight_bytes(folder: Path) -> int:
 
 
 def loading(folder: Path) -> str:
-    """Return the detail that a worker reports while it loads a model: name and size of its
-    files."""
+    """Return what a worker reports while it loads a model: name and size of its files."""
     try:
         return f"loading {folder.name}, {weight_bytes(folder) / 1e6:,.0f} MB"
     except (DataError, OSError):

@@ -1,11 +1,9 @@
-"""Checks that ranks can train a run, before anything is started and without importing DeepSpeed
-here.
+"""Checks that ranks can train a run, before anything is started, without importing DeepSpeed.
 
 Conditions between settings are checked in ``pipeline.config.schema``.
 
-**Versions.** DeepSpeed from MIN_VERSION up to, but not including, BELOW_VERSION. Besides its
-documented API the learner depends on the place of ZeRO's flat shares, which another version may
-have moved."""
+**Versions.** The extra ``deepspeed`` declares them. Besides its documented API the learner depends
+on the place of ZeRO's flat shares, which another version may have moved."""
 
 from __future__ import annotations
 
@@ -15,14 +13,9 @@ from protocol.errors import ConfigError
 
 
 def check_ranks(config: RunConfig, version: str | None = None) -> list[str]:
-    """Check the requirements of learner and value worker; return lines for the operator.
-
-    Args:
-        config: The run.
-        version: DeepSpeed's; looked up when absent.
-
-    Raises:
-        ConfigError: A backend needs DeepSpeed, and it is absent or has another version."""
+    """Check the requirements of learner and value worker, with ``version`` of DeepSpeed or the
+    installed one; return lines for the operator. Raises ConfigError: it is absent or has another
+    version."""
     lines: list[str] = []
     sections = [("learner", config.learner), *([("value", config.value)] if config.has_critic else [])]
     for name, section in sections:

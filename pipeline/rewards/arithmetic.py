@@ -44,16 +44,16 @@ def last_number(text: str) -> Number | None:
 
 
 def _last_run(text: str) -> str:
-    """Return the part of ``text`` that holds its last number, so that the search for it is short.
-    That is the last run of digits, commas and points, with the two characters before it. They are
-    the sign, and the character that decides whether it is one."""
+    """Return the last run of digits, commas and points, which makes the search for a number
+    short. The two characters before it are kept: the sign, and the one that decides whether it is
+    a sign."""
     end = max(text.rfind(digit) for digit in _DIGITS) + 1
     start = len(text[:end].rstrip(_DIGITS + ".,"))
     return text[max(0, start - 2) : end]
 
 
 def exact_number(text: str) -> Number | None:
-    """Return ``text``, surrounding white space aside, as a number; None when it is not exactly
+    """Return ``text``, white space around it aside, as a number; None when it is not exactly
     one."""
     match = _NUMBER.fullmatch(text.strip())
     return None if match is None else _canonical(match)

@@ -25,10 +25,8 @@ def sigmoid(responses: Sequence[Response], /) -> list[VerifierOutcome]:
 
 
 def _by_score(responses: Sequence[Response], accuracy: Callable[[float], float]) -> list[VerifierOutcome]:
-    return [
-        _NO_MODEL if response.model_score is None else Verdict(accuracy=accuracy(response.model_score))
-        for response in responses
-    ]
+    scores = [response.model_score for response in responses]
+    return [_NO_MODEL if score is None else Verdict(accuracy=accuracy(score)) for score in scores]
 
 
 _NO_MODEL = VerifierFailure(

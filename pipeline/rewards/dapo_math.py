@@ -31,16 +31,8 @@ _BOX = "\\boxed{"
 _ANSWER_LINE = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
 
 _REPLACED = (
-    ("an ", ""),
-    ("a ", ""),
-    (".$", "$"),
-    ("\\$", ""),
-    ("\\ ", ""),
-    (" ", ""),
-    ("mbox", "text"),
-    (",\\text{and}", ","),
-    ("\\text{and}", ","),
-    ("\\text{m}", "\\text{}"),
+    *(("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text")),
+    *((",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}")),
 )
 """Replacements in this order: each works on the result of the earlier ones."""
 
@@ -125,8 +117,7 @@ def _unwrapped(line: str) -> str:
 
 
 def _freed(line: str, opening: str) -> str:
-    """Return the line with every ``opening...}`` replaced by its content up to its first closing
-    brace."""
+    """Return the line with every ``opening...}`` replaced by its content up to its first brace."""
     parts: list[str] = []
     position = 0
     while (start := line.find(opening, position)) >= 0:
@@ -139,8 +130,8 @@ def _freed(line: str, opening: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last ``\boxed{...}``, braces balanced; None when there is none or
-    it does not end."""
+    r"""Return the content of the last ``\boxed{...}``, braces balanced; None without one that
+    ends."""
     start = text.rfind(_BOX)
     if start < 0:
         return None

@@ -106,10 +106,8 @@ def _is_right(answer: str, value: str) -> bool:
     expected, got = number_of(answer), number_of(value)
     if expected is not None and got is not None:
         return expected == got or _percent_of(answer) * expected == _percent_of(value) * got
-    if (
-        "=" in value and "=" not in answer and not re.search(r"[,;]", value.replace("{,}", ""))
-        # x = 18, or 9 * 2 = 18: the last side is the answer, the others agree
-    ):
+    # x = 18, or 9 * 2 = 18: the last side is the answer, the others agree
+    if "=" in value and "=" not in answer and not re.search(r"[,;]", value.replace("{,}", "")):
         *before, value = (side.strip() for side in value.split("="))
         if not all(_are_equal(answer, side) for side in before if not re.search(r"[A-Za-z]", _COMMAND.sub("", side))):
             return False
@@ -118,8 +116,7 @@ def _is_right(answer: str, value: str) -> bool:
 
 
 def number_of(value: str) -> Fraction | None:
-    """Return the number that ``value`` is, unit and currency aside; None when it is something
-    else."""
+    """Return the number that ``value`` is, unit and currency aside; None for something else."""
     plain = _FRACTION.sub(r"\1\2/\3", in_words(_SPACES.sub("", value.replace("{,}", ","))).strip(" \t\n$*_`.()"))
     plain = re.sub(r"^\\\(\s*|\s*\\\)$", "", re.sub(r"^[A-Za-z]\s*=\s*", "", plain))
     match = LEADING_NUMBER.match(plain)
@@ -157,8 +154,8 @@ def _are_equal(answer: str, value: str) -> bool:
 
 
 def _holds(gold: list[Any], found: list[Any]) -> bool:
-    """Compare by math-verify, whose own limits of time need SIGALRM and end only pure Python: the
-    sandbox is the limit."""
+    """Compare by math-verify. The sandbox is its limit: its own needs SIGALRM and ends only
+    Python."""
     from math_verify import verify as is_equal
 
     return is_equal(gold, found, timeout_seconds=None)

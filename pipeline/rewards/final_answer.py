@@ -131,8 +131,7 @@ def in_words(value: str) -> str:
 
 
 def flaw(value: str) -> str:
-    """Return why an expression states no single value, as "18 or 21" or "not 18"; empty when it
-    does."""
+    """Return why an expression states no single value, as "18 or 21" or "not 18"; else nothing."""
     plain = in_words(value)
     if _ALTERNATIVES.search(plain):
         return "alternatives"
@@ -158,8 +157,7 @@ def unit_flaw(rest: str) -> str:
 
 
 def goes_on(rest: str) -> bool:
-    r"""Whether an expression goes on after the number at its start: ``18x``, ``18 * 2``, ``2\pi``;
-    not ``18 cm``."""
+    r"""Whether an expression goes on after its first number: ``18x``, ``18 * 2``; not ``18 cm``."""
     if re.match(
         r"\s*(?:[*^=×÷·!]|\\(?:cdot|times|div|pi|sqrt|frac|dfrac|pm|in)\b|[-+/:−]\s*[0-9($\\{]|[x]\s*[0-9])", rest
     ):
@@ -228,8 +226,7 @@ _TAKEN_BACK = re.compile(
 
 
 def _boxes(text: str) -> list[Statement]:
-    """Find every box in one pass over the braces; only the last one can count, so only that is
-    judged."""
+    """Find every box in one pass over the braces, and judge the last: only that can count."""
     found: list[Statement] = []
     opened: list[tuple[int, int] | None] = []
     for match in _BRACES.finditer(text):
@@ -393,8 +390,8 @@ def _ends_with(pattern: re.Pattern[str], text: str) -> bool:
 
 
 def _sentence_start(text: str, place: int) -> int:
-    """Return where the sentence at ``place`` begins; a line break ends a sentence, a decimal point
-    does not."""
+    """Return where the sentence at ``place`` begins; a line break ends one, a decimal point does
+    not."""
     start = max(0, place - _CONTEXT_CHARS)
     for match in _SENTENCE_END.finditer(text, start, place):
         start = match.end()

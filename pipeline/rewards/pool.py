@@ -20,9 +20,10 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Protocol, Self
+from dataclasses import dataclass, field
+from typing import Self
 
+from pipeline.config.learning import RewardSection
 from pipeline.process import work
 from pipeline.process.descendants import session_sizes
 from pipeline.rewards.process import SandboxProcess
@@ -52,32 +53,22 @@ Jobs = dict[VerifierSpec, deque[int]]
 """Indices of responses that wait for a call."""
 
 
-class PoolConfig(Protocol):
-    """The settings of the reward section that the pool reads."""
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Responses, their outcomes so far, and the calls that wait; the tasks of a batch share it."""
 
-    @property
-    def timeout_s(self) -> float:
-        """Time limit of one verifier call."""
-        ...
-
-    @property
-    def processes(self) -> int:
-        """Sandbox processes."""
-        ...
-
-    @property
-    def path(self) -> Sequence[Path]:
-        """Folders with verifiers' modules."""
-        ...
+    responses: Sequence[Response]
+    outcomes: list[VerifierOutcome | None]
+    told: Callable[[int], None]
+    jobs: Jobs = field(default_factory=dict)
 
 
 class VerifierPool:
-    """Scores batches. Use as ``async with VerifierPool(config.reward) as pool`` or call ``start``
-    and ``aclose``."""
+    """Scores batches, as a context manager or between ``start`` and ``aclose``."""
 
     def __init__(
         self,
-        config: PoolConfig,
+        config: RewardSection,
         *,
         configured: Container[str] = (),
         memory_bytes: int = MEMORY_BYTES,
@@ -108,8 +99,8 @@ class VerifierPool:
         return [process.pid for process in self._processes if process.pid is not None]
 
     async def start(self, verifiers: Iterable[str] = ()) -> None:
-        """Load the named verifiers now, so that a wrong name or a module that fails to import is
-        reported at once. Raises ConfigError: a verifier does not exist or cannot be imported."""
+        """Load the named verifiers now, so that a wrong name or a failing import is reported at
+        once. Raises ConfigError: a verifier does not exist or cannot be imported."""
         for spec in {resolve(name) for name in verifiers}:
             if not spec.sandboxed:
                 self._function(spec)
@@ -122,21 +113,18 @@ class VerifierPool:
                 self._idle.put_nowait(process)
             if failure is not None:
                 is_missing = failure.kind is VerifierFailureKind.UNKNOWN_VERIFIER
-                raise ConfigError(
-                    failure.error if is_missing else f"verifier {spec.name!r} cannot be loaded: {failure.error}"
-                )
+                head = "" if is_missing else f"verifier {spec.name!r} cannot be loaded: "
+                raise ConfigError(head + failure.error)
 
     async def score(
         self, responses: Sequence[Response], *, on_judged: Callable[[int], None] | None = None
     ) -> list[VerifierOutcome]:
         """Judge every response by the verifier that it names; outcomes come in the same order.
-
-        ``on_judged`` is called with the number of responses that have just got their outcome.
-
-        Nothing that a verifier does raises here: it becomes the VerifierFailure of its response."""
-        outcomes: list[VerifierOutcome | None] = [None] * len(responses)
+        ``on_judged`` receives the number of responses that have just got their outcome. Nothing
+        that a verifier does raises here: it becomes the VerifierFailure of its response."""
+        batch = _Batch(responses, [None] * len(responses), on_judged or (lambda _: None))
+        outcomes, jobs = batch.outcomes, batch.jobs
         batches: dict[VerifierSpec, list[int]] = {}
-        jobs: Jobs = {}
         for index, response in enumerate(responses):
             try:
                 spec = resolve_named(response.verifier, self._configured)
@@ -147,18 +135,17 @@ class VerifierPool:
                 jobs.setdefault(spec, deque()).append(index)
             else:
                 batches.setdefault(spec, []).append(index)
-        told = on_judged or _nothing
-        told(len(responses) - sum(map(len, (*batches.values(), *jobs.values()))))
+        batch.told(len(responses) - sum(map(len, (*batches.values(), *jobs.values()))))
         for spec, indices in batches.items():
             returned = self._function(spec)([responses[index] for index in indices])
             for index, outcome in zip(indices, checked(returned, len(indices)), strict=True):
                 outcomes[index] = outcome
-            told(len(indices))
+            batch.told(len(indices))
         if jobs:
             num_jobs = sum(map(len, jobs.values()))
             async with self._counted(), asyncio.TaskGroup() as tasks:
                 for _ in range(min(len(self._processes), num_jobs)):
-                    tasks.create_task(self._work(jobs, responses, outcomes, told))
+                    tasks.create_task(self._work(batch))
         return [outcome for outcome in outcomes if outcome is not None]
 
     async def aclose(self) -> None:
@@ -168,8 +155,7 @@ class VerifierPool:
 
     @asynccontextmanager
     async def _counted(self) -> AsyncIterator[None]:
-        """Count the processes of every sandbox while the block runs, and end a sandbox that has too
-        many."""
+        """Count each sandbox's processes while the block runs; end a sandbox that has too many."""
         failed: Exception | None = None
         async with asyncio.TaskGroup() as tasks:
             counting = tasks.create_task(self._count())
@@ -190,63 +176,47 @@ class VerifierPool:
             sandboxes = {process.pid: process for process in self._processes if process.pid is not None}
             for pid, number in (await asyncio.to_thread(session_sizes, sandboxes.keys())).items():
                 if number > self._max_processes:
-                    sandboxes[pid].end_overrun(
-                        f"had {number} processes, at most {self._max_processes} are allowed at once; all were killed"
-                    )
+                    most = f"at most {self._max_processes} are allowed at once"
+                    sandboxes[pid].end_overrun(f"had {number} processes, {most}; all were killed")
             pause_s = max(_COUNT_EVERY_S, (time.perf_counter() - began) / _COUNTING_SHARE)
 
-    async def _work(
-        self,
-        jobs: Jobs,
-        responses: Sequence[Response],
-        outcomes: list[VerifierOutcome | None],
-        told: Callable[[int], None],
-    ) -> None:
+    async def _work(self, batch: _Batch) -> None:
         """Take jobs from those that the tasks of one batch share, until there are none."""
         process = await self._idle.get()
         try:
-            while (spec := next((spec for spec, waiting in jobs.items() if waiting), None)) is not None:
-                waiting = jobs[spec]
+            while (spec := next((spec for spec, waiting in batch.jobs.items() if waiting), None)) is not None:
+                waiting = batch.jobs[spec]
                 indices = [waiting.popleft()]
                 if (failure := await process.load(spec)) is not None:
-                    outcomes[indices[0]] = failure
-                    work.step(1.0 / len(outcomes))
-                    told(1)
+                    batch.outcomes[indices[0]] = failure
+                    work.step(1.0 / len(batch.outcomes))
+                    batch.told(1)
                     continue
                 share = -(-(len(waiting) + 1) // len(self._processes))
                 while waiting and len(indices) < min(process.max_batch(spec), share):
                     indices.append(waiting.popleft())
-                await self._judge(process, spec, indices, responses, outcomes, told)
+                await self._judge(process, spec, indices, batch)
         finally:
             self._idle.put_nowait(process)
 
-    async def _judge(
-        self,
-        process: SandboxProcess,
-        spec: VerifierSpec,
-        indices: list[int],
-        responses: Sequence[Response],
-        outcomes: list[VerifierOutcome | None],
-        told: Callable[[int], None],
-    ) -> None:
-        """Judge by one call; by one each, where that of several fails or is late. Each call counts
-        as a piece of work."""
-        judged = await process.call(spec, [responses[index] for index in indices], self._timeout_s)
+    async def _judge(self, process: SandboxProcess, spec: VerifierSpec, indices: list[int], batch: _Batch) -> None:
+        """Judge by one call; by one each, where that fails or is late. A call is a piece of work."""
+        judged = await process.call(spec, [batch.responses[index] for index in indices], self._timeout_s)
         if len(indices) > 1 and not any(isinstance(outcome, Verdict) and outcome.judged for outcome in judged):
             work.step()
             for index in indices:
-                await self._judge(process, spec, [index], responses, outcomes, told)
+                await self._judge(process, spec, [index], batch)
             return
         if spec.sound and len(indices) == 1 and _has_died(judged[0]):
             work.step()
             # once more: it may have been killed from outside
-            judged = await process.call(spec, [responses[indices[0]]], self._timeout_s)
+            judged = await process.call(spec, [batch.responses[indices[0]]], self._timeout_s)
             if isinstance(again := judged[0], VerifierFailure) and _has_died(again):
                 judged = [not_judged(again.error)]
         for index, outcome in zip(indices, judged, strict=True):
-            outcomes[index] = outcome
-        work.step(len(indices) / len(outcomes))
-        told(len(indices))
+            batch.outcomes[index] = outcome
+        work.step(len(indices) / len(batch.outcomes))
+        batch.told(len(indices))
 
     def _function(self, spec: VerifierSpec) -> Judge:
         if spec.name not in self._in_process:
@@ -255,10 +225,6 @@ class VerifierPool:
                 raise ConfigError(f"verifier {spec.name!r} is async; register it with sandboxed=True")
             self._in_process[spec.name] = judge
         return self._in_process[spec.name]
-
-
-def _nothing(_: int) -> None:
-    """Do nothing with a number."""
 
 
 def _has_died(outcome: VerifierOutcome) -> bool:

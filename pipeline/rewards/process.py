@@ -1,5 +1,4 @@
-"""The parent's end of one sandbox process: start, call within a deadline, kill with all that it
-started.
+"""The parent's end of one sandbox process: start, call within a deadline, kill with its children.
 
 *Consumes* calls. *Produces* outcomes, or a failure with how the process ended. *Waits for* the
 child, never longer than the call's time limit. Then the child is killed, the answer counts as
@@ -79,7 +78,7 @@ class SandboxProcess:
         return self._loaded.get(spec.path, 1)
 
     async def call(self, spec: VerifierSpec, responses: Sequence[Response], timeout_s: float) -> list[VerifierOutcome]:
-        """Judge responses; late ones are wrong. When the child dies, every one of them gets the
+        """Judge responses; late ones are wrong. When the child dies, every response gets the
         failure."""
         reply = await self.load(spec)
         if reply is None:
@@ -120,14 +119,11 @@ class SandboxProcess:
             is_clean = not reply.is_last
         except TimeoutError:
             if responses:
-                late = not_judged(
-                    f"not judged within {timeout_s:g} s; the process of verifier {spec.name!r} was killed"
-                )
+                killed = f"the process of verifier {spec.name!r} was killed"
+                late = not_judged(f"not judged within {timeout_s:g} s; {killed}")
                 return Reply(outcomes=(late,) * len(responses))
-            return VerifierFailure(
-                kind=VerifierFailureKind.NOT_LOADED,
-                error=f"verifier {spec.name!r} had not started and imported after {timeout_s:g} s; its process was killed",
-            )
+            late = f"verifier {spec.name!r} had not started and imported after {timeout_s:g} s; its process was killed"
+            return VerifierFailure(kind=VerifierFailureKind.NOT_LOADED, error=late)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             return _died(spec, await self._how_it_ended(error))
         except msgspec.MsgspecError as error:
@@ -139,8 +135,8 @@ class SandboxProcess:
                 await self.kill()
 
     def _has_ended(self) -> bool:
-        """Whether the child ended since the last call; its closed pipe is seen before its exit
-        code."""
+        """Whether the child ended since the last call; its pipe closes before its exit code is
+        there."""
         process = self._process
         if process is None:
             return False
@@ -187,8 +183,7 @@ class SandboxProcess:
 
 
 def _kill_group(process: asyncio.subprocess.Process) -> None:
-    """Kill a child that is not reaped, so that its number is still its own, with every process of
-    its group, at one blow."""
+    """Kill an unreaped child, whose number is still its own, with every process of its group."""
     # it may have ended by itself a moment ago
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

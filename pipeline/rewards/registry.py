@@ -41,18 +41,11 @@ _SPECS: dict[str, VerifierSpec] = {}
 
 
 def register(name: str, path: str, *, sandboxed: bool = True, sound: bool = False) -> VerifierSpec:
-    """Give ``package.module:function`` a short name.
+    """Give ``package.module:function`` a short name. ``sandboxed`` is False only for cheap
+    functions that cannot hang, whatever the response, and are not async. ``sound`` is True only for
+    functions that no response should end: where one does twice, the answer is not judged.
 
-    Args:
-        name: the name in configurations and data lines.
-        path: the function's import path.
-        sandboxed: False only for cheap functions that cannot hang, whatever the response, and are
-            not async.
-        sound: True only for functions that no response should end: where one does twice, the answer
-            counts as not judged.
-
-    Raises:
-        ConfigError: the name is taken by another path, or the path is not an import path."""
+    Raises ConfigError: the name is taken by another path, or the path is not an import path."""
     spec = VerifierSpec(name, path, sandboxed, sound)
     if _PATH.fullmatch(path) is None:
         raise ConfigError(f"verifier {name!r}: {path!r} is not an import path; write package.module:function")
@@ -80,11 +73,9 @@ def resolve(name: str) -> VerifierSpec:
 
 
 def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:
-    """Find the verifier that a data line or a message names: a registered one, or one that the
-    configuration names too.
-
-    An import path is code to run. The configuration alone may name it, never the data. Raises
-    ConfigError: the name is unknown, or an import path that is not among ``configured``."""
+    """Find the verifier that a data line or a message names. An import path is code to run: the
+    configuration alone may name it, never the data. Raises ConfigError: the name is unknown, or an
+    import path that is not among ``configured``."""
     spec = resolve(name)
     if name not in _SPECS and name not in configured:
         raise ConfigError(
@@ -118,9 +109,8 @@ def load(path: str) -> Judge:
             raise ConfigError(f"verifier {path!r}: {module_name} has no {attribute!r}{hint}")
         found = getattr(found, attribute)
     if not callable(found):
-        raise ConfigError(
-            f"verifier {path!r} is a {type(found).__name__}; it must be a function of a list of responses"
-        )
+        kind = type(found).__name__
+        raise ConfigError(f"verifier {path!r} is a {kind}; it must be a function of a list of responses")
     judge = Judge(found, path)
     warm_up = getattr(module, "warm_up", None)
     if callable(warm_up):

@@ -51,20 +51,18 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """One outcome for each response; one failure when loading failed; none when loading went
-    well."""
+    """One outcome for each response; one failure when loading failed; none when it went well."""
 
     outcomes: tuple[VerifierOutcome, ...] = ()
     max_batch: int = 1
     """Responses that the verifier takes a call; set when it is loaded."""
     is_last: bool = False
-    """The process ends after this reply: the verifier requested it, or exhausted its memory or
-    stack."""
+    """The process ends after it: the verifier requested that, or exhausted its memory or stack."""
 
 
 def main() -> None:
-    """Serve calls until the parent closes the pipe. Arguments: bytes of memory, folders where
-    verifiers' modules are."""
+    """Serve calls until the parent closes the pipe. Arguments: bytes of memory, verifiers'
+    folders."""
     memory_bytes, *folders = sys.argv[1:]
     calls, replies = _take_pipes()
     _limit(int(memory_bytes))
@@ -128,8 +126,7 @@ def _encode(reply: Reply) -> bytes:
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Keep the pipes under numbers of our own and give user code nothing to read from or print
-    to."""
+    """Keep the pipes under other numbers; user code has nothing to read from or print to."""
     calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -141,11 +138,7 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
 def _limit(memory_bytes: int) -> None:
     # ends the process
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    limits = {
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NOFILE: MAX_OPEN_FILES,
-        resource.RLIMIT_FSIZE: MAX_FILE_BYTES,
-    }
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: MAX_OPEN_FILES, resource.RLIMIT_FSIZE: MAX_FILE_BYTES}
     # elsewhere the data limit is not enforced
     if sys.platform == "linux":
         limits[resource.RLIMIT_DATA] = memory_bytes

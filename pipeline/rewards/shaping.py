@@ -5,46 +5,16 @@ filters by it, never by the shaped reward."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
+from pipeline.config.learning import RewardSection
 from pipeline.rewards.overlong import soft_overlong_penalty
 from pipeline.rewards.verifier import Verdict
 from protocol.trajectory import FinishReason, RewardScore
 
 
-class ShapingConfig(Protocol):
-    """The settings of the reward section that shaping reads."""
-
-    @property
-    def correct(self) -> float:
-        """Reward of a right answer."""
-        ...
-
-    @property
-    def wrong(self) -> float:
-        """Reward of a wrong one."""
-        ...
-
-    @property
-    def overlong(self) -> str:
-        """none, soft, filter, or soft+filter."""
-        ...
-
-    @property
-    def overlong_cache_tokens(self) -> int:
-        """L_cache of equation 13."""
-        ...
-
-    @property
-    def overlong_factor(self) -> float:
-        """Size of the full punishment."""
-        ...
-
-
 def shape(
-    config: ShapingConfig,
+    config: RewardSection,
     verdict: Verdict,
     *,
     num_tokens: int,
@@ -52,23 +22,19 @@ def shape(
     finish_reason: FinishReason,
     model_part: float | None = None,
 ) -> RewardScore:
-    """Return the score of one response.
+    """Return the score of one response. Its reward is ``wrong + accuracy * (correct - wrong)``,
+    plus the verdict's own parts, plus ``model_part`` (the reward model's weighted score, where
+    there is one), plus the soft over-long punishment.
 
-    The reward is ``wrong + accuracy * (correct - wrong)``, plus the verdict's own parts, plus
-    ``model_part`` (the reward model's weighted score, where there is one), plus the soft over-long
-    punishment. With over-long filtering, a response that was cut at the limit is masked. It counts
-    in its group's mean and std, and its tokens carry no loss. A response that ends by its stop
-    token exactly at the limit is not cut."""
+    With over-long filtering, a response that was cut at the limit is masked. It counts in its
+    group's mean and std, and its tokens carry no loss. A response that ends by its stop token
+    exactly at the limit is not cut."""
     parts = {"correct": config.wrong + verdict.accuracy * (config.correct - config.wrong), **verdict.parts}
     if model_part is not None:
         parts["model"] = model_part
     if "soft" in config.overlong:
-        penalty = soft_overlong_penalty(
-            np.array([num_tokens]),
-            max_tokens=max_response_tokens,
-            cache_tokens=config.overlong_cache_tokens,
-            factor=config.overlong_factor,
-        )
+        limits = {"max_tokens": max_response_tokens, "cache_tokens": config.overlong_cache_tokens}
+        penalty = soft_overlong_penalty(np.array([num_tokens]), **limits, factor=config.overlong_factor)
         parts["overlong"] = float(penalty[0])
     return RewardScore(
         reward=sum(parts.values()),

@@ -34,9 +34,7 @@ from protocol.errors import ConfigError
 MAX_BATCH = 1024
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _NOT_COLUMNS = frozenset({"completion_ids", "trainer_state", "environments", "log_extra", "log_metric"})
-"""Arguments that TRL's trainer gives besides texts and columns; a verifier of Headrace does not get
-them."""
-
+"""Arguments that TRL's trainer gives besides texts and columns; here a verifier gets none."""
 
 _OWN = inspect.signature(lambda responses: responses)
 
@@ -97,11 +95,8 @@ class Judge:
             self._runner = None
 
     def _recognised(self, signature: inspect.Signature) -> Style:
-        for name, style in (
-            ("completions", Style.TRL),
-            ("solution_str", Style.VERL),
-            ("solution_strs", Style.VERL_BATCH),
-        ):
+        known = {"completions": Style.TRL, "solution_str": Style.VERL, "solution_strs": Style.VERL_BATCH}
+        for name, style in known.items():
             if name in self._names:
                 self._refuse_unknown(style)
                 return style
@@ -134,9 +129,8 @@ class Judge:
                 f"verifier {self._path!r} has {self.style} signature and needs the column {', '.join(sorted(missing))}; "
                 f"the line has {', '.join(sorted(arguments.keys() - {'prompts', 'completions'}))}"
             )
-        return (
-            dict(arguments) if self._takes_all else {name: arguments[name] for name in arguments.keys() & self._names}
-        )
+        names = arguments.keys() if self._takes_all else arguments.keys() & self._names
+        return {name: arguments[name] for name in names}
 
     def _settled(self, returned: object) -> Any:
         """Await what an async verifier returned, in one event loop for the life of the process."""
@@ -160,9 +154,8 @@ async def _all(returned: Sequence[Any]) -> list[object]:
 def _max_batch(function: object, path: str) -> int:
     size = getattr(function, "max_batch", 1)
     if not isinstance(size, int) or not 1 <= size <= MAX_BATCH:
-        raise ConfigError(
-            f"verifier {path!r} has max_batch = {size!r}; it must be a whole number from 1 to {MAX_BATCH}"
-        )
+        expected = f"it must be a whole number from 1 to {MAX_BATCH}"
+        raise ConfigError(f"verifier {path!r} has max_batch = {size!r}; {expected}")
     return size
 
 
@@ -195,8 +188,7 @@ def _as_list(returned: object) -> object:
 
 
 def _verl_outcome(returned: object) -> VerifierOutcome | object:
-    """Read a number, or a dict of ``score`` and perhaps ``acc``: accuracy is ``acc`` where there is
-    one."""
+    """Read a number, or a dict of ``score`` and perhaps ``acc``, which is the accuracy if there."""
     if isinstance(returned, Verdict | VerifierFailure):
         return returned
     found = returned.get("acc", returned.get("score")) if isinstance(returned, dict) else returned

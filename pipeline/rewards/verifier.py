@@ -27,11 +27,7 @@ RESERVED_PARTS = frozenset({"correct", "model", "overlong"})
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished response, with its answer and its verifier's name.
-
-    Example: ``Response(prompt_text="2+3=", response_text="5", answer="5", verifier="arithmetic",
-    num_tokens=2)``.
-    """
+    """A finished response, with its answer and its verifier's name."""
 
     prompt_text: str = ""
     response_text: str
@@ -78,8 +74,8 @@ class VerifierFailureKind(StrEnum):
 
 
 class VerifierFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
-    """The verifier failed on a response. It is retried elsewhere, then a dead letter; never scored
-    as wrong."""
+    """A verifier's failure on a response: retried elsewhere, then a dead letter; never scored as
+    wrong."""
 
     kind: VerifierFailureKind
     error: str
@@ -90,8 +86,7 @@ VerifierOutcome = Verdict | VerifierFailure
 
 
 def not_judged(reason: str) -> Verdict:
-    """Return the verdict of an answer that could not be judged within its limits: wrong, and
-    counted as such."""
+    """Return the verdict of an answer that was not judged within its limits: wrong, and counted."""
     return Verdict(accuracy=0.0, reason=reason, judged=False)
 
 
@@ -105,16 +100,11 @@ class Verifier(Protocol):
 
 
 def checked(returned: object, num_responses: int) -> list[VerifierOutcome]:
-    """Return the outcomes of a verifier's result; an entry that is no outcome becomes a failure
-    with a reason.
-
-    Args:
-        returned: the verifier's result, of any type: it is not trusted.
-        num_responses: how many outcomes were expected."""
+    """Return the outcomes of a verifier's result of any type, which is not trusted. An entry that
+    is no outcome becomes a failure with a reason."""
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
-        return [_bad(f"a verifier returned {type(returned).__name__}; return a list of one outcome per response")] * (
-            num_responses
-        )
+        failure = _bad(f"a verifier returned {type(returned).__name__}; return a list of one outcome per response")
+        return [failure] * num_responses
     if len(returned) != num_responses:
         return [_bad(f"a verifier returned {len(returned)} outcomes for {num_responses} responses")] * num_responses
     return [_checked_one(item) for item in returned]

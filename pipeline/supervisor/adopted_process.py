@@ -22,14 +22,8 @@ class AdoptedProcess:
     """A process that is not this one's child."""
 
     def __init__(self, identity: ProcessIdentity, read_exit_code: Callable[[], int | None]) -> None:
-        """Hold a process.
-
-        Args:
-            identity: The process.
-            read_exit_code: Returns the exit code that the process wrote down; None without one.
-
-        Raises:
-            ProcessLookupError: the process has ended."""
+        """Hold a process; ``read_exit_code`` returns the code that it wrote down, None without one.
+        Raises ProcessLookupError: the process has ended."""
         self.pid = identity.pid
         self._identity = identity
         self._read_exit_code = read_exit_code
@@ -41,7 +35,7 @@ class AdoptedProcess:
             raise ProcessLookupError(f"process {identity.pid} is not the one started at {identity.started}")
 
     def poll(self) -> int | None:
-        """Return the exit code; None while the process runs. Without a written code, it was
+        """Return the exit code; None while the process runs. One without a written code was
         killed."""
         if self._code is None and not self._runs():
             written = self._read_exit_code()

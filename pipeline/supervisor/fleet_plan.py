@@ -1,5 +1,4 @@
-"""Decides which worker processes to start, drain and kill. A pure state machine; it owns no
-process.
+"""Decides which worker processes to start, drain and kill. Pure; it owns no process.
 
 Its input is the desired number of workers by role, exits with their codes, and the time. The
 supervisor carries the actions out and reports the exits.
@@ -167,16 +166,10 @@ class FleetPlan:
         self._workers[name] = Worker(name, role, WorkerPhase.RUNNING)
 
     def replace(self, name: str, reason: str = "", *, kept: str | None = None) -> bool:
-        """Record that a worker is frozen or stuck, so that its exit counts as such.
-
-        Return False when that was recorded before.
-
-        Args:
-            name: The worker.
-            reason: Why, in words.
-            kept: Newest checkpoint ("" for none) of a learning worker that was alive but stuck. The
-                fleet fails when it is the same as at the last time: it would happen again for ever.
-        """
+        """Record that a worker is frozen or stuck; return False when that was recorded before.
+        ``kept`` is the newest checkpoint ("" for none) of a learning worker that was alive but
+        stuck. The fleet fails when it is the same as at the last time: it would happen again for
+        ever."""
         worker = self._workers[name]
         is_news, worker.is_being_replaced = not worker.is_being_replaced, True
         if is_news and kept is not None:
@@ -192,7 +185,7 @@ class FleetPlan:
         return is_news
 
     def moved(self, name: str, at_s: float, patience_s: float) -> None:
-        """Record progress of a draining worker at ``at_s``; the next step may take
+        """Record a draining worker's progress at ``at_s``; the next step may take
         ``patience_s``."""
         worker = self._workers.get(name)
         if worker is not None and worker.phase is WorkerPhase.DRAINING:
@@ -205,9 +198,9 @@ class FleetPlan:
         ]
 
     def want(self, counts: dict[Role, int], now_s: float) -> list[Action]:
-        """Make ``counts`` the desired fleet; surplus workers, highest numbers first, are drained.
-        Call this only while the run goes on. A worker that ended well without a drain (by a signal
-        from outside) is wanted again, and is started after a pause."""
+        """Make ``counts`` the desired fleet, while the run goes on; surplus workers, highest
+        numbers first, are drained. A worker that ended well without a drain (by a signal from
+        outside) is wanted again, and is started after a pause."""
         actions: list[Action] = []
         for role, count in counts.items():
             for number in range(count):
@@ -255,15 +248,9 @@ class FleetPlan:
         delivered: int = 0,
         kept: str | None = None,
     ) -> None:
-        """Record the end of a worker's process.
-
-        Args:
-            name: The worker.
-            exit_code: Negative for the signal that killed it.
-            now_s: Monotonic time.
-            error: The error that ended it, if one did.
-            delivered: Finished pieces of work.
-            kept: Newest checkpoint of a learning worker, "" for none."""
+        """Record the end of a worker's process: its exit code (negative for a signal), the error
+        that ended it, if one did, its finished pieces of work, and a learning worker's newest
+        checkpoint ("" for none)."""
         worker = self._workers[name]
         if worker.phase is WorkerPhase.DRAINING:
             del self._workers[name]

@@ -92,8 +92,7 @@ class Monitor:
             self._looking = self._keeper.submit(self._server.keep, self._watch_server, now)
 
     async def close(self) -> None:
-        """End the embedded server and its watch. Raises LedgerUnavailable when it cannot be
-        ended."""
+        """End the embedded server and its watch. Raises LedgerUnavailable when it does not end."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:

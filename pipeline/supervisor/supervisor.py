@@ -86,13 +86,7 @@ class RunOutcome:
 
 
 class Supervisor:
-    """Runs one fleet from start to end.
-
-    Args:
-        config: The resolved configuration.
-        run_dir: The run's folder, whose lock the caller holds.
-        spec: The ledger's specification.
-        command: Command line of a worker's process."""
+    """Runs one fleet from start to end, in a run's folder whose lock the caller holds."""
 
     def __init__(
         self, config: RunConfig, run_dir: Path, spec: LedgerSpec, *, command: Command = worker_command
@@ -129,12 +123,10 @@ class Supervisor:
     ) -> RunOutcome:
         """Run the ledger and the fleet until the run has ended and every process is gone.
 
-        Raises:
-            ConfigError: the metrics port is taken, or there is no ledger server.
-            Interrupted: stopped before the ledger's server had answered; nothing was started.
-            LedgerMismatch: the folder's ledger has other settings.
-            LedgerUnavailable: the ledger does not answer at the start, or its embedded server
-                cannot be started again."""
+        Raises ConfigError: the metrics port is taken, or there is no ledger server. Raises
+        Interrupted: stopped before the ledger's server had answered; nothing was started. Raises
+        LedgerMismatch: the folder's ledger has other settings. Raises LedgerUnavailable: the ledger
+        does not answer at the start, or its embedded server cannot be started again."""
         with self._signals(), self._metrics() as metrics:
             server = await asyncio.to_thread(self._open_ledger)
             client = connect(read_ledger_url(self._run_dir), timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S)
@@ -203,8 +195,7 @@ class Supervisor:
         return server
 
     def _write_config(self) -> None:
-        """Write the resolved configuration: the ledger agrees to it, and no worker has read it
-        yet."""
+        """Write the configuration: the ledger agrees to it, and no worker has read it yet."""
         try:
             write_resolved(self._config, self._run_dir)
         except OSError as error:
@@ -322,7 +313,7 @@ class Supervisor:
         return status
 
     def _is_allowed(self, fleet: Fleet) -> bool:
-        """Whether the fleet fits this machine; clients other than ``headrace scale`` may not
+        """Whether the fleet fits this machine; other clients than ``headrace scale`` may not
         check."""
         if fleet == self._refused:
             return False

@@ -63,8 +63,7 @@ class Timeouts:
         return LEAST_S if self.stuck_after_s is None else self.stuck_after_s
 
     def drain_limit_s(self, beat: Heartbeat) -> float:
-        """Return a draining worker's limit without progress; it finishes its computation or
-        write."""
+        """Return a draining worker's limit without progress; it ends its computation or write."""
         piece_s = piece_limit_s(beat.work.slowest_s, self.stuck_after_s) if beat.work.slowest_s else 0.0
         storing_s = self.checkpoint_timeout_s if beat.waiting_for is WaitingFor.DISK else 0.0
         return max(self.drain_timeout_s, piece_s, storing_s)
@@ -124,13 +123,9 @@ class Watchdog:
         now_s: float,
         overdue_s: Mapping[Role, float] = _NO_OVERDUE,
     ) -> dict[str, str]:
-        """Return the reason for every process in ``pids`` that must be replaced, by worker.
-
-        Args:
-            beats: The last heartbeat of every worker.
-            pids: The judged processes, by worker.
-            now_s: The reader's monotonic time.
-            overdue_s: Age of each role's overdue work beyond its deadline."""
+        """Return the reason for every process in ``pids`` (by worker) that must be replaced.
+        ``now_s`` is the reader's monotonic time; ``overdue_s`` the age of each role's work beyond
+        its deadline."""
         if self._looked_s is not None and now_s - self._looked_s > self._timeouts.silent_after_s / 2:
             # The reader itself stood still.
             self.blind(now_s)
@@ -152,12 +147,7 @@ class Watchdog:
         self, beats: Iterable[Heartbeat], pids: Mapping[str, int], gone: Container[int], now_s: float
     ) -> dict[str, str]:
         """Return the reason for every silent worker that another process started, by worker.
-
-        Args:
-            beats: The last heartbeat of every worker.
-            pids: The supervisor's own processes, which are not judged here.
-            gone: Process ids on this host that are known to have ended.
-            now_s: The reader's monotonic time."""
+        ``pids`` are the supervisor's own; ``gone`` are process ids on this host that have ended."""
         guests = {beat.who.worker: beat for beat in beats if pids.get(beat.who.worker) != beat.pid}
         for worker in [n for n, seen in self._guests.items() if n not in guests or guests[n].pid != seen.pid]:
             del self._guests[worker]
@@ -171,8 +161,7 @@ class Watchdog:
         return silent
 
     def moved_s(self, worker: str) -> float | None:
-        """Return the time of a worker's last seen progress, by the reader's clock; None if
-        unknown."""
+        """Return a worker's last seen progress, by the reader's clock; None if unknown."""
         seen = self._seen.get(worker)
         return None if seen is None else seen.moved_s
 

@@ -47,7 +47,7 @@ async def _heartbeat_while(
     if hasattr(module, "PromptSource"):
         monkeypatch.setattr(module, "load_text_tokenizer", lambda _: None)
         monkeypatch.setattr(module, "ledger_spec", lambda *_: make_spec())
-        monkeypatch.setattr(module.PromptSource, "load", staticmethod(lambda *_: SimpleNamespace()))
+        monkeypatch.setattr(module, "PromptSource", lambda *_: SimpleNamespace())
     seen: list[Heartbeat] = []
     async with asyncio.TaskGroup() as tasks:
         ctx = await context_of(
@@ -91,5 +91,5 @@ async def test_a_worker_says_which_model_it_loads_and_how_large_it_is(
 async def test_a_worker_that_reads_prompts_says_so(
     kind: type[Actor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beat = await _heartbeat_while(kind, "PromptSource.load", tmp_path, monkeypatch)
+    beat = await _heartbeat_while(kind, "PromptSource", tmp_path, monkeypatch)
     assert (beat.waiting_for, beat.detail) == (WaitingFor.STARTING, "reading prompts")

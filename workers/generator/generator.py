@@ -83,7 +83,7 @@ class Generator(Actor):
         ctx, config = self.ctx, self.ctx.config
         tokenizer = load_text_tokenizer(config.model.path)
         ctx.starting("reading prompts")
-        source = await ctx.compute(PromptSource.load, config, tokenizer)
+        source = await ctx.compute(PromptSource, config, tokenizer)
         await ctx.ledger.open(ledger_spec(config, source))
         ctx.starting(loading(config.model.path))
         engine = await ctx.compute(build_generation_engine, config)

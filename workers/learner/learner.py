@@ -105,7 +105,7 @@ class Learner(Actor):
         """Join the ledger, restore the newest good checkpoint, publish its weights."""
         config = self.ctx.config
         self.ctx.starting("reading prompts")
-        source = await self.ctx.compute(PromptSource.load, config, load_text_tokenizer(config.model.path))
+        source = await self.ctx.compute(PromptSource, config, load_text_tokenizer(config.model.path))
         await self.ctx.ledger.open(ledger_spec(config, source))
         self._folder = CheckpointFolder(
             self.ctx.run_dir / CHECKPOINTS, owner=str(self.ctx.who), keep=config.checkpoint.keep

@@ -40,7 +40,7 @@ class Examiner:
         generation = config.generation.model_copy(update={"num_slots": num_slots})
         self._config = config.model_copy(update={"generation": generation})
         self._tokenizer = load_text_tokenizer(config.model.path)
-        source = PromptSource.load(config, self._tokenizer)
+        source = PromptSource(config, self._tokenizer)
         self._prompts = [source.evaluation_at(index) for index in range(num_prompts)]
         self._engine: GenerationEngine = build_engine(self._config, config.model.path)
         self._num_loads = 0

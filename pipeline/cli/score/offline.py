@@ -43,21 +43,15 @@ def score_file(
     out: Path | None = None,
     on_judged: Callable[[int], None] | None = None,
 ) -> ScoreReport:
-    """Score every response of a file and return the distribution.
+    """Score every response of a ``.jsonl`` or ``.parquet`` file and return the distribution.
+    ``verifier`` is for every line; without it, each line names a registered one. Only the soft
+    over-long punishment needs ``max_response_tokens``. ``by`` is a column to break the distribution
+    down by. ``out`` becomes a JSONL file: of each line its verdict, failure, or reading error.
+    ``on_judged`` receives the number of lines judged since its last call.
 
-    Args:
-        path: ``.jsonl`` or ``.parquet``; one response a line.
-        verifier: for every line; when absent, each line's ``verifier``, a registered name.
-        config: time limit, processes and shaping; a run's reward section, or its defaults.
-        max_response_tokens: the run's limit; only the soft over-long punishment needs it.
-        by: a column to break the distribution down by.
-        out: a JSONL file with one object a line of ``path``: verdict, failure, or reading error.
-        on_judged: receives the number of lines judged since its last call.
-
-    Raises:
-        DataError: the file is missing or unreadable, or holds no response.
-        ConfigError: the verifier does not exist or cannot be imported, or shaping lacks its limit.
-    """
+    Raises DataError for a file that is missing, unreadable or without a response. Raises
+    ConfigError for a verifier that does not exist or cannot be imported, or a shaping without its
+    limit."""
     config = config or RewardSection()
     if "soft" in config.overlong and max_response_tokens is None:
         raise ConfigError("reward.overlong is soft, which needs max_response_tokens, the limit of the punishment")

@@ -1,5 +1,4 @@
-"""The roots when too little is on the way: credit, memory, data, admission closed, idle
-generators."""
+"""The roots when too little is on the way: credit, memory, data, closed admission."""
 
 from __future__ import annotations
 

@@ -136,8 +136,7 @@ def _ending(s: Snapshot) -> Chain:
 
 
 def _learner_busy(s: Snapshot, waits: Waits, row: WorkerRow) -> Chain:
-    """Return the chain of a learner that does not wait for units: it computes, publishes, starts,
-    is frozen."""
+    """Return the chain of a learner that computes, publishes, starts, or is frozen."""
     if row.health is Health.LIVE and row.waiting_for is WaitingFor.WEIGHTS:
         lag = [other for other in s.rows(Role.GENERATOR) if other.worker in row.detail]
         link = f"learner waits for {row.detail}"

@@ -59,8 +59,7 @@ def no_ledger_chain(s: Snapshot) -> Chain:
 
 
 def whereabouts(run_dir: Path) -> str:
-    """Return the state of the embedded server's process as the end of a sentence, or an empty
-    text."""
+    """Return the state of the embedded server's process as the end of a sentence, or nothing."""
     address = read_address(run_dir)
     if address is None or not address.is_embedded:
         return ""

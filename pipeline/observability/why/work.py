@@ -1,5 +1,4 @@
-"""From work that is not ready to the worker that has it: units, trajectories, evaluation
-responses."""
+"""From work that is not ready to the worker that has it: units, trajectories, evaluations."""
 
 from __future__ import annotations
 

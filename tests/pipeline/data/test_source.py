@@ -49,7 +49,7 @@ def test_a_line_becomes_a_prompt_with_everything_a_verifier_may_need(tmp_path: P
         {"messages": [{"role": "user", "content": "hi"}], "answer": " yes ", "verifier": "dapo_math", "id": 77},
     ]
     run = config(write(tmp_path / "train.jsonl", lines), shuffle=False, prompt_template="Q: {prompt} {x}")
-    source = PromptSource.load(run, tokenizer)
+    source = PromptSource(run, tokenizer)
     first, second = source.at(0), source.at(1)
     assert (first.prompt_id, first.text, first.answer, first.verifier) == (
         "train:1",
@@ -79,11 +79,11 @@ def test_messages_are_kept_for_a_reward_model_and_lines_that_it_judges_need_no_a
     path = write(tmp_path / "train.jsonl", lines)
     run = config(path, shuffle=False, verifier="reward_model")
     judged = run.model_copy(update={"reward": RewardSection.model_validate({"model": {"path": "judge"}})})
-    source = PromptSource.load(judged, tokenizer)
+    source = PromptSource(judged, tokenizer)
     assert source.num_prompts == 2
     assert source.at(0).extra == {"level": 1, "messages": messages}
     assert (source.at(1).answer, source.at(1).extra) == ("", {})
-    assert PromptSource.load(run, tokenizer).at(0).extra == {"level": 1}
+    assert PromptSource(run, tokenizer).at(0).extra == {"level": 1}
     assert source.report.skipped == {SkipReason.MISSING_FIELD: 2}
 
 
@@ -119,7 +119,7 @@ def test_every_kind_of_broken_line_is_told_with_file_and_line_and_skipped(
     ]
     good: dict[str, Any] = {"prompt": "a", "answer": "1", "id": "good"}
     path = write(tmp_path / "train.jsonl", [good, *(line for line, _ in broken)])
-    source = PromptSource.load(config(path, max_prompt_tokens=50, max_answer_chars=20), tokenizer)
+    source = PromptSource(config(path, max_prompt_tokens=50, max_answer_chars=20), tokenizer)
     assert source.num_prompts == 1
     assert source.at(0).prompt_id == "good"
     report = source.report
@@ -141,7 +141,7 @@ def test_another_seed_reads_the_prompts_in_another_order(tmp_path: Path, tokeniz
     path = write(tmp_path / "train.jsonl", numbered(64))
     orders = []
     for seed in (0, 1, 2):
-        source = PromptSource.load(config(path, seed=seed), tokenizer)
+        source = PromptSource(config(path, seed=seed), tokenizer)
         orders.append([source.at(position).prompt_id for position in range(64)])
     assert len(set(map(tuple, orders))) == 3
     assert len({frozenset(order) for order in orders}) == 1, "each epoch has every prompt"
@@ -153,7 +153,7 @@ def test_a_position_always_gives_the_same_prompt_and_an_epoch_gives_each_once(
     tmp_path_factory: pytest.TempPathFactory, tokenizer: TextTokenizer, seed: int, positions: list[int]
 ) -> None:
     path = write(tmp_path_factory.mktemp("data") / "train.jsonl", numbered(13))
-    one, other = (PromptSource.load(config(path, seed=seed), tokenizer) for _ in range(2))
+    one, other = (PromptSource(config(path, seed=seed), tokenizer) for _ in range(2))
     assert one.digest == other.digest
     for position in positions:
         assert one.at(position).prompt_id == other.at(position).prompt_id
@@ -164,14 +164,14 @@ def test_a_position_always_gives_the_same_prompt_and_an_epoch_gives_each_once(
 
 def test_without_shuffling_the_order_is_that_of_the_files(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     paths = [write(tmp_path / folder / "train.jsonl", numbered(2)) for folder in ("a", "b")]
-    source = PromptSource.load(config(*paths, shuffle=False), tokenizer)
+    source = PromptSource(config(*paths, shuffle=False), tokenizer)
     ids = [source.at(position).prompt_id for position in range(5)]
     assert ids == ["train:1", "train:2", "train#2:1", "train#2:2", "train:1"]
 
 
 def test_held_out_prompts_keep_their_order_and_end(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     train, held_out = write(tmp_path / "t.jsonl", numbered(3)), write(tmp_path / "h.jsonl", numbered(4))
-    source = PromptSource.load(config(train, evaluation=(held_out,)), tokenizer)
+    source = PromptSource(config(train, evaluation=(held_out,)), tokenizer)
     assert source.num_evaluation_prompts == 4
     assert [source.evaluation_at(index).prompt_id for index in range(4)] == ["h:1", "h:2", "h:3", "h:4"]
     for index in (-1, 4):
@@ -193,9 +193,9 @@ def test_the_digest_tells_apart_whatever_changes_what_is_sampled(tmp_path: Path,
         config(shorter),
         config(path, evaluation=(shorter,)),
     ]
-    assert len({PromptSource.load(run, tokenizer).digest for run in runs}) == len(runs)
+    assert len({PromptSource(run, tokenizer).digest for run in runs}) == len(runs)
     unlimited = config(path, max_prompt_tokens=10_000)
-    assert PromptSource.load(unlimited, tokenizer).digest == PromptSource.load(config(path), tokenizer).digest
+    assert PromptSource(unlimited, tokenizer).digest == PromptSource(config(path), tokenizer).digest
 
 
 @pytest.mark.parametrize(
@@ -220,10 +220,10 @@ def test_what_makes_a_whole_run_useless_is_refused(
 ) -> None:
     path = write(tmp_path / "train.jsonl", lines)
     with pytest.raises(error, match=says):
-        PromptSource.load(config(path, **settings_), tokenizer)
+        PromptSource(config(path, **settings_), tokenizer)
 
 
 def test_an_empty_held_out_file_is_refused_too(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     train, empty = write(tmp_path / "t.jsonl", numbered(3)), write(tmp_path / "h.jsonl", [])
     with pytest.raises(DataError, match=r"no usable prompt in .*h\.jsonl"):
-        PromptSource.load(config(train, evaluation=(empty,)), tokenizer)
+        PromptSource(config(train, evaluation=(empty,)), tokenizer)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.config.learning import RewardSection
 from pipeline.rewards.by_model import above_zero, sigmoid
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, checked
@@ -35,14 +36,8 @@ def test_every_finite_score_makes_a_valid_verdict(score: float) -> None:
         assert all(isinstance(outcome, Verdict) for outcome in checked(judge([response(score)]), 1))
 
 
-class Settings:
-    timeout_s = 5.0
-    processes = 1
-    path = ()
-
-
 async def test_without_a_reward_model_a_response_is_not_judged_and_not_wrong() -> None:
-    async with VerifierPool(Settings()) as pool:
+    async with VerifierPool(RewardSection()) as pool:
         outcomes = await pool.score([response(None), response(1.0, "reward_model_sigmoid"), response(-1.0)])
     failure, chance, wrong = outcomes
     assert isinstance(failure, VerifierFailure)

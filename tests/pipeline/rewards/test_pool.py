@@ -5,11 +5,11 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from pipeline.config.learning import RewardSection
 from pipeline.ledger.url import without_ledger_password
 from pipeline.process.records import process_runs
 from pipeline.process.work import Meter, listening
@@ -23,11 +23,8 @@ USER = "tests.pipeline.rewards.user_verifiers"
 HOSTILE = "\\boxed{9^{9^{9^{9}}}}"
 
 
-@dataclass
-class Limits:
+class Limits(RewardSection):
     timeout_s: float = 10.0
-    processes: int = 1
-    path: tuple[Path, ...] = ()
 
 
 def response(text: str, answer: str = "1", *, by: str, **extra: object) -> Response:

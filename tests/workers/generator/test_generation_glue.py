@@ -108,7 +108,7 @@ async def sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sampled:
         received = {role: await everything(mailbox) for role, mailbox in mailboxes.items()}
         await generator.teardown()
         ctx.close()
-    return Sampled(engine, PromptSource.load(config, load_text_tokenizer(MODEL)), received)
+    return Sampled(engine, PromptSource(config, load_text_tokenizer(MODEL)), received)
 
 
 async def everything(mailbox: Mailbox) -> dict[ChunkId, TrajectoryChunk]:
