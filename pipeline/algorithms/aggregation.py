@@ -30,8 +30,7 @@ class Aggregation(StrEnum):
     SEQ_MEAN_TOKEN_SUM = "seq-mean-token-sum"
     """Mean over responses of the sum over tokens: REINFORCE."""
     SEQ_MEAN_TOKEN_SUM_NORM = "seq-mean-token-sum-norm"
-    """The same divided by a constant, usually the longest allowed response: Dr.GRPO
-    (2503.20783).
+    """The same divided by a constant, usually the longest allowed response: Dr.GRPO (2503.20783).
     """
     TOKEN_SUM = "token-sum"
     """Plain sum."""

@@ -54,8 +54,7 @@ class TrainingSample:
     reference_logprobs: np.ndarray | None = None
     """float32 [R]"""
     old_logprobs: np.ndarray | None = None
-    """float32 [R], the learner's own at the start of the update; filled in before the
-    first step.
+    """float32 [R], the learner's own at the start of the update; filled in before the first step.
     """
     nll_mask: np.ndarray | None = None
     """bool [R]: tokens of right responses that carry imitation loss (VAPO, 4.3.2); None for none.

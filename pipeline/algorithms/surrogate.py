@@ -16,8 +16,7 @@ from torch import Tensor
 from pipeline.algorithms.rows import row_mean
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to +-20 before they are exponentiated, so that no ratio
-overflows (verl).
+"""Log-ratios are clamped to +-20 before they are exponentiated, so that no ratio overflows (verl).
 """
 MAX_SEQUENCE_LOG_RATIO = 10.0
 """Upper clamp of GSPO's log-ratio (verl)."""

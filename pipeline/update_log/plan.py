@@ -37,8 +37,7 @@ class StateId:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSpan:
-    """Updates that one learner made one after the other. Position i is the state
-    after i of them.
+    """Updates that one learner made one after the other. Position i is the state after i of them.
     """
 
     start: Start

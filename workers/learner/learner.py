@@ -325,8 +325,7 @@ class Learner(Actor):
         return await self._wait.until(ask)
 
     async def _wait_for_critic(self) -> Ending | None:
-        """Drop ready units until the critic is good enough; return why that can never be, or
-        None.
+        """Drop ready units until the critic is good enough; return why that can never be, or None.
         """
         critic = self._critic
         if critic is None or critic.is_open or self.ctx.draining.is_set():

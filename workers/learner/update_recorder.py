@@ -56,8 +56,7 @@ class UpdateRecorder:
             self._try(self._open)
 
     def batch(self, claim: Claim, units: Sequence[ClaimedUnit], update: int, policy_version: int) -> None:
-        """Record an update's units before it is made: the weights are those of
-        ``policy_version``.
+        """Record an update's units before it is made: the weights are those of ``policy_version``.
         """
         self._try(self._write_batch, claim, units, update, policy_version)
 

@@ -114,8 +114,7 @@ class WeightPublisher:
                 )
 
     def _write(self, policy_version: int, backend: TrainingBackend) -> StoredWeights:
-        """Lay a version out and store it, after its base, if it has one and that is
-        not stored yet.
+        """Lay a version out and store it, after its base, if it has one and that is not stored yet.
         """
         base = self._store.held(BASE_VERSION) or self._write_base(backend)
         started_s = time.perf_counter()

@@ -25,8 +25,7 @@ _BYTES_PER_WEIGHT = 4
 
 
 def build_emulated(config: RunConfig, model_path: Path) -> EmulatedEngine:
-    """Make the generation engine. Raises DataError when the folder holds no model or
-    no tokenizer.
+    """Make the generation engine. Raises DataError when the folder holds no model or no tokenizer.
     """
     tokenizer = load_text_tokenizer(model_path)
     settings = config.emulation

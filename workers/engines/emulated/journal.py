@@ -34,8 +34,7 @@ class SamplingJournal:
 
 
 def read_journal(path: Path) -> Iterator[tuple[TrajectoryId, int, int]]:
-    """Yield trajectory, first position and the position after the last, in the order
-    of sampling.
+    """Yield trajectory, first position and the position after the last, in the order of sampling.
     """
     for line in path.read_text().splitlines(keepends=True):
         if line.endswith("\n"):

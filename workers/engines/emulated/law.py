@@ -37,8 +37,7 @@ class LengthLaw:
     """
 
     def quantile(self, u: float) -> float:
-        """Return the length, in tokens, that a share ``u`` in (0, 1) of responses
-        does not exceed.
+        """Return the length, in tokens, that a share ``u`` in (0, 1) of responses does not exceed.
         """
         match self.kind:
             case "lognormal":

@@ -1,5 +1,4 @@
-"""Time that emulated work takes. It is slept, not spun, and marked piece by piece as real work
-is.
+"""Time that emulated work takes. It is slept, not spun, and marked piece by piece as real work is.
 """
 
 from __future__ import annotations

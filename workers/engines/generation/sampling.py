@@ -32,8 +32,7 @@ class Distributions:
     greedy: torch.Tensor | None
     """bool [rows]; None when no row is greedy."""
     top_k: torch.Tensor | None
-    """int64 [rows, 1], the vocabulary size where it is off; None when no row
-    restricts its support.
+    """int64 [rows, 1], the vocabulary size where it is off; None when no row restricts its support.
     """
     top_p: torch.Tensor | None
     """float32 [rows, 1]; present when ``top_k`` is."""

@@ -46,8 +46,7 @@ class WindowRequest:
     """The response, earlier tokens included, is cut here."""
     sampling: SamplingParams
     seed: int
-    """The run's seed; token at response position p is drawn from the stream (seed,
-    trajectory, p).
+    """The run's seed; token at response position p is drawn from the stream (seed, trajectory, p).
     """
 
 

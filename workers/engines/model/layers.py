@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FORWARD = 1.0 / 3.0
-"""Share of a forward pass in forward and backward together: a backward pass computes
-twice as much.
+"""Share of a forward pass in forward and backward together: a backward pass computes twice as much.
 """
 
 

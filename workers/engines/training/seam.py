@@ -25,8 +25,7 @@ class StepResult:
     """The result of one optimiser step."""
 
     applied: bool
-    """False when loss or gradient was not finite: weights and optimiser state are then
-    unchanged.
+    """False when loss or gradient was not finite: weights and optimiser state are then unchanged.
     """
     loss: float
     grad_norm: float

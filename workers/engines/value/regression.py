@@ -225,8 +225,7 @@ def _targets(sample: ValueSample, settings: ValueSettings, *, lam: float) -> np.
 
 
 def response_weights(length: int, num_samples: int) -> np.ndarray:
-    """Return float64 [length]: each response weighs 1 / num_samples, each of its
-    tokens the same.
+    """Return float64 [length]: each response weighs 1 / num_samples, each of its tokens the same.
     """
     return np.full(length, 1.0 / (length * num_samples))
 

@@ -44,8 +44,7 @@ class ValueStepResult:
     """The result of one optimiser step of the value model."""
 
     applied: bool
-    """False when loss or gradient was not finite: weights and optimiser state are then
-    unchanged.
+    """False when loss or gradient was not finite: weights and optimiser state are then unchanged.
     """
     loss: float
     explained_variance: float

@@ -42,8 +42,7 @@ _POSITIONS_BLOCK: Final = 1024
 
 
 def is_dense(model: PreTrainedModel) -> bool:
-    """Whether :class:`DenseForward` can compute ``model``, and the model is so small that it
-    pays.
+    """Whether :class:`DenseForward` can compute ``model``, and the model is so small that it pays.
     """
     return (
         type(model) in _FAMILY

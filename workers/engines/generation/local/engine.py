@@ -44,8 +44,7 @@ ADMIT_PATIENCE = 4
 
 
 class LocalEngine(TorchWeights):
-    """A :class:`workers.engines.generation.seam.GenerationEngine` in this process.
-    Not thread-safe.
+    """A :class:`workers.engines.generation.seam.GenerationEngine` in this process. Not thread-safe.
     """
 
     def __init__(

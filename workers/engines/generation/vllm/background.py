@@ -43,8 +43,7 @@ CALL_S = 120.0
 LOAD_S = 600.0
 """Longest wait for weights to be taken."""
 STAGE_S = 60.0
-"""Longest wait for weights to come to the devices beside decoding; then a swap waits
-for the rest.
+"""Longest wait for weights to come to the devices beside decoding; then a swap waits for the rest.
 """
 _STAGE_POLL_S = 0.02
 _PROBE = "headrace-probe"

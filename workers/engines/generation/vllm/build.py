@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from workers.engines.generation.vllm.core import Core
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
-"""Mean difference to the learner's log-probs that the coarsest type in the way may
-cause, in nats.
+"""Mean difference to the learner's log-probs that the coarsest type in the way may cause, in nats.
 """
 
 

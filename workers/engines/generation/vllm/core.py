@@ -60,8 +60,7 @@ class Core(Protocol):
 
     @property
     def has_streams(self) -> bool:
-        """Whether tokens are drawn from the trajectory's stream; else from vLLM's, by
-        request seed.
+        """Whether tokens are drawn from the trajectory's stream; else from vLLM's, by request seed.
         """
         ...
 

@@ -277,8 +277,7 @@ class VllmEngine(TorchWeights):
     # -- weights --
 
     def stage_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
-        """Bring published weights to vLLM's devices. Raises EngineDied when vLLM is
-        dead or hangs.
+        """Bring published weights to vLLM's devices. Raises EngineDied when vLLM is dead or hangs.
         """
         if isinstance(tensors, PublishedWeights) and tensors.path is not None:
             self._core.stage(tensors.path, policy_version)

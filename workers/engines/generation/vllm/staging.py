@@ -42,8 +42,7 @@ class Staging:
         self._tensors: PublishedWeights | None = None
 
     def begin(self, path: Path, policy_version: int) -> bool:
-        """Begin to copy a version in place of the one before; return whether there is
-        room for it.
+        """Begin to copy a version in place of the one before; return whether there is room for it.
         """
         self._end()
         if _free_bytes(self._device) < _ROOM * path.stat().st_size:
@@ -59,8 +58,7 @@ class Staging:
         return self._thread is None or not self._thread.is_alive()
 
     def take(self, policy_version: int) -> PublishedWeights | None:
-        """Return a version and forget it; None when none is staged. Another staged version
-        stays.
+        """Return a version and forget it; None when none is staged. Another staged version stays.
         """
         return self._end() if policy_version == self._version else None
 

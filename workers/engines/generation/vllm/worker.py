@@ -63,8 +63,7 @@ class StreamSampler(Sampler):
         self._lines = np.empty(0, np.int64)
         self._distributions: Distributions | None = None
         self.journal: LogprobJournal | None = None
-        """Where log-probs are kept for an engine in this process; None when vLLM is
-        to report them.
+        """Where log-probs are kept for an engine in this process; None when vLLM is to report them.
         """
         self.temperature = 1.0
         """Of prompt log-probs; sampled ones have their request's own."""

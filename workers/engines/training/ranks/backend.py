@@ -49,8 +49,7 @@ class RankedBackend:
         return self._model.snapshot()
 
     def load(self, folder: Path) -> None:
-        """Take back any backend's snapshot. Raises DataError naming the file, with nothing
-        changed.
+        """Take back any backend's snapshot. Raises DataError naming the file, with nothing changed.
         """
         self._model.load(folder)
 

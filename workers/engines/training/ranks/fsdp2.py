@@ -117,8 +117,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _share(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return this rank's share of ``value``, which every rank has whole, cut like
-    ``like``. A copy.
+    """Return this rank's share of ``value``, which every rank has whole, cut like ``like``. A copy.
     """
     value = value.to(like.device, like.dtype, copy=True)
     if not isinstance(like, DTensor):

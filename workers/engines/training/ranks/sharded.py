@@ -167,8 +167,7 @@ class ShardedModel:
         return write
 
     def load(self, folder: Path) -> None:
-        """Take back any backend's snapshot. Raises DataError naming the file, with nothing
-        changed.
+        """Take back any backend's snapshot. Raises DataError naming the file, with nothing changed.
         """
         state = read_training_state(folder)
         weights = read_model(self._skeleton, folder)
@@ -187,8 +186,7 @@ class ShardedModel:
         restore_rng(rng)
 
     def obey(self, command: Command) -> Gathered:
-        """Carry out a command on weights, with all ranks. Raises EngineError for any
-        other command.
+        """Carry out a command on weights, with all ranks. Raises EngineError for any other command.
         """
         match command:
             case Gather():
