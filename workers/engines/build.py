@@ -1,6 +1,4 @@
-"""Builds the engines that a configuration names. Workers call this module, so that none of them
-imports torch before it must.
-"""
+"""Builds the engines that a configuration names, and imports torch only when it must."""
 
 from __future__ import annotations
 
@@ -20,13 +18,10 @@ if TYPE_CHECKING:
 
 
 def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
-    """Make the generation engine that ``generation.engine`` names, around the model in
-    ``model_path``.
+    """Make the generation engine that ``generation.engine`` names, around ``model_path``'s model.
 
-    Raises:
-        ConfigError: No engine has that name, or its device is not here.
-        DataError: The folder does not hold the model.
-        EngineError: The engine cannot serve the model.
+    Raises ConfigError (unknown name, no such device), DataError (no model there) or EngineError
+    (the engine cannot serve the model).
     """
     match config.generation.engine:
         case "local":
@@ -48,22 +43,18 @@ def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
 
 
 def build_generation_engine(config: RunConfig) -> GenerationEngine:
-    """Make the run's generation engine on the start model; it serves from its first published
-    weights on.
-    """
+    """Make the run's generation engine on the start model, which it serves until the first swap."""
     engine = build_engine(config, config.model.path)
     pace = config.emulation
     if config.generation.engine != "emulated" and (pace.decode_base_s or pace.decode_slot_s):
-        from workers.engines.emulated.throttled import ThrottledEngine
+        from workers.engines.emulated.throttled import throttled
 
-        return ThrottledEngine(engine, decode_base_s=pace.decode_base_s, decode_slot_s=pace.decode_slot_s)
+        return throttled(engine, decode_base_s=pace.decode_base_s, decode_slot_s=pace.decode_slot_s)
     return engine
 
 
 def build_scoring_engine(config: RunConfig) -> ScoringEngine:
-    """Make the engine of the frozen reference policy: ``model.reference_path``, or the start model
-    when absent.
-    """
+    """Make the reference's engine: of ``model.reference_path``, or the start model when absent."""
     if config.reference.backend == "emulated":
         from workers.engines.emulated.build import build_emulated_scoring
 
@@ -86,10 +77,7 @@ def build_reward_model(config: RewardModelSection) -> TorchRewardModel:
 
 
 def build_training_backend(config: RunConfig) -> TrainingBackend:
-    """Make the learner's backend on the start model.
-
-    With several ranks this is the backend of rank 0, returned once the other ranks are there.
-    """
+    """Make the learner's backend on the start model; of ranks, rank 0's once all are there."""
     match config.learner.backend:
         case "emulated":
             from workers.engines.emulated.build import build_emulated_training
@@ -106,10 +94,7 @@ def build_training_backend(config: RunConfig) -> TrainingBackend:
 
 
 def build_value_engine(config: RunConfig) -> ValueEngine:
-    """Make the value worker's engine on ``value.path``, or on the start model when absent.
-
-    With several ranks this is the engine of rank 0, returned once the other ranks are there.
-    """
+    """Make the value worker's engine on ``value.path`` or the start model; of ranks, rank 0's."""
     match config.value.backend:
         case "emulated":
             from workers.engines.emulated.build import build_emulated_value

@@ -35,18 +35,14 @@ _OURS = ("torch", "fsdp2", "deepspeed")
 
 
 def check(config: RunConfig) -> None:
-    """Raise the first thing that keeps an engine of ``config`` from computing: ConfigError,
-    DataError, EngineError.
-    """
+    """Raise ConfigError, DataError or EngineError for the first thing that cannot be computed."""
     check_devices(config)
     for path, what in _wanted(config):
         _check_model(path, what)
 
 
 def check_devices(config: RunConfig) -> None:
-    """Raise ConfigError for a configured device that torch does not see here, with the setting's
-    name.
-    """
+    """Raise ConfigError, naming the setting, for a configured device that torch does not see."""
     devices = {"model.device": config.model.device}
     if config.generation.engine != "emulated":
         devices["generation.device"] = config.generation.device
@@ -101,17 +97,10 @@ def _check_model(path: Path, what: str) -> None:
 
 
 def try_model(config: PretrainedConfig, what: str) -> None:
-    """Build a model of ``config`` on no device and pass two sequences through it; see the module's
-    text.
+    """Build a model of ``config`` on no device and pass two sequences through it.
 
-    Args:
-        config: As transformers reads it.
-        what: ``slots`` (the local engine), ``packed`` (learner, reference) or ``value`` (the
-            critic).
-
-    Raises:
-        EngineError: It would not be computed right.
-        Exception: The model's own code failed.
+    ``what`` is ``slots`` (local engine), ``packed`` (learner, reference) or ``value`` (critic).
+    Raises EngineError when it would not be computed right, and the errors of the model's own code.
     """
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 

@@ -1,3 +1,1 @@
-"""Engines that compute nothing and take the configured time, for drills and benchmarks of the
-pipeline.
-"""
+"""Engines that compute nothing and take the configured time, for drills and benchmarks."""

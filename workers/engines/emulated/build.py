@@ -1,6 +1,4 @@
-"""Makes a run's emulated engines from its configuration, and from the tokenizer and ``config.json``
-of its model.
-"""
+"""Makes emulated engines from a run's configuration, tokenizer and model's ``config.json``."""
 
 from __future__ import annotations
 
@@ -25,8 +23,7 @@ _BYTES_PER_WEIGHT = 4
 
 
 def build_emulated(config: RunConfig, model_path: Path) -> EmulatedEngine:
-    """Make the generation engine. Raises DataError when the folder holds no model or no tokenizer.
-    """
+    """Make the generation engine. Raises DataError for a folder without model or tokenizer."""
     tokenizer = load_text_tokenizer(model_path)
     settings = config.emulation
     stops = {*config.generation.stop_token_ids, *filter(None.__ne__, [tokenizer.eos_token_id])}

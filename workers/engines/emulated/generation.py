@@ -65,9 +65,7 @@ class _Slot:
 
 
 class EmulatedEngine:
-    """A :class:`workers.engines.generation.seam.GenerationEngine` whose samples are drawn
-    beforehand. Not thread-safe.
-    """
+    """A :class:`workers.engines.generation.seam.GenerationEngine` of samples drawn beforehand."""
 
     def __init__(
         self,
@@ -81,17 +79,9 @@ class EmulatedEngine:
         num_weights: int = 1,
         journal: SamplingJournal | None = None,
     ) -> None:
-        """Make an engine without weights.
+        """Make an engine without weights, for contexts of up to ``positions`` tokens (None: any).
 
-        Args:
-            num_slots: Requests decoded at once.
-            lengths: How long responses are.
-            tokens: The tokens of responses.
-            vocabulary: Size; requests with other tokens are refused.
-            positions: Longest context; None for no limit.
-            costs: Prices of work; free when absent.
-            num_weights: Numbers in the weights that it takes.
-            journal: Receives each turn's samples before they are returned.
+        ``journal`` receives each turn's samples before they are returned.
         """
         self._num_slots = num_slots
         self._lengths = lengths
@@ -137,9 +127,7 @@ class EmulatedEngine:
         """They are used where they lie."""
 
     def load_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
-        """Take new weights between two tokens. Raises WeightsRejected, and changes nothing, when
-        they do not fit.
-        """
+        """Take new weights between two tokens. WeightsRejected, of misfits, changes nothing."""
         check_tensors(tensors, self._num_weights)
         self._pace.spend(self._costs.weights_load_s)
         self._policy_version = policy_version
@@ -152,9 +140,7 @@ class EmulatedEngine:
         return []
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request. Raises EngineError for one that can never be served, or whose trajectory
-        is live already.
-        """
+        """Queue a request. Raises EngineError for a live trajectory, or an unservable one."""
         check_request(request, positions=self._positions, vocabulary=self._vocabulary)
         if request.trajectory in self._live or request.trajectory in self._waiting:
             raise is_live_already(request)
@@ -162,11 +148,7 @@ class EmulatedEngine:
         self._order.append(request.trajectory)
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run up to ``max_steps`` decode steps; return the windows that finished.
-
-        It returns early when slots fall free and no request waits for them. Raises EngineError
-        before the first weights.
-        """
+        """Run decode steps by the seam's contract. Raises EngineError before the first weights."""
         if self._policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")
         started = time.monotonic()
@@ -194,9 +176,7 @@ class EmulatedEngine:
         return finished
 
     def cut(self) -> list[SampledWindow]:
-        """End every live request at the present token. Waiting requests, and those without a
-        sampled token, are forgotten.
-        """
+        """End every live request at the present token, by the seam's contract."""
         self._waiting.clear()
         self._order.clear()
         windows = [self._window(slot, FinishReason.WINDOW) for slot in self._live.values() if slot.place > slot.start]
@@ -217,12 +197,8 @@ class EmulatedEngine:
 
     def stats(self) -> EngineStats:
         """Return counters."""
-        return EngineStats(
-            num_live=len(self._live) + len(self._waiting),
-            num_decode_steps=self._num_decode_steps,
-            num_sampled_tokens=self._num_sampled_tokens,
-            num_prefill_tokens=self._num_prefill_tokens,
-        )
+        num_live = len(self._live) + len(self._waiting)
+        return EngineStats(num_live, self._num_decode_steps, self._num_sampled_tokens, self._num_prefill_tokens)
 
     def _admit(self) -> int:
         """Give free slots to waiting requests, in order; return the number of tokens to prefill."""

@@ -1,8 +1,6 @@
-"""A journal of the tokens that an emulated generator has sampled, in a file that survives a kill. A
-drill counts by it what the kill cost.
+"""A file of the tokens that an emulated generator sampled: drills count by it what a kill cost.
 
-Each process has a file of its own, with lines ``trajectory begin end``. The last line may be cut
-short.
+Each process has its own, with lines ``trajectory begin end``. The last line may be cut short.
 """
 
 from __future__ import annotations
@@ -34,8 +32,7 @@ class SamplingJournal:
 
 
 def read_journal(path: Path) -> Iterator[tuple[TrajectoryId, int, int]]:
-    """Yield trajectory, first position and the position after the last, in the order of sampling.
-    """
+    """Yield trajectory, first position and position after the last, as they were sampled."""
     for line in path.read_text().splitlines(keepends=True):
         if line.endswith("\n"):
             name, begin, end = line.split()

@@ -20,9 +20,7 @@ from workers.engines.model.rng import stream_key, uniforms
 
 _LENGTH_STREAM = 0x4C454E47
 _LOGPROB_STREAM = 0x4C4F4750
-"""Mixed into a trajectory's key, so that its length, its tokens and their log-probs are drawn
-independently.
-"""
+"""Mixed into a trajectory's key: length, tokens and log-probs are drawn independently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +30,10 @@ class LengthLaw:
     kind: Literal["lognormal", "pareto", "constant"]
     median_tokens: float
     tail: float
-    """Log-normal: standard deviation of ln(length). Pareto: exponent of the tail, smaller is
-    heavier.
-    """
+    """Log-normal: standard deviation of ln(length). Pareto: the tail's exponent; small is heavy."""
 
     def quantile(self, u: float) -> float:
-        """Return the length, in tokens, that a share ``u`` in (0, 1) of responses does not exceed.
-        """
+        """Return the length, in tokens, that a share ``u`` in (0, 1) of responses keeps within."""
         match self.kind:
             case "lognormal":
                 return self.median_tokens * math.exp(self.tail * NormalDist().inv_cdf(u))
@@ -55,9 +50,7 @@ class LengthLaw:
 
 @dataclass(frozen=True, slots=True)
 class TokenLaw:
-    """Which tokens a response is made of: uniform over the vocabulary, and the stop token at its
-    end.
-    """
+    """A response's tokens: uniform over the vocabulary, and the stop token at its end."""
 
     words: np.ndarray
     """int32 [tokens]: those that may stand before the end"""
@@ -71,9 +64,7 @@ class TokenLaw:
         return cls(np.setdiff1d(np.arange(vocabulary, dtype=np.int32), stops), stops[0] if stops else None)
 
     def tokens(self, seed: int, trajectory: TrajectoryId, begin: int, end: int, *, length: int) -> np.ndarray:
-        """Return int32 [end - begin]: the tokens at these response positions of a response of
-        ``length`` tokens.
-        """
+        """Return int32 [end - begin]: the tokens there of a response of ``length`` tokens."""
         places = _draw(stream_key(seed, trajectory), begin, end) * self.words.size
         tokens = self.words[places.astype(np.int64)]
         if self.stop is not None and begin < end and end >= length:

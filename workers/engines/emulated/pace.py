@@ -1,5 +1,4 @@
-"""Time that emulated work takes. It is slept, not spun, and marked piece by piece as real work is.
-"""
+"""Time that emulated work takes: slept, not spun, and marked piece by piece as real work is."""
 
 from __future__ import annotations
 
@@ -13,9 +12,7 @@ _PIECE_S = 0.25
 
 
 class Pace:
-    """Sleeps for work. The excess of one sleep shortens the next, so that rates are true over many
-    short calls.
-    """
+    """Sleeps for work. The excess of one sleep shortens the next, so that rates are true."""
 
     def __init__(self) -> None:
         self._overslept_s = 0.0

@@ -1,6 +1,4 @@
-"""Emulated scoring: log-probs that are a function of the tokens alone, one for each token of a
-sequence's tail.
-"""
+"""Emulated scoring: log-probs that are a function of the tokens alone."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The learned state of an emulated optimiser: a number of steps, and a digest of all batches in
-order.
+"""The learned state of an emulated optimiser: its steps, and a digest of all batches in order.
 
-The state differs whenever the batches or their order did. So a run that trains on a batch twice, or
-loses one, ends with other weights.
+So a run that trains on a batch twice, or loses one, ends with other weights.
 """
 
 from __future__ import annotations

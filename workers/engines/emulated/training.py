@@ -1,5 +1,4 @@
-"""The emulated training backend: weights that depend on every batch and its order, at configured
-costs.
+"""The emulated training backend: weights depend on every batch and its order, at configured costs.
 
 A checkpoint holds ``emulated.json`` and no model.
 """
@@ -30,25 +29,13 @@ class EmulatedTraining:
     def __init__(
         self, *, num_weights: int, step_s: float = 0.0, token_s: float = 0.0, scoring_token_s: float = 0.0
     ) -> None:
-        """Make a backend that has learned nothing.
-
-        Args:
-            num_weights: Numbers that are published.
-            step_s: Seconds of a step, besides its tokens.
-            token_s: Seconds of each prompt or response token of a step.
-            scoring_token_s: Seconds of each token of a sample whose log-probs are requested.
-        """
+        """Learn nothing yet; ``step_s`` is a step's time besides its tokens', ``token_s`` each."""
         self._num_weights = num_weights
         self._step_s = step_s
         self._token_s = token_s
         self._scoring_token_s = scoring_token_s
         self._pace = Pace()
-        self._state = LearnedState()
-
-    @property
-    def state(self) -> LearnedState:
-        """The learned state."""
-        return self._state
+        self.state = LearnedState()
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         """Return each sample's behaviour log-probs: an emulated policy never moves."""
@@ -62,7 +49,7 @@ class EmulatedTraining:
         num_tokens = _num_tokens(samples)
         self._pace.spend(self._step_s + self._token_s * num_tokens)
         by_token = objective.token_weights(samples)
-        self._state = self._state.after(
+        self.state = self.state.after(
             part
             for sample, weight in zip(samples, by_token, strict=True)
             for part in (sample.name.encode(), sample.tokens.tobytes(), (sample.advantages * weight).tobytes())
@@ -72,7 +59,7 @@ class EmulatedTraining:
 
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the one tensor."""
-        yield weights.TENSOR, weights.make_tensor(self._state.digest, self._num_weights)
+        yield weights.TENSOR, weights.make_tensor(self.state.digest, self._num_weights)
 
     def base_publication(self) -> None:
         """There is none: whole versions are published."""
@@ -99,11 +86,11 @@ class EmulatedTraining:
 
     def snapshot(self) -> Callable[[Path], None]:
         """Return a function that writes ``emulated.json`` as of now; it raises OSError."""
-        return self._state.save
+        return self.state.save
 
     def load(self, folder: Path) -> None:
         """Take back a snapshot. Raises DataError naming the file, with nothing changed."""
-        self._state = LearnedState.load(folder)
+        self.state = LearnedState.load(folder)
 
     def close(self) -> None:
         """There is nothing to release."""

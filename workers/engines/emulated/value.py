@@ -1,5 +1,4 @@
-"""The emulated value engine: values that are a function of the tokens alone, and steps at
-configured costs.
+"""The emulated value engine: values are a function of the tokens alone, steps have set costs.
 
 Each step reports an explained variance of 1, so that the policy's gate opens at its first check.
 """
@@ -23,23 +22,12 @@ class EmulatedValue:
     """A :class:`workers.engines.value.seam.ValueEngine`."""
 
     def __init__(self, *, token_s: float = 0.0, step_s: float = 0.0, training_token_s: float = 0.0) -> None:
-        """Make an engine that has learned nothing.
-
-        Args:
-            token_s: Seconds for each valued token, context included.
-            step_s: Seconds of a step, besides its tokens.
-            training_token_s: Seconds of each prompt or response token of a step.
-        """
+        """Learn nothing yet; ``token_s`` is the time of a valued token, context included."""
         self._token_s = token_s
         self._step_s = step_s
         self._training_token_s = training_token_s
         self._pace = Pace()
-        self._state = LearnedState()
-
-    @property
-    def state(self) -> LearnedState:
-        """The learned state."""
-        return self._state
+        self.state = LearnedState()
 
     def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
         """Return, for each request, float32 [num_scored] in (-1, 1)."""
@@ -52,7 +40,7 @@ class EmulatedValue:
             raise EngineError("a value step was asked for on 0 samples; skip it")
         num_tokens = sum(int(sample.tokens.size) for sample in samples)
         self._pace.spend(self._step_s + self._training_token_s * num_tokens)
-        self._state = self._state.after(
+        self.state = self.state.after(
             part
             for sample in samples
             for part in (sample.name.encode(), sample.tokens.tobytes(), str(sample.reward).encode())
@@ -71,11 +59,11 @@ class EmulatedValue:
 
     def snapshot(self) -> Callable[[Path], None]:
         """Return a function that writes ``emulated.json`` as of now; it raises OSError."""
-        return self._state.save
+        return self.state.save
 
     def load(self, folder: Path) -> None:
         """Take back a snapshot. Raises DataError naming the file, with nothing changed."""
-        self._state = LearnedState.load(folder)
+        self.state = LearnedState.load(folder)
 
     def close(self) -> None:
         """There is nothing to release."""

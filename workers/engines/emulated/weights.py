@@ -33,8 +33,7 @@ def digest_tensors(tensors: Iterable[tuple[str, np.ndarray]]) -> dict[str, bytes
 
 
 def view_weights(data: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the tensors that lie in a version's bytes. Raises WeightsDamaged when they are none.
-    """
+    """Return the tensors that lie in a version's bytes. Raises WeightsDamaged for others."""
     return {
         placed.spec.name: np.frombuffer(data, np.float32, placed.spec.num_bytes // 4, placed.start).reshape(
             placed.spec.shape

@@ -1,5 +1,4 @@
 """Token sampling from random streams that belong to the trajectory, not to the sampling process.
-Pure functions, but for the device's arithmetic.
 
 From logits ``[rows, vocabulary]`` and one uniform number per row come tokens, and their log-probs
 under the distribution that was sampled from.
@@ -23,17 +22,14 @@ from workers.engines.generation.seam import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Distributions:
-    """How each row's logits become the distribution to sample from; made once for a batch, used for
-    many steps.
-    """
+    """How a batch's rows of logits become distributions; made once, used for many steps."""
 
     divisor: torch.Tensor | None
     """float32 [rows, 1]: temperatures, 1 for greedy rows; None when all are 1."""
     greedy: torch.Tensor | None
     """bool [rows]; None when no row is greedy."""
     top_k: torch.Tensor | None
-    """int64 [rows, 1], the vocabulary size where it is off; None when no row restricts its support.
-    """
+    """int64 [rows, 1], the vocabulary size where it is off; None when no row restricts any."""
     top_p: torch.Tensor | None
     """float32 [rows, 1]; present when ``top_k`` is."""
 
@@ -43,6 +39,8 @@ class Distributions:
         temperatures = [p.temperature or 1.0 for p in params]
         greedy = [p.temperature == 0.0 for p in params]
         restricted = any((0 < p.top_k < vocabulary or p.top_p < 1.0) and p.temperature > 0.0 for p in params)
+        top_k = [p.top_k if p.top_k > 0 and p.temperature > 0.0 else vocabulary for p in params]
+        top_p = [p.top_p if p.temperature > 0.0 else 1.0 for p in params]
 
         def column(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
             return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
@@ -50,30 +48,19 @@ class Distributions:
         return cls(
             divisor=column(temperatures, torch.float32) if any(t != 1.0 for t in temperatures) else None,
             greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
-            top_k=column([p.top_k if p.top_k > 0 and p.temperature > 0.0 else vocabulary for p in params], torch.int64)
-            if restricted
-            else None,
-            top_p=column([p.top_p if p.temperature > 0.0 else 1.0 for p in params], torch.float32)
-            if restricted
-            else None,
+            top_k=column(top_k, torch.int64) if restricted else None,
+            top_p=column(top_p, torch.float32) if restricted else None,
         )
 
 
 def sample(
     logits: torch.Tensor, distributions: Distributions, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample one token per row.
+    """Sample from logits [rows, vocabulary]: int64 [rows] tokens and float32 [rows] log-probs.
 
     Temperature first, then top-k, then top-p of what is left, renormalised. A greedy row takes the
     first of its largest logits; its log-prob is that of the temperature-1 distribution.
-
-    Args:
-        logits: [rows, vocabulary], any floating type; computed on in float32.
-        distributions: Of the same rows.
-        uniform: float64 [rows] in (0, 1).
-
-    Returns:
-        int64 [rows] tokens and float32 [rows] log-probs.
+    ``uniform`` is float64 [rows] in (0, 1).
     """
     scores = logits.float()
     if distributions.divisor is not None:
@@ -92,11 +79,9 @@ def sample(
 
 
 def _support(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Return bool [rows, vocabulary]: the ``top_k`` likeliest tokens, and of these the fewest that
-    reach mass ``top_p``.
+    """Return bool [rows, vocabulary]: the fewest of the ``top_k`` likeliest that reach ``top_p``.
 
-    Ties are broken by token id. Rows with everything allowed keep their whole vocabulary,
-    independently of other rows.
+    Ties are broken by token id. Rows with everything allowed keep their whole vocabulary.
     """
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[-1], device=scores.device)

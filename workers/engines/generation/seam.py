@@ -46,8 +46,7 @@ class WindowRequest:
     """The response, earlier tokens included, is cut here."""
     sampling: SamplingParams
     seed: int
-    """The run's seed; token at response position p is drawn from the stream (seed, trajectory, p).
-    """
+    """The run's; the token at response position p is drawn from stream (seed, trajectory, p)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +57,7 @@ class SampledWindow:
     tokens: np.ndarray
     """int32 [new tokens], the stop token included"""
     behavior_logprobs: np.ndarray
-    """float32 [new tokens], of the distribution really sampled from (after temperature, top-k and
-    top-p)
-    """
+    """float32 [new tokens], of the distribution really sampled from (temperature, top-k, top-p)"""
     segments: tuple[Segment, ...]
     finish_reason: FinishReason
 
@@ -92,33 +89,21 @@ class GenerationEngine(Protocol):
     def view_weights(self, data: np.ndarray, path: Path) -> Mapping[str, Any]:
         """Return a version's tensors where they lie, as ``load_weights`` takes them.
 
-        Args:
-            data: uint8 [bytes of the version], verified; they stay as they are while the version is
-                served.
-            path: Where processes of this host may map the same bytes.
-
-        Raises WeightsDamaged when the bytes are no version.
+        ``data``, uint8 [bytes], is verified, and stays as it is while the version is served.
+        Processes of this host may map ``path``. Raises WeightsDamaged for bytes of no version.
         """
         ...
 
     def merge_weights(self, adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
-        """Lay out the whole version that an adapter makes of its base, floating-point numbers as
-        ``dtype``.
+        """Lay out the version that an adapter makes of its base, floating-point as ``dtype``.
 
-        Args:
-            adapter: uint8 [bytes of the adapter's version]
-            base: uint8 [bytes of the base's version]. Neither may change before the publication is
-                written.
-            base_digest: Of ``base``.
-            dtype: ``float32`` or ``bfloat16``.
-
-        Raises WeightsDamaged when one of them cannot be read, WeightsRejected when they do not fit.
+        Neither file, uint8 [bytes], may change before the publication is written. Raises
+        WeightsDamaged when one cannot be read, WeightsRejected when they do not fit.
         """
         ...
 
     def stage_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
-        """Bring the weights of the next ``load_weights`` near to the device, which shortens the
-        pause of decoding.
+        """Bring the next weights near to the device, which shortens the pause of decoding.
 
         It may be called on another thread while this one decodes, or not at all. It changes no
         sample. Raises EngineDied.
@@ -134,12 +119,10 @@ class GenerationEngine(Protocol):
         ...
 
     def unserved(self, tensors: Mapping[str, Any]) -> list[str]:
-        """Return the names of ``tensors``, the last that were loaded, which new tokens would not be
-        computed with.
+        """Return the names of the ``tensors`` loaded last that new tokens are not computed with.
 
-        The engine compares the weights that it serves, not those that were loaded. So a stale
-        engine is found even when its loading reported success. An engine that verifies log-probs in
-        ``load_weights`` returns none.
+        The engine compares the weights that it serves, not those that were loaded, so that a stale
+        engine is found. If ``load_weights`` verifies log-probs, the answer is none.
         """
         ...
 
@@ -153,14 +136,12 @@ class GenerationEngine(Protocol):
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
         """Run up to ``max_steps`` decode steps; return the windows that finished. It returns early
-        when a window finishes and slots are free.
-        """
+        when slots fall free and no request waits for them."""
         ...
 
     def cut(self) -> list[SampledWindow]:
-        """End every live request at the present token, for draining. Return windows of the tokens
-        so far with FinishReason.WINDOW; requests without a sampled token are forgotten.
-        """
+        """End every live request at the present token; return windows of the tokens so far.
+        Waiting requests, and those without a sampled token, are forgotten."""
         ...
 
     def forget(self, trajectory: TrajectoryId) -> None:

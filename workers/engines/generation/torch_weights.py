@@ -1,5 +1,4 @@
-"""How an engine around a torch model reads versions: those that are whole, and adapters on a base.
-"""
+"""How an engine around a torch model reads versions: whole ones, and adapters on a base."""
 
 from __future__ import annotations
 

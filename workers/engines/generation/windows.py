@@ -1,6 +1,4 @@
-"""The beginning and end of a window in every generation engine. Requests that can never be served
-are refused. Tokens are cut into segments by policy version.
-"""
+"""Windows in every generation engine: requests are checked, tokens cut into segments."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ from workers.engines.generation.seam import WindowRequest
 
 
 def check_request(request: WindowRequest, *, positions: int | None, vocabulary: int) -> None:
-    """Check a request against a model's positions (None: no limit) and vocabulary. Raises
-    EngineError.
-    """
+    """Raise EngineError unless a request fits a model's positions (None: any) and vocabulary."""
     name, used = str(request.trajectory), request.response_tokens.size
     wanted = request.prompt_tokens.size + request.max_response_tokens
     if request.prompt_tokens.size == 0:
@@ -40,15 +36,12 @@ def check_request(request: WindowRequest, *, positions: int | None, vocabulary: 
 
 def is_live_already(request: WindowRequest) -> EngineError:
     """Return the error of a trajectory that is submitted while it is live."""
-    return EngineError(
-        f"{request.trajectory} is live already; wait for its window, or forget it, before submitting it again"
-    )
+    message = f"{request.trajectory} is live already; wait for its window, or forget it, before submitting it again"
+    return EngineError(message)
 
 
 def segments(versions: Sequence[tuple[int, int]], length: int) -> tuple[Segment, ...]:
-    """Return the runs of one version up to ``length``; ``versions`` are (length, version): from
-    there on, that version.
-    """
+    """Return the runs of one version up to ``length``; ``versions`` are (begin, version)."""
     ends = [begin for begin, _ in versions[1:]] + [length]
     runs: list[Segment] = []
     for (begin, version), end in zip(versions, ends, strict=True):

@@ -1,3 +1,1 @@
-"""The common part of all engines around a model: loading, packed attention, weights as files,
-optimiser, random streams.
-"""
+"""Parts of all engines around a model: loading, attention, weight files, optimiser, streams."""

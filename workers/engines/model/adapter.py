@@ -1,5 +1,4 @@
-"""An adapter on its way to the generators: a small share of the weights' bytes, from which the
-whole weights are made again.
+"""An adapter on its way to the generators: a small share of the weights' bytes.
 
 The frozen weights are published once and the adapter at every version. A generator makes the merged
 weights of both:
@@ -48,8 +47,7 @@ class _AdapterRecord(msgspec.Struct):
 
 
 def publish_base(adapter: Adapter, *, dtype: str) -> Publication:
-    """Lay out the weights below an adapter as
-    :func:`workers.engines.model.weights_file.publish_tensors` does whole versions.
+    """Lay out the weights below an adapter, as ``weights_file.publish_tensors`` does a version.
 
     Weights to which the adapter adds keep their own type where ``dtype`` would round them: only the
     sum is rounded.
@@ -78,18 +76,10 @@ def publish_adapter(adapter: Adapter, base_digest: str, *, probe: ParityProbe | 
 
 
 def publish_merged(adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
-    """Lay out the weights that an adapter makes of its base.
+    """Lay out in ``dtype`` the weights that an adapter makes of its base, both files' uint8 bytes.
 
-    Args:
-        adapter: uint8 [bytes of the adapter's file].
-        base: uint8 [bytes of the base's file]. Neither may change before the publication is
-            written.
-        base_digest: Of ``base``.
-        dtype: As in :func:`workers.engines.model.weights_file.publish_tensors`.
-
-    Raises:
-        WeightsDamaged: One of them cannot be read.
-        WeightsRejected: The adapter is of another base, or does not fit it.
+    Neither may change before the publication is written. Raises WeightsDamaged when one cannot be
+    read, and WeightsRejected when the adapter does not fit the base of ``base_digest``.
     """
     try:
         stored = msgspec.json.decode(read_contents(adapter).metadata.get(_ADAPTER, ""), type=_AdapterRecord)
@@ -108,14 +98,9 @@ def publish_merged(adapter: np.ndarray, base: np.ndarray, base_digest: str, *, d
 
 
 def merge(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Return ``base + scaling * (b a)`` in the adapter's type, rounded as peft's
-    ``get_delta_weight`` and a sum are.
+    """Return ``base + scaling * (b a)`` in the adapter's type, rounded as peft's merge is.
 
-    Args:
-        base: [rows, columns]
-        a: [rank, columns]
-        b: [rows, rank]
-        scaling: Of the product.
+    Shapes: base [rows, columns], a [rank, columns], b [rows, rank].
     """
     # copies: how a product is summed up may depend on how its factors are aligned
     added = b.clone() @ a.clone()

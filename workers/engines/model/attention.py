@@ -32,9 +32,7 @@ BUCKET_FILL = 0.75
 """A sequence shorter than this share of a bucket's longest opens the next bucket."""
 
 BUCKET_SLACK = 16
-"""Sequences at most this many tokens shorter than the longest stay in its bucket, however short it
-is.
-"""
+"""Sequences at most this many tokens shorter than the longest stay in its bucket anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +40,7 @@ class Bucket:
     """Sequences of similar length that go through attention together, padded to the longest."""
 
     gather: torch.Tensor
-    """int64 [num_sequences * length]: place in the row of each padded place; padding repeats a
-    sequence's last token.
-    """
+    """int64 [num_sequences * length]: row's place of each padded one; last tokens are repeated."""
     num_sequences: int
     length: int
 
@@ -67,9 +63,7 @@ class PackedLayout:
 
     @classmethod
     def of(cls, lengths: Sequence[int] | np.ndarray, device: torch.device) -> PackedLayout:
-        """Lay sequences of these lengths (each at least 1) end to end. Raises ValueError for an
-        empty list or sequence.
-        """
+        """Lay sequences end to end. Raises ValueError for an empty list or an empty sequence."""
         sizes = np.asarray(lengths, dtype=np.int64)
         if sizes.size == 0 or sizes.min() < 1:
             raise ValueError(
@@ -121,27 +115,14 @@ def packed_attention(
     packed_layout: PackedLayout | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend causally within each sequence of a packed row, as transformers' attention functions
-    do.
+    """Attend causally within each sequence of a packed row: a transformers attention function.
 
-    Args:
-        module: The calling layer; not read.
-        query: [1, query heads, N, head dim].
-        key: [1, key heads, N, head dim]; key heads divide query heads (grouped-query attention).
-        value: Like ``key``.
-        attention_mask: None, since transformers makes no mask for this function.
-        scaling: Factor of the scores; head dim ** -0.5 when absent.
-        dropout: Ignored: the log-probs of a policy must not depend on chance.
-        sliding_window: A token sees only so many tokens back, itself included.
-        packed_layout: The row's layout, handed to the model's ``forward`` as a keyword.
-        options: Other arguments that a model gives its attention; refused when they would change
-            the result.
+    Query is [1, query heads, N, head dim]; key and value have key heads, which divide query heads.
+    ``scaling`` is head dim ** -0.5 when absent. Dropout is ignored: a policy's log-probs must not
+    depend on chance. With ``sliding_window`` a token sees so many tokens back, itself included.
 
-    Returns:
-        [1, N, query heads, head dim], and None in place of attention weights.
-
-    Raises:
-        EngineError: Without a layout, with a mask, or for soft-capped scores and attention sinks.
+    Returns [1, N, query heads, head dim], and None in place of attention weights. Raises
+    EngineError without a layout, with a mask, or for soft-capped scores and attention sinks.
     """
     if packed_layout is None or attention_mask is not None:
         raise EngineError(
@@ -223,9 +204,7 @@ def _attend_varlen(
 
 @cache
 def _varlen_kernel() -> Any | None:
-    """Return torch's variable-length attention, or None where this torch has none with the options
-    we need.
-    """
+    """Return torch's variable-length attention; None where it lacks the options we need."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -241,9 +220,7 @@ def _window_mask(length: int, window: int, device: torch.device) -> torch.Tensor
 
 
 def _group_by_length(sizes: np.ndarray) -> list[list[int]]:
-    """Group sequences so that each is nearly as long as the longest of its group, which comes
-    first.
-    """
+    """Group sequences so that each is nearly as long as its group's first, the longest."""
     groups: list[list[int]] = []
     shortest = 0.0
     for member in np.argsort(-sizes, kind="stable").tolist():

@@ -1,5 +1,4 @@
-"""Whether published weights are those of a model: names, shapes, types, and tied tensors that
-agree.
+"""Whether published weights are a model's: names, shapes, types, and tied tensors that agree.
 
 Every engine checks this before it writes anything. The model's state may be on ``meta``, where
 there are only shapes. Tensors are named as in Hugging Face models.
@@ -15,16 +14,11 @@ from protocol.errors import WeightsRejected
 
 
 def fit_weights(state: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the published tensor for every name of ``state`` that owns one; of tied names the
-    first does.
+    """Return the published tensor for every name of ``state`` that owns one; of tied, the first.
 
-    Args:
-        state: ``model.state_dict(keep_vars=True)``: tied names hold the same object.
-        tensors: The published tensors; a tied one once, or under both names with the same values.
-
-    Raises:
-        WeightsRejected: Names are missing or unknown, a shape differs, floating and integer types
-            are mixed up, or two names of one tied tensor disagree.
+    ``state`` is ``model.state_dict(keep_vars=True)``: tied names hold the same object. Tied tensors
+    are published once, or under both names with the same values. Raises WeightsRejected for missing
+    or unknown names, shapes that differ, floating and integer types mixed up, or unequal tied ones.
     """
     owners: dict[int, str] = {}
     for name, tensor in state.items():

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import msgspec
 import torch
@@ -36,6 +36,9 @@ MODEL_FOLDER = "model"
 OPTIMIZER_FILE = "optimizer.safetensors"
 TRAINING_FILE = "training.json"
 
+OptimizerState: TypeAlias = tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+"""State by parameter name and kind, and the random streams by device."""
+
 _FORMAT = 1
 _RNG = "rng"
 _TOKENIZER_FILES = (
@@ -52,28 +55,34 @@ class TrainingState(msgspec.Struct, frozen=True):
     """Optimiser steps applied; places the learning-rate schedule."""
 
 
+def snapshot_writer(*writers: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Return a function that makes a folder and lets each of ``writers`` write into it."""
+
+    def write(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for writer in writers:
+            writer(folder)
+
+    return write
+
+
 def snapshot_model(model: PreTrainedModel, tokenizer_from: Path | None) -> Callable[[Path], None]:
-    """Copy the weights to the host's memory; return a function that writes the copy, as
-    :func:`model_writer` does.
-    """
+    """Copy the weights to the host; return a function that writes the copy (`model_writer`)."""
     state = model.state_dict(keep_vars=True)
     return model_writer(
-        model, {name: _copy(state[name]) for name in dict.fromkeys(weight_owners(model).values())}, tokenizer_from
+        model,
+        {name: copy_to_host(state[name]) for name in dict.fromkeys(weight_owners(model).values())},
+        tokenizer_from,
     )
 
 
 def model_writer(
     model: PreTrainedModel, weights: Mapping[str, torch.Tensor], tokenizer_from: Path | None
 ) -> Callable[[Path], None]:
-    """Return a function that writes a model in Hugging Face format, with the tokenizer files of
-    ``tokenizer_from``. The function raises OSError, and may run on any thread.
+    """Return a function that writes a model in Hugging Face format, with the tokenizer's files.
 
-    Args:
-        model: The model's configuration and names. Its own weights, which may be on ``meta``, are
-            not read.
-        weights: The weights to write, on the host, one tensor for each owner of
-            :func:`weight_owners`.
-        tokenizer_from: A folder with tokenizer files.
+    ``weights``, on the host, has a tensor for each owner of :func:`weight_owners`; the model's own,
+    which may be on ``meta``, are not read. The function raises OSError, and may run on any thread.
     """
     # tied weights stay tied: one tensor
     named = {name: weights[owner] for name, owner in weight_owners(model).items()}
@@ -91,18 +100,13 @@ def model_writer(
 
 
 def weight_owners(model: PreTrainedModel) -> dict[str, str]:
-    """Return, for every name in a model's state, the first name of the same tensor: tied names have
-    one owner.
-    """
+    """Return, for every name in a model's state, the first name of the same tensor: its owner."""
     owners: dict[int, str] = {}
     return {name: owners.setdefault(id(tensor), name) for name, tensor in model.state_dict(keep_vars=True).items()}
 
 
 def make_skeleton(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the same model on ``meta``, as it is before it is cut into shares or adapted.
-
-    :func:`model_writer` and :func:`read_model` take it for names, shapes and configuration.
-    """
+    """Return the same model on ``meta``, as it is before it is cut into shares or adapted."""
     with torch.device("meta"):
         skeleton = type(model)(model.config)
     torch.nn.Module.to(skeleton, model.dtype)
@@ -117,13 +121,10 @@ def make_skeleton(model: PreTrainedModel) -> PreTrainedModel:
 def snapshot_optimizer(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], num_steps: int
 ) -> Callable[[Path], None]:
-    """Copy the optimiser's state by parameter name, the random streams, and the number of steps.
-
-    Return a function that writes the copy, as :func:`optimizer_writer` does.
-    """
+    """Copy state by parameter name, random streams and step count; return the copy's writer."""
     return optimizer_writer(
         {
-            f"{key}/{name}": _copy(value)
+            f"{key}/{name}": copy_to_host(value)
             for name, parameter in parameters.items()
             for key, value in optimizer.state.get(parameter, {}).items()
         },
@@ -132,12 +133,10 @@ def snapshot_optimizer(
 
 
 def optimizer_writer(states: Mapping[str, torch.Tensor], num_steps: int) -> Callable[[Path], None]:
-    """Return a function that writes an optimiser's state, the present random streams, and the
-    number of steps. The function raises OSError, and may run on any thread.
+    """Return a function that writes an optimiser's state, the random streams and the step count.
 
-    Args:
-        states: ``<state>/<parameter name>`` -> tensor on the host.
-        num_steps: Applied so far.
+    ``states`` is ``<state>/<parameter name>`` -> tensor on the host. The function raises OSError,
+    and may run on any thread.
     """
     tensors = {**states, **{f"{_RNG}/{device}": state for device, state in rng_states().items()}}
 
@@ -163,9 +162,7 @@ def read_training_state(folder: Path) -> TrainingState:
 
 
 def read_model(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
-    """Read the weights under ``folder/model`` that fit ``model``, by its own names. Raises
-    DataError naming the file.
-    """
+    """Read the weights under ``folder/model`` by ``model``'s names. DataError names the file."""
     count_files()
     path = folder / MODEL_FOLDER
     for file in (path / "config.json", *(sorted(path.glob("*.safetensors")) or [path / "model.safetensors"])):
@@ -212,12 +209,8 @@ def put_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> No
             tensor.copy_(weights[name])
 
 
-def read_optimizer(
-    parameters: Mapping[str, torch.Tensor], folder: Path
-) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-    """Read state by parameter name, and the random streams by device. Raises DataError naming the
-    file.
-    """
+def read_optimizer(parameters: Mapping[str, torch.Tensor], folder: Path) -> OptimizerState:
+    """Read an optimiser's state and the random streams. Raises DataError naming the file."""
     path = folder / OPTIMIZER_FILE
     if not path.is_file():
         raise DataError(f"{path} is missing; resume from another checkpoint")
@@ -242,9 +235,7 @@ def restore_optimizer(
     parameters: Mapping[str, torch.nn.Parameter],
     states: Mapping[str, Mapping[str, torch.Tensor]],
 ) -> None:
-    """Put back the state of :func:`read_optimizer`; the optimiser's settings stay those of the
-    configuration.
-    """
+    """Put back the state of :func:`read_optimizer`; settings stay those of the configuration."""
     optimizer.state.clear()
     for name, state in states.items():
         parameter = parameters[name]
@@ -267,7 +258,7 @@ def restore_rng(states: Mapping[str, torch.Tensor]) -> None:
             torch.cuda.set_rng_state(state, index)
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy on the host that nothing else writes to."""
     copied = tensor.detach().to("cpu", copy=True).contiguous()
     work.step()

@@ -1,6 +1,4 @@
-"""Digests of weights, and texts of the environment that their numbers depend on, for the update
-log.
-"""
+"""Digests of weights, and the environment that their numbers depend on, for the update log."""
 
 from __future__ import annotations
 
@@ -20,16 +18,12 @@ _VARIABLES = ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 
 
 def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, bytes]:
-    """Return xxh3-128 of each tensor's bytes, by name. Equal bytes in another shape or type have
-    another digest.
-    """
+    """Return xxh3-128 of each tensor's type, shape and bytes, by name."""
     return {name: _digest(tensor.detach().contiguous()) for name, tensor in tensors}
 
 
 def describe_environment(device: str) -> dict[str, str]:
-    """Return the facts on which the result of the same computation depends: device, processor,
-    threads, libraries.
-    """
+    """Return the facts that numbers depend on: device, processor, threads, libraries."""
     resolved = resolve_device(device)
     told = {
         "device": resolved.type if resolved.type == "cpu" else torch.cuda.get_device_name(resolved),

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FORWARD = 1.0 / 3.0
-"""Share of a forward pass in forward and backward together: a backward pass computes twice as much.
-"""
+"""Share of the forward pass in forward and backward: backward computes twice as much."""
 
 
 def count_layers(model: PreTrainedModel) -> PreTrainedModel:
@@ -35,9 +34,7 @@ def count_layers(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def count_part(output: object, share: float) -> None:
-    """Mark that ``share`` of a forward pass has made ``output``, and mark its backward pass
-    likewise.
-    """
+    """Mark that ``share`` of a forward pass has made ``output``, and later its backward pass."""
     # a backward pass may run on a thread of its own
     meter = work.current()
     if not isinstance(output, torch.Tensor) or not output.requires_grad:
@@ -52,9 +49,7 @@ def count_part(output: object, share: float) -> None:
 
 
 def count_files() -> None:
-    """Make transformers mark every tensor that it loads and every file that it saves, in place of
-    its progress bars.
-    """
+    """Make transformers mark each tensor it loads and file it saves, without progress bars."""
     from transformers.utils import logging
 
     # a worker's standard error is a log

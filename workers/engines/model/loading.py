@@ -27,12 +27,7 @@ _OURS_ONLY: dict[str, Any] = {"local_files_only": True, "use_safetensors": True,
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device that a configuration names; ``auto`` takes CUDA when torch sees one, else
-    the CPU.
-
-    Raises:
-        ConfigError: The name is not a device, or torch does not see that device here.
-    """
+    """Return a configured device; ``auto`` is CUDA if torch sees it. ConfigError if not here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -58,17 +53,10 @@ def resolve_dtype(name: str) -> torch.dtype:
 def load_model(
     path: Path, dtype: torch.dtype, device: torch.device, attn_implementation: str | None = None
 ) -> PreTrainedModel:
-    """Load a causal language model from a folder, in evaluation mode.
+    """Load a causal language model from a folder as ``dtype`` on ``device``, in evaluation mode.
 
-    Args:
-        path: Folder with ``config.json`` and safetensors weights.
-        dtype: Type that the weights are cast to.
-        device: Where they go.
-        attn_implementation: Name of an attention function known to transformers; its own choice
-            when absent.
-
-    Raises:
-        DataError: The folder is missing, or does not hold a causal language model.
+    ``attn_implementation`` names an attention function known to transformers. Raises DataError when
+    the folder is missing, or does not hold a causal language model.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -90,9 +78,7 @@ def load_model(
 
 
 def model_state(config: PretrainedConfig) -> dict[str, torch.Tensor]:
-    """Return the names and shapes of a causal language model's weights, on no device; tied names
-    hold one object.
-    """
+    """Return a language model's weights by name, on ``meta``; tied names hold one object."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -111,16 +97,8 @@ def load_value_model(
     noise to the first advantages. (The layers begin to move with the second step, when the head is
     no longer 0.)
 
-    Args:
-        path: A causal language model, or a value model with its head.
-        dtype: Type that the weights are cast to.
-        device: Where they go.
-        attn_implementation: Name of an attention function known to transformers; its own choice
-            when absent.
-
-    Raises:
-        DataError: The folder is missing or holds neither, or transformers has no token classifier
-            of this architecture.
+    Arguments are those of :func:`load_model`. Raises DataError when the folder holds neither kind
+    of model, or transformers has no token classifier of this architecture.
     """
     from transformers import AutoModelForTokenClassification
     from transformers.utils import logging
@@ -166,14 +144,8 @@ def load_value_model(
 def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """Load a reward model: a sequence classifier with one label, in evaluation mode.
 
-    Args:
-        path: A folder that :func:`pipeline.preflight.reward_model.check_reward_model` takes.
-        dtype: Type that the weights are cast to.
-        device: Where they go.
-
-    Raises:
-        DataError: transformers has no sequence classifier of this architecture, or the folder lacks
-            weights of it.
+    ``path`` passes :func:`pipeline.preflight.reward_model.check_reward_model`. Raises DataError
+    when transformers has no such classifier, or the folder lacks weights of it.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -198,9 +170,7 @@ def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> P
 
 
 def value_head(model: PreTrainedModel) -> torch.nn.Linear:
-    """Return the linear layer that reads a value off a hidden state. Raises EngineError when there
-    is none with one output.
-    """
+    """Return the linear layer that reads values off hidden states. EngineError without one."""
     for name in HEAD_PREFIXES:
         head = getattr(model, name.removesuffix("."), None)
         if isinstance(head, torch.nn.Linear) and head.out_features == 1:
@@ -212,11 +182,7 @@ def value_head(model: PreTrainedModel) -> torch.nn.Linear:
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer that lies beside a model.
-
-    Raises:
-        DataError: The folder is missing or holds no tokenizer.
-    """
+    """Load the tokenizer that lies beside a model. Raises DataError when there is none."""
     from transformers import AutoTokenizer
 
     _check_folder(path, "tokenizer_config.json", "a tokenizer")
@@ -231,16 +197,10 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 def stop_token_ids(
     tokenizer: PreTrainedTokenizerBase | None, model: PreTrainedModel | None = None, extra: Iterable[int] = ()
 ) -> tuple[int, ...]:
-    """Collect the tokens that end a response: the tokenizer's, those of the model's generation
-    settings, and ``extra``.
+    """Return the tokens that end a response, sorted; empty when only its limit ends one.
 
-    Args:
-        tokenizer: Its end-of-sequence token counts, when it has one.
-        model: Its generation config may name further ones, as chat models do.
-        extra: Configured ones.
-
-    Returns:
-        Sorted ids, each once. Empty when nothing ends a response but its limit.
+    They are the tokenizer's, those that the model's generation settings name (chat models have
+    several), and ``extra``, which are configured.
     """
     found = set(extra)
     if tokenizer is not None and isinstance(tokenizer.eos_token_id, int):

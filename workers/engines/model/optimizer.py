@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from pipeline.process import work
 from workers.engines.model.checkpoint_files import (
+    OptimizerState,
     TrainingState,
     read_optimizer,
     restore_optimizer,
@@ -53,9 +54,7 @@ class AppliedStep:
     """The result of one step's gradients."""
 
     applied: bool
-    """False when loss or gradient was not finite: parameters and optimiser state are then
-    unchanged.
-    """
+    """False when loss or gradient was not finite: parameters and state are then unchanged."""
     grad_norm: float
     """Before it was scaled down."""
     learning_rate: float
@@ -78,7 +77,6 @@ class GuardedAdamW:
     """AdamW on named parameters."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerSettings) -> None:
-        """Step ``parameters``, which stay where they are."""
         self._parameters = dict(parameters)
         self._settings = settings
         self._optimizer = make_adamw(self._parameters, settings)
@@ -123,25 +121,15 @@ class GuardedAdamW:
         self.num_steps = num_steps
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy optimiser state, random streams and the number of steps; return a function that
-        writes the copy into a folder.
-        """
+        """Copy state, random streams and step count; return a function that writes the copy."""
         return snapshot_optimizer(self._optimizer, self._parameters, self.num_steps)
 
-    def read(self, folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-        """Read a :meth:`snapshot`, for :meth:`restore`; nothing changes. Raises DataError naming
-        the file.
-        """
+    def read(self, folder: Path) -> OptimizerState:
+        """Read a :meth:`snapshot`, and change nothing. Raises DataError naming the file."""
         return read_optimizer(self._parameters, folder)
 
-    def restore(
-        self,
-        read: tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]],
-        state: TrainingState,
-    ) -> None:
-        """Put back the state that :meth:`read` returned. The next step is then that of the
-        uninterrupted run.
-        """
+    def restore(self, read: OptimizerState, state: TrainingState) -> None:
+        """Put back the read state: the next step is then that of the uninterrupted run."""
         states, rng = read
         restore_optimizer(self._optimizer, self._parameters, states)
         restore_rng(rng)

@@ -46,9 +46,7 @@ class Entropy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PackedTokens:
-    """Sequences laid end to end, and which of their tokens are scored: the last ones of each. M is
-    their number.
-    """
+    """Sequences laid end to end, of which the last tokens of each are scored: M in all."""
 
     tokens: torch.Tensor
     """int64 [N]"""
@@ -60,11 +58,7 @@ class PackedTokens:
 
     @classmethod
     def of(cls, sequences: Sequence[np.ndarray], num_scored: Sequence[int], device: torch.device) -> PackedTokens:
-        """Pack sequences, each with at least one token before its ``num_scored`` last ones.
-
-        Raises:
-            EngineError: A sequence leaves no token to predict its first scored one from.
-        """
+        """Pack sequences. Raises EngineError unless a token precedes each one's scored tail."""
         lengths = np.array([sequence.size for sequence in sequences], dtype=np.int64)
         scored = np.array(num_scored, dtype=np.int64)
         wrong = np.flatnonzero((scored < 0) | (scored >= lengths))
@@ -109,9 +103,7 @@ class TokenScores:
 def prepare_packed(model: PreTrainedModel) -> PreTrainedModel:
     """Make ``model`` attend by packed layout, and count its layers, from now on; return it.
 
-    Raises:
-        EngineError: The model mixes tokens by other means than attention through transformers'
-            attention interface.
+    Raises EngineError when it mixes tokens by more than transformers' attention interface.
     """
     kinds = set(getattr(model.config, "layer_types", None) or ()) - _PACKABLE_LAYERS
     if kinds:
@@ -137,13 +129,9 @@ def score_packed(
 ) -> TokenScores:
     """Compute the log-prob of every scored token, differentiable when gradients are on.
 
-    Args:
-        model: A model that went through :func:`prepare_packed`.
-        batch: N tokens, of which M are scored.
-        temperature: Logits are divided by it; the sampling temperature makes these the log-probs of
-            the sampler.
-        entropy: Whether the entropy of the same distributions is computed, and how.
-        max_logits: Logits alive at once; a bigger batch of them is computed in parts.
+    ``model`` went through :func:`prepare_packed`. Logits are divided by ``temperature``; that of
+    sampling makes these the sampler's log-probs. Bigger batches than ``max_logits`` are computed in
+    parts.
     """
     vocabulary = int(model.config.get_text_config().vocab_size)
     rows = max(1, max_logits // vocabulary)
@@ -180,9 +168,7 @@ def score_packed(
 
 
 def hidden_packed(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:
-    """Return the last hidden states [N, hidden] of ``batch`` under a model that went through
-    :func:`prepare_packed`.
-    """
+    """Return the last hidden states [N, hidden] under a model of :func:`prepare_packed`."""
     return model.base_model(
         input_ids=batch.tokens.unsqueeze(0),
         position_ids=batch.layout.position_ids.unsqueeze(0),
@@ -207,8 +193,6 @@ def score_logits(logits: torch.Tensor, targets: torch.Tensor, temperature: float
 
 
 def _scales_logits(model: PreTrainedModel) -> bool:
-    """Whether the model changes its logits after the head, so that only its own ``forward`` may
-    compute them.
-    """
+    """Whether the model changes logits after its head, so that only its ``forward`` is right."""
     config = model.config.get_text_config()
     return any(getattr(config, name, None) not in (None, 1.0) for name in _LOGIT_SCALING)

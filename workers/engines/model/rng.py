@@ -1,5 +1,4 @@
-"""Random streams keyed by (run seed, trajectory, position), never by process. Pure functions, numpy
-only.
+"""Random streams keyed by (run seed, trajectory, position), never by process.
 
 The uniform for response position p of a trajectory is a function of (run seed, trajectory id, p). A
 64-bit key is hashed from seed and id once. SplitMix64 (Steele, Lea and Flood, OOPSLA 2014, section
@@ -30,14 +29,10 @@ def stream_key(seed: int, trajectory: TrajectoryId) -> int:
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Draw one uniform number per (stream, response position).
+    """Draw one number per (stream, response position): float64 [n] in the open interval (0, 1).
 
-    Args:
-        keys: uint64 [n], from :func:`stream_key`.
-        positions: integers [n], at least 0.
-
-    Returns: float64 [n] in the open interval (0, 1), on a grid of 2^-40. The grid keeps u * total
-        below total exactly, so the inverse never runs off the end of a cumulative sum.
+    ``keys`` are uint64 [n] of :func:`stream_key`, ``positions`` integers [n] from 0. The grid of
+    2^-40 keeps u * total below total exactly: the inverse never runs off a cumulative sum.
     """
     state = keys + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
     state = (state ^ (state >> _S30)) * _MIX_1

@@ -1,5 +1,4 @@
-"""Published weights as tensors: the bytes that travel from the learner to the generators, and back
-into an engine.
+"""Published weights as tensors: the bytes that travel to the generators, and into an engine.
 
 The file's metadata may hold a *probe*: a sequence and the learner's log-probs of it. An engine
 shows by it that it computes the same.
@@ -63,14 +62,10 @@ class PublishedWeights(dict[str, torch.Tensor]):
         probe: ParityProbe | None = None,
         is_lasting: bool = False,
     ) -> None:
-        """Take tensors and their properties.
+        """Take tensors by name, and their file if other processes of this host may map it.
 
-        Args:
-            tensors: By name.
-            path: The file that they lie in, if other processes of this host may map it.
-            probe: The learner's, if there is one.
-            is_lasting: Whether their bytes stay unchanged while they are served: an engine may then
-                use them where they lie, instead of a copy.
+        ``is_lasting``: their bytes stay unchanged while they are served, so that an engine may use
+        them where they lie, instead of a copy.
         """
         super().__init__(tensors)
         self.path = path
@@ -81,8 +76,7 @@ class PublishedWeights(dict[str, torch.Tensor]):
 def publish_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]], *, dtype: str, probe: ParityProbe | None = None
 ) -> Publication:
-    """Lay out tensors under their Hugging Face names, floating-point ones as ``dtype`` (``float32``
-    or ``bfloat16``).
+    """Lay out tensors by Hugging Face names, floating-point ones as ``float32`` or ``bfloat16``.
 
     Tensors are read while the publication is written, so they must not change before.
     """
@@ -92,9 +86,7 @@ def publish_tensors(
 
 
 def spec_of(name: str, tensor: torch.Tensor, floating: torch.dtype) -> TensorSpec:
-    """Return how a tensor is written: as ``floating`` if it holds floating-point numbers, else as
-    it is.
-    """
+    """Return how a tensor is written: as ``floating`` if it has such numbers, else as it is."""
     dtype = floating if tensor.is_floating_point() else tensor.dtype
     return TensorSpec(name, _NAMES[dtype], tuple(tensor.shape))
 
@@ -102,9 +94,7 @@ def spec_of(name: str, tensor: torch.Tensor, floating: torch.dtype) -> TensorSpe
 def lay_out(
     specs: Iterable[TensorSpec], make: Callable[[str], torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> Publication:
-    """Lay out tensors that ``make`` returns by name, cast to their spec's type. ``make`` is called
-    once for each, when it is written.
-    """
+    """Lay out tensors that ``make`` returns, once each as they are written, cast to their spec."""
     ordered = in_order(specs)
     return publication(ordered, _blocks(ordered, make), metadata)
 
@@ -117,16 +107,7 @@ def probe_metadata(probe: ParityProbe | None) -> dict[str, str]:
 
 
 def view_weights(data: np.ndarray, *, path: Path | None = None, is_lasting: bool = False) -> PublishedWeights:
-    """Return the tensors that lie in a file's bytes, without a copy.
-
-    Args:
-        data: uint8 [bytes of the file], writable.
-        path: As in :class:`PublishedWeights`.
-        is_lasting: As in :class:`PublishedWeights`.
-
-    Raises:
-        WeightsDamaged: It is not a safetensors file.
-    """
+    """Return the tensors in a file's writable uint8 bytes, without a copy, or WeightsDamaged."""
     contents = read_contents(data)
     tensors = {
         placed.spec.name: torch.frombuffer(
@@ -148,9 +129,7 @@ def view_weights(data: np.ndarray, *, path: Path | None = None, is_lasting: bool
 
 
 def read_weights(path: Path) -> PublishedWeights:
-    """Map a weight file. Raises WeightsRejected when it is not one, FileNotFoundError when it is
-    gone.
-    """
+    """Map a weight file. Raises WeightsRejected when it is none, FileNotFoundError when gone."""
     with path.open("rb") as file:
         try:
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -174,9 +153,7 @@ def write_weights(
 
 
 def _blocks(specs: Iterable[TensorSpec], make: Callable[[str], torch.Tensor]) -> Iterator[np.ndarray]:
-    """Yield the bytes of tensors in blocks: views of those that have the wanted type, else a block
-    cast at a time.
-    """
+    """Yield tensors' bytes in blocks: views where the type fits, else a block cast at a time."""
     for spec in specs:
         dtype = _DTYPES[spec.dtype]
         flat = make(spec.name).detach().contiguous().reshape(-1)

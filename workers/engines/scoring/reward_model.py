@@ -1,5 +1,4 @@
-"""The reward model in plain torch: a frozen sequence classifier with one label scores responses in
-padded batches.
+"""The reward model in plain torch: a frozen sequence classifier scores responses in padded batches.
 
 Batches are padded, not packed. Each classifier pools its tokens in its own way: the last token, the
 first, or a mean under the attention mask. Only its own ``forward`` knows the way. A decoder without
@@ -38,15 +37,7 @@ class TorchRewardModel:
     def __init__(
         self, model: PreTrainedModel, tokenizer: TextTokenizer, *, micro_batch_tokens: int, max_tokens: int | None
     ) -> None:
-        """Freeze ``model`` and score with it.
-
-        Args:
-            model: A sequence classifier with one label; it becomes this engine's own.
-            tokenizer: Its own.
-            micro_batch_tokens: Tokens of one forward, padding included; a longer sequence is a
-                forward of its own.
-            max_tokens: Longest sequence; None for any.
-        """
+        """Freeze ``model``, of one label; ``max_tokens`` is its longest sequence (None: any)."""
         self._model = model.eval().requires_grad_(False)
         self._tokenizer = tokenizer
         self._micro_batch_tokens = micro_batch_tokens
@@ -56,12 +47,10 @@ class TorchRewardModel:
         self._padding: int | None = self._text_config.pad_token_id
 
     def scores(self, responses: Sequence[tuple[Prompt, str]]) -> list[float]:
-        """Return the score of each response to its prompt, in order.
+        """Return the score of each response to its prompt, in order, or raise for all of them.
 
-        Raises:
-            DataError: The chat template refuses a conversation.
-            EngineError: A conversation is too long or has no tokens, or a token or a score that is
-                none. Of several responses none is scored then.
+        Raises DataError when the chat template refuses a conversation, EngineError when one is too
+        long or empty, a token unknown, or a score not finite.
         """
         sequences = [conversation_tokens(self._tokenizer, prompt, response) for prompt, response in responses]
         for tokens in sequences:
@@ -105,9 +94,7 @@ class TorchRewardModel:
         return logits[:, 0].float().tolist()
 
     def _check(self, tokens: np.ndarray) -> None:
-        """Refuse tokens that the model cannot read: on a GPU, the lookup of an unknown token or
-        place ends the process.
-        """
+        """Refuse tokens that the model cannot read: on a GPU, their lookup ends the process."""
         if not tokens.size:
             raise EngineError("a conversation has no tokens for the reward model; give prompts that are not empty")
         if self._max_tokens is not None and tokens.size > self._max_tokens:

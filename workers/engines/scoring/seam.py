@@ -1,7 +1,6 @@
 """The seam between the reference worker and the engines that compute log-probs of given tokens.
 
-An engine takes token sequences and returns the log-probs of their tails. It is blocking, and driven
-from the worker's one compute thread.
+An engine is blocking, and driven from the worker's one compute thread.
 """
 
 from __future__ import annotations
@@ -29,18 +28,12 @@ class ScoringEngine(Protocol):
     """A frozen model."""
 
     def logprobs(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return, for each request, float32 [num_scored] log-probs of the tail at the sampling
-        temperature.
-        """
+        """Return, for each request, float32 [num_scored] at the sampling temperature."""
         ...
 
 
 def check_requests(requests: Sequence[ScoringRequest], vocabulary: int) -> None:
-    """Refuse sequences that cannot be scored: a first token, or a token without an embedding (on a
-    GPU its lookup ends the process).
-
-    Raises EngineError that names which.
-    """
+    """Raise EngineError for a scored first token, or one unknown: its lookup on a GPU is fatal."""
     for request in requests:
         tokens = request.tokens
         if not 0 <= request.num_scored < tokens.size:

@@ -1,7 +1,4 @@
-"""The scoring engine in plain torch: a frozen model, packed sequences, no gradients.
-
-It returns the log-probs of the sequences' tails at the sampling temperature.
-"""
+"""The scoring engine in plain torch: a frozen model, packed sequences, no gradients."""
 
 from __future__ import annotations
 
@@ -31,17 +28,7 @@ class TorchScoring:
     """A frozen causal language model behind :class:`workers.engines.scoring.seam.ScoringEngine`."""
 
     def __init__(self, model: PreTrainedModel, *, temperature: float, micro_batch_tokens: int) -> None:
-        """Freeze ``model`` and score with it.
-
-        Args:
-            model: Any causal language model that can be packed; it becomes this engine's own.
-            temperature: Logits are divided by it; above 0.
-            micro_batch_tokens: Tokens of one forward; a longer sequence is a forward of its own.
-
-        Raises:
-            ConfigError: The temperature is not above 0.
-            EngineError: The model's sequences cannot be packed.
-        """
+        """Freeze ``model``. Raises ConfigError (temperature 0 or below) or EngineError."""
         if not temperature > 0.0:
             raise ConfigError(f"temperature is {temperature}, expected above 0; score greedy sampling at 1")
         self._model = prepare_packed(model).eval().requires_grad_(False)
@@ -50,11 +37,7 @@ class TorchScoring:
 
     @torch.no_grad()
     def logprobs(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return, for each request in order, float32 [num_scored].
-
-        Raises EngineError when a request scores its first token, or holds a token that the model
-        does not know.
-        """
+        """Return, for each request, float32 [num_scored]. Raises as :func:`check_requests`."""
         vocabulary = cast("torch.Tensor", self._model.get_input_embeddings().weight).shape[0]
         check_requests(requests, vocabulary)
         results: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(requests)
@@ -72,15 +55,11 @@ class TorchScoring:
 
 
 def build_scoring(config: RunConfig, model_path: Path) -> TorchScoring:
-    """Load the model in ``model_path`` as the frozen reference of a run. Raises DataError or
-    ConfigError naming the cause.
-    """
+    """Load the frozen reference of a run. Raises DataError or ConfigError naming the cause."""
     device = resolve_device(config.reference.device)
     if device.type == "cpu":
         torch.set_num_threads(config.reference.threads)
     model = load_model(model_path, resolve_dtype(config.model.dtype), device, PACKED_ATTENTION)
     return TorchScoring(
-        model,
-        temperature=config.generation.temperature,
-        micro_batch_tokens=config.reference.micro_batch_tokens,
+        model, temperature=config.generation.temperature, micro_batch_tokens=config.reference.micro_batch_tokens
     )

@@ -2,11 +2,8 @@
 """The scoring engine on vLLM: a frozen model scores prompts. One more token is sampled and
 discarded.
 
-It returns the log-probs of the sequences' tails at the sampling temperature. The caller's thread
-steps vLLM until all are scored, ``max_num_batched_tokens`` at a time.
-
-The weights are the folder's own and never change. Nothing is cached between requests: a cached
-prefix would have no log-probs.
+The caller's thread steps vLLM until all are scored, ``max_num_batched_tokens`` at a time. The
+weights are the folder's own and never change. Nothing is cached: a cached prefix has no log-probs.
 """
 
 from __future__ import annotations
@@ -32,22 +29,12 @@ if TYPE_CHECKING:
 
 
 class VllmScoring:
-    """A :class:`workers.engines.scoring.seam.ScoringEngine` on vLLM's ``LLMEngine`` in this
-    process.
-    """
+    """A :class:`workers.engines.scoring.seam.ScoringEngine` on vLLM's ``LLMEngine``, here."""
 
     def __init__(self, arguments: Mapping[str, Any], *, vocabulary: int, temperature: float) -> None:
-        """Load the model.
+        """Load the model, by :func:`workers.engines.generation.vllm.arguments.scoring_arguments`.
 
-        Args:
-            arguments: Of vLLM's ``EngineArgs``; see
-                :func:`workers.engines.generation.vllm.arguments.scoring_arguments`.
-            vocabulary: Token ids that the model knows.
-            temperature: Logits are divided by it; above 0.
-
-        Raises:
-            ConfigError: vLLM runs this model by a runner that scores at temperature 1 only, and
-                another temperature is requested.
+        Raises ConfigError for a temperature not above 0, or not 1 where vLLM scores at 1 only.
         """
         if not temperature > 0.0:
             raise ConfigError(f"temperature is {temperature}, expected above 0; score greedy sampling at 1")
@@ -66,13 +53,8 @@ class VllmScoring:
             )
 
     def logprobs(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return, for each request in order, float32 [num_scored].
-
-        Raises:
-            EngineError: A request scores its first token, is too long, or holds a token that the
-                model does not know.
-            EngineDied: vLLM failed; a new engine may do better.
-        """
+        """Return, for each request, float32 [num_scored]. Raises as :func:`check_requests`;
+        EngineError for one that is too long, EngineDied when vLLM failed."""
         check_requests(requests, self._vocabulary)
         longest = max((request.tokens.size for request in requests), default=0)
         if longest > self._longest:
@@ -107,12 +89,7 @@ def scoring_params() -> Any:
 
 
 def build_vllm_scoring(config: RunConfig, model_path: Path) -> VllmScoring:
-    """Start vLLM around the model in ``model_path`` as the frozen reference of a run.
-
-    Raises:
-        ConfigError: vLLM is missing or of another version, or it refuses the model, an argument or
-            the memory that is there.
-    """
+    """Start vLLM around the model as the frozen reference of a run. ConfigError when it refuses."""
     check_versions()
     on_cpu = resolve_device(config.reference.device).type == "cpu"
     prepare_environment(config.reference.threads, config.reference.vllm.kv_cache_gb, on_cpu=on_cpu)

@@ -1,6 +1,5 @@
 # pyright: reportMissingImports=false
-"""A LoRA adapter on a frozen policy, by peft: only the adapter is trained and published, and every
-sampler uses merged weights.
+"""A LoRA adapter on a frozen policy, by peft: the adapter alone is trained and published.
 
 Generators merge the adapter and the frozen weights below it (``workers.engines.model.adapter``). A
 checkpoint holds, beside ``model/`` with the merged weights:
@@ -70,17 +69,10 @@ class LoraSettings:
 
 
 class AdaptedModel:
-    """A frozen model with an adapter:
-    :class:`workers.engines.training.trained_weights.TrainedWeights`.
-    """
+    """A frozen model with an adapter, as ``trained_weights.TrainedWeights``."""
 
     def __init__(self, model: PreTrainedModel, settings: LoraSettings, tokenizer_from: Path | None) -> None:
-        """Freeze ``model`` and put an adapter into it, which its forward pass goes through from now
-        on.
-
-        Raises:
-            ConfigError: A target is no linear layer of the model, or is its output head.
-        """
+        """Freeze ``model`` and put an adapter into it. Raises ConfigError for a wrong target."""
         self._owners = list(dict.fromkeys(weight_owners(model).values()))
         self._skeleton = make_skeleton(model)
         self._tokenizer_from = tokenizer_from
@@ -130,9 +122,7 @@ class AdaptedModel:
         return Adapter(layers, scaling, below=lambda: self._weights_of(self._model, merged=False))
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy adapter and merged weights; return a function that writes ``model/`` and
-        ``adapter/``.
-        """
+        """Copy adapter and merged weights; return the writer of ``model/`` and ``adapter/``."""
         # merged weights are new tensors, and the others never change
         write_model = model_writer(self._skeleton, dict(self.tensors()), self._tokenizer_from)
         adapter = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._adapter().items()}
@@ -182,9 +172,7 @@ class AdaptedModel:
         return get_peft_model_state_dict(self._peft, adapter_name=_ADAPTER, save_embedding_layers=False)
 
     def _weights_of(self, model: PreTrainedModel, *, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield a model's weights by the names that they had before there was an adapter, with or
-        without the adapter's part.
-        """
+        """Yield weights by the names from before the adapter, with or without its part."""
         state = model.state_dict(keep_vars=True)
         for name in self._owners:
             if name in state:
@@ -213,9 +201,7 @@ class AdaptedModel:
 
 
 def _inject(model: PreTrainedModel, config: LoraConfig, settings: LoraSettings) -> torch.nn.Module:
-    """Let peft put its layers into ``model``, drawn from the seed alone; the process's random
-    streams stay where they are.
-    """
+    """Let peft put in its layers, drawn from the seed; the process's streams stay as they are."""
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(settings.seed)

@@ -1,5 +1,4 @@
-"""A fixed sequence, whose log-probs the learner publishes with every version. An engine's own
-log-probs are compared with them.
+"""A fixed sequence, by whose log-probs in every version engines are compared with the learner.
 
 The sequence is the same in every run of a model: token ids spread over the vocabulary by a fixed
 stream. Every weight must have a part in its log-probs, among them the output layer's row of every
@@ -38,6 +37,4 @@ def probe_sample(config: RunConfig) -> TrainingSample:
         advantages=zeros,
         behavior_logprobs=zeros,
         versions=np.zeros(num_scored, np.int32),
-        reference_logprobs=None,
-        old_logprobs=None,
     )

@@ -1,8 +1,4 @@
-"""The common computation of all training backends: log-probs of samples, and the gradient of an
-objective.
-
-Gradients accumulate in the policy's parameters. Loss and metrics of the whole batch are made of
-returned sums.
+"""The computation that training backends share: log-probs, and the gradient of an objective.
 
 Loss weights are made from the whole batch before it is cut. So neither the cut into micro-batches
 nor their sharing among ranks changes anything but memory. Sums stay on the device until the last
@@ -60,35 +56,24 @@ class BatchTotals:
 
 @dataclass(frozen=True, slots=True)
 class BatchSums:
-    """The sums that one rank's micro-batches add to loss and metrics: scalars on the device,
-    float64.
-    """
+    """The sums that one rank adds to loss and metrics: scalars on the device, float64."""
 
     sums: dict[str, torch.Tensor]
-    """``loss``, and of each metric the sum over tokens, or over samples; the same names on every
-    rank.
-    """
+    """``loss``, and each metric's sum over tokens or samples; the same names on every rank."""
     largest: torch.Tensor
     """[3]: the policy ratio, and the gap of log-perplexities from either side"""
 
 
 class PackedPolicy(torch.nn.Module):
-    """A causal language model whose ``forward`` scores packed tokens.
-
-    So a wrapper of modules (sharding, offloading) sees the way from weights to log-probs as one
-    forward pass.
-    """
+    """A language model whose ``forward`` scores packed tokens: one pass for wrappers of modules."""
 
     def __init__(self, model: PreTrainedModel, settings: ForwardSettings) -> None:
-        """Score with ``model``, which went through ``prepare_packed``."""
         super().__init__()
         self.model = model
         self._settings = settings
 
     def forward(self, batch: PackedTokens, entropy: Entropy) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return log-probs [M] and entropies [M] (or None) of the scored tokens; see
-        ``score_packed``.
-        """
+        """Return log-probs [M] and entropies [M] (or None) of the scored tokens."""
         context: AbstractContextManager[object] = nullcontext()
         if self._settings.autocast is not None:
             context = torch.autocast(batch.tokens.device.type, dtype=self._settings.autocast)
@@ -101,9 +86,7 @@ class PackedPolicy(torch.nn.Module):
 def sample_logprobs(
     policy: torch.nn.Module, samples: Sequence[TrainingSample], plan: Plan, device: torch.device
 ) -> dict[int, np.ndarray]:
-    """Return float32 [response tokens] for each sample that ``plan`` names, by its index, without
-    gradients.
-    """
+    """Return float32 [response tokens] for each sample of ``plan``, by index; no gradients."""
     results: dict[int, np.ndarray] = {}
     lengths = [int(sample.tokens.size) for sample in samples]
     for indices in plan:
@@ -115,12 +98,7 @@ def sample_logprobs(
 
 
 def check_samples(samples: Sequence[TrainingSample], objective: Objective) -> None:
-    """Check that ``samples`` make an optimiser batch, before anything is computed and before any
-    other rank receives a command.
-
-    Raises:
-        EngineError: There is no sample, or some have old log-probs and some have none.
-    """
+    """Raise EngineError for no samples, or old log-probs on some only, before any computation."""
     if not samples:
         raise EngineError("an optimiser step was asked for on 0 samples; skip it")
     with_old = sum(sample.old_logprobs is not None for sample in samples)
@@ -128,8 +106,7 @@ def check_samples(samples: Sequence[TrainingSample], objective: Objective) -> No
     if objective.needs_old and with_old not in allowed:
         raise EngineError(
             f"{with_old} of {len(samples)} samples have old_logprobs; expected all of them, or none where weights are not "
-            "normalised over the batch: fill them in with "
-            "response_logprobs before the first of several steps"
+            "normalised over the batch: fill them in with response_logprobs before the first of several steps"
         )
 
 
@@ -145,17 +122,11 @@ def accumulate_gradient(
 ) -> BatchSums:
     """Add the gradient of this plan's part of the whole batch's loss to the parameters' ``grad``.
 
-    Args:
-        policy: A :class:`PackedPolicy`, or a wrapper of one.
-        samples: One optimiser batch, which passed :func:`check_samples`. With ``old_logprobs`` on
-            none of them, the present policy is the proximal one, as in the only step of an update.
-            Its own log-probs stand in, without gradient, and one forward pass is spared.
-        objective: The loss.
-        plan: The micro-batches to compute here: all of the batch's, or one rank's share.
-        device: Of the policy's inputs.
-        backward: The function that computes the gradient; ``loss.backward()`` when absent.
-        loss_scale: Factor of the gradient only: the number of ranks where a backend averages
-            gradients over them.
+    Old log-probs are on all ``samples`` or none (:func:`check_samples`). On none, the present
+    policy is the proximal one, as in the only step of an update. Its own log-probs stand in,
+    without gradient, and one forward pass is spared. ``plan`` is the whole batch's micro-batches,
+    or a rank's share. ``backward`` stands for ``loss.backward()``. ``loss_scale`` multiplies the
+    gradient only: the number of ranks where a backend averages gradients over them.
     """
     weights = objective.token_weights(samples)
     has_imitation = objective.imitation_coefficient > 0.0
@@ -204,18 +175,12 @@ def batch_totals(samples: Sequence[TrainingSample], objective: Objective, sums: 
     if "nll" in totals:
         counts["nll"] = max(1, sum(int(np.count_nonzero(mask)) for mask in objective.imitation_weights(samples)))
     metrics = {name: total / counts.get(name, num_loss_tokens) for name, total in totals.items()}
-    return BatchTotals(
-        loss=loss,
-        metrics=metrics
-        | {"policy_ratio_max": ratio, "log_perplexity_gap_max": gap, "log_perplexity_gap_min": -negative_gap},
-        num_tokens=sum(int(sample.tokens.size) for sample in samples),
-    )
+    metrics |= {"policy_ratio_max": ratio, "log_perplexity_gap_max": gap, "log_perplexity_gap_min": -negative_gap}
+    return BatchTotals(loss, metrics, num_tokens=sum(int(sample.tokens.size) for sample in samples))
 
 
 def _pack(samples: Sequence[TrainingSample], indices: Sequence[int]) -> PackedBatch:
-    """Lay a micro-batch end to end. An empty one becomes the shortest sample, since the model needs
-    an input.
-    """
+    """Lay a micro-batch end to end; an empty one becomes the shortest sample, for an input."""
     return pack([samples[index] for index in indices or [_shortest(samples)]])
 
 

@@ -1,7 +1,4 @@
-"""A torch backend's output for generators and for the update log, from its weights and its process.
-
-Both torch backends, in one process and on ranks, use it. It is no backend by itself.
-"""
+"""A torch backend's output for generators and the update log, in one process or on ranks."""
 
 from __future__ import annotations
 
@@ -40,9 +37,7 @@ class PublishSettings:
 
 
 def publish_settings(config: RunConfig) -> PublishSettings:
-    """Return how a run publishes. Only vLLM does not run the learner's own model code, so only it
-    needs a probe.
-    """
+    """Return how a run publishes. Only vLLM has model code of its own, so only it needs a probe."""
     environment = {"ranks": str(config.learner.ranks)}
     environment |= {"deepspeed": installed("deepspeed") or ""} if config.learner.backend == "deepspeed" else {}
     environment |= {"peft": installed("peft") or ""} if config.learner.lora.rank else {}
@@ -68,9 +63,7 @@ class TorchPublishing(ABC):
         """Return log-probs under the present weights."""
 
     def adapter(self) -> Adapter | None:
-        """Return the trained parts on top of frozen weights; None when every weight is trained. The
-        tensors may be the live ones.
-        """
+        """Return the adapter on frozen weights, maybe the live one; None if all are trained."""
         return None
 
     def base_publication(self) -> Publication | None:

@@ -1,8 +1,4 @@
-"""The seam between the learner and the training backends: plain torch in one process, FSDP2 and
-DeepSpeed in one or several.
-
-A backend is blocking, and driven from the learner's one compute thread.
-"""
+"""The seam between the learner and its training backends, which block its one compute thread."""
 
 from __future__ import annotations
 
@@ -25,8 +21,7 @@ class StepResult:
     """The result of one optimiser step."""
 
     applied: bool
-    """False when loss or gradient was not finite: weights and optimiser state are then unchanged.
-    """
+    """False when loss or gradient was not finite: weights and optimiser are then unchanged."""
     loss: float
     grad_norm: float
     learning_rate: float
@@ -52,9 +47,7 @@ class TrainingBackend(Protocol):
         ...
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
-        """Yield the weights by their Hugging Face names, on the CPU, tied ones once: torch tensors
-        (emulated ones: arrays).
-        """
+        """Yield the weights by Hugging Face names, on the CPU, tied ones once (or arrays)."""
         ...
 
     def base_publication(self) -> Publication | None:
@@ -63,18 +56,13 @@ class TrainingBackend(Protocol):
         ...
 
     def publication(self, base_digest: str | None = None) -> Publication:
-        """Lay out the present weights for generators, before they change.
-
-        It holds all weights, or the adapter when ``base_digest`` names the published base. When the
-        run's engines need it, the learner's probe is among them
-        (``workers.engines.training.parity_probe``).
+        """Lay out the present weights for generators, before they change: all, or the adapter when
+        ``base_digest`` names the published base. Engines that need a parity probe get one.
         """
         ...
 
     def digests(self) -> dict[str, bytes]:
-        """Return a digest of each of ``tensors``, by name: equal digests mean equal bits, types and
-        shapes.
-        """
+        """Return digests of ``tensors`` by name: equal ones mean equal bits, types and shapes."""
         ...
 
     def environment(self) -> dict[str, str]:
@@ -90,8 +78,7 @@ class TrainingBackend(Protocol):
         ...
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy into the host's memory all that an exact resume needs; return a function that writes
-        the copy into a folder.
+        """Copy the state of an exact resume to the host; return a function that writes the copy.
 
         The function writes Hugging Face format under ``folder/model``, and optimiser, schedule and
         RNG state beside it (safetensors and JSON, nothing pickled). It may run on another thread

@@ -1,5 +1,4 @@
-"""The training backend in plain torch: one process, one device, AdamW. Every other backend is
-tested against it.
+"""The training backend in plain torch: one process, one device. The others are tested against it.
 
 Master weights and optimiser state are fp32, whatever the compute type. A step either happens as a
 whole or not at all (``workers.engines.model.optimizer``).
@@ -8,7 +7,6 @@ whole or not at all (``workers.engines.model.optimizer``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +17,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches, tokens_at_once
 from pipeline.preflight.lora import check_lora
 from pipeline.process import work
-from protocol.errors import EngineError
 from workers.engines.model.attention import PACKED_ATTENTION
-from workers.engines.model.checkpoint_files import read_training_state
+from workers.engines.model.checkpoint_files import read_training_state, snapshot_writer
 from workers.engines.model.loading import load_model, resolve_device
+from workers.engines.model.micro_batches import memory_errors
 from workers.engines.model.optimizer import GRADIENT, GuardedAdamW, OptimizerSettings
 from workers.engines.model.packed import prepare_packed
 from workers.engines.training.policy_gradient import (
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
     from workers.engines.model.adapter import Adapter
     from workers.engines.training.lora import LoraSettings
+MEMORY_ADVICE = "lower learner.micro_batch_tokens or set model.gradient_checkpointing"
 
 
 class TorchTraining(TorchPublishing):
@@ -60,22 +59,10 @@ class TorchTraining(TorchPublishing):
         lora: LoraSettings | None = None,
         publishing: PublishSettings | None = None,
     ) -> None:
-        """Train ``model``.
+        """Train ``model``, in the type of its weights, or an adapter of shape ``lora`` on it.
 
-        Args:
-            model: Any causal language model that can be packed, in the type its weights shall have;
-                it becomes this backend's own.
-            forward: How samples go through it.
-            optimizer: How it is stepped.
-            gradient_checkpointing: Recompute each layer in the backward pass instead of keeping its
-                activations.
-            tokenizer_from: Folder whose tokenizer files are copied into every checkpoint.
-            lora: Train an adapter of this shape instead of the weights.
-            publishing: How the weights leave; fp32 without a probe when absent.
-
-        Raises:
-            EngineError: The model's sequences cannot be packed.
-            ConfigError: The adapter does not fit the model.
+        Checkpoints take the tokenizer files of ``tokenizer_from``. Raises EngineError when the
+        model's sequences cannot be packed, and ConfigError when the adapter does not fit.
         """
         # without dropout: a ratio must be 1 while the weights are the same
         self._model = prepare_packed(model).eval()
@@ -98,23 +85,15 @@ class TorchTraining(TorchPublishing):
         return self._optimizer.learning_rate
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return float32 [response tokens] for each sample under the present weights, at the
-        sampling temperature.
-        """
+        """Return float32 [response tokens] for each sample, at the sampling temperature."""
         logprobs = sample_logprobs(self._policy, samples, self._plan(samples), self._model.device)
         return [logprobs[index] for index in range(len(samples))]
 
     def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
-        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient
-        is not finite.
-
-        Raises:
-            EngineError: There is no sample, old log-probs are missing, or the device has no memory
-                for a micro-batch.
-        """
+        """Do one step by the seam's contract. Raises EngineError for samples or device memory."""
         check_samples(samples, objective)
         try:
-            with memory_errors(self._max_tokens):
+            with memory_errors(self._max_tokens, MEMORY_ADVICE):
                 with work.part(GRADIENT):
                     sums = accumulate_gradient(
                         self._policy, samples, objective, self._plan(samples), self._model.device
@@ -124,41 +103,23 @@ class TorchTraining(TorchPublishing):
         finally:
             self._optimizer.clear()
         return StepResult(
-            applied=step.applied,
-            loss=totals.loss,
-            grad_norm=step.grad_norm,
-            learning_rate=step.learning_rate,
-            metrics=totals.metrics,
-            num_tokens=totals.num_tokens,
+            step.applied, totals.loss, step.grad_norm, step.learning_rate, totals.metrics, totals.num_tokens
         )
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights by the model's own names, on the CPU, tied ones once, an adapter merged
-        in. They may be the live ones: read them before the next step."""
+        """Yield the weights, an adapter merged in; read live ones before the next step."""
         return self._weights.tensors()
 
     def adapter(self) -> Adapter | None:
-        """Return the adapter, if one is trained; see
-        :class:`workers.engines.training.publishing.TorchPublishing`.
-        """
+        """Return the adapter, if one is trained."""
         return self._weights.adapter()
 
     def snapshot(self) -> Callable[[Path], None]:
         """Copy the state of an exact resume; return its writer, by the seam's contract."""
-        write_weights = self._weights.snapshot()
-        write_optimizer = self._optimizer.snapshot()
-
-        def write(folder: Path) -> None:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_weights(folder)
-            write_optimizer(folder)
-
-        return write
+        return snapshot_writer(self._weights.snapshot(), self._optimizer.snapshot())
 
     def load(self, folder: Path) -> None:
-        """Take back a snapshot; the next step is then that of the uninterrupted run. Raises
-        DataError naming the file, with nothing changed.
-        """
+        """Take back a snapshot. On DataError, naming the file, nothing has changed."""
         state = read_training_state(folder)
         put_weights = self._weights.read(folder)
         optimizer = self._optimizer.read(folder)
@@ -181,12 +142,7 @@ def _weights(model: PreTrainedModel, tokenizer_from: Path | None, lora: LoraSett
 
 
 def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
-    """Make the training backend of a run, starting from the model in ``model_path``.
-
-    Raises:
-        DataError: The folder holds no causal language model.
-        ConfigError: The device is not here, or learner.lora does not fit the model.
-    """
+    """Make a run's backend on the model in ``model_path``. Raises DataError or ConfigError."""
     device = resolve_device(config.model.device)
     if device.type == "cpu":
         torch.set_num_threads(config.learner.threads)
@@ -202,9 +158,7 @@ def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
 
 
 def lora_settings(config: RunConfig) -> LoraSettings | None:
-    """Return the adapter that a run trains; None when it trains the whole policy. Raises
-    ConfigError without peft.
-    """
+    """Return the adapter that a run trains; None for the whole policy. ConfigError without peft."""
     lora = config.learner.lora
     if not lora.rank:
         return None
@@ -238,22 +192,8 @@ def optimizer_settings(config: RunConfig) -> OptimizerSettings:
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Checkpoint every layer. Layers read their training flag. Only their flags are set, so that no
-    dropout is active.
-    """
+    """Checkpoint every layer by its training flag alone, so that no dropout is active."""
     model.gradient_checkpointing_enable()
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True
-
-
-@contextmanager
-def memory_errors(micro_batch_tokens: int) -> Iterator[None]:
-    """Let a device that is full be the settings that fill it."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise EngineError(
-            f"no device memory for micro-batches of {micro_batch_tokens} tokens: {error}; "
-            "lower learner.micro_batch_tokens or set model.gradient_checkpointing"
-        ) from error

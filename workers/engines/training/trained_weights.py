@@ -1,8 +1,4 @@
-"""The trained part of a policy, and the ways of its weights out and in: all weights, or an adapter
-on frozen ones.
-
-Between two calls, only the optimiser changes the parameters.
-"""
+"""The trained part of a policy, which only the optimiser changes: all weights, or an adapter."""
 
 from __future__ import annotations
 
@@ -29,28 +25,20 @@ class TrainedWeights(Protocol):
         ...
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the policy's weights by the model's own names, on the CPU, tied ones once. They may
-        be the live ones.
-        """
+        """Yield the policy's weights by name, on the CPU, tied ones once; maybe the live ones."""
         ...
 
     def adapter(self) -> Adapter | None:
-        """Return the trained parts on top of frozen weights; None when every weight is trained. The
-        tensors may be the live ones.
-        """
+        """Return the adapter on frozen weights, maybe the live one; None if all are trained."""
         ...
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy the state of an exact resume; return a function that writes it into a folder,
-        ``model/`` in Hugging Face format included. The function raises OSError, and may run on any
-        thread.
-        """
+        """Copy the state of an exact resume; return its writer, for any thread: it writes
+        ``model/`` in Hugging Face format, and raises OSError."""
         ...
 
     def read(self, folder: Path) -> Callable[[], None]:
-        """Read and check a snapshot; return a function that puts it in place. Raises DataError
-        naming the file.
-        """
+        """Read a snapshot; return a function that puts it in place. DataError names the file."""
         ...
 
 
@@ -58,7 +46,6 @@ class WholeModel:
     """Every weight is trained."""
 
     def __init__(self, model: PreTrainedModel, tokenizer_from: Path | None) -> None:
-        """Train ``model``; checkpoints take the tokenizer files of ``tokenizer_from``."""
         self._model = model
         self._tokenizer_from = tokenizer_from
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -1,7 +1,4 @@
-"""The common computation of all value engines: values of given tokens, and the gradient of their
-regression.
-
-Gradients accumulate in the model's parameters. The batch's figures are made of returned sums.
+"""The computation that value engines share: values of tokens, and their regression's gradient.
 
     G_t = gamma^(T - t) R                                              Monte-Carlo targets (lambda_critic = 1, the default)
     loss = 1/n sum_i 1/T_i sum_t max((V - G)^2, (clip(V, V_old - c_low, V_old + c_high) - G)^2) / 2
@@ -57,14 +54,10 @@ class ValueSettings:
 
 
 class PackedValue(torch.nn.Module):
-    """A token classifier with one output whose ``forward`` values packed tokens. So a wrapper of
-    modules sees one pass.
-    """
+    """A token classifier with one output whose ``forward`` values packed tokens in one pass."""
 
     def __init__(self, model: PreTrainedModel, settings: ValueSettings) -> None:
-        """Value with ``model``, which went through ``prepare_packed``. Raises EngineError when it
-        has no scalar head.
-        """
+        """Value with a model of ``prepare_packed``. Raises EngineError without a scalar head."""
         super().__init__()
         self.model = model
         # in a tuple, for it is the model's child and not ours as well
@@ -72,9 +65,7 @@ class PackedValue(torch.nn.Module):
         self._settings = settings
 
     def forward(self, batch: PackedTokens) -> torch.Tensor:
-        """Return V of the state before each scored token, end to end: [M], float32 (float64 for a
-        float64 model).
-        """
+        """Return V before each scored token, end to end: [M] float32 (of such models float64)."""
         context: AbstractContextManager[object] = nullcontext()
         if self._settings.autocast is not None:
             context = torch.autocast(batch.tokens.device.type, dtype=self._settings.autocast)
@@ -87,9 +78,7 @@ class PackedValue(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class RegressionSums:
-    """The sums that one rank's micro-batches add to a batch's figures; all zero where a sample is
-    another rank's.
-    """
+    """The sums that one rank adds to a batch's figures; zero where a sample is another rank's."""
 
     loss: torch.Tensor
     clipped: torch.Tensor
@@ -102,8 +91,7 @@ class RegressionSums:
 def compute_values(
     model: torch.nn.Module, requests: Sequence[ScoringRequest], plan: Plan, device: torch.device
 ) -> dict[int, np.ndarray]:
-    """Return, for each request that ``plan`` names, float32 [num_scored], by its index: V before
-    each token of the tail.
+    """Return float32 [num_scored] for each request of ``plan``, by index: V before each token.
 
     Raises EngineError when a request has no token before its tail.
     """
@@ -120,9 +108,7 @@ def compute_values(
 
 
 def check_value_samples(samples: Sequence[ValueSample]) -> None:
-    """See whether ``samples`` make a batch. Raises EngineError when there is none, or one is not
-    consistent.
-    """
+    """Raise EngineError unless there are samples, all of them consistent."""
     if not samples:
         raise EngineError("a value step was asked for on 0 responses; skip it")
     for sample in samples:
@@ -151,15 +137,9 @@ def accumulate_regression(
 ) -> RegressionSums:
     """Add the gradient of this plan's part of the whole batch's loss to the parameters' ``grad``.
 
-    Args:
-        model: A :class:`PackedValue`, or a wrapper of one.
-        samples: One batch, which passed :func:`check_value_samples`.
-        settings: Targets and clipping.
-        plan: The micro-batches to compute here: all of the batch's, or one rank's share.
-        device: Of the model's inputs.
-        backward: The function that computes the gradient; ``loss.backward()`` when absent.
-        loss_scale: Factor of the gradient only: the number of ranks where a backend averages
-            gradients over them.
+    ``samples`` passed :func:`check_value_samples`. ``plan`` is the whole batch's micro-batches, or
+    a rank's share. ``backward`` stands for ``loss.backward()``. ``loss_scale`` multiplies the
+    gradient only: the number of ranks where a backend averages gradients over them.
     """
     lengths = [sample.response_length for sample in samples]
     ends = np.cumsum(lengths)
@@ -225,8 +205,7 @@ def _targets(sample: ValueSample, settings: ValueSettings, *, lam: float) -> np.
 
 
 def response_weights(length: int, num_samples: int) -> np.ndarray:
-    """Return float64 [length]: each response weighs 1 / num_samples, each of its tokens the same.
-    """
+    """Return float64 [length]: responses weigh 1 / num_samples each, their tokens the same."""
     return np.full(length, 1.0 / (length * num_samples))
 
 

@@ -1,8 +1,4 @@
-"""The seam between the value worker and the engines of its model: values of given tokens, and
-regression on finished responses.
-
-An engine is blocking, and driven from the worker's one compute thread.
-"""
+"""The seam between the value worker and its model's engines, which block its compute thread."""
 
 from __future__ import annotations
 
@@ -27,9 +23,7 @@ class ValueSample:
     prompt_length: int
     """Tokens before the first response token; at least 1."""
     old_values: np.ndarray
-    """float32 [R]: the response's values when it was sampled, window by window; new values are
-    clipped around them.
-    """
+    """float32 [R]: values when sampled, window by window; new values are clipped around them."""
     reward: float
     """Of the whole response, received at its last token."""
 
@@ -44,13 +38,10 @@ class ValueStepResult:
     """The result of one optimiser step of the value model."""
 
     applied: bool
-    """False when loss or gradient was not finite: weights and optimiser state are then unchanged.
-    """
+    """False when loss or gradient was not finite: weights and optimiser are then unchanged."""
     loss: float
     explained_variance: float
-    """``1 - Var(R - V) / Var(R)`` with the values from before the step, so on responses never
-    trained on; 0 is a constant.
-    """
+    """``1 - Var(R - V) / Var(R)`` with values from before the step, so on new responses."""
     clip_fraction: float
     """Share of the loss's weight on tokens where the clipped error was the larger."""
     value_mean: float
@@ -66,9 +57,7 @@ class ValueEngine(Protocol):
     """Owns the value model and its optimiser."""
 
     def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return, for each request, float32 [num_scored]: the value of the state before each token
-        of the tail.
-        """
+        """Return, for each request, float32 [num_scored]: V before each token of the tail."""
         ...
 
     def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
@@ -78,13 +67,7 @@ class ValueEngine(Protocol):
         ...
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy into the host's memory all that an exact resume needs; return a function that writes
-        the copy into a folder.
-
-        The function writes Hugging Face format under ``folder/model``, and optimiser, schedule and
-        RNG state beside it (safetensors and JSON, nothing pickled). It may run on another thread
-        while training goes on, and raises OSError. The caller fsyncs and renames.
-        """
+        """Copy the state of an exact resume; return its writer, as ``TrainingBackend.snapshot``."""
         ...
 
     def load(self, folder: Path) -> None:

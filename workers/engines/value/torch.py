@@ -1,14 +1,11 @@
-"""The value engine in plain torch: one process, one device, AdamW, packed sequences. The sharded
-one is tested against it.
+"""The value engine in plain torch: one process, one device. The sharded one is tested against it.
 
-It returns the values of the states before each response token. The computation is in
-``workers.engines.value.regression``. Master weights are fp32 whatever the compute type.
+Master weights are fp32 whatever the compute type; ``workers.engines.value.regression`` computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +14,16 @@ import torch
 
 from pipeline.algorithms.batching import plan_micro_batches, tokens_at_once
 from pipeline.process import work
-from protocol.errors import EngineError
 from workers.engines.model.attention import PACKED_ATTENTION
-from workers.engines.model.checkpoint_files import put_model, read_model, read_training_state, snapshot_model
+from workers.engines.model.checkpoint_files import (
+    put_model,
+    read_model,
+    read_training_state,
+    snapshot_model,
+    snapshot_writer,
+)
 from workers.engines.model.loading import load_value_model, resolve_device
+from workers.engines.model.micro_batches import memory_errors
 from workers.engines.model.optimizer import GRADIENT, GuardedAdamW, OptimizerSettings
 from workers.engines.model.packed import prepare_packed
 from workers.engines.scoring.seam import ScoringRequest
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from pipeline.config.schema import RunConfig
+MEMORY_ADVICE = "lower value.micro_batch_tokens"
 
 
 class TorchValue:
@@ -51,17 +55,9 @@ class TorchValue:
         *,
         tokenizer_from: Path | None = None,
     ) -> None:
-        """Serve and train ``model``.
+        """Serve and train ``model``, a token classifier with one output, from now on its own.
 
-        Args:
-            model: A token classifier with one output that can be packed; it becomes this engine's
-                own.
-            settings: How it is used.
-            optimizer: How it is stepped.
-            tokenizer_from: Folder whose tokenizer files are copied into every checkpoint.
-
-        Raises:
-            EngineError: The model's sequences cannot be packed, or it has no scalar head.
+        Raises EngineError when its sequences cannot be packed, or it has no scalar head.
         """
         # without dropout: values of one version are the same numbers twice
         self._model = prepare_packed(model).eval()
@@ -77,28 +73,16 @@ class TorchValue:
         return self._optimizer.num_steps
 
     def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return, for each request in order, float32 [num_scored]: V of the state before each token
-        of the tail.
-
-        Raises:
-            EngineError: A request has no token before its tail, or the device has no memory for a
-                micro-batch.
-        """
-        with value_memory_errors(self._settings.micro_batch_tokens):
+        """Return V before each token of each tail, as the seam has it, or raise EngineError."""
+        with memory_errors(self._settings.micro_batch_tokens, MEMORY_ADVICE):
             values = compute_values(self._value, requests, self._plan(requests), self._model.device)
         return [values[index] for index in range(len(requests))]
 
     def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
-        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient
-        is not finite.
-
-        Raises:
-            EngineError: There is no sample, one is not consistent, or the device has no memory for
-                a micro-batch.
-        """
+        """Do one step by the seam's contract. Raises EngineError for samples or device memory."""
         check_value_samples(samples)
         try:
-            with value_memory_errors(self._settings.micro_batch_tokens):
+            with memory_errors(self._settings.micro_batch_tokens, MEMORY_ADVICE):
                 plan = self._plan(samples)
                 with work.part(GRADIENT):
                     sums = accumulate_regression(self._value, samples, self._settings, plan, self._model.device)
@@ -110,19 +94,10 @@ class TorchValue:
     def snapshot(self) -> Callable[[Path], None]:
         """Copy the state of an exact resume; return its writer, by the seam's contract."""
         write_model = snapshot_model(self._model, self._tokenizer_from)
-        write_optimizer = self._optimizer.snapshot()
-
-        def write(folder: Path) -> None:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_model(folder)
-            write_optimizer(folder)
-
-        return write
+        return snapshot_writer(write_model, self._optimizer.snapshot())
 
     def load(self, folder: Path) -> None:
-        """Take back a snapshot; the next step is then that of the uninterrupted run. Raises
-        DataError naming the file, with nothing changed.
-        """
+        """Take back a snapshot. On DataError, naming the file, nothing has changed."""
         state = read_training_state(folder)
         weights = read_model(self._model, folder)
         optimizer = self._optimizer.read(folder)
@@ -132,29 +107,13 @@ class TorchValue:
     def close(self) -> None:
         """There is nothing to release."""
 
-    def _plan(self, sequences: Sequence[ScoringRequest] | Sequence[ValueSample]) -> list[list[int]]:
+    def _plan(self, sequences: Sequence[ScoringRequest | ValueSample]) -> list[list[int]]:
         lengths = [int(sequence.tokens.size) for sequence in sequences]
         return plan_micro_batches(lengths, self._settings.micro_batch_tokens)
 
 
-@contextmanager
-def value_memory_errors(micro_batch_tokens: int) -> Iterator[None]:
-    """Let a device that is full be the setting that fills it."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise EngineError(
-            f"no device memory for micro-batches of {micro_batch_tokens} tokens: {error}; lower value.micro_batch_tokens"
-        ) from error
-
-
 def build_value(config: RunConfig, model_path: Path) -> TorchValue:
-    """Make the value engine of a run, starting from the folder ``model_path``.
-
-    Raises:
-        DataError: The folder holds neither a causal language model nor a value model.
-        ConfigError: The device is not here.
-    """
+    """Make the value engine of a run, from ``model_path``. Raises DataError or ConfigError."""
     device = resolve_device(config.value.device)
     if device.type == "cpu":
         torch.set_num_threads(config.value.threads)
@@ -167,9 +126,7 @@ def build_value(config: RunConfig, model_path: Path) -> TorchValue:
 
 
 def value_settings(config: RunConfig, device: torch.device) -> ValueSettings:
-    """Return how responses go through a run's value model on ``device``, and the targets of its
-    regression.
-    """
+    """Return how responses go through a run's value model, and its regression's targets."""
     value = config.value
     return ValueSettings(
         micro_batch_tokens=tokens_at_once(value.micro_batch_tokens, on_cpu=device.type == "cpu"),

@@ -13,7 +13,7 @@ import pytest
 
 from tests.workers.engines.emulated.test_emulated import TestEmulatedEngine, weights
 from tests.workers.engines.generation_contract import GenerationContract, drain, request
-from workers.engines.emulated.throttled import ThrottledEngine
+from workers.engines.emulated.throttled import throttled
 from workers.engines.generation.seam import GenerationEngine
 
 
@@ -22,7 +22,7 @@ class TestPacedEngine(GenerationContract):
         self, *, num_slots: int, stop: Iterable[int] = (1,), kv_policy: Literal["keep", "recompute"] = "keep"
     ) -> GenerationEngine:
         inner = TestEmulatedEngine().bare(num_slots=num_slots, stop=stop, kv_policy=kv_policy)
-        return ThrottledEngine(inner, decode_base_s=1e-6, decode_slot_s=1e-6)
+        return throttled(inner, decode_base_s=1e-6, decode_slot_s=1e-6)
 
     def weights(self, version: int) -> Mapping[str, Any]:
         return weights(version)
@@ -38,7 +38,7 @@ def test_a_turn_lasts_as_long_as_its_steps_and_sequences_cost(monkeypatch: pytes
     monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
     monkeypatch.setattr(time, "monotonic", lambda: 5.0 + sum(slept))
     inner = TestEmulatedEngine().bare(num_slots=4)
-    engine = ThrottledEngine(inner, decode_base_s=0.02, decode_slot_s=0.001)
+    engine = throttled(inner, decode_base_s=0.02, decode_slot_s=0.001)
     engine.load_weights(weights(0), 0)
     for number in range(3):
         engine.submit(request(number))

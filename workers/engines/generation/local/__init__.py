@@ -1,3 +1,1 @@
-"""The local generation engine: continuous batching over slots of one KV cache, for any causal LM of
-transformers.
-"""
+"""The local generation engine: continuous batching over slots of one KV cache."""

@@ -1,5 +1,4 @@
-"""Attention of the slot cache: one new token per live row against that row's own past, or whole
-packed contexts.
+"""Attention of the slot cache: new tokens against their rows' own past, or whole packed contexts.
 
 Keys and values are those that :class:`workers.engines.generation.local.cache.SlotCache` returned.
 
@@ -37,27 +36,15 @@ def slot_attention(
     slot_step: DecodeStep | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend in one layer.
+    """Attend in one layer: in a decode step (``slot_step``), or in a prefill (``packed_layout``).
 
-    Args:
-        module: The calling layer; not read.
-        query: [n, query heads, 1, head dim] in a decode step; [1, query heads, N, head dim] in a
-            prefill.
-        key: [n, key heads, longest, head dim], or [1, key heads, N, head dim].
-        value: As ``key``.
-        attention_mask: Must be None.
-        scaling: Of the scores; 1/sqrt(head dim) when absent.
-        sliding_window: A token sees itself and so many - 1 before it; all when absent.
-        packed_layout: Given in a prefill.
-        slot_step: Given in a decode step.
-        options: ``softcap`` and ``s_aux`` (attention sinks) are refused; everything else is of no
-            concern here.
+    Query is [n, query heads, 1, head dim] in a step, [1, query heads, N, head dim] in a prefill;
+    key and value are [n, key heads, longest, head dim] or [1, key heads, N, head dim]. ``scaling``
+    is 1/sqrt(head dim) when absent. By ``sliding_window`` a token sees itself and so many - 1
+    before it.
 
-    Returns: [n, 1, query heads, head dim] or [1, N, query heads, head dim], and None in place of
-        attention weights.
-
-    Raises:
-        EngineError: For options that cannot be computed, or without a step.
+    Returns [n, 1, query heads, head dim] or [1, N, query heads, head dim], and None for weights.
+    Raises EngineError without a step, with a mask, for ``softcap`` and ``s_aux`` (sinks).
     """
     if packed_layout is not None:
         return packed_attention(

@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 def build_local(config: RunConfig, model_path: Path) -> LocalEngine:
-    """Load the model onto its device and make an engine around it.
-
-    Raises:
-        DataError: The folder holds no causal language model, or no tokenizer.
-        ConfigError: The device is not here.
-        EngineError: The architecture cannot be served.
-    """
+    """Make an engine around a folder's model. Raises DataError, ConfigError or EngineError."""
     generation = config.generation
     device = resolve_device(generation.device)
     if device.type == "cpu":

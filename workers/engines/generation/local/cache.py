@@ -1,5 +1,4 @@
-"""The slot KV cache: one row per slot, every row with a length of its own, behind transformers'
-cache interface.
+"""The slot KV cache, behind transformers' interface: a row per slot, each of a length of its own.
 
 A *step* maps the keys and values of a model's attention layers to rows. Attention reads views over
 the live rows, up to the longest live length.
@@ -36,9 +35,7 @@ class DecodeStep:
     longest: int
     """Longest context of a live row, the new token included."""
     mask: torch.Tensor | None
-    """[n, 1, 1, longest], additive, in the model's type: 0 up to the row's position, -inf after it;
-    None when all are full.
-    """
+    """[n, 1, 1, longest], added to scores: -inf after the row's position; None if all are full."""
 
     @property
     def num_rows(self) -> int:
@@ -48,9 +45,7 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """Whole contexts laid end to end in one row of tokens; contexts that several slots share are
-    computed once.
-    """
+    """Contexts laid end to end in one row; those that several slots share are computed once."""
 
     source: torch.Tensor
     """int64 [m]: place in the packed row of each token to be stored."""
@@ -82,9 +77,7 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values at the places of the present step; return those that attention
-        reads.
-        """
+        """Store new keys and values where the step has them; return those that attention reads."""
         if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
@@ -106,9 +99,7 @@ class SlotLayer(CacheLayerMixin):
             self.values = _grown(self.values, num_rows, capacity)
 
     def move(self, targets: torch.Tensor, sources: torch.Tensor, length: int) -> None:
-        """Copy the first ``length`` tokens of rows ``sources`` to rows ``targets``, all at once
-        (the sets may overlap).
-        """
+        """Copy ``length`` tokens of rows ``sources`` to ``targets``, all at once, overlaps too."""
         if self.keys is not None and self.values is not None:
             self.keys[targets, :, :length] = self.keys[sources, :, :length]
             self.values[targets, :, :length] = self.values[sources, :, :length]
@@ -136,9 +127,7 @@ class SlotCache(Cache):
         self.capacity = 0
         self.max_rows = max_rows
         self.max_length = 0
-        """Longest that any request so far may become. The reserve never exceeds it by more than a
-        block.
-        """
+        """Longest that any request so far may become; a reserve is at most a block longer."""
         self.step: DecodeStep | PrefillStep | None = None
         """Where the keys and values of the next forward go. The caller of the model sets it."""
         self._slot_layers = [SlotLayer(self) for _ in range(num_layers)]
@@ -178,10 +167,7 @@ class SlotCache(Cache):
 
 
 def _in_blocks(needed: int, present: int, block: int, limit: int) -> int:
-    """Return ``present`` if it suffices for ``needed``, else a larger size in whole blocks.
-
-    The larger size is at least 1.5 times ``present``, as far as ``limit`` allows.
-    """
+    """Return ``present`` if that suffices, else 1.5 times it or more, up to ``limit``."""
     if needed <= present:
         return present
     return -(-max(needed, min(present + present // 2, limit)) // block) * block

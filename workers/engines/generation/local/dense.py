@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from workers.engines.model.attention import PackedLayout
 
 MOST_WEIGHTS: Final = 50_000_000
-"""A model with more keeps transformers' forward: there calls take less than a tenth of a step of
-several rows on one thread.
-"""
+"""A larger model keeps transformers' forward, whose calls are less than a tenth of its steps."""
 
 _FAMILY: Final = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _LASTING_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
@@ -42,8 +40,7 @@ _POSITIONS_BLOCK: Final = 1024
 
 
 def is_dense(model: PreTrainedModel) -> bool:
-    """Whether :class:`DenseForward` can compute ``model``, and the model is so small that it pays.
-    """
+    """Whether :class:`DenseForward` can compute ``model``, so small a model that it pays."""
     return (
         type(model) in _FAMILY
         and sum(parameter.numel() for parameter in model.parameters()) <= MOST_WEIGHTS
@@ -73,9 +70,7 @@ class DenseForward:
 
     @torch.inference_mode()
     def is_current(self) -> bool:
-        """Whether the joined matrices equal those of the model's present weights. They do
-        afterwards.
-        """
+        """Whether the joined matrices equal those of the present weights; they do afterwards."""
         before = self._copies()
         self.take_weights()
         after = self._copies()
@@ -94,13 +89,7 @@ class DenseForward:
         ]
 
     def prefill(self, tokens: torch.Tensor, cache: SlotCache, layout: PackedLayout) -> None:
-        """Store keys and values of contexts that lie end to end.
-
-        Args:
-            tokens: int64 [N].
-            cache: Its step maps tokens to rows.
-            layout: Where each context begins.
-        """
+        """Store keys and values of int64 [N] tokens, contexts end to end, by the cache's step."""
         hidden = embedding(tokens, self._embedding)
         cosine, sine = self._rotation(layout.position_ids[None], layout.max_length)
         for number, layer in enumerate(self._layers):
@@ -114,16 +103,7 @@ class DenseForward:
                 hidden = layer.finish(hidden, attended)
 
     def decode(self, tokens: torch.Tensor, cache: SlotCache, step: DecodeStep) -> torch.Tensor:
-        """Feed one token to each row of a step.
-
-        Args:
-            tokens: int64 [n].
-            cache: Holds the tokens' contexts; its step is ``step``.
-            step: Where they lie.
-
-        Returns:
-            Logits [n, vocabulary] of the next token, in the model's type.
-        """
+        """Feed int64 [n] tokens to a step's rows; return logits [n, vocabulary], model's type."""
         hidden = embedding(tokens, self._embedding)
         cosine, sine = self._rotation(step.positions[:, None], step.longest)
         for number, layer in enumerate(self._layers):
@@ -136,9 +116,7 @@ class DenseForward:
         return linear(self._norm(hidden), self._head)
 
     def _rotation(self, positions: torch.Tensor, longest: int) -> tuple[torch.Tensor, ...]:
-        """Return cosines and sines, [B, 1, T, head dim] each, of positions [B, T] below
-        ``longest``.
-        """
+        """Return cosines and sines, [B, 1, T, head dim], of positions [B, T] below ``longest``."""
         if longest > self._rotations.shape[0]:
             every = torch.arange(-(-longest // _POSITIONS_BLOCK) * _POSITIONS_BLOCK, device=positions.device)
             cosine, sine = self._model.model.rotary_emb(self._embedding, every[None])
@@ -149,9 +127,7 @@ class DenseForward:
 
 
 class _Norm:
-    """RMSNorm, computed in float32: of hidden states, or of queries and keys side by side, so many
-    heads of each.
-    """
+    """RMSNorm, in float32, of hidden states, or of queries and keys by so many heads of each."""
 
     def __init__(self, *modules: Any, heads: tuple[int, ...] = ()) -> None:
         self._modules, self._heads = modules, heads
@@ -228,9 +204,7 @@ class _Layer:
     def project(
         self, hidden: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values, [B, heads, T, head dim] each, of hidden states [B * T,
-        hidden].
-        """
+        """Return queries, keys, values, [B, heads, T, head dim], of states [B * T, hidden]."""
         rows, _, length, head_dim = cosine.shape
         query_heads, key_heads, value_heads = self._heads
         states = self._attention_in(self._attention_norm(hidden)).view(rows, length, -1, head_dim).transpose(1, 2)

@@ -1,9 +1,6 @@
-"""The local generation engine: continuous batching over slots, for any causal language model of
-transformers.
+"""The local generation engine: continuous batching over slots, for any causal language model.
 
     advance = admit (revive retained rows, prefill new ones) -> decode one token per live row -> settle what has ended, again
-
-``advance`` waits for the device only.
 
 A request waits for a free slot, and enters together with a few others or at most a few steps later.
 A request that ends at its window leaves its cache row behind. The trajectory's next window then
@@ -36,16 +33,13 @@ from workers.engines.generation.windows import check_request, is_live_already
 from workers.engines.model.rng import uniforms
 
 ADMIT_SHARE = 16
-"""New requests enter together once 1 / ADMIT_SHARE of the slots is free: a prefill costs about a
-decode step, however small it is.
-"""
+"""New requests enter once 1 / ADMIT_SHARE of the slots is free: any prefill costs about a step."""
 ADMIT_PATIENCE = 4
 """Decode steps after which a waiting request enters any free slot."""
 
 
 class LocalEngine(TorchWeights):
-    """A :class:`workers.engines.generation.seam.GenerationEngine` in this process. Not thread-safe.
-    """
+    """A :class:`workers.engines.generation.seam.GenerationEngine` here. Not thread-safe."""
 
     def __init__(
         self,
@@ -55,15 +49,7 @@ class LocalEngine(TorchWeights):
         stop_token_ids: Iterable[int] = (),
         kv_policy: Literal["keep", "recompute"] = "keep",
     ) -> None:
-        """Take over a model.
-
-        Args:
-            model: On its device, in its type; its weights count only from the first
-                ``load_weights`` on.
-            num_slots: Requests decoded at once.
-            stop_token_ids: Tokens that end a response.
-            kv_policy: The KV cache's fate when weights change.
-        """
+        """Take over a model, whose weights count only from the first ``load_weights`` on."""
         self._forward = SlotForward(model, num_slots)
         self._slots = SlotTable(num_slots, self._forward.cache)
         self._waiting: deque[WindowRequest] = deque()
@@ -96,9 +82,7 @@ class LocalEngine(TorchWeights):
     # -- requests --
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request. Raises EngineError for one that can never be served, or whose trajectory
-        is live already.
-        """
+        """Queue a request. Raises EngineError for a live trajectory, or an unservable one."""
         positions = getattr(self._forward.config, "max_position_embeddings", None)
         check_request(request, positions=positions, vocabulary=self._vocabulary)
         held = self._slots.find(request.trajectory)
@@ -124,9 +108,7 @@ class LocalEngine(TorchWeights):
 
     @torch.inference_mode()
     def cut(self) -> list[SampledWindow]:
-        """End every live request at the present token. Waiting requests, and those without a
-        sampled token, are forgotten.
-        """
+        """End every live request at the present token, by the seam's contract."""
         self._waiting.clear()
         self._waiting_names.clear()
         live = self._slots.live()
@@ -139,12 +121,8 @@ class LocalEngine(TorchWeights):
 
     def stats(self) -> EngineStats:
         """Return counters."""
-        return EngineStats(
-            num_live=self._slots.num_live + len(self._waiting),
-            num_decode_steps=self._num_decode_steps,
-            num_sampled_tokens=self._num_sampled_tokens,
-            num_prefill_tokens=self._num_prefill_tokens,
-        )
+        num_live = self._slots.num_live + len(self._waiting)
+        return EngineStats(num_live, self._num_decode_steps, self._num_sampled_tokens, self._num_prefill_tokens)
 
     def close(self) -> None:
         """Nothing runs besides this process."""
@@ -155,9 +133,7 @@ class LocalEngine(TorchWeights):
         """Without effect: this engine and its caller are one process."""
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
-        """Take new weights between two tokens. Raises WeightsRejected, and changes nothing, when
-        they do not fit.
-        """
+        """Take new weights between two tokens. WeightsRejected, of misfits, changes nothing."""
         self._forward.load_weights(tensors)
         self._policy_version = policy_version
         for occupant in self._slots.live():
@@ -174,10 +150,9 @@ class LocalEngine(TorchWeights):
 
     @torch.inference_mode()
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run up to ``max_steps`` decode steps; return the windows that finished.
+        """Run decode steps by the seam's contract.
 
-        It returns early when slots fall free and no request waits for them. Raises EngineError
-        before the first weights, and Diverged when the weights give logits that are not finite.
+        Raises EngineError before the first weights, Diverged when logits are not finite.
         """
         if self._policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")

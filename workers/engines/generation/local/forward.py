@@ -1,5 +1,4 @@
-"""Runs a causal language model on the slot cache: prefill of whole contexts, decode of one token a
-row.
+"""Runs a causal language model on the slot cache: prefill of contexts, decode of a token a row.
 
 A prefill fills the cache for all but a context's last token. That token goes through the next
 decode step, so every token is sampled at one place. Contexts are laid end to end without padding. A
@@ -75,15 +74,7 @@ class SlotForward:
         return found if self._dense is None or self._dense.is_current() else [*found, "(copies of the dense forward)"]
 
     def prefill(self, contexts: Sequence[np.ndarray], rows: Sequence[int]) -> int:
-        """Fill the cache rows with all but the last token of each context.
-
-        Args:
-            contexts: int32 [length] each, at least one token.
-            rows: Slot row of each context.
-
-        Returns:
-            Tokens computed: shared contexts count once.
-        """
+        """Fill rows with all but the last token of int32 contexts; return the tokens computed."""
         wanted: dict[bytes, tuple[np.ndarray, list[int]]] = {}
         for context, row in zip(contexts, rows, strict=True):
             if context.size > 1:
@@ -131,15 +122,7 @@ class SlotForward:
             )
 
     def decode(self, tokens: np.ndarray, positions: np.ndarray) -> torch.Tensor:
-        """Feed one token to each of the first n rows.
-
-        Args:
-            tokens: int64 [n].
-            positions: int64 [n]: where each lies in its row.
-
-        Returns:
-            Logits [n, vocabulary] of the next token, in the model's type.
-        """
+        """Feed int64 [n] tokens at ``positions`` of n rows; return logits [n, vocabulary]."""
         longest = int(positions.max()) + 1
         self.cache.reserve(positions.size, longest)
         step = self._decode_step(positions, longest)

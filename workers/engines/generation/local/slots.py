@@ -1,7 +1,4 @@
-"""The slot table: live requests in the first rows, then rows retained for trajectories that may
-come back.
-
-It returns row numbers, and the per-row numbers that a decode step reads.
+"""The slot table: live requests in the first rows, then rows retained for those that come back.
 
 Invariant: rows ``0 .. num_live - 1`` are live; every later row is free or retained. Rows are
 swapped to keep it so. :meth:`SlotTable.settle` carries out all collected swaps at once, for the
@@ -42,9 +39,7 @@ class Occupant:
     """Grows with every use; the smallest is evicted first."""
 
     def segments(self, length: int) -> tuple[Segment, ...]:
-        """Return the runs of one version among the window's tokens, up to context length
-        ``length``.
-        """
+        """Return the runs of one version among the window's tokens, up to context ``length``."""
         return segments(self.versions, length)
 
 
@@ -55,13 +50,9 @@ class _Arrays:
     tokens: np.ndarray
     """int32 [rows, T]: prompt and response"""
     logprobs: np.ndarray
-    """float32 [rows, T]: behaviour log-probs where this engine sampled the token in the present
-    window
-    """
+    """float32 [rows, T]: behaviour log-probs of tokens that were sampled here in this window"""
     lengths: np.ndarray
-    """int64 [rows]: tokens of the context, the newest sampled one included; the KV cache holds one
-    less
-    """
+    """int64 [rows]: tokens of the context, the newest included; the KV cache holds one less"""
     ends: np.ndarray
     """int64 [rows]: context length at which the window is over"""
     offsets: np.ndarray
@@ -116,11 +107,9 @@ class SlotTable:
     # -- changing --
 
     def revive(self, request: WindowRequest, context: np.ndarray) -> Occupant | None:
-        """Make the retained row of the request's trajectory live again if it holds exactly this
-        context.
+        """Make a retained row live if it holds exactly this context, else evict it.
 
-        A row with another context (the trajectory went on elsewhere) is evicted. The table must be
-        settled.
+        The table must be settled.
         """
         held = self.find(request.trajectory)
         if held is None or held.is_live:
@@ -135,8 +124,7 @@ class SlotTable:
         return self._begin(held, context.size)
 
     def admit(self, request: WindowRequest, context: np.ndarray) -> Occupant:
-        """Give a new request the next live row, evicting the retained row that was used least
-        recently if none is free.
+        """Give a new request the next live row, if none is free the least recently used retained.
 
         The caller knows that ``num_live < num_slots``. The table must be settled.
         """
@@ -173,9 +161,7 @@ class SlotTable:
         return occupant
 
     def end(self, occupant: Occupant, *, retain: bool) -> None:
-        """Take a live occupant out of the live rows; with ``retain``, keep its row's content.
-        Settle before the next step.
-        """
+        """Take out a live occupant; ``retain`` keeps its row's content. Settle before a step."""
         last = self.num_live - 1
         self._swap(occupant.row, last)
         self.num_live = last

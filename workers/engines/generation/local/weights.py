@@ -1,5 +1,4 @@
-"""Puts published weights into a model, all of them or none. Tensors are named as in Hugging Face
-models.
+"""Puts published weights into a model, all of them or none, by their Hugging Face names.
 
 Weights are not copied if their bytes are lasting and they have the model's type and device. The
 model computes with them where they lie, which takes no time and, on one host, no memory. Other
@@ -21,12 +20,9 @@ from workers.engines.model.weights_file import PublishedWeights
 
 
 def replace_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Make ``tensors`` the parameters and persistent buffers of ``model``, cast to the model's own
-    type.
+    """Make ``tensors`` the parameters and persistent buffers of ``model``, cast to its own type.
 
-    Raises:
-        WeightsRejected: Names are missing or unknown, a shape differs, floating and integer types
-            are mixed up, or two names of one tied tensor disagree. The model is then as it was.
+    Raises WeightsRejected when they do not fit (:func:`fit_weights`): the model is as it was.
     """
     state = model.state_dict(keep_vars=True)
     chosen = fit_weights(state, tensors)
@@ -42,18 +38,10 @@ def replace_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor])
 
 @torch.no_grad()
 def unserved_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the names of published tensors that ``model`` does not compute with, bit for bit once
-    cast to its own type.
-
-    A tensor that the model uses where it lies costs nothing to compare. A copy costs one more pass
-    over it.
-    """
+    """Return the names of tensors that ``model`` does not compute with, bit for bit once cast."""
     state = model.state_dict(keep_vars=True)
-    return [
-        name
-        for name, tensor in fit_weights(state, tensors).items()
-        if not _is_same(state[name].detach(), tensor.detach())
-    ]
+    chosen = fit_weights(state, tensors)
+    return [name for name, tensor in chosen.items() if not _is_same(state[name].detach(), tensor.detach())]
 
 
 def _is_same(own: torch.Tensor, published: torch.Tensor) -> bool:

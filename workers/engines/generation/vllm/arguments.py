@@ -1,6 +1,4 @@
-"""Keyword arguments of vLLM's ``EngineArgs`` from a run's configuration. This module imports no
-vLLM.
-"""
+"""Arguments of vLLM's ``EngineArgs`` from a run's configuration. This module imports no vLLM."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ def arguments_of(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[s
 
 
 def scoring_arguments(config: RunConfig, model_path: Path, *, on_cpu: bool) -> dict[str, Any]:
-    """Return vLLM's arguments for a run's reference in the folder ``model_path``, whose weights are
-    read here.
-    """
+    """Return vLLM's arguments for a run's reference in ``model_path``, whose weights are read."""
     reference = config.reference
     num_tokens = reference.micro_batch_tokens
     arguments = engine_arguments(
@@ -69,17 +65,10 @@ def engine_arguments(
     on_cpu: bool,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return vLLM's arguments.
+    """Return vLLM's arguments around a folder, whose weights come with the first version.
 
-    Args:
-        model_path: Folder of the model. Its weights are not read: the first published version
-            brings them.
-        num_slots: Requests decoded at once; one more is let in, so that a probe never waits for a
-            window to end.
-        positions: Longest sequence, prompt and response.
-        dtype: ``float32`` or ``bfloat16``.
-        on_cpu: Step plainly, without compiling anything.
-        extra: The configuration's own arguments for vLLM; they come last.
+    ``num_slots`` requests are decoded at once; one more is let in, so that a probe never waits for
+    a window to end. ``positions`` is the longest sequence. The configuration's ``extra`` come last.
     """
     arguments: dict[str, Any] = {
         "model": str(model_path),

@@ -43,8 +43,7 @@ CALL_S = 120.0
 LOAD_S = 600.0
 """Longest wait for weights to be taken."""
 STAGE_S = 60.0
-"""Longest wait for weights to come to the devices beside decoding; then a swap waits for the rest.
-"""
+"""Longest wait for weights to come to the devices beside decoding; a swap waits for the rest."""
 _STAGE_POLL_S = 0.02
 _PROBE = "headrace-probe"
 
@@ -71,12 +70,7 @@ class BackgroundCore:
     """A :class:`workers.engines.generation.vllm.core.Core` on vLLM's ``AsyncLLM``."""
 
     def __init__(self, arguments: Mapping[str, Any], *, temperature: float = 1.0) -> None:
-        """Start vLLM's processes and load the model.
-
-        Args:
-            arguments: Of vLLM's ``AsyncEngineArgs``.
-            temperature: Of probes.
-        """
+        """Start vLLM's processes and load the model; ``temperature`` is that of probes."""
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         # this process has threads: a fork could deadlock
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
@@ -116,9 +110,7 @@ class BackgroundCore:
         asyncio.run_coroutine_threadsafe(self._follow(request, params), self._loop)
 
     def step(self, timeout_s: float) -> list[CoreSample]:
-        """Wait at most ``timeout_s`` until a request is over; return all samples that are over.
-        Raises EngineDied.
-        """
+        """Wait up to ``timeout_s`` until a request is over; return all that are. Or EngineDied."""
         samples: list[CoreSample] = []
         try:
             samples.append(self._taken(self._over.get(timeout=timeout_s)))
@@ -128,9 +120,7 @@ class BackgroundCore:
             return [sample for sample in samples if self._streams.pop(sample.name, None) is not None]
 
     def cut(self, names: Sequence[str]) -> list[CoreSample]:
-        """End requests at the present token; return those with a sampled token, ended ones among
-        them.
-        """
+        """End requests at the present token; return those with a token, ended ones among them."""
 
         async def abort() -> None:
             await self._engine.abort(list(names))
@@ -198,9 +188,7 @@ class BackgroundCore:
         return scored, self.step(0.0)
 
     def num_steps(self) -> int:
-        """Return the tokens of the request that has been there longest, at any time. This is an
-        estimate, since vLLM does not report its steps.
-        """
+        """Return the tokens of the request that is there longest: vLLM reports no steps."""
         return self._num_steps
 
     def close(self) -> None:
@@ -250,9 +238,7 @@ class BackgroundCore:
     # -- on the caller's thread --
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = CALL_S) -> T:
-        """Run a coroutine on the loop. Raises EngineDied when vLLM is dead or does not answer in
-        time.
-        """
+        """Run a coroutine on the loop. Raises EngineDied when vLLM is dead or late."""
         if self._failure is not None:
             coroutine.close()
             raise self._failure

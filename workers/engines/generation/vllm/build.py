@@ -1,7 +1,5 @@
 # pyright: reportMissingImports=false
-"""Makes a run's vLLM engine, which waits for its first weights. The load takes seconds on a CPU,
-and up to minutes on GPUs, where vLLM compiles.
-"""
+"""Makes a run's vLLM engine, which waits for its first weights. The load may take minutes."""
 
 from __future__ import annotations
 
@@ -23,17 +21,13 @@ if TYPE_CHECKING:
     from workers.engines.generation.vllm.core import Core
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
-"""Mean difference to the learner's log-probs that the coarsest type in the way may cause, in nats.
-"""
+"""Mean difference to the learner's log-probs that the coarsest type may cause, in nats."""
 
 
 def build_vllm(config: RunConfig, model_path: Path) -> VllmEngine:
     """Start vLLM around a model and make an engine of it.
 
-    Raises:
-        ConfigError: vLLM is missing or of another version, or it refuses the model, an argument or
-            the memory that is there.
-        DataError: The folder holds no tokenizer.
+    Raises ConfigError when vLLM is missing or refuses, DataError when there is no tokenizer.
     """
     check_versions()
     generation = config.generation
@@ -57,9 +51,7 @@ def build_vllm(config: RunConfig, model_path: Path) -> VllmEngine:
 
 
 def start_core(config: RunConfig, arguments: dict[str, object], *, on_cpu: bool) -> Core:
-    """Start vLLM in this process or beside it. Raises ConfigError with vLLM's own reason when it
-    does not start.
-    """
+    """Start vLLM here or beside this process. Raises ConfigError with vLLM's own reason."""
     mode = config.generation.vllm.mode
     try:
         if mode == "in-process" or (mode == "auto" and on_cpu):
@@ -79,22 +71,12 @@ def start_core(config: RunConfig, arguments: dict[str, object], *, on_cpu: bool)
 
 
 def prepare_environment(threads: int, kv_cache_gb: int, *, on_cpu: bool) -> None:
-    """Set the environment variables that vLLM reads when it is imported; those that are set already
-    stay.
-
-    Args:
-        threads: Torch's, on a CPU.
-        kv_cache_gb: KV cache on a CPU, GiB.
-        on_cpu: Whether it runs on one.
-    """
+    """Set the environment variables that vLLM reads when it is imported; those set already stay."""
     settings = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
     if on_cpu:
         torch.set_num_threads(threads)
         # The supervisor gives a worker its threads; vLLM would bind them all to the first cores.
-        settings |= {
-            "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gb),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        }
+        settings |= {"VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gb), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 

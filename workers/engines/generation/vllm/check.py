@@ -22,9 +22,7 @@ from workers.engines.model.loading import resolve_device
 
 
 def check(path: Path) -> None:
-    """Raise vLLM's error when it cannot make the engines of the configuration in ``path``:
-    generators', and the reference's.
-    """
+    """Raise vLLM's error when it cannot make the engines of the configuration in ``path``."""
     config = load_config([path])
     generation, reference = config.generation, config.reference
     if generation.engine == "vllm":

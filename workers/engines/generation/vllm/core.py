@@ -1,5 +1,4 @@
-"""The Protocol through which :class:`workers.engines.generation.vllm.engine.VllmEngine` uses vLLM:
-requests in, samples out, weights in between.
+"""The Protocol by which ``VllmEngine`` uses vLLM: requests in, samples out, weights in between.
 
 Each wait for vLLM has a deadline. Of the two implementations, ``in_process`` steps vLLM on the
 caller's thread, and ``background`` drives processes that run on by themselves.
@@ -60,8 +59,7 @@ class Core(Protocol):
 
     @property
     def has_streams(self) -> bool:
-        """Whether tokens are drawn from the trajectory's stream; else from vLLM's, by request seed.
-        """
+        """Whether tokens come from the trajectory's stream; else from vLLM's, by request seed."""
         ...
 
     @property
@@ -75,10 +73,7 @@ class Core(Protocol):
 
     def step(self, timeout_s: float) -> list[CoreSample]:
         """Decode once, or wait at most ``timeout_s`` for a core that decodes by itself; return the
-        samples that are over.
-
-        Raises EngineDied when vLLM is dead.
-        """
+        samples that are over. Raises EngineDied."""
         ...
 
     def cut(self, names: Sequence[str]) -> list[CoreSample]:
@@ -96,9 +91,7 @@ class Core(Protocol):
         ...
 
     def probe(self, tokens: np.ndarray, timeout_s: float) -> tuple[np.ndarray, list[CoreSample]]:
-        """Return float32 [tokens - 1] log-probs of a sequence's tokens but the first, and the
-        samples that ended meanwhile.
-        """
+        """Return float32 [tokens - 1], a sequence's log-probs, and samples that ended meanwhile."""
         ...
 
     def num_steps(self) -> int:

@@ -1,5 +1,4 @@
-"""The vLLM engine: windows, segments and endings around a *core* that samples, and the parity check
-of its log-probs.
+"""The vLLM engine: windows, segments and endings around a sampling *core*, and its parity check.
 
     advance = feed (requests into free slots) -> core.step -> windows of what is over, again
 
@@ -69,21 +68,10 @@ class VllmEngine(TorchWeights):
         pause: PauseMode = "keep",
         tolerance: float = 1e-3,
     ) -> None:
-        """Drive a core.
+        """Drive a core, whose weights count only from the first ``load_weights`` on.
 
-        Args:
-            core: vLLM with a model of the right architecture; its weights count only from the first
-                ``load_weights`` on.
-            state: The model's names and shapes, as ``state_dict(keep_vars=True)`` of transformers'
-                model has them.
-            num_slots: Requests decoded at once.
-            vocabulary: Token ids that the model knows.
-            positions: Longest sequence.
-            stop_token_ids: Tokens that end a response.
-            kv_policy: The KV cache's fate when weights change.
-            pause: The fate of live windows when weights change.
-            tolerance: Largest mean difference between the core's log-probs and the learner's, in
-                nats.
+        ``state`` has names and shapes, as ``state_dict(keep_vars=True)`` of transformers' model.
+        ``tolerance`` is the largest mean difference of log-probs to the learner's, in nats.
         """
         self._core = core
         self._state = state
@@ -136,9 +124,7 @@ class VllmEngine(TorchWeights):
         return []
 
     def submit(self, request: WindowRequest) -> None:
-        """Queue a request. Raises EngineError for one that can never be served, or whose trajectory
-        is live already.
-        """
+        """Queue a request. Raises EngineError for a live trajectory, or an unservable one."""
         check_request(request, vocabulary=self._vocabulary, positions=self._positions)
         name = request.trajectory
         if name in self._names or any(waiting.trajectory == name for waiting in self._waiting):
@@ -146,9 +132,7 @@ class VllmEngine(TorchWeights):
         self._waiting.append(request)
 
     def forget(self, trajectory: TrajectoryId) -> None:
-        """Free all state of a trajectory, live or waiting; its cached blocks fall free as vLLM
-        needs them.
-        """
+        """Free all state of a trajectory; its cached blocks fall free as vLLM needs them."""
         self._waiting = deque(request for request in self._waiting if request.trajectory != trajectory)
         self._ready = [window for window in self._ready if window.trajectory != trajectory]
         self._salts.pop(trajectory, None)
@@ -158,9 +142,7 @@ class VllmEngine(TorchWeights):
             self._core.cut([name])
 
     def cut(self) -> list[SampledWindow]:
-        """End every live request at the present token. Waiting requests, and those without a
-        sampled token, are forgotten.
-        """
+        """End every live request at the present token, by the seam's contract."""
         self._waiting.clear()
         windows, self._ready = [*self._ready, *self._cut_live()], []
         return windows
@@ -174,14 +156,10 @@ class VllmEngine(TorchWeights):
     # -- computing --
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run up to ``max_steps`` decode steps; return the windows that finished.
+        """Run decode steps by the seam's contract.
 
-        It returns early when slots fall free and no request waits for them.
-
-        Raises:
-            EngineError: Before the first weights.
-            EngineDied: vLLM is dead or hangs. Live trajectories go on elsewhere.
-            Diverged: The weights give log-probs that are not finite.
+        Raises EngineError before the first weights, EngineDied when vLLM is dead or hangs (live
+        trajectories go on elsewhere), and Diverged when log-probs are not finite.
         """
         if self._failure is not None:
             raise self._failure
@@ -277,19 +255,15 @@ class VllmEngine(TorchWeights):
     # -- weights --
 
     def stage_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
-        """Bring published weights to vLLM's devices. Raises EngineDied when vLLM is dead or hangs.
-        """
+        """Bring published weights to vLLM's devices. Raises EngineDied if vLLM is dead or hangs."""
         if isinstance(tensors, PublishedWeights) and tensors.path is not None:
             self._core.stage(tensors.path, policy_version)
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
         """Take new weights between two tokens.
 
-        Raises:
-            WeightsRejected: They do not fit the model; the old ones stay in use.
-            ParityFailed: With them vLLM computes other log-probs than the learner. The engine is
-                quarantined.
-            EngineDied: vLLM is dead or hangs.
+        Raises WeightsRejected when they do not fit: the old ones stay in use. Raises ParityFailed
+        when vLLM then computes other log-probs than the learner: the engine is quarantined.
         """
         if self._failure is not None:
             raise self._failure
@@ -321,9 +295,7 @@ class VllmEngine(TorchWeights):
         return windows
 
     def _check_parity(self, probe: ParityProbe, policy_version: int) -> None:
-        """Compare the learner's log-probs of the probe with vLLM's; hold back samples that end
-        meanwhile.
-        """
+        """Compare the learner's log-probs with vLLM's; hold back samples that end meanwhile."""
         scored, over = self._core.probe(probe.tokens, PROBE_S)
         difference = float(np.abs(scored - probe.logprobs).mean())
         if not difference <= self._tolerance:

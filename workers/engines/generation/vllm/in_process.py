@@ -1,6 +1,5 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""vLLM in this process, stepped on the caller's thread. It is the fastest core on a CPU, and tests
-can drive it token by token.
+"""vLLM in this process, stepped on the caller's thread: the fastest core on a CPU, and for tests.
 
 Partial output is read from vLLM's request states. Reports of every token as it comes would cost a
 tenth of a small model's decode step. vLLM's log-probs would cost about as much again. Where the
@@ -33,12 +32,7 @@ class InProcessCore:
     """A :class:`workers.engines.generation.vllm.core.Core` on vLLM's ``LLMEngine``."""
 
     def __init__(self, arguments: Mapping[str, Any], *, temperature: float = 1.0) -> None:
-        """Load the model.
-
-        Args:
-            arguments: Of vLLM's ``EngineArgs``.
-            temperature: Of probes.
-        """
+        """Load the model; ``temperature`` is that of probes."""
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import EngineArgs, LLMEngine
 
@@ -155,9 +149,7 @@ class InProcessCore:
         return CoreSample(name, tokens, logprobs, spans, output.num_cached_tokens or 0, is_over=True)
 
     def _logprobs(self, name: str, num_tokens: int, reported: Any) -> np.ndarray:
-        """Return float32 [num_tokens], the log-probs of a request's samples, from the journal or
-        from vLLM's report.
-        """
+        """Return float32 [num_tokens] of a request's samples, from the journal or vLLM's report."""
         if self._journal is not None:
             return self._journal.read(self._inner[name], self._starts[name], num_tokens)
         return np.asarray(reported.logprobs[:num_tokens], np.float32)
@@ -170,15 +162,10 @@ class InProcessCore:
 
 
 def sampling_params(request: CoreRequest, *, seeded: bool, as_they_come: bool = False, logprobs: bool = True) -> Any:
-    """Return vLLM's parameters of a request.
+    """Return vLLM's parameters of a request, which reports tokens at the end or ``as_they_come``.
 
-    Args:
-        request: The request.
-        seeded: Whether vLLM draws the tokens, and not our sampler. A seed costs vLLM a generator a
-            request. It is wound back when a context is filled in by parts, which a CPU's generators
-            cannot do.
-        as_they_come: Whether tokens are reported as they come, or at the end.
-        logprobs: Whether vLLM is to report log-probs.
+    ``seeded``: vLLM draws the tokens, and not our sampler. A seed costs vLLM a generator a request.
+    It is wound back when a context is filled in by parts, which a CPU's generators cannot do.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -203,9 +190,7 @@ def sampling_params(request: CoreRequest, *, seeded: bool, as_they_come: bool = 
 
 
 def probe_params() -> Any:
-    """Return vLLM's parameters of a probe: score the prompt from scratch, and sample one token,
-    which is discarded.
-    """
+    """Return vLLM's parameters of a probe: score the prompt anew, and discard one sampled token."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -222,8 +207,6 @@ def prompt_logprobs(output: Any, tokens: np.ndarray) -> np.ndarray:
 
 
 def spans_of(starts: Sequence[tuple[int, int]], num_tokens: int) -> tuple[tuple[int, int], ...]:
-    """Turn (version, number of tokens sampled before it) into (version, number of tokens sampled
-    under it), none empty.
-    """
+    """Turn (version, tokens sampled before it) into (version, tokens sampled under it), not 0."""
     ends = [start for _, start in starts[1:]] + [num_tokens]
     return tuple((version, end - start) for (version, start), end in zip(starts, ends, strict=True) if end > start)

@@ -16,29 +16,21 @@ class LogprobJournal:
     """A line of log-probs for each live request."""
 
     def __init__(self, num_positions: int) -> None:
-        """Keep sequences of up to ``num_positions`` tokens; lines are added as requests need them,
-        and used again.
-        """
+        """Keep sequences of up to ``num_positions`` tokens; lines are added as they are needed."""
         self._values = np.empty((1, num_positions), np.float32)
         self._lines: dict[str, int] = {}
         self._free: list[int] = []
 
     def lines(self, names: Sequence[str | None]) -> np.ndarray:
-        """Return int64 [names], the line of each request. A new request gets a free line; None
-        stands for the line that is never read.
-        """
+        """Return int64 [names]: each request's line, new ones free; None's line is never read."""
         return np.array([0 if name is None else self._line(name) for name in names], np.int64)
 
     def write(self, lines: np.ndarray, positions: np.ndarray, logprobs: np.ndarray) -> None:
-        """Note one log-prob in each of ``lines``: that of the token at ``positions`` of its
-        sequence, from 0.
-        """
+        """Note one log-prob in each line: of the token at ``positions`` of its sequence, from 0."""
         self._values[lines, positions] = logprobs
 
     def read(self, name: str, start: int, num_tokens: int) -> np.ndarray:
-        """Return float32 [num_tokens] of a request's tokens from position ``start`` on; a request
-        never scheduled has none.
-        """
+        """Return float32 [num_tokens] from position ``start``; unscheduled requests have none."""
         if not num_tokens:
             return np.empty(0, np.float32)
         return self._values[self._lines[name], start : start + num_tokens].copy()

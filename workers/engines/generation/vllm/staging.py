@@ -1,5 +1,4 @@
-"""A published version on its way to the device, beside decoding. The pause of a swap is then a copy
-within the device's memory.
+"""A published version on its way to the device, beside decoding: a swap is then a copy within it.
 
 A thread copies a weight file's tensors to the device and ends by itself. The caller checks that it
 has ended before taking the tensors.
@@ -33,7 +32,6 @@ class Staging:
     """One rank's staged version."""
 
     def __init__(self, device: torch.device) -> None:
-        """Stage on ``device``."""
         self._device = device
         # one: memory is reused by stream
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -42,8 +40,7 @@ class Staging:
         self._tensors: PublishedWeights | None = None
 
     def begin(self, path: Path, policy_version: int) -> bool:
-        """Begin to copy a version in place of the one before; return whether there is room for it.
-        """
+        """Begin to copy a version in place of the one before; return whether there is room."""
         self._end()
         if _free_bytes(self._device) < _ROOM * path.stat().st_size:
             return False
@@ -58,8 +55,7 @@ class Staging:
         return self._thread is None or not self._thread.is_alive()
 
     def take(self, policy_version: int) -> PublishedWeights | None:
-        """Return a version and forget it; None when none is staged. Another staged version stays.
-        """
+        """Return a version and forget it; None when it is not staged. Another one stays."""
         return self._end() if policy_version == self._version else None
 
     def _end(self) -> PublishedWeights | None:

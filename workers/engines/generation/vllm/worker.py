@@ -1,6 +1,5 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""The code inside vLLM's own worker processes: it takes weights, and draws tokens from the
-trajectory's random stream.
+"""The code inside vLLM's workers: it takes weights, and draws tokens from trajectories' streams.
 
 Calls arrive by name (``collective_rpc``), logits at every decode step. Each token comes with its
 log-prob under the distribution that it was drawn from.
@@ -63,8 +62,7 @@ class StreamSampler(Sampler):
         self._lines = np.empty(0, np.int64)
         self._distributions: Distributions | None = None
         self.journal: LogprobJournal | None = None
-        """Where log-probs are kept for an engine in this process; None when vLLM is to report them.
-        """
+        """Where an engine in this process reads log-probs; None when vLLM is to report them."""
         self.temperature = 1.0
         """Of prompt log-probs; sampled ones have their request's own."""
 
@@ -91,9 +89,7 @@ class StreamSampler(Sampler):
 
     @staticmethod
     def gather_logprobs(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> LogprobsTensors:
-        """Gather the log-prob of each given token; without ranks, whose kernel would have to be
-        compiled first.
-        """
+        """Gather each given token's log-prob, without ranks: their kernel would be compiled."""
         if num_logprobs:
             return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
         column = token_ids.unsqueeze(-1)
@@ -131,9 +127,7 @@ class WorkerExtension:
     model_runner: Any
 
     def headrace_begin(self, temperature: float) -> bool:
-        """Take over sampling where that is possible; return whether it was. Prompt log-probs are at
-        ``temperature``.
-        """
+        """Take over sampling; return whether that is possible. ``temperature`` is for prompts."""
         runner = self.model_runner
         if not (isinstance(getattr(runner, "sampler", None), Sampler) and hasattr(runner, "input_batch")):
             return False
@@ -142,11 +136,9 @@ class WorkerExtension:
         return True
 
     def headrace_keep_logprobs(self) -> LogprobJournal | None:
-        """Keep log-probs of tokens with a stream here from now on; return where, for a caller in
-        this process.
+        """Keep log-probs of tokens with a stream here from now on; return where, for this process.
 
-        None where that would wait for a device in every step, or where steps overlap: then vLLM
-        reports them.
+        None where that waits for a device in every step, or steps overlap: then vLLM reports them.
         """
         runner = self.model_runner
         if torch.device(runner.device).type != "cpu" or getattr(runner, "use_async_scheduling", True):
@@ -155,9 +147,7 @@ class WorkerExtension:
         return runner.sampler.journal
 
     def headrace_stage(self, path: str, policy_version: int) -> bool:
-        """Begin to bring a version to this rank's device, beside decoding; return whether there is
-        room for it.
-        """
+        """Begin to bring a version to this rank's device; return whether there is room for it."""
         return self._headrace_staging().begin(Path(path), policy_version)
 
     def headrace_is_staged(self) -> bool:
@@ -165,9 +155,7 @@ class WorkerExtension:
         return self._headrace_staging().is_over
 
     def headrace_load_file(self, path: str, policy_version: int) -> None:
-        """Take a version: its staged tensors, else its file, which every rank maps. Each rank
-        copies its own share.
-        """
+        """Take a version: its staged tensors, else its file, of which each rank has its share."""
         staged = self._headrace_staging().take(policy_version)
         self.headrace_load((staged or read_weights(Path(path))).items())
 
@@ -187,9 +175,8 @@ class WorkerExtension:
 def repack_tied_head(model: torch.nn.Module) -> None:
     """Pack a tied output layer again.
 
-    On a CPU vLLM keeps a packed copy of the output layer for its matrix product. A reload packs
-    every layer whose weights came, and a tied output layer's never come: they are the embedding's.
-    Its copy would stay the old one, silently.
+    On a CPU vLLM keeps a packed copy of the output layer. A reload packs every layer whose weights
+    came; a tied layer's never come (they are the embedding's), so its copy would silently stay old.
     """
     head = getattr(model, "lm_head", None)
     if head is None or not hasattr(head, "cpu_linear") or not getattr(model.config, "tie_word_embeddings", False):

@@ -1,5 +1,4 @@
-"""Training on several processes, called *ranks*. Each holds a share of the weights, and all compute
-in step.
+"""Training on several processes, *ranks*. Each has a share of the weights; all compute in step.
 
     supervisor ──starts──> launcher (launch) ──torch's elastic agent──> rank 0, rank 1, ...
 

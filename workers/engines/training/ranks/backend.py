@@ -23,14 +23,11 @@ from workers.engines.value.seam import ValueSample
 
 
 class RankedBackend:
-    """A model in shares. A subclass sends its commands by ``self._lead.run``, and carries them out
-    in ``obey``.
-    """
+    """A model in shares. A subclass sends commands by ``self._lead.run`` to ``obey``."""
 
     def __init__(
         self, shards: Shards, model: ShardedModel, group: Group, lead: Lead, *, micro_batch_tokens: int
     ) -> None:
-        """Compute with ``shards``; ``model`` gathers, saves and loads them."""
         self._shards = shards
         self._model = model
         self._group = group
@@ -43,14 +40,11 @@ class RankedBackend:
         return self._shards.num_steps
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Gather the state of an exact resume; return its writer, which runs on any thread. The
-        files are those of one process alone.
-        """
+        """Gather the state of an exact resume; return its writer, by the seam's contract."""
         return self._model.snapshot()
 
     def load(self, folder: Path) -> None:
-        """Take back any backend's snapshot. Raises DataError naming the file, with nothing changed.
-        """
+        """Take back any backend's snapshot. On DataError, naming the file, nothing has changed."""
         self._model.load(folder)
 
     def close(self) -> None:
@@ -63,22 +57,16 @@ class RankedBackend:
 
     @property
     def _loss_scale(self) -> float:
-        """Factor that makes gradients those of the whole batch, where the shares average them over
-        the ranks.
-        """
+        """Factor of gradients where the shares average them over the ranks, to be the batch's."""
         return float(self._group.size) if self._shards.averages_gradients else 1.0
 
-    def _plan(
-        self, sequences: Sequence[TrainingSample] | Sequence[ScoringRequest] | Sequence[ValueSample]
-    ) -> list[list[int]]:
+    def _plan(self, sequences: Sequence[TrainingSample | ScoringRequest | ValueSample]) -> list[list[int]]:
         """Return this rank's micro-batches, as indices into ``sequences``."""
         lengths = [int(sequence.tokens.size) for sequence in sequences]
         return plan_ranks(lengths, self._group.size, self._max_tokens)[self._group.rank]
 
     def _bring_together(self, lengths: Sequence[int], own: Mapping[int, np.ndarray]) -> list[np.ndarray]:
-        """Return float32 [length] for each sequence of the batch, of which this rank has its
-        ``own``, by index.
-        """
+        """Return float32 [length] for each sequence; this rank has its ``own``, by index."""
         ends = np.cumsum(lengths)
         everything = np.zeros(int(ends[-1]), np.float32)
         for index, values in own.items():

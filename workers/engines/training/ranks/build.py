@@ -1,5 +1,4 @@
-"""Builds one rank of a learner or value worker, from a configuration and the environment that the
-launcher set.
+"""Builds one rank of a learner or value worker, as the launcher's environment numbers it.
 
 The backend stands on this rank's share. The worker drives it on rank 0, and a follower on the
 others. The build waits for the other ranks to come, and for the disk while the model loads.
@@ -49,9 +48,8 @@ class Ranks:
 def enter(config: RunConfig, device: str, threads: int) -> Ranks:
     """Meet the other ranks of a run's worker.
 
-    Raises:
-        ConfigError: A rank reads another configuration, or has no device.
-        EngineDied: The others did not come.
+    Raises ConfigError when a rank reads another configuration or has no device, EngineDied when the
+    others do not come.
     """
     if device == "cpu" or not torch.cuda.is_available():
         torch.set_num_threads(threads)
@@ -65,13 +63,7 @@ def enter(config: RunConfig, device: str, threads: int) -> Ranks:
 
 
 def ranked_training(config: RunConfig) -> tuple[Ranks, RankedTraining]:
-    """Make this rank of a run's learner, on the start model.
-
-    Raises:
-        DataError: The folder holds no causal language model.
-        ConfigError: A rank reads another configuration, or has no device.
-        EngineDied: The other ranks did not come.
-    """
+    """Make this rank of a run's learner on the start model. Raises as :func:`enter`; DataError."""
     ranks = enter(config, config.model.device, config.learner.threads)
     model = load_model(config.model.path, torch.float32, torch.device("cpu"), PACKED_ATTENTION)
     if config.model.gradient_checkpointing:
@@ -98,11 +90,9 @@ def make_training(
     tokenizer_from: Path | None = None,
     publishing: PublishSettings | None = None,
 ) -> RankedTraining:
-    """Share ``model``, the same on every rank, out among them: by DeepSpeed when ``zero`` is given,
-    else by FSDP2.
+    """Share ``model``, the same on every rank, out among them: by DeepSpeed for ``zero``, or FSDP2.
 
-    Raises:
-        EngineError: The model's sequences cannot be packed, or it cannot be cut.
+    Raises EngineError when its sequences cannot be packed, or it cannot be cut.
     """
     module = PackedPolicy(prepare_packed(model).eval(), forward)
     skeleton = make_skeleton(model)
@@ -112,13 +102,7 @@ def make_training(
 
 
 def ranked_value(config: RunConfig) -> tuple[Ranks, RankedValue]:
-    """Make this rank of a run's value worker, on ``value.path`` or the start model.
-
-    Raises:
-        DataError: The folder holds neither a causal language model nor a value model.
-        ConfigError: A rank reads another configuration, or has no device.
-        EngineDied: The other ranks did not come.
-    """
+    """Make this rank of a run's value worker, on ``value.path`` or the start model; see above."""
     path = config.value.path or config.model.path
     ranks = enter(config, config.value.device, config.value.threads)
     engine = make_value(
@@ -141,12 +125,7 @@ def make_value(
     zero: DeepSpeedSection | None = None,
     tokenizer_from: Path | None = None,
 ) -> RankedValue:
-    """Share a value model out among ranks, as :func:`make_training` does a policy.
-
-    Raises:
-        EngineError: The model's sequences cannot be packed, it has no scalar head, or it cannot be
-            cut.
-    """
+    """Share a value model, with a scalar head, out among ranks, as :func:`make_training` does."""
     module = PackedValue(prepare_packed(model).eval(), settings)
     skeleton = make_skeleton(model)
     shards = cut(module, model, optimizer, ranks.group, zero)

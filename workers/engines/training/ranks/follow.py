@@ -1,8 +1,7 @@
-"""The other ranks than 0: they wait for the next command and carry it out. They know nothing of
-messages, claims and files.
+"""The other ranks than 0: they wait for rank 0's next command and carry it out.
 
-The wait for a command lasts at most the group's time limit. Rank 0 reports several times within it
-that it is still there. When rank 0 is gone, this process ends.
+A wait lasts at most the group's time limit, within which rank 0 reports several times that it is
+still there. When rank 0 is gone, this process ends.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ from workers.engines.training.ranks.messages import Command, Idle, Stop, decode
 
 
 def follow(group: Group, obey: Callable[[Command], Any]) -> None:
-    """Carry out rank 0's commands until it stops. Raises EngineDied when a rank is gone, and the
-    errors of ``obey``.
-    """
+    """Carry out commands until rank 0 stops. Raises EngineDied, and the errors of ``obey``."""
     with peers():
         while not isinstance(command := decode(group.broadcast_bytes(None)), Stop):
             if not isinstance(command, Idle):

@@ -1,12 +1,9 @@
-"""Shares by torch's FSDP2: every parameter is cut along its first dimension, and whole only while
-its layer computes.
+"""Shares by torch's FSDP2: parameters are cut by rows, and whole only while their layer computes.
 
-Every method that computes waits for the other ranks.
-
-Each transformer layer is a unit of its own. The rest (embedding, last norm, head) is one more. So
-memory holds the whole weights of one layer and of that rest. The same guarded AdamW as in one
-process steps the shares. Its arithmetic is by element. The norm of the gradient is taken over all
-ranks.
+Every method that computes waits for the other ranks. Each transformer layer is a unit of its own.
+The rest (embedding, last norm, head) is one more. So memory holds the whole weights of one layer
+and of that rest. The same guarded AdamW as in one process steps the shares. Its arithmetic is by
+element. The norm of the gradient is taken over all ranks.
 """
 
 from __future__ import annotations
@@ -32,16 +29,9 @@ class Fsdp2Shards:
     def __init__(
         self, module: torch.nn.Module, model: torch.nn.Module, settings: OptimizerSettings, group: Group
     ) -> None:
-        """Cut ``model``, which lies whole on every rank, into shares.
+        """Cut ``model``, whole on every rank, into shares; ``module`` around it is called.
 
-        Args:
-            module: The module that is called for a forward pass, around ``model``.
-            model: The model; its layers become units.
-            settings: How it is stepped.
-            group: The ranks.
-
-        Raises:
-            EngineError: The model has no layers that transformers calls its own.
+        Raises EngineError when it has no layers that transformers calls its own.
         """
         layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
         if not layers:
@@ -72,9 +62,7 @@ class Fsdp2Shards:
         return self._optimizer.learning_rate
 
     def backward(self, loss: torch.Tensor, total: torch.Tensor | None) -> None:
-        """Add the gradient of a micro-batch's loss, averaged over ranks, to the shares of the
-        gradient.
-        """
+        """Add the gradient of a micro-batch's loss, averaged over ranks, to the shares of it."""
         # whether it is finite is seen in the step
         del total
         loss.backward()
@@ -117,8 +105,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _share(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return this rank's share of ``value``, which every rank has whole, cut like ``like``. A copy.
-    """
+    """Return a copy of this rank's share of ``value``, whole on every rank, cut like ``like``."""
     value = value.to(like.device, like.dtype, copy=True)
     if not isinstance(like, DTensor):
         return value

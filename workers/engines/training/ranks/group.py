@@ -34,9 +34,7 @@ _TRANSPORTS = ("gloo", "NCCL", "ProcessGroup", "pair closure")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All ranks of this worker, as seen by one of them. Failures between ranks are raised
-    unchanged: see :func:`peers`.
-    """
+    """A worker's ranks, seen by one. Torch's errors are raised unchanged: see :func:`peers`."""
 
     rank: int
     size: int
@@ -78,11 +76,7 @@ class Group:
         return tensor
 
     def agree(self, digest: bytes, what: str) -> None:
-        """Check by a digest of 32 bytes that all ranks have the same ``what``.
-
-        Raises:
-            ConfigError: They have not; on every rank it names those that differ from rank 0.
-        """
+        """Check by a 32-byte digest that ranks have the same ``what``; else ConfigError on each."""
         if len(digest) != _DIGEST_BYTES:
             raise ValueError(f"a digest of {len(digest)} bytes was given; expected {_DIGEST_BYTES}")
         if self.size == 1:
@@ -98,19 +92,11 @@ class Group:
 
 
 def join(device: str, *, timeout_s: float) -> Group:
-    """Join the ranks that the launcher started, or return a group of one when it did not start this
-    process.
+    """Join the ranks that the launcher started; without a launcher, return a group of one.
 
-    A process joins once; later calls return the same ranks.
-
-    Args:
-        device: As configured: ``auto``, ``cpu`` or ``cuda``; with several ranks each takes the GPU
-            of its own number.
-        timeout_s: No collective may take longer.
-
-    Raises:
-        ConfigError: The device is not here, or there are fewer GPUs than ranks.
-        EngineDied: The others did not come in time.
+    A process joins once; later calls return the same ranks. With several ranks each takes the GPU
+    of its own number. No collective may take longer than ``timeout_s``. Raises ConfigError (no such
+    device, fewer GPUs than ranks) or EngineDied (the others did not come in time).
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     here = _device(device, rank, size)
@@ -119,22 +105,15 @@ def join(device: str, *, timeout_s: float) -> Group:
         store = FileStore(str(Path(os.environ[RANK_DIR]) / GROUP_FILE), size) if size > 1 else HashStore()
         if here.type == "cuda":
             torch.cuda.set_device(here)
+        backend, limit = "cpu:gloo,cuda:nccl" if here.type == "cuda" else "gloo", timedelta(seconds=timeout_s)
         with peers():
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if here.type == "cuda" else "gloo",
-                store=store,
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=timeout_s),
-            )
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     return Group(rank, size, here, init_device_mesh(here.type, (size,)))
 
 
 @contextmanager
 def peers() -> Iterator[None]:
-    """Raise EngineDied when a rank is gone or does not answer in time. It wraps every exchange with
-    other ranks.
-    """
+    """Raise EngineDied when a rank is gone or late. It wraps every exchange with other ranks."""
     try:
         yield
     except RuntimeError as error:

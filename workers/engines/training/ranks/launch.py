@@ -51,10 +51,7 @@ _WATCH_S = 0.5
 
 
 def num_ranks(role: Role, run_dir: Path) -> int:
-    """Return how many ranks a run's learner or value worker has.
-
-    It is 1 when the configuration cannot be read, which rank 0 then reports.
-    """
+    """Return a worker's number of ranks; 1 if no configuration is read, which rank 0 reports."""
     from pipeline.config.load import read_resolved
 
     try:
@@ -65,9 +62,7 @@ def num_ranks(role: Role, run_dir: Path) -> int:
 
 
 def launch_worker(role: Role, run_dir: Path, worker: str, ranks: int) -> int:
-    """Run a learner or value worker on so many ranks; return its exit code, which is also put on
-    record.
-    """
+    """Run a learner or value worker on so many ranks; record and return its exit code."""
     code = int(ExitCode.FAILURE)
     command = headrace.command("workers", str(role), "--run-dir", str(run_dir), "--name", worker)
     try:
@@ -80,11 +75,7 @@ def launch_worker(role: Role, run_dir: Path, worker: str, ranks: int) -> int:
 def launch(command: Sequence[str], num_ranks: int, *, name: str, folder_prefix: str = "headrace-ranks-") -> int:
     """Run ``command`` as ``num_ranks`` ranks until all have ended; return the worker's exit code.
 
-    Args:
-        command: Program and arguments of a rank; each must call :func:`enter_rank` first.
-        num_ranks: How many.
-        name: Of the worker, for people.
-        folder_prefix: Of the temporary folder where ranks find one another.
+    Each rank calls :func:`enter_rank` first. They meet in a temporary folder of that prefix.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -149,9 +140,7 @@ def enter_rank() -> int:
 
 
 def _die_with(launcher: int) -> None:
-    """End when the launcher does. A rank without it would compute in vain and hold locks that its
-    successor needs.
-    """
+    """End when the launcher does: a rank without it holds locks that its successor needs."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:
@@ -185,9 +174,7 @@ def _die_of(number: int, folder: Path) -> None:
 
 
 def _tell(name: str, num_ranks: int, failures: Mapping[int, ProcessFailure]) -> int:
-    """Report which rank ended the others, as the last line of the worker's output; return the exit
-    code that follows.
-    """
+    """Report which rank ended the others, as the output's last line; return the exit code."""
     rank, failure = min(failures.items(), key=lambda item: _precedence(item[1].exitcode))
     code = failure.exitcode
     if code < 0:
@@ -201,7 +188,5 @@ def _tell(name: str, num_ranks: int, failures: Mapping[int, ProcessFailure]) -> 
 
 
 def _precedence(exit_code: int) -> tuple[bool, bool]:
-    """Sort the cause before its effects: a rank that lost the others ends with ENGINE, and the
-    agent ends the rest by SIGTERM.
-    """
+    """Sort the cause first: ranks that lost another end with ENGINE, the rest by SIGTERM."""
     return exit_code == -signal.SIGTERM, exit_code == ExitCode.ENGINE

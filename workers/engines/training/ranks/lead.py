@@ -20,16 +20,13 @@ T = TypeVar("T")
 _BEATS = 6
 """Empty commands within the group's time limit."""
 _STOP_S = 2.0
-"""Seconds that the closing of a backend waits for a running command. Then its process ends, and so
-the others end too.
-"""
+"""Seconds that a close waits for a running command; then its process, and all ranks, end."""
 
 
 class Lead:
     """Sends commands to the other ranks."""
 
     def __init__(self, group: Group, *, timeout_s: float) -> None:
-        """Lead ``group``, whose time limit is ``timeout_s``."""
         self._group = group
         self._lock = threading.Lock()
         self._failure: EngineDied | None = None
@@ -38,10 +35,7 @@ class Lead:
             threading.Thread(target=self._beat, args=(timeout_s / _BEATS,), name="ranks", daemon=True).start()
 
     def run(self, command: Command, obey: Callable[[Command], T]) -> T:
-        """Have all ranks carry ``command`` out, this one by ``obey``; return this rank's result.
-
-        Raises EngineDied when a rank is gone, and the errors of ``obey``.
-        """
+        """Let all ranks ``obey``; return this one's result. Raises EngineDied and its errors."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -50,9 +44,7 @@ class Lead:
                 return obey(command)
 
     def stop(self) -> None:
-        """Let the others end. Without effect when one of them has died, or when a command does not
-        come to its end.
-        """
+        """Let the others end. Without effect when one has died, or a command does not end."""
         if self._ended.is_set():
             return
         self._ended.set()

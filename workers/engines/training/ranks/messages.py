@@ -62,9 +62,7 @@ class Gather(msgspec.Struct, frozen=True, tag=True):
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Take weights and optimiser state from rank 0, which broadcasts each tensor: weights first,
-    then states.
-    """
+    """Take weights, then optimiser state, from rank 0, which broadcasts each tensor."""
 
     num_steps: int
     states: dict[str, list[str]]

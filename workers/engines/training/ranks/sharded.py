@@ -1,5 +1,4 @@
-"""A model and its optimiser in shares: the Protocol of all kinds of shares, and the operations on
-any of them.
+"""A model and its optimiser in shares: the Protocol of shares, and operations on any of them.
 
 Gathered weights, snapshots and loads use the files of the single-process backend
 (``workers.engines.model.checkpoint_files``). So a checkpoint goes on under another number of ranks,
@@ -18,15 +17,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.model.checkpoint_files import (
+    copy_to_host,
     model_writer,
     optimizer_writer,
     read_model,
     read_optimizer,
     read_training_state,
     restore_rng,
+    snapshot_writer,
     weight_owners,
 )
 from workers.engines.model.optimizer import AppliedStep
@@ -42,9 +42,7 @@ STEP = "step"
 
 
 class Shards(Protocol):
-    """One rank's share of a model and its optimiser. All ranks call each method at once, in the
-    same order.
-    """
+    """One rank's share of a model and its optimiser. All ranks call each method in one order."""
 
     @property
     def num_steps(self) -> int:
@@ -67,9 +65,7 @@ class Shards(Protocol):
         ...
 
     def backward(self, loss: torch.Tensor, total: torch.Tensor | None) -> None:
-        """Add the gradient of a micro-batch's loss; ``total``, with the last one, is the sum of all
-        losses of this rank.
-        """
+        """Add a micro-batch's gradient; ``total``, with the last, is this rank's summed loss."""
         ...
 
     def step(self, loss: float) -> AppliedStep:
@@ -93,15 +89,11 @@ class Shards(Protocol):
         ...
 
     def begin_states(self, num_steps: int) -> None:
-        """Forget all optimiser state: ``num_steps`` steps have been taken, and moments are 0 until
-        they are put.
-        """
+        """Forget all optimiser state after ``num_steps`` steps: moments are 0 until put."""
         ...
 
     def put_state(self, name: str, key: str, value: torch.Tensor) -> None:
-        """Set a parameter's optimiser state of one kind from its whole value, which is the same on
-        every rank.
-        """
+        """Set a parameter's state of one kind from its whole value, the same on every rank."""
         ...
 
 
@@ -128,15 +120,7 @@ class ShardedModel:
     def __init__(
         self, skeleton: PreTrainedModel, shards: Shards, group: Group, lead: Lead, *, tokenizer_from: Path | None
     ) -> None:
-        """Take care of ``shards``.
-
-        Args:
-            skeleton: The same model on no device: names, shapes, ties and configuration.
-            shards: This rank's share.
-            group: The ranks.
-            lead: Sends commands to the others, on rank 0.
-            tokenizer_from: Folder whose tokenizer files are copied into every checkpoint.
-        """
+        """Take care of this rank's ``shards``; ``skeleton`` is the same model on no device."""
         self._skeleton = skeleton
         self._shards = shards
         self._group = group
@@ -152,23 +136,15 @@ class ShardedModel:
         yield from self._gather(with_optimizer=False).weights.items()
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Gather the state of an exact resume; return its writer, which runs on any thread and
-        raises OSError.
-        """
+        """Gather the state of an exact resume; return its writer, by the seam's contract."""
         gathered = self._gather(with_optimizer=True)
         write_model = model_writer(self._skeleton, gathered.weights, self._tokenizer_from)
         write_optimizer = optimizer_writer(gathered.states, gathered.num_steps)
 
-        def write(folder: Path) -> None:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_model(folder)
-            write_optimizer(folder)
-
-        return write
+        return snapshot_writer(write_model, write_optimizer)
 
     def load(self, folder: Path) -> None:
-        """Take back any backend's snapshot. Raises DataError naming the file, with nothing changed.
-        """
+        """Take back any backend's snapshot. On DataError, naming the file, nothing has changed."""
         state = read_training_state(folder)
         weights = read_model(self._skeleton, folder)
         parameters = {name: tensor for name, tensor in self._skeleton.named_parameters() if name in self._trained}
@@ -186,8 +162,7 @@ class ShardedModel:
         restore_rng(rng)
 
     def obey(self, command: Command) -> Gathered:
-        """Carry out a command on weights, with all ranks. Raises EngineError for any other command.
-        """
+        """Carry out a command on weights, with all ranks. Raises EngineError for another one."""
         match command:
             case Gather():
                 return self._bring_together(with_optimizer=command.with_optimizer)
@@ -206,7 +181,7 @@ class ShardedModel:
         for name in self._names:
             value = shards.weight(name)
             if self._group.is_lead:
-                gathered.weights[name] = _copy(value)
+                gathered.weights[name] = copy_to_host(value)
         if not with_optimizer or not shards.num_steps:
             return gathered
         for name in self._names:
@@ -215,7 +190,7 @@ class ShardedModel:
             for key in ("exp_avg", "exp_avg_sq"):
                 value = shards.state(name, key)
                 if self._group.is_lead:
-                    gathered.states[f"{key}/{name}"] = _copy(value)
+                    gathered.states[f"{key}/{name}"] = copy_to_host(value)
             gathered.states[f"{STEP}/{name}"] = torch.tensor(float(shards.num_steps))
         return gathered
 
@@ -233,10 +208,3 @@ class ShardedModel:
         if value is None:
             return self._group.broadcast(torch.empty(self._shapes[name], dtype=dtype))
         return self._group.broadcast(value.to(dtype).contiguous())
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the host that nothing else writes to."""
-    copied = tensor.detach().to("cpu", copy=True).contiguous()
-    work.step()
-    return copied

@@ -1,7 +1,4 @@
-"""The policy's training backend on shares: one rank or several behind
-:class:`workers.engines.training.seam.TrainingBackend`. Rank 0 takes the calls and returns the
-results.
-"""
+"""The policy's backend on shares, one rank or several: rank 0 takes calls and returns results."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import torch
 
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.process import work
+from workers.engines.model.micro_batches import memory_errors
 from workers.engines.model.optimizer import GRADIENT
 from workers.engines.training.policy_gradient import (
     BatchSums,
@@ -29,7 +27,7 @@ from workers.engines.training.ranks.lead import Lead
 from workers.engines.training.ranks.messages import Command, Score, Step
 from workers.engines.training.ranks.sharded import ShardedModel, Shards
 from workers.engines.training.seam import StepResult
-from workers.engines.training.torch import memory_errors
+from workers.engines.training.torch import MEMORY_ADVICE
 
 if TYPE_CHECKING:
     from pipeline.algorithms.objective import Objective
@@ -47,7 +45,6 @@ class RankedTraining(RankedBackend, TorchPublishing):
         lead: Lead,
         publishing: PublishSettings | None = None,
     ) -> None:
-        """Train ``shards``; ``model`` gathers, saves and loads them."""
         super().__init__(shards, model, group, lead, micro_batch_tokens=forward.micro_batch_tokens)
         self.publishing = publishing or PublishSettings()
 
@@ -57,20 +54,11 @@ class RankedTraining(RankedBackend, TorchPublishing):
         return self._shards.learning_rate
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return float32 [response tokens] for each sample under the present weights, at the
-        sampling temperature.
-        """
+        """Return float32 [response tokens] for each sample, at the sampling temperature."""
         return self._lead.run(Score(list(samples)), self.obey) if samples else []
 
     def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
-        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient
-        is not finite.
-
-        Raises:
-            EngineError: There is no sample, old log-probs are missing, or a device has no memory
-                for a micro-batch.
-            EngineDied: A rank is gone.
-        """
+        """Do one step by the seam's contract. Raises EngineError, or EngineDied without a rank."""
         check_samples(samples, objective)
         return self._lead.run(Step(list(samples), objective), self.obey)
 
@@ -95,7 +83,7 @@ class RankedTraining(RankedBackend, TorchPublishing):
     def _step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
         shards = self._shards
         try:
-            with memory_errors(self._max_tokens):
+            with memory_errors(self._max_tokens, MEMORY_ADVICE):
                 with work.part(GRADIENT):
                     sums = accumulate_gradient(
                         shards.module,
@@ -111,12 +99,7 @@ class RankedTraining(RankedBackend, TorchPublishing):
         finally:
             shards.clear()
         return StepResult(
-            applied=step.applied,
-            loss=totals.loss,
-            grad_norm=step.grad_norm,
-            learning_rate=step.learning_rate,
-            metrics=totals.metrics,
-            num_tokens=totals.num_tokens,
+            step.applied, totals.loss, step.grad_norm, step.learning_rate, totals.metrics, totals.num_tokens
         )
 
     def _over_ranks(self, sums: BatchSums) -> BatchSums:

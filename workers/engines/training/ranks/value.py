@@ -1,6 +1,4 @@
-"""The value engine on shares: one rank or several behind
-:class:`workers.engines.value.seam.ValueEngine`. Rank 0 takes the calls and returns the results.
-"""
+"""The value engine on shares, one rank or several: rank 0 takes calls and returns results."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ import torch
 
 from pipeline.process import work
 from protocol.errors import EngineError
+from workers.engines.model.micro_batches import memory_errors
 from workers.engines.model.optimizer import GRADIENT
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.training.ranks.backend import RankedBackend
@@ -28,26 +27,18 @@ from workers.engines.value.regression import (
     value_step_result,
 )
 from workers.engines.value.seam import ValueSample, ValueStepResult
-from workers.engines.value.torch import value_memory_errors
+from workers.engines.value.torch import MEMORY_ADVICE
 
 
 class RankedValue(RankedBackend):
     """A value model in shares."""
 
     def __init__(self, shards: Shards, model: ShardedModel, settings: ValueSettings, group: Group, lead: Lead) -> None:
-        """Serve and train ``shards``; ``model`` gathers, saves and loads them."""
         super().__init__(shards, model, group, lead, micro_batch_tokens=settings.micro_batch_tokens)
         self._settings = settings
 
     def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        """Return, for each request in order, float32 [num_scored]: V of the state before each token
-        of the tail.
-
-        Raises:
-            EngineError: A request has no token before its tail, or a device has no memory for a
-                micro-batch.
-            EngineDied: A rank is gone.
-        """
+        """Return V before each token of each tail. Raises EngineError or EngineDied."""
         for request in requests:
             if not 0 <= request.num_scored < request.tokens.size:
                 raise EngineError(
@@ -57,14 +48,7 @@ class RankedValue(RankedBackend):
         return self._lead.run(Evaluate(list(requests)), self.obey) if requests else []
 
     def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
-        """Do one optimiser step on the whole of ``samples``; nothing changes when loss or gradient
-        is not finite.
-
-        Raises:
-            EngineError: There is no sample, one is not consistent, or a device has no memory for a
-                micro-batch.
-            EngineDied: A rank is gone.
-        """
+        """Do one step by the seam's contract. Raises EngineError, or EngineDied without a rank."""
         check_value_samples(samples)
         return self._lead.run(ValueStep(list(samples)), self.obey)
 
@@ -79,14 +63,14 @@ class RankedValue(RankedBackend):
                 return super().obey(command)
 
     def _evaluate(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:
-        with value_memory_errors(self._max_tokens):
+        with memory_errors(self._max_tokens, MEMORY_ADVICE):
             own = compute_values(self._shards.module, requests, self._plan(requests), self._group.device)
         return self._bring_together([request.num_scored for request in requests], own)
 
     def _step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
         shards, settings = self._shards, self._settings
         try:
-            with value_memory_errors(self._max_tokens):
+            with memory_errors(self._max_tokens, MEMORY_ADVICE):
                 with work.part(GRADIENT):
                     part = accumulate_regression(
                         shards.module,

@@ -1,12 +1,9 @@
-"""Shares by DeepSpeed: ZeRO 1 (optimiser state), 2 (gradients as well) or 3 (weights as well),
-offloaded as configured.
+"""Shares by DeepSpeed: ZeRO 1 (optimiser state), 2 (gradients as well) or 3 (weights as well).
 
-Every method that computes waits for the other ranks.
-
-DeepSpeed steps plain torch's AdamW on flat fp32 shares; its own optimisers would be compiled at the
-first start. It clips by the same norm. It refuses a step whose gradient is not finite, and leaves
-all state as it was. A loss that is not finite is turned into such a gradient. Only DeepSpeed's
-documented API is used.
+Every method that computes waits for the other ranks. DeepSpeed steps plain torch's AdamW on flat
+fp32 shares; its own optimisers would be compiled at the first start. It clips by the same norm. It
+refuses a step whose gradient is not finite, and leaves all state as it was. A loss that is not
+finite is turned into such a gradient. Only DeepSpeed's documented API is used.
 """
 
 from __future__ import annotations
@@ -43,17 +40,9 @@ class ZeroShards:
         group: Group,
         options: DeepSpeedSection,
     ) -> None:
-        """Cut ``model``, which lies whole on every rank, into shares.
+        """Cut ``model``, in fp32 and whole on every rank; ``module`` around it is called.
 
-        Args:
-            module: The module that is called for a forward pass, around ``model``.
-            model: The model, in fp32.
-            settings: How it is stepped.
-            group: The ranks.
-            options: ZeRO's stage, and the other settings of DeepSpeed.
-
-        Raises:
-            EngineError: DeepSpeed refuses the settings.
+        Raises EngineError when DeepSpeed refuses the settings.
         """
         deepspeed = _import_deepspeed(group)
         self._zero = cast("Any", deepspeed.zero)
@@ -87,9 +76,7 @@ class ZeroShards:
         return self._settings.rate_after(self.num_steps)
 
     def backward(self, loss: torch.Tensor, total: torch.Tensor | None) -> None:
-        """Add the gradient of a micro-batch's loss, averaged over ranks. With the last one, its
-        total over ranks is checked.
-        """
+        """Add a micro-batch's gradient, averaged over ranks; the last one's total is checked."""
         self._engine.set_gradient_accumulation_boundary(total is not None)
         if total is not None:
             total = self._group.sum(total.clone())
@@ -128,9 +115,7 @@ class ZeroShards:
 
     @torch.no_grad()
     def put_weight(self, name: str, value: torch.Tensor) -> None:
-        """Set a parameter or buffer from its whole value, in the computing module and in the
-        stepped share.
-        """
+        """Set a parameter or buffer from its whole value, in the module and the stepped share."""
         parameter = self._parameters.get(name)
         if parameter is None:
             self._buffers[name].copy_(value)
@@ -163,11 +148,7 @@ class ZeroShards:
             self._tools.safe_set_local_optimizer_state(parameter, self._part(parameter, value), key)
 
     def _link(self) -> None:
-        """Link every parameter to its part of the flat state, once that is there.
-
-        DeepSpeed does so itself when the first of two parameter groups has been stepped, too early
-        for the second.
-        """
+        """Link parameters to their flat state, which DeepSpeed does too early for a 2nd group."""
         self._is_linked = True
         optimizer = self._engine.optimizer
         if self._stage < 3:
@@ -181,9 +162,7 @@ class ZeroShards:
         )
 
     def _part(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a ZeRO-3 parameter's whole value: equal parts, the last one
-        filled up with zeros.
-        """
+        """Return this rank's part of a ZeRO-3 parameter: parts are equal, filled with zeros."""
         share = cast("Any", parameter).ds_tensor
         length = int(share.ds_numel)
         flat = torch.nn.functional.pad(value.flatten(), (0, length * self._group.size - value.numel()))
@@ -211,9 +190,7 @@ def _configuration(settings: OptimizerSettings, options: DeepSpeedSection) -> di
 
 
 def _import_deepspeed(group: Group) -> Any:
-    """Import DeepSpeed for this device, over torch's process group that is there already, without
-    compiling anything.
-    """
+    """Import DeepSpeed for this device over torch's process group, without compiling anything."""
     os.environ.setdefault("DS_ACCELERATOR", group.device.type)
     # DeepSpeed reads it from the environment, not from its caller
     os.environ.setdefault("LOCAL_RANK", str(group.rank))
