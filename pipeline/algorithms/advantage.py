@@ -18,21 +18,13 @@ WHITEN_EPSILON = 1e-8
 
 
 def group_advantages(
-    rewards: Float[np.ndarray, " responses"],
-    groups: Shaped[np.ndarray, " responses"],
-    *,
-    normalize_std: bool = True,
+    rewards: Float[np.ndarray, " responses"], groups: Shaped[np.ndarray, " responses"], *, normalize_std: bool = True
 ) -> Float[np.ndarray, " responses"]:
     """Return ``(R_i - mean_g) / (std_g + 1e-6)`` for each response i of group g, float64.
 
     The std is unbiased. A group of one member has mean 0 and std 1. Without ``normalize_std`` only
-    the mean is taken off (Dr.GRPO, 2503.20783). Sources: GRPO (2402.03300, section 4.1.2), DAPO
-    (2503.14476, eq. 9).
-
-    Args:
-        rewards: One reward a response.
-        groups: Which group each response belongs to; any labels, in any order.
-        normalize_std: Whether to divide by the std.
+    the mean is taken off (Dr.GRPO, 2503.20783). Groups are any labels, in any order. Sources: GRPO
+    (2402.03300, section 4.1.2), DAPO (2503.14476, eq. 9).
     """
     values = np.asarray(rewards, dtype=np.float64)
     advantages = np.empty_like(values)
@@ -50,10 +42,7 @@ def leave_one_out_advantages(
     rewards: Float[np.ndarray, " responses"], groups: Shaped[np.ndarray, " responses"]
 ) -> Float[np.ndarray, " responses"]:
     """Return ``R_i`` minus the mean of the other members of its group, float64; a group of one
-    keeps its reward.
-
-    RLOO (2402.14740, section 3.3).
-    """
+    keeps its reward. RLOO (2402.14740, section 3.3)."""
     values = np.asarray(rewards, dtype=np.float64)
     advantages = values.copy()
     for members in _members(groups):
@@ -64,22 +53,14 @@ def leave_one_out_advantages(
 
 
 def whiten_rows(
-    rows: Sequence[Float[np.ndarray, " _"]],
-    masks: Sequence[Bool[np.ndarray, " _"]],
-    *,
-    min_std: float = 0.0,
+    rows: Sequence[Float[np.ndarray, " _"]], masks: Sequence[Bool[np.ndarray, " _"]], *, min_std: float = 0.0
 ) -> list[Float[np.ndarray, " _"]]:
     """Return ``(x - mean) / sqrt(var + 1e-8)`` over the tokens of all masks, 0 elsewhere; the
     variance is unbiased.
 
     Fewer than two tokens have no variance: they become 0. Sums over rows are exact, so that the
-    order of the rows changes no bit of the result.
-
-    Args:
-        rows: Values, one array a response.
-        masks: Tokens that count.
-        min_std: Below this std only the mean is taken away. A batch of nearly equal values is
-            noise, and would become noise of unit size.
+    order of the rows changes no bit of the result. Below ``min_std`` only the mean is taken away: a
+    batch of nearly equal values is noise, and would become noise of unit size.
     """
     kept = [np.asarray(row, dtype=np.float64)[mask] for row, mask in zip(rows, masks, strict=True)]
     count = sum(row.size for row in kept)
@@ -92,18 +73,14 @@ def whiten_rows(
 
 
 def terminal_rewards(reward: float, num_tokens: int) -> Float[np.ndarray, " tokens"]:
-    """Return the rewards of a finished response's tokens, float64: 0, and the whole of it at the
-    last.
-    """
+    """Return a finished response's rewards by token, float64: 0, and all of it at the last."""
     rewards = np.zeros(num_tokens, dtype=np.float64)
     rewards[-1:] = reward
     return rewards
 
 
 def discounted_sums(values: Float[np.ndarray, " tokens"], decay: float) -> Float[np.ndarray, " tokens"]:
-    """Return ``S_t = sum_{j >= t} decay^(j - t) x_j``, float64: of rewards the return, of deltas
-    the advantage.
-    """
+    """Return ``S_t = sum_{j >= t} decay^(j - t) x_j``, float64: a return, or GAE's advantage."""
     if decay == 1.0:
         return np.cumsum(values[::-1], dtype=np.float64)[::-1].copy()
     backwards: list[float] = []

@@ -1,6 +1,5 @@
 # ruff: noqa: S105  modes and levels named after tokens are not secrets
-"""Aggregation of token losses: one weight for each loss token, from the lengths of a whole
-mini-batch.
+"""Aggregation of token losses: one weight a loss token, from the lengths of a whole mini-batch.
 
 The loss is ``sum over rows r and tokens t of weight[r] * token_loss[r, t]``. Numpy only.
 
@@ -30,8 +29,7 @@ class Aggregation(StrEnum):
     SEQ_MEAN_TOKEN_SUM = "seq-mean-token-sum"
     """Mean over responses of the sum over tokens: REINFORCE."""
     SEQ_MEAN_TOKEN_SUM_NORM = "seq-mean-token-sum-norm"
-    """The same divided by a constant, usually the longest allowed response: Dr.GRPO (2503.20783).
-    """
+    """The same by a constant, usually the longest allowed response: Dr.GRPO (2503.20783)."""
     TOKEN_SUM = "token-sum"
     """Plain sum."""
 
@@ -41,14 +39,8 @@ def row_weights(
 ) -> Float[np.ndarray, " rows"]:
     """Return the weight of every loss token of each row, float64.
 
-    Args:
-        num_loss_tokens: Loss tokens in each row of the whole mini-batch, over all ranks; or what
-            each row shall count for.
-        mode: How to average.
-        norm_length: Divisor of seq-mean-token-sum-norm.
-
-    Raises:
-        ValueError: The mode is unknown or ``norm_length`` is not positive.
+    ``num_loss_tokens`` are those of the whole mini-batch, over all ranks; or what each row shall
+    count for. Raises ValueError for an unknown mode, or a ``norm_length`` that is not positive.
     """
     if norm_length <= 0:
         raise ValueError(

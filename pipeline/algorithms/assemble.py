@@ -38,16 +38,10 @@ class AssembledTrajectory:
 
 
 def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
-    """Join the chunks of a finished trajectory.
+    """Join the chunks of a finished trajectory, all of them by index; errors name ``unit``.
 
-    Args:
-        unit: Name of the unit that it belongs to, for errors.
-        chunks: All its chunks, by index.
-
-    Raises:
-        NonFiniteUnit: A log-prob, a value, the reward or the accuracy is NaN or infinite.
-        LedgerError: A chunk or the reward is missing, the last chunk is not final, or chunks
-            disagree about tokens.
+    Raises NonFiniteUnit for NaN or infinity in log-probs, values, reward or accuracy. Raises
+    LedgerError when a chunk or the reward is missing, the last is not final, or chunks disagree.
     """
     if not chunks:
         raise LedgerError(f"unit {unit} has a trajectory without chunks; expected at least 1: run `headrace audit`")
@@ -69,10 +63,9 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
     score = chunks[-1].scores.get(Field.REWARD)
     if not isinstance(score, RewardScore):
         raise LedgerError(f"unit {unit}: trajectory {name} has no reward; expected one on its final chunk")
+    parts = ((scored.chunk.segments, scored.chunk.behavior_logprobs) for scored in chunks)
     try:
-        versions, behavior_logprobs = join_segments(
-            (scored.chunk.segments, scored.chunk.behavior_logprobs) for scored in chunks
-        )
+        versions, behavior_logprobs = join_segments(parts)
     except ValueError as error:
         raise LedgerError(f"unit {unit}: trajectory {name} is inconsistent: {error}") from error
     reference = _join(unit, chunks, Field.REFERENCE)
@@ -117,12 +110,8 @@ def _check_tokens(unit: str, name: str, chunks: Sequence[ScoredChunk], response:
 
 
 def token_scores(unit: str, scored: ScoredChunk, field: Field) -> np.ndarray | None:
-    """Return the scores that the reference or the value worker wrote to a chunk, float32 [tokens of
-    the chunk]; None when it has not.
-
-    Raises:
-        LedgerError: There is not one entry a token.
-    """
+    """Return what the reference or value worker wrote to a chunk, float32 [tokens]; None for none.
+    Raises LedgerError when there is not one entry a token."""
     match scored.scores.get(field):
         case ReferenceScore(logprobs=found) | ValueScore(values=found):
             pass

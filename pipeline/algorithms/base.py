@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 
 class NonFiniteUnit(HeadraceError, ValueError):
-    """A unit's arrays or scores hold NaN or infinity; the learner drops it and goes on with the
-    others.
-    """
+    """A unit's arrays or scores hold NaN or infinity; the learner drops it and goes on."""
 
     def __init__(self, unit: str, what: str) -> None:
         super().__init__(
@@ -51,9 +49,7 @@ class Algorithm(Protocol):
 
     @property
     def signal_filter(self) -> bool:
-        """Whether groups whose members are all equally accurate are dropped before they are
-        claimed.
-        """
+        """Whether groups of equally accurate members are dropped before they are claimed."""
         ...
 
     @property
@@ -62,11 +58,8 @@ class Algorithm(Protocol):
         ...
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make training samples, in the order of the units and of their members, ``old_logprobs``
-        still absent.
+        """Make samples, in the order of units and of their members, ``old_logprobs`` still absent.
 
-        Raises:
-            NonFiniteUnit: A unit holds NaN or infinity.
-            LedgerError: A chunk or a score of a unit is missing, or chunks disagree.
+        Raises NonFiniteUnit; LedgerError when a chunk or score is missing, or chunks disagree.
         """
         ...

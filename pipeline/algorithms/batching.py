@@ -21,21 +21,13 @@ from numpy.typing import DTypeLike
 _CPU_TOKENS, _CUDA_TOKENS = 1 << 10, 1 << 14
 """Tokens of a micro-batch that a configuration does not set."""
 _TOKEN_ARRAYS = (
-    "loss_mask",
-    "advantages",
-    "behavior_logprobs",
-    "versions",
-    "old_logprobs",
-    "reference_logprobs",
-    "nll_mask",
-)
+    "loss_mask", "advantages", "behavior_logprobs", "versions", "old_logprobs", "reference_logprobs", "nll_mask",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """One trajectory (or one window of it) as a training step reads it. R is the number of response
-    tokens in ``tokens``.
-    """
+    """One trajectory, or a window of it, as a training step reads it: R response tokens."""
 
     name: str
     """Trajectory or chunk id, for error messages."""
@@ -54,24 +46,17 @@ class TrainingSample:
     reference_logprobs: np.ndarray | None = None
     """float32 [R]"""
     old_logprobs: np.ndarray | None = None
-    """float32 [R], the learner's own at the start of the update; filled in before the first step.
-    """
+    """float32 [R], the learner's at the start of the update; filled in before its first step."""
     nll_mask: np.ndarray | None = None
-    """bool [R]: tokens of right responses that carry imitation loss (VAPO, 4.3.2); None for none.
-    Independent of loss_mask.
-    """
+    """bool [R], whatever loss_mask: right responses' tokens with imitation loss (VAPO, 4.3.2)."""
     counted_tokens: float | None = None
-    """The sample's count in the denominator of the loss, where that is not its number of loss
-    tokens (T-PPO).
-    """
+    """Its count in the loss's denominator, where that is not its number of loss tokens (T-PPO)."""
     reward: float = 0.0
     accuracy: float = 0.0
     is_finished: bool = True
     """Whether the response ends here; if not, reward and accuracy are unknown and 0."""
     num_context_tokens: int = 0
-    """Earlier response tokens that ``tokens`` holds as prompt: windows of a response are trained
-    one by one.
-    """
+    """Earlier response tokens that ``tokens`` holds as prompt: windows are trained one by one."""
 
     @property
     def response_length(self) -> int:
@@ -81,22 +66,16 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """Samples laid end to end, without padding: N tokens, of which M are response tokens, of
-    ``num_rows`` samples.
-    """
+    """``num_rows`` samples laid end to end, without padding: N tokens, of which M are scored."""
 
     tokens: np.ndarray
     """int32 [N]"""
     position_ids: np.ndarray
     """int32 [N]: restarts at 0 with each sample."""
     cumulative_lengths: np.ndarray
-    """int32 [num_rows + 1]: sample r is
-    ``tokens[cumulative_lengths[r]:cumulative_lengths[r + 1]]``.
-    """
+    """int32 [num_rows + 1]: where each sample begins in ``tokens``, and N."""
     predictors: np.ndarray
-    """int64 [M]: place in ``tokens`` of the token before each response token, whose logits predict
-    it.
-    """
+    """int64 [M]: place in ``tokens`` of the token before each response token, which predicts it."""
     targets: np.ndarray
     """int32 [M]: the response tokens."""
     row_ids: np.ndarray
@@ -127,9 +106,7 @@ class PackedBatch:
         return int(self.tokens.size)
 
     def split(self, values: np.ndarray) -> list[np.ndarray]:
-        """Cut an array [M] of response-token values into one [R] array for each sample, in the
-        batch's order.
-        """
+        """Cut an array [M] of response-token values into one [R] for each sample, in order."""
         counts = np.bincount(self.row_ids, minlength=self.num_rows)
         return np.split(values, np.cumsum(counts)[:-1])
 
@@ -137,10 +114,8 @@ class PackedBatch:
 def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
     """Lay samples end to end, in the order given.
 
-    Raises:
-        ValueError: There is no sample, or a sample has no token before its first response token.
-            Or an array of a sample does not have one entry a response token. The message names the
-            sample.
+    Raises ValueError, naming the sample, when it has no token before its first response token, or
+    an array has not one entry a response token; also for no sample.
     """
     if not samples:
         raise ValueError("a packed batch was asked for of 0 samples; expected at least 1: skip the step instead")
@@ -153,6 +128,7 @@ def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
     # place of every response token: the last `response_lengths[r]` places of each row
     places = np.arange(row_ids.size) + np.repeat(ends - np.cumsum(response_lengths), response_lengths)
     tokens = np.concatenate([sample.tokens for sample in samples]).astype(np.int32, copy=False)
+    imitated = [np.zeros(s.response_length, np.bool_) if s.nll_mask is None else s.nll_mask for s in samples]
     return PackedBatch(
         tokens=tokens,
         position_ids=(np.arange(tokens.size) - np.repeat(ends - lengths, lengths)).astype(np.int32),
@@ -166,22 +142,14 @@ def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
         old_logprobs=_join_all([sample.old_logprobs for sample in samples]),
         reference_logprobs=_join_all([sample.reference_logprobs for sample in samples]),
         versions=_join([sample.versions for sample in samples], np.int32),
-        nll_mask=_join(
-            [
-                np.zeros(sample.response_length, np.bool_) if sample.nll_mask is None else sample.nll_mask
-                for sample in samples
-            ],
-            np.bool_,
-        ),
+        nll_mask=_join(imitated, np.bool_),
     )
 
 
 def tokens_at_once(micro_batch_tokens: int | None, *, on_cpu: bool) -> int:
-    """Return the tokens that a learning worker passes through its model at once: the setting, else
-    the device's default.
+    """Return the tokens of one pass of a learning worker: the setting, else the device's default.
 
-    A CPU gains nothing beyond a thousand, and its activations lie in the host's memory. A GPU needs
-    many to be busy.
+    A CPU gains nothing beyond a thousand, whose activations lie in host memory. A GPU needs many.
     """
     return micro_batch_tokens or (_CPU_TOKENS if on_cpu else _CUDA_TOKENS)
 
@@ -191,17 +159,8 @@ def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int
 
     Best-fit decreasing: the longest samples first, each into the fullest micro-batch that still has
     room (at most 11/9 of the fewest possible, plus one). A sample above the budget is alone in its
-    micro-batch, since it cannot be cut. The same lengths give the same plan.
-
-    Args:
-        lengths: Tokens of each sample.
-        max_tokens: Budget of one micro-batch.
-
-    Returns: Indices into ``lengths``: each exactly once, ascending within a micro-batch,
-        micro-batches by their first index.
-
-    Raises:
-        ValueError: ``max_tokens`` is not positive.
+    micro-batch, since it cannot be cut. The same lengths give the same plan: each index once,
+    ascending within a micro-batch, micro-batches by their first. ValueError for a budget below 1.
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}; expected at least 1: raise the token budget of a micro-batch")
@@ -223,21 +182,10 @@ def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int
 
 
 def plan_padded_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Group sequences that are padded to their batch's longest, at most ``max_tokens`` tokens with
-    their padding.
+    """Group sequences that are padded to their batch's longest, at most ``max_tokens`` in all.
 
     Neighbours in length come together, the longest first, so that there is little to pad. A
-    sequence above the budget is alone.
-
-    Args:
-        lengths: Tokens of each sequence.
-        max_tokens: Budget of one batch, padding included.
-
-    Returns:
-        Indices into ``lengths``: each exactly once, longest first.
-
-    Raises:
-        ValueError: ``max_tokens`` is not positive.
+    sequence above the budget is alone. Each index is in one batch. ValueError for a budget below 1.
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}; expected at least 1: raise the token budget of a batch")
@@ -256,13 +204,7 @@ def plan_ranks(lengths: Sequence[int], num_ranks: int, max_tokens: int) -> list[
 
     All ranks get the same number of micro-batches, for they compute in step: a rank with fewer gets
     empty ones. Each has its fullest first, so that micro-batches of the same step are of about the
-    same size.
-
-    Returns: For each rank its micro-batches, as indices into ``lengths``; each index in exactly one
-        of all.
-
-    Raises:
-        ValueError: ``num_ranks`` or ``max_tokens`` is not positive.
+    same size. Raises ValueError for ``num_ranks`` or ``max_tokens`` below 1.
     """
     plans: list[list[list[int]]] = []
     for share in balance(lengths, num_ranks):
@@ -275,11 +217,7 @@ def plan_ranks(lengths: Sequence[int], num_ranks: int, max_tokens: int) -> list[
 
 def split_minibatches(samples: Sequence[TrainingSample], num: int) -> list[list[TrainingSample]]:
     """Cut samples, in their order, into at most ``num`` mini-batches whose sizes differ by at most
-    one; none is empty.
-
-    Raises:
-        ValueError: ``num`` is not positive.
-    """
+    one; none is empty. Raises ValueError for ``num`` below 1."""
     if num < 1:
         raise ValueError(f"num is {num}; expected at least 1 mini-batch")
     num = min(num, len(samples))
@@ -291,14 +229,8 @@ def balance(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Share samples among ranks so that their token counts are nearly equal: longest first, each to
     the emptiest rank.
 
-    The fullest rank holds at most 4/3 of the best possible. The same lengths give the same shares;
-    a rank may get none when there are fewer samples than ranks.
-
-    Returns:
-        For each rank its indices into ``lengths``, ascending.
-
-    Raises:
-        ValueError: ``num_ranks`` is not positive.
+    The fullest rank holds at most 4/3 of the best possible. The same lengths give the same shares,
+    ascending; a rank may get none. Raises ValueError for ``num_ranks`` below 1.
     """
     if num_ranks < 1:
         raise ValueError(f"num_ranks is {num_ranks}; expected at least 1")

@@ -1,5 +1,4 @@
-"""The frame of every rule with a critic: from values and rewards to whitened advantages, one a
-token.
+"""The frame of every rule with a critic: from values and rewards to whitened advantages a token.
 
 A stretch is the whole of a finished response (PPO, VAPO) or one window of a response (T-PPO). Each
 stretch, with the values that the value process wrote, makes one training sample.
@@ -53,9 +52,7 @@ class TokenSpan:
     reference_logprobs: np.ndarray | None
     """float32 [N]"""
     score: RewardScore | None
-    """Score of the whole response, which ends with this stretch; None for a window of an unfinished
-    one.
-    """
+    """Of the whole response, which ends with this stretch; None for an unfinished one's window."""
 
     @property
     def num_tokens(self) -> int:
@@ -108,35 +105,20 @@ class CriticRule(ABC):
 
     @abstractmethod
     def stretches(self, unit: ClaimedUnit) -> list[TokenSpan]:
-        """Cut a unit into the stretches that train the policy.
-
-        Raises:
-            NonFiniteUnit: The unit holds NaN or infinity.
-            LedgerError: A chunk or a score is missing, or chunks disagree.
-        """
+        """Cut a unit into stretches that train the policy. Raises NonFiniteUnit, LedgerError."""
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
         """Make one sample a stretch, in the order of the units; a changed order changes no bit of
-        any sample.
-
-        Raises:
-            NonFiniteUnit: A unit holds NaN or infinity.
-            LedgerError: A chunk or a score of a unit is missing, or chunks disagree.
-        """
+        any sample. Raises NonFiniteUnit; LedgerError for missing or contradictory chunks."""
         stretches = [stretch for unit in units for stretch in self.stretches(unit)]
         masks = [self.policy_mask(stretch) for stretch in stretches]
         advantages = self._normalised([self.advantages(stretch) for stretch in stretches], masks)
         counts = self._counted_tokens(stretches)
-        return [
-            self._sample(stretch, mask, values, counted)
-            for stretch, mask, values, counted in zip(stretches, masks, advantages, counts, strict=True)
-        ]
+        return [self._sample(*parts) for parts in zip(stretches, masks, advantages, counts, strict=True)]
 
     def policy_lambda(self, stretch: TokenSpan) -> float:
-        """Return lambda of a stretch, by the length of the response so far.
-
-        An unfinished response counts half a window more (T-PPO's port).
-        """
+        """Return lambda by the response so far; an unfinished one counts half a window more, as in
+        T-PPO's port."""
         if not self.adaptive_lambda_alpha:
             return self.gae_lambda
         expected = 0 if stretch.score is not None else self.window_tokens // 2
@@ -151,11 +133,8 @@ class CriticRule(ABC):
         return discounted_sums(deltas, self.gamma * self.policy_lambda(stretch))
 
     def policy_mask(self, stretch: TokenSpan) -> np.ndarray:
-        """Mark the tokens that train the policy, bool [N].
-
-        The tail of an unfinished window does not: its advantages are the most biased. Nor does an
-        over-long response under filtering.
-        """
+        """Mark the tokens that train the policy, bool [N]. The tail of an unfinished window does
+        not: its advantages are the most biased. Nor does an over-long response under filtering."""
         if stretch.score is not None and stretch.score.masked:
             return np.zeros(stretch.num_tokens, dtype=np.bool_)
         is_finished = stretch.score is not None
@@ -169,12 +148,10 @@ class CriticRule(ABC):
         return [np.where(mask, np.clip(row, -clamp, clamp), 0.0) for row, mask in zip(advantages, masks, strict=True)]
 
     def _counted_tokens(self, stretches: Sequence[TokenSpan]) -> list[float]:
-        """Return each stretch's count in the denominator of the loss: its tokens, the dropped tail
-        included.
+        """Return each stretch's count in the loss's denominator: its tokens, dropped tail included.
 
-        For a token mean each counts for the mean over the update's batch instead. A token then
-        weighs the same in every mini-batch: the loss of one is ``sum / N_batch * num_minibatches``
-        (T-PPO's port).
+        For a token mean each counts for the mean over the update's batch: then a token weighs the
+        same in every mini-batch, ``sum / N_batch * num_minibatches`` (T-PPO's port).
         """
         counts = [float(s.num_tokens) if s.score is None or not s.score.masked else 0.0 for s in stretches]
         if self.objective.aggregation is not Aggregation.TOKEN_MEAN or not counts:
@@ -184,9 +161,7 @@ class CriticRule(ABC):
     def _sample(
         self, stretch: TokenSpan, mask: np.ndarray, advantages: np.ndarray, counted_tokens: float
     ) -> TrainingSample:
-        """Make a sample. Only a right response that is imitated needs its earlier tokens as
-        response; else they are prompt.
-        """
+        """Make a sample. Only an imitated response has earlier tokens as response, not prompt."""
         imitate = self.objective.imitation_coefficient > 0.0 and stretch.score is not None and is_right(stretch.score)
         num_earlier = stretch.num_earlier if imitate else 0
         reference = stretch.reference_logprobs

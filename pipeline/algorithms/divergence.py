@@ -1,5 +1,4 @@
-"""How far the sampler is from the learner: the numbers to watch when sampling runs ahead or on
-another engine.
+"""How far the sampler is from the learner, when it runs ahead or on another engine.
 
 The metrics are made from proximal (``old``) and behaviour log-probs, one entry a token or one a
 row; nothing is differentiated. A mean over tokens is over the loss mask, a mean over rows over all
@@ -17,23 +16,16 @@ from pipeline.algorithms.surrogate import MAX_LOG_RATIO, log_ratio
 _MAX_EXPONENT = 80.0
 """The largest exponent whose exponential is finite in float32, in round numbers."""
 ROW_METRICS = (
-    "proximal_perplexity",
-    "proximal_log_perplexity",
-    "behavior_perplexity",
-    "behavior_log_perplexity",
-    "log_perplexity_gap",
-    "log_perplexity_gap_abs",
-    "perplexity_ratio",
-    "sequence_chi2",
-)
+    "proximal_perplexity", "proximal_log_perplexity", "behavior_perplexity", "behavior_log_perplexity",
+    "log_perplexity_gap", "log_perplexity_gap_abs", "perplexity_ratio", "sequence_chi2",
+)  # fmt: skip
 """The names of the metrics that ``row_divergence`` returns."""
 
 
 def token_divergence(
     old_logprobs: Float[Tensor, "*tokens"], behavior_logprobs: Float[Tensor, "*tokens"]
 ) -> dict[str, Float[Tensor, "*tokens"]]:
-    """Return metrics of each token: both log-probs; two estimates of KL(behaviour || proximal);
-    ``rho^2 - 1``.
+    """Return each token's log-probs, two estimates of KL(behaviour || proximal), and ``rho^2 - 1``.
 
     ``behavior_kl`` is ``behaviour - old`` and may be negative; ``behavior_k3`` is
     ``rho - 1 - log rho``, which never is.

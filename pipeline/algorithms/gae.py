@@ -17,8 +17,7 @@ from pipeline.algorithms.advantage import whiten_rows
 
 
 def adaptive_lambda(length: int, *, alpha: float = 0.05, floor: float = 0.0) -> float:
-    """Return ``lambda = 1 - 1 / (alpha l)``, so that the weights of GAE's sum add up to
-    ``alpha l``; at least ``floor``.
+    """Return ``lambda = 1 - 1 / (alpha l)``, at least ``floor``: GAE's weights sum to ``alpha l``.
 
     VAPO (2504.05118, section 4.2). The paper has no floor, and lambda is negative below
     ``l = 1 / alpha``; 0, ours, is always sensible, T-PPO's port takes 0.95.
@@ -27,11 +26,7 @@ def adaptive_lambda(length: int, *, alpha: float = 0.05, floor: float = 0.0) -> 
 
 
 def window_deltas(
-    rewards: Float[np.ndarray, " tokens"],
-    values: Float[np.ndarray, " tokens"],
-    *,
-    is_finished: bool,
-    gamma: float,
+    rewards: Float[np.ndarray, " tokens"], values: Float[np.ndarray, " tokens"], *, is_finished: bool, gamma: float
 ) -> Float[np.ndarray, " tokens"]:
     """Return the deltas of one window; its advantages are ``discounted_sums(deltas, gamma * lam)``.
 
@@ -46,11 +41,8 @@ def window_deltas(
 
 
 def window_policy_mask(num_tokens: int, *, is_finished: bool, num_ignored: int) -> Bool[np.ndarray, " tokens"]:
-    """Mark the tokens of a window that train the policy: all, but for the last ones of an
-    unfinished window.
-
-    Their advantages are the most biased by the truncation. T-PPO's port ignores 8.
-    """
+    """Mark the tokens of a window that train the policy: all but the last of an unfinished one,
+    whose advantages are the most biased by the truncation. T-PPO's port ignores 8."""
     last = num_tokens if is_finished else max(num_tokens - num_ignored, 0)
     return np.arange(num_tokens) < last
 
@@ -62,8 +54,7 @@ def whiten_windows(
     clamp: float = 10.0,
     min_std: float = 0.0,
 ) -> list[Float[np.ndarray, " _"]]:
-    """Whiten over the tokens that train the policy, in all windows together, then bound to
-    ``+-clamp``; 0 elsewhere.
+    """Whiten over the policy's tokens in all windows together, bound to ``+-clamp``; 0 elsewhere.
 
     The mask of the loss must be the same: a token left out of it but whitened would get
     ``-mean / std``. T-PPO's port; the least std is ours (``whiten_rows``).

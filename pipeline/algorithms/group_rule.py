@@ -33,9 +33,7 @@ class Responses:
     groups: np.ndarray
     """int64 [responses], which group each belongs to."""
     masks: tuple[np.ndarray, ...]
-    """bool [tokens] for each: the tokens that carry loss; none of an over-long response under
-    filtering.
-    """
+    """bool [tokens] each: those that carry loss; none of an over-long response under filtering."""
 
     def spread(self, advantages: np.ndarray) -> list[np.ndarray]:
         """Give every token of response i ``advantages[i]``."""
@@ -75,13 +73,8 @@ class GroupRule(ABC):
         """Return the advantages of each response's tokens, float64 [tokens]."""
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make one sample a response; those under over-long filtering carry no loss and still count
-        in their group.
-
-        Raises:
-            NonFiniteUnit: A unit holds NaN or infinity.
-            LedgerError: A unit is not a complete group of consistent trajectories.
-        """
+        """Make one sample a response; over-long ones under filtering carry no loss, and count in
+        their group. Raises NonFiniteUnit; LedgerError for a group that is not whole."""
         groups = [self._members(unit) for unit in units]
         members = [member for group in groups for member in group]
         responses = Responses(
@@ -89,10 +82,8 @@ class GroupRule(ABC):
             groups=np.repeat(np.arange(len(groups)), [len(group) for group in groups]),
             masks=tuple(np.full(member.versions.size, not member.score.masked) for member in members),
         )
-        return [
-            self._sample(member, mask, advantages)
-            for member, mask, advantages in zip(members, responses.masks, self.advantages(responses), strict=True)
-        ]
+        parts = zip(members, responses.masks, self.advantages(responses), strict=True)
+        return [self._sample(*part) for part in parts]
 
     def _members(self, unit: ClaimedUnit) -> list[AssembledTrajectory]:
         members = [assemble(unit.name, chunks) for chunks in unit.trajectories]

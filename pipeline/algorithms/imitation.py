@@ -11,8 +11,5 @@ give 0 or 1."""
 
 def is_right(score: RewardScore) -> bool:
     """Whether a finished response is worth imitating: right before any shaping, and not under
-    over-long filtering.
-
-    VAPO (2504.05118, section 4.3.2), and T-PPO's port, where the score must be above 0.
-    """
+    over-long filtering (VAPO, 2504.05118, 4.3.2). T-PPO's port: the score must be above 0."""
     return score.accuracy > RIGHT_ACCURACY and not score.masked

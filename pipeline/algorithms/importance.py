@@ -1,5 +1,4 @@
-"""Weights and masks for the gap between the policy that sampled and the policy at the start of the
-update.
+"""Weights and masks for the gap between the policy that sampled and that of the update's start.
 
 ``rho = proximal / behaviour`` at each token. It corrects staleness and the numerics of another
 engine. Nothing here is differentiable. Weights multiply the clipped token loss; denominators stay
@@ -35,9 +34,7 @@ def behavior_ratio(
     row_ids: Int[Tensor, " tokens"],
     num_rows: int,
 ) -> Float[Tensor, " tokens"]:
-    """Return each token's rho, of itself or of its row, without gradient; its logarithm is clamped
-    to +-20.
-    """
+    """Return each token's rho, of itself or its row, without gradient; its log is within +-20."""
     if level is ImportanceLevel.TOKEN:
         return importance_ratio(old_logprobs, behavior_logprobs)
     over_row = row_sum if level is ImportanceLevel.SEQUENCE else row_mean
@@ -46,8 +43,7 @@ def behavior_ratio(
 
 
 def correction_weights(objective: Objective, rho: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return the factor of the clipped loss where the ratio of proximal to behaviour policy is
-    ``rho``.
+    """Return the factor of the clipped loss where proximal over behaviour policy is ``rho``.
 
     TIS: ``min(rho, cap)``, verl's cap is 2. IcePop: rho where ``floor <= rho <= cap``, else 0; its
     usual band is 0.5 to 5.
@@ -72,11 +68,9 @@ def mean_weight(
     row_ids: Int[Tensor, " tokens"],
     num_rows: int,
 ) -> float:
-    """Return the mean weight over the tokens of the mask, or over their rows where a row shares
-    one; 1 where that is 0.
+    """Return the mean weight over the mask's tokens, or rows that share one; 1 where that is 0.
 
-    All of a mini-batch's tokens come in one call: a mean over a part of it would be another
-    estimator.
+    All of a mini-batch's tokens come in one call: the mean over a part is another estimator.
     """
     rho = behavior_ratio(objective.importance_level, old_logprobs, behavior_logprobs, mask, row_ids, num_rows)
     weights = correction_weights(objective, rho)
@@ -96,9 +90,7 @@ def rejection_mask(
     row_ids: Int[Tensor, " tokens"],
     num_rows: int,
 ) -> Bool[Tensor, " tokens"]:
-    """Mark the tokens whose divergence, or whose row's, is within the objective's bounds; all where
-    it rejects nothing.
-    """
+    """Mark tokens whose divergence, or whose row's, is within bounds; all without a rejection."""
     if objective.rejection is Rejection.NONE:
         return torch.ones_like(mask)
     values = _divergence(log_ratio(old_logprobs, behavior_logprobs).detach(), objective.rejection)
@@ -142,8 +134,7 @@ def approximate_proximal(
     current_version: int,
     linear: bool = False,
 ) -> Float[Tensor, "*tokens"]:
-    """Guess the proximal policy's log-probs, between behaviour and current, without another forward
-    pass.
+    """Guess the proximal log-probs between behaviour and current, without another forward pass.
 
     ``a = clamp((v - 1 - v_b) / (v - v_b), 0, 1)``, 0 where the current version sampled or the
     version is negative (not sampled); log-linear: ``b + a (theta - b)``; linear:

@@ -20,11 +20,7 @@ MAX_K3 = 10.0
 def kl_estimate(
     logprobs: Float[Tensor, "*tokens"], reference_logprobs: Float[Tensor, "*tokens"], estimator: KLEstimator | str
 ) -> Float[Tensor, "*tokens"]:
-    """Estimate KL(policy || reference) at each token, differentiable in ``logprobs``.
-
-    Raises:
-        ValueError: The estimator is unknown.
-    """
+    """Estimate KL(policy || reference) a token, differentiable in ``logprobs``, or ValueError."""
     difference = logprobs - reference_logprobs
     match KLEstimator(estimator):
         case KLEstimator.K1:

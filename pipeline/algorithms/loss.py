@@ -1,5 +1,4 @@
-"""The loss of one optimiser step, on packed tokens: surrogate, off-policy weight, KL, entropy and
-imitation terms.
+"""The loss of one step, on packed tokens: surrogate, off-policy weight, KL, entropy, imitation.
 
 Inputs are response tokens of whole rows, packed end to end [N]. ``pipeline.algorithms.objective``
 has the lines by which a backend uses it.
@@ -44,24 +43,11 @@ def token_loss(
     Multiply by ``token_weights`` and sum for the loss; sum a metric over all micro-batches and
     divide by the number of mask tokens for its mean.
 
-    Args:
-        objective: Settings.
-        logprobs: Under the current policy. Its dtype is that of the result.
-        old_logprobs: Under the proximal policy; not read when ``needs_old`` is False.
-        behavior_logprobs: As sampled.
-        reference_logprobs: Under the frozen reference; required when ``needs_reference``.
-        entropy: Of the current policy; required when ``needs_entropy``, else only a metric.
-        advantages: A.
-        mask: Tokens that carry loss.
-        row_ids: Response of each token, 0 .. num_rows - 1. Rows are whole.
-        num_rows: Responses in this micro-batch.
-        versions: Policy version that sampled each token; required when the proximal policy is
-            interpolated.
-        mean_weight: Divisor of importance weights: ``importance.mean_weight`` of the whole
-            mini-batch, or 1.
-
-    Raises:
-        ValueError: Reference log-probs, entropies or versions are needed and absent.
+    The type is that of ``logprobs``, under the current policy. ``old_logprobs`` are the proximal
+    policy's, not read unless ``needs_old``. Required are ``reference_logprobs`` when
+    ``needs_reference``, ``entropy`` when ``needs_entropy``, and ``versions`` when the proximal
+    policy is interpolated: else ValueError. ``row_ids`` are 0 .. num_rows - 1, rows whole.
+    ``mean_weight`` is ``importance.mean_weight`` of the whole mini-batch, or 1.
     """
     zero = logprobs.new_zeros(())
 

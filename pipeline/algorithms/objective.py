@@ -48,9 +48,7 @@ class Surrogate(StrEnum):
 
 
 class Importance(StrEnum):
-    """How the gap between behaviour and proximal policy is corrected. rho = proximal / behaviour,
-    never differentiated.
-    """
+    """How the gap rho = proximal / behaviour is corrected; rho is never differentiated."""
 
     NONE = "none"
     """No correction: clip around the proximal policy with weight 1."""
@@ -59,13 +57,9 @@ class Importance(StrEnum):
     ICEPOP = "icepop"
     """Weight rho where floor <= rho <= cap, else 0."""
     DECOUPLED = "decoupled"
-    """Weight rho, unbounded but for the clamp of its logarithm: decoupled PPO (2505.24298, section
-    5.2).
-    """
+    """Weight rho, unbounded but for its logarithm's clamp: decoupled PPO (2505.24298, 5.2)."""
     BYPASS = "bypass"
-    """The behaviour policy is the proximal one: clip around it, with no further weight, since the
-    ratio holds rho already.
-    """
+    """Clip around the behaviour policy, with no further weight: the ratio holds rho already."""
 
 
 class ImportanceLevel(StrEnum):
@@ -80,16 +74,13 @@ class ImportanceLevel(StrEnum):
 
 
 class Rejection(StrEnum):
-    """The quantity by which a token or a row trains nothing. z is the logarithm of a token's
-    rho."""
+    """The quantity by which a token or a row trains nothing. z is the logarithm of its rho."""
 
     NONE = "none"
     RATIO = "ratio"
     """``exp(z)``"""
     K1 = "k1"
-    """``-z``, between the logarithms of the bounds: the bounds are ratios of behaviour to proximal
-    (verl).
-    """
+    """``-z``, between the logarithms of the bounds: ratios of behaviour to proximal (verl)."""
     K2 = "k2"
     """``z^2 / 2``"""
     K3 = "k3"
@@ -99,9 +90,7 @@ class Rejection(StrEnum):
 
 
 class RejectionLevel(StrEnum):
-    """Tokens over which a rejection's quantity is taken: each by itself, or a row's loss tokens,
-    which are then all rejected.
-    """
+    """Tokens that a rejection's quantity is taken over: each, or a row's, rejected together."""
 
     TOKEN = "token"
     SUM = "seq-sum"
@@ -113,13 +102,9 @@ class Proximal(StrEnum):
     """Where the proximal policy's log-probs come from."""
 
     RECOMPUTE = "recompute"
-    """From a forward pass before the first step of an update; none is needed when it is the only
-    step.
-    """
+    """From a forward pass before an update's first step; none is needed when that is the only."""
     INTERPOLATE = "interpolate"
-    """Guessed at each step between behaviour and current policy by their versions (AReaL): spares
-    that pass.
-    """
+    """Guessed between behaviour and current policy by their versions (AReaL): spares that pass."""
     INTERPOLATE_LINEAR = "interpolate-linear"
     """The same between the probabilities, not between their logarithms."""
 
@@ -167,8 +152,7 @@ class Objective:
     rejection_lower: float | None = None
     proximal: Proximal = Proximal.RECOMPUTE
     proximal_version: int = 0
-    """The learner's policy version at the start of the update, for interpolation; set by ``at``.
-    """
+    """The learner's version at the start of the update, for interpolation; set by ``at``."""
     kl_coefficient: float = 0.0
     kl_estimator: KLEstimator = KLEstimator.K3
     entropy_coefficient: float = 0.0
@@ -218,9 +202,7 @@ class Objective:
 
     @property
     def needs_old(self) -> bool:
-        """Whether ``token_loss`` reads the proximal policy's log-probs; if not, they need not be
-        computed.
-        """
+        """Whether ``token_loss`` reads the proximal policy's log-probs, so that it needs them."""
         return self.importance is not Importance.BYPASS and self.proximal is Proximal.RECOMPUTE
 
     @property
@@ -234,10 +216,7 @@ class Objective:
 
     def token_weights(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         """Return the factors of the token losses of each sample of a whole mini-batch, float64 [R];
-        0 off the mask.
-
-        The loss of the mini-batch is the sum of all products, however it is cut.
-        """
+        0 off the mask. Its loss is the sum of all products, however it is cut."""
         counts = [
             np.count_nonzero(sample.loss_mask) if sample.counted_tokens is None else sample.counted_tokens
             for sample in samples
@@ -246,12 +225,8 @@ class Objective:
         return [weight * sample.loss_mask for weight, sample in zip(weights, samples, strict=True)]
 
     def imitation_weights(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return the factors of the imitation losses of each sample of a whole mini-batch, float64
-        [R].
-
-        ``mu / number of imitation tokens`` on those tokens, 0 elsewhere: mu times the mean NLL.
-        Source: VAPO, section 4.3.2.
-        """
+        """Return the factors of the imitation losses of each sample, float64 [R]: ``mu / number of
+        imitation tokens`` on those of the whole mini-batch, 0 elsewhere (VAPO, section 4.3.2)."""
         masks = [np.zeros(s.response_length, np.bool_) if s.nll_mask is None else s.nll_mask for s in samples]
         weight = self.imitation_coefficient / max(1, sum(int(np.count_nonzero(mask)) for mask in masks))
         return [weight * mask for mask in masks]

@@ -30,12 +30,7 @@ class Ppo(CriticRule):
     name: ClassVar[str] = "ppo"
 
     def stretches(self, unit: ClaimedUnit) -> list[TokenSpan]:
-        """Return each response of a unit as one stretch.
-
-        Raises:
-            NonFiniteUnit: The unit holds NaN or infinity.
-            LedgerError: A chunk, a score or a value is missing, or chunks disagree.
-        """
+        """Return each response of a unit as one stretch. Raises NonFiniteUnit, LedgerError."""
         found: list[TokenSpan] = []
         for chunks in unit.trajectories:
             member = assemble(unit.name, chunks)

@@ -25,9 +25,7 @@ def row_counts(mask: Bool[Tensor, " tokens"], row_ids: Int[Tensor, " tokens"], n
 def row_mean(
     values: Float[Tensor, " tokens"], mask: Bool[Tensor, " tokens"], row_ids: Int[Tensor, " tokens"], num_rows: int
 ) -> Float[Tensor, " rows"]:
-    """Average ``values`` over the tokens of each row where the mask is set; 0 for a row without
-    any.
-    """
+    """Average ``values`` over each row's tokens where the mask is set; 0 for a row without any."""
     counts = row_counts(mask, row_ids, num_rows).clamp(min=1)
     return row_sum(values, mask, row_ids, num_rows) / counts.to(values.dtype)
 
@@ -35,8 +33,6 @@ def row_mean(
 def row_max(
     values: Float[Tensor, " tokens"], mask: Bool[Tensor, " tokens"], row_ids: Int[Tensor, " tokens"], num_rows: int
 ) -> Float[Tensor, " rows"]:
-    """Take the largest of ``values`` in each row where the mask is set; -inf for a row without any.
-    Not differentiable.
-    """
+    """Take each row's largest of ``values`` on the mask, else -inf. Not differentiable."""
     lowest = values.new_full((), float("-inf"))
     return lowest.repeat(num_rows).scatter_reduce(0, row_ids, values.detach().where(mask, lowest), reduce="amax")

@@ -18,17 +18,7 @@ from pipeline.algorithms.tppo import Tppo
 from pipeline.algorithms.vapo import Vapo
 
 _CLASSES: Final[tuple[type[GroupRule | CriticRule], ...]] = (
-    Dapo,
-    Grpo,
-    DrGrpo,
-    Rloo,
-    ReinforcePlusPlus,
-    ReinforcePlusPlusBaseline,
-    Gspo,
-    Cispo,
-    Ppo,
-    Vapo,
-    Tppo,
-)
+    Dapo, Grpo, DrGrpo, Rloo, ReinforcePlusPlus, ReinforcePlusPlusBaseline, Gspo, Cispo, Ppo, Vapo, Tppo,
+)  # fmt: skip
 RULES: Final[Mapping[str, type[GroupRule | CriticRule]]] = {rule.name: rule for rule in _CLASSES}
 """Classes by ``algorithm.name``, with the same names as ``catalogue.DECLARATIONS``."""

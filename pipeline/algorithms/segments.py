@@ -14,13 +14,9 @@ from protocol.trajectory import Segment
 
 
 def join_segments(parts: Iterable[tuple[Sequence[Segment], np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Concatenate (segments, behaviour log-probs) of consecutive chunks.
+    """Join (segments, log-probs) of consecutive chunks: int32 versions [tokens], and log-probs.
 
-    Returns:
-        Versions, int32 [response tokens], and log-probs, [response tokens] in the type given.
-
-    Raises:
-        ValueError: There is no token, or a part's segments do not cover its log-probs exactly.
+    Raises ValueError without tokens, or when segments do not cover their log-probs exactly.
     """
     versions: list[np.ndarray] = []
     logprobs: list[np.ndarray] = []

@@ -1,5 +1,4 @@
-"""The loss of a policy gradient step at each token: clipped, sequence-ratio and clipped-weight
-surrogates.
+"""The loss of a policy gradient step at each token: clipped ratio, sequence ratio, clipped weight.
 
 Losses are not yet aggregated. The caller handles padding and masked tokens; see
 :class:`pipeline.algorithms.objective.Objective`.
@@ -16,8 +15,7 @@ from torch import Tensor
 from pipeline.algorithms.rows import row_mean
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to +-20 before they are exponentiated, so that no ratio overflows (verl).
-"""
+"""Log-ratios are clamped to +-20 before they are exponentiated: no ratio overflows (verl)."""
 MAX_SEQUENCE_LOG_RATIO = 10.0
 """Upper clamp of GSPO's log-ratio (verl)."""
 
@@ -34,9 +32,7 @@ class TokenLoss:
 
 
 def log_ratio(logprobs: Float[Tensor, "*tokens"], old_logprobs: Float[Tensor, "*tokens"]) -> Float[Tensor, "*tokens"]:
-    """Return ``z = clamp(logp - old, -20, 20)``; the ratio is ``exp(z)``. PPO (1707.06347), clamp
-    as in verl.
-    """
+    """Return ``z = clamp(logp - old, -20, 20)``; the ratio is ``exp(z)``. PPO; clamp as in verl."""
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -48,20 +44,12 @@ def clipped_loss(
     clip_high: float,
     dual_clip: float = 0.0,
 ) -> TokenLoss:
-    """Return ``max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high))``, bounded by ``-A c`` where the
-    advantage is negative.
+    """Return ``max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high))``, bounded by ``-A c`` where A < 0.
 
     The gradient vanishes where A > 0 and r > 1 + eps_high, and where A < 0 and r < 1 - eps_low.
-    With a dual clip it also vanishes where A < 0 and r > c.
+    With a dual clip (c above 1; 0 for none) it also vanishes where A < 0 and r > c.
     Sources: PPO (1707.06347, eq. 7); decoupled bounds: DAPO (2503.14476, eq. 8); dual clip:
     1912.09729, eq. 5.
-
-    Args:
-        ratio: pi_theta / pi_proximal, differentiable.
-        advantages: A.
-        clip_low: eps_low.
-        clip_high: eps_high.
-        dual_clip: c above 1, or 0 to leave the second clip off.
     """
     free = -advantages * ratio
     bounded = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -101,11 +89,8 @@ def cispo_loss(
     clip_low: float,
     clip_high: float,
 ) -> TokenLoss:
-    """Return ``-sg(clip(r, 1 - eps_low, 1 + eps_high)) A logp``: the weight is clipped, the
-    gradient never vanishes.
-
-    The paper leaves the lower bound off (eps_low = 1). CISPO (2506.13585, eq. 4 and 5).
-    """
+    """Return ``-sg(clip(r, 1 - eps_low, 1 + eps_high)) A logp``, whose gradient never vanishes.
+    The paper leaves the lower bound off (eps_low = 1). CISPO (2506.13585, eq. 4 and 5)."""
     weight = ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high)
     outside = weight != ratio.detach()
     return TokenLoss(-weight * advantages * logprobs, outside, torch.zeros_like(outside))

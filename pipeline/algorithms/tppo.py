@@ -1,5 +1,4 @@
-"""T-PPO: truncated PPO (2506.15050), which trains on each window of a response as soon as it is
-sampled.
+"""T-PPO: truncated PPO (2506.15050), which trains on each window as soon as it is sampled.
 
     EGAE          V(s_n) := V(s_{n-1}) after the last token of an unfinished window; 0 after a finished response, and one cut at
                   the cap is finished: scored, with its reward at the last token
@@ -51,11 +50,7 @@ class Tppo(CriticRule):
 
     def stretches(self, unit: ClaimedUnit) -> list[TokenSpan]:
         """Return the unit's one chunk as a stretch: its context is state, its tokens are actions.
-
-        Raises:
-            NonFiniteUnit: The chunk holds NaN or infinity.
-            LedgerError: The unit is not one chunk, or a score is missing.
-        """
+        Raises NonFiniteUnit; LedgerError for another unit, or a missing score."""
         scored = _only_chunk(unit)
         chunk = scored.chunk
         score = scored.scores.get(Field.REWARD)

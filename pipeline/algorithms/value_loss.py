@@ -17,8 +17,7 @@ def clipped_value_loss(
     clip_low: float,
     clip_high: float,
 ) -> TokenLoss:
-    """Return ``max((V - R)^2, (clip(V, V_old - clip_low, V_old + clip_high) - R)^2) / 2`` at each
-    token.
+    """Return ``max((V - R)^2, (clip(V, V_old - clip_low, V_old + clip_high) - R)^2) / 2`` a token.
 
     The gradient vanishes where the clipped error is the larger and the value has left its interval.
     PPO's reference code; verl clips by 0.5 on both sides, T-PPO's port by 0.5 below and 0.6 above.

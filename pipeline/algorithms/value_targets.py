@@ -1,7 +1,4 @@
-"""Targets of a value model's regression, one a token, and its explained variance.
-
-Numpy only, float64 inside.
-"""
+"""Targets of a value model's regression, a token each, and its explained variance, in float64."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ from pipeline.algorithms.gae import window_deltas
 def lambda_targets(
     rewards: Float[np.ndarray, " tokens"], values: Float[np.ndarray, " tokens"], *, gamma: float, lam: float
 ) -> Float[np.ndarray, " tokens"]:
-    """Return ``A_t + V_t`` of GAE over a finished response: the lambda-return, bootstrapped from
-    the values it was given.
+    """Return ``A_t + V_t`` of GAE over a finished response: the lambda-return from those values.
 
     At lambda = 1 the values cancel and Monte-Carlo targets are left, whatever the critic (VAPO,
     T-PPO, whose port leaves gamma out). With gamma = 1 and a reward at the end every token then has
@@ -33,10 +29,7 @@ def explained_variance(
     values: Float[np.ndarray, " tokens"], targets: Float[np.ndarray, " tokens"], weights: Float[np.ndarray, " tokens"]
 ) -> float:
     """Return ``1 - Var(G - V) / Var(G)`` under token weights: 1 is perfect, 0 no better than a
-    constant, below 0 worse.
-
-    0 when all targets are alike: there is nothing to explain.
-    """
+    constant, below 0 worse. Targets that are all alike give 0."""
     share = weights / weights.sum()
 
     def variance(of: Float[np.ndarray, " tokens"]) -> float:
