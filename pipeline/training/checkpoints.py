@@ -85,13 +85,8 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 
 class CheckpointFolder:
-    """A run's checkpoints, owned by one incarnation. Blocking; any thread, one call at a time.
-
-    Args:
-        root: The folder; made when absent.
-        owner: The incarnation, as in ``learner#3``.
-        keep: Checkpoints to keep, the newest included; at least 1.
-    """
+    """A run's newest ``keep`` checkpoints, owned by one incarnation, as in ``learner#3``. Blocking;
+    any thread, one call at a time."""
 
     def __init__(self, root: Path, *, owner: str, keep: int) -> None:
         if keep < 1:
@@ -104,11 +99,7 @@ class CheckpointFolder:
 
     def take_over(self) -> Checkpoint | None:
         """Become the only writer; return the newest intact checkpoint, None when none was written.
-
-        Raises:
-            DataError: There are checkpoints and every one is damaged; nothing was moved.
-            StorageFailed: The disk refused.
-        """
+        Raises DataError when all are damaged (nothing was moved), StorageFailed by the disk."""
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             self._lock = _open_lock(self._root)
@@ -136,19 +127,10 @@ class CheckpointFolder:
             self._lock = None
 
     def write(self, version: int, save: Callable[[Path], None], state: dict[str, Any]) -> Path:
-        """Write a checkpoint durably, then remove all but the newest.
+        """Write a checkpoint durably, then remove all but the newest; return its folder.
 
-        Args:
-            version: Version of the model.
-            save: Fills an empty folder.
-            state: JSON values to find again in :attr:`Checkpoint.state`.
-
-        Returns:
-            The folder, complete and on disk.
-
-        Raises:
-            Fenced: A newer incarnation has taken over; nothing was written.
-            StorageFailed: The disk refused (full, failing); earlier checkpoints are intact.
+        ``save`` fills an empty folder; ``state`` has JSON values. Raises Fenced when a newer
+        incarnation has taken over, StorageFailed when the disk refused: earlier ones are intact.
         """
         try:
             sequence = max((number for number, _ in _named(self._root)), default=0) + 1
@@ -180,10 +162,8 @@ class CheckpointFolder:
 
 
 def latest_checkpoint(root: Path) -> Checkpoint | None:
-    """Return the newest intact checkpoint, or None when none was written. Changes nothing.
-
-    A damaged one is logged, and the one before it is tried. Raises DataError when all are damaged.
-    """
+    """Return the newest intact checkpoint, None when none was written, and change nothing. Damaged
+    ones are logged. Raises DataError when all are damaged."""
     return _newest(root)[0]
 
 
@@ -205,12 +185,8 @@ def list_checkpoints(root: Path) -> list[Checkpoint]:
 
 
 def choose_checkpoint(root: Path, version: int) -> Path:
-    """Make the checkpoint of ``version`` the newest, by renaming those after it (set aside).
-
-    Raises:
-        ConfigError: No checkpoint has that version, or a process still writes here.
-        DataError: It is damaged.
-    """
+    """Make the checkpoint of ``version`` the newest, by renaming those after it (set aside). Raises
+    ConfigError when there is none, or a process still writes here, DataError when it is damaged."""
     if not root.is_dir():
         raise ConfigError(f"{root} is not there, so no checkpoint of version {version} is: resume without a version")
     lock = _open_lock(root)
@@ -286,10 +262,7 @@ def _flush(path: Path) -> None:
 
 
 def _newest(root: Path) -> tuple[Checkpoint | None, list[Path]]:
-    """Return the newest intact checkpoint, and the damaged ones after it.
-
-    Raises DataError when all are damaged.
-    """
+    """Return the newest intact checkpoint, and damaged ones after it. DataError when all are."""
     damaged: list[Path] = []
     for _, folder in reversed(_complete(root)):
         try:

@@ -30,10 +30,7 @@ EXPLAINED_VARIANCE = "explained_variance"
 
 
 def opens(explained_variances: Sequence[float], *, num_steps: int, settings: ValueSection) -> bool:
-    """Return whether the gate opens after ``num_steps`` value steps.
-
-    ``explained_variances`` are those of the last steps, oldest first.
-    """
+    """Return whether the gate opens after so many value steps, by the last ones, oldest first."""
     if num_steps >= settings.pretrain_steps:
         return True
     wanted = settings.explained_variance_steps
@@ -65,12 +62,8 @@ class CriticGate:
         """Begin, or continue from a checkpoint's values."""
         self._settings = settings
         self._last = deque(explained_variances, maxlen=settings.explained_variance_steps)
-        self._is_open = is_open or opens(tuple(self._last), num_steps=num_steps, settings=settings)
-
-    @property
-    def is_open(self) -> bool:
+        self.is_open = is_open or opens(tuple(self._last), num_steps=num_steps, settings=settings)
         """Whether the policy may learn."""
-        return self._is_open
 
     @property
     def explained_variances(self) -> tuple[float, ...]:
@@ -85,9 +78,9 @@ class CriticGate:
     def take(self, explained_variance: float, *, num_steps: int) -> bool:
         """Add a step's explained variance; return whether this step opened the gate."""
         self._last.append(explained_variance)
-        was_open = self._is_open
-        self._is_open = was_open or opens(tuple(self._last), num_steps=num_steps, settings=self._settings)
-        return self._is_open and not was_open
+        was_open = self.is_open
+        self.is_open = was_open or opens(tuple(self._last), num_steps=num_steps, settings=self._settings)
+        return self.is_open and not was_open
 
 
 @dataclass(frozen=True, slots=True)

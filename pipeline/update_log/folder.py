@@ -127,10 +127,10 @@ class LogSegment:
 
 
 def read_log(folder: Path) -> list[LogSegment]:
-    """Check every byte of a run's update log and return its segments, oldest first.
+    """Check every byte of a run's update log; return its segments, oldest first.
 
-    A segment without its first record is left out: its learner died at once. Raises DataError when
-    there is no log, or a segment is damaged; the message names the place.
+    A segment without its first record is left out. Raises DataError, naming the place, when there
+    is no log or a segment is damaged.
     """
     found = _segments(folder)
     if not found:

@@ -37,8 +37,7 @@ class StateId:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSpan:
-    """Updates that one learner made one after the other. Position i is the state after i of them.
-    """
+    """Updates that one learner made one after the other. Position i: the state after i of them."""
 
     start: Start
     updates: tuple[LoggedUpdate, ...]
@@ -126,10 +125,8 @@ def stretches(segments: Sequence[LogSegment]) -> list[UpdateSpan]:
 def make_plan(
     found: Sequence[UpdateSpan], at_hand: Checkpoints, *, after: int | None = None, until: int | None = None
 ) -> Plan:
-    """Plan the updates that made versions above ``after``, up to ``until``.
-
-    Legs begin at the newest checkpoint before ``after``; without it, as far back as possible.
-    """
+    """Plan the updates that made versions above ``after``, up to ``until``, from the newest
+    checkpoint before ``after``, else as far back as possible."""
     return _Planner(found, at_hand, after, until).plan()
 
 
@@ -175,9 +172,7 @@ class _Planner:
                 yield stretch.updates[place]
 
     def _begin(self, number: int, first: int, end: int) -> tuple[int, Source, tuple[int, int] | None] | None:
-        """Return where to begin, so that ``first`` is reached if possible, and the earlier position
-        to build on.
-        """
+        """Return where to begin, to reach ``first`` if possible, and the position to build on."""
         positions = sorted(self._checkpoints[number])
         before = [position for position in positions if position <= first]
         if self._late and before:

@@ -57,9 +57,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str | None = None
     """Name of its folder, where the origin is a checkpoint."""
     state_version: int
-    """Version of the state when it was made. ``policy_version`` is higher if a restored state was
-    renumbered.
-    """
+    """When it was made; ``policy_version`` is higher if a restored state was renumbered."""
     policy_version: int
     """Its published version."""
     num_updates: int

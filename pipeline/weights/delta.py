@@ -63,16 +63,11 @@ class Prelude(msgspec.Struct, frozen=True, kw_only=True):
 def encode(
     base: np.ndarray, new: np.ndarray, *, heads: tuple[int, int], stride: int, digests: tuple[str, str], max_bytes: int
 ) -> bytes | None:
-    """Return the delta from ``base`` to ``new``; None when it is over ``max_bytes``, or the bodies
-    differ in size.
+    """Return the delta from ``base`` to ``new``, uint8 [bytes]; None when it is over ``max_bytes``,
+    or the bodies differ in size.
 
-    Args:
-        base: uint8 [bytes], the version that the receiver holds.
-        new: uint8 [bytes].
-        heads: Offset of each body.
-        stride: Bytes of a number: 2 for bf16, 4 for fp32.
-        digests: Of both versions.
-        max_bytes: Of the result.
+    ``heads`` are the offsets of the bodies, ``digests`` those of both versions, and ``stride`` the
+    bytes of a number: 2 for bf16, 4 for fp32.
     """
     base_body, new_body = base[heads[0] :], new[heads[1] :]
     if base_body.size != new_body.size:
@@ -106,16 +101,8 @@ def encode(
 
 
 def read_prelude(delta: memoryview, *, head_bytes: int, num_bytes: int) -> tuple[Prelude, int]:
-    """Return a delta's prelude and the offset of its planes.
-
-    Args:
-        delta: The whole delta.
-        head_bytes: Offset of the held version's body.
-        num_bytes: Size of the wanted version.
-
-    Raises:
-        WeightsDamaged: It cannot be read, or is not between these versions.
-    """
+    """Return a delta's prelude and the offset of its planes. Raises WeightsDamaged when it is not
+    from a body at ``head_bytes`` to a version of ``num_bytes``."""
     if len(delta) < _U32.size:
         raise WeightsDamaged(f"a delta of {len(delta)} bytes has no prelude; fetch the whole version")
     start = _U32.size + _U32.unpack_from(delta)[0]
@@ -144,14 +131,8 @@ def read_prelude(delta: memoryview, *, head_bytes: int, num_bytes: int) -> tuple
 def apply(delta: memoryview, base: np.ndarray, out: np.ndarray, *, head_bytes: int) -> tuple[Prelude, str]:
     """Fill ``out`` with a delta's result; return the prelude and the digest of ``out``.
 
-    Args:
-        delta: From :func:`encode`; any bytes are handled.
-        base: uint8 [bytes], the held version. The caller checks its digest against ``base_digest``.
-        out: uint8 [bytes of the wanted version], apart from ``base``.
-        head_bytes: Offset of the body of ``base``.
-
-    Raises:
-        WeightsDamaged: It cannot be read. ``out`` is then useless.
+    The caller checks ``base``, with its body at ``head_bytes``, against ``base_digest``. Raises
+    WeightsDamaged for any bytes that are no such delta; ``out`` is then useless.
     """
     prelude, place = read_prelude(delta, head_bytes=head_bytes, num_bytes=out.size)
     base_body = base[head_bytes:]

@@ -48,10 +48,7 @@ class SharedFileWriter:
     """A folder of files that are filled, published, retired, and filled again."""
 
     def __init__(self, folder: Path) -> None:
-        """Take over ``folder`` and remove the files of earlier incarnations in it.
-
-        Raises ConfigError when another user owns the folder.
-        """
+        """Take over ``folder`` from earlier incarnations. ConfigError if it is another user's."""
         self._folder = folder
         self._spare: SharedFile | None = None
         self._num_made = 0
@@ -127,10 +124,7 @@ class UnnamedFile:
     """A file without a name, gone with its last map, also after a crash: for this host only."""
 
     def __init__(self, folder: Path, num_bytes: int) -> None:
-        """Allocate ``num_bytes`` in ``folder``, which is made if absent.
-
-        Raises OSError without room, ConfigError when another user owns the folder.
-        """
+        """Allocate in ``folder``. OSError without room, ConfigError if it is another user's."""
         ensure_private_folder(folder)
         self._file = TemporaryFile(dir=folder)  # noqa: SIM115 -- held until close
         try:
@@ -159,9 +153,7 @@ class SharedFileReader:
 
     def open(self, path: Path) -> MappedFile:
         """Map a published file, and hold it until ``release`` so that it is not filled again.
-
-        Raises FileNotFoundError when it is gone, or is being filled again.
-        """
+        Raises FileNotFoundError when it is gone, or is being filled again."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         status = os.fstat(fd)
         key = (status.st_dev, status.st_ino)
@@ -181,9 +173,7 @@ class SharedFileReader:
         return mapped
 
     def release(self, mapped: MappedFile) -> None:
-        """Give a file back to its writer; its array is invalid from now on. Mappings of removed
-        files are dropped.
-        """
+        """Give a file back to its writer: its array is invalid. Removed files are unmapped."""
         fcntl.flock(mapped.fd, fcntl.LOCK_UN)
         mapped.is_used = False
         for key, other in list(self._cached.items()):

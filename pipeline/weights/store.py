@@ -49,11 +49,8 @@ def file_name(policy_version: int) -> str:
 
 def weight_folders(run_dir: Path) -> list[Path]:
     """Return every folder of this host that may hold a run's weights; useless once it has ended."""
-    return [
-        folder(run_dir, shared_memory=is_shared)
-        for is_shared in (True, False)
-        for folder in (weights_folder, fetched_folder)
-    ]
+    kinds = (weights_folder, fetched_folder)
+    return [folder(run_dir, shared_memory=is_shared) for is_shared in (True, False) for folder in kinds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +77,10 @@ class StoredWeights:
 
 
 class WeightsStore:
-    """The learner's newest ``keep`` versions, immutable while held. Adapters' base weights are
-    published first, as BASE_VERSION, and stay.
-    """
+    """The learner's newest ``keep`` versions, immutable while held, and adapters' base weights."""
 
     def __init__(self, folder: Path, *, keep: int, max_part_bytes: int) -> None:
-        """Publish into ``folder``, which is emptied. An answer has at most ``max_part_bytes``.
-
-        Raises ConfigError when another user owns the folder.
-        """
+        """Publish into ``folder``, which is emptied. ConfigError when another user owns it."""
         self._folder = folder
         self._keep = keep
         self._max_part_bytes = max_part_bytes
@@ -97,11 +89,8 @@ class WeightsStore:
         self._deltas: dict[tuple[int, int], bytes | None] = {}
 
     def publish(self, policy_version: int, publication: Publication) -> StoredWeights:
-        """Write and digest a version in one pass, name it, and retire the oldest.
-
-        A version that is already held is replaced: for one that was damaged. Raises OSError without
-        room.
-        """
+        """Write and digest a version in one pass, name it, and retire the oldest. A held one is
+        replaced, as it was damaged. Raises OSError without room."""
         segment = self._writer.take(publication.num_bytes)
         try:
             digest = write_publication(segment.data, publication)

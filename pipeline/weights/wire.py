@@ -64,10 +64,7 @@ class FetchFolder:
     """
 
     def __init__(self, run_dir: Path, name: str, *, shared_memory: bool) -> None:
-        """Make the folder ``name``, which begins with the worker's name, and remove dead workers'.
-
-        Raises ConfigError when another user owns one.
-        """
+        """Make the folder ``name``, of that worker; remove dead ones. ConfigError if not ours."""
         parent = fetched_folder(run_dir, shared_memory=shared_memory)
         ensure_private_folder(parent)
         self._folder = parent / name
@@ -137,12 +134,8 @@ class WireFetch:
     async def fetch(self, folder: FetchFolder, base: Base | None) -> Path:
         """Return the file of the wanted version, verified.
 
-        Raises:
-            FileNotFoundError: The learner no longer holds the version: a newer one is announced.
-            WeightsDamaged: The digest of the whole version does not match.
-            WeightsRejected: The learner's answers contradict the announcement.
-            DeadlineExceeded: One part took longer than ``timeout_s``.
-            OSError: There is no room for it.
+        Raises FileNotFoundError when a newer version is announced, WeightsDamaged by its digest,
+        WeightsRejected for contradictory answers, DeadlineExceeded by a part, OSError by the disk.
         """
         segment = await asyncio.to_thread(folder.take, self._wanted.num_bytes)
         try:
@@ -162,9 +155,7 @@ class WireFetch:
         await self._copy(segment, first)
 
     async def _build(self, segment: SharedFile, base: Base, part: WeightsPart) -> bool:
-        """Build the version from a delta that begins with ``part``; return whether the digest
-        matches.
-        """
+        """Build the version from a delta that begins with ``part``; return whether it is right."""
         total = part.total_bytes
         if total > self._wanted.num_bytes // MAX_DELTA_SHARE:
             raise WeightsRejected(
@@ -187,19 +178,15 @@ class WireFetch:
             digest = str(error)
         if digest == self._wanted.digest:
             return True
+        wanted = self._wanted
         _log.warning(
             "weights_delta_refused",
-            version=self._wanted.policy_version,
-            base=base.policy_version,
-            got=digest,
-            expected=self._wanted.digest,
-        )
+            version=wanted.policy_version, base=base.policy_version, got=digest, expected=wanted.digest,
+        )  # fmt: skip
         return False
 
     async def _copy(self, segment: SharedFile, part: WeightsPart) -> None:
-        """Copy the whole version, beginning with ``part``. Raises WeightsDamaged when the digest
-        does not match.
-        """
+        """Copy the whole version from ``part`` on. Raises WeightsDamaged if the digest differs."""
         digest = Digest()
         place = 0
         while True:
