@@ -1,3 +1,1 @@
-"""Floor 2: the processes, a short file per role, and the engines that they drive. Started by
-``protocol.headrace``.
-"""
+"""Floor 2: the processes, and the engines that they drive. Started by ``protocol.headrace``."""

@@ -34,8 +34,7 @@ _ALONE = frozenset({Role.LEARNER, Role.VALUE})
 
 
 def work(arguments: list[str] | None = None) -> int:
-    """Run one worker until it drains, and return its exit code (``pipeline.process.exit_codes``).
-    """
+    """Run one worker until it drains; return its exit code (``pipeline.process.exit_codes``)."""
     parser = argparse.ArgumentParser(
         prog="python -P -m workers",
         description="Run one worker of a run.",

@@ -5,20 +5,17 @@ are the claims settled whose effect it holds.
 
 A snapshot of weights and optimiser takes most of a learner's memory a second time. Where less
 memory is left free than the snapshot took, the next update waits until the checkpoint is written.
-With that update's activations beside the snapshot, the kernel would end the process again and
-again.
+With that update's activations beside the snapshot, the kernel would end the process again.
 
 One checkpoint is written at a time. A worker whose next checkpoint is due waits for the one before.
-So there is at most one copy of the weights in memory, and at most two snapshots' worth of claims
-are unsettled.
+So at most one copy of the weights is in memory, and two snapshots' worth of claims are unsettled.
 
 The ledger is made durable before a checkpoint counts. The ledger's file may lack its last second
 when its machine dies. The ledger could then forget a claim whose effect the checkpoint holds, and
 the claim's units would be trained on twice.
 
 When the disk refuses a checkpoint, for example because it is full, the one before stays. Work goes
-on, log and status report the refusal, and the next checkpoint that is due is tried again. Unsettled
-units stay claimed.
+on, log and status report it, and the next one due is tried again.
 """
 
 from __future__ import annotations
@@ -41,9 +38,7 @@ _WORTH_WAITING_BYTES = 256 << 20
 """A smaller copy fits in any case."""
 _RETRY_S = 5.0
 _MAX_TRIES = 120
-"""Tries of the last checkpoint of a run, or of a drain: ten minutes in which an operator can make
-room.
-"""
+"""Tries of a run's or drain's last checkpoint: ten minutes for an operator to make room."""
 
 
 class CheckpointWriter:
@@ -80,11 +75,8 @@ class CheckpointWriter:
         state: dict[str, Any],
         settle: Callable[[], Awaitable[None]],
     ) -> None:
-        """Take a snapshot and start writing it; the caller goes on meanwhile. ``settle`` follows
-        once the checkpoint is on the disk.
-
-        No other checkpoint may be on its way: see :meth:`wait`.
-        """
+        """Take a snapshot and start writing it; the caller goes on. ``settle`` follows once it is
+        on the disk. No other checkpoint may be on its way: see :meth:`wait`."""
         started_s = self._ctx.clock.monotonic()
         before = resident_bytes()
         save = await self._ctx.compute(snapshot)
@@ -101,11 +93,8 @@ class CheckpointWriter:
             await wait({self._task}, timeout=_LOOK_S)
 
     async def complete(self, again: Callable[[], Awaitable[None]]) -> None:
-        """Wait until the newest snapshot is on the disk, calling ``again`` now and then while the
-        disk refuses it.
-
-        Raises StorageFailed when the disk still refuses after ten minutes.
-        """
+        """Wait until the newest snapshot is on the disk, calling ``again`` while it is refused.
+        Raises StorageFailed when it still does after ten minutes."""
         await self.wait()
         for _ in range(_MAX_TRIES):
             if self._failure is None:

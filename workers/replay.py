@@ -108,10 +108,8 @@ class Replay:
     async def run(self) -> Report:
         """Make the updates, and report how they came out.
 
-        Raises:
-            DataError: There is no log, it is damaged, or the start of it is not at hand.
-            ConfigError: ``what_if`` makes no valid configuration, or the updates were made on
-                several ranks.
+        Raises DataError when the log or its start is missing or damaged, ConfigError for a bad
+        ``what_if``, or updates that several ranks made.
         """
         segments = read_log(self._request.run_dir / UPDATES_FOLDER)
         plan = self._plan(stretches(segments))
@@ -289,9 +287,7 @@ def _conclude(report: Report, seconds: float, *, check: bool) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Replay, and return the exit code: 1 when an update came out otherwise than it was and
-    equality was required.
-    """
+    """Replay; return the exit code: 1 for an update that differs although it must not."""
     parser = argparse.ArgumentParser(prog="headrace replay", allow_abbrev=False)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--from", dest="after", type=int)

@@ -1,5 +1,4 @@
-"""The learner's watch on the value worker: whether the critic's gate is open, and whether the
-worker is there at all.
+"""The learner's watch on the value worker: whether the critic's gate is open, and it is there.
 
 The heartbeat of the value worker is read at most twice a second. While the gate is closed, ready
 units are dropped, which makes room for new work.
@@ -13,9 +12,7 @@ from pipeline.training.critic_gate import CriticView, opens, view_critic
 
 
 class CriticWatch:
-    """Watches the value worker for the learner. A gate that was seen open stays open, even when
-    that worker is lost. A gate that needs no steps was never closed.
-    """
+    """Watches the value worker. A gate once open stays open, even when that worker is lost."""
 
     def __init__(self, ctx: ActorContext, *, was_open: bool) -> None:
         self._ctx = ctx
@@ -35,11 +32,9 @@ class CriticWatch:
         return "" if self.view.is_live else self.view.detail
 
     async def drop_batch(self, policy_version: int) -> ClaimRefused | None:
-        """Claim a batch and drop all of it for ``value_warmup``; return the ledger's refusal when
-        there is no batch.
+        """Claim a batch and drop it for ``value_warmup``; return the refusal if there is none.
 
-        The drop returns credit, so generation goes on. The value worker keeps its finished
-        responses.
+        The drop returns credit: generation goes on. The value worker keeps its finished responses.
         """
         ledger, who = self._ctx.ledger, self._ctx.who
         claim = await ledger.claim(who, policy_version=policy_version)

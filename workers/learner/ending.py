@@ -1,6 +1,4 @@
-"""Why a run ends before its last update: no further update can fill. In words, for the run's
-status.
-"""
+"""Why a run ends before its last update: no further update can fill. For the run's status."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ class Ending:
 
     @classmethod
     def hopeless(cls, refused: ClaimRefused, num_updates: int, unusable: Counter[str], *, logs: Path) -> Ending:
-        """Nothing can be learned from the data; ``unusable`` counts the dropped groups in a row by
-        reason.
-        """
+        """Nothing can be learned; ``unusable`` counts the groups dropped in a row by reason."""
         after = f"after {num_updates} updates, while {refused.num_ready} of {refused.num_needed} units were ready"
         if num_failed := unusable[DropReason.DEAD_LETTER]:
             return cls(

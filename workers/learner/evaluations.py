@@ -43,11 +43,8 @@ class Evaluations:
         return tuple((one.number, one.policy_version) for one in self._pending)
 
     async def resume(self, pending: Iterable[tuple[int, int]]) -> None:
-        """Go on collecting the evaluations that were pending at a checkpoint.
-
-        Numbers requested after the checkpoint are skipped: their responses belong to weights that
-        were given up.
-        """
+        """Go on collecting the evaluations that were pending at a checkpoint. Later numbers are
+        skipped: their responses belong to weights that were given up."""
         deadline_s = self._ctx.clock.monotonic() + self._ctx.config.evaluation.timeout_s
         self._pending += [_Pending(number, version, deadline_s) for number, version in pending]
         while await self._ctx.ledger.evaluation(self.next_number) is not None:
@@ -89,9 +86,7 @@ class Evaluations:
                 self._record(_row(pending, state, at_s=self._ctx.clock.time()))
 
     async def wait(self) -> None:
-        """Record all that was requested, each when it is complete or at its deadline, until the
-        worker drains.
-        """
+        """Record each requested one, complete or at its deadline, until the worker drains."""
         while self._pending and not self._ctx.draining.is_set():
             self._ctx.waiting_for(WaitingFor.INPUT, f"evaluation {self._pending[0].number}")
             await self.collect()

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 
 class Forecast:
-    """Waits half of the time that the missing units will take at the rate so far: few questions,
-    and the last one in time.
-
-    While nothing has come, or it is not their number that is waited for, a tenth of the time that
-    was waited.
-    """
+    """Waits half of the time that the missing units will take at the rate so far, so that the last
+    look is in time; while nothing comes, or they are not missing, a tenth of the time waited."""
 
     def __init__(self, *, least_s: float, most_s: float) -> None:
         self._least_s, self._most_s = least_s, most_s

@@ -1,5 +1,4 @@
-"""Whether the data is hopeless: nothing can be learned from any of it, however long the learner
-waits. A pure state machine.
+"""Whether nothing can be learned from the data, however long one waits. A pure state machine.
 
 Data is hopeless when so many groups in a row were dropped because nothing could be learned from
 them, and the learner really lacks units:
@@ -19,17 +18,11 @@ from collections import Counter
 from pipeline.ledger.types import ClaimRefused, ClaimWait, DropReason, Totals
 
 UNUSABLE = (DropReason.NO_SIGNAL, DropReason.DEAD_LETTER)
-"""Drops after which nothing is left to learn from a group; any other reason blames the run, not the
-data.
-"""
+"""Drops with nothing left to learn from a group; any other reason blames the run, not the data."""
 
 
 class HopelessData:
-    """Judges refusal after refusal.
-
-    Args:
-        max_groups: Unusable groups in a row that are borne; 0 bears any number.
-    """
+    """Judges refusal after refusal; ``max_groups`` unusable ones in a row are borne (0: any)."""
 
     def __init__(self, max_groups: int) -> None:
         self._max_groups = max_groups
@@ -43,13 +36,8 @@ class HopelessData:
         self._begin = None
 
     def look(self, refused: ClaimRefused, totals: Totals) -> Counter[str] | None:
-        """Return the unusable groups of the row by reason when the data is hopeless; None while it
-        is not.
-
-        Args:
-            refused: The ledger's answer to the last claim.
-            totals: Its counters, read after that answer.
-        """
+        """Return the row's unusable groups by reason when the data is hopeless, else None;
+        ``totals`` were read after the refusal."""
         dropped = totals.num_groups_dropped
         unusable = Counter({reason.value: dropped.get(reason, 0) for reason in UNUSABLE})
         if self._begin is None or totals.num_ready_units != self._num_ready:

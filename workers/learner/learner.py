@@ -64,9 +64,7 @@ _REPAIR_EVERY_S = 1.0
 _IDLE_EVERY_S = 0.25
 _IDLE_S = 5.0
 _IDLE_CHECKPOINTS = 10.0
-"""A learner that has waited this long, and this many durations of its last checkpoint, writes one:
-see ``_settle_idle``.
-"""
+"""Durations of its last checkpoint, and _IDLE_S, after which an idle learner writes one."""
 
 
 class Learner(Actor):
@@ -166,9 +164,7 @@ class Learner(Actor):
         await self._publish()
 
     async def run(self) -> None:
-        """Update until there are enough updates, the data is exhausted or hopeless, or a stop is
-        requested.
-        """
+        """Update until there are enough, the data is exhausted or hopeless, or a stop comes."""
         config = self.ctx.config
         if self._evaluations.is_enabled and not self._is_resumed:
             await self._evaluations.request(self._version)
@@ -325,8 +321,7 @@ class Learner(Actor):
         return await self._wait.until(ask)
 
     async def _wait_for_critic(self) -> Ending | None:
-        """Drop ready units until the critic is good enough; return why that can never be, or None.
-        """
+        """Drop ready units until the critic is good; return why that can never be, or None."""
         critic = self._critic
         if critic is None or critic.is_open or self.ctx.draining.is_set():
             return None
@@ -370,9 +365,7 @@ class Learner(Actor):
         return Ending.hopeless(refused, self._num_updates, unusable, logs=self.ctx.run_dir / "logs")
 
     async def _finish(self, ending: str | None) -> None:
-        """Close admission, checkpoint, evaluate, drop the units left, and record that the run is
-        finished.
-        """
+        """Close admission, checkpoint, evaluate, drop the units left, and record the end."""
         await self.ctx.ledger.close_admission(self.ctx.who)
         await self._keep()
         await self.ctx.ledger.cancel_in_flight(self.ctx.who)

@@ -1,8 +1,6 @@
-"""One update of the policy, from claimed units to optimiser steps: the same code for the learner
-and for ``headrace replay``.
+"""One update of the policy, from claimed units to optimiser steps, for learner and replay alike.
 
-The module does not depend on where units come from or what becomes of the new weights. The same
-units, settings and weights give the same new weights, which makes an asynchronous run repeatable.
+The same units, settings and weights give the same new weights: an asynchronous run is repeatable.
 """
 
 from __future__ import annotations
@@ -66,9 +64,7 @@ class PolicyUpdate:
         self._num_bad_steps = 0
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> Prepared:
-        """Make samples of all units but those that are not finite. Raises LedgerError when a unit
-        is not whole.
-        """
+        """Make samples of all units that are finite. Raises LedgerError if one is not whole."""
         kept = list(units)
         refused: list[NonFiniteUnit] = []
         while kept:
@@ -82,11 +78,8 @@ class PolicyUpdate:
     async def step(self, samples: list[TrainingSample], *, policy_version: int, compute: Compute) -> Stepped:
         """Do the optimiser steps of one update, from the weights of ``policy_version``.
 
-        A step that is not finite is refused by the backend and changes nothing.
-
-        Raises:
-            Diverged: Too many steps in a row, over updates, were refused.
-            EngineError: The device has no memory for a micro-batch.
+        The backend refuses a step that is not finite. Raises Diverged after too many in a row, over
+        updates, and EngineError without device memory.
         """
         if not samples:
             return Stepped([], 0.0, 0.0)

@@ -1,5 +1,4 @@
-"""Writes the run's update log (``pipeline.update_log``): the units of every update and the weights
-that it made.
+"""Writes the run's update log: the units of every update and the weights that it made.
 
 A disk that refuses never stops training. The log ends there and reports it once. It begins anew at
 the next checkpoint, from which ``headrace replay`` can go on.
@@ -56,8 +55,7 @@ class UpdateRecorder:
             self._try(self._open)
 
     def batch(self, claim: Claim, units: Sequence[ClaimedUnit], update: int, policy_version: int) -> None:
-        """Record an update's units before it is made: the weights are those of ``policy_version``.
-        """
+        """Record an update's units before it is made: weights are those of ``policy_version``."""
         self._try(self._write_batch, claim, units, update, policy_version)
 
     def outcome(self, prepared: Prepared, stepped: Stepped, update: int, policy_version: int) -> None:
@@ -65,11 +63,8 @@ class UpdateRecorder:
         self._try(self._write_outcome, prepared, stepped, update, policy_version)
 
     def cut(self) -> int:
-        """End the segment for good, since a checkpoint is taken of this state; return the number of
-        the next one.
-
-        A log above its bound is trimmed. The part that follows a present checkpoint stays.
-        """
+        """End the segment, as a checkpoint is taken of this state; return the next one's number. A
+        log above its bound is trimmed, up to the present checkpoints."""
         self._has_failed = False
         self._try(self._seal)
         return self._writer.next_segment if self._writer else 0

@@ -21,9 +21,7 @@ def update_row(
     results: Sequence[StepResult],
     version_history: VersionHistory,
 ) -> UpdateRow:
-    """Return the summary of an update that published ``version``; its times are 0, for the caller
-    to replace.
-    """
+    """Return the summary of an update that published ``version``; the caller sets its times."""
     trained = [s.loss_mask if s.loss_mask.any() else np.ones_like(s.loss_mask) for s in samples]
     ages = np.concatenate(
         [update - 1 - version_history.updates_of(s.versions[mask]) for s, mask in zip(samples, trained, strict=True)]

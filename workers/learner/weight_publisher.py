@@ -56,9 +56,7 @@ class WeightPublisher:
         self._endpoint = ""
 
     async def start(self) -> None:
-        """Serve ranges of the files when some generator may need them: to other hosts, so when the
-        links go over tcp.
-        """
+        """Serve ranges of the files if generators on other hosts, so links over tcp, need them."""
         ctx = self._ctx
         path = ctx.config.weights.path
         if path == "file" or (path == "auto" and ctx.config.wire.transport != "tcp"):
@@ -69,11 +67,8 @@ class WeightPublisher:
         ctx.spawn("weights-server", self._serve())
 
     async def next_version(self, checkpointed: int) -> int:
-        """Return the version to publish first, which is above all that were announced.
-
-        The weights that a learner begins with get a new number, whether or not they were published
-        before. One number never names two files.
-        """
+        """Return the first version to publish, above all announced ones. Restored weights get a new
+        number, since one number never names two files."""
         announced = await self._ctx.registry.weights()
         return checkpointed if announced is None else max(checkpointed, announced.policy_version + 1)
 
@@ -87,14 +82,10 @@ class WeightPublisher:
         )
 
     async def repair(self, policy_version: int, backend: TrainingBackend) -> None:
-        """Publish the newest version again if it is damaged; look only when a generator has refused
-        it.
+        """Publish the newest version again if it is damaged, once a generator has refused it.
 
-        Must be called while the backend still has just that version's weights.
-
-        Raises:
-            WeightsDamaged: The same weights do not give the same bytes again; a new learner
-                publishes under a new number.
+        The backend must still have that version's weights. Raises WeightsDamaged when these give
+        other bytes now; a new learner publishes under a new number.
         """
         ctx = self._ctx
         beats = await ctx.registry.heartbeats()
@@ -114,8 +105,7 @@ class WeightPublisher:
                 )
 
     def _write(self, policy_version: int, backend: TrainingBackend) -> StoredWeights:
-        """Lay a version out and store it, after its base, if it has one and that is not stored yet.
-        """
+        """Lay a version out and store it, after its base, if that is not stored yet."""
         base = self._store.held(BASE_VERSION) or self._write_base(backend)
         started_s = time.perf_counter()
         return self._publish(policy_version, backend.publication(base and base.digest), started_s)
@@ -179,9 +169,7 @@ class WeightPublisher:
 
 
 class _Amid:
-    """A laggard's turn: whether it is the one that it was in when it was first found, and still
-    gets on.
-    """
+    """A laggard's turn: whether it is the one of the first look, and still gets on."""
 
     def __init__(self, beat: Heartbeat, now_s: float) -> None:
         self._turn = beat.counters.get(TURNS, 0.0)
@@ -194,9 +182,7 @@ class _Amid:
             self._steps, self._moved_s = beat.work.steps, now_s
 
     def is_at_work(self, beat: Heartbeat, since_s: float) -> bool:
-        """Whether no turn has ended since that could have brought new weights, and a piece of work
-        has, after ``since_s``.
-        """
+        """Whether no turn that could bring new weights has ended, but work since ``since_s``."""
         return (
             beat.counters.get(TURNS, 0.0) - self._turn < _TURNS_TO_TAKE and self._steps > 0 and self._moved_s > since_s
         )

@@ -54,9 +54,7 @@ class WorkWait:
         return 0.0 if self._is_over else self._ctx.clock.monotonic() - self._began_s
 
     async def until(self, ask: Callable[[], Awaitable[T | NotYet]]) -> T | None:
-        """Return the first answer of ``ask``; None when the drain comes before it. Errors of chores
-        propagate.
-        """
+        """Return the first answer of ``ask``, None at the drain. Errors of chores propagate."""
         ctx = self._ctx
         self._began_s = ctx.clock.monotonic()
         answer = await ask()

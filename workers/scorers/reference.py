@@ -40,9 +40,7 @@ class Reference(Scorer):
         return not chunk.trajectory.is_evaluation
 
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Score and write a batch; when the engine fails on it, each chunk by itself, so that a bad
-        one fails alone.
-        """
+        """Score and write a batch; if the engine fails, chunk by chunk: a bad one fails alone."""
         requests = [
             ScoringRequest(np.concatenate([c.prompt.tokens, c.context_tokens, c.tokens]), c.num_tokens) for c in chunks
         ]

@@ -42,8 +42,7 @@ class Reward(Scorer):
     field: ClassVar[Field] = Field.REWARD
 
     async def setup(self) -> None:
-        """Load the reward model if there is one, start the verifier processes and open the mailbox.
-        """
+        """Load the reward model if any, start the verifier processes and open the mailbox."""
         config = self.ctx.config.reward
         self._model: TorchRewardModel | None = None
         if config.model is not None:

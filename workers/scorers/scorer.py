@@ -1,5 +1,4 @@
-"""The common part of reward, reference and value workers: a mailbox, the overdue index, keyed
-writes.
+"""The common part of reward, reference and value workers: mailbox, overdue index, keyed writes.
 
 Chunks come from the mailbox. Chunks whose deadline has passed come from the ledger: their message
 was lost with a dead process, or a mailbox was full for too long. Each chunk gets one field. Nothing
@@ -69,9 +68,7 @@ class Scorer(Actor):
             await self.serve()
 
     async def serve(self, timeout_s: float = _RECEIVE_TIMEOUT_S) -> int:
-        """Score one batch of chunks that arrive within ``timeout_s`` and, now and then, of overdue
-        ones; return its size.
-        """
+        """Score chunks that arrive within ``timeout_s``, at times overdue ones; return how many."""
         batch = await self._receive(timeout_s)
         now = self.ctx.clock.monotonic()
         if len(batch) < self.max_batch and now >= self._next_overdue_s:
@@ -104,9 +101,7 @@ class Scorer(Actor):
         self._mailbox.close()
 
     async def write_all(self, scored: Iterable[tuple[TrajectoryChunk, Score]]) -> None:
-        """Fill this role's field of chunks, all at once, so that they travel together; a repeat
-        changes nothing.
-        """
+        """Fill this role's field of chunks, all at once; a repeat changes nothing."""
         async with asyncio.TaskGroup() as tasks:
             for chunk, score in scored:
                 tasks.create_task(self._write(chunk, score))
@@ -155,7 +150,5 @@ class Scorer(Actor):
 
 
 def _gist(error: str) -> str:
-    """Return the last line of a traceback without its numbers, so that errors of one cause are
-    equal.
-    """
+    """Return a traceback's last line without numbers: errors of one cause are equal."""
     return re.sub(r"\d+", "#", error.rstrip().rpartition("\n")[2][:_GIST_CHARS])

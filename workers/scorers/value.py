@@ -1,5 +1,4 @@
-"""The value worker: chunks in, values out; between them, finished responses in, a better value
-model out.
+"""The value worker: chunks in, values out; finished responses in, a better value model out.
 
 Chunks come from the mailbox, which generators fill, and overdue ones from the ledger. The value
 field of each chunk is written once, stamped with the version that computed it. Finished
@@ -53,9 +52,7 @@ class Value(Scorer):
     field: ClassVar[Field] = Field.VALUE
 
     async def setup(self) -> None:
-        """Load the value model or its newest good checkpoint, settle the claims whose effect it
-        holds, and open the mailbox.
-        """
+        """Load the newest good value model, settle the claims that it holds, open the mailbox."""
         config = self.ctx.config
         self._folder = CheckpointFolder(
             self.ctx.run_dir / VALUE_CHECKPOINTS, owner=str(self.ctx.who), keep=config.value.checkpoint_keep
@@ -125,11 +122,8 @@ class Value(Scorer):
         return not chunk.trajectory.is_evaluation
 
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Value and write a batch.
-
-        When the engine fails on the batch, every chunk of it fails and is tried again. A chunk
-        whose values are not finite fails alone, and nothing of it is written.
-        """
+        """Value and write a batch. When the engine fails on it, all chunks fail and are tried
+        again; one with values that are not finite fails alone, and nothing of it is written."""
         requests = [ScoringRequest(_tokens(chunk), chunk.num_tokens) for chunk in chunks]
         try:
             valued = await self.ctx.compute(self._engine.values, requests)
@@ -154,10 +148,8 @@ class Value(Scorer):
     # -- training --
 
     async def _train(self) -> bool:
-        """Take one step if enough finished responses wait; return whether one was taken.
-
-        Raises Diverged after too many refused steps in a row.
-        """
+        """Take one step if enough finished responses wait; return whether. Raises Diverged after
+        too many refused ones in a row."""
         wanted = self.ctx.config.value.batch_trajectories
         claim = await self.ctx.ledger.claim_finished(self.ctx.who, num_trajectories=wanted)
         if isinstance(claim, int):
@@ -181,9 +173,7 @@ class Value(Scorer):
         return True
 
     async def _settle_idle(self) -> None:
-        """Checkpoint early when no batch fills. Trained but unsettled units hold memory of the
-        ledger, and admission may be waiting for it.
-        """
+        """Checkpoint early when no batch fills: unsettled units may be what admission waits for."""
         idle_s = self.ctx.clock.monotonic() - max(self._stepped_at_s, self._writer.ended_s)
         if self._applied and idle_s >= _IDLE_CHECKPOINT_S and not self._writer.is_writing:
             self.ctx.log.info("idle_checkpoint", claims=len(self._applied))
