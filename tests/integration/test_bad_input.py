@@ -145,7 +145,7 @@ def score(responses):
 '''
 
 
-def test_flawed_lines_are_named_failing_rewards_are_dead_letters_and_exhausted_data_ends_the_run(
+def test_flawed_lines_failing_rewards_and_exhausted_data_are_reported_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "flawed_rewards.py").write_text(FLAWED_VERIFIER)

@@ -49,7 +49,7 @@ def epoch(run: RunningFleet, worker: str) -> int:
     return -1 if found is None else found["epoch"]
 
 
-def test_a_dead_learner_a_frozen_generator_and_a_dead_server_are_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_dead_and_frozen_processes_of_a_fleet_are_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
     with fleet(tmp_path, *QUICK) as run:
         run.wait_until(lambda: run.num_updates() >= 6, "the sixth update")
 
@@ -89,7 +89,7 @@ def test_a_dead_learner_a_frozen_generator_and_a_dead_server_are_replaced_and_no
         assert audit["groups"]["trained"] == 2 * len({row["update"] for row in updates(run)})
 
 
-def test_a_ledger_without_room_stops_admission_says_so_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_a_ledger_without_room_stops_admission_reports_it_and_goes_on_with_room(tmp_path: Path) -> None:
     # no worker may fail; on a busy machine a slow one is not taken for a silent or a stuck one
     patient = ("supervisor.max_restarts=0", "supervisor.silent_after_s=60", "supervisor.stuck_after_s=120")
     with fleet(tmp_path, *QUICK, *patient, "checkpoint.every_updates=100000") as run:

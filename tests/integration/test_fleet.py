@@ -42,7 +42,7 @@ def test_a_run_trains_evaluates_reports_and_balances(tmp_path: Path) -> None:
         assert any((run.run_dir / "checkpoints").glob("*/model/model.safetensors"))
 
 
-def test_killed_generator_reward_and_reference_workers_are_replaced_and_the_ledger_balances(tmp_path: Path) -> None:
+def test_killed_generators_and_scorers_are_replaced_and_the_ledger_balances(tmp_path: Path) -> None:
     # the dead are known by their ends and their epochs: no living worker is taken for one of them,
     # however busy the machine
     patient = ("ledger.lease_s=60", "supervisor.silent_after_s=60", "supervisor.stuck_after_s=120")

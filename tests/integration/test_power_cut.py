@@ -78,7 +78,7 @@ def check_books(run: RunningFleet, num_updates: int) -> dict[str, Any]:
     return audit
 
 
-def test_after_a_power_cut_every_trajectory_goes_on_and_an_older_checkpoint_can_be_chosen(tmp_path: Path) -> None:
+def test_after_a_power_cut_trajectories_go_on_and_an_older_checkpoint_can_be_chosen(tmp_path: Path) -> None:
     with fleet(tmp_path, *QUICK) as run:
         run.wait_until(lambda: run.num_updates() >= 6, "the sixth update")
         cut_the_power(run)

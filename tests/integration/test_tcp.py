@@ -97,7 +97,7 @@ def push(endpoint: str, server_key: str, keys: tuple[bytes, bytes], messages: li
             socket.send_multipart(message)
 
 
-def test_weights_cross_hosts_strangers_are_refused_and_hostile_messages_change_nothing(tmp_path: Path) -> None:
+def test_weights_cross_hosts_while_strangers_and_hostile_messages_change_nothing(tmp_path: Path) -> None:
     with fleet(tmp_path, *QUICK) as run, far_generator(run_dir_ready(run)):
         run.wait_until(lambda: run.num_updates() >= 1, "the first update")
 

@@ -77,7 +77,7 @@ def goes_on(run: RunningFleet, what: str) -> None:
     run.wait_until(lambda: run.num_updates() >= seen + 3, f"updates after {what}")
 
 
-def test_a_generator_that_cannot_verify_a_version_leaves_and_the_run_goes_on_once_it_is_mended(tmp_path: Path) -> None:
+def test_a_generator_that_cannot_verify_a_version_leaves_and_a_mended_run_goes_on(tmp_path: Path) -> None:
     with fleet(tmp_path, *QUICK, "weights.poll_s=0.5", "supervisor.max_restarts=20") as run:
         run.wait_until(lambda: run.num_updates() >= 2, "the second update")
 

@@ -30,7 +30,7 @@ def test_the_demo_has_room_for_the_longest_chain_and_windows_shorter_than_the_ta
 
 
 @pytest.mark.parametrize("config", DEMOS.values(), ids=DEMOS)
-def test_every_demo_takes_several_optimiser_steps_an_update_so_that_clipping_has_work(config: RunConfig):
+def test_every_demo_takes_several_optimiser_steps_an_update_so_that_it_clips(config: RunConfig):
     algorithm = config.algorithm
     assert algorithm.num_minibatches > 1, "with one step an update every ratio is 1, and no clip bound is ever reached"
     assert algorithm.proximal == "recompute" or algorithm.importance == "bypass"

@@ -26,7 +26,7 @@ def run(text: str, folder: Path) -> str:
         os.umask(before)
 
 
-def test_a_process_and_those_that_it_starts_write_for_their_owner_alone_and_leave_no_core(tmp_path: Path) -> None:
+def test_a_process_and_its_children_write_for_their_owner_alone_and_leave_no_core(tmp_path: Path) -> None:
     soft, hard = map(int, run(BEGIN, tmp_path).split())
     assert soft == 0
     assert hard == resource.getrlimit(resource.RLIMIT_CORE)[1], "who must have a core file may still ask for one"

@@ -54,7 +54,7 @@ def test_every_update_is_held_against_the_learners_own_log_probs(cores: CorePool
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_adapters_merged_on_arrival_are_served_and_held_against_the_learner_like_whole_weights(
+def test_adapters_are_merged_served_and_compared_to_the_learner_like_whole_weights(
     cores: CorePool, tmp_path: Path, tied: bool
 ) -> None:
     model = tiny_model(seed=1, hidden_size=128, tie_word_embeddings=tied).eval()

@@ -162,7 +162,7 @@ def test_a_range_begins_at_a_checkpoint_and_gives_the_weights_of_its_last_versio
     assert backend.digests() == outcome.digests
 
 
-def test_a_learner_that_did_other_than_its_log_tells_is_found_at_the_first_update_by_the_names_of_its_tensors(
+def test_a_learner_that_differs_from_its_log_is_found_at_once_by_the_tensors_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_of(tmp_path, algorithm={"num_minibatches": 1})
@@ -197,7 +197,7 @@ def test_another_setting_on_the_same_data_tells_every_update_and_is_no_error(
         replayed(config, what_if=("learner.learning_rte=1e-4",))
 
 
-def test_updates_of_one_rank_come_out_bit_for_bit_and_those_of_several_are_refused_with_the_way_out(
+def test_updates_of_one_rank_replay_bit_for_bit_and_those_of_several_are_refused(
     tmp_path: Path,
 ) -> None:
     config = config_of(tmp_path, learner={"backend": "fsdp2"})
@@ -265,7 +265,7 @@ def no_file_above(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_stops_the_log_but_not_the_learner_and_the_next_checkpoint_begins_it_anew(tmp_path: Path) -> None:
+def test_a_full_disk_stops_the_log_alone_and_the_next_checkpoint_begins_it_anew(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     learning = Learning(config, 1).make(2).checkpoint()
     learning.make(1)
@@ -279,7 +279,7 @@ def test_a_full_disk_stops_the_log_but_not_the_learner_and_the_next_checkpoint_b
     assert report.num_unreachable == 0
 
 
-def test_the_log_stays_within_its_bound_and_what_is_left_is_replayed_from_the_oldest_checkpoint(tmp_path: Path) -> None:
+def test_the_log_stays_within_its_bound_and_replays_from_the_oldest_checkpoint(tmp_path: Path) -> None:
     config = config_of(tmp_path, replay={"keep_mb": 1}, checkpoint={"keep": 2})
     learning = Learning(config, 1)
     for _ in range(4):

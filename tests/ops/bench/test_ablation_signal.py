@@ -36,7 +36,7 @@ def test_separation_is_the_difference_in_units_of_what_varies_within() -> None:
     assert separation([1.0], [0.0, 1.0]) == 0.0
 
 
-def test_a_fixed_lambda_and_windows_keep_the_reward_from_what_decides_a_long_chain_but_not_a_short_one(
+def test_a_fixed_lambda_and_windows_keep_the_reward_from_long_chains_start_alone(
     tmp_path: Path,
 ) -> None:
     """The critic is 0 everywhere, so that advantages are the reward, faded by lambda to the power

@@ -30,7 +30,7 @@ def test_a_chain_is_a_working_laps_and_an_answer() -> None:
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_right_responses_have_the_answer_and_the_lengths_that_the_settings_of_the_tables_allow(kind: Kind) -> None:
+def test_right_responses_have_the_answer_and_fit_the_lengths_of_the_tables(kind: Kind) -> None:
     rng = random.Random(1)
     chains = [draw(rng, Split.TRAIN, kind) for _ in range(300)]
     assert all(last_number(chain.respond()) == last_number(chain.answer) for chain in chains)

@@ -38,9 +38,7 @@ def test_a_seed_gives_the_same_learning_again_and_another_seed_another(task: tup
 
 
 @pytest.mark.parametrize("name", ["demo", "tppo"])
-def test_with_one_optimiser_step_an_update_nothing_is_ever_clipped_and_with_several_some_is(
-    task: tuple[str, ...], name: str
-) -> None:
+def test_one_optimiser_step_an_update_clips_nothing_and_several_clip_some(task: tuple[str, ...], name: str) -> None:
     def clipped(num_minibatches: int) -> float:
         settings = [*task, *SMALL, f"algorithm.num_minibatches={num_minibatches}", "value.batch_trajectories=8"]
         learner = OneProcess(load_config([ROOT / "configs" / f"{name}.toml"], settings))
@@ -58,7 +56,7 @@ def test_the_critic_is_trained_until_its_gate_would_open(task: tuple[str, ...]) 
     assert OneProcess(load_config([ROOT / "configs" / "demo.toml"], task)).pretrain() == 0
 
 
-def test_tppo_trains_one_window_of_each_response_and_goes_on_with_what_is_not_finished(
+def test_tppo_trains_one_window_of_each_response_and_continues_the_unfinished(
     task: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = [*task, *SMALL, "generation.window_tokens=8", "value.batch_trajectories=4"]

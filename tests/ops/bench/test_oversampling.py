@@ -12,7 +12,7 @@ from pipeline.config.load import load_config
 CONFIGS = Path(__file__).parents[3] / "configs"
 
 
-def test_without_oversampling_no_group_with_signal_is_thrown_away_for_its_age_and_with_three_many_are() -> None:
+def test_without_oversampling_no_group_with_signal_ages_and_with_three_many_do() -> None:
     slots = GROUP_SIZE * GROUPS_PER_UPDATE // 4
     plain, threefold = (simulate(Setting(factor, 1, slots, 30.0), 0, num_updates=10) for factor in (1.0, 3.0))
     assert plain.stale_share == 0.0

@@ -49,9 +49,7 @@ def test_what_is_installed_and_its_size_are_said_before_pip_is_called(tmp_path: 
 
 @needs_make
 @pytest.mark.parametrize("target", ["demo", "test", "test-lora", "vllm", "trl"])
-def test_one_variable_takes_the_cpu_build_of_torch_before_anything_could_take_another(
-    tmp_path: Path, target: str
-) -> None:
+def test_one_variable_takes_the_cpu_build_of_torch_before_any_other(tmp_path: Path, target: str) -> None:
     lines = planned(tmp_path, target, "TORCH=cpu", "TORCH_INDEX=https://an.index/simple")
     torch = index_of(lines, "pip install", "--no-deps", "--index-url https://an.index/simple", "'torch==2.13.0+cpu'")
     assert torch == index_of(lines, "pip install"), "the first that pip is asked for"
@@ -77,7 +75,7 @@ def fresh(tmp_path: Path, *options: str, make: str) -> subprocess.CompletedProce
 
 
 @needs_clone
-def test_a_fresh_machine_has_a_clone_and_a_home_of_its_own_and_nothing_of_this_environment(tmp_path: Path) -> None:
+def test_a_fresh_machine_has_its_own_clone_and_home_and_nothing_of_this_environment(tmp_path: Path) -> None:
     told = tmp_path / "told"
     done = fresh(tmp_path, "--torch", "cpu", make=f'echo "$@" "in $PWD" >> {told}; env >> {told}; touch "$HOME/kept"')
     assert done.returncode == 0, done.stderr
@@ -97,7 +95,7 @@ def test_a_fresh_machine_has_a_clone_and_a_home_of_its_own_and_nothing_of_this_e
 
 
 @needs_clone
-def test_a_command_that_fails_on_a_fresh_machine_fails_the_script_and_leaves_its_folder(tmp_path: Path) -> None:
+def test_a_failing_command_on_a_fresh_machine_fails_the_script_and_leaves_its_folder(tmp_path: Path) -> None:
     done = fresh(tmp_path, make='test "$1" != demo')
     assert done.returncode == 1
     assert "failed (1)" in done.stdout

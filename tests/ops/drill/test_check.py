@@ -216,7 +216,7 @@ def test_a_history_that_breaks_an_invariant_is_caught(
     assert any(v.invariant == invariant and complaint in v.detail for v in found), found
 
 
-def test_a_run_that_had_done_all_its_updates_when_it_was_told_to_end_may_be_finished_or_stopped() -> None:
+def test_a_run_stopped_after_all_its_updates_may_be_finished_or_stopped() -> None:
     late = changed(Told, version=LIMITS.num_updates)(SOUND)
     assert check(late, LIMITS) == [], "it had not finished yet"
     finished = without(lambda e: e == Status("stopping", "stopped by `headrace down`"))

@@ -85,7 +85,7 @@ def test_a_run_is_longer_than_its_faults() -> None:
         assert plan(seed, [FaultKind.CORRUPT]).kinds == {FaultKind.CORRUPT}
 
 
-def test_what_is_asked_about_is_alone_in_its_round_and_every_such_kind_has_a_true_cause() -> None:
+def test_a_fault_that_why_must_name_is_alone_in_its_round_and_has_a_true_cause() -> None:
     assert set(TRUTHS) == ASKED
     for faults in (faults for seed in range(300) for faults in plan(seed).rounds):
         assert len(faults) == 1 or not ASKED & {fault.kind for fault in faults}
@@ -297,7 +297,7 @@ def test_the_verifier_judges_about_half_as_right_until_it_is_told_to_fail(tmp_pa
 # -- crashes ---------------------------------------------------------------------------------------
 
 
-def test_a_crash_is_told_by_a_workers_log_or_its_last_words_but_a_verifiers_error_is_none(tmp_path: Path) -> None:
+def test_a_workers_log_or_last_words_show_a_crash_and_a_verifiers_error_is_none(tmp_path: Path) -> None:
     failed = {"event": "worker_failed", "exception": "Traceback ...\nKeyError: 7"}
     torn = '{"event": "worker_failed'
     (tmp_path / "learner.jsonl").write_text(json.dumps({"event": "update"}) + "\n" + json.dumps(failed) + "\n" + torn)
@@ -335,7 +335,7 @@ def idler(folder: Path) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_servers_are_known_by_the_folder_that_they_work_in_and_their_children_are_none(tmp_path: Path) -> None:
+def test_servers_are_known_by_their_working_folder_and_their_children_are_none(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
     (tmp_path / "logs").mkdir()
     fork = "import os, time; os.fork(); print(flush=True); time.sleep(60)"
@@ -482,7 +482,7 @@ def test_only_the_true_cause_counts_as_named(kind: FaultKind) -> None:
         assert not TRUTHS[kind].is_named(answer("nobody", state="running"), STRUCK)
 
 
-def test_a_cause_is_asked_for_until_it_is_named_and_not_for_longer_than_the_time_it_has() -> None:
+def test_a_cause_is_polled_until_it_is_named_and_no_longer_than_its_time() -> None:
     answers = iter([None, answer("working"), answer("ledger", "ledger")])
     found = ask_until_named(FaultKind.MUTE_SERVER, STRUCK, lambda _: next(answers))
     assert found.seconds is not None and 0.3 < found.seconds < 5.0 and found.answer == "ledger"

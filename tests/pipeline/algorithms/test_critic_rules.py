@@ -95,7 +95,7 @@ def test_the_order_in_which_chunks_arrive_changes_no_bit_of_any_sample(rule: Cri
 
 @few
 @given(SEEDS)
-def test_a_chunk_has_the_same_raw_advantages_whatever_other_chunks_of_its_response_came_with_it(seed: int) -> None:
+def test_a_chunk_has_the_same_raw_advantages_whatever_chunks_came_with_it(seed: int) -> None:
     units = chunk_units(responses(seed), 6)
     together = _by_name(RAW.prepare(units))
     for unit in units:
@@ -103,7 +103,7 @@ def test_a_chunk_has_the_same_raw_advantages_whatever_other_chunks_of_its_respon
         np.testing.assert_array_equal(alone.advantages, together[alone.name].advantages)
 
 
-def test_context_is_state_without_loss_and_only_an_imitated_window_has_it_as_response() -> None:
+def test_context_is_state_without_loss_but_in_an_imitated_window() -> None:
     drawn = [replace(r, tokens=np.arange(2, 16, dtype=np.int32)) for r in responses(5)]
     drawn = [
         replace(r, behavior_logprobs=np.full(14, -4.0, np.float32), values=np.zeros(14, np.float32)) for r in drawn

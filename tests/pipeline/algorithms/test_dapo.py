@@ -62,7 +62,7 @@ def test_every_token_of_a_response_carries_the_advantage_of_its_group() -> None:
         np.testing.assert_allclose(sample.advantages, np.full(sample.response_length, expected), rtol=2e-6)
 
 
-def test_an_over_long_response_under_filtering_counts_in_its_group_and_carries_no_loss() -> None:
+def test_a_filtered_over_long_response_counts_in_its_group_and_carries_no_loss() -> None:
     unit = group_unit([1.0, -1.0, 1.0, -1.0])
     cut = trajectory(3, [[10, 11], [20]], reward(-1.0, masked=True))
     samples = RULE.prepare([_with_member(unit, 3, cut)])

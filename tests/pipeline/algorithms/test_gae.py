@@ -20,7 +20,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 @some
 @given(SEEDS)
-def test_with_lambda_1_the_advantage_of_a_finished_response_is_its_return_less_the_value(seed: int) -> None:
+def test_with_lambda_1_a_finished_responses_advantage_is_its_return_less_the_value(seed: int) -> None:
     draw = np.random.default_rng(seed)
     values, reward = draw.normal(size=6), draw.normal()
     deltas = window_deltas(terminal_rewards(reward, 6), values, is_finished=True, gamma=1.0)

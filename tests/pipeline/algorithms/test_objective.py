@@ -119,7 +119,7 @@ def test_decoupled_ppo_is_ppo_when_behaviour_is_proximal(seed: int) -> None:
 
 @few
 @given(seed=SEEDS)
-def test_away_from_the_clips_decoupled_and_bypass_weigh_by_current_over_behaviour_once(seed: int) -> None:
+def test_away_from_the_clips_decoupled_and_bypass_weigh_by_the_ratio_once(seed: int) -> None:
     """Unclipped, ``w u = current / behaviour`` in both: neither corrects twice."""
     samples = random_samples(seed)
     policy = Policy.near(samples, seed)
@@ -335,7 +335,7 @@ def test_a_sample_can_count_for_more_tokens_than_carry_loss() -> None:
         np.testing.assert_allclose(other, one / 2, rtol=1e-12)
 
 
-def test_an_interpolated_proximal_policy_lies_between_behaviour_and_current_by_their_versions() -> None:
+def test_an_interpolated_proximal_policy_lies_between_behaviour_and_current() -> None:
     objective = Objective(importance=Importance.DECOUPLED, proximal=Proximal.INTERPOLATE).at(7)
     assert not objective.needs_old
     behavior, current = torch.full((4,), -2.0), torch.full((4,), -1.0, requires_grad=True)

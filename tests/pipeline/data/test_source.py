@@ -66,7 +66,7 @@ def test_a_line_becomes_a_prompt_with_everything_a_verifier_may_need(tmp_path: P
     assert second.tokens.tolist() == tokenizer.encode(second.text, add_special_tokens=False)
 
 
-def test_messages_are_kept_for_a_reward_model_and_lines_that_it_judges_need_no_answer(
+def test_messages_are_kept_for_a_reward_model_and_its_lines_need_no_answer(
     tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     messages = [{"role": "user", "content": "hi"}]

@@ -46,7 +46,7 @@ def test_what_is_missing_or_wrong_is_said_in_a_sentence(
     assert message in str(caught.value)
 
 
-def test_evaluation_prompts_that_are_trained_on_are_counted_named_and_refused_unless_allowed(tmp_path: Path) -> None:
+def test_evaluation_prompts_in_training_data_are_counted_and_refused_unless_allowed(tmp_path: Path) -> None:
     held_out = tmp_path / "heldout.jsonl"
     # the training prompts of op_config are all 1+1=, ids 0 to 63
     prompts = ["7+7=", "1+1=", "11=", "1+1= "]

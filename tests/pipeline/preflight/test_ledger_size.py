@@ -67,7 +67,7 @@ def test_no_response_takes_more_than_the_arithmetic_says_and_not_far_less(
     assert last <= chunk_bytes(**size)
 
 
-def test_a_ledger_that_cannot_hold_a_batch_or_what_is_in_flight_is_refused_with_what_would_do(tmp_path: Path) -> None:
+def test_a_ledger_too_small_for_a_batch_or_the_work_in_flight_is_refused_with_a_size(tmp_path: Path) -> None:
     long = ("generation.max_response_tokens=4096", "generation.window_tokens=512", "data.max_prompt_tokens=512")
     wide = (*long, "algorithm.groups_per_update=64", "staleness.eta=2")
     load = ledger_load(op_config(tmp_path, *wide))

@@ -104,9 +104,7 @@ def test_a_reference_on_vllm_says_so_and_its_memory_counts(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 12])
-def test_a_parallel_size_that_divides_the_heads_or_is_divided_by_the_key_heads_is_taken(
-    tmp_path: Path, size: int
-) -> None:
+def test_a_parallel_size_fits_when_it_divides_the_heads_or_the_key_heads_divide_it(tmp_path: Path, size: int) -> None:
     assert "GPU" in check_vllm(config(tmp_path, f"generation.vllm.tensor_parallel_size={size}"), MODEL, GPU)
 
 

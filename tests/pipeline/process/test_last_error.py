@@ -59,7 +59,7 @@ def test_of_a_group_the_member_that_decides_the_exit_code_is_told():
     assert (told.type, told.message, told.may_pass) == ("TypeError", "no such layer", False)
 
 
-def test_a_long_message_is_cut_and_one_with_control_characters_does_not_move_the_cursor():
+def test_a_long_message_is_cut_and_control_characters_do_not_move_the_cursor():
     assert len(last_error(ValueError("x" * 10 * MAX_MESSAGE)).message) == MAX_MESSAGE
     shown = str(LastError("ValueError", "a\x1b[2Jb\nc"))
     assert "\x1b" not in shown

@@ -29,7 +29,7 @@ def meter(clock: Clock) -> Meter:
     return Meter(clock)
 
 
-def test_a_piece_may_take_a_minute_or_five_times_the_slowest_so_far_and_never_more_than_a_person_allows() -> None:
+def test_a_piece_may_take_a_minute_or_five_times_the_slowest_within_a_persons_limit() -> None:
     assert piece_limit_s(0.0, None) == LEAST_S == 60.0
     assert piece_limit_s(11.0, None) == LEAST_S
     assert piece_limit_s(50.0, None) == 250.0

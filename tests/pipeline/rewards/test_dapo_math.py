@@ -36,7 +36,7 @@ def test_a_box_counts_in_the_last_100_characters_and_without_an_answer_line_only
     assert score("Answer: 8 \\boxed{7}\nso \\boxed{7}", "7").pred != "7"
 
 
-def test_an_unreadable_response_is_wrong_even_if_the_truth_reads_like_the_mark_of_one() -> None:
+def test_an_unreadable_response_is_wrong_even_if_the_truth_reads_like_its_mark() -> None:
     assert not score("no idea", INVALID).acc
 
 

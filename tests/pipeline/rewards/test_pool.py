@@ -108,7 +108,7 @@ async def test_a_hostile_expression_is_wrong_at_once_after_its_time_and_spoils_n
         assert took < 8.0
 
 
-async def test_an_answer_on_which_a_verifier_hangs_or_never_lets_go_of_the_interpreter_is_wrong_and_said_so() -> None:
+async def test_an_answer_on_which_a_verifier_hangs_is_wrong_and_reported() -> None:
     hung, spun, well = await judge(
         response("hang", by=f"{USER}:hangs_when_told"),
         response("", by=f"{USER}:spins_without_the_interpreter"),
@@ -381,7 +381,7 @@ def together(outcome: VerifierOutcome) -> float:
     return outcome.parts["together"]
 
 
-async def test_a_verifier_that_takes_several_responses_a_call_gets_them_shared_among_the_processes() -> None:
+async def test_a_verifier_of_several_responses_a_call_gets_them_shared_among_processes() -> None:
     async with VerifierPool(Limits(processes=2), configured=EVERYTHING) as pool:
         asked = [response(str(n), by=f"{USER}:counts_its_batch") for n in range(6)]
         sizes = sorted(together(outcome) for outcome in await pool.score(asked))
@@ -404,7 +404,7 @@ async def test_one_response_of_a_batch_spoils_no_other(how: str) -> None:
         assert failure(culprit).kind is (VerifierFailureKind.RAISED if how == "raise" else VerifierFailureKind.DIED)
 
 
-async def test_a_reward_function_of_trl_runs_in_the_sandbox_and_an_unknown_signature_is_refused_at_the_start() -> None:
+async def test_a_reward_function_of_trl_is_sandboxed_and_an_unknown_signature_is_refused() -> None:
     async with VerifierPool(Limits(), configured=EVERYTHING) as pool:
         asked = [response("1", by=f"{USER}:trl_reward"), response("2", by=f"{USER}:trl_reward")]
         assert await pool.score(asked) == [Verdict(accuracy=1.0), Verdict(accuracy=0.0)]
@@ -412,7 +412,7 @@ async def test_a_reward_function_of_trl_runs_in_the_sandbox_and_an_unknown_signa
             await pool.start([f"{USER}:two_parameters"])
 
 
-async def test_an_answer_that_ends_a_sound_verifiers_process_twice_is_not_judged_and_once_is_forgiven(
+async def test_an_answer_that_ends_a_verifiers_process_is_forgiven_once_and_not_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound = VerifierSpec("sound", f"{USER}:dies_by_its_response", sandboxed=True, sound=True)
@@ -449,7 +449,7 @@ async def test_a_module_that_is_not_imported_in_time_is_a_failure_and_no_wrong_a
     assert failure(outcome).kind is VerifierFailureKind.NOT_LOADED
 
 
-async def test_every_call_is_told_as_a_piece_of_work_also_when_a_batch_is_judged_again_one_by_one() -> None:
+async def test_every_call_is_a_piece_of_work_also_when_a_batch_is_judged_one_by_one() -> None:
     meter = Meter()
     with listening(meter), meter.task("scoring", 3.0, "responses"):
         await judge(*(response(text, by=f"{USER}:counts_its_batch") for text in ("a", "raise", "b")))

@@ -102,7 +102,7 @@ async def test_what_is_waited_for_is_told_in_few_words(tmp_path: Path) -> None:
         ctx.close()
 
 
-async def test_five_thousand_hostile_messages_with_a_valid_key_change_a_heartbeat_by_less_than_a_kilobyte(
+async def test_five_thousand_hostile_messages_grow_a_heartbeat_by_less_than_a_kilobyte(
     tmp_path: Path,
 ) -> None:
     keys = CurveKeys.load_or_create(tmp_path / "keys")
@@ -174,7 +174,7 @@ def test_queues_claim_nothing_of_what_a_sender_sums() -> None:
     assert [row.depth for row in queue_rows([sends, gets], [])] == [0, 0]
 
 
-def test_a_link_names_the_first_32_characters_of_each_end_and_both_ends_name_it_the_same() -> None:
+def test_both_ends_name_a_link_by_the_first_32_characters_of_each_end() -> None:
     sender, receiver = "generator-of-" + "s" * 400, "reward-of-" + "r" * 400
     named = link_name(sender, receiver)
     assert named == f"{sender[:32]}>{receiver[:32]}"

@@ -101,7 +101,7 @@ def test_no_other_module_judges_the_age_of_a_heartbeat() -> None:
                 assert not judged.search(path.read_text()), f"{path}: take the limit from pipeline.runtime.liveness"
 
 
-def test_a_worker_is_reported_before_it_is_left_out_and_left_out_before_it_is_replaced() -> None:
+def test_a_worker_is_reported_then_left_out_and_then_replaced() -> None:
     assert 3 * liveness.HEARTBEAT_EVERY_S <= liveness.SILENT_AFTER_S, "one lost heartbeat is no silence"
     assert liveness.UNREACHED_SAID_AFTER_S < liveness.UNREACHED_AFTER_S <= liveness.SILENT_AFTER_S
     assert liveness.SILENT_AFTER_S < liveness.UNLISTED_AFTER_S < liveness.REPLACED_AFTER_S

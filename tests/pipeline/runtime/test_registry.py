@@ -97,7 +97,7 @@ async def test_a_heartbeat_comes_back_as_it_was_written(subject: Subject):
     assert [beat.progress for beat in await subject.registry.heartbeats()] == [8]
 
 
-async def test_a_fenced_incarnation_can_neither_beat_nor_bind_nor_publish_nor_remove_its_successor(subject: Subject):
+async def test_a_fenced_incarnation_cannot_beat_bind_publish_or_remove_its_successor(subject: Subject):
     registry = subject.registry
     old = await registry.register(Role.LEARNER, "learner-0")
     new = await registry.register(Role.LEARNER, "learner-0")

@@ -186,7 +186,7 @@ class Far:
         pass
 
 
-async def test_mailboxes_that_cannot_be_reached_are_named_and_a_role_without_another_is_not_waited_for(
+async def test_unreachable_mailboxes_are_named_and_a_role_without_another_is_not_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with asyncio.TaskGroup() as tasks:

@@ -80,7 +80,7 @@ def test_a_worker_that_does_not_drain_moves_no_deadline() -> None:
     assert _names(plan.due(70.0), Verb.KILL) == ["learner"]
 
 
-def test_a_learner_that_stood_still_twice_with_nothing_kept_between_ends_the_run_with_a_sentence() -> None:
+def test_a_learner_stuck_twice_with_nothing_kept_between_ends_the_run_with_a_reason() -> None:
     plan = _plan(learner=1)
     for time_s, kept in ((0.0, ""), (4000.0, "000001.version-2"), (8000.0, "000001.version-2")):
         assert plan.failure is None
@@ -95,7 +95,7 @@ def test_a_learner_that_stood_still_twice_with_nothing_kept_between_ends_the_run
     assert _names(plan.due(9000.0), Verb.START) == []
 
 
-def test_failures_of_a_learner_count_together_however_far_apart_while_it_keeps_nothing() -> None:
+def test_failures_of_a_learner_that_keeps_nothing_count_together_however_far_apart() -> None:
     crashing, learning = _plan(learner=1), _plan(learner=1)
     for number in range(4):
         now = 1000.0 * number
@@ -118,7 +118,7 @@ def test_a_dead_worker_is_started_again_after_a_growing_pause() -> None:
     assert _names(plan.due(3.0), Verb.START) == ["generator-0"]
 
 
-def test_infrastructure_failures_over_a_workers_budget_fail_the_fleet_with_its_exit_code() -> None:
+def test_failures_over_a_workers_budget_fail_the_fleet_with_its_exit_code() -> None:
     plan = _plan(reward=1)
     now = 0.0
     for _ in range(POLICY.infrastructure.max_failures + 1):
@@ -140,7 +140,7 @@ def test_many_workers_that_are_killed_once_each_exhaust_nothing() -> None:
     assert sum(len(plan.due(2.0)) for _ in range(20)) == 20
 
 
-def test_a_large_wish_is_carried_out_a_few_starts_a_turn_and_every_role_gets_its_first_worker_first() -> None:
+def test_a_large_plan_starts_a_few_workers_a_turn_with_every_roles_first_one_first() -> None:
     plan = _plan(learner=1, generator=5000, reward=2)
     first = _names(plan.due(0.0), Verb.START)
     assert first[:3] == ["learner", "generator-0", "reward-0"]
@@ -196,7 +196,7 @@ IMPORT = LastError("ImportError", "libcuda.so.1: cannot open shared object file,
 AGAIN = LastError("ImportError", "libcuda.so.1: cannot open shared object file, process 4912")
 
 
-def test_an_error_that_repeats_itself_before_any_work_fails_the_fleet_at_its_second_time() -> None:
+def test_an_error_that_repeats_before_any_work_fails_the_fleet_at_its_second_time() -> None:
     plan = _plan(generator=2)
     _dies(plan, IMPORT)
     assert plan.failure is None
@@ -214,7 +214,7 @@ def test_one_error_of_two_workers_is_no_repetition() -> None:
     assert plan.failure is None
 
 
-def test_an_error_after_as_much_work_as_before_repeats_itself_and_after_other_work_does_not() -> None:
+def test_an_error_repeats_itself_after_as_much_work_as_before_and_not_after_other() -> None:
     plan = _plan(generator=1)
     _dies(plan, IMPORT, 3)
     _dies(plan, AGAIN, 5)

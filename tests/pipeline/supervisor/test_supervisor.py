@@ -154,7 +154,7 @@ def test_a_worker_that_keeps_failing_exhausts_its_budget(tmp_path: Path) -> None
         ("import", "ModuleNotFoundError: No module named 'tests.pipeline.no_such_module'"),
     ],
 )
-def test_an_error_that_repeats_itself_ends_the_run_at_its_second_time_with_its_own_text(
+def test_a_repeated_error_ends_the_run_at_its_second_time_with_its_own_text(
     tmp_path: Path, script: str, text: str
 ) -> None:
     with capture_logs() as logged:
@@ -568,7 +568,7 @@ class SometimesThere:
 
 
 @pytest.mark.parametrize(("answers_every_s", "is_replaced"), [(4, False), (1, True)])
-def test_a_server_that_answers_now_and_then_costs_no_worker_though_no_heartbeat_comes_through(
+def test_a_server_that_answers_now_and_then_costs_no_worker_without_heartbeats(
     tmp_path: Path, answers_every_s: int, is_replaced: bool
 ) -> None:
     config = op_config(tmp_path, "supervisor.silent_after_s=10")

@@ -136,7 +136,7 @@ def test_work_whose_pieces_end_is_left_alone_however_long_the_whole_takes(dog: W
     assert found, "when its pieces stand still it is stuck all the same"
 
 
-def test_a_piece_may_take_several_times_the_slowest_before_it_when_no_one_said_otherwise() -> None:
+def test_a_piece_may_take_several_times_the_slowest_before_it_by_default() -> None:
     dog = Watchdog(replace(PATIENCE, stuck_after_s=None))
     slow = WorkReport(steps=3, slowest_s=40.0)
     found = [
@@ -165,7 +165,7 @@ def test_idle_time_before_work_is_not_counted_against_the_work(dog: Watchdog) ->
     assert dog.look([_beat(561.0, waiting=WaitingFor.COMPUTE, held=16, begun=1)], PIDS, 561.0)
 
 
-def test_what_is_written_to_the_disk_hides_no_stuck_computing_and_is_waited_for_at_the_disk(dog: Watchdog) -> None:
+def test_writing_to_the_disk_hides_no_stuck_computing_and_is_waited_for_at_the_disk(dog: Watchdog) -> None:
     for second in range(1000):
         writing = WorkReport(steps=second)
         beat = _beat(float(second), waiting=WaitingFor.DISK, turns=1, storing=writing)
@@ -211,7 +211,7 @@ def test_a_worker_that_has_left_may_take_its_time_to_end_but_not_for_ever(dog: W
 
 
 @pytest.mark.parametrize(("gone", "limit_s"), [(set[int](), 60), ({7}, 10)])
-def test_a_guest_that_fell_silent_is_buried_and_sooner_when_its_process_is_known_to_be_gone(
+def test_a_silent_unmanaged_worker_is_fenced_and_sooner_once_its_process_is_gone(
     dog: Watchdog, gone: set[int], limit_s: int
 ) -> None:
     for second in range(limit_s + 1):
@@ -265,7 +265,7 @@ def test_a_successor_begins_with_full_patience(dog: Watchdog) -> None:
     waits=st.lists(st.sampled_from(list(WaitingFor)), min_size=1, max_size=30),
 )
 @settings(max_examples=150, deadline=None)
-def test_who_moves_within_every_limit_is_never_replaced_and_who_stands_still_always_is(
+def test_a_worker_within_its_limits_is_never_replaced_and_one_that_stands_still_is(
     data: st.DataObject, waits: list[WaitingFor]
 ) -> None:
     dog, now, progress = Watchdog(PATIENCE), 0.0, 0

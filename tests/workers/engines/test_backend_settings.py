@@ -56,7 +56,7 @@ def config(tmp_path: Path) -> RunConfig:
     return small_config(tmp_path).model_copy(update=sections)
 
 
-def test_the_policy_is_scored_at_the_sampling_temperature_and_warmed_up_over_the_steps_of_its_updates(
+def test_the_policy_is_scored_at_the_sampling_temperature_and_warmed_up_by_steps(
     config: RunConfig,
 ) -> None:
     assert forward_settings(config, CPU) == ForwardSettings(TEMPERATURE, 77, torch.bfloat16)
@@ -65,7 +65,7 @@ def test_the_policy_is_scored_at_the_sampling_temperature_and_warmed_up_over_the
     )
 
 
-def test_the_critic_is_regressed_with_the_discount_the_lambda_and_the_bounds_of_the_run(config: RunConfig) -> None:
+def test_the_critic_is_regressed_with_the_runs_discount_lambda_and_bounds(config: RunConfig) -> None:
     assert value_settings(config, CPU) == ValueSettings(
         micro_batch_tokens=88, gamma=0.97, gae_lambda=0.9, clip_low=0.25, clip_high=0.75, autocast=torch.bfloat16
     )
@@ -86,7 +86,7 @@ def test_learner_and_reference_agree_with_the_model_at_the_sampling_temperature(
     np.testing.assert_allclose(reference, plain, atol=1e-5)
 
 
-def test_the_local_engine_has_the_slots_the_stop_tokens_and_the_cache_policy_of_the_run(config: RunConfig) -> None:
+def test_the_local_engine_has_the_runs_slots_stop_tokens_and_cache_policy(config: RunConfig) -> None:
     engine = build_local(config, MODEL)
     assert engine.num_slots == 5
     assert engine._kv_policy == "recompute"

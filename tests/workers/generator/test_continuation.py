@@ -105,7 +105,7 @@ class Ledger:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("turns", [[1, 200], [2, 3, 1, 200], [3, 2, 2, 2, 200]])
-async def test_a_trajectory_goes_on_identically_whoever_continues_it_and_at_most_a_window_is_sampled_again(
+async def test_a_trajectory_continues_identically_elsewhere_and_resamples_a_window_at_most(
     tmp_path: Path, turns: list[int]
 ) -> None:
     async with asyncio.TaskGroup() as tasks:

@@ -127,7 +127,7 @@ def starts(trajectory: TrajectoryId) -> Sequence[int]:
     return range(0, len(whole(trajectory)), WINDOW)
 
 
-async def test_every_window_is_asked_for_with_its_prompt_its_prefix_and_the_runs_own_sampling(sampled: Sampled) -> None:
+async def test_every_window_request_has_its_prompt_its_prefix_and_the_runs_sampling(sampled: Sampled) -> None:
     for trajectory in TRAINING:
         requests = sampled.engine.of(trajectory)
         assert [request.response_tokens.tolist() for request in requests] == [

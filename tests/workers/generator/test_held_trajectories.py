@@ -190,7 +190,7 @@ Generation.TestCase.settings = settings(max_examples=100, stateful_step_count=60
 TestGeneration = Generation.TestCase
 
 
-def test_a_resumable_trajectory_that_is_leased_anew_is_sampled_once_from_where_the_lease_says() -> None:
+def test_a_resumable_trajectory_leased_anew_is_sampled_once_from_the_leases_place() -> None:
     trajectory, held = TRAJECTORIES[0], HeldTrajectories(NUM_SLOTS)
     held.hold(lease_of(trajectory, 0), PROMPT)
     held.submit(trajectory)

@@ -99,7 +99,7 @@ async def test_a_parked_trajectory_that_comes_back_while_its_chunk_is_sent_stays
 
 
 @pytest.mark.parametrize("moved_on", [False, True])
-async def test_a_trajectory_that_comes_back_before_its_window_is_written_is_not_begun_twice(
+async def test_a_trajectory_back_before_its_window_is_written_is_not_begun_twice(
     tmp_path: Path, moved_on: bool
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
@@ -160,7 +160,7 @@ def generator_of(ctx: ActorContext) -> tuple[Generator, _OneSlot]:
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.WINDOW])
-async def test_a_response_that_ended_frees_its_slot_while_it_is_written_and_one_that_goes_on_keeps_it(
+async def test_an_ended_response_frees_its_slot_while_it_is_written_and_others_keep_it(
     tmp_path: Path, reason: FinishReason
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
@@ -226,7 +226,7 @@ async def test_a_neighbour_that_reaches_scorers_is_alive_with_weights_and_reache
 
 
 @pytest.mark.parametrize("is_cut_off", [True, False])
-async def test_what_a_generator_holds_that_reaches_no_scorer_goes_on_where_scorers_are_reached(
+async def test_work_of_a_generator_that_reaches_no_scorer_goes_on_at_one_that_does(
     tmp_path: Path, is_cut_off: bool
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
@@ -253,7 +253,7 @@ async def test_what_a_generator_holds_that_reaches_no_scorer_goes_on_where_score
         ctx.close()
 
 
-async def test_leases_are_kept_through_a_turn_longer_than_they_last_and_run_out_when_the_engine_stands_still(
+async def test_leases_outlive_a_long_turn_and_run_out_when_the_engine_stands_still(
     tmp_path: Path,
 ) -> None:
     clock, renewed = ManualClock(), list[float]()

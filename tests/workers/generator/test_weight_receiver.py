@@ -225,7 +225,7 @@ async def test_what_was_refused_beside_decoding_is_raised_at_the_next_swap(tmp_p
         await world.ctx.cancel_spawned()
 
 
-async def test_a_version_is_brought_as_soon_as_it_is_announced_and_a_lost_notice_costs_one_poll(tmp_path: Path) -> None:
+async def test_a_version_is_brought_once_it_is_announced_and_a_lost_notice_costs_one_poll(tmp_path: Path) -> None:
     async with opened(tmp_path, poll_s=8.0) as world:
         await world.publish(1)
         world.ctx.spawn("weights", world.taker.watch())
@@ -307,7 +307,7 @@ async def test_weights_that_have_moved_on_cannot_mend_a_version(tmp_path: Path) 
             await world.publisher.repair(1, world.backend)  # pyright: ignore[reportArgumentType]
 
 
-async def test_a_version_that_is_intact_is_not_published_again_because_one_generator_refused_it(tmp_path: Path) -> None:
+async def test_an_intact_version_is_not_published_again_because_one_generator_refused_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as world:
         path = await world.publish(1)
         number = path.stat().st_ino

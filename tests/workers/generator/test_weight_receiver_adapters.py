@@ -184,7 +184,7 @@ async def test_a_base_that_is_damaged_where_it_was_published_is_refused_until_it
         assert world.ctx.counters["rejected_version"] == -1
 
 
-async def test_a_base_that_is_damaged_while_it_is_used_serves_no_further_version_until_it_is_mended(
+async def test_a_base_that_is_damaged_in_use_serves_no_version_until_it_is_mended(
     tmp_path: Path,
 ) -> None:
     async with adapted(tmp_path) as world:
@@ -232,9 +232,7 @@ async def test_a_damaged_adapter_is_refused_and_mended_and_its_base_is_kept(tmp_
 
 
 @pytest.mark.parametrize("path", ["auto", "wire"])
-async def test_a_new_learner_on_the_same_start_model_costs_no_new_base_and_on_another_one_does(
-    tmp_path: Path, path: str
-) -> None:
+async def test_a_new_learner_needs_a_new_base_only_on_another_start_model(tmp_path: Path, path: str) -> None:
     async with adapted(tmp_path, path=path) as world:
         await world.publish(1)
         await world.take()

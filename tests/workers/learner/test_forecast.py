@@ -10,9 +10,7 @@ from workers.learner.forecast import Forecast
 
 
 @given(st.floats(0.5, 200.0), st.integers(1, 500))
-def test_at_a_steady_rate_the_last_unit_is_noticed_within_the_least_pause_after_a_few_questions(
-    rate: float, needed: int
-) -> None:
+def test_at_a_steady_rate_few_polls_notice_the_last_unit_within_the_least_pause(rate: float, needed: int) -> None:
     forecast = Forecast(least_s=0.02, most_s=0.1)
     now, asked = 0.0, 0
     done_s = needed / rate
@@ -39,7 +37,7 @@ def test_units_that_are_dropped_begin_a_new_forecast() -> None:
     assert forecast.pause_s(1.1, num_ready=2, num_needed=8) == 0.02
 
 
-def test_when_enough_are_ready_and_something_else_is_waited_for_questions_grow_rarer_too() -> None:
+def test_polls_grow_rarer_too_when_enough_are_ready_and_another_wait_goes_on() -> None:
     forecast = Forecast(least_s=0.02, most_s=0.1)
     forecast.pause_s(0.0, num_ready=0, num_needed=8)
     pauses = [forecast.pause_s(now, num_ready=9, num_needed=8) for now in (0.3, 0.5, 0.8, 5.0)]

@@ -76,7 +76,7 @@ async def test_groups_without_signal_in_a_row_are_hopeless_once_the_limit_is_rea
     assert await run.verdict() == Counter({NO_SIGNAL: LIMIT})
 
 
-async def test_a_learner_with_enough_ready_units_that_waits_for_late_work_is_never_told_that_its_data_is_hopeless():
+async def test_a_learner_with_enough_units_that_waits_for_late_work_is_never_hopeless():
     """A generator that is cut off holds old work, which would be too stale after this update;
     others go on sampling.
     """
@@ -127,7 +127,7 @@ async def test_work_that_was_admitted_after_the_limit_was_reached_keeps_no_verdi
     assert await run.look() == Counter({NO_SIGNAL: LIMIT})
 
 
-async def test_a_batch_that_was_claimed_begins_the_count_anew_even_if_as_many_units_are_ready_as_before():
+async def test_a_claimed_batch_begins_the_count_anew_even_if_as_many_units_are_ready():
     run = await Run().open()
     await run.sample(1, good=True)
     await run.verdict()

@@ -69,7 +69,7 @@ async def test_a_learner_killed_at_any_point_trains_everything_once(
         shutil.rmtree(folder)
 
 
-async def test_an_evaluation_is_recorded_after_the_next_update_though_the_learner_never_waits(
+async def test_an_evaluation_is_recorded_after_the_next_update_of_a_busy_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path, monkeypatch, num_updates=3, num_evaluation_prompts=2)
@@ -97,7 +97,7 @@ async def test_an_evaluation_that_was_recorded_after_its_checkpoint_is_recorded_
     assert [row.policy_version for row in evaluations] == [0, *updates]
 
 
-async def test_a_disk_that_refuses_checkpoints_stops_nothing_and_nothing_is_settled_before_one_is_there(
+async def test_a_disk_that_refuses_checkpoints_stops_no_run_and_settles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path, monkeypatch, num_updates=NUM_UPDATES)

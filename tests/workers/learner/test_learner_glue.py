@@ -112,7 +112,7 @@ async def test_no_forward_pass_is_made_for_log_probs_that_no_step_reads(
     assert all(sample.old_logprobs is None for samples, _ in backend.steps for sample in samples)
 
 
-async def test_weights_that_are_normalised_over_the_only_minibatch_have_its_log_probs_first(tmp_path: Path) -> None:
+async def test_weights_normalised_over_the_only_minibatch_have_its_log_probs_first(tmp_path: Path) -> None:
     backend = RecordingTraining()
     config = config_of(tmp_path, num_minibatches=1, importance_normalize=True)
     await updated(config, group_units(responses(4), WINDOW), backend)

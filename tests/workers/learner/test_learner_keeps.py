@@ -36,7 +36,7 @@ async def test_the_first_long_update_is_kept_at_once_and_a_short_one_is_not(tmp_
         assert learner._is_checkpoint_due()
 
 
-async def test_later_ones_are_kept_by_number_or_by_time_but_not_more_often_than_writing_allows(tmp_path: Path) -> None:
+async def test_later_ones_are_kept_by_number_or_time_and_no_more_often_than_writing_allows(tmp_path: Path) -> None:
     clock = ManualClock()
     async with asyncio.TaskGroup() as tasks:
         learner = await _learner(tmp_path, clock, tasks)

@@ -160,7 +160,7 @@ async def test_generators_that_serve_nothing_yet_drain_or_are_silent_are_not_wai
         assert await bench.registry.epoch("generator-0") == 1
 
 
-async def test_a_laggard_in_the_middle_of_a_long_turn_is_waited_for_while_pieces_of_it_get_done(tmp_path: Path) -> None:
+async def test_a_laggard_in_a_long_turn_is_waited_for_while_pieces_of_it_get_done(tmp_path: Path) -> None:
     async with _opened(tmp_path) as bench:
         who = await bench.generator(0)
         async with asyncio.TaskGroup() as tasks:

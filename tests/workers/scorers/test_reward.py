@@ -94,7 +94,7 @@ async def test_without_answers_accuracy_comes_from_the_reward_model(tmp_path: Pa
         assert {score.accuracy for score in scores} == {0.0, 1.0}
 
 
-async def test_what_the_reward_model_cannot_read_is_a_dead_letter_and_the_rest_of_the_batch_is_scored(
+async def test_a_response_the_reward_model_cannot_read_is_a_dead_letter_and_others_scored(
     tmp_path: Path,
 ) -> None:
     write_reward_model(tmp_path / "judge")
@@ -107,7 +107,7 @@ async def test_what_the_reward_model_cannot_read_is_a_dead_letter_and_the_rest_o
         assert bench.worker.ctx.counters["failed"] == 1
 
 
-async def test_an_answer_that_cannot_be_judged_in_time_is_wrong_at_once_and_counted_and_no_dead_letter(
+async def test_an_answer_not_judged_in_time_is_wrong_and_counted_and_no_dead_letter(
     tmp_path: Path,
 ) -> None:
     hangs = "tests.pipeline.rewards.user_verifiers:hangs_when_told"

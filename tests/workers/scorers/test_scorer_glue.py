@@ -194,7 +194,7 @@ async def test_reference_log_probs_are_those_of_each_window_after_its_prompt_and
         await worker.teardown()
 
 
-async def test_values_are_those_of_each_window_after_its_prompt_and_prefix_and_training_sees_responses_whole(
+async def test_values_are_of_each_window_after_its_prefix_and_training_has_whole_responses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old values, around which new ones are clipped, are the stored values of the windows, one
@@ -237,7 +237,7 @@ def judge(response: Response) -> Verdict | VerifierFailure:
     return Verdict(accuracy=1.0 if response.finish_reason is FinishReason.STOP else 0.25, parts={"format": 0.125})
 
 
-async def test_a_response_is_judged_whole_and_its_reward_is_the_sum_of_the_parts_that_the_settings_make(
+async def test_a_response_is_judged_whole_and_its_reward_sums_the_configured_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The over-long penalty is of the length over all windows: of the last chunk's alone there

@@ -217,7 +217,7 @@ async def test_a_chunk_whose_message_was_lost_is_valued_when_it_is_overdue(fleet
         assert worker.ctx.counters["overdue"] == 2
 
 
-async def test_values_that_are_not_finite_are_never_written_and_the_chunk_ends_as_a_dead_letter(fleet: Fleet) -> None:
+async def test_values_that_are_not_finite_are_never_written_and_make_a_dead_letter(fleet: Fleet) -> None:
     bad, good = await fleet.sample(2)
     fleet.engine.poison = {int(bad.tokens[-1])}
     # the same chunk, ending in another token

@@ -118,7 +118,7 @@ def test_in_bfloat16_they_are_as_near_the_truth_as_those_of_transformers(part: s
 
 
 @pytest.mark.parametrize("is_lasting", [True, False])
-def test_new_weights_count_from_the_next_token_whether_they_are_copied_or_used_where_they_lie(is_lasting: bool) -> None:
+def test_new_weights_count_from_the_next_token_copied_or_used_in_place(is_lasting: bool) -> None:
     slots = SlotForward(make("llama with biases"), len(LENGTHS))
     for seed in (1, 2):
         new = make("llama with biases", seed=seed)

@@ -37,7 +37,7 @@ def test_each_request_reads_what_was_written_for_it_in_any_order_of_rows(seed: i
             live.remove(name)
 
 
-def test_a_request_that_was_never_scheduled_has_nothing_and_is_forgotten_without_a_word() -> None:
+def test_a_request_that_was_never_scheduled_has_nothing_and_is_forgotten() -> None:
     journal = LogprobJournal(num_positions=4)
     assert journal.read("never", 2, 0).size == 0
     journal.forget("never")

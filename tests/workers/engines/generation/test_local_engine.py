@@ -118,7 +118,7 @@ class TestLocalEngine(LocalContract):
 
 @given(data=st.data(), num_slots=st.integers(1, 6))
 @settings(max_examples=60, deadline=None)
-def test_rows_hold_their_own_trajectory_through_any_order_of_admissions_endings_and_returns(
+def test_rows_hold_their_own_trajectory_in_any_order_of_admissions_ends_and_returns(
     data: st.DataObject, num_slots: int
 ) -> None:
     """Drive the table as the engine does; each cached key names the trajectory and position it
@@ -188,7 +188,7 @@ def configuration(**generation: object) -> SimpleNamespace:
     return SimpleNamespace(generation=SimpleNamespace(**(settings | generation)))
 
 
-def test_an_engine_is_built_from_a_folder_and_stops_at_the_tokenizers_and_the_configured_tokens(folder: Path) -> None:
+def test_an_engine_from_a_folder_stops_at_the_tokenizers_and_the_configured_tokens(folder: Path) -> None:
     engine = build_engine(configuration(), folder)
     assert (engine.num_slots, engine.policy_version) == (4, -1)
     engine.load_weights(published(tiny_model(seed=3)), 0)
@@ -246,7 +246,7 @@ def _noised(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("is_dense", [True, False])
-def test_weights_that_are_loaded_are_served_and_those_that_are_kept_silently_are_named(
+def test_loaded_weights_are_served_and_silently_kept_ones_are_named(
     monkeypatch: pytest.MonkeyPatch, is_dense: bool
 ) -> None:
     if not is_dense:

@@ -72,7 +72,7 @@ def test_a_stream_depends_on_seed_lane_group_and_member_and_on_nothing_else() ->
 
 
 @pytest.mark.parametrize("top_k", [1, 5, 63, 64, 100])
-def test_top_k_samples_only_the_k_likeliest_tokens_and_reports_their_renormalised_logprobs(top_k: int) -> None:
+def test_top_k_samples_the_k_likeliest_tokens_and_reports_renormalised_logprobs(top_k: int) -> None:
     logits = 2.0 * torch.randn(1, 64, generator=torch.Generator().manual_seed(2))
     tokens, logprobs = draw(logits, SamplingParams(1.0, top_k=top_k), 4_000)
     support = torch.topk(logits[0], min(top_k, 64)).indices
@@ -126,7 +126,7 @@ def test_a_row_draws_the_same_token_whatever_rows_share_its_batch(seed: int, oth
         assert abs(alone[1].item() - together[1][row].item()) < 1e-5
 
 
-def test_a_token_of_probability_zero_is_never_drawn_even_at_the_ends_of_the_unit_interval() -> None:
+def test_a_token_of_probability_zero_is_never_drawn_even_at_the_ends_of_the_interval() -> None:
     logits = torch.full((4, 8), -torch.inf)
     logits[:, 3] = 0.0
     uniform = torch.tensor([2.0**-41, 0.25, 0.75, 1 - 2.0**-41], dtype=torch.float64)

@@ -49,7 +49,7 @@ def test_a_version_is_given_out_once_and_only_by_its_own_number(path: Path) -> N
     assert staged.take(2) is not None
 
 
-def test_the_newest_version_takes_the_place_of_the_one_before_though_the_path_is_the_same(path: Path) -> None:
+def test_the_newest_version_replaces_the_one_before_though_the_path_is_the_same(path: Path) -> None:
     staged = Staging(CPU)
     staged.begin(path, 1)
     while not staged.is_over:

@@ -77,7 +77,7 @@ def test_no_responses_have_no_scores(tmp_path: Path) -> None:
     assert build(write_reward_model(tmp_path)).scores([]) == []
 
 
-def test_a_small_vocabulary_of_which_every_token_ends_a_row_leaves_no_padding_and_is_scored_all_the_same(
+def test_a_vocabulary_whose_every_token_ends_a_row_is_scored_without_padding(
     tmp_path: Path,
 ) -> None:
     model = build(write_reward_model(tmp_path))

@@ -95,7 +95,7 @@ def test_neither_micro_batches_nor_the_order_of_arrival_change_a_float64_update(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_with_a_window_as_long_as_the_cap_t_ppo_moves_the_weights_as_ppo_does_bit_for_bit(seed: int) -> None:
+def test_with_a_window_as_long_as_the_cap_t_ppo_moves_the_weights_as_ppo_does(seed: int) -> None:
     settings = {"adaptive_lambda_alpha": 0.05, "adaptive_lambda_floor": 0.95, "positive_nll_coefficient": 0.1}
     settings |= {"clip_high": 0.28, "dual_clip": 10.0, "importance": "none"}
     tppo = _rule("tppo", window=CAP, **settings)

@@ -205,7 +205,7 @@ def test_the_adapter_merged_where_it_arrives_is_the_learners_merged_file_bit_for
     assert not np.array_equal(whole, base)
 
 
-def test_the_base_is_the_start_model_however_long_training_goes_on_and_after_a_restart(tmp_path: Path) -> None:
+def test_the_base_stays_the_start_model_through_training_and_a_restart(tmp_path: Path) -> None:
     bases, backend = [], make()
     for _ in range(3):
         adapter = adapter_of(backend)

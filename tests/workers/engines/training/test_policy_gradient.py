@@ -30,7 +30,7 @@ def without_advantage() -> list[TrainingSample]:
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_an_entropy_coefficient_alone_raises_the_entropy_and_a_negative_one_lowers_it(sign: float) -> None:
+def test_an_entropy_coefficient_raises_the_entropy_and_a_negative_one_lowers_it(sign: float) -> None:
     training, samples = backend(), without_advantage()
     objective = Objective(entropy_coefficient=sign, importance=Importance.NONE)
     entropies = [training.step(samples, objective).metrics["entropy"] for _ in range(4)]

@@ -118,7 +118,7 @@ def test_a_folder_that_is_no_value_model_is_refused_with_the_reason(start: Path,
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 64, 10_000])
-def test_a_value_belongs_to_the_state_before_its_token_and_is_that_of_the_sequence_alone(
+def test_a_value_is_of_the_state_before_its_token_and_of_its_sequence_alone(
     start: Path, micro_batch_tokens: int
 ) -> None:
     sequences = ragged(np.random.default_rng(1), 9)
