@@ -253,6 +253,11 @@ class SupervisorSection(Section):
     checkpoint_timeout_s: float = setting(
         600.0, "A worker whose checkpoint gains no file for this long is replaced.", gt=0.0
     )
+    preload: bool = setting(
+        True,
+        "Workers are forked of one process that has their imports done: they start seconds earlier and share its memory. "
+        "vLLM's workers import for themselves.",
+    )
     metrics_port: int | None = setting(None, "Port of Prometheus metrics on 127.0.0.1. Absent: off.", ge=1, le=65535)
 
 

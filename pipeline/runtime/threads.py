@@ -22,17 +22,19 @@ _VARIABLES = (
 def limit_threads(num_threads: int) -> None:
     """Give this process and its children ``num_threads`` numeric threads.
 
-    Engines also call ``torch.set_num_threads``, which limits torch's own pool.
+    Engines also call ``torch.set_num_threads``, which limits torch's own pool. A call that changes
+    nothing is allowed at any time.
 
     Raises:
-        RuntimeError: torch is imported already.
+        RuntimeError: torch was imported under another limit.
         ValueError: the number is not positive.
     """
     if num_threads < 1:
         raise ValueError(f"threads is {num_threads}; expected at least 1")
-    if "torch" in sys.modules:
+    wanted = thread_environment(num_threads)
+    if "torch" in sys.modules and not wanted.items() <= os.environ.items():
         raise RuntimeError("limit_threads was called after torch was imported; call it first in the process")
-    os.environ.update(thread_environment(num_threads))
+    os.environ.update(wanted)
 
 
 def thread_environment(num_threads: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A process that another supervisor started, with the interface of ``subprocess.Popen``.
+"""A process that another one started, with the interface of ``subprocess.Popen``.
 
 On Linux a descriptor of the process (pidfd) is held from the start: no signal reaches a later
 process of the same number. Elsewhere the identity is checked before each signal. The process writes
@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Self
 
 from pipeline.process.records import ProcessIdentity, identify
 
@@ -24,15 +25,25 @@ class AdoptedProcess:
     def __init__(self, identity: ProcessIdentity, read_exit_code: Callable[[], int | None]) -> None:
         """Hold a process; ``read_exit_code`` returns the code that it wrote down, None without one.
         Raises ProcessLookupError: the process has ended."""
-        self.pid = identity.pid
+        self._hold(identity.pid, read_exit_code)
         self._identity = identity
-        self._read_exit_code = read_exit_code
-        self._code: int | None = None
-        self._descriptor = _open_descriptor(identity.pid)
         # The check follows the opening, so the descriptor is of this process.
         if identify(identity.pid) != identity:
             self._close()
             raise ProcessLookupError(f"process {identity.pid} is not the one started at {identity.started}")
+
+    @classmethod
+    def child(cls, pid: int, read_exit_code: Callable[[], int | None]) -> Self:
+        """Hold a process whose parent waits for it no earlier than in ``read_exit_code`` (Linux)."""
+        process = cls.__new__(cls)
+        process._hold(pid, read_exit_code)
+        return process
+
+    def _hold(self, pid: int, read_exit_code: Callable[[], int | None]) -> None:
+        self.pid = pid
+        self._read_exit_code = read_exit_code
+        self._code: int | None = None
+        self._descriptor = _open_descriptor(pid)
 
     def poll(self) -> int | None:
         """Return the exit code; None while the process runs. One without a written code was

@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import structlog
 
 from pipeline.files import cut
-from pipeline.ledger.url import without_ledger_password
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.last_error import LastError, printed_error
@@ -33,6 +34,8 @@ from pipeline.process.records import (
     write_started,
 )
 from pipeline.supervisor.adopted_process import AdoptedProcess
+from pipeline.supervisor.starter import NAME as STARTER
+from pipeline.supervisor.starter import Starter, StarterEnded, marked_environment
 from protocol import headrace
 from protocol.ids import Role
 
@@ -96,6 +99,8 @@ class Processes:
     def __init__(self, run_dir: Path, command: Command = worker_command) -> None:
         self._run_dir = run_dir
         self._command = command
+        self._starter: Starter | None = None
+        self._forks: Callable[[Role], bool] = lambda _: False
         self._children: dict[str, _Child] = {}
         self._unstarted: list[Exit] = []
 
@@ -104,19 +109,29 @@ class Processes:
         """Process ids by worker."""
         return {name: child.process.pid for name, child in self._children.items()}
 
+    def prepare(
+        self, command: Sequence[str], forks: Callable[[Role], bool], given_up: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Start the starter, and wait until workers can be forked of it.
+
+        Args:
+            command: Command line of the starter.
+            forks: Returns whether a role's workers are forked; others import for themselves.
+            given_up: Ends the wait.
+        """
+        try:
+            self._starter = Starter(self._run_dir, command)
+            self._starter.wait(given_up)
+        except (OSError, StarterEnded) as error:
+            self._lose_starter(error)
+        self._forks = forks
+
     def start(self, role: Role, name: str) -> None:
         """Start a worker's process. A refused start is reported by ``reap`` as a failure."""
         try:
             with self.output_path(name).open("ab") as output:
                 output_from = output.tell()
-                process = subprocess.Popen(
-                    self._command(role, self._run_dir, name),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    env=without_ledger_password(os.environ) | {WORKER_MARK: worker_mark(self._run_dir, name)},
-                )
+                process = self._spawn(role, name, output)
         except OSError as error:
             log.error("worker_not_started", worker=name, reason=str(error))
             self._unstarted.append(Exit(name, role, 0, ExitCode.FAILURE))
@@ -124,6 +139,39 @@ class Processes:
         self._children[name] = _Child(role, process, identify(process.pid), output_from)
         self._write_record(name, self._children[name])
         log.info("worker_started", worker=name, pid=process.pid)
+
+    def _spawn(self, role: Role, name: str, output: BinaryIO) -> subprocess.Popen[bytes] | AdoptedProcess:
+        """Fork a worker of the starter, else start it anew. Raises OSError."""
+        command = self._command(role, self._run_dir, name)
+        environment = marked_environment(worker_mark(self._run_dir, name))
+        if self._starter is not None and self._forks(role):
+            try:
+                return self._starter.start(command, environment, output, partial(self._written_code, name))
+            except StarterEnded as error:
+                self._lose_starter(error)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
+        )
+
+    def _written_code(self, name: str) -> int | None:
+        child = self._children.get(name)
+        life = (
+            read_life(self._run_dir, name, child.identity) if child is not None and child.identity is not None else None
+        )
+        return None if life is None else life.exit_code
+
+    def _lose_starter(self, error: Exception) -> None:
+        log.warning(
+            "starter_ended", reason=str(error), action="workers import for themselves", output=f"logs/{STARTER}.out"
+        )
+        if self._starter is not None:
+            self._starter.close()
+        self._starter = None
 
     def find(self) -> list[Found]:
         """Return the recorded worker processes that run on this host and are not held here."""
@@ -186,6 +234,8 @@ class Processes:
             child.process.wait()
             self._ended(name)
         self._children.clear()
+        if self._starter is not None:
+            self._starter.close()
 
     def end_strays(self) -> int:
         """Kill all workers of an ended run on this host, with descendants; return their number."""

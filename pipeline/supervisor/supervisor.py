@@ -51,6 +51,7 @@ from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts
 from pipeline.supervisor.monitor import Monitor
 from pipeline.supervisor.processes import Command, Exit, Processes, worker_command
 from pipeline.supervisor.run_folder import server_lock
+from pipeline.supervisor.starter import forks, starter_command
 from pipeline.supervisor.takeover import take_over
 from pipeline.supervisor.watchdog import Timeouts, Watchdog
 from pipeline.training.checkpoints import CHECKPOINTS, VALUE_CHECKPOINTS, newest_name
@@ -96,6 +97,7 @@ class Supervisor:
         self._config = config
         self._run_dir = run_dir
         self._processes = Processes(run_dir, command)
+        self._is_forking = command is worker_command and config.supervisor.preload
         self._plan = FleetPlan(
             RestartPolicy(
                 infrastructure=Intensity(settings.max_restarts, settings.restart_window_s),
@@ -206,6 +208,10 @@ class Supervisor:
         earlier = self._earlier_config()
         adopted = await take_over(self._processes, self._plan, registry)
         self._write_config()
+        if self._is_forking:
+            command = starter_command(self._run_dir)
+            forked = partial(forks, self._config)
+            await asyncio.to_thread(self._processes.prepare, command, forked, self._stop_requested.is_set)
         wanted = Fleet(desired_counts(self._config))
         if adopted and earlier is not None:
             if not _works_the_same(earlier, self._config):

@@ -1,0 +1,135 @@
+"""Forks processes from one that has its imports done, for a parent that is another process.
+
+*Consumes* requests of one parent over a socket pair: ``Fork`` with the output file's descriptor,
+``ExitCode``. *Produces* processes in sessions of their own, ``Started`` and exit codes. *Waits for*
+the next request; the parent's end is the end of the socket, and of ``serve``. The forked processes
+go on without it.
+
+A forked process shows its own arguments and environment in ``/proc``, as a new process does: marks
+(``pipeline.process.descendants``) and command lines are found there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+_MAX_BYTES = 1 << 20
+
+
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """Fork a process; its output file's descriptor comes beside the request."""
+
+    arguments: list[str]
+    """Its command line, as ``/proc`` shows it. The program's arguments come last."""
+    environment: dict[str, str]
+
+
+class Reap(msgspec.Struct, frozen=True, tag=True):
+    """Return the exit code of a forked process, once it has ended."""
+
+    pid: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A process id, or an exit code, negative for a signal."""
+
+    number: int
+
+
+_requests: msgspec.msgpack.Decoder[Fork | Reap] = msgspec.msgpack.Decoder(Fork | Reap)
+_answers = msgspec.msgpack.Decoder(Answer)
+
+
+def send_request(channel: socket.socket, request: Fork | Reap, *descriptors: int) -> Answer:
+    """Send a request to a process in ``serve``, and return its answer.
+
+    Raises:
+        EOFError: the process has ended.
+        OSError: it cannot be reached, or does not answer within the socket's timeout.
+    """
+    socket.send_fds(channel, [msgspec.msgpack.encode(request)], descriptors)
+    return receive_answer(channel)
+
+
+def receive_answer(channel: socket.socket) -> Answer:
+    """Return the next answer; ``serve`` begins with one. Raises as ``send_request``."""
+    if message := channel.recv(_MAX_BYTES):
+        return _answers.decode(message)
+    raise EOFError("the process that forks has ended")
+
+
+def serve(channel: socket.socket, program: Callable[[Sequence[str]], NoReturn]) -> None:
+    """Report readiness, then carry out requests until the parent has closed its end.
+
+    Args:
+        channel: This process's end of a ``SOCK_SEQPACKET`` pair: one message a packet.
+        program: Called in each forked process with its arguments.
+
+    Raises:
+        OSError: no process can be forked.
+    """
+    _answer(channel, os.getpid())
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, _MAX_BYTES, 1)
+        if not message:
+            return
+        match _requests.decode(message):
+            case Fork() as start:
+                (output,) = descriptors
+                pid = os.fork()
+                if pid == 0:
+                    channel.close()
+                    _become(start, output, program)
+                os.close(output)
+                _answer(channel, pid)
+            case Reap(pid):
+                _, status = os.waitpid(pid, 0)
+                _answer(channel, os.waitstatus_to_exitcode(status))
+
+
+def _answer(channel: socket.socket, number: int) -> None:
+    channel.send(msgspec.msgpack.encode(Answer(number)))
+
+
+def _become(start: Fork, output: int, program: Callable[[Sequence[str]], NoReturn]) -> NoReturn:
+    """Be the process that ``start`` describes, and never return."""
+    try:
+        os.setsid()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        show(start.arguments, start.environment)
+        program(start.arguments)
+    except SystemExit as end:
+        os._exit(end.code if isinstance(end.code, int) else 1)
+    except BaseException:  # noqa: BLE001 - the parent's loop is not to go on in this process
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def show(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Make arguments and environment those of this process, in ``/proc`` as well (Linux).
+
+    The kernel shows the memory that it filled at the last ``exec``; longer texts are cut. Python
+    keeps copies of variables that it sets, so the old memory is free once all are set again.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    # proc(5): arg_start, arg_end, env_start, env_end are fields 48 to 51; the first after the bracket is field 3.
+    areas = [int(field) for field in fields[45:49]]
+    texts = arguments, [f"{name}={value}" for name, value in environment.items()]
+    for text, begin, end in zip(texts, areas[::2], areas[1::2], strict=True):
+        shown = b"".join(os.fsencode(entry) + b"\0" for entry in text)[: end - begin - 1]
+        ctypes.memmove(begin, shown.ljust(end - begin, b"\0"), end - begin)

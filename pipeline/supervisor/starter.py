@@ -1,0 +1,151 @@
+"""The starter of a fleet: a process with the workers' imports done, of which workers are forked.
+
+*Consumes* starts of workers. *Produces* processes with the interface of ``subprocess.Popen``.
+*Waits for* the starter's imports in ``wait``, and for its answers for ``_ANSWER_S``.
+
+A forked worker has its imports in milliseconds instead of seconds, and shares their memory. Where
+there is no starter (not Linux, or its imports fail or initialise CUDA), workers import for
+themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from pipeline.config.schema import RunConfig
+from pipeline.ledger.url import without_ledger_password
+from pipeline.process.descendants import WORKER_MARK, worker_mark
+from pipeline.process.forking import Fork, Reap, receive_answer, send_request
+from pipeline.supervisor.adopted_process import AdoptedProcess
+from protocol import headrace
+from protocol.ids import Role
+
+NAME = "starter"
+_ROOM = "-" * 80
+"""The starter's last argument, in whose place forked workers show longer arguments."""
+_ANSWER_S = 5.0
+_READY_S = 120.0
+_LOOK_S = 0.1
+_END_S = 5.0
+
+
+class StarterEnded(Exception):
+    """The starter has ended, or does not answer."""
+
+
+def starter_command(run_dir: Path) -> list[str]:
+    """Return the command line of a starter, but for its last two arguments."""
+    return headrace.command("workers.starter", str(run_dir))
+
+
+def forks(config: RunConfig, role: Role) -> bool:
+    """Return whether a role's workers may be forked. vLLM sets up its threads while it is
+    imported.
+    """
+    engine = {Role.GENERATOR: config.generation.engine, Role.REFERENCE: config.reference.backend}.get(role)
+    return hasattr(os, "pidfd_open") and engine != "vllm"
+
+
+def marked_environment(mark: str) -> dict[str, str]:
+    """Return this process's environment for a worker: its mark, and no password of the ledger.
+
+    The mark is first: ``/proc`` shows as much of it as the starter's environment was long.
+    """
+    return {WORKER_MARK: mark} | without_ledger_password(os.environ) | {WORKER_MARK: mark}
+
+
+class Starter:
+    """Starts workers as forks of one process.
+
+    Args:
+        run_dir: The run's folder.
+        command: Command line of the starter. The descriptor of its socket, and room for longer
+            arguments, are added.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, run_dir: Path, command: Sequence[str]) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.settimeout(_ANSWER_S)
+        with theirs, (run_dir / "logs" / f"{NAME}.out").open("ab") as output:
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno()), _ROOM],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+                env=marked_environment(worker_mark(run_dir, NAME + _ROOM)),
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def wait(self, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the imports are done. Raises StarterEnded."""
+        deadline = time.monotonic() + _READY_S
+        while not select.select([self._channel], [], [], _LOOK_S)[0]:
+            if given_up() or time.monotonic() > deadline:
+                self._process.kill()
+                raise StarterEnded("it was still importing")
+        try:
+            receive_answer(self._channel)
+        except (EOFError, OSError) as error:
+            raise StarterEnded(str(error)) from error
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        output: BinaryIO,
+        written_code: Callable[[], int | None],
+    ) -> AdoptedProcess:
+        """Fork a process.
+
+        Args:
+            arguments: Its command line.
+            environment: Its environment; its mark comes first.
+            output: Receives what it prints.
+            written_code: Returns the exit code that it wrote down, for an end after the starter's.
+
+        Raises:
+            StarterEnded: nothing was started.
+        """
+        pid = self._request(Fork(list(arguments), dict(environment)), output.fileno())
+
+        def exit_code() -> int | None:
+            try:
+                return self._request(Reap(pid))
+            except StarterEnded:
+                return written_code()
+
+        return AdoptedProcess.child(pid, exit_code)
+
+    def close(self) -> None:
+        """End the starter. Workers that it forked go on."""
+        self._channel.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _request(self, request: Fork | Reap, *descriptors: int) -> int:
+        try:
+            return send_request(self._channel, request, *descriptors).number
+        except (EOFError, OSError) as error:
+            # A late answer is not to be taken for the next one's.
+            self._channel.close()
+            self._process.kill()
+            raise StarterEnded(str(error)) from error

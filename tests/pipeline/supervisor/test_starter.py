@@ -1,0 +1,185 @@
+"""Claims about the starter: workers forked of it are processes like those that are started anew."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
+from pipeline.process.records import process_runs
+from pipeline.runtime.threads import limit_threads, thread_environment
+from pipeline.supervisor.adopted_process import AdoptedProcess
+from pipeline.supervisor.processes import Processes
+from pipeline.supervisor.starter import Starter, StarterEnded, forks, marked_environment
+from protocol.ids import Role
+from tests.pipeline.op_config import op_config
+from workers.starter import imports
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="workers are forked on Linux only"),
+]
+COMMAND = [sys.executable, "-m", "tests.pipeline.supervisor.fake_starter"]
+LIMIT_S = 20.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "logs").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def starter(run_dir: Path) -> Iterator[Starter]:
+    made = Starter(run_dir, COMMAND)
+    made.wait()
+    yield made
+    made.close()
+
+
+def forked(
+    starter: Starter, run_dir: Path, word: str, environment: Mapping[str, str] | None = None, written: int | None = None
+) -> AdoptedProcess:
+    environment = marked_environment(worker_mark(run_dir, "value")) if environment is None else environment
+    with (run_dir / "logs" / "value.out").open("ab") as output:
+        return starter.start(["python", "value", word], environment, output, lambda: written)
+
+
+def test_a_forked_worker_shows_its_own_command_line_mark_and_session_to_the_system(
+    starter: Starter, run_dir: Path
+) -> None:
+    process = forked(starter, run_dir, "wait")
+    try:
+        line = Path(f"/proc/{process.pid}/cmdline")
+        until(lambda: line.read_bytes().rstrip(b"\0").split(b"\0") == [b"python", b"value", b"wait"])
+        assert marked(WORKER_MARK, worker_mark(run_dir, "value")) == [process.pid]
+        until(lambda: f"session {process.pid}," in (run_dir / "logs" / "value.out").read_text())
+    finally:
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_a_forked_worker_has_the_given_environment_and_no_variable_of_the_starter(
+    starter: Starter, run_dir: Path
+) -> None:
+    forked(starter, run_dir, "0", {"HOME": "/elsewhere"}).wait()
+    assert "home /elsewhere" in (run_dir / "logs" / "value.out").read_text()
+    forked(starter, run_dir, "0", {}).wait()
+    assert "home None" in (run_dir / "logs" / "value.out").read_text()
+
+
+@pytest.mark.parametrize(("word", "code"), [("0", 0), ("7", 7), ("crash", -signal.SIGSEGV), ("fail", 1)])
+def test_the_exit_code_of_a_forked_worker_is_its_own(starter: Starter, run_dir: Path, word: str, code: int) -> None:
+    assert forked(starter, run_dir, word).wait() == code
+    assert ("ValueError: as its command line wants" in (run_dir / "logs" / "value.out").read_text()) == (word == "fail")
+
+
+def test_forked_workers_outlive_the_starter_and_end_with_the_code_that_they_wrote(run_dir: Path) -> None:
+    starter = Starter(run_dir, COMMAND)
+    starter.wait()
+    process = forked(starter, run_dir, "wait", written=6)
+    starter.close()
+    assert not process_runs(starter.pid)
+    assert process.poll() is None
+    process.kill()
+    assert process.wait() == 6
+
+
+def prepared(run_dir: Path, *words: str, forked_roles: frozenset[Role] = frozenset(Role)) -> Processes:
+    def command(role: Role, run_dir: Path, name: str) -> list[str]:
+        return [sys.executable, "-c", "import os, time; print(os.getpid()); time.sleep(60)", name, "wait"]
+
+    processes = Processes(run_dir, command)
+    processes.prepare([*COMMAND, *words], forked_roles.__contains__)
+    return processes
+
+
+def is_forked(processes: Processes, name: str) -> bool:
+    """Whether a worker is a fork: such a worker says so, by the fake starter's program."""
+    until(lambda: bool(processes.last_lines(name)))
+    return "in session" in processes.last_lines(name)
+
+
+def test_only_roles_that_may_be_forked_are_forked(run_dir: Path) -> None:
+    processes = prepared(run_dir, forked_roles=frozenset({Role.LEARNER}))
+    try:
+        for role in (Role.LEARNER, Role.GENERATOR):
+            processes.start(role, str(role))
+        assert is_forked(processes, "learner")
+        assert not is_forked(processes, "generator")
+    finally:
+        processes.close()
+
+
+def test_without_its_imports_there_is_no_starter_and_workers_import_for_themselves(run_dir: Path) -> None:
+    with capture_logs() as logs:
+        processes = prepared(run_dir, "broken")
+    try:
+        assert [entry["event"] for entry in logs] == ["starter_ended"]
+        assert "no module named so" in (run_dir / "logs" / "starter.out").read_text()
+        processes.start(Role.LEARNER, "learner")
+        assert not is_forked(processes, "learner")
+    finally:
+        processes.close()
+
+
+def test_a_killed_starter_costs_no_worker_and_no_start(run_dir: Path) -> None:
+    processes = prepared(run_dir)
+    try:
+        processes.start(Role.LEARNER, "learner")
+        assert is_forked(processes, "learner")
+        (starter,) = marked(WORKER_MARK, worker_mark(run_dir, "starter")[:-1])
+        os.kill(starter, signal.SIGKILL)
+        until(lambda: not process_runs(starter))
+        processes.start(Role.GENERATOR, "generator-0")
+        assert not is_forked(processes, "generator-0")
+        assert processes.reap() == []
+        assert set(processes.pids) == {"learner", "generator-0"}
+    finally:
+        processes.close()
+
+
+def test_a_wait_that_is_given_up_leaves_no_starter(run_dir: Path) -> None:
+    starter = Starter(run_dir, [sys.executable, "-c", "import time; time.sleep(60)"])
+    with pytest.raises(StarterEnded, match="still importing"):
+        starter.wait(lambda: True)
+    starter.close()
+    assert not process_runs(starter.pid)
+
+
+def test_workers_of_vllm_are_not_forked_and_its_modules_not_imported(tmp_path: Path) -> None:
+    config = op_config(tmp_path, "generation.engine=vllm", "reference.backend=vllm")
+    assert [role for role in Role if not forks(config, role)] == [Role.GENERATOR, Role.REFERENCE]
+    assert not any("vllm" in module for module in imports(config))
+
+
+def test_an_emulated_fleet_imports_no_torch_before_it_forks(tmp_path: Path) -> None:
+    assert "workers.engines.training.torch" in imports(op_config(tmp_path))
+    names = ("generation.engine", "learner.backend", "reference.backend", "value.backend")
+    emulated = op_config(tmp_path, *(f"{name}=emulated" for name in names))
+    code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code, *imports(emulated)], check=True)
+
+
+def test_threads_may_be_limited_again_alike_after_torch_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", sys)
+    for name, value in thread_environment(1).items():
+        monkeypatch.setenv(name, value)
+    limit_threads(1)
+    with pytest.raises(RuntimeError, match="after torch was imported"):
+        limit_threads(2)

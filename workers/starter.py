@@ -1,0 +1,86 @@
+"""``workers.starter RUN_DIR DESCRIPTOR ROOM``: imports what a run's workers import, and forks them.
+
+The supervisor starts it (``pipeline.supervisor.starter``), and it ends with the supervisor. Its
+workers go on. It owns no thread, no CUDA context and no connection when it forks.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pipeline.config.load import read_resolved
+from pipeline.config.schema import RunConfig
+from pipeline.process.forking import serve
+from pipeline.runtime.threads import limit_threads, thread_environment
+from protocol import headrace
+from workers import __main__ as worker
+
+_ROLES = (
+    "workers.generator.generator",
+    "workers.learner.learner",
+    "workers.scorers.reference",
+    "workers.scorers.reward",
+    "workers.scorers.value",
+)
+
+
+def imports(config: RunConfig) -> Iterator[str]:
+    """Yield the modules that the workers of a configuration import, but for vLLM's."""
+    yield from _ROLES
+    if config.generation.engine == "local":
+        yield "workers.engines.generation.local.build"
+    if config.learner.backend == "torch":
+        yield "workers.engines.training.torch"
+    if config.needs_reference and config.reference.backend == "torch":
+        yield "workers.engines.scoring.torch"
+    if config.declaration.has_critic and config.value.backend == "torch":
+        yield "workers.engines.value.torch"
+    if config.reward.model is not None:
+        yield "workers.engines.scoring.reward_model"
+
+
+def main() -> NoReturn:
+    """Import, and fork workers until the supervisor has ended."""
+    run_dir, descriptor = Path(sys.argv[1]), int(sys.argv[2])
+    limit_threads(1)
+    for module in imports(read_resolved(run_dir)):
+        importlib.import_module(module)
+    if devices := [path for path in _open_files() if path.startswith("/dev/nvidia")]:
+        sys.exit(
+            f"an import has opened {devices[0]}: CUDA does not work in forked processes; workers import themselves"
+        )
+    gc.collect()
+    # What was imported is no garbage: left alone, its memory stays shared.
+    gc.freeze()
+    with socket.socket(fileno=descriptor) as channel:
+        serve(channel, _work)
+    os._exit(0)
+
+
+def _work(arguments: Sequence[str]) -> NoReturn:
+    """Run the worker of a command line that ``headrace.command`` made."""
+    # Torch was imported under these limits.
+    os.environ.update(thread_environment(1))
+    skipped = len(headrace.command("workers"))
+    sys.argv[:] = ["workers", *arguments[skipped:]]
+    worker.main()
+
+
+def _open_files() -> Iterator[str]:
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            yield str(path.readlink())
+        except OSError:
+            # the listing's own descriptor
+            continue
+
+
+if __name__ == "__main__":
+    main()
