@@ -42,7 +42,8 @@ _SIGNAL = (
     "decide. The gap is the mean advantage of right digits less that of wrong ones. The batch's advantages are scaled "
     "to a standard deviation of 1 first. *d* is the same difference in standard deviations within the right and the "
     "wrong ones. A policy gradient learns the rule from the gap, through the noise that *d* measures. *Trained* is the "
-    "share of responses with an advantage other than 0. Intervals are of 95 % over seeds. Differences are paired by "
+    "share of responses with an advantage other than 0. A row whose critic starts elsewhere has other samples of the "
+    "same start policy: its difference holds the luck of both. Intervals are of 95 % over seeds. Differences are paired by "
     "seed, and bold where 0 is outside. Rows that are left out make the first row's advantages, and differ from it in "
     "the loss alone."
 )
@@ -180,15 +181,18 @@ def paired(of: Sequence[Outcome], against: Sequence[Outcome], reading: Callable[
     return figures(found) if found else None
 
 
-def verdict(difference: Figures | None) -> str:
-    """Return in words what a difference from the whole method shows; the papers' direction is
-    below it.
+def verdict(difference: Figures | None, *, lacks_a_part: bool = True) -> str:
+    """Return in words what a difference from the first row shows. A row that lacks a part of a
+    method ends below the method in the papers.
     """
     if difference is None or (half := difference.half_width) is None:
         return "too few seeds"
-    if abs(difference.mean) > half:
-        return "**separates, as in the paper**" if difference.mean < 0 else "**separates, against the paper**"
-    return "does not separate" + (" (below)" if difference.mean < 0 else " (above)")
+    is_below = difference.mean < 0
+    if abs(difference.mean) <= half:
+        return "does not separate" + (" (below)" if is_below else " (above)")
+    if not lacks_a_part:
+        return "**separates (below)**" if is_below else "**separates (above)**"
+    return "**separates, as in the paper**" if is_below else "**separates, against the paper**"
 
 
 def _verdicts(table: Table, outcomes: Sequence[Outcome]) -> str:
@@ -200,7 +204,10 @@ def _verdicts(table: Table, outcomes: Sequence[Outcome]) -> str:
     rows = _rows(table, outcomes)
     for name, _, of in rows[1:]:
         cells = [
-            verdict(paired([o.within(most) for o in of], [o.within(most) for o in rows[0][2]], reading))
+            verdict(
+                paired([o.within(most) for o in of], [o.within(most) for o in rows[0][2]], reading),
+                lacks_a_part=table.rows_lack_a_part,
+            )
             for most in (sys.maxsize, tokens)
             for reading in (Outcome.late_accuracy, Outcome.mean_accuracy)
         ]

@@ -12,7 +12,7 @@ import pytest
 from ops.bench.ablation.__main__ import check_distinct
 from ops.bench.ablation.curves import as_svg
 from ops.bench.ablation.distinct import effect_of
-from ops.bench.ablation.page import as_markdown, equal_tokens
+from ops.bench.ablation.page import as_markdown, equal_tokens, verdict
 from ops.bench.ablation.runs import Outcome, Point, carry_out_here, outcome_path, read_outcome
 from ops.bench.ablation.signal import Signal
 from ops.bench.ablation.summary import figures
@@ -178,6 +178,12 @@ def test_a_row_lower_in_every_seed_separates_and_one_whose_seeds_disagree_does_n
     assert f"| {LESS} | **separates, as in the paper** |" in as_markdown(LEARNING, made, "")
     lucky = outcome(LESS, 2, [0.9] * 6, 1.0)
     assert f"| {LESS} | does not separate (below) |" in as_markdown(LEARNING, [*made[:-1], lucky], "")
+
+
+def test_a_separation_is_as_in_the_paper_only_where_rows_lack_a_part_of_the_method() -> None:
+    difference = figures([-9.0, -10.0, -11.0])
+    assert verdict(difference) == "**separates, as in the paper**"
+    assert verdict(difference, lacks_a_part=False) == "**separates (below)**"
 
 
 def test_equal_tokens_cuts_every_curve_where_the_thriftiest_run_ended() -> None:
