@@ -9,19 +9,12 @@ from typing import Final
 from pipeline.ledger.types import Claim, EvaluationRequest, LedgerSpec
 from protocol.errors import LedgerError, LedgerMismatch
 from protocol.ids import ChunkId
-from protocol.trajectory import Field, FinishReason, ReferenceScore, RewardScore, Score, TrajectoryChunk, ValueScore
+from protocol.trajectory import Field, FinishReason, TrajectoryChunk
 
 MAX_CHUNKS_PER_TRAJECTORY: Final = 65_536
 """A chunk's order is its trajectory's order times this, plus its index."""
 MAX_EVALUATION_PROMPTS: Final = 10_000_000
 MAX_EVALUATION_SAMPLES: Final = 10_000
-
-SCORE_TYPES: Final[Mapping[Field, type[Score]]] = {
-    Field.REWARD: RewardScore,
-    Field.REFERENCE: ReferenceScore,
-    Field.VALUE: ValueScore,
-}
-"""The score type of each field."""
 
 
 def check_chunk(chunk: TrajectoryChunk) -> None:

@@ -21,11 +21,11 @@ from typing import Final, TypeAlias
 import msgspec
 import numpy as np
 
+from pipeline.ledger.stored import read_chunk, read_scores
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk
-from pipeline.ledger.validation import SCORE_TYPES
-from protocol.codec import from_blob, to_blob
+from protocol.codec import to_blob
 from protocol.errors import DataError
-from protocol.trajectory import Field, Prompt, TrajectoryChunk
+from protocol.trajectory import Field, Prompt
 
 FORMAT: Final = 1
 FRAME_BYTES: Final = 1 << 20
@@ -222,9 +222,9 @@ def _unpack_trajectory(unit: str, chunks: Sequence[LoggedChunk], prompts: Sequen
             raise DataError(
                 f"unit {unit} names prompt {stored.prompt} of {len(prompts)}; the update log was not written by this release"
             )
-        chunk = from_blob(stored.blob, TrajectoryChunk)
+        chunk = read_chunk(stored.blob)
         context = before if stored.is_context_cut else chunk.context_tokens
-        scores = {field: from_blob(blob, SCORE_TYPES[field]) for field, blob in stored.scores.items()}
+        scores = read_scores(stored.scores)
         whole = msgspec.structs.replace(chunk, prompt=prompts[stored.prompt], context_tokens=context)
         found.append(ScoredChunk(whole, scores))
         before = np.concatenate([before, chunk.tokens])

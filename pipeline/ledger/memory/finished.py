@@ -10,10 +10,9 @@ from collections import Counter
 
 from pipeline.ledger.memory.records import CHUNK_OVERHEAD_BYTES, FinishedRecord
 from pipeline.ledger.memory.sorted_set import SortedSet
-from pipeline.ledger.types import Balance, DropReason, FinishedClaim, FinishedTrajectory
-from protocol.codec import from_blob
+from pipeline.ledger.stored import read_finished
+from pipeline.ledger.types import Balance, DropReason, FinishedClaim
 from protocol.ids import ChunkId, TrajectoryId
-from protocol.trajectory import RewardScore, TrajectoryChunk, ValueScore
 
 
 class FinishedLane:
@@ -51,7 +50,11 @@ class FinishedLane:
         for name in names:
             self.waiting.discard(name)
         self.claims[claim_id] = names
-        return FinishedClaim(claim_id, tuple(_read(self.records[name]) for name in names))
+        kept = [self.records[name] for name in names]
+        read = [
+            read_finished(one.final, one.reward, map(one.values.__getitem__, range(one.num_chunks))) for one in kept
+        ]
+        return FinishedClaim(claim_id, tuple(read))
 
     def settle(self, claims: tuple[str, ...]) -> int:
         """Forget what was trained on; return how many claims were there."""
@@ -121,11 +124,3 @@ class FinishedLane:
 
     def _forget(self, trajectory: TrajectoryId) -> None:
         self.num_bytes -= self.records.pop(trajectory).num_bytes
-
-
-def _read(record: FinishedRecord) -> FinishedTrajectory:
-    return FinishedTrajectory(
-        from_blob(record.final, TrajectoryChunk),
-        from_blob(record.reward, RewardScore),
-        tuple(from_blob(record.values[index], ValueScore) for index in range(record.num_chunks)),
-    )

@@ -11,11 +11,12 @@ import itertools
 import time
 from collections.abc import Callable
 
-from pipeline.ledger.memory.records import ChunkRecord, ClaimRecord, EvaluationRecord, GroupRecord, TrajectoryRecord
+from pipeline.ledger.memory.records import ChunkRecord, ClaimRecord, EvaluationRecord, TrajectoryRecord
 from pipeline.ledger.memory.state import LedgerState
-from pipeline.ledger.memory.units import cancel_windows, chunks_of, record_sample, take
+from pipeline.ledger.memory.units import add_to_unit, cancel_windows, chunks_of, continue_or_park, record_sample, take
 from pipeline.ledger.memory.views import audit_of, queues_of, totals_of
 from pipeline.ledger.staleness import ReadyUnit, check_spec, choose, is_stale, surplus
+from pipeline.ledger.stored import read_chunk
 from pipeline.ledger.types import (
     Audit,
     ChunkWrite,
@@ -48,7 +49,7 @@ from pipeline.ledger.validation import (
     parse_chunk,
     unmarked,
 )
-from protocol.codec import Encoded, from_blob, to_blob
+from protocol.codec import Encoded, to_blob
 from protocol.errors import Fenced, LedgerError
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
@@ -104,7 +105,7 @@ class MemoryLedger:
         last = None
         if record.next:
             stored = s.chunks.get(ChunkId(trajectory, record.next - 1))
-            last = from_blob(record.last if stored is None else stored.blob, TrajectoryChunk)
+            last = read_chunk(record.last if stored is None else stored.blob)
         evaluation = s.evaluations[int(trajectory.lane[1:])].request if trajectory.is_evaluation else None
         return Lease(trajectory, record.next, s.prompt_of(trajectory), last, evaluation)
 
@@ -161,37 +162,10 @@ class MemoryLedger:
                 s.forget_chunk(ChunkId(trajectory, index - 1))
         else:
             s.admitted["tokens"] += chunk.num_tokens
-            self._add_to_unit(s, chunk, oldest, len(needed), now)
+            add_to_unit(s, chunk, oldest, len(needed), now)
             if s.spec.unit is Unit.CHUNK and not final:
-                self._continue_or_park(s, chunk, str(who))
+                continue_or_park(s, chunk, str(who))
         return ChunkWrite(WriteStatus.STORED, keeps_lease=t.holder == str(who))
-
-    def _add_to_unit(self, s: LedgerState, chunk: TrajectoryChunk, oldest: int, missing: int, now: float) -> None:
-        name = s.unit_of(chunk.id)
-        unit = s.record(name)
-        unit.missing += missing
-        unit.lower_oldest(oldest)
-        if isinstance(unit, GroupRecord):
-            unit.finals += chunk.finish_reason.is_final
-            s.running_age[name] = min(s.running_age.get(name, oldest), oldest)
-        else:
-            assert unit.oldest is not None
-            s.running_age[name] = unit.oldest
-        if s.spec.unit is Unit.CHUNK:
-            t = s.trajectories[chunk.trajectory]
-            t.live += 1
-            s.stored_bytes -= len(t.last)
-            t.last = b""
-        s.ready_if_complete(chunk.id, now)
-
-    def _continue_or_park(self, s: LedgerState, chunk: TrajectoryChunk, who: str) -> None:
-        if chunk.newest_version < s.version or s.refusal(1) is not None:
-            s.let_go(chunk.trajectory, who)
-            s.parked.add(chunk.trajectory)
-            return
-        s.running.add(ChunkId(chunk.trajectory, chunk.id.index + 1))
-        s.begin_age(chunk.trajectory, chunk.id.index + 1)
-        s.used += 1
 
     # -- scoring ---------------------------------------------------------------------------------
 
@@ -236,7 +210,7 @@ class MemoryLedger:
         late = sorted((at, str(chunk), chunk) for chunk, at in due.items() if at <= now)[:max_chunks]
         for _, _, chunk in late:
             due[chunk] = now + s.spec.scoring_deadline_s
-        return [from_blob(s.chunks[chunk].blob, TrajectoryChunk) for _, _, chunk in late]
+        return [read_chunk(s.chunks[chunk].blob) for _, _, chunk in late]
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
         """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""

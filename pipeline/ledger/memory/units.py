@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pipeline.ledger.memory.records import ChunkRecord, GroupRecord, TrajectoryRecord
+from pipeline.ledger.memory.records import GroupRecord, TrajectoryRecord
 from pipeline.ledger.memory.state import LedgerState
-from pipeline.ledger.types import DropReason, EvaluationSample, Refusal, ScoredChunk
-from pipeline.ledger.validation import SCORE_TYPES
-from protocol.codec import from_blob
+from pipeline.ledger.stored import read_scored
+from pipeline.ledger.types import DropReason, EvaluationSample, Refusal, ScoredChunk, Unit
 from protocol.ids import ChunkId, TrajectoryId
-from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk
+from protocol.trajectory import RewardScore, TrajectoryChunk
 
 
 def take(s: LedgerState, now: float, *, is_behind: bool) -> TrajectoryId | Refusal:
@@ -81,6 +80,37 @@ def _admit_group(s: LedgerState, now: float) -> Refusal | None:
     return None
 
 
+def add_to_unit(s: LedgerState, chunk: TrajectoryChunk, oldest: int, missing: int, now: float) -> None:
+    """Count a written chunk in its unit; ``missing``: fields that it needs."""
+    name = s.unit_of(chunk.id)
+    unit = s.record(name)
+    unit.missing += missing
+    unit.lower_oldest(oldest)
+    if isinstance(unit, GroupRecord):
+        unit.finals += chunk.finish_reason.is_final
+        s.running_age[name] = min(s.running_age.get(name, oldest), oldest)
+    else:
+        assert unit.oldest is not None
+        s.running_age[name] = unit.oldest
+    if s.spec.unit is Unit.CHUNK:
+        t = s.trajectories[chunk.trajectory]
+        t.live += 1
+        s.stored_bytes -= len(t.last)
+        t.last = b""
+    s.ready_if_complete(chunk.id, now)
+
+
+def continue_or_park(s: LedgerState, chunk: TrajectoryChunk, who: str) -> None:
+    """Unit chunk: give the next window its credit, or park the trajectory."""
+    if chunk.newest_version < s.version or s.refusal(1) is not None:
+        s.let_go(chunk.trajectory, who)
+        s.parked.add(chunk.trajectory)
+        return
+    s.running.add(ChunkId(chunk.trajectory, chunk.id.index + 1))
+    s.begin_age(chunk.trajectory, chunk.id.index + 1)
+    s.used += 1
+
+
 def cancel_windows(s: LedgerState, trajectory: TrajectoryId, reason: DropReason) -> None:
     """Drop an unfinished trajectory's chunks, its next window's credit, and itself (unit chunk)."""
     t = s.trajectories[trajectory]
@@ -98,11 +128,11 @@ def cancel_windows(s: LedgerState, trajectory: TrajectoryId, reason: DropReason)
 def chunks_of(s: LedgerState, name: int | TrajectoryId | ChunkId) -> list[list[ScoredChunk]]:
     """Return a unit's chunks with their scores, by member, then by index."""
     if isinstance(name, ChunkId):
-        return [[_scored(s.chunks[name])]]
-    trajectories = s.members(name) if isinstance(name, int) else iter((name,))
-    return [
-        [_scored(s.chunks[ChunkId(one, index)]) for index in range(s.trajectories[one].next)] for one in trajectories
-    ]
+        chunks = [[name]]
+    else:
+        trajectories = s.members(name) if isinstance(name, int) else iter((name,))
+        chunks = [[ChunkId(one, index) for index in range(s.trajectories[one].next)] for one in trajectories]
+    return [[read_scored(s.chunks[chunk].blob, s.chunks[chunk].scores) for chunk in one] for one in chunks]
 
 
 def record_sample(s: LedgerState, chunk: ChunkId, score: RewardScore) -> None:
@@ -113,10 +143,3 @@ def record_sample(s: LedgerState, chunk: ChunkId, score: RewardScore) -> None:
     sample = EvaluationSample(name.group, name.member, score.accuracy, score.reward, t.num_tokens, t.oldest, t.newest)
     s.evaluations[int(name.lane[1:])].samples.append(sample)
     s.forget_chunk(chunk)
-
-
-def _scored(record: ChunkRecord) -> ScoredChunk:
-    scores: dict[Field, Score] = {
-        field: from_blob(record.scores[field], SCORE_TYPES[field]) for field in Field if field in record.scores
-    }
-    return ScoredChunk(from_blob(record.blob, TrajectoryChunk), scores)

@@ -31,23 +31,10 @@ class RedisAdmin:
         """Return what the next update waits for."""
         head, units, holders = await self._ledger.ask("waits", most=max_units)
         unit, group_size, eta, late, version, needed, ready, running, parked, claimed, opened, unscored, value = head
-        return Waits(
-            unit=Unit(unit.decode()),
-            group_size=group_size,
-            eta=eta,
-            late=LatePolicy(late.decode()),
-            policy_version=version,
-            num_needed=needed,
-            num_ready=ready,
-            num_running=running,
-            num_parked=parked,
-            num_claimed=claimed,
-            units=tuple(_unit(row) for row in units),
-            holders=tuple(Holder(who.decode(), held, ev, float(left)) for who, held, ev, left in holders),
-            num_evaluation_open=opened,
-            num_evaluation_unscored=unscored,
-            value_training=bool(value),
-        )
+        policy = Unit(unit.decode()), group_size, eta, LatePolicy(late.decode())
+        held = tuple(Holder(who.decode(), num, evaluation, float(left)) for who, num, evaluation, left in holders)
+        work = needed, ready, running, parked, claimed, tuple(map(_unit, units)), held
+        return Waits(*policy, version, *work, opened, unscored, bool(value))
 
     async def stored(self, *, max_trajectories: int = 20) -> tuple[StoredChunk, ...]:
         """Return the newest chunks of trajectories."""
@@ -78,22 +65,15 @@ class RedisAdmin:
 
 def _unit(row: Any) -> WaitedUnit:
     name, oldest, complete, trajectories = row
-    return WaitedUnit(
-        name.decode(), int(float(oldest)) if oldest else None, complete, tuple(_trajectory(one) for one in trajectories)
-    )
+    begun = int(float(oldest)) if oldest else None
+    return WaitedUnit(name.decode(), begun, complete, tuple(map(_trajectory, trajectories)))
 
 
 def _trajectory(row: Any) -> WaitedTrajectory:
     name, place, holder, chunks, tokens, since, lacks = row
-    return WaitedTrajectory(
-        name.decode(),
-        Place(place.decode()),
-        holder.decode(),
-        chunks,
-        tokens,
-        float(since),
-        tuple(
-            Lack(Field(field.decode()), number, chunk.decode(), float(age), float(overdue), failures)
-            for field, number, chunk, age, overdue, failures in lacks
-        ),
+    missing = tuple(
+        Lack(Field(field.decode()), number, chunk.decode(), float(age), float(overdue), failures)
+        for field, number, chunk, age, overdue, failures in lacks
     )
+    where = (Place(place.decode()), holder.decode())
+    return WaitedTrajectory(name.decode(), *where, chunks, tokens, float(since), missing)

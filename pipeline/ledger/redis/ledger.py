@@ -10,6 +10,7 @@ that makes room: scores, claims, drops, settling.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import starmap
 from typing import Any, cast
 
 import msgspec
@@ -20,11 +21,11 @@ from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.connection import Command, PipelinedConnection
 from pipeline.ledger.redis.durable import wait_durable
 from pipeline.ledger.redis.errors import RAISED, ledger_fault, ledger_faults
-from pipeline.ledger.redis.finished import finished_from
 from pipeline.ledger.redis.request_ids import Requests
 from pipeline.ledger.redis.scripts import SCRIPTS
 from pipeline.ledger.redis.views import audit_from, queues_from, totals_from
 from pipeline.ledger.staleness import check_spec, surplus
+from pipeline.ledger.stored import read_chunk, read_finished, read_scored
 from pipeline.ledger.types import (
     Audit,
     ChunkWrite,
@@ -38,6 +39,7 @@ from pipeline.ledger.types import (
     EvaluationSample,
     EvaluationState,
     FinishedClaim,
+    FinishedTrajectory,
     Lease,
     LeaseGrant,
     LedgerSpec,
@@ -49,7 +51,6 @@ from pipeline.ledger.types import (
     WriteStatus,
 )
 from pipeline.ledger.validation import (
-    SCORE_TYPES,
     check_chunk,
     check_evaluation,
     check_value_batch,
@@ -58,12 +59,16 @@ from pipeline.ledger.validation import (
     parse_chunk,
     spec_texts,
 )
-from protocol.codec import Encoded, from_blob, to_blob
+from protocol.codec import Encoded, to_blob
 from protocol.errors import LedgerFull, LedgerMismatch
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
 
-_FIELDS = tuple(Field)
+_READ_BY_SCRIPTS = (
+    *("unit", "group_size", "eta", "num_prompts", "signal_filter", "late", "lease_s", "scoring_deadline_s"),
+    *("max_attempts", "max_bytes", "value_training"),
+)
+"""Settings that the scripts read by their own names."""
 _request_encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(EvaluationRequest)
 
@@ -99,8 +104,8 @@ class RedisLedger:
         both = {"spec": keys.spec(self._run), "settings": keys.settings(self._run)}
         with ledger_faults("open"):
             arguments = {"packed": _settings(spec, texts, credit), "texts": flat}
-            there: list[bytes] = await SCRIPTS.run(self._connection, "open", both, arguments)
-        have = {there[i].decode(): there[i + 1].decode() for i in range(0, len(there), 2)}
+            there = await SCRIPTS.run(self._connection, "open", both, arguments)
+        have = {name.decode(): text.decode() for name, text in _pairs(there).items()}
         if have != texts | extra:
             raise mismatch(have, spec)
 
@@ -118,7 +123,7 @@ class RedisLedger:
                 TrajectoryId.parse(name.decode()),
                 index,
                 prompt,
-                from_blob(last, TrajectoryChunk) if last else None,
+                read_chunk(last) if last else None,
                 _request_decoder.decode(request) if request else None,
             )
             for name, index, prompt, last, request in reply[1:]
@@ -138,16 +143,10 @@ class RedisLedger:
     async def write_chunk(self, who: Incarnation, chunk: TrajectoryChunk, encoded: Encoded | None = None) -> ChunkWrite:
         """Store a chunk once and index it for its scorers. Raises ValueError, LedgerFull."""
         check_chunk(chunk)
-        status, keeps = await self._call(
-            "write_chunk",
-            who,
-            trajectory=str(chunk.trajectory),
-            index=chunk.id.index,
-            final=chunk.finish_reason.is_final,
-            tokens=chunk.num_tokens,
-            versions=" ".join(map(str, chunk.versions)),
-            blob=to_blob(encoded or chunk),
-        )
+        place = {"trajectory": str(chunk.trajectory), "index": chunk.id.index, "final": chunk.finish_reason.is_final}
+        versions, blob = " ".join(map(str, chunk.versions)), to_blob(encoded or chunk)
+        written = await self._call("write_chunk", who, **place, tokens=chunk.num_tokens, versions=versions, blob=blob)
+        status, keeps = written
         return ChunkWrite(WriteStatus(status.decode()), keeps_lease=bool(keeps))
 
     # -- scoring ---------------------------------------------------------------------------------
@@ -158,22 +157,15 @@ class RedisLedger:
         accuracy, reward = (
             (repr(score.accuracy + 0.0), repr(score.reward)) if isinstance(score, RewardScore) else ("", "")
         )
-        status = await self._call(
-            "write_score",
-            who,
-            chunk=str(chunk),
-            field=field_of(score).value,
-            blob=to_blob(score),
-            accuracy=accuracy,
-            reward=reward,
-        )
+        given = {"chunk": str(chunk), "field": field_of(score).value, "blob": to_blob(score)}
+        status = await self._call("write_score", who, **given, accuracy=accuracy, reward=reward)
         return WriteStatus(status.decode())
 
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
         """Return overdue chunks, oldest first; extend their deadlines."""
         async with self._requests.one_at_a_time(f"overdue {field}") as number:
             blobs = await self._call("overdue", who, field=field.value, wanted=max_chunks, request=number)
-        return [from_blob(blob, TrajectoryChunk) for blob in blobs]
+        return [read_chunk(blob) for blob in blobs]
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
         """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""
@@ -253,16 +245,14 @@ class RedisLedger:
         check_value_batch(num_trajectories)
         async with self._requests.one_at_a_time("claim_finished") as number:
             claim_id = f"{who}/{number}"
-            given, *names = await self._call(
-                "claim_finished", who, wanted=num_trajectories, request=number, id=claim_id
-            )
+            wanted = {"wanted": num_trajectories, "request": number, "id": claim_id}
+            given, *names = await self._call("claim_finished", who, **wanted)
             if not given:
                 return names[0]
-            rows = await self._pipelined(
-                "claim_finished", [("HGETALL", keys.finished(self._run, name.decode())) for name in names]
-            )
-        read = (finished_from(row) for row in rows)
-        return FinishedClaim(claim_id, tuple(found for found in read if found is not None))
+            commands = [("HGETALL", keys.finished(self._run, name.decode())) for name in names]
+            rows = await self._pipelined("claim_finished", commands)
+        # an empty one was discarded meanwhile
+        return FinishedClaim(claim_id, tuple(_finished(_pairs(row)) for row in rows if row))
 
     async def settle_finished(self, who: Incarnation, claims: tuple[str, ...]) -> int:
         """Forget trained value batches; return how many were not yet settled."""
@@ -288,30 +278,18 @@ class RedisLedger:
         """Open an evaluation's trajectories. A repeat of the same number changes nothing."""
         check_evaluation(request)
         encoded = _request_encoder.encode(request)
-        await self._call(
-            "request_evaluation",
-            who,
-            number=request.number,
-            request=encoded,
-            prompts=request.num_prompts,
-            samples=request.samples_per_prompt,
-        )
+        size = {"prompts": request.num_prompts, "samples": request.samples_per_prompt}
+        await self._call("request_evaluation", who, number=request.number, request=encoded, **size)
 
     async def evaluation(self, number: int) -> EvaluationState | None:
         """Return an evaluation's progress; None when it was never requested."""
-        head, samples = await self._pipelined(
-            "evaluation",
-            [
-                ("HMGET", keys.evaluation(self._run, number), "request", "failed"),
-                ("HGETALL", keys.evaluation_samples(self._run, number)),
-            ],
-        )
-        if head[0] is None:
+        asked = ("HMGET", keys.evaluation(self._run, number), "request", "failed")
+        scored = ("HGETALL", keys.evaluation_samples(self._run, number))
+        (request, failed), samples = await self._pipelined("evaluation", [asked, scored])
+        if request is None:
             return None
-        read = sorted(
-            (_sample(name, text) for name, text in samples.items()), key=lambda sample: (sample.prompt, sample.sample)
-        )
-        return EvaluationState(_request_decoder.decode(head[0]), tuple(read), int(head[1] or 0))
+        read = sorted(starmap(_sample, _pairs(samples).items()), key=lambda sample: (sample.prompt, sample.sample))
+        return EvaluationState(_request_decoder.decode(request), tuple(read), int(failed or 0))
 
     # -- views -----------------------------------------------------------------------------------
 
@@ -356,9 +334,7 @@ class RedisLedger:
             told: bytes = await self._connection.ask("INFO", "persistence")
             if b"aof_last_write_status:err" not in told:
                 return None
-            found = await self._connection.ask("CONFIG", "GET", "dir")
-            # a map by RESP 3, a list by RESP 2
-            folder: bytes = found[b"dir"] if hasattr(found, "items") else found[1]
+            folder: bytes = _pairs(await self._connection.ask("CONFIG", "GET", "dir"))[b"dir"]
             return folder.decode(errors="replace")
         except ResponseError:
             # forbidden to this user
@@ -391,36 +367,18 @@ class RedisLedger:
             return await self._connection.ask_all(commands)
 
     async def _read_chunks(self, claim: Claim, names: list[str]) -> list[ScoredChunk]:
-        rows = await self._pipelined(
-            "fetch", [("HMGET", keys.chunk(self._run, name), "blob", *_FIELDS) for name in names]
-        )
-        read: list[ScoredChunk] = []
-        for blob, *scores in rows:
-            if blob is None:
-                raise claim_gone(claim)
-            read.append(_scored(blob, scores))
-        return read
+        wanted = [("HMGET", keys.chunk(self._run, name), "blob", *Field) for name in names]
+        rows = await self._pipelined("fetch", wanted)
+        if any(row[0] is None for row in rows):
+            raise claim_gone(claim)
+        return [read_scored(blob, dict(zip(Field, scores, strict=True))) for blob, *scores in rows]
 
 
 def _settings(spec: LedgerSpec, texts: Mapping[str, str], credit: int) -> bytes:
     """Return the settings that every script reads first: the S of ``parts/beginning.lua``."""
     return msgspec.msgpack.encode(
-        {
-            "unit": spec.unit,
-            "group_size": spec.group_size,
-            "batch": spec.units_per_update,
-            "eta": spec.eta,
-            "num_prompts": spec.num_prompts,
-            "surplus": credit,
-            "fields": texts["fields"],
-            "signal_filter": spec.signal_filter,
-            "late": spec.late,
-            "lease_s": spec.lease_s,
-            "scoring_deadline_s": spec.scoring_deadline_s,
-            "max_attempts": spec.max_attempts,
-            "max_bytes": spec.max_bytes,
-            "value_training": spec.value_training,
-        }
+        {name: getattr(spec, name) for name in _READ_BY_SCRIPTS}
+        | {"batch": spec.units_per_update, "surplus": credit, "fields": texts["fields"]}
     )
 
 
@@ -434,21 +392,21 @@ def _chunks_of(unit: str, lengths: list[str]) -> list[list[str]]:
     ]
 
 
-def _scored(blob: bytes, scores: list[bytes | None]) -> ScoredChunk:
-    read: dict[Field, Score] = {
-        field: from_blob(score, SCORE_TYPES[field])
-        for field, score in zip(_FIELDS, scores, strict=True)
-        if score is not None
-    }
-    return ScoredChunk(from_blob(blob, TrajectoryChunk), read)
+def _pairs(found: Any) -> dict[bytes, Any]:
+    """Return a reply's pairs: a map by RESP 3, a list by RESP 2."""
+    return dict(found.items() if hasattr(found, "items") else zip(found[::2], found[1::2], strict=True))
+
+
+def _finished(kept: Mapping[bytes, bytes]) -> FinishedTrajectory:
+    values = (kept[b"value:%d" % index] for index in range(int(kept[b"num_chunks"])))
+    return read_finished(kept[b"final"], kept[b"reward"], values)
 
 
 def _sample(name: bytes, text: bytes) -> EvaluationSample:
     prompt, sample = name.split(b".")
     accuracy, reward, tokens, oldest, newest = text.split()
-    return EvaluationSample(
-        int(prompt), int(sample), float(accuracy), float(reward), int(tokens), int(oldest), int(newest)
-    )
+    spent = (int(tokens), int(oldest), int(newest))
+    return EvaluationSample(int(prompt), int(sample), float(accuracy), float(reward), *spent)
 
 
 def _dead_letter(packed: bytes) -> DeadLetter:

@@ -11,21 +11,10 @@ from pipeline.ledger.types import Audit, Balance, QueueStat, Totals
 
 def totals_from(reply: Sequence[Any]) -> Totals:
     """Return the counters of ``totals.lua``."""
-    version, used, limit, ready, running, groups, generated, trained, closed, exhausted, unflushed, dropped = reply
-    return Totals(
-        policy_version=version,
-        credit_used=used,
-        credit_limit=limit,
-        num_ready_units=ready,
-        num_running=running,
-        num_groups_admitted=groups,
-        num_groups_dropped={dropped[i].decode(): dropped[i + 1] for i in range(0, len(dropped), 2)},
-        num_tokens_generated=generated,
-        num_tokens_trained=trained,
-        is_closed=bool(closed),
-        is_exhausted=bool(exhausted),
-        num_unflushed=unflushed,
-    )
+    version, used, limit, ready, running, groups, generated, trained, closed, exhausted, unflushed, flat = reply
+    dropped = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
+    ended = bool(closed), bool(exhausted)
+    return Totals(version, used, limit, ready, running, groups, dropped, generated, trained, *ended, unflushed)
 
 
 def audit_from(reply: Sequence[Any]) -> Audit:
@@ -40,12 +29,8 @@ def audit_from(reply: Sequence[Any]) -> Audit:
     def balance(currency: str) -> Balance:
         marker = f"{currency}:dropped:"
         dropped = {name.removeprefix(marker): by for name, by in counters.items() if name.startswith(marker) and by}
-        return Balance(
-            counters.get(f"{currency}:admitted", 0),
-            counters.get(f"{currency}:trained", 0),
-            dropped,
-            in_flight[currency],
-        )
+        admitted, trained = (counters.get(f"{currency}:{which}", 0) for which in ("admitted", "trained"))
+        return Balance(admitted, trained, dropped, in_flight[currency])
 
     stored = {name.removeprefix("stored:"): by for name, by in counters.items() if name.startswith("stored:")}
     balances = (balance(currency) for currency in ("groups", "trajectories", "tokens", "finished"))

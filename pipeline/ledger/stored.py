@@ -1,0 +1,41 @@
+"""From stored bytes to the ledger's nouns, for both ledgers and the update log.
+
+A chunk is encoded once, by the generator (``protocol.codec.encode_once``). Its links and the ledger
+take the same body, and the ledger stores it as a blob. Nothing here encodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from pipeline.ledger.types import FinishedTrajectory, ScoredChunk
+from protocol.codec import from_blob
+from protocol.trajectory import Field, ReferenceScore, RewardScore, Score, TrajectoryChunk, ValueScore
+
+SCORE_TYPES: Final[Mapping[Field, type[Score]]] = {
+    Field.REWARD: RewardScore,
+    Field.REFERENCE: ReferenceScore,
+    Field.VALUE: ValueScore,
+}
+
+
+def read_chunk(blob: bytes) -> TrajectoryChunk:
+    """Return a stored chunk. Raises WireError, as all functions here."""
+    return from_blob(blob, TrajectoryChunk)
+
+
+def read_scores(blobs: Mapping[Field, bytes | None]) -> dict[Field, Score]:
+    """Return a chunk's stored scores; None stands for an absent one."""
+    return {field: from_blob(blob, SCORE_TYPES[field]) for field, blob in blobs.items() if blob is not None}
+
+
+def read_scored(blob: bytes, scores: Mapping[Field, bytes | None]) -> ScoredChunk:
+    """Return a stored chunk with its scores, in the order of ``Field``."""
+    return ScoredChunk(read_chunk(blob), read_scores({field: scores.get(field) for field in Field}))
+
+
+def read_finished(final: bytes, reward: bytes, values: Iterable[bytes]) -> FinishedTrajectory:
+    """Return a trajectory that is kept for the value worker; ``values`` by chunk."""
+    read = tuple(from_blob(value, ValueScore) for value in values)
+    return FinishedTrajectory(read_chunk(final), from_blob(reward, RewardScore), read)
