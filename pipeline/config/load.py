@@ -29,7 +29,7 @@ _IN_OUR_WORDS = {"a valid (?=[aeiou])": "an ", "a valid ": "a ", "(?=greater|les
 
 REMOVED = {
     "algorithm.prompt_filter": "it judged a prompt by its first two scored responses, the shortest, so training saw mostly "
-    "short ones. Leave it out, or use name vapo with dynamic_sampling, which judges whole groups",
+    "short ones. Leave it out, or use name vapo with dynamic_sampling, which judges whole groups"
 }
 """Settings of earlier versions, each with why it is gone and what to do."""
 

@@ -11,9 +11,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from rich.box import ROUNDED
@@ -26,14 +25,13 @@ from rich.text import Text
 
 from pipeline.observability.history import HISTORY_NAME, HistoryTail
 from pipeline.observability.progress import RunProgress, course, sparkline
-from pipeline.observability.status import WorkerRow, bottleneck, in_minutes, worker_rows
+from pipeline.observability.status import RunSnapshot, WorkerRow, bottleneck, in_minutes, worker_rows
 from pipeline.observability.tables import fleet_table, groups_line, tokens_line
 from pipeline.runtime.registry.contract import RunState
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
-    from pipeline.observability.run_snapshot import RunSnapshot
 
 _TREND_UPDATES = 32
 _NUM_NOTICES = 3
@@ -49,7 +47,7 @@ _ON_EVERY_LINE = re.compile(r"(?<= )(at|policy_version|worker)=(supervisor|-1|\d
 """Fields on every line of the supervisor's log that the picture shows already."""
 
 
-class View(abc.ABC):
+class View(AbstractContextManager["View"]):
     """Shared by both views: progress and elapsed time."""
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
@@ -62,12 +60,7 @@ class View(abc.ABC):
         """Terminal for the supervisor's log; None: standard error."""
         return None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return
 
     @abc.abstractmethod
@@ -141,14 +134,12 @@ class LiveView(View):
         self._live.update(Panel(waiting, title=self._title(), title_align="left", box=ROUNDED), refresh=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._last is not None:
             self._live.update(self.render(self._last, is_last=True))
         # An OSError means that the terminal has hung up.
         with suppress(OSError):
-            self._live.__exit__(kind, error, trace)
+            self._live.stop()
 
     def show(self, snapshot: RunSnapshot) -> None:
         """Redraw the picture."""
@@ -165,9 +156,8 @@ class LiveView(View):
 
         def drawn(*, wraps: bool, max_rows: int | None = None) -> Panel:
             fleet = fleet_table(workers, absent=snapshot.absent, max_rows=max_rows, wraps=wraps)
-            return self._panel(
-                progress, snapshot, [Text(), fleet, Text(), Text(bottleneck(workers), style="dim italic")]
-            )
+            slowest = Text(bottleneck(workers), style="dim italic")
+            return self._panel(progress, snapshot, [Text(), fleet, Text(), slowest])
 
         if not self._lines_too_many(whole := drawn(wraps=True)):
             return whole

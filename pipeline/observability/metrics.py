@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Self
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -78,9 +77,8 @@ class MetricsServer:
         try:
             self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
         except OSError as error:
-            raise ConfigError(
-                f"supervisor.metrics_port is {port}: {error.strerror}; choose a free port, or leave it out"
-            ) from error
+            taken = f"supervisor.metrics_port is {port}: {error.strerror}"
+            raise ConfigError(f"{taken}; choose a free port, or leave it out") from error
 
     @property
     def port(self) -> int:
@@ -101,9 +99,7 @@ class MetricsServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -75,9 +75,8 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
 
     updates, evaluations = _rows(run_dir)
     summary = summarize(run_dir)
-    balances = (
-        [("groups", audit.groups), ("trajectories", audit.trajectories), ("tokens", audit.tokens)] if audit else []
-    )
+    names = ("groups", "trajectories", "tokens") if audit else ()
+    balances = [(name, getattr(audit, name)) for name in names]
     if audit and audit.finished.admitted:
         balances.append(("responses for the critic", audit.finished))
     config = run_dir / RESOLVED_NAME

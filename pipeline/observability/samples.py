@@ -131,9 +131,8 @@ def read_samples(path: Path) -> Iterator[ResponseSample]:
             try:
                 values: dict[str, Any] = json.loads(line)
                 first, last = values.pop("versions")
-                yield ResponseSample(
-                    **{k: v for k, v in values.items() if k in known}, versions=(int(first), int(last))
-                )
+                given = {name: value for name, value in values.items() if name in known}
+                yield ResponseSample(**given, versions=(int(first), int(last)))
             except (ValueError, TypeError, KeyError, AttributeError):
                 continue
 

@@ -9,29 +9,22 @@ from typing import TYPE_CHECKING
 
 from pipeline.process.work import WorkReport, piece_limit_s
 from pipeline.runtime.liveness import is_silent
-from pipeline.runtime.registry.contract import OTHER_LINKS, Heartbeat, LinkReport, WaitingFor, link_name
+from pipeline.runtime.registry.contract import OTHER_LINKS, Heartbeat, LinkReport, RunStatus, WaitingFor, link_name
 from protocol.ids import Role
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.ledger.types import QueueStat
+    from pipeline.ledger.types import QueueStat, Totals
 
 _A_MOMENT_S = 2.0
 _LEAST_SHARE = 0.02
 """Least share done for an estimate of the remaining time."""
 ROLE_ORDER = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.SUPERVISOR)
 
-_ENDS = {
-    WaitingFor.COMPUTE,
-    WaitingFor.COMPILE,
-    WaitingFor.DISK,
-    WaitingFor.QUARANTINE,
-    WaitingFor.STARTING,
-    WaitingFor.DRAINING,
-    WaitingFor.STOPPED,
-}
-_PATIENT = _ENDS - {WaitingFor.COMPUTE}
+_LONG = {WaitingFor.COMPILE, WaitingFor.DISK, WaitingFor.QUARANTINE, WaitingFor.STARTING}
+_PATIENT = _LONG | {WaitingFor.DRAINING, WaitingFor.STOPPED}
 """Waits with time limits of their own (``pipeline.supervisor.watchdog``)."""
+_ENDS = _PATIENT | {WaitingFor.COMPUTE}
 
 
 class Health(StrEnum):
@@ -96,6 +89,17 @@ class WorkRow:
         if self.remaining_s is not None:
             parts.append(f"{in_minutes(self.remaining_s)} left")
         return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """A run at one moment, as its supervisor shows it."""
+
+    status: RunStatus
+    heartbeats: Sequence[Heartbeat]
+    totals: Totals
+    absent: tuple[str, ...] = ()
+    """Wanted workers that are being started again."""
 
 
 def in_minutes(seconds: float) -> str:
@@ -192,9 +196,7 @@ def queue_rows(heartbeats: Iterable[Heartbeat], queues: Sequence[QueueStat]) -> 
     """Return the ledger's queues, then the links with the messages on their way. A worker with many
     peers names some links and sums the others. A link that only its receiver names shows the
     sender's sum with nothing on its way."""
-    ledger = [
-        QueueRow(stat.name, "ledger", stat.depth, stat.limit, stat.oldest_age_s, stat.waiting_for) for stat in queues
-    ]
+    ledger = [QueueRow(q.name, "ledger", q.depth, q.limit, q.oldest_age_s, q.waiting_for) for q in queues]
     beats = list(heartbeats)
     received = {link.name for beat in beats for link in beat.links if not _is_sender(beat, link)}
     sums: dict[str, list[int]] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -17,20 +18,17 @@ from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_S
 from protocol.ids import Role
 from protocol.printable import printable_line
 
+_PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "dim", "padding": (0, 2, 0, 0)}
 _HEALTH_STYLE = {Health.LIVE: "green", Health.SILENT: "bold red", Health.STUCK: "bold red"}
 
 
 def fleet_table(
-    workers: Sequence[WorkerRow],
-    *,
-    absent: Sequence[str] = (),
-    max_rows: int | None = None,
-    wraps: bool = True,
+    workers: Sequence[WorkerRow], *, absent: Sequence[str] = (), max_rows: int | None = None, wraps: bool = True
 ) -> Table:
     """Return one row a worker: health, version, memory, wait, counters. ``absent`` are wanted
     workers without a heartbeat. Above ``max_rows``, unwell workers come first. Unless it ``wraps``,
     a row is one line, cut at its end."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table = Table(**_PLAIN)
     table.add_column("worker", no_wrap=True)
     table.add_column("version", justify="right", no_wrap=True)
     table.add_column("MB", justify="right", no_wrap=True)
@@ -92,7 +90,7 @@ def work_done(row: WorkerRow) -> str:
 
 def queue_table(rows: Sequence[QueueRow]) -> Table:
     """Return one row a queue or link: depth, limit, age, consumer."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table = Table(**_PLAIN)
     table.add_column("queue", overflow="fold")
     for name in ("depth", "limit", "oldest"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -124,7 +122,7 @@ def audit_table(audit: Audit) -> Table:
     if audit.finished.admitted:
         columns["for the critic"] = audit.finished
     balances = tuple(columns.values())
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table = Table(**_PLAIN)
     table.add_column("")
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)

@@ -72,10 +72,7 @@ def preflight(config: RunConfig) -> Preflight:
         findings += [f"evaluation: {line}" for line in source.evaluation_report.lines()]
         findings += _check_held_out(config, source)
     _check_length(config, model)
-    findings += _check_memory(config, model)
-    findings += check_ranks(config)
-    findings += check_lora(config)
-    findings += in_words(config)
+    findings += [*_check_memory(config, model), *check_ranks(config), *check_lora(config), *in_words(config)]
     findings.append(check_ledger_size(config))
     if trial := check_engines(config):
         findings.append(trial)
@@ -112,10 +109,9 @@ def _check_held_out(config: RunConfig, source: PromptSource) -> list[str]:
     if not both:
         return []
     named = ", ".join(f"{held_out} is {trained}" for held_out, trained in both[:_MAX_NAMED])
-    found = (
-        f"{len(both)} of {source.num_evaluation_prompts} evaluation prompts are training prompts too ({named}"
-        f"{', ...' if len(both) > _MAX_NAMED else ''})"
-    )
+    more = ", ..." if len(both) > _MAX_NAMED else ""
+    of = f"{len(both)} of {source.num_evaluation_prompts} evaluation prompts"
+    found = f"{of} are training prompts too ({named}{more})"
     if config.data.allow_overlap:
         return [f"evaluation: {found}: accuracy is not held-out"]
     raise DataError(

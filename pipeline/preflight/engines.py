@@ -29,9 +29,8 @@ def check_engines(config: RunConfig) -> str | None:
     try:
         reason = ask("workers.engines.check", config, timeout_s=_ASK_S)
     except TimeoutError as error:
-        raise ConfigError(
-            f"the trial pass of {', '.join(names)} did not end: {error}; try again when the machine is less busy"
-        ) from None
+        late = f"the trial pass of {', '.join(names)} did not end: {error}"
+        raise ConfigError(f"{late}; try again when the machine is less busy") from None
     if reason is not None:
         raise ConfigError(reason)
     return f"engines: {', '.join(names)} can be computed here (trial pass without weights)"

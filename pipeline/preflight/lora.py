@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.model_folder import tensor_names
-from pipeline.preflight.versions import declared, fits, installed, span
+from pipeline.preflight.versions import installed, require
 from protocol.errors import ConfigError
 
 
@@ -20,7 +20,8 @@ def check_lora(config: RunConfig, version: str | None = None) -> list[str]:
     lora = config.learner.lora
     if not lora.rank:
         return []
-    version = _check_version(version or installed("peft"))
+    need, instead = "learner.lora.rank is above 0", "learner.lora.rank to 0"
+    version = require("peft", version or installed("peft"), "lora", need, instead)
     layers = [name.removesuffix(".weight") for name in tensor_names(config.model.path) if name.endswith(".weight")]
     for target in lora.target_modules:
         if not any(layer == target or layer.endswith(f".{target}") for layer in layers):
@@ -31,18 +32,3 @@ def check_lora(config: RunConfig, version: str | None = None) -> list[str]:
             )
     targets = ", ".join(lora.target_modules) or "all linear layers of the blocks"
     return [f"learner: LoRA by peft {version}, rank {lora.rank}, alpha {lora.alpha:g}, on {targets}"]
-
-
-def _check_version(version: str | None) -> str:
-    versions = declared("lora")
-    if version is None:
-        raise ConfigError(
-            f"learner.lora.rank is above 0, but peft is not installed here; Headrace works with {span(versions)}: "
-            "pip install 'headrace[lora]', or set learner.lora.rank to 0"
-        )
-    if not fits(version, versions):
-        raise ConfigError(
-            f"learner.lora.rank is above 0, and peft {version} is installed; Headrace works with {span(versions)}: "
-            "pip install 'headrace[lora]', or set learner.lora.rank to 0"
-        )
-    return version

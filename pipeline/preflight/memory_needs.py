@@ -126,10 +126,9 @@ def needs(
 
 def published(config: RunConfig, shape: Shape) -> Need:
     """Return the memory of published versions: those kept and the next."""
-    size = (
-        shape.num_weights * _ITEM_BYTES[config.weights.dtype] if not config.learner.lora.rank else shape.num_weights * 4
-    )
-    versions = config.weights.keep + 1 if not config.learner.lora.rank else 1
+    has_adapter = bool(config.learner.lora.rank)
+    size = shape.num_weights * (4 if has_adapter else _ITEM_BYTES[config.weights.dtype])
+    versions = 1 if has_adapter else config.weights.keep + 1
     return Need("published weights", {f"{versions} versions": versions * size}, size)
 
 
@@ -160,12 +159,8 @@ def _generator(shape: Shape, config: RunConfig) -> Need:
     tokens = generation.num_slots * (config.data.max_prompt_tokens + generation.max_response_tokens)
     shares = config.weights.path != "wire" and generation.dtype == config.weights.dtype and not config.learner.lora.rank
     weights = 0 if shares else shape.num_weights * item
-    parts = {
-        "weights": weights,
-        "KV cache at most": tokens * shape.layers * 2 * shape.key_width * item,
-        "process": PROCESS_BYTES,
-    }
-    return Need("", parts, weights)
+    cache = tokens * shape.layers * 2 * shape.key_width * item
+    return Need("", {"weights": weights, "KV cache at most": cache, "process": PROCESS_BYTES}, weights)
 
 
 def _each(role: str, count: int, need: Need) -> list[Need]:
@@ -200,15 +195,12 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
             f"the run needs {_gb(certain)} GB of memory whatever its data, most of it for the {largest.in_words()}; "
             f"this machine has {_gb(room.memory)} GB: take a smaller model, a larger machine, or an adapter (learner.lora.rank)"
         )
-    lines.append(
-        f"memory: {_gb(total)} GB at the highest, {_gb(room.free)} of {_gb(room.memory)} GB are free"
-        + (
-            "; this may not fit: lower learner.micro_batch_tokens, generation.num_slots or the lengths, or set "
-            "model.gradient_checkpointing"
-            if total > room.free
-            else ""
-        )
+    warning = (
+        "; this may not fit: lower learner.micro_batch_tokens, generation.num_slots or the lengths, or set "
+        "model.gradient_checkpointing"
     )
+    there = f"{_gb(room.free)} of {_gb(room.memory)} GB are free{warning if total > room.free else ''}"
+    lines.append(f"memory: {_gb(total)} GB at the highest, {there}")
     versions = [need for need in listed if need.name == "published weights"]
     if in_shared_memory and room.shared is not None and versions and versions[0].num_bytes > room.shared:
         lines.append(
@@ -229,8 +221,7 @@ def read_shape(model: Path, config: Mapping[str, Any]) -> Shape | None:
         intermediate = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 4 * hidden)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
-    num_weights = _count_weights(model)
-    vocabulary = int(text.get("vocab_size") or 0)
+    num_weights, vocabulary = _count_weights(model), int(text.get("vocab_size") or 0)
     return Shape(num_weights, layers, hidden, intermediate, keys * head_dim, vocabulary) if num_weights else None
 
 
@@ -238,9 +229,8 @@ def room_here(machine: Machine, meminfo: Path = Path("/proc/meminfo")) -> Room:
     """Return this host's memory."""
     free = machine.memory_bytes
     with suppress(OSError, ValueError, IndexError):
-        line = next(
-            line for line in meminfo.read_text(encoding="ascii").splitlines() if line.startswith("MemAvailable")
-        )
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable"))
         free = min(free, int(line.split()[1]) << 10)
     shared = None
     with suppress(OSError):

@@ -67,9 +67,8 @@ def _weight_files(folder: Path) -> list[Path]:
 def _within(folder: Path, name: str) -> Path:
     """Return the file that an index names. Raises DataError for a file outside of the folder."""
     if Path(name).name != name:
-        raise DataError(
-            f"{folder / _SHARDED} names {name!r}, which is no file of this folder; download the model again"
-        )
+        outside = f"names {name!r}, which is no file of this folder"
+        raise DataError(f"{folder / _SHARDED} {outside}; download the model again")
     return folder / name
 
 
@@ -81,10 +80,7 @@ def _head(file: Path) -> Contents:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    return _parse(file, file.read_bytes())
-
-
-def _parse(file: Path, data: bytes) -> dict[str, Any]:
+    data = file.read_bytes()
     try:
         value: object = json.loads(data)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

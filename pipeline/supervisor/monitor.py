@@ -17,7 +17,7 @@ from pipeline.ledger.server.disk import disk_trouble
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.server.probe import Sight
 from pipeline.ledger.server.watch import ServerWatch
-from pipeline.observability.run_snapshot import RunSnapshot
+from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
 from protocol.errors import LedgerDiskFailed, LedgerUnavailable
@@ -57,10 +57,8 @@ class Monitor:
         self._metrics = metrics
         self._watch = watch
         self._watch_every_s = watch_every_s
-        self._next_watch_s = 0.0
+        self._next_watch_s = self._next_check_s = self._next_overdue_s = 0.0
         self._shown: RunState | None = None
-        self._next_check_s = 0.0
-        self._next_overdue_s = 0.0
         self._overdue_s: dict[Role, float] = {}
         self._watch_server = ServerWatch(patience_s=server_patience_s)
         self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger-server")

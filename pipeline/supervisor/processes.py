@@ -20,19 +20,10 @@ from typing import BinaryIO
 import structlog
 
 from pipeline.files import cut
+from pipeline.process import records
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.last_error import LastError, printed_error
-from pipeline.process.records import (
-    ProcessIdentity,
-    Started,
-    forget_started,
-    identify,
-    read_life,
-    read_started,
-    this_host,
-    write_started,
-)
 from pipeline.supervisor.adopted_process import AdoptedProcess
 from pipeline.supervisor.starter import NAME as STARTER
 from pipeline.supervisor.starter import Starter, StarterEnded, marked_environment
@@ -69,7 +60,7 @@ class Found:
 
     worker: str
     role: Role
-    identity: ProcessIdentity
+    identity: records.ProcessIdentity
     epoch: int
     """0 before its registration."""
 
@@ -83,7 +74,7 @@ class Found:
 class _Child:
     role: Role
     process: subprocess.Popen[bytes] | AdoptedProcess
-    identity: ProcessIdentity | None
+    identity: records.ProcessIdentity | None
     output_from: int
     """Offset in its output file where this process began to print."""
 
@@ -136,7 +127,7 @@ class Processes:
             log.error("worker_not_started", worker=name, reason=str(error))
             self._unstarted.append(Exit(name, role, 0, ExitCode.FAILURE))
             return
-        self._children[name] = _Child(role, process, identify(process.pid), output_from)
+        self._children[name] = _Child(role, process, records.identify(process.pid), output_from)
         self._write_record(name, self._children[name])
         log.info("worker_started", worker=name, pid=process.pid)
 
@@ -160,9 +151,8 @@ class Processes:
 
     def _written_code(self, name: str) -> int | None:
         child = self._children.get(name)
-        life = (
-            read_life(self._run_dir, name, child.identity) if child is not None and child.identity is not None else None
-        )
+        identity = None if child is None else child.identity
+        life = None if identity is None else records.read_life(self._run_dir, name, identity)
         return None if life is None else life.exit_code
 
     def _lose_starter(self, error: Exception) -> None:
@@ -176,11 +166,11 @@ class Processes:
     def find(self) -> list[Found]:
         """Return the recorded worker processes that run on this host and are not held here."""
         found: list[Found] = []
-        for worker, record in read_started(self._run_dir).items():
+        for worker, record in records.read_started(self._run_dir).items():
             identity = record.identity
-            if worker in self._children or identify(identity.pid) != identity:
+            if worker in self._children or records.identify(identity.pid) != identity:
                 continue
-            life = read_life(self._run_dir, worker, identity)
+            life = records.read_life(self._run_dir, worker, identity)
             found.append(Found(worker, Role(record.role), identity, life.epoch if life else 0))
         return found
 
@@ -216,7 +206,7 @@ class Processes:
 
     def _exit(self, name: str, child: _Child, code: int) -> Exit:
         """Return a process's end, with the error that it wrote down, else printed."""
-        life = None if child.identity is None else read_life(self._run_dir, name, child.identity)
+        life = None if child.identity is None else records.read_life(self._run_dir, name, child.identity)
         error, delivered = (None, 0) if life is None else (life.error, life.delivered)
         if error is None and code > 0:
             error = printed_error(self._output(name, child.output_from))
@@ -240,20 +230,20 @@ class Processes:
     def end_strays(self) -> int:
         """Kill all workers of an ended run on this host, with descendants; return their number."""
         num_ended = end_marked(WORKER_MARK, worker_mark(self._run_dir))
-        for worker, record in read_started(self._run_dir).items():
-            if record.identity.host == this_host() and identify(record.identity.pid) != record.identity:
-                forget_started(self._run_dir, worker)
+        for worker, record in records.read_started(self._run_dir).items():
+            if record.identity.host == records.this_host() and records.identify(record.identity.pid) != record.identity:
+                records.forget_started(self._run_dir, worker)
         return num_ended
 
     def _ended(self, worker: str) -> None:
         """End the descendants of an ended worker, and remove its record."""
         if left := end_marked(WORKER_MARK, worker_mark(self._run_dir, worker)):
             log.warning("stray_processes_ended", worker=worker, num_processes=left)
-        forget_started(self._run_dir, worker)
+        records.forget_started(self._run_dir, worker)
 
     def _hold(self, found: Found) -> AdoptedProcess | None:
         def exit_code() -> int | None:
-            life = read_life(self._run_dir, found.worker, found.identity)
+            life = records.read_life(self._run_dir, found.worker, found.identity)
             return None if life is None else life.exit_code
 
         with suppress(ProcessLookupError):
@@ -264,7 +254,7 @@ class Processes:
         """Write a record; without one (full disk), a later supervisor's worker fences this one."""
         try:
             if child.identity is not None:
-                write_started(self._run_dir, name, Started(child.identity, str(child.role)))
+                records.write_started(self._run_dir, name, records.Started(child.identity, str(child.role)))
         except OSError as error:
             log.warning("process_not_recorded", worker=name, pid=child.process.pid, reason=str(error))
 

@@ -92,9 +92,8 @@ def server_lock(run_dir: Path, *, timeout_s: float = 30.0, given_up: threading.E
     Raises ConfigError at the deadline, and Interrupted once ``given_up`` is set."""
     with (run_dir / "ledger.lock").open("a+") as file:
         if not _lock(file, timeout_s=timeout_s, given_up=given_up):
-            raise ConfigError(
-                f"another command still reads {run_dir} after {timeout_s:g} s; try again when it has ended"
-            )
+            late = f"another command still reads {run_dir} after {timeout_s:g} s"
+            raise ConfigError(f"{late}; try again when it has ended")
         yield
 
 

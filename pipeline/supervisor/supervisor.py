@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from pipeline.ledger.server.binary import log_choice
 from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger, read_ledger_url
 from pipeline.ledger.types import LedgerSpec
 from pipeline.observability.report import write_report
-from pipeline.observability.run_snapshot import RunSnapshot
+from pipeline.observability.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.process.records import process_runs
 from pipeline.runtime.clock import RealClock
@@ -92,10 +92,8 @@ class Supervisor:
     def __init__(
         self, config: RunConfig, run_dir: Path, spec: LedgerSpec, *, command: Command = worker_command
     ) -> None:
-        self._spec = spec
         settings = config.supervisor
-        self._config = config
-        self._run_dir = run_dir
+        self._config, self._run_dir, self._spec = config, run_dir, spec
         self._processes = Processes(run_dir, command)
         self._is_forking = command is worker_command and config.supervisor.preload
         self._plan = FleetPlan(
@@ -113,8 +111,7 @@ class Supervisor:
         self._num_signals = 0
         self._stop_requested = threading.Event()
         """For the thread that opens the ledger before the loop turns."""
-        self._next_look_s = 0.0
-        self._next_cut_s = 0.0
+        self._next_look_s = self._next_cut_s = 0.0
         self._is_starved = False
         self._refused: Fleet | None = None
         self._failed_code = ExitCode.LEDGER_UNAVAILABLE
@@ -205,7 +202,10 @@ class Supervisor:
 
     async def _begin(self, registry: Registry) -> None:
         """Adopt running workers of an earlier supervisor, and set the desired fleet."""
-        earlier = self._earlier_config()
+        earlier = None
+        # The settings of the processes that are there, if known.
+        with suppress(ConfigError):
+            earlier = read_resolved(self._run_dir)
         adopted = await take_over(self._processes, self._plan, registry)
         self._write_config()
         if self._is_forking:
@@ -222,13 +222,6 @@ class Supervisor:
                 wanted = await registry.fleet() or wanted
         await registry.set_fleet(wanted)
         await registry.set_run_status(RunStatus(RunState.RUNNING))
-
-    def _earlier_config(self) -> RunConfig | None:
-        """Return the settings of the processes that are there; None when they are unknown."""
-        try:
-            return read_resolved(self._run_dir)
-        except ConfigError:
-            return None
 
     async def _conclude(self, registry: Registry, ledger: RedisLedger, status: RunStatus) -> None:
         """Write the last state and the report, unless the ledger is away. A report that cannot be

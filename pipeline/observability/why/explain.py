@@ -9,17 +9,7 @@ from pipeline.ledger.types import LatePolicy, Totals, Unit
 from pipeline.observability.status import Health, WorkerRow
 from pipeline.observability.why.admission import admission_chain
 from pipeline.observability.why.silence import no_ledger_chain
-from pipeline.observability.why.types import (
-    Cause,
-    Chain,
-    Ended,
-    Explanation,
-    Outlook,
-    Snapshot,
-    count,
-    gravity,
-    worst,
-)
+from pipeline.observability.why.types import Cause, Chain, Ended, Explanation, Outlook, Snapshot, count, gravity, worst
 from pipeline.observability.why.work import evaluation_chain, unit_chain
 from pipeline.observability.why.workers import (
     absent_chain,
@@ -126,9 +116,8 @@ def _ending(s: Snapshot) -> Chain:
         return Chain((link,), Cause.DRAINING, "supervisor", Outlook.ENDED, "the supervisor writes the report and ends")
     names = ", ".join(row.worker for row in left)
     end = worker_chain(s, left[0])
-    doing = (
-        f"undrained workers are killed after supervisor.drain_timeout_s; `headrace down {s.run} --now` does not wait"
-    )
+    now = f"`headrace down {s.run} --now` does not wait"
+    doing = f"undrained workers are killed after supervisor.drain_timeout_s; {now}"
     return Chain((link, f"{names} still to end", *end.links), Cause.DRAINING, left[0].worker, Outlook.ENDED, doing)
 
 
@@ -246,12 +235,9 @@ def _also(s: Snapshot, chains: list[Chain]) -> list[str]:
         words += [absent_chain(s, name).links[0] for name in s.absent() if name not in told]
     cut_off = {chain.who for chain in chains if chain.cause is Cause.UNREACHABLE}
     words += [unreachable_chain(row).links[0] for row in s.workers if row.unreached and row.worker not in cut_off]
-    present = {row.worker for row in s.workers}
-    words += [
-        f"{name} is there again: {ended}"
-        for name, ended in s.exits.items()
-        if name in present and name not in told and ended.is_worth_a_word
-    ]
+    again = {row.worker for row in s.workers} - told
+    worth = {name: ended for name, ended in s.exits.items() if name in again and ended.is_worth_a_word}
+    words += [f"{name} is there again: {ended}" for name, ended in worth.items()]
     if len(words) > _MAX_WORKERS:
         words[_MAX_WORKERS:] = [f"{len(words) - _MAX_WORKERS} more workers: `headrace status {s.run}`"]
     if dead := s.depth("dead"):

@@ -29,9 +29,8 @@ def absent_chain(s: Snapshot, name: str) -> Chain:
         return Chain((link,), Cause.ABSENT, name, Outlook.YOU, _no_supervisor(s))
     doing = f"the supervisor starts it; if it does not come, read logs/{name}.jsonl and logs/{name}.out"
     if ended and ended.error:
-        doing = (
-            f"the supervisor starts it again. The same error before any finished work ends the run: logs/{name}.jsonl"
-        )
+        again = "the supervisor starts it again. The same error before any finished work ends the run"
+        doing = f"{again}: logs/{name}.jsonl"
     return Chain((link,), Cause.ABSENT, name, Outlook.MENDS, doing)
 
 
@@ -74,9 +73,8 @@ def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> 
     if at is WaitingFor.LEDGER:
         return ledger_chain(f"{name} waits for the ledger{detail}")
     unreached = unreached_workers(row.unreached)
-    if (at is WaitingFor.ROOM and unreached - {Role.LEARNER}) or (
-        at is WaitingFor.WEIGHTS and Role.LEARNER in unreached
-    ):
+    is_cut_off = unreached - {Role.LEARNER} if at is WaitingFor.ROOM else Role.LEARNER in unreached
+    if at in (WaitingFor.ROOM, WaitingFor.WEIGHTS) and is_cut_off:
         return unreachable_chain(row)
     if at is WaitingFor.ROOM:
         return _room(s, row, seen)
@@ -171,9 +169,8 @@ def _unwell(s: Snapshot, row: WorkerRow) -> Chain:
     if not s.has_supervisor:
         return Chain((link,), cause, row.worker, Outlook.YOU, _no_supervisor(s))
     if row.worker not in s.wanted:
-        doing = (
-            f"the supervisor does not know it: end process {row.pid} on {row.host}, and start it again if you want it"
-        )
+        end = f"end process {row.pid} on {row.host}, and start it again if you want it"
+        doing = f"the supervisor does not know it: {end}"
         return Chain((link,), cause, row.worker, Outlook.MENDS, doing)
     after = f"after {seconds(s.replaced_after_s)} of silence" if is_silent else "(supervisor.stuck_after_s)"
     doing = f"the supervisor replaces it {after}; its work goes to others"

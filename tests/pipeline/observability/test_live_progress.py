@@ -12,7 +12,7 @@ from rich.console import Console
 from pipeline.observability.history import HISTORY_NAME, History, UpdateRow
 from pipeline.observability.live_view import LiveView, PlainView, _bar
 from pipeline.observability.progress import RunProgress
-from pipeline.observability.run_snapshot import RunSnapshot
+from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import RunState, RunStatus
 from tests.pipeline.observability.rows import evaluation_row, update_row
 from tests.pipeline.observability.test_live_view import BEATS, TOTALS

@@ -14,8 +14,7 @@ from pipeline.ledger.types import Audit, Balance, Totals
 from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.observability.live_view import LiveView, Notices, PlainView
 from pipeline.observability.progress import RunProgress, sparkline
-from pipeline.observability.run_snapshot import RunSnapshot
-from pipeline.observability.status import QueueRow, worker_rows
+from pipeline.observability.status import QueueRow, RunSnapshot, worker_rows
 from pipeline.observability.tables import audit_table, fleet_table, groups_line, queue_table, work_done
 from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor
 from protocol.ids import Incarnation, Role

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.ledger.address import read_ledger_url
 from pipeline.ledger.redis.client import connect
-from pipeline.observability.run_snapshot import RunSnapshot
+from pipeline.observability.status import RunSnapshot
 from pipeline.preflight.checks import preflight
 from pipeline.runtime.machine import Machine, this_machine
 from pipeline.runtime.registry.contract import Fleet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from pipeline.ledger.types import Totals
-from pipeline.observability.run_snapshot import RunSnapshot
+from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
 from pipeline.supervisor.monitor import Monitor

@@ -23,7 +23,7 @@ from structlog.testing import capture_logs
 from pipeline.ledger.address import LedgerAddress, read_address, read_ledger_url, write_address
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
-from pipeline.observability.run_snapshot import RunSnapshot
+from pipeline.observability.status import RunSnapshot
 from pipeline.preflight.checks import preflight
 from pipeline.process.exit_codes import ExitCode, Interrupted
 from pipeline.process.records import process_runs
