@@ -127,13 +127,14 @@ $(LORA)/.run: $(VENV)/.dev
 test-lora: $(LORA)/.run ## LoRA by peft, in an environment of its own: .venv-lora
 	$(LORA)/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile tests/workers/engines/training/test_lora.py tests/pipeline/preflight/test_lora.py tests/integration/test_lora.py
 
-check: $(VENV)/.dev ## format, lint, types, floors, Lua, nothing undone unsaid, fast tests: before every commit
+check: $(VENV)/.dev ## format, lint, types, floors, Lua, plain English, nothing undone, fast tests: before every commit
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python -m ops.checks.undone
 	$(BIN)/python -m ops.checks.lua
+	$(BIN)/python -m ops.checks.words
 	$(BIN)/python -m pytest -q -m "not integration"
 
 format: $(VENV)/.dev ## rewrite the code in the project's format

@@ -120,7 +120,7 @@ class CheckpointWriter:
                 self._was_durable = False
                 ctx.log.warning(
                     "ledger_not_durable",
-                    reason="the ledger's server cannot say that its file is on its disk",
+                    reason="the ledger's server does not confirm that its file is on its disk",
                     action="set appendonly yes on a Redis 7.2 or later; until then its death may let units be trained on twice",
                 )
             with ctx.storing.task("checkpoint"):

@@ -148,10 +148,10 @@ class Replay:
         place = self._request.run_dir / UPDATES_FOLDER
         if plan.unreachable:
             return (
-                f"{place}: none of the {len(plan.unreachable)} updates asked for can be made again, since the checkpoints that "
-                "they followed are gone; ask for later versions, or raise replay.keep_mb or checkpoint.keep in the next run"
+                f"{place}: none of the {len(plan.unreachable)} updates of the range can be made again: the checkpoints before "
+                "them are gone; choose later versions, or raise replay.keep_mb or checkpoint.keep in the next run"
             )
-        return f"{place} holds no update in the range asked for; leave out --from and --to to see what there is"
+        return f"{place} holds no update in the range; leave out --from and --to to see what there is"
 
     async def _leg(self, leg: Leg, scratch: Path, report: Report) -> TrainingBackend:
         start = leg.stretch.start
@@ -195,7 +195,7 @@ class Replay:
         expected = before.digests if before else leg.stretch.start.digests
         if differing := _differing(expected, backend.digests()):
             raise DataError(
-                f"{place} does not hold the weights that the update log tells of: {_names(differing)} differ; put back "
+                f"{place} does not hold the weights of the update log: {_names(differing)} differ; put back "
                 "what the run began with, or replay from another version"
             )
 
@@ -279,7 +279,7 @@ def _conclude(report: Report, seconds: float, *, check: bool) -> str:
     num_made = sum(one.recorded_losses is not None for one in report.remade)
     lines.append(
         f"{report.num_equal} of {num_made} updates came out bit for bit as they were, in {seconds:.1f} s "
-        f"({report.num_logged} in the log, {report.num_unreachable} asked for without a state to begin from)"
+        f"({report.num_logged} in the log; {report.num_unreachable} of the range without a state to begin from)"
     )
     if report.saved:
         lines.append(f"saved: {report.saved}")

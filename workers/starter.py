@@ -57,7 +57,7 @@ def main() -> NoReturn:
             f"an import has opened {devices[0]}: CUDA does not work in forked processes; workers import themselves"
         )
     gc.collect()
-    # What was imported is no garbage: left alone, its memory stays shared.
+    # Imported modules are no garbage: left alone, their memory stays shared.
     gc.freeze()
     with socket.socket(fileno=descriptor) as channel:
         serve(channel, _work)

@@ -40,7 +40,9 @@ _PRONOUN = re.compile(r"\b(nobody|whoever|somebody|someone|no one|anybody|anyone
 _BARE = re.compile(r"(What|Who|Whose)\b(?!.*\?)|One (is|has|that|who|which|whose|can|may|must|was)\b")
 _VERB = re.compile(r"\b(tells?|told|telling|hears?|heard|asks|asked|asking|says?|said|saying)\b", re.IGNORECASE)
 _HEADER = re.compile(r"\*(Consumes|Produces|Waits for)\*")
-_OWNER = re.compile(r"TaskGroup|create_task|threading\.|Popen|subprocess|multiprocessing|asyncio\.run\(|argparse")
+_OWNER = re.compile(
+    r"TaskGroup|create_task|threading\.|Popen|subprocess|multiprocessing|asyncio\.run\(|os\.fork|argparse"
+)
 """In the source of a module that owns a task, a thread or a process."""
 
 _PRAGMA = re.compile(r"#\s*(noqa|type:|pyright|fmt|pragma|ruff|isort|!)")
@@ -80,13 +82,30 @@ class Finding:
         return f"{self.path}:{self.line}: {self.rule}: {self.text}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """A Python file, parsed once: its syntax tree, all nodes of the tree, and its comments."""
+
+    source: str
+    tree: ast.Module
+    nodes: list[ast.AST]
+    comments: list[tokenize.TokenInfo]
+
+    @classmethod
+    def of(cls, source: str) -> _Module:
+        """Parse a file. Raises SyntaxError for Python that is not."""
+        tree = ast.parse(source)
+        return cls(source, tree, list(ast.walk(tree)), _comments(source))
+
+
 def findings(path: Path, source: str) -> list[Finding]:
     """Return every finding of a file, by line. Raises SyntaxError for Python that is not."""
     found = list[Finding]()
     match path.suffix:
         case ".py":
-            stretches = list(_python(source, with_messages=path.parts[0] != "tests"))
-            found += _structure(path, source)
+            module = _Module.of(source)
+            stretches = list(_python(module, with_messages=path.parts[0] != "tests"))
+            found += _structure(path, module)
         case ".md":
             stretches = [_lines(source, 1)]
         case suffix:
@@ -157,34 +176,33 @@ def _unmarked(paragraph: str) -> str:
     return paragraph[mark.end() :] if mark else paragraph
 
 
-def _structure(path: Path, source: str) -> Iterator[Finding]:
+def _structure(path: Path, module: _Module) -> Iterator[Finding]:
     """Yield findings of names, of headers, and of comments that stand behind code."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found = f"{len(node.name)} characters: {node.name}"
             if node.name.startswith("test_") and len(node.name) > MAX_TEST_NAME:
                 yield Finding(path, node.lineno, "test name", found)
-    about = ast.get_docstring(tree, clean=False) or ""
-    if _HEADER.search(about) and not _OWNER.search(source.replace(about, "", 1)):
+    about = ast.get_docstring(module.tree, clean=False) or ""
+    if _HEADER.search(about) and not _OWNER.search(module.source.replace(about, "", 1)):
         yield Finding(path, 1, "header", "*Consumes* ... of a module that owns no task, thread or process")
-    for token in _comments(source):
+    for token in module.comments:
         if token.line[: token.start[1]].strip():
             yield Finding(path, token.start[0], "trailing comment", token.string)
 
 
-def _python(source: str, *, with_messages: bool) -> Iterator[list[Line]]:
+def _python(module: _Module, *, with_messages: bool) -> Iterator[list[Line]]:
     """Yield docstrings, comments and, with messages, string literals that are sentences.
 
-    Indented lines of a message are an example or a table.
+    Indented lines of a message are an example or a table. A text with a backslash is a pattern.
     """
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes, source_lines = module.nodes, module.source.splitlines()
     docstrings = [n.value for n in nodes if isinstance(n, ast.Expr) and _is_text(n.value)]
     for value in docstrings:
-        stretch = _lines("\n".join(source.splitlines()[value.lineno - 1 : value.end_lineno]), value.lineno)
+        stretch = _lines("\n".join(source_lines[value.lineno - 1 : value.end_lineno]), value.lineno)
         margin = min((_indent(line) for line in stretch if line.text.strip()), default=0)
         yield [Line(line.number, line.whole, line.text[margin:].replace('"""', "")) for line in stretch]
-    yield [Line(t.start[0], t.line.rstrip("\n"), _uncommented(t.string, "#")) for t in _comments(source)]
+    yield [Line(t.start[0], t.line.rstrip("\n"), _uncommented(t.string, "#")) for t in module.comments]
     if not with_messages:
         return
     parts = {id(value) for n in nodes if isinstance(n, ast.JoinedStr) for value in n.values}
@@ -196,7 +214,7 @@ def _python(source: str, *, with_messages: bool) -> Iterator[list[Line]]:
             text = str(node.value)
         else:
             continue
-        if text.count(" ") >= _FEWEST_SPACES:
+        if text.count(" ") >= _FEWEST_SPACES and "\\" not in text:
             lines = enumerate(text.splitlines())
             yield [Line(node.lineno + at, "", line, is_message=True) for at, line in lines if not line.startswith("  ")]
 
@@ -231,21 +249,28 @@ def _indent(line: Line) -> int:
     return len(line.text) - len(line.text.lstrip())
 
 
+def repository_findings(paths: Sequence[Path] = ()) -> Iterator[Finding]:
+    """Yield the findings of the tracked files below the working directory, or of those below the
+    paths.
+    """
+    command = ["git", "ls-files", "--", *map(str, paths)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_S)
+    for path in map(Path, listed.stdout.splitlines()):
+        if path.suffix in _SUFFIXES and path.is_file():
+            yield from findings(path, path.read_text(encoding="utf-8"))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Check the tracked files, or those below the paths. Exit with 1 when a rule is broken."""
     parser = argparse.ArgumentParser(prog="python -m ops.checks.words", description="Check plain English.")
     parser.add_argument("paths", nargs="*", type=Path, help="files and folders (default: all)")
     parser.add_argument("--count", action="store_true", help="print how many findings there are of each rule")
     options = parser.parse_args(arguments)
-    command = ["git", "ls-files", "--", *map(str, options.paths)]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_S)
     counted = Counter[str]()
-    for path in map(Path, listed.stdout.splitlines()):
-        if path.suffix in _SUFFIXES and path.is_file():
-            for finding in findings(path, path.read_text(encoding="utf-8")):
-                counted[finding.rule] += 1
-                if not options.count:
-                    print(finding)
+    for finding in repository_findings(options.paths):
+        counted[finding.rule] += 1
+        if not options.count:
+            print(finding)
     if options.count:
         print(", ".join(f"{rule}: {count}" for rule, count in counted.most_common()) or "no findings")
     sys.exit(1 if counted else 0)

@@ -114,11 +114,11 @@ class PackedBatch:
 def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
     """Lay samples end to end, in the order given.
 
-    Raises ValueError, naming the sample, when it has no token before its first response token, or
-    an array has not one entry a response token; also for no sample.
+    Raises ValueError for no sample, and for one without a token before its first response token.
+    Each array must have one entry a response token. The error names the sample.
     """
     if not samples:
-        raise ValueError("a packed batch was asked for of 0 samples; expected at least 1: skip the step instead")
+        raise ValueError("a packed batch of 0 samples; expected at least 1; skip the step instead")
     for sample in samples:
         _check(sample)
     lengths = np.array([sample.tokens.size for sample in samples], dtype=np.int64)

@@ -41,8 +41,8 @@ def window_deltas(
 
 
 def window_policy_mask(num_tokens: int, *, is_finished: bool, num_ignored: int) -> Bool[np.ndarray, " tokens"]:
-    """Mark the tokens of a window that train the policy: all but the last of an unfinished one,
-    whose advantages are the most biased by the truncation. T-PPO's port ignores 8."""
+    """Mark the tokens of a window that train the policy: all but the last of an unfinished one.
+    The truncation biases the advantages of those most. T-PPO's port ignores 8."""
     last = num_tokens if is_finished else max(num_tokens - num_ignored, 0)
     return np.arange(num_tokens) < last
 

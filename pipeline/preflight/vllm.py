@@ -117,7 +117,7 @@ def ask_vllm(config: RunConfig) -> None:
         reason = ask("workers.engines.generation.vllm.check", config, timeout_s=ASK_S)
     except TimeoutError:
         raise ConfigError(
-            f"vLLM did not say within {ASK_S:g} s whether it can serve {config.model.path}; try again with less to "
+            f"vLLM did not report within {ASK_S:g} s whether it can serve {config.model.path}; try again with less to "
             "do besides, or set generation.engine to local"
         ) from None
     if reason is not None:

@@ -127,7 +127,8 @@ def show(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    # proc(5): arg_start, arg_end, env_start, env_end are fields 48 to 51; the first after the bracket is field 3.
+    # proc(5): arg_start, arg_end, env_start, env_end are fields 48 to 51. The first field after the
+    # bracket is field 3.
     areas = [int(field) for field in fields[45:49]]
     texts = arguments, [f"{name}={value}" for name, value in environment.items()]
     for text, begin, end in zip(texts, areas[::2], areas[1::2], strict=True):

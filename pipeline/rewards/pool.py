@@ -200,7 +200,10 @@ class VerifierPool:
             self._idle.put_nowait(process)
 
     async def _judge(self, process: SandboxProcess, spec: VerifierSpec, indices: list[int], batch: _Batch) -> None:
-        """Judge by one call; by one each, where that fails or is late. A call is a piece of work."""
+        """Judge by one call; by one each, where that fails or is late.
+
+        A call is a piece of work.
+        """
         judged = await process.call(spec, [batch.responses[index] for index in indices], self._timeout_s)
         if len(indices) > 1 and not any(isinstance(outcome, Verdict) and outcome.judged for outcome in judged):
             work.step()

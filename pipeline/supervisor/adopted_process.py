@@ -34,7 +34,7 @@ class AdoptedProcess:
 
     @classmethod
     def child(cls, pid: int, read_exit_code: Callable[[], int | None]) -> Self:
-        """Hold a process whose parent waits for it no earlier than in ``read_exit_code`` (Linux)."""
+        """Hold a process (Linux). Its parent waits for it no earlier than in ``read_exit_code``."""
         process = cls.__new__(cls)
         process._hold(pid, read_exit_code)
         return process

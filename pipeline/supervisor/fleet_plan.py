@@ -245,9 +245,9 @@ class FleetPlan:
         delivered: int = 0,
         kept: str | None = None,
     ) -> None:
-        """Record the end of a worker's process: its exit code (negative for a signal), the error
-        that ended it, if one did, its finished pieces of work, and a learning worker's newest
-        checkpoint ("" for none)."""
+        """Record the end of a worker's process: its exit code (negative for a signal) and the error
+        that ended it, if one did. ``delivered``: its finished pieces of work. ``kept``: a learning
+        worker's newest checkpoint, "" for none."""
         worker = self._workers[name]
         if worker.phase is WorkerPhase.DRAINING:
             del self._workers[name]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class Forecast:
-    """Waits half of the time that the missing units will take at the rate so far, so that the last
-    look is in time; while nothing comes, or they are not missing, a tenth of the time waited."""
+    """Waits half of the time that the missing units will take at the rate so far: the last poll is
+    in time. While nothing comes, or none is missing, it waits a tenth of the time waited."""
 
     def __init__(self, *, least_s: float, most_s: float) -> None:
         self._least_s, self._most_s = least_s, most_s

@@ -123,7 +123,7 @@ class Value(Scorer):
 
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
         """Value and write a batch. When the engine fails on it, all chunks fail and are tried
-        again; one with values that are not finite fails alone, and nothing of it is written."""
+        again. A chunk with values that are not finite fails alone, and nothing of it is written."""
         requests = [ScoringRequest(_tokens(chunk), chunk.num_tokens) for chunk in chunks]
         try:
             valued = await self.ctx.compute(self._engine.values, requests)

@@ -1,10 +1,13 @@
 """The rules of plain English that a tool keeps."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from ops.checks.words import findings
+from ops.checks.words import findings, main, repository_findings
+
+ROOT = Path(__file__).parents[3]
 
 
 def rules(source: str, path: str = "pipeline/module.py") -> list[str]:
@@ -88,6 +91,31 @@ def test_settings_in_code_spans_are_a_list_and_no_sentence() -> None:
     settings = " ".join(["`a.b=1`"] * 30)
     assert rules(f"- **a row**: `file.toml`, {settings}\n", "page.md") == ["columns"]
     assert rules("- *a* is b\n- c " + "`d` and " * 26 + "\n", "page.md") == ["columns", "long"]
+
+
+def test_a_pattern_is_no_prose() -> None:
+    assert rules('x = r"nobody says what is \\b here"\n') == []
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="without a repository there is no list of its files")
+def test_the_prose_of_the_whole_repository_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert list(map(str, repository_findings())) == []
+
+
+def test_a_finding_names_file_line_and_rule_and_the_exit_code_is_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clean.md").write_text("A page.\n")
+    (tmp_path / "other.md").write_text("A page.\n\nNobody reads it.\n")
+    for command in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *command], check=True, timeout=60)
+    for arguments, code in (([], 1), (["clean.md"], 0)):
+        with pytest.raises(SystemExit) as ending:
+            main(arguments)
+        assert ending.value.code == code
+    assert capsys.readouterr().out == "other.md:3: pronoun: 'Nobody': Nobody reads it.\n"
 
 
 def test_an_indented_line_of_a_message_is_an_example_and_no_prose() -> None:

@@ -110,7 +110,7 @@ def prepared(run_dir: Path, *words: str, forked_roles: frozenset[Role] = frozens
 
 
 def is_forked(processes: Processes, name: str) -> bool:
-    """Whether a worker is a fork: such a worker says so, by the fake starter's program."""
+    """Whether a worker is a fork: the fake starter's program marks such a worker."""
     until(lambda: bool(processes.last_lines(name)))
     return "in session" in processes.last_lines(name)
 

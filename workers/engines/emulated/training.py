@@ -45,7 +45,7 @@ class EmulatedTraining:
     def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
         """Take one step. Raises EngineError when there is no sample."""
         if not samples:
-            raise EngineError("an optimiser step was asked for on 0 samples; skip it")
+            raise EngineError("an optimiser step on 0 samples; expected at least 1; skip it")
         num_tokens = _num_tokens(samples)
         self._pace.spend(self._step_s + self._token_s * num_tokens)
         by_token = objective.token_weights(samples)

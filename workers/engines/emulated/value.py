@@ -37,7 +37,7 @@ class EmulatedValue:
     def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
         """Take one step. Raises EngineError when there is no sample."""
         if not samples:
-            raise EngineError("a value step was asked for on 0 samples; skip it")
+            raise EngineError("a value step on 0 samples; expected at least 1; skip it")
         num_tokens = sum(int(sample.tokens.size) for sample in samples)
         self._pace.spend(self._step_s + self._training_token_s * num_tokens)
         self.state = self.state.after(

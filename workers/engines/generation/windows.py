@@ -17,7 +17,7 @@ def check_request(request: WindowRequest, *, positions: int | None, vocabulary: 
         raise EngineError(f"{name} has an empty prompt; at least one token must precede what is sampled")
     if request.window_tokens < 1 or used >= request.max_response_tokens:
         raise EngineError(
-            f"{name} asks for a window of {request.window_tokens} tokens after {used} of at most "
+            f"{name} needs a window of {request.window_tokens} tokens after {used} of at most "
             f"{request.max_response_tokens}; there must be room for one token"
         )
     if positions is not None and wanted > positions:

@@ -66,9 +66,7 @@ class PackedLayout:
         """Lay sequences end to end. Raises ValueError for an empty list or an empty sequence."""
         sizes = np.asarray(lengths, dtype=np.int64)
         if sizes.size == 0 or sizes.min() < 1:
-            raise ValueError(
-                f"a packed row was asked for with sequence lengths {sizes.tolist()}; each must be at least 1"
-            )
+            raise ValueError(f"a packed row of sequence lengths {sizes.tolist()}; each must be at least 1")
         ends = np.cumsum(sizes)
         starts = ends - sizes
         position_ids = np.arange(ends[-1]) - np.repeat(starts, sizes)
@@ -184,7 +182,7 @@ def _attend_varlen(
     window: int | None,
 ) -> torch.Tensor:
     kernel = _varlen_kernel()
-    assert kernel is not None, "the caller asked whether there is a kernel"
+    assert kernel is not None, "the caller checks that there is a kernel"
     lengths, longest = layout.cumulative_lengths, layout.max_length
     if query.shape[1] != key.shape[1]:
         repeats = query.shape[1] // key.shape[1]

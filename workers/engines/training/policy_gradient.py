@@ -100,7 +100,7 @@ def sample_logprobs(
 def check_samples(samples: Sequence[TrainingSample], objective: Objective) -> None:
     """Raise EngineError for no samples, or old log-probs on some only, before any computation."""
     if not samples:
-        raise EngineError("an optimiser step was asked for on 0 samples; skip it")
+        raise EngineError("an optimiser step on 0 samples; expected at least 1; skip it")
     with_old = sum(sample.old_logprobs is not None for sample in samples)
     allowed = (len(samples),) if objective.needs_old_first else (0, len(samples))
     if objective.needs_old and with_old not in allowed:

@@ -110,7 +110,7 @@ def compute_values(
 def check_value_samples(samples: Sequence[ValueSample]) -> None:
     """Raise EngineError unless there are samples, all of them consistent."""
     if not samples:
-        raise EngineError("a value step was asked for on 0 responses; skip it")
+        raise EngineError("a value step on 0 responses; expected at least 1; skip it")
     for sample in samples:
         length = sample.response_length
         if not 1 <= sample.prompt_length < sample.tokens.size:

@@ -38,8 +38,8 @@ def slot_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend in one layer: in a decode step (``slot_step``), or in a prefill (``packed_layout``).
 
-    Query is [n, query heads, 1, head dim] in a step, [1, query heads, N, head dim] in a prefill;
-    key and value are [n, key heads, longest, head dim] or [1, key heads, N, head dim]. ``scaling``
+    Query is [n, query heads, 1, head dim] in a step, [1, query heads, N, head dim] in a prefill.
+    Key and value are [n, key heads, longest, head dim] or [1, key heads, N, head dim]. ``scaling``
     is 1/sqrt(head dim) when absent. By ``sliding_window`` a token sees itself and so many - 1
     before it.
 

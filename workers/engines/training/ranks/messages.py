@@ -82,7 +82,7 @@ def encode(command: Command) -> bytes:
         if isinstance(value, np.generic):
             return value.item()
         if not isinstance(value, np.ndarray) or value.ndim != 1:
-            raise TypeError(f"a {type(value).__name__} cannot be told to other ranks; expected one-dimensional arrays")
+            raise TypeError(f"a {type(value).__name__} cannot be sent to other ranks; expected one-dimensional arrays")
         array = cast("np.ndarray[Any, np.dtype[Any]]", value)
         data = array.tobytes()
         told = [array.dtype.str, array.size, size]
@@ -102,7 +102,7 @@ def decode(data: np.ndarray) -> Command:
 
     def resolve(declared: type, told: Any) -> Any:
         if declared is not np.ndarray:
-            raise NotImplementedError(f"a rank was told a {declared}, which no command holds")
+            raise NotImplementedError(f"a rank received a {declared}, which no command holds")
         name, elements, offset = told
         dtype = np.dtype(name)
         return arrays[offset : offset + elements * dtype.itemsize].view(dtype)

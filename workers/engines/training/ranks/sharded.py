@@ -170,7 +170,7 @@ class ShardedModel:
                 self._share_out(command.num_steps, command.states)
                 return Gathered({}, {}, command.num_steps)
             case _:
-                raise EngineError(f"ranks were told {type(command).__name__}, which is not for this model")
+                raise EngineError(f"ranks received {type(command).__name__}, which is not for this model")
 
     def _gather(self, *, with_optimizer: bool) -> Gathered:
         return self._lead.run(Gather(with_optimizer), self.obey)
