@@ -203,7 +203,7 @@ class World:
         patch(os, "fsync", lambda _: None)
         source = SimpleNamespace(num_evaluation_prompts=self.num_evaluation_prompts)
         patch(workers.learner.learner, "load_text_tokenizer", lambda _: None)
-        patch(workers.learner.learner.PromptSource, "load", staticmethod(lambda *_: source))
+        patch(workers.learner.learner, "PromptSource", lambda *_: source)
         patch(workers.learner.learner, "ledger_spec", lambda *_: self.spec)
         patch(workers.learner.learner, "build_training_backend", lambda _: Memory())
         publish = WeightsStore.publish
