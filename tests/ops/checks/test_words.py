@@ -68,7 +68,7 @@ def test_markdown_is_checked_outside_of_code_tables_and_quotes() -> None:
     assert [(finding.line, finding.rule) for finding in found] == [(1, "pronoun"), (15, "pronoun")]
 
 
-@pytest.mark.parametrize(("name", "mark"), [("a.lua", "--"), ("a.toml", "#"), ("a.sh", "#")])
+@pytest.mark.parametrize(("name", "mark"), [("a.lua", "--"), ("a.toml", "#"), ("a.sh", "#"), ("Makefile", "#")])
 def test_comments_of_other_languages_are_checked(name: str, mark: str) -> None:
     found = findings(Path(name), f"x = 1\n{mark} nobody\n")
     assert [(finding.line, finding.rule) for finding in found] == [(2, "pronoun")]
