@@ -59,7 +59,5 @@ class Algorithm(Protocol):
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
         """Make samples, in the order of units and of their members, ``old_logprobs`` still absent.
-
-        Raises NonFiniteUnit; LedgerError when a chunk or score is missing, or chunks disagree.
-        """
+        Raises NonFiniteUnit; LedgerError when a chunk or score is missing, or chunks disagree."""
         ...

@@ -147,10 +147,8 @@ def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
 
 
 def tokens_at_once(micro_batch_tokens: int | None, *, on_cpu: bool) -> int:
-    """Return the tokens of one pass of a learning worker: the setting, else the device's default.
-
-    A CPU gains nothing beyond a thousand, whose activations lie in host memory. A GPU needs many.
-    """
+    """Return the tokens of one pass of a learning worker: the setting, else the device's default. A
+    CPU gains nothing beyond a thousand, whose activations lie in host memory. A GPU needs many."""
     return micro_batch_tokens or (_CPU_TOKENS if on_cpu else _CUDA_TOKENS)
 
 

@@ -68,10 +68,8 @@ def mean_weight(
     row_ids: Int[Tensor, " tokens"],
     num_rows: int,
 ) -> float:
-    """Return the mean weight over the mask's tokens, or rows that share one; 1 where that is 0.
-
-    All of a mini-batch's tokens come in one call: the mean over a part is another estimator.
-    """
+    """Return the mean weight over the mask's tokens, or rows that share one; 1 where that is 0. All
+    of a mini-batch's tokens come in one call: the mean over a part is another estimator."""
     rho = behavior_ratio(objective.importance_level, old_logprobs, behavior_logprobs, mask, row_ids, num_rows)
     weights = correction_weights(objective, rho)
     if objective.importance_level is ImportanceLevel.TOKEN:

@@ -15,9 +15,7 @@ from protocol.trajectory import Segment
 
 def join_segments(parts: Iterable[tuple[Sequence[Segment], np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """Join (segments, log-probs) of consecutive chunks: int32 versions [tokens], and log-probs.
-
-    Raises ValueError without tokens, or when segments do not cover their log-probs exactly.
-    """
+    Raises ValueError without tokens, or when segments do not cover their log-probs exactly."""
     versions: list[np.ndarray] = []
     logprobs: list[np.ndarray] = []
     for index, (segments, values) in enumerate(parts):

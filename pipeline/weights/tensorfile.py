@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 import os
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -75,10 +76,9 @@ class Contents:
     @property
     def stride(self) -> int:
         """Bytes of a number, for most of the body."""
-        sizes: dict[int, int] = {}
+        sizes: Counter[int] = Counter()
         for placed in self.tensors:
-            size = ITEM_BYTES[placed.spec.dtype]
-            sizes[size] = sizes.get(size, 0) + placed.spec.num_bytes
+            sizes[ITEM_BYTES[placed.spec.dtype]] += placed.spec.num_bytes
         return max(sizes, key=lambda size: sizes[size], default=1)
 
 
@@ -99,12 +99,6 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
-@dataclass(slots=True)
-class _Layout:
-    header: dict[str, object] = field(default_factory=dict[str, object])
-    end: int = 0
-
-
 def in_order(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
     """Return tensors in file order: the widest types first, so that every tensor is aligned."""
     return sorted(specs, key=lambda spec: (-ITEM_BYTES[spec.dtype], spec.name))
@@ -114,21 +108,20 @@ def publication(
     specs: Iterable[TensorSpec], blocks: Iterator[np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> Publication:
     """Lay out a file of tensors in file order (:func:`in_order`); ``blocks`` yields their bytes."""
-    layout = _Layout({_METADATA: dict(metadata)} if metadata else {})
+    header: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
+    end = 0
     for spec in specs:
-        start, layout.end = layout.end, layout.end + spec.num_bytes
-        layout.header[spec.name] = _Entry(spec.dtype, spec.shape, (start, layout.end))
-    text = msgspec.json.encode(layout.header)
+        start, end = end, end + spec.num_bytes
+        header[spec.name] = _Entry(spec.dtype, spec.shape, (start, end))
+    text = msgspec.json.encode(header)
     size = -(-(_LENGTH.size + len(text)) // _PAGE_BYTES) * _PAGE_BYTES
     head = _LENGTH.pack(size - _LENGTH.size) + text.ljust(size - _LENGTH.size)
-    return Publication(head, size + layout.end, blocks)
+    return Publication(head, size + end, blocks)
 
 
 def read_contents(data: Buffer | np.ndarray) -> Contents:
-    """Return a file's tensors and metadata.
-
-    Raises WeightsDamaged when it is no safetensors file, or its tensors overlap or lie outside.
-    """
+    """Return a file's tensors and metadata. Raises WeightsDamaged when it is no safetensors file,
+    or its tensors overlap or lie outside."""
     view = memoryview(data)  # pyright: ignore[reportArgumentType] -- numpy's stubs lack the protocol on 3.11
     return _contents(lambda begin, end: view[begin:end], len(view))
 

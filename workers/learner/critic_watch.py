@@ -32,10 +32,8 @@ class CriticWatch:
         return "" if self.view.is_live else self.view.detail
 
     async def drop_batch(self, policy_version: int) -> ClaimRefused | None:
-        """Claim a batch and drop it for ``value_warmup``; return the refusal if there is none.
-
-        The drop returns credit: generation goes on. The value worker keeps its finished responses.
-        """
+        """Claim a batch and drop it for ``value_warmup``; return the refusal if there is none. The
+        drop returns credit: generation goes on. The value worker keeps its finished responses."""
         ledger, who = self._ctx.ledger, self._ctx.who
         claim = await ledger.claim(who, policy_version=policy_version)
         if isinstance(claim, ClaimRefused):

@@ -248,9 +248,7 @@ class Learner(Actor):
 
     async def _keep(self) -> None:
         """Checkpoint, unless the last one holds all there is, and wait until it is on the disk.
-
-        Raises StorageFailed when the disk refuses it for too long.
-        """
+        Raises StorageFailed when the disk refuses it for too long."""
         await self._writer.wait()
         if self._applied or not self._has_checkpoint:
             await self._checkpoint()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -196,27 +197,20 @@ class Value(Scorer):
 
     async def _record(self, result: ValueStepResult, samples: list[ValueSample], *, step_s: float) -> None:
         """Take note of a step: version, gate, history, and a checkpoint when one is due or the gate
-        has opened by it.
-        """
+        has opened by it."""
         self._num_steps += 1
         self._version += 1
         has_opened = self._gate.take(result.explained_variance, num_steps=self._num_steps)
+        figures = {name: figure for name, figure in asdict(result).items() if name != "applied"}
         row = ValueRow(
             step=self._num_steps,
             value_version=self._version,
             at_s=self.ctx.clock.time(),
             num_trajectories=len(samples),
-            num_tokens=result.num_tokens,
-            loss=result.loss,
-            explained_variance=result.explained_variance,
             mean_explained_variance=self._gate.mean,
             gate_open=self._gate.is_open,
-            clip_fraction=result.clip_fraction,
-            value_mean=result.value_mean,
-            target_mean=result.target_mean,
-            grad_norm=result.grad_norm,
-            learning_rate=result.learning_rate,
             step_s=step_s,
+            **figures,
         )
         self._history.append(row)
         self.ctx.count("trained", len(samples))

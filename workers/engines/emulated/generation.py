@@ -80,10 +80,8 @@ class EmulatedEngine:
         journal: SamplingJournal | None = None,
     ) -> None:
         """Make an engine without weights, for contexts of up to ``positions`` tokens (None: any).
-
-        ``journal`` receives each turn's samples before they are returned.
-        """
-        self._num_slots = num_slots
+        ``journal`` receives each turn's samples before they are returned."""
+        self.num_slots = num_slots
         self._lengths = lengths
         self._tokens = tokens
         self._vocabulary = vocabulary
@@ -92,23 +90,13 @@ class EmulatedEngine:
         self._num_weights = num_weights
         self._journal = journal
         self._pace = Pace()
-        self._policy_version = -1
+        self.policy_version = -1
         self._live: dict[TrajectoryId, _Slot] = {}
         self._waiting: dict[TrajectoryId, WindowRequest] = {}
         self._order: deque[TrajectoryId] = deque()
         self._kept: OrderedDict[TrajectoryId, np.ndarray] = OrderedDict()
         """Contexts that are still in a free slot, the least recently used first."""
         self._num_decode_steps = self._num_sampled_tokens = self._num_prefill_tokens = 0
-
-    @property
-    def num_slots(self) -> int:
-        """Requests decoded at once."""
-        return self._num_slots
-
-    @property
-    def policy_version(self) -> int:
-        """Version that new tokens are sampled with; -1 before the first weights."""
-        return self._policy_version
 
     def view_weights(self, data: np.ndarray, path: Path) -> Mapping[str, Any]:
         """Return the one tensor."""
@@ -130,7 +118,7 @@ class EmulatedEngine:
         """Take new weights between two tokens. WeightsRejected, of misfits, changes nothing."""
         check_tensors(tensors, self._num_weights)
         self._pace.spend(self._costs.weights_load_s)
-        self._policy_version = policy_version
+        self.policy_version = policy_version
         for slot in self._live.values():
             slot.versions.append((slot.place, policy_version))
 
@@ -149,7 +137,7 @@ class EmulatedEngine:
 
     def advance(self, max_steps: int) -> list[SampledWindow]:
         """Run decode steps by the seam's contract. Raises EngineError before the first weights."""
-        if self._policy_version < 0:
+        if self.policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")
         started = time.monotonic()
         finished: list[SampledWindow] = []
@@ -168,7 +156,7 @@ class EmulatedEngine:
                 if self._journal is not None:
                     self._journal.note(slot.request.trajectory, slot.place - steps, slot.place)
             finished += [self._end(slot) for slot in list(self._live.values()) if slot.place == slot.end]
-            if finished and len(self._live) + len(self._waiting) < self._num_slots:
+            if finished and len(self._live) + len(self._waiting) < self.num_slots:
                 break
         if self._journal is not None:
             self._journal.flush()
@@ -203,7 +191,7 @@ class EmulatedEngine:
     def _admit(self) -> int:
         """Give free slots to waiting requests, in order; return the number of tokens to prefill."""
         before = self._num_prefill_tokens
-        while self._order and len(self._live) < self._num_slots:
+        while self._order and len(self._live) < self.num_slots:
             name = self._order.popleft()
             request = self._waiting.pop(name)
             context = np.concatenate([request.prompt_tokens, request.response_tokens])
@@ -216,8 +204,8 @@ class EmulatedEngine:
             end = min(start + request.window_tokens, request.max_response_tokens)
             if self._tokens.stop is not None:
                 end = min(end, length)
-            self._live[name] = _Slot(request, length, end, start, [(start, self._policy_version)])
-            while len(self._kept) > self._num_slots - len(self._live):
+            self._live[name] = _Slot(request, length, end, start, [(start, self.policy_version)])
+            while len(self._kept) > self.num_slots - len(self._live):
                 self._kept.popitem(last=False)
         return self._num_prefill_tokens - before
 
@@ -238,7 +226,7 @@ class EmulatedEngine:
         request = slot.request
         context = np.concatenate([request.prompt_tokens, request.response_tokens, window.tokens])
         self._kept[request.trajectory] = context
-        while len(self._kept) > self._num_slots:
+        while len(self._kept) > self.num_slots:
             self._kept.popitem(last=False)
 
     def _window(self, slot: _Slot, reason: FinishReason) -> SampledWindow:

@@ -29,7 +29,7 @@ class EmulatedTraining:
     def __init__(
         self, *, num_weights: int, step_s: float = 0.0, token_s: float = 0.0, scoring_token_s: float = 0.0
     ) -> None:
-        """Learn nothing yet; ``step_s`` is a step's time besides its tokens', ``token_s`` each."""
+        """Begin untrained. A step takes ``step_s``, and ``token_s`` for each of its tokens."""
         self._num_weights = num_weights
         self._step_s = step_s
         self._token_s = token_s

@@ -22,7 +22,7 @@ class EmulatedValue:
     """A :class:`workers.engines.value.seam.ValueEngine`."""
 
     def __init__(self, *, token_s: float = 0.0, step_s: float = 0.0, training_token_s: float = 0.0) -> None:
-        """Learn nothing yet; ``token_s`` is the time of a valued token, context included."""
+        """Begin untrained. Each valued token, context included, takes ``token_s``."""
         self._token_s = token_s
         self._step_s = step_s
         self._training_token_s = training_token_s

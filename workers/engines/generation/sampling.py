@@ -80,9 +80,7 @@ def sample(
 
 def _support(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Return bool [rows, vocabulary]: the fewest of the ``top_k`` likeliest that reach ``top_p``.
-
-    Ties are broken by token id. Rows with everything allowed keep their whole vocabulary.
-    """
+    Ties are broken by token id. Rows with everything allowed keep their whole vocabulary."""
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[-1], device=scores.device)
     within_k = rank < top_k

@@ -98,10 +98,8 @@ def publish_merged(adapter: np.ndarray, base: np.ndarray, base_digest: str, *, d
 
 
 def merge(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Return ``base + scaling * (b a)`` in the adapter's type, rounded as peft's merge is.
-
-    Shapes: base [rows, columns], a [rank, columns], b [rows, rank].
-    """
+    """Return ``base + scaling * (b a)`` in the adapter's type, rounded as peft's merge is. Shapes:
+    base [rows, columns], a [rank, columns], b [rows, rank]."""
     # copies: how a product is summed up may depend on how its factors are aligned
     added = b.clone() @ a.clone()
     return added.mul_(scaling).add_(base)

@@ -47,10 +47,8 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Where the sequences of a packed row lie.
-
-    Example: lengths (3, 2) make position_ids [0, 1, 2, 0, 1] and cumulative_lengths [0, 3, 5].
-    """
+    """Where the sequences of a packed row lie. Example: lengths (3, 2) make position_ids [0, 1, 2,
+    0, 1] and cumulative_lengths [0, 3, 5]."""
 
     position_ids: torch.Tensor
     """int64 [N]: place of each token in its own sequence."""

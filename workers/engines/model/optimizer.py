@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -23,6 +24,9 @@ from workers.engines.model.checkpoint_files import (
     restore_rng,
     snapshot_optimizer,
 )
+
+if TYPE_CHECKING:
+    from pipeline.config.learning import LearnerSection, ValueSection
 
 GRADIENT = 0.95
 """About the gradient's share of an optimiser step's time, for progress marks."""
@@ -42,6 +46,18 @@ class OptimizerSettings:
     eps: float = 1e-8
     max_grad_norm: float = 1.0
     """Longer gradients are scaled down to this global norm."""
+
+    @classmethod
+    def of(cls, section: LearnerSection | ValueSection, *, warmup_steps: int) -> OptimizerSettings:
+        """Take the settings of a configuration's section."""
+        return cls(
+            learning_rate=section.learning_rate,
+            warmup_steps=warmup_steps,
+            weight_decay=section.weight_decay,
+            betas=section.betas,
+            eps=section.adam_eps,
+            max_grad_norm=section.max_grad_norm,
+        )
 
     def rate_after(self, num_steps: int) -> float:
         """Return the rate of the step that follows ``num_steps``: linear warm-up, then constant."""
@@ -83,11 +99,6 @@ class GuardedAdamW:
         self.num_steps = 0
         """Steps applied since the start of the run, over resumes."""
 
-    @property
-    def learning_rate(self) -> float:
-        """Rate of the next step: linear warm-up, then constant."""
-        return self._settings.rate_after(self.num_steps)
-
     def step(self, loss: float) -> AppliedStep:
         """Step along the gradients that lie in the parameters, if they and ``loss`` are finite."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
@@ -96,7 +107,7 @@ class GuardedAdamW:
             norm = norm.full_tensor()
         grad_norm = float(norm)
         work.step()
-        learning_rate = self.learning_rate
+        learning_rate = self._settings.rate_after(self.num_steps)
         applied = math.isfinite(loss) and math.isfinite(grad_norm)
         if applied:
             torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._settings.max_grad_norm, norm)

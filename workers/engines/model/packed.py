@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from pipeline.algorithms.batching import PackedBatch
 from protocol.errors import EngineError
 from workers.engines.model.attention import PACKED_ATTENTION, PackedLayout
-from workers.engines.model.layers import count_layers, count_part
+from workers.engines.model.layers import attend_by, count_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 MAX_LOGITS = 1 << 26
 """Logits alive at once: 64 Mi, or 256 MiB in fp32 (a row of 150,000 words: 447 tokens at once)."""
 
-_PACKABLE_LAYERS = {"full_attention", "sliding_attention", "attention"}
 _Scores: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 _LOGIT_SCALING = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
@@ -101,23 +100,9 @@ class TokenScores:
 
 
 def prepare_packed(model: PreTrainedModel) -> PreTrainedModel:
-    """Make ``model`` attend by packed layout, and count its layers, from now on; return it.
-
-    Raises EngineError when it mixes tokens by more than transformers' attention interface.
-    """
-    kinds = set(getattr(model.config, "layer_types", None) or ()) - _PACKABLE_LAYERS
-    if kinds:
-        raise EngineError(
-            f"{type(model).__name__} has layers of kind {', '.join(sorted(kinds))}, which would mix packed sequences; "
-            f"only {', '.join(sorted(_PACKABLE_LAYERS))} layers can be packed: choose another model"
-        )
-    model.set_attn_implementation(PACKED_ATTENTION)
-    if model.config._attn_implementation != PACKED_ATTENTION:
-        raise EngineError(
-            f"{type(model).__name__} does not call attention through transformers' AttentionInterface, so its sequences "
-            "cannot be packed; choose another model (Qwen2, Qwen3 and Llama do)"
-        )
-    return count_layers(model)
+    """Make ``model`` attend by packed layout, and count its layers; see :func:`attend_by`."""
+    refusal = "its sequences cannot be packed"
+    return attend_by(PACKED_ATTENTION, model, unfit="would mix packed sequences", verb="packed", refusal=refusal)
 
 
 def score_packed(

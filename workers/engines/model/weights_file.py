@@ -77,9 +77,7 @@ def publish_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]], *, dtype: str, probe: ParityProbe | None = None
 ) -> Publication:
     """Lay out tensors by Hugging Face names, floating-point ones as ``float32`` or ``bfloat16``.
-
-    Tensors are read while the publication is written, so they must not change before.
-    """
+    Tensors are read while the publication is written, so they must not change before."""
     named = dict(tensors)
     specs = [spec_of(name, tensor, getattr(torch, dtype)) for name, tensor in named.items()]
     return lay_out(specs, named.__getitem__, probe_metadata(probe))

@@ -33,9 +33,7 @@ class VllmScoring:
 
     def __init__(self, arguments: Mapping[str, Any], *, vocabulary: int, temperature: float) -> None:
         """Load the model, by :func:`workers.engines.generation.vllm.arguments.scoring_arguments`.
-
-        Raises ConfigError for a temperature not above 0, or not 1 where vLLM scores at 1 only.
-        """
+        Raises ConfigError for a temperature not above 0, or not 1 where vLLM scores at 1 only."""
         if not temperature > 0.0:
             raise ConfigError(f"temperature is {temperature}, expected above 0; score greedy sampling at 1")
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -69,7 +69,7 @@ class LoraSettings:
 
 
 class AdaptedModel:
-    """A frozen model with an adapter, as ``trained_weights.TrainedWeights``."""
+    """A frozen model with an adapter: what ``trained_weights.WholeModel`` is without one."""
 
     def __init__(self, model: PreTrainedModel, settings: LoraSettings, tokenizer_from: Path | None) -> None:
         """Freeze ``model`` and put an adapter into it. Raises ConfigError for a wrong target."""

@@ -57,8 +57,7 @@ class TrainingBackend(Protocol):
 
     def publication(self, base_digest: str | None = None) -> Publication:
         """Lay out the present weights for generators, before they change: all, or the adapter when
-        ``base_digest`` names the published base. Engines that need a parity probe get one.
-        """
+        ``base_digest`` names the published base. Engines that need a parity probe get one."""
         ...
 
     def digests(self) -> dict[str, bytes]:

@@ -33,7 +33,7 @@ from workers.engines.training.policy_gradient import (
 )
 from workers.engines.training.publishing import PublishSettings, TorchPublishing, publish_settings
 from workers.engines.training.seam import StepResult
-from workers.engines.training.trained_weights import TrainedWeights, WholeModel
+from workers.engines.training.trained_weights import WholeModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -68,7 +68,12 @@ class TorchTraining(TorchPublishing):
         self._model = prepare_packed(model).eval()
         self._policy = PackedPolicy(model, forward)
         self._max_tokens = forward.micro_batch_tokens
-        self._weights = _weights(model, tokenizer_from, lora)
+        if lora is None:
+            self._weights = WholeModel(model, tokenizer_from)
+        else:
+            from workers.engines.training.lora import AdaptedModel
+
+            self._weights = AdaptedModel(model, lora, tokenizer_from)
         if gradient_checkpointing:
             enable_gradient_checkpointing(model)
         self._optimizer = GuardedAdamW(self._weights.parameters, optimizer)
@@ -78,11 +83,6 @@ class TorchTraining(TorchPublishing):
     def num_steps(self) -> int:
         """Optimiser steps applied since the start of the run, over resumes."""
         return self._optimizer.num_steps
-
-    @property
-    def learning_rate(self) -> float:
-        """Rate of the next step: linear warm-up, then constant."""
-        return self._optimizer.learning_rate
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         """Return float32 [response tokens] for each sample, at the sampling temperature."""
@@ -133,14 +133,6 @@ class TorchTraining(TorchPublishing):
         return plan_micro_batches([sample.tokens.size for sample in samples], self._max_tokens)
 
 
-def _weights(model: PreTrainedModel, tokenizer_from: Path | None, lora: LoraSettings | None) -> TrainedWeights:
-    if lora is None:
-        return WholeModel(model, tokenizer_from)
-    from workers.engines.training.lora import AdaptedModel
-
-    return AdaptedModel(model, lora, tokenizer_from)
-
-
 def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
     """Make a run's backend on the model in ``model_path``. Raises DataError or ConfigError."""
     device = resolve_device(config.model.device)
@@ -180,15 +172,8 @@ def forward_settings(config: RunConfig, device: torch.device) -> ForwardSettings
 def optimizer_settings(config: RunConfig) -> OptimizerSettings:
     """Return how a run's policy is stepped."""
     learner = config.learner
-    return OptimizerSettings(
-        learning_rate=learner.learning_rate,
-        # an update takes num_minibatches optimiser steps
-        warmup_steps=learner.warmup_updates * config.algorithm.num_minibatches,
-        weight_decay=learner.weight_decay,
-        betas=learner.betas,
-        eps=learner.adam_eps,
-        max_grad_norm=learner.max_grad_norm,
-    )
+    # an update takes num_minibatches optimiser steps
+    return OptimizerSettings.of(learner, warmup_steps=learner.warmup_updates * config.algorithm.num_minibatches)
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:

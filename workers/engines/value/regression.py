@@ -92,9 +92,7 @@ def compute_values(
     model: torch.nn.Module, requests: Sequence[ScoringRequest], plan: Plan, device: torch.device
 ) -> dict[int, np.ndarray]:
     """Return float32 [num_scored] for each request of ``plan``, by index: V before each token.
-
-    Raises EngineError when a request has no token before its tail.
-    """
+    Raises EngineError when a request has no token before its tail."""
     results: dict[int, np.ndarray] = {}
     sizes = [int(request.tokens.size) for request in requests]
     for indices in plan:

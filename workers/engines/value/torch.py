@@ -56,9 +56,7 @@ class TorchValue:
         tokenizer_from: Path | None = None,
     ) -> None:
         """Serve and train ``model``, a token classifier with one output, from now on its own.
-
-        Raises EngineError when its sequences cannot be packed, or it has no scalar head.
-        """
+        Raises EngineError when its sequences cannot be packed, or it has no scalar head."""
         # without dropout: values of one version are the same numbers twice
         self._model = prepare_packed(model).eval()
         self._value = PackedValue(model, settings)
@@ -140,12 +138,4 @@ def value_settings(config: RunConfig, device: torch.device) -> ValueSettings:
 
 def value_optimizer_settings(config: RunConfig) -> OptimizerSettings:
     """Return how a run's value model is stepped."""
-    value = config.value
-    return OptimizerSettings(
-        learning_rate=value.learning_rate,
-        warmup_steps=value.warmup_steps,
-        weight_decay=value.weight_decay,
-        betas=value.betas,
-        eps=value.adam_eps,
-        max_grad_norm=value.max_grad_norm,
-    )
+    return OptimizerSettings.of(config.value, warmup_steps=config.value.warmup_steps)

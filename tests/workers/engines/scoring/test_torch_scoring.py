@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
+from pipeline.algorithms.objective import Objective
 from pipeline.config.learning import DataSection, ModelSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
@@ -52,7 +53,7 @@ def test_warm_up_is_counted_in_updates_of_several_steps(tmp_path: Path) -> None:
     learner = config.learner.model_copy(update={"warmup_updates": 5, "learning_rate": 1.0})
     algorithm = config.algorithm.model_copy(update={"num_minibatches": 4})
     backend = build_training(config.model_copy(update={"learner": learner, "algorithm": algorithm}), tmp_path)
-    assert backend.learning_rate == pytest.approx(1 / 20)
+    assert backend.step(make_samples(), Objective()).learning_rate == pytest.approx(1 / 20)
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:

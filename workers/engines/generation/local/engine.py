@@ -57,22 +57,13 @@ class LocalEngine(TorchWeights):
         self._steps_held = 0
         self._kv_policy = kv_policy
         self._must_recompute = False
-        self._policy_version = -1
+        self.num_slots = num_slots
+        self.policy_version = -1
         self._vocabulary = int(self._forward.config.vocab_size)
         self._is_stop = np.zeros(self._vocabulary, bool)
         self._is_stop[list(stop_token_ids)] = True
         self._distributions: Distributions | None = None
         self._num_decode_steps = self._num_sampled_tokens = self._num_prefill_tokens = 0
-
-    @property
-    def num_slots(self) -> int:
-        """Requests decoded at once."""
-        return self._slots.num_slots
-
-    @property
-    def policy_version(self) -> int:
-        """Version that new tokens are sampled with; -1 before the first weights."""
-        return self._policy_version
 
     @property
     def cache_bytes(self) -> int:
@@ -135,7 +126,7 @@ class LocalEngine(TorchWeights):
     def load_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
         """Take new weights between two tokens. WeightsRejected, of misfits, changes nothing."""
         self._forward.load_weights(tensors)
-        self._policy_version = policy_version
+        self.policy_version = policy_version
         for occupant in self._slots.live():
             occupant.versions.append((int(self._slots.arrays.lengths[occupant.row]), policy_version))
         if self._kv_policy == "recompute":
@@ -150,11 +141,9 @@ class LocalEngine(TorchWeights):
 
     @torch.inference_mode()
     def advance(self, max_steps: int) -> list[SampledWindow]:
-        """Run decode steps by the seam's contract.
-
-        Raises EngineError before the first weights, Diverged when logits are not finite.
-        """
-        if self._policy_version < 0:
+        """Run decode steps by the seam's contract. Raises EngineError before the first weights,
+        Diverged when logits are not finite."""
+        if self.policy_version < 0:
             raise EngineError("the engine was advanced before its first weights; call load_weights first")
         finished: list[SampledWindow] = []
         for _ in range(max_steps):
@@ -191,7 +180,7 @@ class LocalEngine(TorchWeights):
             request = self._waiting.popleft()
             fresh.append(self._slots.admit(request, _context_of(request)))
         for occupant in entered + fresh:
-            occupant.versions = [(occupant.start, self._policy_version)]
+            occupant.versions = [(occupant.start, self.policy_version)]
             self._waiting_names.remove(occupant.trajectory)
         self._prefill(fresh)
         self._distributions = None
@@ -215,7 +204,7 @@ class LocalEngine(TorchWeights):
         tokens, logprobs = chosen.cpu().numpy(), chosen_logprobs.cpu().numpy()
         if not np.isfinite(logprobs).all():
             raise Diverged(
-                f"policy version {self._policy_version} gives logits that are not finite: training has diverged; lower "
+                f"policy version {self.policy_version} gives logits that are not finite: training has diverged; lower "
                 "learner.learning_rate, and resume from a checkpoint of an earlier version (remove the later ones)"
             )
         arrays.tokens[rows, lengths] = tokens

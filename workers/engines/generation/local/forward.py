@@ -15,47 +15,23 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.process import work
-from protocol.errors import EngineError
 from workers.engines.generation.local.attention import SLOT_ATTENTION, hide
 from workers.engines.generation.local.cache import DecodeStep, PrefillStep, SlotCache
 from workers.engines.generation.local.dense import DenseForward, is_dense
 from workers.engines.generation.local.weights import replace_weights, unserved_weights
 from workers.engines.model.attention import PackedLayout
-from workers.engines.model.layers import count_layers
+from workers.engines.model.layers import attend_by
 
 PREFILL_TOKENS = 8192
 """Tokens of one prefill forward; a longer context goes alone."""
-
-_SLOT_LAYERS = {"full_attention", "sliding_attention", "attention"}
-
-
-def prepare_model(model: PreTrainedModel) -> PreTrainedModel:
-    """Make ``model`` attend over the slot cache from now on; return it in evaluation mode.
-
-    Raises:
-        EngineError: The model mixes tokens by other means than attention through transformers'
-            attention interface.
-    """
-    kinds = set(getattr(model.config, "layer_types", None) or ()) - _SLOT_LAYERS
-    if kinds:
-        raise EngineError(
-            f"{type(model).__name__} has layers of kind {', '.join(sorted(kinds))}, which keep state outside the slot cache; "
-            f"only {', '.join(sorted(_SLOT_LAYERS))} layers can be served: choose another model"
-        )
-    model.set_attn_implementation(SLOT_ATTENTION)
-    if model.config._attn_implementation != SLOT_ATTENTION:
-        raise EngineError(
-            f"{type(model).__name__} does not call attention through transformers' AttentionInterface, so the local engine "
-            "cannot serve it; choose another model (Qwen2, Qwen3 and Llama do)"
-        )
-    return count_layers(model).eval()
 
 
 class SlotForward:
     """A model and its slot cache."""
 
     def __init__(self, model: PreTrainedModel, num_slots: int) -> None:
-        self.model = prepare_model(model)
+        unfit, refusal = "keep state outside the slot cache", "the local engine cannot serve it"
+        self.model = attend_by(SLOT_ATTENTION, model, unfit=unfit, verb="served", refusal=refusal).eval()
         self.config = model.config.get_text_config()
         self.cache = SlotCache(self.config.num_hidden_layers, num_slots)
         self.device = model.device

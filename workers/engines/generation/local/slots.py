@@ -107,10 +107,8 @@ class SlotTable:
     # -- changing --
 
     def revive(self, request: WindowRequest, context: np.ndarray) -> Occupant | None:
-        """Make a retained row live if it holds exactly this context, else evict it.
-
-        The table must be settled.
-        """
+        """Make a retained row live if it holds exactly this context, else evict it. The table must
+        be settled."""
         held = self.find(request.trajectory)
         if held is None or held.is_live:
             return None
@@ -125,9 +123,7 @@ class SlotTable:
 
     def admit(self, request: WindowRequest, context: np.ndarray) -> Occupant:
         """Give a new request the next live row, if none is free the least recently used retained.
-
-        The caller knows that ``num_live < num_slots``. The table must be settled.
-        """
+        The caller knows that ``num_live < num_slots``. The table must be settled."""
         row = self.num_live
         if self.occupants[row] is not None:
             free = next((r for r in range(row + 1, self.num_slots) if self.occupants[r] is None), None)

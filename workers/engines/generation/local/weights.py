@@ -21,9 +21,7 @@ from workers.engines.model.weights_file import PublishedWeights
 
 def replace_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     """Make ``tensors`` the parameters and persistent buffers of ``model``, cast to its own type.
-
-    Raises WeightsRejected when they do not fit (:func:`fit_weights`): the model is as it was.
-    """
+    Raises WeightsRejected when they do not fit (:func:`fit_weights`): the model is as it was."""
     state = model.state_dict(keep_vars=True)
     chosen = fit_weights(state, tensors)
     is_lasting = isinstance(tensors, PublishedWeights) and tensors.is_lasting

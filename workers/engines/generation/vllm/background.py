@@ -110,7 +110,7 @@ class BackgroundCore:
         asyncio.run_coroutine_threadsafe(self._follow(request, params), self._loop)
 
     def step(self, timeout_s: float) -> list[CoreSample]:
-        """Wait up to ``timeout_s`` until a request is over; return all that are. Or EngineDied."""
+        """Wait up to ``timeout_s`` for a request to end; return all ended. Raises EngineDied."""
         samples: list[CoreSample] = []
         try:
             samples.append(self._taken(self._over.get(timeout=timeout_s)))

@@ -25,10 +25,8 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 
 
 def build_vllm(config: RunConfig, model_path: Path) -> VllmEngine:
-    """Start vLLM around a model and make an engine of it.
-
-    Raises ConfigError when vLLM is missing or refuses, DataError when there is no tokenizer.
-    """
+    """Start vLLM around a model and make an engine of it. Raises ConfigError when vLLM is missing
+    or refuses, DataError when there is no tokenizer."""
     check_versions()
     generation = config.generation
     device = resolve_device(generation.device)

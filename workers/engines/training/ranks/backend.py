@@ -15,23 +15,17 @@ import torch
 
 from pipeline.algorithms.batching import TrainingSample, plan_ranks
 from workers.engines.scoring.seam import ScoringRequest
-from workers.engines.training.ranks.group import Group
-from workers.engines.training.ranks.lead import Lead
 from workers.engines.training.ranks.messages import Command
-from workers.engines.training.ranks.sharded import ShardedModel, Shards
+from workers.engines.training.ranks.sharded import ShardedModel
 from workers.engines.value.seam import ValueSample
 
 
 class RankedBackend:
     """A model in shares. A subclass sends commands by ``self._lead.run`` to ``obey``."""
 
-    def __init__(
-        self, shards: Shards, model: ShardedModel, group: Group, lead: Lead, *, micro_batch_tokens: int
-    ) -> None:
-        self._shards = shards
+    def __init__(self, model: ShardedModel, *, micro_batch_tokens: int) -> None:
         self._model = model
-        self._group = group
-        self._lead = lead
+        self._shards, self._group, self._lead = model.shards, model.group, model.lead
         self._max_tokens = micro_batch_tokens
 
     @property

@@ -91,14 +91,9 @@ def make_training(
     publishing: PublishSettings | None = None,
 ) -> RankedTraining:
     """Share ``model``, the same on every rank, out among them: by DeepSpeed for ``zero``, or FSDP2.
-
-    Raises EngineError when its sequences cannot be packed, or it cannot be cut.
-    """
+    Raises EngineError when its sequences cannot be packed, or it cannot be cut."""
     module = PackedPolicy(prepare_packed(model).eval(), forward)
-    skeleton = make_skeleton(model)
-    shards = cut(module, model, optimizer, ranks.group, zero)
-    sharded = ShardedModel(skeleton, shards, ranks.group, ranks.lead, tokenizer_from=tokenizer_from)
-    return RankedTraining(shards, sharded, forward, ranks.group, ranks.lead, publishing)
+    return RankedTraining(_share_out(module, model, optimizer, ranks, zero, tokenizer_from), forward, publishing)
 
 
 def ranked_value(config: RunConfig) -> tuple[Ranks, RankedValue]:
@@ -127,24 +122,25 @@ def make_value(
 ) -> RankedValue:
     """Share a value model, with a scalar head, out among ranks, as :func:`make_training` does."""
     module = PackedValue(prepare_packed(model).eval(), settings)
-    skeleton = make_skeleton(model)
-    shards = cut(module, model, optimizer, ranks.group, zero)
-    sharded = ShardedModel(skeleton, shards, ranks.group, ranks.lead, tokenizer_from=tokenizer_from)
-    return RankedValue(shards, sharded, settings, ranks.group, ranks.lead)
+    return RankedValue(_share_out(module, model, optimizer, ranks, zero, tokenizer_from), settings)
 
 
-def cut(
+def _share_out(
     module: torch.nn.Module,
     model: PreTrainedModel,
     optimizer: OptimizerSettings,
-    group: Group,
+    ranks: Ranks,
     zero: DeepSpeedSection | None,
-) -> Shards:
+    tokenizer_from: Path | None,
+) -> ShardedModel:
     """Cut ``model``, which ``module`` computes with, into shares."""
+    skeleton = make_skeleton(model)
     if zero is None:
         from workers.engines.training.ranks.fsdp2 import Fsdp2Shards
 
-        return Fsdp2Shards(module, model, optimizer, group)
-    from workers.engines.training.ranks.zero import ZeroShards
+        shards: Shards = Fsdp2Shards(module, model, optimizer, ranks.group)
+    else:
+        from workers.engines.training.ranks.zero import ZeroShards
 
-    return ZeroShards(module, model, optimizer, group, zero)
+        shards = ZeroShards(module, model, optimizer, ranks.group, zero)
+    return ShardedModel(skeleton, shards, ranks.group, ranks.lead, tokenizer_from=tokenizer_from)

@@ -29,10 +29,8 @@ class Fsdp2Shards:
     def __init__(
         self, module: torch.nn.Module, model: torch.nn.Module, settings: OptimizerSettings, group: Group
     ) -> None:
-        """Cut ``model``, whole on every rank, into shares; ``module`` around it is called.
-
-        Raises EngineError when it has no layers that transformers calls its own.
-        """
+        """Cut ``model``, whole on every rank, into shares; ``module`` around it is called. Raises
+        EngineError when it has no layers that transformers calls its own."""
         layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
         if not layers:
             raise EngineError(
@@ -55,11 +53,6 @@ class Fsdp2Shards:
     def num_steps(self) -> int:
         """Optimiser steps applied since the start of the run, over resumes."""
         return self._optimizer.num_steps
-
-    @property
-    def learning_rate(self) -> float:
-        """Rate of the next step."""
-        return self._optimizer.learning_rate
 
     def backward(self, loss: torch.Tensor, total: torch.Tensor | None) -> None:
         """Add the gradient of a micro-batch's loss, averaged over ranks, to the shares of it."""

@@ -74,9 +74,7 @@ def launch_worker(role: Role, run_dir: Path, worker: str, ranks: int) -> int:
 
 def launch(command: Sequence[str], num_ranks: int, *, name: str, folder_prefix: str = "headrace-ranks-") -> int:
     """Run ``command`` as ``num_ranks`` ranks until all have ended; return the worker's exit code.
-
-    Each rank calls :func:`enter_rank` first. They meet in a temporary folder of that prefix.
-    """
+    Each rank calls :func:`enter_rank` first. They meet in a temporary folder of that prefix."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 

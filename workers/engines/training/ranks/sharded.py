@@ -55,11 +55,6 @@ class Shards(Protocol):
         ...
 
     @property
-    def learning_rate(self) -> float:
-        """Rate of the next step."""
-        ...
-
-    @property
     def averages_gradients(self) -> bool:
         """Whether the gradients of the ranks are averaged, not added up."""
         ...
@@ -122,9 +117,9 @@ class ShardedModel:
     ) -> None:
         """Take care of this rank's ``shards``; ``skeleton`` is the same model on no device."""
         self._skeleton = skeleton
-        self._shards = shards
-        self._group = group
-        self._lead = lead
+        self.shards = shards
+        self.group = group
+        self.lead = lead
         self._tokenizer_from = tokenizer_from
         self._shapes = {name: tensor.shape for name, tensor in skeleton.state_dict(keep_vars=True).items()}
         self._names = list(dict.fromkeys(weight_owners(skeleton).values()))
@@ -156,7 +151,7 @@ class ShardedModel:
         kinds.pop(STEP, None)
         self._loaded = _Loaded(weights, states)
         try:
-            self._lead.run(Put(state.num_steps, kinds), self.obey)
+            self.lead.run(Put(state.num_steps, kinds), self.obey)
         finally:
             self._loaded = None
         restore_rng(rng)
@@ -173,14 +168,14 @@ class ShardedModel:
                 raise EngineError(f"ranks received {type(command).__name__}, which is not for this model")
 
     def _gather(self, *, with_optimizer: bool) -> Gathered:
-        return self._lead.run(Gather(with_optimizer), self.obey)
+        return self.lead.run(Gather(with_optimizer), self.obey)
 
     def _bring_together(self, *, with_optimizer: bool) -> Gathered:
-        shards = self._shards
+        shards = self.shards
         gathered = Gathered({}, {}, shards.num_steps)
         for name in self._names:
             value = shards.weight(name)
-            if self._group.is_lead:
+            if self.group.is_lead:
                 gathered.weights[name] = copy_to_host(value)
         if not with_optimizer or not shards.num_steps:
             return gathered
@@ -189,7 +184,7 @@ class ShardedModel:
                 continue
             for key in ("exp_avg", "exp_avg_sq"):
                 value = shards.state(name, key)
-                if self._group.is_lead:
+                if self.group.is_lead:
                     gathered.states[f"{key}/{name}"] = copy_to_host(value)
             gathered.states[f"{STEP}/{name}"] = torch.tensor(float(shards.num_steps))
         return gathered
@@ -197,14 +192,14 @@ class ShardedModel:
     def _share_out(self, num_steps: int, kinds: Mapping[str, list[str]]) -> None:
         loaded = self._loaded
         for name in self._names:
-            self._shards.put_weight(name, self._from_lead(name, loaded.weights[name] if loaded else None))
-        self._shards.begin_states(num_steps)
+            self.shards.put_weight(name, self._from_lead(name, loaded.weights[name] if loaded else None))
+        self.shards.begin_states(num_steps)
         for key, names in sorted(kinds.items()):
             for name in names:
-                self._shards.put_state(name, key, self._from_lead(name, loaded.states[name][key] if loaded else None))
+                self.shards.put_state(name, key, self._from_lead(name, loaded.states[name][key] if loaded else None))
 
     def _from_lead(self, name: str, value: torch.Tensor | None) -> torch.Tensor:
         dtype = self._skeleton.dtype
         if value is None:
-            return self._group.broadcast(torch.empty(self._shapes[name], dtype=dtype))
-        return self._group.broadcast(value.to(dtype).contiguous())
+            return self.group.broadcast(torch.empty(self._shapes[name], dtype=dtype))
+        return self.group.broadcast(value.to(dtype).contiguous())

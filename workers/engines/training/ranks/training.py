@@ -22,10 +22,8 @@ from workers.engines.training.policy_gradient import (
 )
 from workers.engines.training.publishing import PublishSettings, TorchPublishing
 from workers.engines.training.ranks.backend import RankedBackend
-from workers.engines.training.ranks.group import Group
-from workers.engines.training.ranks.lead import Lead
 from workers.engines.training.ranks.messages import Command, Score, Step
-from workers.engines.training.ranks.sharded import ShardedModel, Shards
+from workers.engines.training.ranks.sharded import ShardedModel
 from workers.engines.training.seam import StepResult
 from workers.engines.training.torch import MEMORY_ADVICE
 
@@ -37,21 +35,10 @@ class RankedTraining(RankedBackend, TorchPublishing):
     """A policy in shares."""
 
     def __init__(
-        self,
-        shards: Shards,
-        model: ShardedModel,
-        forward: ForwardSettings,
-        group: Group,
-        lead: Lead,
-        publishing: PublishSettings | None = None,
+        self, model: ShardedModel, forward: ForwardSettings, publishing: PublishSettings | None = None
     ) -> None:
-        super().__init__(shards, model, group, lead, micro_batch_tokens=forward.micro_batch_tokens)
+        super().__init__(model, micro_batch_tokens=forward.micro_batch_tokens)
         self.publishing = publishing or PublishSettings()
-
-    @property
-    def learning_rate(self) -> float:
-        """Rate of the next step: linear warm-up, then constant."""
-        return self._shards.learning_rate
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         """Return float32 [response tokens] for each sample, at the sampling temperature."""

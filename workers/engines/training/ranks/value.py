@@ -14,10 +14,8 @@ from workers.engines.model.micro_batches import memory_errors
 from workers.engines.model.optimizer import GRADIENT
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.training.ranks.backend import RankedBackend
-from workers.engines.training.ranks.group import Group
-from workers.engines.training.ranks.lead import Lead
 from workers.engines.training.ranks.messages import Command, Evaluate, ValueStep
-from workers.engines.training.ranks.sharded import ShardedModel, Shards
+from workers.engines.training.ranks.sharded import ShardedModel
 from workers.engines.value.regression import (
     RegressionSums,
     ValueSettings,
@@ -33,8 +31,8 @@ from workers.engines.value.torch import MEMORY_ADVICE
 class RankedValue(RankedBackend):
     """A value model in shares."""
 
-    def __init__(self, shards: Shards, model: ShardedModel, settings: ValueSettings, group: Group, lead: Lead) -> None:
-        super().__init__(shards, model, group, lead, micro_batch_tokens=settings.micro_batch_tokens)
+    def __init__(self, model: ShardedModel, settings: ValueSettings) -> None:
+        super().__init__(model, micro_batch_tokens=settings.micro_batch_tokens)
         self._settings = settings
 
     def values(self, requests: Sequence[ScoringRequest]) -> list[np.ndarray]:

@@ -40,10 +40,8 @@ class ZeroShards:
         group: Group,
         options: DeepSpeedSection,
     ) -> None:
-        """Cut ``model``, in fp32 and whole on every rank; ``module`` around it is called.
-
-        Raises EngineError when DeepSpeed refuses the settings.
-        """
+        """Cut ``model``, in fp32 and whole on every rank; ``module`` around it is called. Raises
+        EngineError when DeepSpeed refuses the settings."""
         deepspeed = _import_deepspeed(group)
         self._zero = cast("Any", deepspeed.zero)
         self._tools = cast("Any", deepspeed.utils)
@@ -70,11 +68,6 @@ class ZeroShards:
         self.num_steps = 0
         self._is_linked = False
 
-    @property
-    def learning_rate(self) -> float:
-        """Rate of the next step."""
-        return self._settings.rate_after(self.num_steps)
-
     def backward(self, loss: torch.Tensor, total: torch.Tensor | None) -> None:
         """Add a micro-batch's gradient, averaged over ranks; the last one's total is checked."""
         self._engine.set_gradient_accumulation_boundary(total is not None)
@@ -85,7 +78,7 @@ class ZeroShards:
 
     def step(self, loss: float) -> AppliedStep:
         """Step along the gradients, unless they or the loss were not finite."""
-        learning_rate = self.learning_rate
+        learning_rate = self._settings.rate_after(self.num_steps)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         self._engine.step()
