@@ -7,10 +7,10 @@ samples.
 
 from __future__ import annotations
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from pipeline.algorithms.rows import row_mean, row_sum
+from pipeline.algorithms.rows import Floats, Ints, Mask, Tokens, row_mean, row_sum
 from pipeline.algorithms.surrogate import MAX_LOG_RATIO, log_ratio
 
 _MAX_EXPONENT = 80.0
@@ -22,9 +22,7 @@ ROW_METRICS = (
 """The names of the metrics that ``row_divergence`` returns."""
 
 
-def token_divergence(
-    old_logprobs: Float[Tensor, "*tokens"], behavior_logprobs: Float[Tensor, "*tokens"]
-) -> dict[str, Float[Tensor, "*tokens"]]:
+def token_divergence(old_logprobs: Floats, behavior_logprobs: Floats) -> dict[str, Floats]:
     """Return each token's log-probs, two estimates of KL(behaviour || proximal), and ``rho^2 - 1``.
 
     ``behavior_kl`` is ``behaviour - old`` and may be negative; ``behavior_k3`` is
@@ -41,11 +39,7 @@ def token_divergence(
 
 
 def row_divergence(
-    old_logprobs: Float[Tensor, " tokens"],
-    behavior_logprobs: Float[Tensor, " tokens"],
-    mask: Bool[Tensor, " tokens"],
-    row_ids: Int[Tensor, " tokens"],
-    num_rows: int,
+    old_logprobs: Tokens, behavior_logprobs: Tokens, mask: Mask, row_ids: Ints, num_rows: int
 ) -> dict[str, Float[Tensor, " rows"]]:
     """Return metrics of each row: perplexities, and the squared product of its rho, minus 1.
 

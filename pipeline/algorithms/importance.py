@@ -11,29 +11,22 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective, Rejection, RejectionLevel
-from pipeline.algorithms.rows import row_counts, row_max, row_mean, row_sum
+from pipeline.algorithms.rows import Floats, Ints, Mask, Tokens, row_counts, row_max, row_mean, row_sum
 from pipeline.algorithms.surrogate import MAX_LOG_RATIO, log_ratio
 
 
-def importance_ratio(
-    old_logprobs: Float[Tensor, "*tokens"], behavior_logprobs: Float[Tensor, "*tokens"]
-) -> Float[Tensor, "*tokens"]:
+def importance_ratio(old_logprobs: Floats, behavior_logprobs: Floats) -> Floats:
     """Return ``rho = exp(clamp(old - behaviour, -20, 20))`` at each token, without gradient."""
     return log_ratio(old_logprobs, behavior_logprobs).detach().exp()
 
 
 def behavior_ratio(
-    level: ImportanceLevel,
-    old_logprobs: Float[Tensor, " tokens"],
-    behavior_logprobs: Float[Tensor, " tokens"],
-    mask: Bool[Tensor, " tokens"],
-    row_ids: Int[Tensor, " tokens"],
-    num_rows: int,
-) -> Float[Tensor, " tokens"]:
+    level: ImportanceLevel, old_logprobs: Tokens, behavior_logprobs: Tokens, mask: Mask, row_ids: Ints, num_rows: int
+) -> Tokens:
     """Return each token's rho, of itself or its row, without gradient; its log is within +-20."""
     if level is ImportanceLevel.TOKEN:
         return importance_ratio(old_logprobs, behavior_logprobs)
@@ -61,12 +54,7 @@ def correction_weights(objective: Objective, rho: Float[Tensor, "*shape"]) -> Fl
 
 
 def mean_weight(
-    objective: Objective,
-    old_logprobs: Float[Tensor, " tokens"],
-    behavior_logprobs: Float[Tensor, " tokens"],
-    mask: Bool[Tensor, " tokens"],
-    row_ids: Int[Tensor, " tokens"],
-    num_rows: int,
+    objective: Objective, old_logprobs: Tokens, behavior_logprobs: Tokens, mask: Mask, row_ids: Ints, num_rows: int
 ) -> float:
     """Return the mean weight over the mask's tokens, or rows that share one; 1 where that is 0. All
     of a mini-batch's tokens come in one call: the mean over a part is another estimator."""
@@ -81,13 +69,8 @@ def mean_weight(
 
 
 def rejection_mask(
-    objective: Objective,
-    old_logprobs: Float[Tensor, " tokens"],
-    behavior_logprobs: Float[Tensor, " tokens"],
-    mask: Bool[Tensor, " tokens"],
-    row_ids: Int[Tensor, " tokens"],
-    num_rows: int,
-) -> Bool[Tensor, " tokens"]:
+    objective: Objective, old_logprobs: Tokens, behavior_logprobs: Tokens, mask: Mask, row_ids: Ints, num_rows: int
+) -> Mask:
     """Mark tokens whose divergence, or whose row's, is within bounds; all without a rejection."""
     if objective.rejection is Rejection.NONE:
         return torch.ones_like(mask)
@@ -125,13 +108,13 @@ def _divergence(z: Float[Tensor, "*shape"], rejection: Rejection) -> Float[Tenso
 
 
 def approximate_proximal(
-    behavior_logprobs: Float[Tensor, "*tokens"],
-    logprobs: Float[Tensor, "*tokens"],
+    behavior_logprobs: Floats,
+    logprobs: Floats,
     versions: Int[Tensor, "*tokens"],
     *,
     current_version: int,
     linear: bool = False,
-) -> Float[Tensor, "*tokens"]:
+) -> Floats:
     """Guess the proximal log-probs between behaviour and current, without another forward pass.
 
     ``a = clamp((v - 1 - v_b) / (v - v_b), 0, 1)``, 0 where the current version sampled or the

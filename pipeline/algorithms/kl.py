@@ -7,19 +7,15 @@ Schulman, "Approximating KL divergence" (2020); the clamps are verl's.
 
 from __future__ import annotations
 
-from jaxtyping import Float
-from torch import Tensor
-
 from pipeline.algorithms.objective import KLEstimator
+from pipeline.algorithms.rows import Floats
 
 MAX_LOG_RATIO = 20.0
 MAX_K3 = 10.0
 """k3 is clamped to +-10, which also ends its gradient for d below about -2.6 or above 11."""
 
 
-def kl_estimate(
-    logprobs: Float[Tensor, "*tokens"], reference_logprobs: Float[Tensor, "*tokens"], estimator: KLEstimator | str
-) -> Float[Tensor, "*tokens"]:
+def kl_estimate(logprobs: Floats, reference_logprobs: Floats, estimator: KLEstimator | str) -> Floats:
     """Estimate KL(policy || reference) a token, differentiable in ``logprobs``, or ValueError."""
     difference = logprobs - reference_logprobs
     match KLEstimator(estimator):
@@ -37,12 +33,10 @@ def kl_estimate(
             return _straight_through(value=_k3(difference), gradient=0.5 * difference.square())
 
 
-def _k3(difference: Float[Tensor, "*tokens"]) -> Float[Tensor, "*tokens"]:
+def _k3(difference: Floats) -> Floats:
     negative = (-difference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (negative.exp() - negative - 1.0).clamp(-MAX_K3, MAX_K3)
 
 
-def _straight_through(
-    *, value: Float[Tensor, "*tokens"], gradient: Float[Tensor, "*tokens"]
-) -> Float[Tensor, "*tokens"]:
+def _straight_through(*, value: Floats, gradient: Floats) -> Floats:
     return gradient - gradient.detach() + value.detach()

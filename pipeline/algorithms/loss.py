@@ -6,17 +6,18 @@ has the lines by which a backend uses it.
 
 from __future__ import annotations
 
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
 from pipeline.algorithms.divergence import token_divergence
 from pipeline.algorithms.importance import approximate_proximal, behavior_ratio, correction_weights, rejection_mask
 from pipeline.algorithms.kl import kl_estimate
 from pipeline.algorithms.objective import Importance, Objective, Proximal, Rejection, Surrogate
+from pipeline.algorithms.rows import Ints, Mask, Tokens
 from pipeline.algorithms.surrogate import TokenLoss, cispo_loss, clipped_loss, log_ratio, sequence_ratio
 
 
-def imitation_loss(logprobs: Float[Tensor, " tokens"], mask: Bool[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
+def imitation_loss(logprobs: Tokens, mask: Mask) -> Tokens:
     """Return ``-logp`` on the mask; loss and gradient are exactly 0 off it."""
     return -logprobs.where(mask, logprobs.new_zeros(()))
 
@@ -24,18 +25,18 @@ def imitation_loss(logprobs: Float[Tensor, " tokens"], mask: Bool[Tensor, " toke
 def token_loss(
     objective: Objective,
     *,
-    logprobs: Float[Tensor, " tokens"],
-    old_logprobs: Float[Tensor, " tokens"],
-    behavior_logprobs: Float[Tensor, " tokens"],
-    reference_logprobs: Float[Tensor, " tokens"] | None,
-    entropy: Float[Tensor, " tokens"] | None,
-    advantages: Float[Tensor, " tokens"],
-    mask: Bool[Tensor, " tokens"],
-    row_ids: Int[Tensor, " tokens"],
+    logprobs: Tokens,
+    old_logprobs: Tokens,
+    behavior_logprobs: Tokens,
+    reference_logprobs: Tokens | None,
+    entropy: Tokens | None,
+    advantages: Tokens,
+    mask: Mask,
+    row_ids: Ints,
     num_rows: int,
-    versions: Int[Tensor, " tokens"] | None = None,
+    versions: Ints | None = None,
     mean_weight: float = 1.0,
-) -> tuple[Float[Tensor, " tokens"], dict[str, Float[Tensor, " tokens"]]]:
+) -> tuple[Tokens, dict[str, Tokens]]:
     """Return the loss of each token, differentiable in ``logprobs`` and ``entropy``, and detached
     metrics of each.
 
@@ -51,7 +52,7 @@ def token_loss(
     """
     zero = logprobs.new_zeros(())
 
-    def on_mask(values: Shaped[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
+    def on_mask(values: Shaped[Tensor, " tokens"]) -> Tokens:
         return values.to(logprobs.dtype).where(mask, zero)
 
     logprobs = on_mask(logprobs)
@@ -101,13 +102,7 @@ def token_loss(
     return loss.where(trained, zero), {name: on_mask(value.detach()) for name, value in metrics.items()}
 
 
-def _proximal(
-    objective: Objective,
-    old: Float[Tensor, " tokens"],
-    behavior: Float[Tensor, " tokens"],
-    current: Float[Tensor, " tokens"],
-    versions: Int[Tensor, " tokens"] | None,
-) -> Float[Tensor, " tokens"]:
+def _proximal(objective: Objective, old: Tokens, behavior: Tokens, current: Tokens, versions: Ints | None) -> Tokens:
     if objective.importance is Importance.BYPASS:
         return behavior
     if objective.proximal is Proximal.RECOMPUTE:
@@ -125,12 +120,12 @@ def _proximal(
 
 def _surrogate(
     objective: Objective,
-    logprobs: Float[Tensor, " tokens"],
-    proximal: Float[Tensor, " tokens"],
-    exponent: Float[Tensor, " tokens"],
-    advantages: Float[Tensor, " tokens"],
-    mask: Bool[Tensor, " tokens"],
-    row_ids: Int[Tensor, " tokens"],
+    logprobs: Tokens,
+    proximal: Tokens,
+    exponent: Tokens,
+    advantages: Tokens,
+    mask: Mask,
+    row_ids: Ints,
     num_rows: int,
 ) -> TokenLoss:
     bounds = {"clip_low": objective.clip_low, "clip_high": objective.clip_high}

@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-from pipeline.algorithms.rows import row_mean
+from pipeline.algorithms.rows import Flags, Floats, Ints, Mask, Tokens, row_mean
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +-20 before they are exponentiated: no ratio overflows (verl)."""
@@ -24,25 +22,20 @@ MAX_SEQUENCE_LOG_RATIO = 10.0
 class TokenLoss:
     """A surrogate's loss at each token, and where its gradient was cut off."""
 
-    loss: Float[Tensor, "*tokens"]
-    clipped: Bool[Tensor, "*tokens"]
+    loss: Floats
+    clipped: Flags
     """The ratio left [1 - eps_low, 1 + eps_high] on the side that the advantage pushes to."""
-    dual_clipped: Bool[Tensor, "*tokens"]
+    dual_clipped: Flags
     """The second clip bounds the loss of a negative advantage."""
 
 
-def log_ratio(logprobs: Float[Tensor, "*tokens"], old_logprobs: Float[Tensor, "*tokens"]) -> Float[Tensor, "*tokens"]:
+def log_ratio(logprobs: Floats, old_logprobs: Floats) -> Floats:
     """Return ``z = clamp(logp - old, -20, 20)``; the ratio is ``exp(z)``. PPO; clamp as in verl."""
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def clipped_loss(
-    ratio: Float[Tensor, "*tokens"],
-    advantages: Float[Tensor, "*tokens"],
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float = 0.0,
+    ratio: Floats, advantages: Floats, *, clip_low: float, clip_high: float, dual_clip: float = 0.0
 ) -> TokenLoss:
     """Return ``max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high))``, bounded by ``-A c`` where A < 0.
 
@@ -63,13 +56,7 @@ def clipped_loss(
     return TokenLoss(torch.where(is_negative, torch.minimum(loss, ceiling), loss), clipped, dual_clipped)
 
 
-def sequence_ratio(
-    logprobs: Float[Tensor, " tokens"],
-    old_logprobs: Float[Tensor, " tokens"],
-    mask: Bool[Tensor, " tokens"],
-    row_ids: Int[Tensor, " tokens"],
-    num_rows: int,
-) -> Float[Tensor, " tokens"]:
+def sequence_ratio(logprobs: Tokens, old_logprobs: Tokens, mask: Mask, row_ids: Ints, num_rows: int) -> Tokens:
     """Return GSPO's ratio: the geometric mean of a row's token ratios, at each of its tokens.
 
     ``s_i = exp(mean_t (logp_t - old_t))``, written per token as
@@ -81,14 +68,7 @@ def sequence_ratio(
     return exponent.clamp(max=MAX_SEQUENCE_LOG_RATIO).exp()
 
 
-def cispo_loss(
-    logprobs: Float[Tensor, "*tokens"],
-    ratio: Float[Tensor, "*tokens"],
-    advantages: Float[Tensor, "*tokens"],
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> TokenLoss:
+def cispo_loss(logprobs: Floats, ratio: Floats, advantages: Floats, *, clip_low: float, clip_high: float) -> TokenLoss:
     """Return ``-sg(clip(r, 1 - eps_low, 1 + eps_high)) A logp``, whose gradient never vanishes.
     The paper leaves the lower bound off (eps_low = 1). CISPO (2506.13585, eq. 4 and 5)."""
     weight = ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
+from pipeline.algorithms.rows import Floats
 from pipeline.algorithms.surrogate import TokenLoss
 
 
 def clipped_value_loss(
-    values: Float[Tensor, "*tokens"],
-    old_values: Float[Tensor, "*tokens"],
-    targets: Float[Tensor, "*tokens"],
-    *,
-    clip_low: float,
-    clip_high: float,
+    values: Floats, old_values: Floats, targets: Floats, *, clip_low: float, clip_high: float
 ) -> TokenLoss:
     """Return ``max((V - R)^2, (clip(V, V_old - clip_low, V_old + clip_high) - R)^2) / 2`` a token.
 
