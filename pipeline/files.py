@@ -46,7 +46,6 @@ def cut(path: Path, *, max_bytes: int = MAX_BYTES, kept_bytes: int = KEPT_BYTES)
         tail = os.pread(file.fileno(), kept_bytes, size - kept_bytes)
         tail = tail[tail.find(b"\n") + 1 :]
         file.truncate(0)
-        file.write(
-            f"[the first {size - len(tail)} bytes were cut off here: at most {max_bytes} are kept]\n".encode() + tail
-        )
+        head = f"[the first {size - len(tail)} bytes were cut off here: at most {max_bytes} are kept]\n"
+        file.write(head.encode() + tail)
     return True

@@ -184,8 +184,7 @@ def _in_words(beats: Sequence[Heartbeat]) -> str:
 
 
 def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
-    """End what a dead supervisor left: its workers, drained; the server; unrecorded processes.
-    Return whether there was anything."""
+    """End a dead supervisor's workers, server and processes; return whether there was anything."""
     from pipeline.ledger.server.embedded import end_server
     from pipeline.supervisor import leftovers
     from pipeline.supervisor.processes import Processes

@@ -102,9 +102,8 @@ def rows(stored: Sequence[StoredChunk]) -> list[str]:
     cells = [("chunk", "tokens", "response", "has", "written")]
     for one in stored:
         state = "finished" if one.is_final else "goes on"
-        cells.append(
-            (one.chunk, f"{one.num_tokens:,}", state, " ".join(one.fields) or "–", f"{seconds(one.age_s)} ago")
-        )
+        has, written = " ".join(one.fields) or "–", f"{seconds(one.age_s)} ago"
+        cells.append((one.chunk, f"{one.num_tokens:,}", state, has, written))
     return aligned(cells)
 
 

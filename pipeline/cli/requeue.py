@@ -115,10 +115,8 @@ def list_(run: Path | None, limit: int, as_json: bool) -> None:
 
 def _rows(letters: Sequence[DeadLetter], width: int) -> list[str]:
     """Return two lines a letter: its names, and its error cut to ``width`` characters."""
-    rows = [
-        (one.chunk, one.role, str(one.prompt), str(one.num_attempts), _age(one), printable_line(one.worker))
-        for one in letters
-    ]
+    numbers = [(str(one.prompt), str(one.num_attempts), _age(one)) for one in letters]
+    rows = [(one.chunk, one.role, *n, printable_line(one.worker)) for one, n in zip(letters, numbers, strict=True)]
     head, *lines = aligned([("chunk", "field", "prompt", "tries", "age", "worker"), *rows])
     shown = [click.style(head, dim=True)]
     for letter, line in zip(letters, lines, strict=True):

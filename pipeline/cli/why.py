@@ -25,12 +25,8 @@ if TYPE_CHECKING:
 _LOOK_S = 4.0
 """Seconds for all of the ledger's answers together."""
 _STYLES = {"moves": "green", "mends": "yellow", "you": "red", "ended": "cyan"}
-_VERDICTS = {
-    "moves": "nothing is wrong",
-    "mends": "it mends itself",
-    "you": "it needs you",
-    "ended": "it is over, or ends",
-}
+_WORDS = ("nothing is wrong", "it mends itself", "it needs you", "it is over, or ends")
+_VERDICTS = dict(zip(_STYLES, _WORDS, strict=True))
 
 
 @click.command(
@@ -142,9 +138,8 @@ def render(snapshot: Snapshot, found: Explanation, width: int) -> list[str]:
             many = f", and {chain.num_units - 1} more like it" if depth == 1 and chain.num_units > 1 else ""
             is_root = depth == len(chain.links) - 1
             hanging = " " * (len(indent) + 2)
-            wrapped = textwrap.wrap(
-                printable_line(link) + many, width, initial_indent=indent, subsequent_indent=hanging
-            )
+            words = printable_line(link) + many
+            wrapped = textwrap.wrap(words, width, initial_indent=indent, subsequent_indent=hanging)
             lines += [click.style(line, fg=_STYLES[chain.outlook]) if is_root else line for line in wrapped]
         lines += textwrap.wrap(f"→ {printable_line(chain.next)}", width, subsequent_indent="  ")
     if found.also:

@@ -70,9 +70,8 @@ def declare(name: str, *, dynamic_sampling: bool = False) -> Declaration:
     """Return an algorithm's declaration. Raises ConfigError when no algorithm has this name."""
     found = DECLARATIONS.get(name)
     if found is None:
-        raise ConfigError(
-            f"algorithm.name is {name!r}; expected one of {', '.join(DECLARATIONS)}: choose one that exists"
-        )
+        known = ", ".join(DECLARATIONS)
+        raise ConfigError(f"algorithm.name is {name!r}; expected one of {known}: choose one that exists")
     if name == "vapo" and dynamic_sampling:
         return Declaration(name, Unit.GROUP, has_critic=True, has_group_baseline=False)
     return found

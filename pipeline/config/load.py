@@ -70,9 +70,8 @@ def read_resolved(run_dir: Path) -> RunConfig:
     """Read a run's resolved configuration. Raises ConfigError when the folder holds no run."""
     path = run_dir / RESOLVED_NAME
     if not path.is_file():
-        raise ConfigError(
-            f"{run_dir} is not a run: it has no {RESOLVED_NAME}; give the folder that `headrace up` printed"
-        )
+        give = "give the folder that `headrace up` printed"
+        raise ConfigError(f"{run_dir} is not a run: it has no {RESOLVED_NAME}; {give}")
     return load_config([path])
 
 
@@ -108,12 +107,9 @@ def _absolute(held: Any) -> Any:
 def _read(path: Path) -> Tree:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give a run file such as configs/demo.toml") from None
     except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}; give a run file such as configs/demo.toml"
-        ) from None
+        fault = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        raise ConfigError(f"{path}: {fault}; give a run file such as configs/demo.toml") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
 
@@ -122,9 +118,8 @@ def _parse_override(text: str) -> Tree:
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts) or key.strip() in RunConfig.model_fields:
-        raise ConfigError(
-            f"--set {hide_password(text)}: expected section.key=value, for example --set learner.learning_rate=1e-5"
-        )
+        expected = "expected section.key=value, for example --set learner.learning_rate=1e-5"
+        raise ConfigError(f"--set {hide_password(text)}: {expected}")
     try:
         parsed: Any = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -186,11 +181,9 @@ def _explain(error: ErrorDetails, origins: Origins) -> list[str]:
         return [f"{where}: `{key}` is {given!r}, but is no setting any more: {REMOVED[key]}"]
     if error["type"] == "extra_forbidden":
         leaves = _leaves(cast("Tree", given), path) if isinstance(given, dict) and given else [path]
+        found = [(origins.get(leaf, where), ".".join(leaf)) for leaf in leaves]
         # A key may be a URL: of `--set rediss://user:password@host?x=1` all before the `=`.
-        return [
-            f"{origins.get(leaf, where)}: unknown key `{hide_password('.'.join(leaf))}`{suggest('.'.join(leaf))}"
-            for leaf in leaves
-        ]
+        return [f"{origin}: unknown key `{hide_password(leaf)}`{suggest(leaf)}" for origin, leaf in found]
     if error["type"] == "missing":
         if path[-1].isdecimal():
             return [f"{where}: `{'.'.join(path[:-1])}` has too few values"]

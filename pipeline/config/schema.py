@@ -88,14 +88,16 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
-        if self.generation.window_tokens > self.generation.max_response_tokens:
+        algorithm, rule, learner = self.algorithm, self.declaration, self.learner
+        generation, reward = self.generation, self.reward
+        if generation.window_tokens > generation.max_response_tokens:
             raise ValueError(
-                f"generation.window_tokens is {self.generation.window_tokens}, above max_response_tokens "
-                f"{self.generation.max_response_tokens}; a window is a part of a response: lower it"
+                f"generation.window_tokens is {generation.window_tokens}, above max_response_tokens "
+                f"{generation.max_response_tokens}; a window is a part of a response: lower it"
             )
-        if (self.generation.engine == "emulated") != (self.learner.backend == "emulated"):
+        if (generation.engine == "emulated") != (learner.backend == "emulated"):
             raise ValueError(
-                f"generation.engine is {self.generation.engine} and learner.backend is {self.learner.backend}, but generators "
+                f"generation.engine is {generation.engine} and learner.backend is {learner.backend}, but generators "
                 "take the learner's weights: set both to emulated, or neither"
             )
         if self.weights.max_part_mb >= self.wire.max_message_mb:
@@ -103,20 +105,19 @@ class RunConfig(Section):
                 f"weights.max_part_mb is {self.weights.max_part_mb} and wire.max_message_mb is {self.wire.max_message_mb}; a "
                 "part travels in one message, with a header: set max_part_mb below max_message_mb"
             )
-        if self.generation.top_p < 1.0 or self.generation.top_k > 0:
-            name = "top_p" if self.generation.top_p < 1.0 else "top_k"
+        if generation.top_p < 1.0 or generation.top_k > 0:
+            name = "top_p" if generation.top_p < 1.0 else "top_k"
             raise ValueError(
                 f"generation.{name} is {getattr(self.generation, name)}, a truncated distribution. The learner computes "
                 "log-probs of the whole distribution, so its ratios would be wrong. Leave top_p at 1 and top_k at 0. "
                 "evaluation.top_p may truncate"
             )
         self._check_ranks()
-        if self.learner.lora.rank and self.learner.backend != "torch":
+        if learner.lora.rank and learner.backend != "torch":
             raise ValueError(
-                f"learner.lora.rank is {self.learner.lora.rank}, but learner.backend {self.learner.backend} trains whole "
+                f"learner.lora.rank is {learner.lora.rank}, but learner.backend {learner.backend} trains whole "
                 "models only; set learner.backend to torch, or learner.lora.rank to 0"
             )
-        algorithm, rule = self.algorithm, self.declaration
         if algorithm.group_size < 2 and rule.has_group_baseline:
             raise ValueError(
                 f"algorithm.group_size is {algorithm.group_size}, and {algorithm.name} takes its baseline from the group. A "
@@ -132,10 +133,10 @@ class RunConfig(Section):
                 f"algorithm.dynamic_sampling compares the members of a group, but group_size is {algorithm.group_size}; "
                 "raise it, or switch dynamic_sampling off"
             )
-        if rule.unit is Unit.CHUNK and algorithm.tail_drop_tokens >= self.generation.window_tokens:
+        if rule.unit is Unit.CHUNK and algorithm.tail_drop_tokens >= generation.window_tokens:
             raise ValueError(
                 f"algorithm.tail_drop_tokens is {algorithm.tail_drop_tokens}, and a window has "
-                f"{self.generation.window_tokens} tokens. No token of an unfinished window would be trained on: lower it"
+                f"{generation.window_tokens} tokens. No token of an unfinished window would be trained on: lower it"
             )
         if rule.has_critic and self.fleet.value < 1:
             raise ValueError(
@@ -150,16 +151,14 @@ class RunConfig(Section):
             raise ValueError(
                 f"algorithm.num_minibatches is {algorithm.num_minibatches}; it must divide the {batch} responses of an update"
             )
-        if "soft" in self.reward.overlong and self.reward.overlong_cache_tokens == 0:
-            raise ValueError(
-                "reward.overlong is soft, but overlong_cache_tokens is 0; give the length of the soft interval"
-            )
-        if self.reward.overlong_cache_tokens > self.generation.max_response_tokens:
+        if "soft" in reward.overlong and reward.overlong_cache_tokens == 0:
+            give = "give the length of the soft interval"
+            raise ValueError(f"reward.overlong is soft, but overlong_cache_tokens is 0; {give}")
+        if reward.overlong_cache_tokens > generation.max_response_tokens:
             raise ValueError("reward.overlong_cache_tokens is above generation.max_response_tokens; it is a part of it")
         if self.needs_reference and self.fleet.reference < 1:
-            raise ValueError(
-                "reference log-probs are needed (kl_coefficient > 0 or reference.always), but fleet.reference is 0"
-            )
+            needed = "reference log-probs are needed (kl_coefficient > 0 or reference.always)"
+            raise ValueError(f"{needed}, but fleet.reference is 0")
         return self
 
     def _check_importance(self) -> None:

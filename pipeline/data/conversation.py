@@ -22,8 +22,7 @@ def conversation_tokens(tokenizer: TextTokenizer, prompt: Prompt, response: str)
     if not tokenizer.has_chat_template:
         return np.array(tokenizer.encode(prompt.text + response), np.int32)
     before = prompt.extra.get(MESSAGES) or [{"role": "user", "content": prompt.text}]
-    text = tokenizer.apply_chat_template(
-        [*before, {"role": "assistant", "content": response}], add_generation_prompt=False
-    )
+    messages = [*before, {"role": "assistant", "content": response}]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
     # the template writes them itself
     return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)

@@ -32,9 +32,7 @@ class DataReport:
     num_lines: int = 0
     """Lines read, blank ones aside."""
     num_prompts: int = 0
-    """Lines that became prompts."""
     max_tokens: int = 0
-    """Longest prompt kept, in tokens."""
     skipped: dict[SkipReason, int] = field(default_factory=dict)
     examples: dict[SkipReason, list[str]] = field(default_factory=dict)
     """At most three sentences each: ``train.jsonl:17: the answer is empty``."""

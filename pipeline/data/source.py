@@ -71,8 +71,7 @@ class PromptSource:
         for stored in (*self._train, *self._evaluation):
             hasher.update(stored)
         self.digest = hasher.hexdigest()
-        """Of every prompt as it will be sampled (so of files, template, limits, tokenizer), of seed
-        and order."""
+        """SHA-256 of every prompt as it is sampled (so of files, template, limits), seed, order."""
         self.verifiers = frozenset(reader.verifiers)
         """Verifiers that lines or the configuration name; each is registered or configured."""
 
@@ -87,8 +86,7 @@ class PromptSource:
         return len(self._evaluation)
 
     def at(self, position: int) -> Prompt:
-        """Return the training prompt at a position of the endless stream. Raises IndexError below
-        0."""
+        """Return the training prompt at a position of the stream. Raises IndexError below 0."""
         if position < 0:
             raise IndexError(f"position {position} is before the first prompt")
         epoch, index = divmod(position, len(self._train))
@@ -97,8 +95,7 @@ class PromptSource:
         return _prompt(self._train[index])
 
     def evaluation_at(self, index: int) -> Prompt:
-        """Return a held-out prompt, in the order of the files. Raises IndexError outside of
-        them."""
+        """Return a held-out prompt, in the files' order. Raises IndexError outside of them."""
         if not 0 <= index < len(self._evaluation):
             raise IndexError(f"evaluation prompt {index} is outside the {len(self._evaluation)} held-out prompts")
         return _prompt(self._evaluation[index])
@@ -184,7 +181,7 @@ class _Reader:
 
 
 def _labelled(paths: Iterable[Path]) -> list[tuple[Path, str]]:
-    """Name each file by its stem, with a number if it came before, so that prompt ids stay
+    """Name each file by its stem; a repeated one gets a number, so that prompt ids stay
     distinct."""
     labelled: list[tuple[Path, str]] = []
     taken: dict[str, int] = {}

@@ -16,8 +16,7 @@ import jinja2.sandbox
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}...{% endgeneration %}`` marks the assistant's words: a prompt has the
-    words."""
+    """``{% generation %}...{% endgeneration %}`` marks the assistant's words, for training."""
 
     tags = {"generation"}  # noqa: RUF012  jinja's own declaration
 

@@ -61,8 +61,7 @@ class TextTokenizer:
         return self._tokenizer.token_to_id(token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids, by default with the tokenizer's special tokens (such as a first
-        token)."""
+        """Return token ids, by default with the tokenizer's special tokens (as a first token)."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -89,10 +89,8 @@ def draw_updates(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationR
             "Trained tokens a second": lines({"tokens": [_token_rate(row) for row in updates]}, from_zero=True),
         },
     }
-    return {
-        heading: [_svg(title, draw, only=only) for title, draw in drawn.items() if draw is not None]
-        for heading, drawn in charts.items()
-    }
+    drawn = {heading: {name: draw for name, draw in found.items() if draw} for heading, found in charts.items()}
+    return {heading: [_svg(name, draw, only=only) for name, draw in found.items()] for heading, found in drawn.items()}
 
 
 _WORDS = {

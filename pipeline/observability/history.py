@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -38,7 +39,6 @@ class UpdateRow:
     accuracy: float
     """Mean raw accuracy of the batch. With dynamic sampling it has informative groups only."""
     response_length: float
-    """Mean tokens a response."""
     staleness_mean: float
     """Versions between the learner and each token."""
     staleness_max: int
@@ -83,7 +83,6 @@ class ValueRow:
     step: int
     """1 for the first."""
     value_version: int
-    """Made by the step."""
     at_s: float
     num_trajectories: int
     num_tokens: int
@@ -185,12 +184,9 @@ class HistoryTail:
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
         for line in whole.decode("utf-8", errors="replace").splitlines(keepends=True):
-            try:
+            with suppress(ValueError, TypeError, KeyError):
                 row = _row(line)
-            except (ValueError, TypeError, KeyError):
-                continue
-            if row is not None:
-                self.rows.append(row)
+                self.rows += [] if row is None else [row]
         return self.rows
 
 

@@ -69,8 +69,7 @@ class MetricsServer:
     """The endpoint. Use as a context manager, or ``close`` it."""
 
     def __init__(self, port: int, clock: Clock) -> None:
-        """Listen on 127.0.0.1:``port``; 0 takes a free one. Raises ConfigError: the port is in
-        use."""
+        """Listen on 127.0.0.1:``port``; 0 takes a free one. Raises ConfigError for one in use."""
         registry = CollectorRegistry(auto_describe=False)
         self._collector = HeartbeatCollector(clock)
         registry.register(self._collector)

@@ -28,7 +28,6 @@ class RunProgress:
     held_out: tuple[float, ...]
     """Held-out accuracy, oldest first."""
     last: UpdateRow | None = None
-    """The newest update."""
     update_s: float | None = None
     """Median seconds from one of the last updates to the next; None before the second."""
     tokens_per_update: float = 0.0

@@ -47,8 +47,7 @@ class RegeneratedTokens:
     num_sampled: int
     num_stored: int
     num_refused: int
-    """Sampled, never stored: the trajectory was lost to another generator, or the window given
-    up."""
+    """Sampled, never stored: of a trajectory lost to another generator, or a window given up."""
     num_held: int
     """Trajectories held at its last decode step."""
     window_tokens: int

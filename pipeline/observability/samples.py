@@ -121,8 +121,7 @@ class Samples:
 
 
 def read_samples(path: Path) -> Iterator[ResponseSample]:
-    """Yield whole samples, oldest first; nothing without a file. Damaged lines and unknown fields
-    are skipped."""
+    """Yield whole samples, oldest first. Damaged lines and unknown fields are skipped."""
     if not path.exists():
         return
     known = {f.name for f in fields(ResponseSample)}

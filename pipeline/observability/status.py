@@ -78,7 +78,6 @@ class WorkRow:
     remaining_s: float | None
     """At the rate so far; None without a rate."""
     per_s: float | None
-    """Units a second."""
     unit: str
 
     def in_words(self) -> str:

@@ -52,7 +52,6 @@ class Preflight:
     findings: tuple[str, ...]
     """Facts to show, in words."""
     spec: LedgerSpec
-    """The ledger's specification."""
 
 
 def preflight(config: RunConfig) -> Preflight:

@@ -38,7 +38,6 @@ class LedgerLoad:
     """Most bytes in the ledger at once."""
 
     batch_bytes: int
-    """One update's batch."""
     in_flight_bytes: int
     """Everything admitted and not settled, value batches included."""
 
@@ -78,8 +77,7 @@ def ledger_load(config: RunConfig) -> LedgerLoad:
 
 
 def check_ledger_size(config: RunConfig) -> str:
-    """Return a sentence about the ledger's memory. Raises ConfigError: it cannot hold one batch, or
-    all that may be in flight."""
+    """Return a sentence about the ledger's memory. Raises ConfigError: it cannot hold all."""
     load, ledger = ledger_load(config), config.ledger
     there = int(ledger.watermark * ledger.max_memory_mb * _MB)
     needed = max(load.batch_bytes, load.in_flight_bytes)

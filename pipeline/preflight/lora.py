@@ -1,7 +1,5 @@
 """Checks that a run can train a LoRA adapter, before anything is started, without importing peft.
 
-Conditions between settings are checked in ``pipeline.config.schema``.
-
 **Versions.** The extra ``lora`` declares them: merged weights are read through peft's layers, which
 another version may have changed."""
 

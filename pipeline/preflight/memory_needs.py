@@ -98,14 +98,8 @@ def needs(
     if config.learner.backend != "emulated" and counts.get(Role.LEARNER):
         is_here = on_cpu(config.model.device)
         found.append(_trained("learner", shape, config, is_value=False, on_cpu=is_here))
-    if config.generation.engine == "local":
+    if config.generation.engine != "emulated":
         need = _generator(shape, config) if on_cpu(config.generation.device) else _ON_GPU
-        found += _each("generator", counts.get(Role.GENERATOR, 0), need)
-    elif config.generation.engine == "vllm":
-        kv_bytes = config.generation.vllm.kv_cache_gb << 30
-        weights = shape.num_weights * _ITEM_BYTES[config.generation.dtype]
-        parts = {"weights": weights, "KV cache": kv_bytes, "process": 4 * PROCESS_BYTES}
-        need = Need("", parts, weights) if on_cpu(config.generation.device) else _ON_GPU
         found += _each("generator", counts.get(Role.GENERATOR, 0), need)
     if config.needs_reference and config.reference.backend == "torch":
         weights = shape.num_weights * _ITEM_BYTES[config.model.dtype]
@@ -156,6 +150,9 @@ def _trained(name: str, shape: Shape, config: RunConfig, *, is_value: bool, on_c
 def _generator(shape: Shape, config: RunConfig) -> Need:
     generation = config.generation
     item = _ITEM_BYTES[generation.dtype]
+    if generation.engine == "vllm":
+        weights, cache = shape.num_weights * item, generation.vllm.kv_cache_gb << 30
+        return Need("", {"weights": weights, "KV cache": cache, "process": 4 * PROCESS_BYTES}, weights)
     tokens = generation.num_slots * (config.data.max_prompt_tokens + generation.max_response_tokens)
     shares = config.weights.path != "wire" and generation.dtype == config.weights.dtype and not config.learner.lora.rank
     weights = 0 if shares else shape.num_weights * item
@@ -178,7 +175,6 @@ class Room:
     memory: int
     """All that the control group allows."""
     free: int
-    """Free now."""
     shared: int | None
     """Free in memory-backed storage; None without any."""
 

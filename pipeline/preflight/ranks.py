@@ -1,7 +1,5 @@
 """Checks that ranks can train a run, before anything is started, without importing DeepSpeed.
 
-Conditions between settings are checked in ``pipeline.config.schema``.
-
 **Versions.** The extra ``deepspeed`` declares them. Besides its documented API the learner depends
 on the place of ZeRO's flat shares, which another version may have moved."""
 

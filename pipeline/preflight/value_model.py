@@ -24,8 +24,7 @@ class ValueSource(StrEnum):
 
 
 def value_source(path: Path) -> ValueSource:
-    """Return the kind of ``path``. Raises DataError: neither a causal language model nor a value
-    model with its head."""
+    """Return the kind of ``path``. Raises DataError: it is neither."""
     config = _json(path / "config.json", f"{path} is not a model: it has no config.json")
     architectures: list[str] = config.get("architectures") or []
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):

@@ -42,8 +42,8 @@ def installed_builds() -> dict[str, str]:
 
 
 def check_versions(builds: dict[str, str] | None = None) -> tuple[str, str]:
-    """Return the installed build of vLLM and its version. Raises ConfigError: there are none or
-    two, or it has another version."""
+    """Return the installed build of vLLM and its version. Raises ConfigError for none, two or
+    another."""
     builds = installed_builds() if builds is None else builds
     versions = declared("vllm")
     if not builds:
@@ -105,9 +105,8 @@ def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[
             "vLLM needs one more to score the last: lower one of them, or set reference.backend to torch"
         )
     if on_cpu and shape.token_bytes(config.model.dtype) * (longest + 1) > vllm.kv_cache_gb << 30:
-        raise ConfigError(
-            f"reference.vllm.kv_cache_gb is {vllm.kv_cache_gb}, too little for one sequence of {longest} tokens; raise it"
-        )
+        little = f"too little for one sequence of {longest} tokens"
+        raise ConfigError(f"reference.vllm.kv_cache_gb is {vllm.kv_cache_gb}, {little}; raise it")
     return f"vllm as reference: {name} {version} ({'CPU' if on_cpu else 'GPU'})"
 
 

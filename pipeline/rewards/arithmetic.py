@@ -31,8 +31,7 @@ _NUMBER = re.compile(
 _DIGITS = "0123456789"
 
 Number = tuple[bool, str, str]
-"""(negative, whole digits without leading zeros, decimal digits without trailing zeros): equal
-values, equal tuples."""
+"""(negative, whole digits, decimal digits), without outer zeros: equal values, equal tuples."""
 
 
 def last_number(text: str) -> Number | None:
@@ -53,8 +52,7 @@ def _last_run(text: str) -> str:
 
 
 def exact_number(text: str) -> Number | None:
-    """Return ``text``, white space around it aside, as a number; None when it is not exactly
-    one."""
+    """Return ``text`` as a number, white space aside; None when it is not exactly one."""
     match = _NUMBER.fullmatch(text.strip())
     return None if match is None else _canonical(match)
 

@@ -130,8 +130,7 @@ def _freed(line: str, opening: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last ``\boxed{...}``, braces balanced; None without one that
-    ends."""
+    r"""Return the content of the last ``\boxed{...}``, braces balanced; None if it does not end."""
     start = text.rfind(_BOX)
     if start < 0:
         return None

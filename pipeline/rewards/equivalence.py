@@ -154,8 +154,7 @@ def _are_equal(answer: str, value: str) -> bool:
 
 
 def _holds(gold: list[Any], found: list[Any]) -> bool:
-    """Compare by math-verify. The sandbox is its limit: its own needs SIGALRM and ends only
-    Python."""
+    """Compare by math-verify, without its own limit, which needs SIGALRM: the sandbox has one."""
     from math_verify import verify as is_equal
 
     return is_equal(gold, found, timeout_seconds=None)

@@ -77,8 +77,7 @@ def commitment(text: str) -> Commitment:
     return Commitment(values=tuple(dict.fromkeys([*(statement.value for statement in counted), *bare])))
 
 
-# -- reading one value
-# ----------------------------------------------------------------------------------------------------
+# -- reading one value -----------------------------------------------------------------------------
 
 _NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _CURRENCY = r"(?:\\?[$£€¥₹]|(?:US|USD|EUR|GBP|Rs\.?)(?![A-Za-z]))"
@@ -172,8 +171,7 @@ def _has_digit(text: str) -> bool:
     return re.search(r"[0-9]", text) is not None
 
 
-# -- finding statements
-# -----------------------------------------------------------------------------------------------------
+# -- finding statements ----------------------------------------------------------------------------
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*(\{)?|\\.|[{}]", re.DOTALL)
 _HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*")
@@ -390,8 +388,7 @@ def _ends_with(pattern: re.Pattern[str], text: str) -> bool:
 
 
 def _sentence_start(text: str, place: int) -> int:
-    """Return where the sentence at ``place`` begins; a line break ends one, a decimal point does
-    not."""
+    """Return where the sentence at ``place`` begins; a line break ends one."""
     start = max(0, place - _CONTEXT_CHARS)
     for match in _SENTENCE_END.finditer(text, start, place):
         start = match.end()

@@ -18,9 +18,8 @@ def soft_overlong_penalty(lengths: ArrayLike, *, max_tokens: int, cache_tokens: 
     L_max; a generator that stops there never gets so far. DAPO (2503.14476, eq. 13). Raises
     ValueError: ``cache_tokens`` is not within 1 .. ``max_tokens``."""
     if not 1 <= cache_tokens <= max_tokens:
-        raise ValueError(
-            f"cache_tokens is {cache_tokens}; expected 1 .. max_tokens ({max_tokens}): it is the last part of the length limit"
-        )
+        limit = f"1 .. max_tokens ({max_tokens}): it is the last part of the length limit"
+        raise ValueError(f"cache_tokens is {cache_tokens}; expected {limit}")
     excess = np.asarray(lengths, dtype=np.float64) - (max_tokens - cache_tokens)
     share = np.clip(excess / cache_tokens, 0.0, 1.0)
     return 0.0 - share * factor

@@ -74,8 +74,7 @@ class VerifierPool:
         memory_bytes: int = MEMORY_BYTES,
         max_processes: int = MAX_PROCESSES,
     ) -> None:
-        """``configured``: import paths that the configuration names; a response that names another
-        one is not scored."""
+        """``configured``: import paths that the configuration names; no other one is called."""
         self._configured = configured
         self._max_processes = max_processes
         self._timeout_s = config.timeout_s
@@ -200,10 +199,7 @@ class VerifierPool:
             self._idle.put_nowait(process)
 
     async def _judge(self, process: SandboxProcess, spec: VerifierSpec, indices: list[int], batch: _Batch) -> None:
-        """Judge by one call; by one each, where that fails or is late.
-
-        A call is a piece of work.
-        """
+        """Judge by one call; by one each, where it fails or is late. A call is a piece of work."""
         judged = await process.call(spec, [batch.responses[index] for index in indices], self._timeout_s)
         if len(indices) > 1 and not any(isinstance(outcome, Verdict) and outcome.judged for outcome in judged):
             work.step()

@@ -78,8 +78,7 @@ class SandboxProcess:
         return self._loaded.get(spec.path, 1)
 
     async def call(self, spec: VerifierSpec, responses: Sequence[Response], timeout_s: float) -> list[VerifierOutcome]:
-        """Judge responses; late ones are wrong. When the child dies, every response gets the
-        failure."""
+        """Judge responses; late ones are wrong. When the child dies, each gets the failure."""
         reply = await self.load(spec)
         if reply is None:
             reply = await self._exchange(spec, tuple(responses), timeout_s)
@@ -135,8 +134,7 @@ class SandboxProcess:
                 await self.kill()
 
     def _has_ended(self) -> bool:
-        """Whether the child ended since the last call; its pipe closes before its exit code is
-        there."""
+        """Whether the child ended since the last call; its pipe closes before it has a code."""
         process = self._process
         if process is None:
             return False

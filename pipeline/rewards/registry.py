@@ -29,13 +29,11 @@ class VerifierSpec:
     sandboxed: bool
     """Whether it runs in a killable process; else in the worker itself, by the batch."""
     sound: bool = False
-    """Whether a response is to blame when the process dies of it twice: then the answer is not
-    judged, and that no failure."""
+    """Whether a response that ends the process twice is to blame: it is not judged, no failure."""
 
 
 BY_MODEL = frozenset({"reward_model", "reward_model_sigmoid"})
-"""Verifiers that go by the reward model's score alone: lines need no answer for them, and the run
-needs a reward model."""
+"""Verifiers that go by the reward model's score alone: the run needs one, lines need no answer."""
 
 _SPECS: dict[str, VerifierSpec] = {}
 

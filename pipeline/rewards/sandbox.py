@@ -44,7 +44,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Load a verifier and, when there are responses, judge them."""
 
     path: str
-    """``package.module:function``"""
     responses: tuple[Response, ...] = ()
     timeout_s: float
     """The parent's limit; the alarm comes shortly after it."""
@@ -61,7 +60,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> None:
-    """Serve calls until the parent closes the pipe. Arguments: bytes of memory, verifiers'
+    """Serve calls until the parent closes the pipe. Arguments: memory's bytes, verifiers'
     folders."""
     memory_bytes, *folders = sys.argv[1:]
     calls, replies = _take_pipes()

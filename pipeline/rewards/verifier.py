@@ -74,8 +74,7 @@ class VerifierFailureKind(StrEnum):
 
 
 class VerifierFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
-    """A verifier's failure on a response: retried elsewhere, then a dead letter; never scored as
-    wrong."""
+    """A verifier's failure on a response: retried elsewhere, then a dead letter; never wrong."""
 
     kind: VerifierFailureKind
     error: str
@@ -94,8 +93,7 @@ class Verifier(Protocol):
     """Judges responses."""
 
     def __call__(self, responses: Sequence[Response], /) -> Sequence[VerifierOutcome | float]:
-        """Return one outcome for each response, in order; a number is the accuracy of a verdict
-        without parts."""
+        """Return one outcome for each response, in order; a number is an accuracy."""
         ...
 
 

@@ -46,8 +46,7 @@ class AdoptedProcess:
         self._descriptor = _open_descriptor(pid)
 
     def poll(self) -> int | None:
-        """Return the exit code; None while the process runs. One without a written code was
-        killed."""
+        """Return the exit code; None while the process runs. Without a written one: killed."""
         if self._code is None and not self._runs():
             written = self._read_exit_code()
             self._code = -signal.SIGKILL if written is None else written

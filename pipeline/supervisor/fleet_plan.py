@@ -100,7 +100,6 @@ class RestartPolicy:
     drain_timeout_s: float
     """Limit of a drain without any progress."""
     drain_ceiling_s: float = math.inf
-    """Limit of a whole drain."""
 
 
 @dataclass(slots=True)
@@ -184,8 +183,7 @@ class FleetPlan:
         return is_news
 
     def moved(self, name: str, at_s: float, patience_s: float) -> None:
-        """Record a draining worker's progress at ``at_s``; the next step may take
-        ``patience_s``."""
+        """Record a drain's progress at ``at_s``; the next step may take ``patience_s``."""
         worker = self._workers.get(name)
         if worker is not None and worker.phase is WorkerPhase.DRAINING:
             worker.kill_at_s = min(max(worker.kill_at_s, at_s + patience_s), worker.ceiling_s)

@@ -43,10 +43,8 @@ def check_fleet_size(counts: Mapping[Role, int], configured: int | None, machine
     if wanted <= limit:
         return
     wish = ", ".join(f"{count} {role}" for role, count in counts.items())
-    source = (
-        f"{machine.num_cores} cores bear {WORKERS_PER_CORE} each, {machine.memory_bytes >> 20} MiB of memory one for each "
-        f"{BYTES_PER_WORKER >> 20} MiB"
-    )
+    memory = f"{machine.memory_bytes >> 20} MiB of memory one for each {BYTES_PER_WORKER >> 20} MiB"
+    source = f"{machine.num_cores} cores bear {WORKERS_PER_CORE} each, {memory}"
     raise ConfigError(
         f"the fleet has {wanted} workers ({wish}); expected at most {limit} on this machine: "
         f"{source if configured is None else 'fleet.max_workers is that'}; start the others on other hosts, "

@@ -116,8 +116,7 @@ class Monitor:
             log.warning("ledger_disk_has_room_again")
 
     async def overdue(self, now: float) -> dict[Role, float]:
-        """Return the age of each scoring role's oldest work beyond its deadline, at most 1 s
-        old."""
+        """Return the age of each scoring role's work beyond its deadline, at most 1 s old."""
         if now >= self._next_overdue_s:
             self._next_overdue_s = now + _OVERDUE_CHECK_S
             ages = {queue.name: queue.oldest_age_s or 0.0 for queue in await self._ledger.queues()}

@@ -51,7 +51,6 @@ class Exit:
     error: LastError | None = None
     """The error that it wrote down or printed."""
     delivered: int = 0
-    """Pieces of work that it had finished."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,6 @@ _TICK_S = 0.2
 _LOOK_EVERY_S = 0.5
 """Interval of the ledger's reads: each has all heartbeats, and silence is measured in seconds."""
 _CUT_EVERY_S = 1.0
-"""Interval of cutting long outputs."""
 _ANSWER_S = 2.0
 """Limit of the ledger's answer, short enough for signals and exits to be handled in time."""
 _SERVER_PATIENCE_S = 60.0
@@ -312,8 +311,7 @@ class Supervisor:
         return status
 
     def _is_allowed(self, fleet: Fleet) -> bool:
-        """Whether the fleet fits this machine; other clients than ``headrace scale`` may not
-        check."""
+        """Whether the fleet fits this machine; other clients may not have checked."""
         if fleet == self._refused:
             return False
         try:

@@ -42,11 +42,9 @@ class Timeouts:
     """Limits of each sign of death, in seconds."""
 
     stuck_after_s: float | None
-    """Most time without a turn of the main loop, or without progress on work. None: the limit of a
-    piece."""
+    """Without a turn of the main loop, or progress on work. None: the limit of a piece."""
     start_timeout_s: float
-    """Without progress, from the process's start to its main loop and in a computation's first
-    call."""
+    """Without progress, before the main loop and in a computation's first call."""
     silent_after_s: float = REPLACED_AFTER_S
     """Without a heartbeat; a live process writes one every second."""
     checkpoint_timeout_s: float = 600.0
@@ -54,8 +52,7 @@ class Timeouts:
     outage_timeout_s: float = 0.0
     """A worker's own limit of a ledger that is full or away."""
     send_timeout_s: float = 0.0
-    """A sender's own limit of the wait for a mailbox, after which the overdue index has the
-    chunk."""
+    """A sender's own limit of a mailbox; then the overdue index has the chunk."""
 
     @property
     def least_s(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pipeline.rewards.verifier import Response, VerifierFailure
 from protocol.trajectory import RewardScore
@@ -53,7 +53,6 @@ class ScoreReport:
     accuracy: float | None
     """Mean over the responses with a verdict; None when there is none."""
     num_correct: int
-    """Accuracy 1."""
     num_partial: int
     """Accuracy between 0 and 1."""
     num_not_judged: int
@@ -96,30 +95,20 @@ def quantiles(values: Sequence[float]) -> Quantiles | None:
     return Quantiles(sum(ordered) / len(ordered), *(float(ordered[round(q * last)]) for q in _QUANTILES))
 
 
-@dataclass(slots=True)
-class _Group:
-    accuracies: list[float] = field(default_factory=list)
-    num_failed: int = 0
-
-
 class ScoreTally:
     """Counts while a file is read. ``by`` names a column of ``Response.extra``."""
 
     def __init__(self, path: str, verifier: str | None, by: str | None) -> None:
-        self._path = path
-        self._verifier = verifier
-        self._by = by
+        self._path, self._verifier, self._by = path, verifier, by
         self._accuracies: list[float] = []
         self._rewards: list[float] = []
         self._lengths: list[tuple[bool, int, int]] = []
         self._parts: Counter[str] = Counter()
-        self._num_masked = 0
-        self._num_not_judged = 0
+        self._num_masked = self._num_not_judged = self._num_bad_lines = 0
         self._failures: Counter[str] = Counter()
         self._failure_examples: list[str] = []
-        self._num_bad_lines = 0
         self._bad_lines: list[str] = []
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, list[float | None]] = {}
 
     def score(self, response: Response, score: RewardScore, *, judged: bool = True) -> None:
         """Count a scored response; one that was not ``judged`` in time is wrong."""
@@ -131,7 +120,7 @@ class ScoreTally:
         for name, value in score.parts.items():
             self._parts[name] += value  # pyright: ignore[reportArgumentType]  a Counter sums floats as well
         if self._by is not None:
-            self._group(response).accuracies.append(score.accuracy)
+            self._group(response).append(score.accuracy)
 
     def failure(self, line: int, response: Response, failure: VerifierFailure) -> None:
         """Count a response without a verdict."""
@@ -139,7 +128,7 @@ class ScoreTally:
         if len(self._failure_examples) < _MAX_EXAMPLES:
             self._failure_examples.append(f"{self._path}:{line}: {failure.error.strip()[-_MAX_CHARS:]}")
         if self._by is not None:
-            self._group(response).num_failed += 1
+            self._group(response).append(None)
 
     def bad_line(self, line: int, problem: str) -> None:
         """Count a line that holds no response."""
@@ -171,17 +160,20 @@ class ScoreTally:
             failure_examples=self._failure_examples,
             num_bad_lines=self._num_bad_lines,
             bad_lines=self._bad_lines,
-            groups=[
-                GroupAccuracy(value, len(g.accuracies) + g.num_failed, g.num_failed, _mean(g.accuracies))
-                for value, g in sorted(self._groups.items())
-            ],
+            groups=[_accuracy(value, found) for value, found in sorted(self._groups.items())],
         )
 
-    def _group(self, response: Response) -> _Group:
+    def _group(self, response: Response) -> list[float | None]:
         value = str(response.extra.get(self._by or "", "(absent)"))[:_MAX_VALUE_CHARS]
         if value not in self._groups and len(self._groups) >= _MAX_GROUPS:
             value = "(others)"
-        return self._groups.setdefault(value, _Group())
+        return self._groups.setdefault(value, [])
+
+
+def _accuracy(value: str, found: Sequence[float | None]) -> GroupAccuracy:
+    """``found`` has None for each response without a verdict."""
+    judged = [accuracy for accuracy in found if accuracy is not None]
+    return GroupAccuracy(value, len(found), len(found) - len(judged), _mean(judged))
 
 
 def _mean(values: Sequence[float]) -> float | None:

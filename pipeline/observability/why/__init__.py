@@ -9,14 +9,4 @@ root, with an outlook and the next step. All functions are pure, but for ``exits
             <- nothing admitted <- credit, memory, data, admission closed
             <- the critic's gate <- the value worker <- finished responses <- units
             <- evaluation, weights that generators take, the ledger itself
-
-==============  ==================================================================================
-``types``       the snapshot and the explanation
-``explain``     the learner's side: where chains begin, and their order
-``work``        units, their trajectories, evaluation
-``workers``     the roots: a worker that is absent, frozen, stuck, waiting, or at work
-``admission``   the roots when nothing is on the way: credit, memory, data, admission closed
-``exits``       how workers' processes ended, from the supervisor's log
-``silence``     an embedded ledger server that does not answer, found out before other requests
-==============  ==================================================================================
 """

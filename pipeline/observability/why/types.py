@@ -86,7 +86,6 @@ class Ended:
     num: int = 1
     """Processes that ended lately, this one included."""
     error: str = ""
-    """The error that ended it, if one did."""
     is_replaced: bool = False
     """The supervisor killed it, frozen or stuck."""
 
@@ -184,7 +183,6 @@ class Explanation:
     chains: tuple[Chain, ...]
     """Most important first."""
     also: tuple[str, ...] = ()
-    """Other facts of interest."""
 
     @classmethod
     def of(cls, chains: Sequence[Chain], also: Sequence[str] = ()) -> Explanation:
