@@ -49,8 +49,7 @@ def load_config(files: Iterable[Path], overrides: Iterable[str] = ()) -> RunConf
 
 
 def parse_config(text: str, origin: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """Check TOML text, called ``origin`` in errors, with the overrides of ``--what-if``. Raises
-    ConfigError: it is not TOML, a key is unknown, or a value does not fit."""
+    """Check TOML text, called ``origin`` in errors, and overrides. Raises as ``load_config``."""
     merged: Tree = {}
     origins: Origins = {}
     try:

@@ -53,8 +53,7 @@ class RunProgress:
 
     @property
     def of_updates(self) -> str:
-        """The updates done, of those wanted. After a resume from an older checkpoint, the policy
-        version is ahead, and shown too."""
+        """The updates done, of those wanted, and a policy version that a resume made another."""
         if not self.num_wanted:
             return "no update, only the critic"
         text = f"update {self.num_updates} of {self.num_wanted}"

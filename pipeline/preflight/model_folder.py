@@ -18,8 +18,7 @@ _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
-    """Return ``config.json`` of a model with complete weight files. Raises DataError: the folder
-    holds no model, or a damaged one."""
+    """Return a model's ``config.json``. Raises DataError for no model, or a damaged one."""
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder} is not a model: it has no config.json; give a folder in Hugging Face format")
     config = _read_json(folder / "config.json")

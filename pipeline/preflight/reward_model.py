@@ -16,8 +16,7 @@ _NO_LIMIT = 1_000_000_000
 
 
 def check_reward_model(folder: Path) -> dict[str, Any]:
-    """Return ``config.json`` of a sequence classifier with one label. Raises DataError: it is
-    something else, or its weights are missing or damaged, or have no head."""
+    """Return a one-label classifier's ``config.json``. Raises DataError for another folder."""
     config = read_model_config(folder)
     architectures: list[str] = config.get("architectures") or []
     if not any(name.endswith("ForSequenceClassification") for name in architectures):

@@ -58,8 +58,7 @@ def names() -> list[str]:
 
 
 def resolve(name: str) -> VerifierSpec:
-    """Find a verifier by its registered name or its import path. Raises ConfigError: neither; the
-    message names the nearest registered verifiers."""
+    """Find a verifier by its registered name or its import path. Raises ConfigError: neither."""
     spec = _SPECS.get(name)
     if spec is not None:
         return spec

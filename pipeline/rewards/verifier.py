@@ -98,8 +98,7 @@ class Verifier(Protocol):
 
 
 def checked(returned: object, num_responses: int) -> list[VerifierOutcome]:
-    """Return the outcomes of a verifier's result of any type, which is not trusted. An entry that
-    is no outcome becomes a failure with a reason."""
+    """Return the outcomes of an untrusted result; what is no outcome becomes a failure."""
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
         failure = _bad(f"a verifier returned {type(returned).__name__}; return a list of one outcome per response")
         return [failure] * num_responses
