@@ -30,7 +30,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo environments test test-long test-vllm test-lora vllm ray trl check format drill bench fuzz soak mutants real-size clean
+.PHONY: help demo test test-units test-fleets test-long test-vllm test-lora vllm ray trl static check format drill bench fuzz soak mutants real-size clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -105,12 +105,14 @@ demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEE
 	  --set generation.engine=$(ENGINE)
 	$(DEMO)/bin/headrace audit runs/$(RUN)
 
-# every test: make test test-vllm test-lora, which is what .ci/run does
-test: $(VENV)/.dev ## every test, integration included, but those of vLLM and LoRA (JOBS=2)
-	$(BIN)/python -m pytest -q -m "not integration and not long" --numprocesses $(JOBS) --dist loadfile
-	$(BIN)/python -m pytest -q -m "integration and not long" --numprocesses $(JOBS) --dist worksteal
+# every test: make test test-vllm test-lora
+test: test-units test-fleets ## every test, integration included, but those of vLLM and LoRA (JOBS=2)
 
-environments: $(VENV)/.dev $(VLLM)/.run $(LORA)/.run ## every environment that the tests have
+test-units: $(VENV)/.dev ## the tests without fleets
+	$(BIN)/python -m pytest -q -m "not integration and not long" --numprocesses $(JOBS) --dist loadfile
+
+test-fleets: $(VENV)/.dev ## the tests with real fleets, two at a time
+	$(BIN)/python -m pytest -q -m "integration and not long" --numprocesses $(JOBS) --dist worksteal
 
 test-long: $(VENV)/.dev ## the tests that `make test` leaves out for their time
 	$(BIN)/python -m pytest -q -m long
@@ -132,14 +134,16 @@ $(LORA)/.run: $(VENV)/.dev
 test-lora: $(LORA)/.run ## LoRA by peft, in an environment of its own: .venv-lora
 	$(LORA)/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile tests/workers/engines/training/test_lora.py tests/pipeline/preflight/test_lora.py tests/integration/test_lora.py
 
-check: $(VENV)/.dev ## format, lint, types, floors, Lua, plain English, nothing undone, fast tests: before every commit
+static: $(VENV)/.dev ## format, lint, floors, Lua, plain English, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python -m ops.checks.undone
 	$(BIN)/python -m ops.checks.lua
 	$(BIN)/python -m ops.checks.words
+	$(BIN)/pyright
+
+check: static ## the above, nothing undone, fast tests: before every commit
+	$(BIN)/python -m ops.checks.undone
 	$(BIN)/python -m pytest -q -m "not integration"
 
 format: $(VENV)/.dev ## rewrite the code in the project's format
