@@ -4,6 +4,7 @@ all by their JSON.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -11,11 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ops.demo import task
+from pipeline import cli
 from pipeline.process.descendants import WORKER_MARK, worker_mark
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,10 +67,20 @@ class RunningFleet:
         return done.stderr
 
     def status(self) -> Any:
-        return self.command("status", str(self.run_dir))
+        return self._read("status")
 
     def audit(self) -> Any:
-        return self.command("audit", str(self.run_dir))
+        return self._read("audit")
+
+    def _read(self, name: str) -> Any:
+        """Run a reading command in this process: tests look many times, and a start costs half a
+        processor second.
+        """
+        printed, complaint = io.StringIO(), io.StringIO()
+        with redirect_stdout(printed), redirect_stderr(complaint), pytest.raises(SystemExit) as end:
+            cli.main([name, str(self.run_dir), "--json"])
+        assert end.value.code == 0, complaint.getvalue()
+        return json.loads(printed.getvalue())
 
     def workers(self) -> dict[str, dict[str, Any]]:
         return {worker["worker"]: worker for worker in self.status()["workers"]}
@@ -104,7 +119,7 @@ def fleet(
     ``arguments``; kill its processes at the end.
     """
     data = tmp_path / "data"
-    subprocess.run([sys.executable, "-m", "ops.demo.task", "--out", str(data)], cwd=ROOT, check=True, timeout=60)
+    task.main(["--out", str(data)])
     command = [sys.executable, "-m", "pipeline.cli", "up"]
     settings = list(overrides)
     if resume is not None:

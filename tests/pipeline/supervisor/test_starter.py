@@ -102,7 +102,7 @@ def test_forked_workers_outlive_the_starter_and_end_with_the_code_that_they_wrot
 
 def prepared(run_dir: Path, *words: str, forked_roles: frozenset[Role] = frozenset(Role)) -> Processes:
     def command(role: Role, run_dir: Path, name: str) -> list[str]:
-        return [sys.executable, "-c", "import os, time; print(os.getpid()); time.sleep(60)", name, "wait"]
+        return [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)", name, "wait"]
 
     processes = Processes(run_dir, command)
     processes.prepare([*COMMAND, *words], forked_roles.__contains__)
