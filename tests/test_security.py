@@ -56,6 +56,7 @@ IMPORTERS = {
     "pipeline/rewards/registry.py",
     "pipeline/cli/__init__.py",
     "workers/__main__.py",
+    "workers/starter.py",
     "ops/checks/fuzz.py",
 }
 """Modules that import by name: the module on a process's command line, the configuration's
