@@ -57,15 +57,18 @@ class Killed(BaseException):
 class Reaper:
     """Counts the points at which a process could die, and kills it at one of them."""
 
-    def __init__(self, at: int | None) -> None:
+    def __init__(self, at: int | None, name: str | None = None) -> None:
+        """Kill at point ``at``, of those called ``name`` when it is given; at none for None."""
         self._at = at
+        self._name = name
         self.points: list[str] = []
         self.is_dead = False
 
     def point(self, name: str) -> None:
         """Die here, if this is the chosen point; a dead process gets no further anywhere."""
-        self.points.append(name)
-        if self.is_dead or len(self.points) - 1 == self._at:
+        if self._name in (None, name):
+            self.points.append(name)
+        if self.is_dead or (len(self.points) - 1 == self._at and self.points[-1] == name):
             self.is_dead = True
             raise Killed(name)
 
