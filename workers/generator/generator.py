@@ -32,22 +32,22 @@ from pipeline.preflight.model_folder import loading
 from pipeline.process import work
 from pipeline.process.work import TIMES_SLOWEST
 from pipeline.runtime.actor import Actor, ActorContext
-from pipeline.runtime.registry.contract import WaitingFor
+from pipeline.runtime.liveness import is_silent
+from pipeline.runtime.registry.contract import WaitingFor, unreached_workers
 from pipeline.runtime.role_sender import RoleSender
 from pipeline.weights import TURNS
 from protocol.errors import EngineDied, ParityFailed, WeightsRejected
 from protocol.ids import Role
 from workers.engines.build import build_generation_engine
 from workers.engines.generation.seam import GenerationEngine, SampledWindow
-from workers.generator.backoff import Backoff
 from workers.generator.chunk_writer import ChunkWriter
 from workers.generator.held_trajectories import Held, HeldTrajectories, Renewal
-from workers.generator.neighbours import Neighbours
 from workers.generator.weight_receiver import WeightReceiver
 
 _IDLE_S = 0.02
 _LONGEST_REFUSAL_S = 0.1
 _GIVE_UP_S = 5.0
+_LOOK_EVERY_S = 1.0
 
 _REFUSALS = {
     Refusal.NO_CREDIT: "the learner to settle or drop work: sampling is as far ahead as staleness allows",
@@ -56,6 +56,59 @@ _REFUSALS = {
     Refusal.MEMORY: "the ledger to shrink below its watermark",
     Refusal.CLOSED: "nothing: admission is closed",
 }
+
+
+class Backoff:
+    """The pause before the next request to the ledger, which delays its answer. It doubles after each
+    refusal; a notification resets it. A waiting fleet would pay each request many times."""
+
+    def __init__(self, *, least_s: float, most_s: float) -> None:
+        self._least_s, self._most_s = least_s, most_s
+        self._pause_s = least_s
+        self._next_s = 0.0
+
+    def refused(self, now_s: float) -> float:
+        """Record a refusal; return the seconds until the next request."""
+        pause_s = self._pause_s
+        self._next_s = now_s + pause_s
+        self._pause_s = min(2.0 * pause_s, self._most_s)
+        return pause_s
+
+    def reset(self) -> None:
+        """The ledger has changed: allow a request at once."""
+        self._pause_s, self._next_s = self._least_s, 0.0
+
+    def may_ask(self, now_s: float) -> bool:
+        """Whether the pause is over."""
+        return now_s >= self._next_s
+
+
+class Neighbours:
+    """The other generators of the run, as their heartbeats show them. While one of them reaches
+    scorers that are out of reach here, work is better left to it: a chunk that reaches no scorer is
+    scored only when it is overdue."""
+
+    def __init__(self, ctx: ActorContext) -> None:
+        self._ctx = ctx
+        self._next_look_s = 0.0
+        self._reach_scorers = False
+
+    async def reach_scorers(self) -> bool:
+        """Return whether a live neighbour with weights reaches scorers. It is found out once a
+        second."""
+        now_s = self._ctx.clock.monotonic()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + _LOOK_EVERY_S
+            beats, at_s = await self._ctx.registry.heartbeats(), self._ctx.clock.time()
+            self._reach_scorers = any(
+                beat.who.role is Role.GENERATOR
+                and beat.who.worker != self._ctx.who.worker
+                and beat.policy_version >= 0
+                and not unreached_workers(beat.unreached) - {Role.LEARNER}
+                and not is_silent(beat.at_s, at_s)
+                for beat in beats
+            )
+        return self._reach_scorers
 
 
 class Generator(Actor):

@@ -30,7 +30,7 @@ from protocol.errors import DataError
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, Score, TrajectoryChunk
 from protocol.zeromq import ZmqTransport
-from workers.generator.backoff import Backoff
+from workers.generator.generator import Backoff
 from workers.learner.forecast import Forecast
 
 RUN = "bench"

@@ -25,7 +25,7 @@ from pipeline.training.critic_gate import view_critic
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
-from workers.generator.neighbours import Neighbours
+from workers.generator.generator import Neighbours
 from workers.learner.weight_publisher import _lags
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -29,9 +29,8 @@ from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
 from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
 from workers.generator.chunk_writer import ChunkWriter
-from workers.generator.generator import Generator
+from workers.generator.generator import Generator, Neighbours
 from workers.generator.held_trajectories import HeldTrajectories, Renewal, Stage
-from workers.generator.neighbours import Neighbours
 
 LEARNER = Incarnation(Role.LEARNER, "learner", 1)
 PROMPT = Prompt(prompt_id="train:0", tokens=np.array([5, 9], np.int32), text="2+3=", answer="5", verifier="arithmetic")
