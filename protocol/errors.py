@@ -1,32 +1,5 @@
 """The error tree of Headrace: every exception that one part may raise for another to handle.
 
-    HeadraceError
-    ├── ConfigError (ValueError)          a setting is wrong; nothing was started
-    │   └── DataError (ValueError)        a prompt file, a model or a checkpoint is missing or malformed
-    ├── WireError                         a message cannot be read; it is counted and dropped
-    │   ├── MalformedMessage (ValueError) truncated, not MessagePack, wrong shape
-    │   ├── UnknownVersion (ValueError)   written by another schema version
-    │   ├── UnknownMessage (ValueError)   a type this receiver does not know
-    │   ├── ChecksumMismatch (ValueError) the body is not the one that was sent
-    │   └── MessageTooLarge (ValueError)  over the size limit; refused before decoding
-    ├── ChannelClosed (ConnectionError)   the channel was closed by its owner
-    ├── DeadlineExceeded (TimeoutError)   a wait reached its deadline
-    ├── LedgerError                       the durable ledger cannot do this
-    │   ├── LedgerUnavailable (ConnectionError)  no server answers; try again later
-    │   │   └── LedgerDiskFailed          the server answers, but its disk takes no writes
-    │   ├── LedgerRefused (PermissionError)  the server refuses this run's name or password
-    │   ├── LedgerFull (MemoryError)      the server refuses writes; admission must stop
-    │   ├── LedgerMismatch (ValueError)   the run was opened with another specification
-    │   └── Fenced (PermissionError)      a newer incarnation of this worker exists; stop at once
-    ├── EngineError                       an engine cannot continue
-    │   ├── WeightsRejected (ValueError)  published weights do not fit the model
-    │   │   └── WeightsDamaged            a version's bytes are not those that were published
-    │   ├── Diverged (FloatingPointError) optimiser steps, or the outputs of weights, are not finite
-    │   ├── EngineDied                    an engine's process or device has ended or hangs
-    │   └── ParityFailed                  an engine's log-probs do not match its weights
-    ├── StorageFailed (OSError)           the disk refused a checkpoint; the one before is untouched
-    └── VerifierError                     a reward function raised or ran out of time; never scored as wrong
-
 Each class also inherits the standard error that it refines. A message has what failed, the value
 got, the value expected, and the remedy.
 """

@@ -5,19 +5,7 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 from typing import cast
 
-from protocol.errors import (
-    ConfigError,
-    DeadlineExceeded,
-    Diverged,
-    EngineDied,
-    Fenced,
-    HeadraceError,
-    LedgerError,
-    LedgerMismatch,
-    LedgerRefused,
-    ParityFailed,
-    WeightsRejected,
-)
+from protocol import errors
 
 
 class FailureKind(StrEnum):
@@ -69,11 +57,11 @@ class ExitCode(IntEnum):
         return self in {ExitCode.CONFIG, ExitCode.STARVED, ExitCode.BAD_STEPS}
 
 
-class DrainTimeout(DeadlineExceeded):
+class DrainTimeout(errors.DeadlineExceeded):
     """A worker did not drain by its deadline."""
 
 
-class Interrupted(HeadraceError):
+class Interrupted(errors.HeadraceError):
     """A worker was stopped a second time, or a run before it began."""
 
 
@@ -91,28 +79,27 @@ _PRECEDENCE = (
 """Of several errors, the first of these decides."""
 
 
+_BY_TYPE = (
+    (errors.Fenced, ExitCode.FENCED),
+    ((Interrupted, KeyboardInterrupt), ExitCode.INTERRUPTED),
+    ((errors.ConfigError, errors.LedgerMismatch, errors.LedgerRefused), ExitCode.CONFIG),
+    (errors.Diverged, ExitCode.BAD_STEPS),
+    ((errors.EngineDied, errors.ParityFailed, errors.WeightsRejected), ExitCode.ENGINE),
+    (errors.LedgerError, ExitCode.LEDGER_UNAVAILABLE),
+    (DrainTimeout, ExitCode.DRAIN_TIMEOUT),
+    # Python's is an OSError, and no failure of the host
+    (TimeoutError, ExitCode.FAILURE),
+    ((MemoryError, OSError), ExitCode.HOST_FAILED),
+)
+"""Of an error's types, the first of these decides."""
+
+
 def exit_code_of(error: BaseException) -> ExitCode:
     """Return the exit code for ``error``; of an exception group, that of its decisive member."""
     if isinstance(error, BaseExceptionGroup):
         members = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
         return min((exit_code_of(member) for member in members), key=_PRECEDENCE.index)
-    if isinstance(error, Fenced):
-        return ExitCode.FENCED
-    if isinstance(error, Interrupted | KeyboardInterrupt):
-        return ExitCode.INTERRUPTED
-    if isinstance(error, ConfigError | LedgerMismatch | LedgerRefused):
-        return ExitCode.CONFIG
-    if isinstance(error, Diverged):
-        return ExitCode.BAD_STEPS
-    if isinstance(error, EngineDied | ParityFailed | WeightsRejected):
-        return ExitCode.ENGINE
-    if isinstance(error, LedgerError):
-        return ExitCode.LEDGER_UNAVAILABLE
-    if isinstance(error, DrainTimeout):
-        return ExitCode.DRAIN_TIMEOUT
-    if isinstance(error, MemoryError | OSError) and not isinstance(error, TimeoutError):
-        return ExitCode.HOST_FAILED
-    return ExitCode.FAILURE
+    return next((code for kinds, code in _BY_TYPE if isinstance(error, kinds)), ExitCode.FAILURE)
 
 
 def kind_of(exit_code: int) -> FailureKind:

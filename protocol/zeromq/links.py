@@ -25,7 +25,6 @@ class ZmqSender:
     def __init__(
         self,
         socket: AsyncSocket,
-        *,
         endpoint: str,
         sender: str,
         max_message_bytes: int,
@@ -33,17 +32,12 @@ class ZmqSender:
     ) -> None:
         self._socket = socket
         self._watch = watch
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._sender = sender
         self._max_bytes = max_message_bytes
         self._sequence = 0
         self._num_bytes = 0
         self._num_refused = 0
-
-    @property
-    def endpoint(self) -> str:
-        """Where the mailbox listens."""
-        return self._endpoint
 
     async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
         """As ``Sender.send``. Raises MessageTooLarge or MalformedMessage for a bad message too."""
@@ -61,7 +55,7 @@ class ZmqSender:
 
     def stats(self) -> LinkStats:
         """Return this link's counters."""
-        return LinkStats(self._endpoint, self._sequence, self._num_bytes, self._num_refused)
+        return LinkStats(self.endpoint, self._sequence, self._num_bytes, self._num_refused)
 
     def unreached_s(self) -> float:
         """As ``Sender.unreached_s``. Always 0 on one host, where the socket file is enough."""
@@ -80,13 +74,8 @@ class ZmqMailbox:
     def __init__(self, socket: AsyncSocket, *, endpoint: str, max_message_bytes: int, door: Door | None = None) -> None:
         self._socket = socket
         self._door = door
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._inbound = Inbound(endpoint, max_bytes=max_message_bytes)
-
-    @property
-    def endpoint(self) -> str:
-        """Address for senders, with the bound port."""
-        return self._endpoint
 
     async def receive(self, *, timeout_s: float) -> Delivery | None:
         """As ``Mailbox.receive``."""

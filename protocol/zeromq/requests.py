@@ -33,7 +33,6 @@ class ZmqRequester:
     def __init__(
         self,
         socket: AsyncSocket,
-        *,
         endpoint: str,
         sender: str,
         max_message_bytes: int,
@@ -41,7 +40,7 @@ class ZmqRequester:
     ) -> None:
         self._socket = socket
         self._watch = watch
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._sender = sender
         self._max_bytes = max_message_bytes
         self._sequence = 0
@@ -56,7 +55,7 @@ class ZmqRequester:
                 return await self._ask(message, deadline - loop.time())
         except TimeoutError as error:
             raise DeadlineExceeded(
-                f"no answer from {self._endpoint} to a {type(message).__name__} within {timeout_s:g} s; is its worker alive?"
+                f"no answer from {self.endpoint} to a {type(message).__name__} within {timeout_s:g} s; is its worker alive?"
             ) from error
 
     async def _ask(self, message: Message, timeout_s: float) -> Message:
@@ -99,15 +98,10 @@ class ZmqResponder:
         self._socket = socket
         self._door = door
         self._complaints = Complaints()
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._sender = sender
         self._max_bytes = max_message_bytes
         self._inbound = Inbound(endpoint, max_bytes=max_message_bytes)
-
-    @property
-    def endpoint(self) -> str:
-        """Address for requesters."""
-        return self._endpoint
 
     async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
         """As ``Responder.serve_one``. Raises the handler's error; its requester gets no answer."""

@@ -59,13 +59,7 @@ class ZmqTransport:
     def sender(self, endpoint: str, *, server_key: str = "") -> ZmqSender:
         """Connect a link; ``server_key`` is the owner's public key, for tcp. Raises ConfigError."""
         socket, watch = self._connect(zmq.PUSH, endpoint, server_key)
-        return ZmqSender(
-            socket,
-            endpoint=endpoint,
-            sender=self.sender_name,
-            max_message_bytes=self._limits.max_message_bytes,
-            watch=watch,
-        )
+        return ZmqSender(socket, endpoint, self.sender_name, self._limits.max_message_bytes, watch)
 
     def responder(self, endpoint: str) -> ZmqResponder:
         """Bind a responder. Raises ConfigError as ``mailbox`` does."""
@@ -76,13 +70,7 @@ class ZmqTransport:
     def requester(self, endpoint: str, *, server_key: str = "") -> ZmqRequester:
         """Connect to a responder. Raises ConfigError as ``sender`` does."""
         socket, watch = self._connect(zmq.DEALER, endpoint, server_key)
-        return ZmqRequester(
-            socket,
-            endpoint=endpoint,
-            sender=self.sender_name,
-            max_message_bytes=self._limits.max_message_bytes,
-            watch=watch,
-        )
+        return ZmqRequester(socket, endpoint, self.sender_name, self._limits.max_message_bytes, watch)
 
     def close(self) -> None:
         """Close all that was opened; waiting tasks get ChannelClosed. Repeated calls do nothing."""

@@ -3,19 +3,22 @@
 libzmq raises no error for an unreachable peer, such as a name of another machine or a firewall: it
 tries for ever. A link that never connects looks like a full mailbox. So does a link with a pulled
 cable: its connection stays open for a quarter of an hour. Only the kernel knows of the missing
-acknowledgements.
+acknowledgements. The peer's kernel acknowledges all data, probes of a full mailbox, and keep-alives,
+even if its process is busy or frozen. ``TCP_USER_TIMEOUT``, a limit of unacknowledged time, would
+also cut off full mailboxes: https://www.rfc-editor.org/rfc/rfc5482.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+import socket
+import struct
 import time
 from collections.abc import Callable
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
-
-from protocol.zeromq.unanswered import num_unanswered
 
 _CONNECTED = int(zmq.EVENT_CONNECTED)
 _UP = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -24,7 +27,28 @@ _MAX_EVENTS = 1000
 """Events read at once; libzmq drops unread events."""
 _CUT_AFTER = 2
 """Transmissions in a row without acknowledgement: one may be under way, or lost by chance."""
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
+"""Only Linux has it."""
+_HEAD = struct.Struct("4B")
+"""State, congestion state, retransmissions, probes: start of ``struct tcp_info`` (linux/tcp.h)."""
 _numbers = itertools.count()
+
+
+def num_unanswered(descriptor: int) -> int:
+    """Return the peer's unacknowledged transmissions in a row; 0 where unknown.
+
+    The descriptor stays open. A closed one, or one of no TCP connection, gives 0.
+    """
+    if _TCP_INFO is None or descriptor < 0:
+        return 0
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            _, _, num_retransmissions, num_probes = _HEAD.unpack(
+                connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _HEAD.size)
+            )
+    except OSError:
+        return 0
+    return max(num_retransmissions, num_probes)
 
 
 class HandshakeWatch:

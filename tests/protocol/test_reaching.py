@@ -21,8 +21,7 @@ from protocol.hosts import is_loopback, numeric, own_address, wants_ipv6
 from protocol.ids import Incarnation, Role
 from protocol.zeromq import CurveKeys, ZmqTransport
 from protocol.zeromq.links import ZmqSender
-from protocol.zeromq.unanswered import num_unanswered
-from protocol.zeromq.watch import HandshakeWatch
+from protocol.zeromq.watch import HandshakeWatch, num_unanswered
 from tests.protocol.samples import chunk
 
 NAMES = {

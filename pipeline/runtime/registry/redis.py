@@ -27,6 +27,8 @@ from pipeline.runtime.registry.memory import check_grows, check_newest
 from pipeline.runtime.registry.scripts import SCRIPTS
 from protocol.ids import Incarnation, Role
 
+_NEWS = {Topic.ENDPOINTS: "endpoint_news", Topic.WEIGHTS: "weights_news", Topic.RUN: "run_news"}
+
 
 class _Endpoint(msgspec.Struct, frozen=True):
     role: Role
@@ -47,7 +49,7 @@ class RedisRegistry:
         self._connection = PipelinedConnection(client)
         self._listening = PipelinedConnection(client)
         """A connection of its own, since a wait for news would hold up other calls."""
-        self._keys = _Keys(run)
+        self._keys = _keys_of(run)
         self._unlisted_after_s = unlisted_after_s
 
     async def register(self, role: Role, worker: str) -> Incarnation:
@@ -60,7 +62,7 @@ class RedisRegistry:
 
     async def epoch(self, worker: str) -> int:
         """Return the newest epoch; 0 for an unknown worker."""
-        return int(await self._command("HGET", self._keys.epochs, worker) or 0)
+        return int(await self._command("HGET", self._keys["epochs"], worker) or 0)
 
     async def set_endpoint(self, who: Incarnation, endpoint: str, *, public_key: str = "") -> None:
         """Set a mailbox's address. Raises Fenced."""
@@ -83,7 +85,7 @@ class RedisRegistry:
 
     async def heartbeats(self) -> list[Heartbeat]:
         """Return the last heartbeats, by name."""
-        blobs: list[bytes] = await self._command("HVALS", self._keys.heartbeats)
+        blobs: list[bytes] = await self._command("HVALS", self._keys["heartbeats"])
         beats = [msgspec.json.decode(blob, type=Heartbeat) for blob in blobs]
         return sorted(beats, key=lambda beat: beat.who.worker)
 
@@ -93,7 +95,7 @@ class RedisRegistry:
 
     async def fleet(self) -> Fleet | None:
         """Return the desired fleet."""
-        blob = await self._command("GET", self._keys.fleet)
+        blob = await self._command("GET", self._keys["fleet"])
         return None if blob is None else Fleet(msgspec.json.decode(blob, type=dict[Role, int]))
 
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
@@ -111,7 +113,7 @@ class RedisRegistry:
 
     async def weights(self) -> WeightsAnnouncement | None:
         """Return the newest published version."""
-        blob = await self._command("GET", self._keys.weights)
+        blob = await self._command("GET", self._keys["weights"])
         return None if blob is None else msgspec.json.decode(blob, type=WeightsAnnouncement)
 
     async def set_run_status(self, status: RunStatus) -> None:
@@ -121,7 +123,7 @@ class RedisRegistry:
 
     async def run_status(self) -> RunStatus:
         """Return the run's state."""
-        blob = await self._command("GET", self._keys.run_status)
+        blob = await self._command("GET", self._keys["run_status"])
         if blob is None:
             return RunStatus(RunState.STARTING)
         status = msgspec.json.decode(blob, type=_Status)
@@ -129,7 +131,7 @@ class RedisRegistry:
 
     async def notifications(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
         """Wait until there is something new of a topic in ``seen``, or ``timeout_s`` has passed."""
-        topics = {self._keys.notifications[topic].encode(): topic for topic in seen}
+        topics = {self._keys[_NEWS[topic]].encode(): topic for topic in seen}
         # 0 would be for ever
         milliseconds = max(1, round(1000.0 * timeout_s))
         since = [seen[topic] or "0" for topic in topics.values()]
@@ -156,7 +158,7 @@ class RedisRegistry:
 
     async def _run(self, script: str, **arguments: object) -> Any:
         with ledger_faults(f"registry {script}"):
-            return await SCRIPTS.run(self._connection, script, self._keys.by_name, arguments)
+            return await SCRIPTS.run(self._connection, script, self._keys, arguments)
 
 
 class RedisHeartbeatWriter:
@@ -164,7 +166,7 @@ class RedisHeartbeatWriter:
     thread at a time."""
 
     def __init__(self, url: str, run: str, *, timeout_s: float = 2.0) -> None:
-        self._keys = _Keys(run).by_name
+        self._keys = _keys_of(run)
         self._runner = asyncio.Runner()
         self._client = connect(url, timeout_s=timeout_s, patience_s=timeout_s)
         self._connection = PipelinedConnection(self._client)
@@ -189,28 +191,9 @@ class RedisHeartbeatWriter:
         await self._client.aclose()
 
 
-class _Keys:
-    """The registry's keys of one run."""
-
-    def __init__(self, run: str) -> None:
-        self.epochs = keys.epochs(run)
-        self.endpoints = keys.endpoints(run)
-        self.heartbeats = keys.heartbeats(run)
-        self.seen = keys.seen(run)
-        self.fleet = keys.fleet(run)
-        self.weights = keys.weights(run)
-        self.run_status = keys.run_status(run)
-        self.notifications = {topic: keys.notifications(run, topic) for topic in Topic}
-        self.by_name = {
-            "epochs": self.epochs,
-            "endpoints": self.endpoints,
-            "heartbeats": self.heartbeats,
-            "seen": self.seen,
-            "fleet": self.fleet,
-            "weights": self.weights,
-            "run_status": self.run_status,
-            "endpoint_news": self.notifications[Topic.ENDPOINTS],
-            "weights_news": self.notifications[Topic.WEIGHTS],
-            "run_news": self.notifications[Topic.RUN],
-        }
-        """As the scripts' headers name them."""
+def _keys_of(run: str) -> dict[str, str]:
+    """Return the registry's keys of one run, as the scripts' headers name them."""
+    plain = (keys.epochs, keys.endpoints, keys.heartbeats, keys.seen, keys.fleet, keys.weights, keys.run_status)
+    names = ("epochs", "endpoints", "heartbeats", "seen", "fleet", "weights", "run_status")
+    news = {_NEWS[topic]: keys.notifications(run, topic) for topic in Topic}
+    return {name: key(run) for name, key in zip(names, plain, strict=True)} | news
