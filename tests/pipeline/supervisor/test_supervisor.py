@@ -251,9 +251,39 @@ def test_a_loop_that_never_turns_is_replaced_though_its_heartbeat_goes_on(tmp_pa
     assert run.until_end().exit_code == ExitCode.OK
 
 
-def test_a_worker_that_keeps_getting_stuck_ends_the_run_as_stuck(tmp_path: Path) -> None:
-    settings = ("supervisor.stuck_after_s=0.5", "supervisor.max_restarts=1")
-    outcome = Run(tmp_path, *settings, reward="still").until_end()
+class BeatingClock:
+    """The supervisor's time: it jumps once each worker has turned since the last jump, or is the
+    one whose loop stands still. So only standing still is measured, however slow the machine is.
+    """
+
+    JUMP_S = 400.0
+
+    def __init__(self) -> None:
+        self._offset_s = 0.0
+        self._before: dict[str, tuple[int, float]] = {}
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._offset_s
+
+    def watch(self, snapshot: RunSnapshot, stuck: str) -> None:
+        signs = {b.who.worker: (b.pid, b.at_s if b.who.worker == stuck else b.turns) for b in snapshot.heartbeats}
+        if len(signs) < 3 or any(beat.waiting_for is not WaitingFor.INPUT for beat in snapshot.heartbeats):
+            return
+        if all(self._before.get(name) != sign for name, sign in signs.items()):
+            self._offset_s += self.JUMP_S if self._before else 0.0
+            self._before = signs
+
+
+def test_a_worker_that_keeps_getting_stuck_ends_the_run_as_stuck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = ("silent_after_s", "start_timeout_s", "drain_timeout_s", "drain_ceiling_s")
+    settings = [f"supervisor.{name}=1000" for name in limits] + ["supervisor.stuck_after_s=600"]
+    run = Run(tmp_path, *settings, "supervisor.max_restarts=1", "supervisor.restart_window_s=100000", reward="still")
+    clock = BeatingClock()
+    monkeypatch.setattr("pipeline.supervisor.supervisor.time", clock)
+    run.react = lambda snapshot: clock.watch(snapshot, "reward-0")
+    outcome = run.until_end()
     assert outcome.exit_code == ExitCode.STUCK
     assert outcome.failure is not None
     assert "2 infrastructure failures of it" in outcome.failure.reason
