@@ -33,6 +33,7 @@ drops also end this copy: as a dead letter, for a value that is not finite, and 
 ``staleness``       the bound on staleness; ``staleness.md`` beside it is the proof
 ``version_history`` updates of a policy version, after the learner went back to a checkpoint
 ``validation``      arguments that both ledgers refuse, and the errors
+``stored``          stored bytes back to nouns, for both ledgers
 ``queues``          the ledger's queues by name
 ``admin``           an operator's side: what the next update waits for, putting work back
 ``address``, ``url``  where a run's ledger is; the password in its URL

@@ -22,14 +22,7 @@ from pipeline.process.exit_codes import ExitCode
 from pipeline.process.work import Meter, listening, piece_limit_s
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.notifications import Notifications
-from pipeline.runtime.registry.contract import (
-    MAX_NAMED_LINKS,
-    OTHER_LINKS,
-    LinkReport,
-    Registry,
-    WaitingFor,
-    link_name,
-)
+from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, LinkReport, Registry, WaitingFor, link_name
 from pipeline.runtime.worker_state import WorkerState
 from protocol.channel import LinkStats, Mailbox, Requester, Responder, Sender
 from protocol.ids import Incarnation

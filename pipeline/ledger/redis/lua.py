@@ -124,11 +124,7 @@ class Scripts:
         return made
 
     async def run(
-        self,
-        connection: PipelinedConnection,
-        name: str,
-        keys: Mapping[str, str],
-        arguments: Mapping[str, object],
+        self, connection: PipelinedConnection, name: str, keys: Mapping[str, str], arguments: Mapping[str, object]
     ) -> Any:
         """Run a script by its digest, and by its text on a server that has forgotten it."""
         script = self.script(name)
