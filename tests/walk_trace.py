@@ -1,6 +1,6 @@
 """One small DAPO run in this process, and the files of ours that run on its chunks' way.
 
-The model is real and tiny, the engine is the local one, the backend is torch, the ledger is a
+The model is real and tiny, the engine is the local one, and the backend is torch. The ledger is a
 server's, and the links are ZeroMQ's. Files are recorded from the first lease until the generator
 serves the weights that its chunks have trained.
 """

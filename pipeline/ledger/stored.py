@@ -18,6 +18,7 @@ SCORE_TYPES: Final[Mapping[Field, type[Score]]] = {
     Field.REFERENCE: ReferenceScore,
     Field.VALUE: ValueScore,
 }
+FIELDS: Final = tuple(Field)
 
 
 def read_chunk(blob: bytes) -> TrajectoryChunk:
@@ -26,13 +27,13 @@ def read_chunk(blob: bytes) -> TrajectoryChunk:
 
 
 def read_scores(blobs: Mapping[Field, bytes | None]) -> dict[Field, Score]:
-    """Return a chunk's stored scores; None stands for an absent one."""
-    return {field: from_blob(blob, SCORE_TYPES[field]) for field, blob in blobs.items() if blob is not None}
+    """Return a chunk's stored scores, in the order of ``FIELDS``; None stands for an absent one."""
+    return {field: from_blob(blob, SCORE_TYPES[field]) for field in FIELDS if (blob := blobs.get(field)) is not None}
 
 
 def read_scored(blob: bytes, scores: Mapping[Field, bytes | None]) -> ScoredChunk:
-    """Return a stored chunk with its scores, in the order of ``Field``."""
-    return ScoredChunk(read_chunk(blob), read_scores({field: scores.get(field) for field in Field}))
+    """Return a stored chunk with its scores."""
+    return ScoredChunk(read_chunk(blob), read_scores(scores))
 
 
 def read_finished(final: bytes, reward: bytes, values: Iterable[bytes]) -> FinishedTrajectory:

@@ -3,10 +3,9 @@
 libzmq raises no error for an unreachable peer, such as a name of another machine or a firewall: it
 tries for ever. A link that never connects looks like a full mailbox. So does a link with a pulled
 cable: its connection stays open for a quarter of an hour. Only the kernel knows of the missing
-acknowledgements. The peer's kernel acknowledges all data, probes of a full mailbox, and keep-alives,
-even if its process is busy or frozen. ``TCP_USER_TIMEOUT``, a limit of unacknowledged time, would
-also cut off full mailboxes: https://www.rfc-editor.org/rfc/rfc5482.
-"""
+acknowledgements. A peer's kernel acknowledges all data, probes of a full mailbox, and keep-alives,
+even if its process is busy or frozen. ``TCP_USER_TIMEOUT`` would also cut off full mailboxes:
+https://www.rfc-editor.org/rfc/rfc5482."""
 
 from __future__ import annotations
 

@@ -59,8 +59,10 @@ _REFUSALS = {
 
 
 class Backoff:
-    """The pause before the next request to the ledger, which delays its answer. It doubles after each
-    refusal; a notification resets it. A waiting fleet would pay each request many times."""
+    """The pause before the next request to the ledger, which delays its answer.
+
+    It doubles after each refusal; a notification resets it. A waiting fleet would pay each request
+    many times."""
 
     def __init__(self, *, least_s: float, most_s: float) -> None:
         self._least_s, self._most_s = least_s, most_s
@@ -84,9 +86,10 @@ class Backoff:
 
 
 class Neighbours:
-    """The other generators of the run, as their heartbeats show them. While one of them reaches
-    scorers that are out of reach here, work is better left to it: a chunk that reaches no scorer is
-    scored only when it is overdue."""
+    """The other generators of the run, as their heartbeats show them.
+
+    While one of them reaches scorers that are out of reach here, work is better left to it. A chunk
+    that reaches no scorer is scored only when it is overdue."""
 
     def __init__(self, ctx: ActorContext) -> None:
         self._ctx = ctx

@@ -25,7 +25,7 @@ from pipeline.ledger.redis.request_ids import Requests
 from pipeline.ledger.redis.scripts import SCRIPTS
 from pipeline.ledger.redis.views import audit_from, queues_from, totals_from
 from pipeline.ledger.staleness import check_spec, surplus
-from pipeline.ledger.stored import read_chunk, read_finished, read_scored
+from pipeline.ledger.stored import FIELDS, read_chunk, read_finished, read_scored
 from pipeline.ledger.types import (
     Audit,
     ChunkWrite,
@@ -367,11 +367,11 @@ class RedisLedger:
             return await self._connection.ask_all(commands)
 
     async def _read_chunks(self, claim: Claim, names: list[str]) -> list[ScoredChunk]:
-        wanted = [("HMGET", keys.chunk(self._run, name), "blob", *Field) for name in names]
+        wanted = [("HMGET", keys.chunk(self._run, name), "blob", *FIELDS) for name in names]
         rows = await self._pipelined("fetch", wanted)
         if any(row[0] is None for row in rows):
             raise claim_gone(claim)
-        return [read_scored(blob, dict(zip(Field, scores, strict=True))) for blob, *scores in rows]
+        return [read_scored(blob, dict(zip(FIELDS, scores, strict=True))) for blob, *scores in rows]
 
 
 def _settings(spec: LedgerSpec, texts: Mapping[str, str], credit: int) -> bytes:

@@ -171,7 +171,8 @@ class Fleet:
     async def deliver(self, worker: Value, chunks: Sequence[TrajectoryChunk]) -> None:
         address = (await self.registry.endpoints(Role.VALUE))[worker.ctx.who.worker][0]
         sender = zmq_transport(str(GENERATOR), high_water_mark=64).sender(address)
-        inbox = worker._mailbox = Inbox(worker._mailbox)
+        inbox = Inbox(worker._mailbox)
+        cast("Any", worker)._mailbox = inbox
         for chunk in chunks:
             assert await sender.send(chunk, timeout_s=5.0)
             inbox.arrived.append(await inbox.mailbox.receive(timeout_s=5.0))
