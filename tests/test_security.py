@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis.asyncio
+import redis.exceptions
 
 from pipeline.config.load import load_config, read_resolved, to_toml, write_resolved
 from pipeline.data.tokenizer import load_text_tokenizer

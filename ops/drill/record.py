@@ -78,7 +78,7 @@ def _checkpoints(folder: Path) -> Iterator[Event]:
         yield Checkpointed(path.name, checkpoint.version, int(state["num_updates"]), tuple(state["claims"]))
 
 
-def crashes(logs: Path) -> Iterator[Event]:
+def crashes(logs: Path) -> Iterator[Crashed]:
     """Find workers that ended by an error that they had no word for."""
     for path in sorted(logs.glob("*.jsonl")):
         for line in path.read_text(errors="replace").splitlines():

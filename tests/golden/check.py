@@ -137,7 +137,9 @@ def _adapter(family: str) -> Adapter | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the files named on the command line; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.golden.check", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.golden.check", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="vector files, one family each")
     options = parser.parse_args(arguments)
     is_clean = True

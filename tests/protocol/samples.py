@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import numpy as np
 from hypothesis import strategies as st
 
@@ -45,6 +46,13 @@ def chunk(num_tokens: int = 100, *, member: int = 3, **changes: Any) -> Trajecto
 
 def request(offset: int = 0) -> WeightsRequest:
     return WeightsRequest(version=4, offset=offset, max_bytes=1 << 20)
+
+
+def packed(obj: object) -> bytes:
+    """Return ``msgpack.packb``'s bytes; the library declares no result."""
+    data = msgpack.packb(obj)
+    assert isinstance(data, bytes)
+    return data
 
 
 def samples() -> dict[str, Storable]:

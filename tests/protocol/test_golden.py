@@ -16,7 +16,7 @@ import pytest
 from protocol.codec import Storable, decode, encode, from_blob, to_blob
 from protocol.messages import Message
 from protocol.trajectory import Score
-from tests.protocol.samples import same, samples
+from tests.protocol.samples import packed, same, samples
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -26,7 +26,7 @@ def golden_bytes(obj: Storable) -> bytes:
     if not isinstance(obj, get_args(Message)):
         return to_blob(obj)
     frames = encode(obj, sender="generator-0", sequence=41, sent_s=1750000001.5)  # type: ignore[arg-type]
-    return msgpack.packb([*frames, to_blob(obj)])
+    return packed([*frames, to_blob(obj)])
 
 
 @pytest.mark.parametrize("name", samples())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tracemalloc
 
-import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from protocol.codec import encode, to_blob
 from protocol.peek import peek, render
-from tests.protocol.samples import chunk, samples
+from tests.protocol.samples import chunk, packed, samples
 
 
 def test_a_chunk_is_shown_with_its_arrays_described() -> None:
@@ -33,7 +32,7 @@ def test_every_blob_is_legible(name: str) -> None:
 
 def test_an_unknown_version_and_type_is_still_legible() -> None:
     body = {"dream:<f4": b"\0\0\x80\x3f\0\0\0\x40", "mood:blue": b"\x07", "7": 1}
-    frames = [msgpack.packb({"version": 99, "type": "dream", "mood": "calm"}), msgpack.packb(body), b"a third frame"]
+    frames = [packed({"version": 99, "type": "dream", "mood": "calm"}), packed(body), b"a third frame"]
     shown = peek(frames)
     assert shown["envelope"]["mood"] == "calm"
     assert shown["body"]["dream:<f4"]["first"] == [1.0, 2.0]
@@ -49,9 +48,9 @@ def test_a_changed_message_is_shown_as_changed() -> None:
 def test_every_common_dtype_is_shown_and_a_part_of_an_element_is_named(dtype: str) -> None:
     size = np.dtype(dtype).itemsize
     key = f"a:{dtype}"
-    assert peek([msgpack.packb({key: b"\0" * 2 * size})])["body"][key] == {"dtype": dtype, "size": 2, "first": [0, 0]}
+    assert peek([packed({key: b"\0" * 2 * size})])["body"][key] == {"dtype": dtype, "size": 2, "first": [0, 0]}
     if size > 1:
-        assert peek([msgpack.packb({key: b"\0" * (size + 1)})])["body"][key]["bytes_left_over"] == 1
+        assert peek([packed({key: b"\0" * (size + 1)})])["body"][key]["bytes_left_over"] == 1
 
 
 @given(st.lists(st.binary(max_size=200), max_size=4))
@@ -72,7 +71,7 @@ def test_a_message_that_would_grow_a_hundredfold_is_not_unpacked() -> None:
 
 
 def test_what_is_shown_moves_no_cursor() -> None:
-    shown = render([msgpack.packb({"a\x9b": "\x1b[2J\u202e"})])
+    shown = render([packed({"a\x9b": "\x1b[2J\u202e"})])
     assert not set(shown) & set("\x1b\x9b\u202e")
     assert json.loads(shown)["body"] == {"a\x9b": "\x1b[2J\u202e"}
 
@@ -92,6 +91,6 @@ def test_peek_takes_little_memory_whatever_the_bytes() -> None:
 
 
 def test_a_long_text_is_cut_and_its_length_told() -> None:
-    shown = peek([msgpack.packb({"head": "h" * 200_000, "body": {"text": "t" * 200_000}})])
+    shown = peek([packed({"head": "h" * 200_000, "body": {"text": "t" * 200_000}})])
     assert shown["body"]["text"] == "t" * 100_000 + "... (200000 characters)"
     assert len(shown["envelope"]["head"]) < 101_000

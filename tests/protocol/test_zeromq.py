@@ -76,9 +76,9 @@ async def test_a_sender_talks_to_nobody_but_the_owner_of_the_server_key(server: 
 
 async def test_a_refused_connection_is_logged_once_and_counted_each_time(server: ZmqTransport, tmp_path: Path) -> None:
     responder = server.responder(ANY_PORT)
+    stranger_keys = CurveKeys.load_or_create(tmp_path / "stranger")
     with structlog.testing.capture_logs() as logs:
         for number in range(3):
-            stranger_keys = CurveKeys.load_or_create(tmp_path / "stranger")
             with closing(transport("stranger", stranger_keys)) as stranger, pytest.raises(DeadlineExceeded):
                 asking = stranger.requester(responder.endpoint, server_key=server.public_key)
                 await asking.request(request(), timeout_s=0.3)

@@ -38,7 +38,7 @@ def probed(model: PreTrainedModel, path: Path) -> PublishedWeights:
 
 def engine_for(cores: CorePool, model: PreTrainedModel, **options: Any) -> VllmEngine:
     """Make an engine of four slots; nothing but a limit ends a response."""
-    settings = {"num_slots": 4, "vocabulary": VOCABULARY, "positions": POSITIONS}
+    settings: dict[str, Any] = {"num_slots": 4, "vocabulary": VOCABULARY, "positions": POSITIONS}
     return VllmEngine(cores.take(model), model_state(model.config), **(settings | options))
 
 

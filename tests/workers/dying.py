@@ -29,7 +29,7 @@ from pipeline.config.running import CheckpointSection, ReplaySection, RunSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import LedgerSpec
-from pipeline.observability.history import Row, UpdateRow, read_history
+from pipeline.observability.history import EvaluationRow, UpdateRow, ValueRow, read_history
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
@@ -271,9 +271,9 @@ class World:
             restore()
             if context is not None:
                 context.close()
-            if hasattr(learner, "_folder"):
+            if learner is not None and hasattr(learner, "_folder"):
                 learner._folder.close()
-            if hasattr(learner, "_history"):
+            if learner is not None and hasattr(learner, "_history"):
                 learner._history.close()
 
     async def live_until_done(self, reaper: Reaper) -> list[str]:
@@ -286,8 +286,13 @@ class World:
         assert newest is not None
         return json.loads((newest.path / "weights.json").read_text())
 
-    def history(self) -> list[Row]:
-        return list(read_history(self.folder / "history.jsonl"))
+    def history(self) -> list[UpdateRow | EvaluationRow]:
+        """Return the rows that a learner writes; one of a value worker is a failure."""
+        rows: list[UpdateRow | EvaluationRow] = []
+        for row in read_history(self.folder / "history.jsonl"):
+            assert not isinstance(row, ValueRow)
+            rows.append(row)
+        return rows
 
     def rows(self) -> list[UpdateRow]:
         return [row for row in self.history() if isinstance(row, UpdateRow)]

@@ -225,6 +225,18 @@ class RecordingTraining:
         head = json.dumps([str(len(self.steps))]).encode()
         return Publication(head, len(head), iter(()))
 
+    def digests(self) -> dict[str, bytes]:
+        return {"weights": str(len(self.steps)).encode()}
+
+    def environment(self) -> dict[str, str]:
+        return {"device": "none"}
+
+    def random_state(self) -> dict[str, bytes]:
+        return {}
+
+    def restore_random_state(self, states: Mapping[str, bytes]) -> None:
+        assert not states, "it draws nothing"
+
     def snapshot(self) -> Callable[[Path], None]:
         text = json.dumps(len(self.steps))
 

@@ -105,6 +105,7 @@ async def dynamic_sampling(open_ledger: Open, inputs: Case) -> dict[str, Any]:
     uids: list[int] = []
     kept: list[int] = []
     batch: list[int] = []
+    number = 0
     for number, groups in enumerate(batches, start=1):
         for uid, accuracies in groups:
             before = (await ledger.totals()).num_ready_units

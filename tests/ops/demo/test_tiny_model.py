@@ -83,7 +83,9 @@ def test_greedy_accuracy_leaves_room_and_samples_carry_signal(model, tokenizer):
 def test_the_card_states_the_measured_accuracy_and_the_command(model, tokenizer):
     card = (FOLDER / "README.md").read_text()
     assert "python -m ops.demo.make_tiny_model --out ops/demo/tiny_model --seed" in card
-    stated = float(re.search(r"greedy accuracy \| ([\d.]+)%", card)[1]) / 100
+    found = re.search(r"greedy accuracy \| ([\d.]+)%", card)
+    assert found is not None
+    stated = float(found[1]) / 100
     problems = list(generate(Split.HELD_OUT, 512, seed=0))
     texts = respond(model, tokenizer, [problem.prompt for problem in problems])
     measured = sum(is_right(*pair) for pair in zip(problems, texts, strict=True)) / len(problems)

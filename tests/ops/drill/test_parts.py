@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import redis
+import redis.asyncio
 import zmq
 
 from ops.drill.append_only import read_transactions
@@ -48,6 +48,7 @@ from ops.drill.truth import TRUTHS, Struck, ask_until_named
 from ops.drill.verifier import judge
 from ops.drill.witness import Witness, servers_of
 from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.ledger.types import Claim
 from pipeline.rewards.verifier import Response
 from pipeline.runtime.registry.contract import RunState, RunStatus, WeightsAnnouncement
 from pipeline.runtime.registry.redis import RedisRegistry
@@ -222,7 +223,8 @@ def test_a_file_that_the_server_has_rewritten_is_refused(tmp_path: Path) -> None
 
 
 async def test_what_a_ledger_does_is_read_from_its_servers_file(redis_client: redis.asyncio.Redis) -> None:
-    folder = Path((await redis_client.config_get("dir"))["dir"])
+    folder = (await redis_client.config_get("dir"))["dir"]
+    assert folder is not None
     run = f"read-{os.getpid()}"
     ledger, registry = RedisLedger(redis_client, run), RedisRegistry(redis_client, run)
     await ledger.open(make_spec(run=run, group_size=1, units_per_update=1))
@@ -237,9 +239,10 @@ async def test_what_a_ledger_does_is_read_from_its_servers_file(redis_client: re
     await ledger.write_chunk(generator, chunk)
     await ledger.write_score(generator, chunk.id, reward())
     claim = await ledger.claim(learner, policy_version=0)
+    assert isinstance(claim, Claim)
     await ledger.settle(learner, (claim.claim_id,))
     await registry.set_run_status(RunStatus(RunState.FINISHED, "1 updates done"))
-    events = list(LedgerHistory(run, truth=lambda c: c.num_tokens > 0).read(read_transactions(folder)))
+    events = list(LedgerHistory(run, truth=lambda c: c.num_tokens > 0).read(read_transactions(Path(folder))))
     kinds = [event for event in events if not isinstance(event, Tally)]
     assert Epoch("generator-0", 1) in kinds and Published(3) in kinds and Admitted(0) in kinds
     assert Held("t.0.0", "generator-0#1") in kinds and Status("finished", "1 updates done") in kinds

@@ -56,9 +56,10 @@ def test_tokens_off_the_mask_have_no_part_in_their_rows_ratio() -> None:
 def test_the_mean_weight_is_over_tokens_or_over_the_rows_that_share_one(level: str, mean: float) -> None:
     objective = Objective(importance_cap=2.0, importance_level=ImportanceLevel(level))
     assert mean_weight(objective, *PLACE) == pytest.approx(mean, rel=1e-12)
-    more = (torch.cat([x, x.new_full((1,), -9.0)]) for x in (OLD, BEHAVIOR))
+    old, behavior = (torch.cat([x, x.new_full((1,), -9.0)]) for x in (OLD, BEHAVIOR))
     off = torch.tensor([True] * 4 + [False])
-    assert mean_weight(objective, *more, off, torch.tensor([0, 0, 1, 1, 2]), 3) == pytest.approx(mean, rel=1e-12)
+    rows = torch.tensor([0, 0, 1, 1, 2])
+    assert mean_weight(objective, old, behavior, off, rows, 3) == pytest.approx(mean, rel=1e-12)
 
 
 def test_a_mean_weight_of_zero_divides_nothing() -> None:

@@ -43,7 +43,7 @@ def trajectory(
     before: list[int] = []
     for index, tokens in enumerate(windows):
         is_last = index == len(windows) - 1
-        logprobs = -np.asarray(tokens, dtype=np.float32) / 10
+        logprobs = -np.asarray(tokens, dtype=np.float32) / np.float32(10)
         scores: dict[Field, Score] = {}
         if with_reference:
             scores[Field.REFERENCE] = ReferenceScore(logprobs=logprobs - np.float32(0.5))

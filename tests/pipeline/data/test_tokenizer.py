@@ -41,6 +41,7 @@ for text in ("", "plain", "caf\\u00e9 \\U0001f600 , don 't ."):
 def test_special_tokens_are_added_to_plain_text_once_and_left_out_of_decoded_text(model_folder: Path) -> None:
     tokenizer = load_text_tokenizer(model_folder)
     first = tokenizer.token_id("<s>")
+    assert first is not None
     assert tokenizer.encode("abcdefgh")[0] == first
     assert len(tokenizer.encode("abcdefgh")) == 9
     text, tokens = tokenizer.render_chat(MESSAGES)

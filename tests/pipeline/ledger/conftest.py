@@ -23,7 +23,7 @@ class Bench:
     client: redis.asyncio.Redis
     now: float = 1000.0
     epochs: dict[str, int] = field(default_factory=dict)
-    ledger: Ledger = None
+    ledger: Ledger | None = None
 
     async def open(self, spec: LedgerSpec) -> Ledger:
         if self.ledger is None:

@@ -199,8 +199,7 @@ async def test_a_dead_letter_never_trains_the_critic(bench, unit):
     [one] = await leased(ledger, 1)
     chunk = await write(ledger, one, 0, final=False)
     await ledger.write_score(VALUE, chunk, value())
-    if unit is Unit.CHUNK:
-        kept = await depth(ledger, "bytes")
+    kept = await depth(ledger, "bytes")
     last = await write(ledger, one, 1)
     await ledger.write_score(VALUE, last, value())
     for _ in range(2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import redis.exceptions
@@ -68,6 +69,7 @@ async def test_a_full_server_refuses_new_work_whole_and_lets_through_what_makes_
         for score in (reward(), reference()):
             assert await ledger.write_score(SCORER, chunk.id, score) is WriteStatus.STORED
     claim = await ledger.claim(LEARNER, policy_version=0)
+    assert isinstance(claim, Claim)
     assert len(await ledger.fetch(claim)) == 2
     assert await ledger.settle(LEARNER, (claim.claim_id,)) == 1
     await ledger.advance(LEARNER, 1)
@@ -113,7 +115,9 @@ async def test_a_lease_or_claim_whose_reply_was_lost_is_given_again_not_anew(red
         await ledger.write_chunk(GENERATOR, chunk)
         await ledger.write_score(SCORER, chunk.id, reward())
     lost_claim = await losing_the_reply(ledger, "claim", ledger.claim(LEARNER, policy_version=0))
-    assert (await ledger.claim(LEARNER, policy_version=0)).units == lost_claim
+    claim = await ledger.claim(LEARNER, policy_version=0)
+    assert isinstance(claim, Claim)
+    assert claim.units == lost_claim
 
 
 async def test_a_value_batch_whose_reply_was_lost_is_given_again_also_by_a_full_server(redis_client, full):
@@ -128,6 +132,7 @@ async def test_a_value_batch_whose_reply_was_lost_is_given_again_also_by_a_full_
     await fill()
     lost = await losing_the_reply(ledger, "claim_finished", ledger.claim_finished(SCORER, num_trajectories=2))
     again = await ledger.claim_finished(SCORER, num_trajectories=2)
+    assert not isinstance(again, int)
     assert [str(trajectory.chunk.trajectory) for trajectory in again.trajectories] == lost == ["t.0.0", "t.0.1"]
     assert await ledger.settle_finished(SCORER, (again.claim_id,)) == 1
     assert await ledger.claim_finished(SCORER, num_trajectories=2) == 1
@@ -172,7 +177,8 @@ async def test_callers_at_once_never_get_the_same_trajectory_or_unit(redis_serve
             group.create_task(ledger.claim(name, policy_version=0))
             for ledger, name in zip(replays, learners, strict=True)
         ]
-    units = [unit for task in claims if isinstance(task.result(), Claim) for unit in task.result().units]
+    answers = [task.result() for task in claims]
+    units = [unit for claim in answers if isinstance(claim, Claim) for unit in claim.units]
     assert sorted(units, key=int) == [str(number) for number in range(16)]
     await client.aclose()
 
@@ -201,6 +207,7 @@ async def test_a_reader_that_never_opened_the_ledger_fetches_or_gets_an_error(re
         await writer.write_chunk(GENERATOR, chunk)
         await writer.write_score(SCORER, chunk.id, reward())
     claim = await writer.claim(LEARNER, policy_version=0)
+    assert isinstance(claim, Claim)
     assert [unit.name for unit in await reader.fetch(claim)] == ["0"]
 
 
@@ -295,7 +302,8 @@ async def test_the_rest_of_a_command_is_never_sent_on_a_new_connection(connectio
 
 async def test_an_argument_that_cannot_be_sent_is_refused_before_anything_is(redis_server, redis_client):
     client = connect(redis_server)
+    unsendable: Any = object()
     with pytest.raises(redis.exceptions.DataError):
-        await client.set("key", object())
+        await client.set("key", unsendable)
     assert await client.exists("key") == 0
     await client.aclose()

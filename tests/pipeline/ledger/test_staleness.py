@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -95,9 +96,11 @@ def test_a_choice_has_the_right_size_in_order_of_admission_and_nothing_twice(eta
 
 
 def test_a_specification_that_could_hang_is_refused():
-    for changes in ({"group_size": 0}, {"eta": -1}, {"oversampling": 0.5}, {"lease_s": 0.0}, {"max_attempts": 0}):
+    faults = {"group_size": 0, "eta": -1, "oversampling": 0.5, "lease_s": 0.0, "max_attempts": 0}
+    for name, wrong in faults.items():
+        change: dict[str, Any] = {name: wrong}
         with pytest.raises(ConfigError):
-            check_spec(make_spec(**changes))
+            check_spec(make_spec(**change))
     with pytest.raises(ConfigError, match="at least 2 members"):
         check_spec(make_spec(group_size=1, signal_filter=True))
 

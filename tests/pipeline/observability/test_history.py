@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from pipeline.observability.history import History, HistoryTail, read_history
+from pipeline.observability.history import History, HistoryTail, Row, UpdateRow, read_history
 from protocol.errors import DataError
 from tests.pipeline.observability.rows import evaluation_row, update_row
 
 
-def _written(path: Path, *rows: object) -> Path:
+def _written(path: Path, *rows: Row) -> Path:
     history = History(path)
     for row in rows:
         history.append(row)
     history.sync()
     history.close()
     return path
+
+
+def _updates(rows: Iterable[Row]) -> list[UpdateRow]:
+    """Return rows that are all of updates, as such."""
+    updates: list[UpdateRow] = []
+    for row in rows:
+        assert isinstance(row, UpdateRow)
+        updates.append(row)
+    return updates
 
 
 def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
@@ -35,7 +45,8 @@ def test_resuming_drops_the_rows_after_the_checkpoint(tmp_path: Path) -> None:
     history = History.resume(path, last_version=3)
     history.append(update_row(4, accuracy=0.9))
     history.close()
-    assert [(row.update, row.accuracy) for row in read_history(path)] == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.9)]
+    rows = _updates(read_history(path))
+    assert [(row.update, row.accuracy) for row in rows] == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.9)]
 
 
 @pytest.mark.parametrize("cut", [1, 40, -2])
@@ -62,7 +73,7 @@ def test_rows_and_fields_of_a_later_version_are_passed_over(tmp_path: Path) -> N
     path = _written(tmp_path / "h.jsonl", update_row(1))
     later = json.loads(path.read_text()) | {"flux": 3.0, "update": 2}
     path.write_text(path.read_text() + json.dumps(later) + "\n" + json.dumps({"kind": "tide"}) + "\n")
-    assert [row.update for row in read_history(path)] == [1, 2]
+    assert [row.update for row in _updates(read_history(path))] == [1, 2]
 
 
 def test_a_view_reads_only_what_is_new_and_begins_anew_when_the_file_was_replaced(tmp_path: Path) -> None:
@@ -77,4 +88,4 @@ def test_a_view_reads_only_what_is_new_and_begins_anew_when_the_file_was_replace
     assert tail.read() == [update_row(1)]
     History.resume(path, last_version=0).close()
     _written(path, update_row(1, accuracy=0.9))
-    assert [row.accuracy for row in tail.read()] == [0.9]
+    assert [row.accuracy for row in _updates(tail.read())] == [0.9]

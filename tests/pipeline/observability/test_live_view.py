@@ -158,7 +158,8 @@ def test_tables_are_readable_on_a_narrow_terminal() -> None:
     text = _text(queue_table([link, memory]), 80)
     assert "generator-0>reference-0" in text
     assert "716.8 MB" in text
-    audit = Audit(*(Balance(10, 5, {"no_signal": 2, "stale": 1}, {"ready": 1}) for _ in range(3)))
+    balance = Balance(10, 5, {"no_signal": 2, "stale": 1}, {"ready": 1})
+    audit = Audit(groups=balance, trajectories=balance, tokens=balance)
     text = _text(audit_table(audit), 60)
     assert max(map(len, text.splitlines())) <= 60
     assert "– dropped: no_signal" in text

@@ -7,9 +7,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from pipeline.preflight.checks import preflight
@@ -27,8 +29,9 @@ SMALL = {
 }
 
 
-def small(kind: str, **more: object):
-    return CONFIG_MAPPING[kind](num_hidden_layers=2, **SMALL, **more)
+def small(kind: str, **more: Any) -> PretrainedConfig:
+    settings: dict[str, Any] = {"num_hidden_layers": 2, **SMALL, **more}
+    return CONFIG_MAPPING[kind](**settings)
 
 
 @pytest.mark.parametrize("what", ["slots", "packed", "value"])

@@ -1,3 +1,4 @@
-import nothing_of_this_name  # noqa: F401
+# the import fails: the tests need such a file
+import nothing_of_this_name  # noqa: F401  # pyright: ignore[reportMissingImports]
 
 judge = len

@@ -84,6 +84,7 @@ def test_a_life_only_goes_forward(events: list[tuple[str, float]]):
             assert life.deadline_s == before.deadline_s
         if life.is_draining:
             deadline = deadline or life.deadline_s
+            assert deadline is not None
             assert life.is_overdue(deadline)
             assert life.reason
         assert life.is_immediate == (life.num_signals >= 2 and life.phase is not LifecyclePhase.STOPPED)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 import redis.asyncio
+import redis.exceptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

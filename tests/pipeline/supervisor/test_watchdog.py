@@ -277,7 +277,7 @@ def test_a_worker_within_its_limits_is_never_replaced_and_one_that_stands_still_
             beat = _beat(now, progress=progress, waiting=waiting, turns=progress, held=held)
             assert dog.look([beat], PIDS, now, {Role.REWARD: 1000.0}) == {}
     last = PATIENCE.limit_s(waits[-1])
-    begun = now
+    begun, dead = now, {}
     while now <= begun + last + 4.0:
         now += 4.0
         dead = dog.look([_beat(now, progress=progress, waiting=waits[-1], turns=progress)], PIDS, now)

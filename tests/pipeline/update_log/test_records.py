@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -57,8 +58,8 @@ def test_everything_but_texts_comes_back(seed: int, window: int, longest: int, m
 def test_the_same_samples_are_made_of_what_comes_back(name: str, make: Make) -> None:
     config = RunConfig.model_validate(
         {
-            "model": ModelSection(path="m"),
-            "data": DataSection(train=("d",)),
+            "model": ModelSection(path=Path("m")),
+            "data": DataSection(train=(Path("d"),)),
             "algorithm": {"name": name, "group_size": 4},
         }
     )

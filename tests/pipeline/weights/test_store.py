@@ -106,7 +106,7 @@ def test_a_request_for_a_version_or_range_not_held_gets_an_empty_part(store: Wei
         assert part.data.size == 0
         assert part.total_bytes == 0
     with pytest.raises(UnknownMessage, match="answers WeightsRequest only"):
-        store.answer(WeightsPart(version=1, offset=0, total_bytes=0, data=part.data))
+        store.answer(WeightsPart(version=1, offset=0, total_bytes=0, data=np.zeros(0, np.uint8)))
 
 
 def test_no_request_gets_a_larger_part_than_the_store_was_allowed(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pipeline.weights.store import StoredWeights, WeightsStore, fetched_folder
 from pipeline.weights.wire import Base, FetchCounts, FetchFolder, WireFetch
 from protocol.channel import Requester
 from protocol.errors import WeightsDamaged, WeightsRejected
-from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
+from protocol.messages import BASE_VERSION, Message, WeightsPart
 from protocol.zeromq import CurveKeys, ZmqTransport
 from tests.pipeline.weights.versions import numbers, published, stepped
 
@@ -96,7 +96,7 @@ class Between:
         self._change = change
         self.num_requests = 0
 
-    async def request(self, message: WeightsRequest, *, timeout_s: float) -> Message:
+    async def request(self, message: Message, *, timeout_s: float) -> Message:
         answer = await self._requester.request(message, timeout_s=timeout_s)
         self.num_requests += 1
         assert isinstance(answer, WeightsPart)

@@ -100,7 +100,7 @@ class ModelContract(GenerationContract):
     def test_every_architecture_is_served_tied_or_not(self, architecture: str) -> None:
         for tied in (True, False):
             # Qwen2's head is its share of the hidden size
-            changes = {"tie_word_embeddings": tied, "hidden_size": 128}
+            changes: dict[str, Any] = {"tie_word_embeddings": tied, "hidden_size": 128}
             policy = tiny_model(architecture, seed=5, **changes).eval()
             engine = self.make_engine(tiny_model(architecture, **changes), num_slots=4)
             engine.load_weights(published(policy), 3)
@@ -112,7 +112,7 @@ class ModelContract(GenerationContract):
                 check_logprobs(policy, each, windows[each.trajectory])
 
     def test_a_sliding_window_is_respected_in_prefill_and_decode(self) -> None:
-        changes = {"use_sliding_window": True, "sliding_window": 7} | self.sliding
+        changes: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 7} | self.sliding
         policy = tiny_model("qwen2", seed=6, **changes).eval()
         engine = self.make_engine(tiny_model("qwen2", **changes), num_slots=4)
         engine.load_weights(published(policy), 0)

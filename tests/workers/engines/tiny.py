@@ -34,7 +34,7 @@ def tiny_model(
     tokens matter.
     """
     make_config, make_model = ARCHITECTURES[architecture]
-    settings = {
+    settings: dict[str, Any] = {
         "hidden_size": 64,
         "intermediate_size": 96,
         "num_hidden_layers": 2,
@@ -50,7 +50,10 @@ def tiny_model(
         "eos_token_id": 1,
     }
     torch.manual_seed(seed)
-    return make_model(make_config(**(settings | changes))).to(dtype)
+    model = make_model(make_config(**(settings | changes)))
+    # in place; transformers' own method loses the type
+    torch.nn.Module.to(model, dtype)
+    return model
 
 
 def ragged(rng: np.random.Generator, num: int, longest: int = 90) -> list[tuple[np.ndarray, int]]:

@@ -25,7 +25,7 @@ TEMPLATE = (
 def tiny_reward_model(architecture: str = "qwen3", *, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """Make a sequence classifier whose scores differ by several units from text to text."""
     torch.manual_seed(seed)
-    shared = {
+    shared: dict[str, Any] = {
         "vocab_size": NUM_TOKENS,
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -36,9 +36,10 @@ def tiny_reward_model(architecture: str = "qwen3", *, seed: int = 0, **changes: 
         "num_labels": 1,
     }
     if architecture == "bert":
-        return BertForSequenceClassification(BertConfig(**(shared | {"pad_token_id": 0} | changes))).eval()
-    shared |= {"num_key_value_heads": 1, "head_dim": 16, "pad_token_id": None, "bos_token_id": None}
-    return Qwen3ForSequenceClassification(Qwen3Config(**(shared | changes))).eval()
+        shared |= {"pad_token_id": 0, **changes}
+        return BertForSequenceClassification(BertConfig(**shared)).eval()
+    shared |= {"num_key_value_heads": 1, "head_dim": 16, "pad_token_id": None, "bos_token_id": None, **changes}
+    return Qwen3ForSequenceClassification(Qwen3Config(**shared)).eval()
 
 
 def write_reward_model(folder: Path, model: PreTrainedModel | None = None, template: str | None = None) -> Path:

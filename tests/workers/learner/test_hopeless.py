@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ class Run:
         self.ledger = MemoryLedger(lambda _: 1, lambda: self.now)
         self.hopeless = HopelessData(max_groups)
 
-    async def open(self, **settings: object) -> Run:
+    async def open(self, **settings: Any) -> Run:
         await self.ledger.open(make_spec(signal_filter=True, oversampling=4.0, **settings))
         return self
 

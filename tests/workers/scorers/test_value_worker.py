@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
-from protocol.channel import Delivery
+from protocol.channel import Delivery, LinkStats, Mailbox
 from protocol.errors import Diverged, EngineError
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, RewardScore, TrajectoryChunk
@@ -90,15 +90,22 @@ class ScriptedEngine:
 class Inbox:
     """A mailbox with messages that have come over the wire: they are there at once."""
 
-    def __init__(self, mailbox: Any) -> None:
+    def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
         self.arrived: deque[Delivery | None] = deque()
+
+    @property
+    def endpoint(self) -> str:
+        return self.mailbox.endpoint
 
     async def receive(self, *, timeout_s: float) -> Delivery | None:
         return self.arrived.popleft() if self.arrived else await self.mailbox.receive(timeout_s=timeout_s)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.mailbox, name)
+    def stats(self) -> list[LinkStats]:
+        return self.mailbox.stats()
+
+    def close(self) -> None:
+        self.mailbox.close()
 
 
 class Fleet:
@@ -171,8 +178,7 @@ class Fleet:
     async def deliver(self, worker: Value, chunks: Sequence[TrajectoryChunk]) -> None:
         address = (await self.registry.endpoints(Role.VALUE))[worker.ctx.who.worker][0]
         sender = zmq_transport(str(GENERATOR), high_water_mark=64).sender(address)
-        inbox = Inbox(worker._mailbox)
-        cast("Any", worker)._mailbox = inbox
+        inbox = worker._mailbox = Inbox(worker._mailbox)
         for chunk in chunks:
             assert await sender.send(chunk, timeout_s=5.0)
             inbox.arrived.append(await inbox.mailbox.receive(timeout_s=5.0))

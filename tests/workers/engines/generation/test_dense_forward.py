@@ -49,7 +49,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
-DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
+DYNAMIC: dict[str, Any] = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
 LENGTHS = (1, 2, 9, 33, 70)
 NUM_STEPS = 4
 
@@ -110,7 +110,7 @@ def test_logits_are_those_of_transformers(part: str, tied: bool) -> None:
 
 @pytest.mark.parametrize("part", ["llama with biases", "qwen2", "qwen3", "qwen2 with a window"])
 def test_in_bfloat16_they_are_as_near_the_truth_as_those_of_transformers(part: str) -> None:
-    model = make(part).to(torch.bfloat16)
+    model = make(part).bfloat16()
     truth = truth_of(copy.deepcopy(model).float())
     theirs = truth_of(model)
     ours = sampled_from(SlotForward(model, len(LENGTHS)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
@@ -16,6 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from pipeline.config.learning import DataSection, ModelSection
+from pipeline.config.running import GenerationSection
+from pipeline.config.schema import RunConfig
 from protocol.errors import ConfigError, DataError, EngineError
 from protocol.ids import TrajectoryId
 from tests.workers.engines.generation_contract import drain, request
@@ -23,7 +25,7 @@ from tests.workers.engines.model_contract import ModelContract, published
 from tests.workers.engines.tiny import VOCABULARY, tiny_model
 from workers.engines.build import build_engine
 from workers.engines.generation.local import dense
-from workers.engines.generation.local.cache import SlotCache
+from workers.engines.generation.local.cache import SlotCache, SlotLayer
 from workers.engines.generation.local.engine import LocalEngine
 from workers.engines.generation.local.slots import SlotTable
 from workers.engines.generation.seam import GenerationEngine
@@ -127,6 +129,7 @@ def test_rows_hold_their_own_trajectory_in_any_order_of_admissions_ends_and_retu
     cache = SlotCache(1, num_slots)
     table = SlotTable(num_slots, cache)
     layer = cache.layers[0]
+    assert isinstance(layer, SlotLayer)
     contexts = {n: np.full(1 + n % 5, n + 2, np.int32) for n in range(10)}
 
     def check() -> None:
@@ -139,6 +142,7 @@ def test_rows_hold_their_own_trajectory_in_any_order_of_admissions_ends_and_retu
             assert occupant.row == row
             assert table.find(occupant.trajectory) is occupant
             np.testing.assert_array_equal(table.context(row), contexts[number])
+            assert layer.keys is not None
             stored = layer.keys[row, 0, : contexts[number].size - 1, 0]
             assert (stored == number).all()
 
@@ -155,6 +159,7 @@ def test_rows_hold_their_own_trajectory_in_any_order_of_admissions_ends_and_retu
                 cache.reserve(occupant.row + 1, 8)
                 if layer.keys is None:
                     layer.lazy_initialization(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))
+                assert layer.keys is not None
                 layer.keys[occupant.row] = number
         elif action in ("end", "retain") and table.num_live:
             live = table.live()
@@ -179,17 +184,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def configuration(**generation: object) -> SimpleNamespace:
-    """Make the part of a run's configuration that an engine reads."""
-    settings = {
-        "engine": "local", "num_slots": 4, "dtype": "float32", "device": "cpu", "threads": 1,
-        "stop_token_ids": (7,), "kv_policy": "keep",
-    }  # fmt: skip
-    return SimpleNamespace(generation=SimpleNamespace(**(settings | generation)))
+def configuration(model: Path) -> RunConfig:
+    """Make the configuration of a run whose engine has four slots and stops at token 7 too."""
+    return RunConfig(
+        model=ModelSection(path=model),
+        data=DataSection(train=(Path("train.jsonl"),)),
+        generation=GenerationSection(engine="local", num_slots=4, device="cpu", stop_token_ids=(7,)),
+    )
 
 
 def test_an_engine_from_a_folder_stops_at_the_tokenizers_and_the_configured_tokens(folder: Path) -> None:
-    engine = build_engine(configuration(), folder)
+    engine = build_engine(configuration(folder), folder)
     assert (engine.num_slots, engine.policy_version) == (4, -1)
     engine.load_weights(published(tiny_model(seed=3)), 0)
     for number in range(12):
@@ -200,8 +205,11 @@ def test_an_engine_from_a_folder_stops_at_the_tokenizers_and_the_configured_toke
 
 
 def test_an_unknown_engine_is_a_configuration_error(folder: Path) -> None:
+    config = configuration(folder)
+    # a file cannot name it: the section refuses the name
+    unknown = config.generation.model_copy(update={"engine": "remote"})
     with pytest.raises(ConfigError, match="expected local, vllm or emulated"):
-        build_engine(configuration(engine="remote"), folder)
+        build_engine(config.model_copy(update={"generation": unknown}), folder)
 
 
 def test_stop_tokens_come_from_tokenizer_model_and_configuration_each_once(folder: Path) -> None:

@@ -89,7 +89,7 @@ def test_weights_that_last_are_used_where_they_lie_and_others_are_copied() -> No
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in published.items())
     if _is_tied(model):
         assert model.lm_head.weight is model.get_input_embeddings().weight
-    half = model.to(torch.bfloat16)
+    half = model.bfloat16()
     replace_weights(half, view_weights(data, is_lasting=True))
     assert not any(map(lies_there, published)), "another type is cast, which is a copy"
 

@@ -102,7 +102,9 @@ def test_a_conversation_longer_than_the_model_reads_is_refused_in_words(tmp_path
 
 def test_a_score_that_is_not_finite_is_refused_in_words(tmp_path: Path) -> None:
     model = tiny_reward_model()
-    model.score.weight.data.fill_(float("nan"))
+    head = model.get_submodule("score")
+    assert isinstance(head, torch.nn.Linear)
+    head.weight.data.fill_(float("nan"))
     with pytest.raises(EngineError, match="gives nan to a response to p"):
         build(write_reward_model(tmp_path, model)).scores([(prompt(), "4")])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ class TestTorchScoring(ScoringContract):
         return TorchScoring(model, temperature=temperature, micro_batch_tokens=micro_batch_tokens)
 
 
-def run_config(model: Path, **model_settings: str) -> RunConfig:
+def run_config(model: Path, **model_settings: Any) -> RunConfig:
     return RunConfig(
         model=ModelSection(path=model, device="cpu", **model_settings),
         data=DataSection(train=(Path("train.jsonl"),)),

@@ -149,7 +149,7 @@ def test_right_responses_become_more_likely_by_imitation_alone() -> None:
     backend = TorchTraining(
         tiny_model(), ForwardSettings(temperature=1.0, micro_batch_tokens=200), OptimizerSettings(learning_rate=3e-3)
     )
-    first = backend.step(samples, rule.objective).metrics["nll"]
+    first = last = backend.step(samples, rule.objective).metrics["nll"]
     for _ in range(5):
         last = backend.step(samples, rule.objective).metrics["nll"]
     assert last < first - 0.5

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -319,7 +320,7 @@ def test_a_load_that_fails_names_the_file_and_changes_nothing(tmp_path: Path, da
     ],
 )
 def test_a_checkpoint_of_another_adapter_or_model_is_refused(
-    tmp_path: Path, model: dict[str, int], lora: LoraSettings | None, complaint: str
+    tmp_path: Path, model: dict[str, Any], lora: LoraSettings | None, complaint: str
 ) -> None:
     trained().snapshot()(tmp_path)
     backend = make(tiny_model(**model), lora)
