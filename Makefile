@@ -30,7 +30,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-units test-fleets test-long test-vllm test-lora vllm ray trl static check format drill bench fuzz soak mutants real-size clean
+.PHONY: help demo test test-units test-fleets test-long test-vllm test-lora vllm ray trl static types check format drill bench fuzz soak mutants real-size clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -140,11 +140,14 @@ static: $(VENV)/.dev ## format, lint, floors, Lua, plain English, types
 	$(BIN)/lint-imports
 	$(BIN)/python -m ops.checks.lua
 	$(BIN)/python -m ops.checks.words
-	$(BIN)/pyright
+	@$(MAKE) --no-print-directory types
 
 check: static ## the above, nothing undone, fast tests: before every commit
 	$(BIN)/python -m ops.checks.undone
 	$(BIN)/python -m pytest -q -m "not integration"
+
+types: $(VENV)/.dev ## types of the packages and of the tests
+	$(BIN)/pyright
 
 format: $(VENV)/.dev ## rewrite the code in the project's format
 	$(BIN)/ruff format .
