@@ -1,8 +1,7 @@
 """Start a run under the supervisor: a thin way into ``headrace up`` for process managers that want
 a script.
 
-python ops/supervise.py configs/demo.toml --fleet configs/fleets/demo.toml
-"""
+python ops/supervise.py configs/demo.toml --fleet configs/fleets/demo.toml"""
 
 from __future__ import annotations
 

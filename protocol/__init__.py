@@ -9,5 +9,4 @@
     errors                        every error that one part may raise for another to handle
 
 Nothing here imports torch, Redis, ``pipeline`` or ``workers``. The wire is specified in
-``protocol/README.md``.
-"""
+``protocol/README.md``."""

@@ -2,8 +2,7 @@
 
 The decoder reads the dtype from the field's type. Readers without a schema read it from the name:
 ``{"tokens:<i4": b"..."}``. Every array has one dimension, so no shape and no length travels that
-could be wrong.
-"""
+could be wrong."""
 
 from __future__ import annotations
 
@@ -66,6 +65,5 @@ def pack_large_array(array: Any) -> memoryview:
 def unpack_array(declared: Any, wire: Any) -> NDArray[Any]:
     """Return a read-only vector over received bytes; ``declared`` is one of the vector types.
 
-    Raises TypeError for anything but bytes, ValueError for a part of an element.
-    """
+    Raises TypeError for anything but bytes, ValueError for a part of an element."""
     return frombuffer(wire, declared.dtype) if wire != b"" else declared.empty

@@ -3,8 +3,7 @@
 A *mailbox* belongs to the worker that reads it. A *link* goes from one sender to one mailbox and
 counts its messages. ``protocol.zeromq`` has both.
 
-A link is fast and may lose any message when a process dies. The ledger holds all that must last.
-"""
+A link is fast and may lose any message when a process dies. The ledger holds all that must last."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ class Sender(Protocol):
         """Pass the message to the link; wait at most ``timeout_s`` for room: the back-pressure.
 
         Returns False when there was no room in time: the mailbox is full or gone. Raises
-        ChannelClosed after ``close``.
-        """
+        ChannelClosed after ``close``."""
         ...
 
     def stats(self) -> LinkStats:
@@ -82,8 +80,7 @@ class Mailbox(Protocol):
         """Return the next readable message, or None when none came within ``timeout_s``.
 
         An unreadable message is counted in ``stats`` under the peer's name, logged and dropped.
-        Cancelling this call loses no message. Raises ChannelClosed after ``close``.
-        """
+        Cancelling this call loses no message. Raises ChannelClosed after ``close``."""
         ...
 
     def stats(self) -> list[LinkStats]:

@@ -5,8 +5,7 @@ type, or raises a WireError and nothing else.
 
 On a link a message is two frames: envelope and body, MessagePack maps with named fields. In the
 ledger it is one blob: a map of version, type and checksum, with the body nested in it. The plain
-``msgpack`` package reads both, as ``protocol.peek`` does. Specification: ``protocol/README.md``.
-"""
+``msgpack`` package reads both, as ``protocol.peek`` does. Specification: ``protocol/README.md``."""
 
 from __future__ import annotations
 
@@ -118,8 +117,7 @@ def encode_once(message: Message) -> Encoded:
 def encode(message: Message | Encoded, *, sender: str, sequence: int, sent_s: float) -> list[bytes]:
     """Return the frames of ``message``: envelope and body.
 
-    Raises MalformedMessage for contradicting fields, and for values that cannot be encoded.
-    """
+    Raises MalformedMessage for contradicting fields, and for values that cannot be encoded."""
     encoded = message if isinstance(message, Encoded) else encode_once(message)
     envelope = Envelope(
         version=SCHEMA_VERSION,
@@ -135,8 +133,7 @@ def encode(message: Message | Encoded, *, sender: str, sequence: int, sent_s: fl
 def decode(frames: Sequence[Buffer], *, max_bytes: int) -> tuple[Message, Envelope]:
     """Return the message in ``frames`` and its envelope. Its arrays are read-only.
 
-    Raises a WireError, and nothing else, for any content.
-    """
+    Raises a WireError, and nothing else, for any content."""
     if len(frames) != NUM_FRAMES:
         raise MalformedMessage(f"message of {len(frames)} frames, expected {NUM_FRAMES}: envelope and body")
     head, body = frames
@@ -174,8 +171,7 @@ def read_claims(frames: Sequence[Buffer]) -> Claims:
 def to_blob(obj: Storable | Encoded) -> bytes:
     """Return ``obj``, a message or a score, as one blob for the ledger.
 
-    Raises MalformedMessage as ``encode`` does.
-    """
+    Raises MalformedMessage as ``encode`` does."""
     if isinstance(obj, Encoded):
         tag, body, checksum = obj.tag, obj.body, obj.checksum
     else:
@@ -190,8 +186,7 @@ def to_blob(obj: Storable | Encoded) -> bytes:
 def from_blob(data: Buffer, type_: type[T]) -> T:
     """Return the object that ``to_blob`` encoded. ``type_`` is a message or score type, or a union.
 
-    Raises a WireError: UnknownMessage when the blob holds another type.
-    """
+    Raises a WireError: UnknownMessage when the blob holds another type."""
     check_size(len(data), MAX_BLOB_BYTES)
     try:
         blob = _decode_blob(data)

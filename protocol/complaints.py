@@ -1,8 +1,7 @@
 """Limits how often one complaint is logged: once a minute a peer, and ten peers a kind.
 
 So hostile peers fill no disk and no memory, however many names or keys they invent. Kinds are the
-program's own words, never a peer's.
-"""
+program's own words, never a peer's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Addresses of mailboxes: ``ipc://`` on one host, ``tcp://`` across hosts; parsed, checked, made.
 
 An ipc endpoint is a socket file, and access to its folder is permission to send. So the folder has
-mode 0700. Its path has at most 107 bytes: the kernel cuts longer ones.
-"""
+mode 0700. Its path has at most 107 bytes: the kernel cuts longer ones."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ class Endpoint:
     """A parsed address; ``str()`` returns its text.
 
     Example: ``Endpoint.parse("tcp://10.0.0.7:5555")`` is
-    ``Endpoint(scheme="tcp", host="10.0.0.7", port=5555)``.
-    """
+    ``Endpoint(scheme="tcp", host="10.0.0.7", port=5555)``."""
 
     scheme: Literal["ipc", "tcp"]
     path: str = ""
@@ -133,8 +131,7 @@ class Endpoint:
 def mailbox_endpoint(wire: WireSettings, run_dir: Path, who: Incarnation) -> str:
     """Return the address for a worker's mailbox: its own socket file, or a port of ``wire.host``.
 
-    The file's name holds the epoch, so that a frozen older incarnation does not block a new one.
-    """
+    The file's name holds the epoch, so that a frozen older incarnation does not block a new one."""
     if wire.transport == "tcp":
         first, _, last = (wire.ports or "0").partition("-")
         return str(Endpoint("tcp", host=wire.host, port=int(first), last_port=int(last or first)))

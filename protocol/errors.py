@@ -1,8 +1,7 @@
 """The error tree of Headrace: every exception that one part may raise for another to handle.
 
 Each class also inherits the standard error that it refines. A message has what failed, the value
-got, the value expected, and the remedy.
-"""
+got, the value expected, and the remedy."""
 
 from __future__ import annotations
 

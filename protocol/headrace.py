@@ -7,8 +7,7 @@ here takes these three names from its own distribution. All other imports follow
     python -P .../protocol/headrace.py MODULE ARGUMENT ...    how one process starts another
     headrace ARGUMENT ...                                     see pipeline/cli/headrace.py
 
-Only the standard library is imported at its top.
-"""
+Only the standard library is imported at its top."""
 
 from __future__ import annotations
 

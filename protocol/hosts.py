@@ -2,8 +2,7 @@
 
 A host's own name often resolves to loopback on the host itself (Debian's 127.0.1.1). On another
 host that name means nothing, or the other host. So it is never advertised; the address of the
-outgoing route is.
-"""
+outgoing route is."""
 
 from __future__ import annotations
 

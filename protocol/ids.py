@@ -10,8 +10,7 @@ A group's number is its place in the order of admission. It is also its place in
 until a dead letter's prompt is admitted again (``Lease.prompt``).
 
 Ids become parts of ledger keys and file names. So the form of every received id is checked: a lane
-is ``t`` or ``e`` and a number, and numbers fit the ledger's arithmetic.
-"""
+is ``t`` or ``e`` and a number, and numbers fit the ledger's arithmetic."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class Incarnation(msgspec.Struct, frozen=True):
     """One life of one worker. The registry assigns its epoch, which only grows.
 
     A write with an older epoch than the registry's for that worker has no effect.
-    Example: ``Incarnation(role=Role.GENERATOR, worker="generator-0", epoch=7)``.
-    """
+    Example: ``Incarnation(role=Role.GENERATOR, worker="generator-0", epoch=7)``."""
 
     role: Role
     worker: str

@@ -1,8 +1,7 @@
 """A receiver's counters of its peers: messages received, never arrived, and refused.
 
 A message that cannot be read is counted under the peer's name, logged (``protocol.complaints``) and
-dropped.
-"""
+dropped."""
 
 from __future__ import annotations
 

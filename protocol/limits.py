@@ -7,8 +7,7 @@ Decoding then takes at most four times the message's bytes and ten million, and 
 
 The decoder itself keeps two more limits. A list that claims more elements than there are bytes is
 refused before it is allocated. Nesting, in unknown fields too, ends at the interpreter's recursion
-limit with an error.
-"""
+limit with an error."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ def check_values(body: memoryview) -> None:
     """Raise MessageTooLarge for a text over MAX_TEXT_BYTES, or values over MAX_VALUES_BYTES.
 
     Nothing is allocated, and the count ends at the limit. A body that is cut off or is no
-    MessagePack passes: the decoder reports it, and has allocated no more than passed here.
-    """
+    MessagePack passes: the decoder reports it, and has allocated no more than passed here."""
     size = len(body)
     if size <= FREE_BODY_BYTES:
         return

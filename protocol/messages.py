@@ -1,7 +1,6 @@
 """Every message that goes over a link.
 
-Fields are only ever appended, with defaults; the tests keep golden bytes of every message.
-"""
+Fields are only ever appended, with defaults; the tests keep golden bytes of every message."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Any message as readable text, with nothing but the plain ``msgpack`` package.
 
 It reads frames and blobs of any version and type, truncated ones too. It knows no message type, so
-no type can be unknown to it.
-"""
+no type can be unknown to it."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ def peek(frames: Sequence[Buffer]) -> dict[str, Any]:
     """Return envelope and body as plain data; arrays as dtype, size and their first elements.
 
     One frame is read as a blob. An unreadable part is shown as
-    ``{"unreadable": reason, "hex": first bytes}``. Adds ``checksum_ok``. Never raises.
-    """
+    ``{"unreadable": reason, "hex": first bytes}``. Adds ``checksum_ok``. Never raises."""
     if not frames:
         return {"unreadable": "no frames"}
     if len(frames) == 1:
@@ -72,8 +70,7 @@ def _pairs(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     """Return a map with text keys.
 
     A key that is a map or list is named by its kind. Nested ``repr`` doubles backslashes at each
-    level: a thousand bytes would take gigabytes.
-    """
+    level: a thousand bytes would take gigabytes."""
     return {key if isinstance(key, str) else _key(key): value for key, value in pairs}
 
 

@@ -3,8 +3,7 @@
 The result moves no cursor, changes no colour, answers no terminal query and does not run backwards.
 Visible text, line breaks and tabs stay. Python's escapes replace control characters, with ESC and
 the one-character CSI of C1. They replace marks of text direction, the two Unicode line separators,
-and half surrogate pairs.
-"""
+and half surrogate pairs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Folders that only their owner may enter: the one check of them, for the wire and for the rest.
 
-A socket's folder has a name that can be guessed: another user may have made it, or a link.
-"""
+A socket's folder has a name that can be guessed: another user may have made it, or a link."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ OTHERS = 0o077
 def is_ours(found: os.stat_result, closed: int = OTHERS) -> bool:
     """Return whether a folder belongs to this user, and gives others none of the rights ``closed``.
 
-    ``found``: by ``lstat``, where a link to a folder is not to be taken for one.
-    """
+    ``found``: by ``lstat``, where a link to a folder is not to be taken for one."""
     is_folder = stat.S_ISDIR(found.st_mode)
     return is_folder and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & closed
 

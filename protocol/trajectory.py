@@ -2,8 +2,7 @@
 
 A prompt with all that is sampled after it is a *trajectory*. It is cut into *chunks*, each at most
 one window long; a chunk is sent and stored at once. Within a chunk, a run of tokens that one policy
-version sampled is a *segment*.
-"""
+version sampled is a *segment*."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a prompt file, tokenised.
 
     Example: ``Prompt(prompt_id="train:17", tokens=array([5, 9]), text="2+3=", answer="5",
-    verifier="arithmetic")``.
-    """
+    verifier="arithmetic")``."""
 
     prompt_id: str
     """Source and line, stable over a run: ``train:17``."""

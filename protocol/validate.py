@@ -1,7 +1,6 @@
 """Rules between the fields of a message, beyond their types.
 
-The checks read sizes and dtypes only, never every element: they cost a third of a microsecond.
-"""
+The checks read sizes and dtypes only, never every element: they cost a third of a microsecond."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ from protocol.trajectory import ReferenceScore, Score, TrajectoryChunk, ValueSco
 def check_vectors(obj: Message | Score) -> None:
     """Raise MalformedMessage when an array of ``obj`` has another dtype or is no vector.
 
-    For messages to send: the decoder makes only such vectors.
-    """
+    For messages to send: the decoder makes only such vectors."""
     if isinstance(obj, TrajectoryChunk):
         prompt, context, tokens, logprobs = obj.prompt.tokens, obj.context_tokens, obj.tokens, obj.behavior_logprobs
         if (

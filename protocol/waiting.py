@@ -1,8 +1,7 @@
 """Waiting with a deadline, where cancelling loses nothing.
 
 A future carries no item. A woken waiter checks its condition and takes items in the step in which
-it returns. So no cancelled waiter ever owns a message.
-"""
+it returns. So no cancelled waiter ever owns a message."""
 
 from __future__ import annotations
 

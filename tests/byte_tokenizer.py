@@ -1,6 +1,5 @@
 """A model folder's tokenizer, made from nothing: one token a byte, a first token, and a chat
-template if there is to be one.
-"""
+template if there is to be one."""
 
 from __future__ import annotations
 

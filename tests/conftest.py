@@ -3,8 +3,7 @@ each test.
 
 A missing server is a failure, not a skip: the ledger's guarantees are promises about the real one.
 ``HEADRACE_TEST_SERVER`` names another server binary than the bundled one, to run the same tests on
-(Redis 6.2 or later, Valkey).
-"""
+(Redis 6.2 or later, Valkey)."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm"]
 @pytest.fixture(autouse=True)
 def usual_umask() -> Iterator[None]:
     """Give each test the umask that most accounts have: commands that a test calls here make all
-    their files private.
-    """
+    their files private."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -55,8 +53,7 @@ def closed_transports() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[str]:
     """Start the bundled server on a unix socket with an append-only file; yield its ``unix://``
-    URL.
-    """
+    URL."""
     # a unix socket's path is limited to about 100 bytes, so not below pytest's own temporary folder
     folder = Path(tempfile.mkdtemp(prefix="hr-"))
     socket = folder / "s"

@@ -30,8 +30,7 @@ DISK_FULL = b"-MISCONF Errors writing to the AOF file: No space left on device\r
 
 class MuteServer:
     """Listens on a unix socket from a thread of its own, so that blocking callers can be tested,
-    too.
-    """
+    too."""
 
     def __init__(self, folder: Path, manner: Manner) -> None:
         self.path = folder / "server.sock"

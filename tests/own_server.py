@@ -1,6 +1,5 @@
 """A ledger server such as others run: on a port of the loopback, with settings of the test's
-choice.
-"""
+choice."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def free_ports(number: int) -> list[int]:
 @contextmanager
 def own_server(folder: Path, *settings: str, url: str = "redis://127.0.0.1:{port}/0") -> Iterator[str]:
     """Start a server with these lines of configuration and yield its URL once it answers there; end
-    it after.
-    """
+    it after."""
     [port] = free_ports(1)
     folder.mkdir(parents=True, exist_ok=True)
     conf = folder / "own.conf"

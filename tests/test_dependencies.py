@@ -1,8 +1,7 @@
 """Claims about the installed packages: every import is declared, and every package has an upper
 bound.
 
-A release of tomorrow is so tried before it is taken.
-"""
+A release of tomorrow is so tried before it is taken."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ _WORD = re.compile(r"'([^']+)'|(\S+)")
 
 def imported(packages: Iterable[str]) -> set[str]:
     """Return the distributions that files of these packages import, at their tops or inside of
-    functions.
-    """
+    functions."""
     found: set[str] = set()
     for path in (file for package in packages for file in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):

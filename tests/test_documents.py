@@ -1,6 +1,5 @@
 """The promises and names of the documents are real: each promise of SECURITY.md has a test, each
-command and path exists.
-"""
+command and path exists."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ NOTES_ONLY = re.compile(r"(?:\[\^[a-z0-9-]+\])+")
 
 def promises(page: str) -> Iterator[str]:
     """Yield every promise of a page: the clauses of a table's last column, and every sentence of
-    the text.
-    """
+    the text."""
     body = re.split(r"^\[\^[a-z0-9-]+\]:", page, maxsplit=1, flags=re.MULTILINE)[0]
     for section in re.split(r"^#+ ", body, flags=re.MULTILINE)[1:]:
         title, _, text = section.partition("\n")
@@ -53,8 +51,7 @@ def promises(page: str) -> Iterator[str]:
 
 def unshown(page: str) -> list[str]:
     """Return the promises without a note, and the notes that are missing, unused, or name a test
-    that is not there.
-    """
+    that is not there."""
     wrong = [f"no test: {promise}" for promise in promises(page) if not NOTE.search(promise)]
     notes = dict(re.findall(r"^\[\^([a-z0-9-]+)\]:((?:.*\n)(?:    .*\n)*)", page + "\n", flags=re.MULTILINE))
     used = {name for promise in promises(page) for name in NOTE.findall(promise)}
@@ -123,8 +120,7 @@ MADE = re.compile(r"^(?:runs|bench-results|checkpoints|logs|data|models)/|[<>*{}
 
 def code_of(path: Path) -> Iterator[str]:
     """Yield a document's code: fenced lines with their continuations, and spans; comments of a
-    configuration.
-    """
+    configuration."""
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.suffix == ".toml":
         comments = "\n".join(line.partition("#")[2] for line in text.splitlines())

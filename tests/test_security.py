@@ -1,6 +1,5 @@
 """Promises of SECURITY.md about the source and files: nothing is unpickled, no code comes with
-data, no password is kept.
-"""
+data, no password is kept."""
 
 from __future__ import annotations
 

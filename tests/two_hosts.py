@@ -1,6 +1,5 @@
 """Two hosts: namespaces of their own, joined by a cable that can be pulled. Processes and files are
-this machine's.
-"""
+this machine's."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class Host:
 @contextmanager
 def two_hosts(ip: int) -> Iterator[tuple[Host, Host]]:
     """Make ``host-a`` and ``host-b`` with addresses of IPv4 or IPv6, each with its way out over the
-    other; or skip the test.
-    """
+    other; or skip the test."""
     if missing := [tool for tool in ("ip", "unshare", "nsenter", "hostname", "mount") if shutil.which(tool) is None]:
         pytest.skip(f"no {', '.join(missing)} here")
     probe = subprocess.run(["unshare", *_SPACES, "true"], capture_output=True, text=True, check=False)

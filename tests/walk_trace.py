@@ -2,8 +2,7 @@
 
 The model is real and tiny, the engine is the local one, and the backend is torch. The ledger is a
 server's, and the links are ZeroMQ's. Files are recorded from the first lease until the generator
-serves the weights that its chunks have trained.
-"""
+serves the weights that its chunks have trained."""
 
 from __future__ import annotations
 

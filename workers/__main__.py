@@ -6,8 +6,7 @@ leaves when its run ends, or on SIGTERM. The supervisor does not restart it.
 
 There is one learner and one value worker, and the supervisor starts them. Where one of them
 computes on several ranks, this process launches the ranks and stands for them
-(``workers.engines.training.ranks``).
-"""
+(``workers.engines.training.ranks``)."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ def main() -> NoReturn:
     """Run one worker, and end the process with its exit code.
 
     Everything is closed by then. Taking the interpreter and torch apart takes seconds, on a busy
-    host many: that is left out.
-    """
+    host many: that is left out."""
     code = work()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -15,8 +15,7 @@ when its machine dies. The ledger could then forget a claim whose effect the che
 the claim's units would be trained on twice.
 
 When the disk refuses a checkpoint, for example because it is full, the one before stays. Work goes
-on, log and status report it, and the next one due is tried again. Unsettled units stay claimed.
-"""
+on, log and status report it, and the next one due is tried again. Unsettled units stay claimed."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ update whose weights differ. Nothing of the run is changed, and the run may go o
 
 Scores, reference log-probs and values come from the log: only the learner's part of the run is made
 again. With other settings (``--what-if``) the same data trains another policy. Differences are then
-reported and are no error.
-"""
+reported and are no error."""
 
 from __future__ import annotations
 
@@ -109,8 +108,7 @@ class Replay:
         """Make the updates, and report how they came out.
 
         Raises DataError when the log or its start is missing or damaged, ConfigError for a bad
-        ``what_if``, or updates that several ranks made.
-        """
+        ``what_if``, or updates that several ranks made."""
         segments = read_log(self._request.run_dir / UPDATES_FOLDER)
         plan = self._plan(stretches(segments))
         report = Report(

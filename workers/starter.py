@@ -1,8 +1,7 @@
 """``workers.starter RUN_DIR DESCRIPTOR ROOM``: imports what a run's workers import, and forks them.
 
 The supervisor starts it (``pipeline.supervisor.starter``), and it ends with the supervisor. Its
-workers go on. It owns no thread, no CUDA context and no connection when it forks.
-"""
+workers go on. It owns no thread, no CUDA context and no connection when it forks."""
 
 from __future__ import annotations
 

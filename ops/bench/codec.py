@@ -9,8 +9,7 @@ takes 0.4 us each way, consistency 0.25 us each way, dtypes 0.25 us and the enve
 ways. Calls and memory take the rest. A chunk with earlier response tokens takes 0.2 us more.
 Nesting costs nothing, because only a non-empty ``Prompt.extra`` is searched.
 
-    python -m ops.bench.codec [--json FILE] [--rounds N] [--tokens N]
-"""
+    python -m ops.bench.codec [--json FILE] [--rounds N] [--tokens N]"""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ GOAL_US = 5.0
 
 def sample(num_tokens: int) -> TrajectoryChunk:
     """Return the first chunk of a trajectory: a 64-token prompt, no earlier response, two policy
-    versions.
-    """
+    versions."""
     rng = np.random.default_rng(0)
     return TrajectoryChunk(
         id=ChunkId(TrajectoryId("t", 12, 3), 0),

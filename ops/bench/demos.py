@@ -5,8 +5,7 @@
 *Consumes* the demos' run files as they are. *Produces* a page and ``demos.json``, which holds each
 run's held-out accuracies and clipped shares, update by update. *Waits for* the runs. A finished run
 with a folder below ``--work`` is not made again. The exit code is 1 when a run that was made misses
-its bar, or never clipped.
-"""
+its bar, or never clipped."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRo
 
 BARS: Final = {"demo": 0.90, "tppo": 0.85, "vapo": 0.85, "ppo": 0.85}
 """Greedy accuracy on 256 held-out prompts after the last update, by ALGO of ``make demo``; the
-start model has 0.40.
-"""
+start model has 0.40."""
 
 _FLEET = Path("configs/fleets/demo.toml")
 _LIMIT_S = 1800.0

@@ -21,8 +21,7 @@ installed (``make vllm``).
 Seconds are this process's processor seconds. One thread computes everything, so another process on
 the machine stretches only the wall clock.
 
-    python -m ops.bench.engine --json bench-results/engine.json
-"""
+    python -m ops.bench.engine --json bench-results/engine.json"""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ class EndsAt(StoppingCriteria):
 @torch.inference_mode()
 def run_generate(model: Any, work: Work, batch_size: int) -> int:
     """Sample with ``generate``, prompts padded on the left; return the response
-    tokens that count.
-    """
+    tokens that count."""
     total = 0
     for start in range(0, len(work.prompts), batch_size):
         prompts = work.prompts[start : start + batch_size]
@@ -132,8 +130,7 @@ def run_engine(engine: LocalEngine, work: Work, turn: int) -> int:
 @contextmanager
 def continuous_batching(model: Any, work: Work, num_slots: int) -> Iterator[Callable[[int], int]]:
     """Start the batching of transformers; yield a function that samples everything once and returns
-    the response tokens.
-    """
+    the response tokens."""
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     longest = max(prompt.size for prompt in work.prompts) + LONGEST
@@ -171,8 +168,7 @@ def continuous_batching(model: Any, work: Work, num_slots: int) -> Iterator[Call
 @contextmanager
 def vllm(model: PreTrainedModel, work: Work, num_slots: int) -> Iterator[Callable[[int], int]]:
     """Start vLLM in this process on the model's weights; yield a function that samples everything
-    once.
-    """
+    once."""
     from ops.bench.vllm_overhead import prepare, run_offline
 
     with tempfile.TemporaryDirectory(prefix="headrace-vllm-") as folder:
@@ -229,8 +225,7 @@ def with_slots(shape: Shape, num_slots: int) -> Shape:
 
 def judge(result: dict[str, Any]) -> dict[str, Spread]:
     """Return the engine's speed over that of each bar's contender, round by round; of ``generate``,
-    over the faster one's.
-    """
+    over the faster one's."""
     seconds: dict[str, list[float]] = result["seconds"]
     found: dict[str, Spread] = {}
     for name in BARS:

@@ -4,8 +4,7 @@
 
 *Consumes* the demo's configuration. *Produces* the largest resident sums over a short run, by
 process. PSS counts a page that several processes share once in all; RSS counts it in each. The bar
-is 4 GB of PSS. *Waits for* a few updates. Linux only.
-"""
+is 4 GB of PSS. *Waits for* a few updates. Linux only."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 counters.
 
 *Consumes* run files and overrides. *Produces* a finished run's folder. *Waits for* the run, within
-a limit. A run past its limit is drained, and killed if it still does not end.
-"""
+a limit. A run past its limit is drained, and killed if it still does not end."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def train(
     second meanwhile; ``environment`` is added to this process's.
 
     Raises:
-        DataError: the run failed or did not end in time; the message has the path of its log.
-    """
+        DataError: the run failed or did not end in time; the message has the path of its log."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     log = run_dir.parent / f"{run_dir.name}.out"
     command = [sys.executable, "-m", "pipeline.cli", "up", *map(str, files), "--plain"]

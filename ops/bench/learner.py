@@ -14,8 +14,7 @@ fastest micro-batch size.
 Seconds are this process's processor seconds. One thread computes everything, so another process on
 the machine stretches only the wall clock.
 
-    python -m ops.bench.learner --json bench-results/learner.json
-"""
+    python -m ops.bench.learner --json bench-results/learner.json"""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ def make_model(shape: Shape) -> PreTrainedModel:
 
 def make_samples(shape: Shape, seed: int = 0) -> list[TrainingSample]:
     """Make responses of log-normal lengths (median 60, longest several times that), in random
-    order.
-    """
+    order."""
     rng = np.random.default_rng(seed)
     ranks = (np.arange(shape.num_samples) + 0.5) / shape.num_samples
     law = NormalDist(np.log(60.0), 0.8)
@@ -198,8 +196,7 @@ def fastest(
     objective: Objective,
 ) -> Step:
     """Return a contender at the micro-batch size that steps fastest, on the weights
-    of ``model``.
-    """
+    of ``model``."""
     times: dict[int, float] = {}
     for size in PADDED_SIZES:
         trial = make(copy.deepcopy(model), size)

@@ -9,8 +9,7 @@ learning shows in a minute or two. ``headrace bench demos`` measures whether a d
 in an asynchronous run.
 
 *Consumes* run files of small tasks with the ``arithmetic`` verifier. *Produces* accuracies on
-held-out prompts and clipped shares, update by update, printed and as JSON. *Waits for* nothing.
-"""
+held-out prompts and clipped shares, update by update, printed and as JSON. *Waits for* nothing."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ class OneProcess:
         """Load model, prompts and engines.
 
         Raises:
-            ConfigError: The configuration has a setting that only a fleet can fulfil.
-        """
+            ConfigError: The configuration has a setting that only a fleet can fulfil."""
         asked = (config.algorithm.kl_coefficient, config.generation.engine, config.data.verifier)
         if asked != _OFFERED:
             raise ConfigError(
@@ -128,8 +126,7 @@ class OneProcess:
 
     def evaluate(self) -> float:
         """Return the accuracy on the held-out prompts, sampled with the settings of
-        ``[evaluation]``.
-        """
+        ``[evaluation]``."""
         return mean(accuracy for _, accuracy in self.examine())
 
     def examine(self) -> list[tuple[Prompt, float]]:
@@ -157,8 +154,7 @@ class OneProcess:
         ``explained_variance`` of the critic's steps is there if it made any.
 
         T-PPO's batch is one window of each of a number of responses. Unfinished responses continue
-        in the next update, under its weights. Every other algorithm's batch is whole responses.
-        """
+        in the next update, under its weights. Every other algorithm's batch is whole responses."""
         if self.config.declaration.unit is Unit.CHUNK:
             units, ended = self._windows()
         else:
@@ -243,8 +239,7 @@ class OneProcess:
 
     def _windows(self) -> tuple[list[ClaimedUnit], list[ValueSample]]:
         """Fill up the number of live responses with new ones, and let every live response grow by a
-        window. Return the windows, and the critic's samples of the responses that finished.
-        """
+        window. Return the windows, and the critic's samples of the responses that finished."""
         assert self._critic is not None
         algorithm = self.config.algorithm
         while len(self._live) < algorithm.groups_per_update * algorithm.group_size:
@@ -345,8 +340,7 @@ class OneProcess:
 
     def _learn_values(self, samples: Sequence[ValueSample]) -> list[float]:
         """Train the critic once on every response; responses that do not fill a batch wait for
-        more. Return the steps' explained variances.
-        """
+        more. Return the steps' explained variances."""
         assert self._critic is not None
         self._ended += samples
         size, explained = self.config.value.batch_trajectories, list[float]()
@@ -360,8 +354,7 @@ def units_of(
     config: RunConfig, groups: Sequence[Sequence[Sampled]], values: Sequence[Sequence[np.ndarray]], *, version: int
 ) -> list[ClaimedUnit]:
     """Return whole responses in the form of a learner's claim; ``values`` are empty without a
-    critic.
-    """
+    critic."""
     units: list[ClaimedUnit] = []
     for number, (group, of) in enumerate(zip(groups, values, strict=True)):
         members = [
@@ -433,8 +426,7 @@ async def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def learn(config: Path, seed: int, overrides: Sequence[str], *, num_updates: int | None, every: int) -> Told:
     """Train by a run file, for its number of updates or a given one. Evaluate before, after, and
-    every so many updates.
-    """
+    every so many updates."""
     began = time.monotonic()
     loaded = load_config([config], [*overrides, f"run.seed={seed}"])
     learner = OneProcess(loaded)

@@ -10,8 +10,7 @@ run. Lengths are log-normal, with a standard deviation of the logarithm of 1 and
 medians. A prompt's chance of a right response is uniform in logit, so that about four groups in ten
 have signal.
 
-*Consumes* nothing. *Produces* a table, and JSON. *Waits for* nothing: the clock is a number.
-"""
+*Consumes* nothing. *Produces* a table, and JSON. *Waits for* nothing: the clock is a number."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ COLUMNS = (
 
 def settings() -> list[Setting]:
     """Return the compared fleets: a learner that waits for few slots, one that few slots wait for,
-    and many slots.
-    """
+    and many slots."""
     batch = GROUP_SIZE * GROUPS_PER_UPDATE
     paces = ((batch // 4, 1.0), (batch // 4, 30.0), (2 * batch, 10.0))
     return [

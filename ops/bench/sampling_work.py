@@ -1,6 +1,5 @@
 """Models, prompts and heavy-tailed response lengths that the benchmarks of sampling
-have in common.
-"""
+have in common."""
 
 from __future__ import annotations
 

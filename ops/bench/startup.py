@@ -3,8 +3,7 @@
     python -m ops.bench.startup --json bench-results/startup.json
 
 *Consumes* this environment. *Produces* medians of interleaved starts; the bar is half a second.
-*Waits for* child processes.
-"""
+*Waits for* child processes."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 programs.
 
 Contenders take turns within each round, so that a machine that slows down or speeds up does so for
-all of them. A median over rounds discards a disturbed one.
-"""
+all of them. A median over rounds discards a disturbed one."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
 
 def provenance(name: str, arguments: Sequence[str] | None, **settings: object) -> dict[str, Any]:
     """Return the conditions of a measurement: command, machine, versions, and all other settings,
-    seeds among them.
-    """
+    seeds among them."""
     words = sys.argv[1:] if arguments is None else arguments
     return {
         "command": " ".join(["headrace bench", name, *words]),
@@ -84,8 +82,7 @@ def interleaved_medians(
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Call every contender once a round and return the median seconds of each; ``warmup`` rounds
-    are not counted.
-    """
+    are not counted."""
     seconds = interleaved(contenders, rounds=rounds, warmup=warmup, clock=clock)
     return {name: median(values) for name, values in seconds.items()}
 
@@ -98,8 +95,7 @@ def interleaved(
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Call every contender once a round and return the seconds of each, by round; ``warmup`` rounds
-    are not counted.
-    """
+    are not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(warmup + rounds):
         for name, run in contenders.items():

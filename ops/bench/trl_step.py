@@ -5,8 +5,7 @@ TRL is no dependency of this project: ``make trl`` builds an environment that ho
 
 The trainer is a real one, with TRL's patched forward and its loss of type ``dapo``, the mean over
 all tokens of the batch. Its generation, its rewards and its data loader are left out, because only
-the learning is compared.
-"""
+the learning is compared."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ class TrlStep:
 
     def step(self, samples: Sequence[TrainingSample], objective: Objective) -> float:
         """Do one optimiser step; return the loss. ``objective`` is the default one, which this
-        trainer uses.
-        """
+        trainer uses."""
         trainer, num_micro = self._trainer, -(-len(samples) // self.size)
         trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = num_micro
         num_tokens = torch.tensor(sum(int(sample.loss_mask.sum()) for sample in samples))

@@ -8,8 +8,7 @@ own recorder; with and without take turns.
 Log-probs and values are drawn with all their bits random, as real ones nearly are, so that nothing
 compresses that would not.
 
-    python -m ops.bench.update_log --json bench-results/update_log.json
-"""
+    python -m ops.bench.update_log --json bench-results/update_log.json"""
 
 from __future__ import annotations
 

@@ -67,8 +67,7 @@ def run_offline(llm: Any, work: Work, turn: int, *, logprobs: int | None) -> int
 
 def run_engine(engine: GenerationEngine, work: Work, turn: int, window: int) -> int:
     """Sample with Headrace's engine, trajectories coming back for every next window; return the
-    response tokens.
-    """
+    response tokens."""
     requests: dict[TrajectoryId, WindowRequest] = {}
     for number, (prompt, length) in enumerate(zip(work.prompts, work.lengths.tolist(), strict=True)):
         request = WindowRequest(

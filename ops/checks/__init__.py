@@ -1,3 +1,2 @@
 """Checks of the repository and of its tests: mutants, hostile bytes, words, and nothing undone
-unsaid.
-"""
+unsaid."""

@@ -7,8 +7,7 @@ of its own. Its corpus begins with one message of each type.
 *Consumes* the corpus. *Produces* executions, coverage and peak memory as JSON, and the corpus. The
 first input that breaks a promise of ``ops.checks.fuzz_targets`` is written to a file. So is an
 input that takes more memory than ``--rss-limit-mb`` or more than thirty seconds. *Waits for* its
-child process, for ``--seconds``. The exit code is 0 when every promise held.
-"""
+child process, for ``--seconds``. The exit code is 0 when every promise held."""
 
 from __future__ import annotations
 

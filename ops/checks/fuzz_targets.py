@@ -7,8 +7,7 @@ message that follows the hostile ones, with a deadline.
 The promises: reading raises no error but a WireError. A message that was read can be written and
 read again. A mailbox, a responder and a requester continue after hostile messages, and deliver the
 good message that follows. The output of ``peek`` and ``score`` is short, and moves no cursor.
-``score`` judges each line or reports its error.
-"""
+``score`` judges each line or reports its error."""
 
 from __future__ import annotations
 
@@ -161,8 +160,7 @@ def _read_frames(frames: Sequence[bytes]) -> None:
 
 def _is_rewritten(frames: Sequence[bytes], again: Sequence[bytes]) -> bool:
     """Whether the difference is only in how the same values were written: unknown fields, longer
-    forms, another order.
-    """
+    forms, another order."""
     one, other = decode(frames, max_bytes=MAX_BYTES)[0], decode(again, max_bytes=MAX_BYTES)[0]
     write = lambda message: encode(message, sender="", sequence=0, sent_s=0.0)[1]  # noqa: E731
     return write(one) == write(other)
@@ -172,15 +170,13 @@ def _is_rewritten(frames: Sequence[bytes], again: Sequence[bytes]) -> bool:
 
 _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that a terminal would obey, or could not show; ``protocol.printable`` has the reason
-for each.
-"""
+for each."""
 _MAX_SHOWN_CHARS = 2_000_000
 
 
 def show_anything(data: bytes) -> None:
     """Peek at bytes as a blob, as a body and as frames. Raises when the output is long, no JSON, or
-    acts on a terminal.
-    """
+    acts on a terminal."""
     kind, rest = (data[0], data[1:]) if data else (0, b"")
     tag = (*_MESSAGES, *_SCORES)[kind % 6]
     cut = len(rest) // 2
@@ -212,8 +208,7 @@ class Scoring:
 
     def feed(self, data: bytes) -> None:
         """Score a file, or a response. Raises when that ends otherwise than with a report, a
-        verdict or a failure.
-        """
+        verdict or a failure."""
         kind, rest = (data[0] % 8, data[1:]) if data else (0, b"")
         if kind < 4:
             self._score_file(rest, None if kind % 2 else "arithmetic")
@@ -253,8 +248,7 @@ class Scoring:
 
 def messages_in(data: bytes) -> list[list[bytes]]:
     """Cut bytes into up to four messages of up to four frames; some get an envelope with a right
-    checksum.
-    """
+    checksum."""
     found: list[list[bytes]] = []
     at = 0
     while at < len(data) and len(found) < 4:
@@ -295,8 +289,7 @@ class Mailboxes:
 
     def feed(self, data: bytes) -> None:
         """Send hostile messages to each, then a good one, which alone must be delivered. Raises
-        when that fails.
-        """
+        when that fails."""
         self._runner.run(self._feed(messages_in(data)))
 
     def close(self) -> None:

@@ -9,8 +9,7 @@ is 1. Findings are:
 * a part that is named and not used, used and not named, or exports what no file reads;
 * a KEYS or ARGV that differs from the header: its place, its name or its type.
 
-tree-sitter parses, and this module resolves names: luacheck does not install from PyPI.
-"""
+tree-sitter parses, and this module resolves names: luacheck does not install from PyPI."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ not removed. The own sentence of ``git revert`` counts. A merge undoes the chang
 it leaves out.
 
 Held to this is every commit after the one that brought this file. A shallow clone is held as far as
-it reaches; a source archive without history passes with a word.
-"""
+it reaches; a source archive without history passes with a word."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ class Meant:
 
     def hear(self, message: str) -> None:
         """Take a message's trailers. A pattern with a first part that is not literal, as ``*``,
-        would mean everything: it is no pattern.
-        """
+        would mean everything: it is no pattern."""
         for kind, pattern in _TRAILER.findall(message):
             if not _WILD.search(pattern.partition("/")[0]):
                 self._patterns.add((kind, pattern))
@@ -95,8 +93,7 @@ class Meant:
 
 def undone(history: Iterable[Commit], held: frozenset[str]) -> list[Undone]:
     """Return the deletions and reverts in the commits of ``held``, in order. ``history`` begins
-    with the oldest commit.
-    """
+    with the oldest commit."""
     seen: dict[str, list[str]] = {}
     found: list[Undone] = []
     for commit in history:
@@ -111,8 +108,7 @@ def undone(history: Iterable[Commit], held: frozenset[str]) -> list[Undone]:
 
 def _kind(step: Step, contents: Sequence[str]) -> str:
     """Return the kind of an undone step, ``Removes`` or ``Reverts``, or nothing. ``contents`` are
-    the earlier contents of its path, oldest first.
-    """
+    the earlier contents of its path, oldest first."""
     if _NONE.fullmatch(step.new):
         return "Removes"
     # a path that was removed may come back
@@ -125,8 +121,7 @@ def examine(root: Path, *, message: str | None = None) -> tuple[list[Undone], li
     """Return the undone paths that are not meant, those of the uncommitted change, and the number
     of commits checked.
 
-    With ``message``, the index is the content of that message's commit, and it is checked, too.
-    """
+    With ``message``, the index is the content of that message's commit, and it is checked, too."""
     head = _git(root, "rev-parse", "--verify", "--quiet", "HEAD", may_fail=True).strip()
     if not head:
         return [], [], 0
@@ -175,8 +170,7 @@ def _history(root: Path) -> Iterator[Commit]:
 
 def _steps(raw: str) -> Iterator[Step]:
     """Read git's raw form, separated by zeros. A path that was moved is a new one, and its old one
-    is not removed.
-    """
+    is not removed."""
     words = iter(raw.strip("\n\0").split("\0"))
     for word in words:
         if not word.strip().startswith(":"):
@@ -191,8 +185,7 @@ def _steps(raw: str) -> Iterator[Step]:
 
 def _held(root: Path) -> Iterator[str]:
     """Yield the commits after the one that brought this file: all that are there when that one is
-    beyond a shallow clone.
-    """
+    beyond a shallow clone."""
     brought = _git(root, "log", "--diff-filter=A", "--format=%H", "--", *ITSELF).split()
     since = f"{brought[-1]}..HEAD" if brought else "HEAD"
     shallow = _git(root, "rev-parse", "--git-path", "shallow").strip()
@@ -203,8 +196,7 @@ def _held(root: Path) -> Iterator[str]:
 
 def _by_merges(root: Path, held: frozenset[str]) -> Iterator[Undone]:
     """Yield the paths that a parent changed since the merge's base, and that the merge has as the
-    base had them.
-    """
+    base had them."""
     for line in _git(root, "rev-list", "--merges", "--parents", "HEAD").splitlines():
         merge, *parents = line.split()
         if merge not in held:

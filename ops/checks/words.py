@@ -3,8 +3,7 @@ English.
 
 Prose is docstrings, comments and sentences in string literals of Python, comments in Lua, TOML,
 shell and the Makefile, and Markdown. Code, tables and quoted text are not prose. CONTRIBUTING has
-the rules. A finding is printed as ``path:line: rule: text``, and the exit code is then 1.
-"""
+the rules. A finding is printed as ``path:line: rule: text``, and the exit code is then 1."""
 
 from __future__ import annotations
 
@@ -152,8 +151,7 @@ def paragraphs(lines: Iterable[Line]) -> Iterator[list[Line]]:
 
 def _broken(paragraph: str, *, is_message: bool) -> Iterator[tuple[str, str]]:
     """Yield the rules that a paragraph's sentences break, with the sentence. A clause of a message
-    counts as one.
-    """
+    counts as one."""
     for sentence in _SENTENCE_END.split(_CODE_LIST.sub("X", _CODE.sub("X", _unmarked(paragraph)))):
         text = sentence.strip()
         clauses = _CLAUSE_END.split(text) if is_message else [text]
@@ -196,8 +194,7 @@ def _structure(path: Path, module: _Module) -> Iterator[Finding]:
 def _python(module: _Module, *, with_messages: bool) -> Iterator[list[Line]]:
     """Yield docstrings, comments and, with messages, string literals that are sentences.
 
-    Indented lines of a message are an example or a table. A text with a backslash is a pattern.
-    """
+    Indented lines of a message are an example or a table. A text with a backslash is a pattern."""
     nodes, source_lines = module.nodes, module.source.splitlines()
     docstrings = [n.value for n in nodes if isinstance(n, ast.Expr) and _is_text(n.value)]
     for value in docstrings:
@@ -253,8 +250,7 @@ def _indent(line: Line) -> int:
 
 def repository_findings(paths: Sequence[Path] = ()) -> Iterator[Finding]:
     """Yield the findings of the tracked files below the working directory, or of those below the
-    paths.
-    """
+    paths."""
     command = ["git", "ls-files", "--", *map(str, paths)]
     listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_S)
     for path in map(Path, listed.stdout.splitlines()):

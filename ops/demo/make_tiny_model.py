@@ -15,8 +15,7 @@ its errors are not alternatives to something that it also knows.
 
 **Why letters.** The letter before every step lets two layers find a term by matching, where
 counting positions would need more. Heads are 32 wide, the least that every supported engine
-accepts.
-"""
+accepts."""
 
 from __future__ import annotations
 
@@ -53,16 +52,13 @@ MAX_POSITIONS = 256
 """Room for the longest prompt, 3 * MAX_TERMS + 1, and the longest response."""
 SMALLER_FROM_LARGER = 0.65
 """How often the demonstrator answers a borrow wrongly. Above one half, so that greedy decoding does
-so too.
-"""
+so too."""
 SHORTEST = 3
 """Terms of the shortest demonstration: one fewer than the task's, for a short chain teaches the
-rules soonest.
-"""
+rules soonest."""
 EVEN_SHARE = 0.1
 """Share of demonstrations whose length is drawn evenly, so that the last letters are met often
-enough.
-"""
+enough."""
 
 _POOL = 1024
 _IGNORED = -100
@@ -96,8 +92,7 @@ class Measured:
 
 def build_tokenizer(symbols: Sequence[str] = SYMBOLS, max_positions: int = MAX_POSITIONS) -> PreTrainedTokenizerFast:
     """Build the tokenizer: one character, one token; nothing is added, unknown characters become
-    padding.
-    """
+    padding."""
     backend = Tokenizer(models.WordLevel(vocab={symbol: index for index, symbol in enumerate(symbols)}, unk_token=PAD))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")  # pyright: ignore[reportAttributeAccessIssue]
     backend.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
@@ -114,8 +109,7 @@ def build_tokenizer(symbols: Sequence[str] = SYMBOLS, max_positions: int = MAX_P
 
 def build_model(seed: int, vocabulary: int = len(SYMBOLS), max_positions: int = MAX_POSITIONS) -> Qwen3ForCausalLM:
     """Build the untrained model: Qwen3 architecture, 2 layers, 3 heads of 32, about 193,000
-    parameters.
-    """
+    parameters."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=vocabulary,
@@ -139,8 +133,7 @@ def build_model(seed: int, vocabulary: int = len(SYMBOLS), max_positions: int = 
 
 def demonstrate(problem: Problem, rng: random.Random) -> str:
     """Write a response as the demonstrator does: well, but for borrows, wrong SMALLER_FROM_LARGER
-    of the time.
-    """
+    of the time."""
     counter = [problem.start]
     for change in problem.changes:
         value = counter[-1] + int(change)
@@ -153,8 +146,7 @@ def demonstrate(problem: Problem, rng: random.Random) -> str:
 
 def draw_demonstrated_terms(rng: random.Random) -> int:
     """Draw a demonstration's length: from the task's law, begun at SHORTEST, or
-    sometimes evenly.
-    """
+    sometimes evenly."""
     if rng.random() < EVEN_SHARE:
         return rng.randint(SHORTEST, MAX_TERMS)
     return draw_num_terms(rng, SHORTEST)
@@ -171,8 +163,7 @@ def batches(
     rng: random.Random, shown: Iterator[tuple[list[int], list[int]]], batch_tokens: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield token ids and labels, both int64[N, T], of demonstrations alike in length; labels cover
-    responses only.
-    """
+    responses only."""
     while True:
         pool = list(itertools.islice(shown, _POOL))
         pool.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
@@ -230,8 +221,7 @@ def respond(
     """Return one response a prompt: greedy, or sampled at temperature 1 when ``rng`` is given.
 
     A response that was cut at the length limit comes without its end-of-sequence mark; the others
-    end in EOS.
-    """
+    end in EOS."""
     encoded = tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt")
     ids, mask = encoded["input_ids"], encoded["attention_mask"]
     positions = (mask.cumsum(1) - 1).clamp(min=0)
@@ -254,8 +244,7 @@ def respond(
 
 def is_right(problem: Problem, response: str) -> bool:
     """Return whether a response ended by itself in ``=`` and the answer; at least as strict as the
-    arithmetic verifier.
-    """
+    arithmetic verifier."""
     return response.endswith(f"={problem.answer}{EOS}")
 
 

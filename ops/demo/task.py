@@ -26,8 +26,7 @@ synchronous sampler would wait for.
 
 **Train and held-out** are apart by construction: a digest of the prompt's text decides the side,
 whatever the seeds and sizes. The start model (``ops.demo.make_tiny_model``) was taught on the
-training side only.
-"""
+training side only."""
 
 from __future__ import annotations
 
@@ -65,14 +64,12 @@ class Split(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A chain of terms, each between -9 and 9; the first is the digit that the
-    counter starts from.
-    """
+    counter starts from."""
 
     start: int
     changes: tuple[str, ...]
     """Sign and digit, ``+5`` or ``-9``. The sign is part of the text: ``-0`` and ``+0`` differ as
-    prompts.
-    """
+    prompts."""
 
     @property
     def prompt(self) -> str:
@@ -144,8 +141,7 @@ def generate(
     the harder ones, frequent.
 
     Raises:
-        ValueError: the side has fewer problems of the short lengths than ``num_prompts`` needs.
-    """
+        ValueError: the side has fewer problems of the short lengths than ``num_prompts`` needs."""
     rng = random.Random(f"{split}:{seed}")
     seen: set[Problem] = set()
     for _ in range(num_prompts):
@@ -173,8 +169,7 @@ def write_file(
     min_terms: int = MIN_TERMS,
 ) -> None:
     """Write a prompt file: one JSON object a line with prompt, answer, verifier, difficulty and
-    num_borrows.
-    """
+    num_borrows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for problem in generate(split, num_prompts, seed, tail_exponent=tail_exponent, min_terms=min_terms):

@@ -14,5 +14,4 @@ A drill is ``ops.drill.one.drill``; the parts, in the order of its life:
 answers, and a killed server reads the file back. So this file is the complete history of the run,
 in order, and no checked process writes it. A drill also reads the checkpoints, none of which is
 removed, and the learner's history. It reads the workers' logs, its own observations, and the
-journals of the tokens that emulated generators sample.
-"""
+journals of the tokens that emulated generators sample."""

@@ -4,8 +4,7 @@
 drill with a violation is kept. *Waits for* the drills. ``ops.drill`` explains a drill.
 
     python -m ops.drill --seed 7             # one drill again
-    python -m ops.drill --runs 200 --jobs 2  # seeds 0 to 199
-"""
+    python -m ops.drill --runs 200 --jobs 2  # seeds 0 to 199"""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ def _drills(seeds: Iterable[int], kinds: Sequence[FaultKind], options: argparse.
 
 def folder_of(seed: int) -> Path:
     """Make the folder of a seed's drill in the system's temporary folder. The paths of its sockets
-    must be short.
-    """
+    must be short."""
     return Path(tempfile.mkdtemp(prefix=f"drill-{seed}-"))
 
 

@@ -2,8 +2,7 @@
 
 The effects come in order, and a part cut short by a crash is passed over. Each command is ``*<n>``
 and n times ``$<length>`` with that many bytes. Lines end in CRLF
-(https://valkey.io/topics/protocol). MULTI and EXEC enclose the commands of one transaction.
-"""
+(https://valkey.io/topics/protocol). MULTI and EXEC enclose the commands of one transaction."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def read_transactions(folder: Path) -> Iterator[list[Command]]:
 
 def _files(folder: Path) -> list[Path]:
     """Return the files in order: one before Redis 7; since then a manifest names an (empty) base
-    and what was appended.
-    """
+    and what was appended."""
     single = folder / "appendonly.aof"
     if single.is_file():
         return [single]
@@ -73,8 +71,7 @@ def _commands(data: bytes) -> Iterator[Command]:
 
 def _line(data: bytes, at: int, mark: bytes) -> tuple[int, int] | None:
     """Return the number in the line at ``at`` and where the next begins; None at the end. Comments
-    (``#``) are passed over.
-    """
+    (``#``) are passed over."""
     while True:
         end = data.find(b"\r\n", at)
         if end < 0:

@@ -2,8 +2,7 @@
 violations.
 
 The events are those of one finished run. The functions are pure. Each invariant has a test with a
-history that breaks it.
-"""
+history that breaks it."""
 
 from __future__ import annotations
 
@@ -104,8 +103,7 @@ def check(events: Sequence[Event], limits: Limits) -> list[Violation]:
 
 def one_end(events: Sequence[Event], limits: Limits) -> Found:
     """Every trajectory that was admitted ends, once, for a known reason, and nothing is done to it
-    afterwards.
-    """
+    afterwards."""
     admitted: set[str] = set()
     ended: dict[str, str] = {}
     for event in events:
@@ -131,8 +129,7 @@ def one_end(events: Sequence[Event], limits: Limits) -> Found:
 
 def one_commit(events: Sequence[Event], limits: Limits) -> Found:
     """The checkpoints hold the same chunks as the ledger counts as trained, each in exactly one
-    batch of one checkpoint.
-    """
+    batch of one checkpoint."""
     del limits
     claims = {event.claim: event.units for event in events if isinstance(event, Claimed)}
     committed: dict[str, str] = {}
@@ -163,8 +160,7 @@ def one_commit(events: Sequence[Event], limits: Limits) -> Found:
 
 def stored_once(events: Sequence[Event], limits: Limits) -> Found:
     """Every chunk is stored once; those of a trajectory lie end to end; every token is the one that
-    belongs there.
-    """
+    belongs there."""
     del limits
     reached: dict[str, int] = {}
     seen: set[str] = set()
@@ -195,8 +191,7 @@ def versions_grow(events: Sequence[Event], limits: Limits) -> Found:
 
 def never_stale(events: Sequence[Event], limits: Limits) -> Found:
     """No token of a batch is older than eta versions, and none is younger than the published
-    version.
-    """
+    version."""
     newest = -1
     for event in events:
         match event:
@@ -214,8 +209,7 @@ def never_stale(events: Sequence[Event], limits: Limits) -> Found:
 
 def fenced_is_powerless(events: Sequence[Event], limits: Limits) -> Found:
     """No write, lease, claim or heartbeat comes from an incarnation that is not its worker's
-    newest.
-    """
+    newest."""
     del limits
     epochs: dict[str, int] = {}
     for event in events:
@@ -251,8 +245,7 @@ def everything_moves(events: Sequence[Event], limits: Limits) -> Found:
 
 def buffers_are_bounded(events: Sequence[Event], limits: Limits) -> Found:
     """Credit, slots and memory stay within their limits. A learner that goes back lowers the limit:
-    then nothing is added.
-    """
+    then nothing is added."""
     used = 0
     for event in events:
         match event:
@@ -270,8 +263,7 @@ def buffers_are_bounded(events: Sequence[Event], limits: Limits) -> Found:
 
 def it_balances(events: Sequence[Event], limits: Limits) -> Found:
     """Admitted = trained + dropped + in flight, after every single transition, and nothing is in
-    flight at the end.
-    """
+    flight at the end."""
     del limits
     for event in events:
         match event:
@@ -297,8 +289,7 @@ def kills_are_cheap(events: Sequence[Event], limits: Limits) -> Found:
 
 def one_server(events: Sequence[Event], limits: Limits) -> Found:
     """Never do two servers work on one file: not at one moment, and none goes on once another has
-    begun.
-    """
+    begun."""
     del limits
     logged: list[int] = []
     for event in events:
@@ -318,8 +309,7 @@ def true_ends(events: Sequence[Event], limits: Limits) -> Found:
     updates.
 
     A run whose learner had made all updates before the request may be finished instead of stopped:
-    nothing is left to stop.
-    """
+    nothing is left to stop."""
     endings = [event for event in events if isinstance(event, Told)]
     told = [event.how for event in endings]
     ended = [event.exit_code for event in events if isinstance(event, SupervisorEnded)]
@@ -357,8 +347,7 @@ def _state(status: Status | None) -> str:
 
 def healthy_are_kept(events: Sequence[Event], limits: Limits) -> Found:
     """The supervisor replaces no worker but those that the drill has struck, while they are or just
-    afterwards.
-    """
+    afterwards."""
     del limits
     faults = [event for event in events if isinstance(event, Faulted)]
     for event in events:
@@ -371,8 +360,7 @@ def healthy_are_kept(events: Sequence[Event], limits: Limits) -> Found:
 
 def nothing_is_left(events: Sequence[Event], limits: Limits) -> Found:
     """After an end no process, shared memory, socket, held lock or temporary folder of the run is
-    there.
-    """
+    there."""
     del limits
     for event in events:
         if isinstance(event, Left):
@@ -414,8 +402,7 @@ def kill_costs(events: Sequence[Event]) -> list[KillCost]:
 
 def _losses(events: Iterable[Event]) -> dict[tuple[str, int, str], tuple[int, int]]:
     """Return, by killed generator and trajectory, tokens that it sampled and did not store, and
-    those sampled again.
-    """
+    those sampled again."""
     killed = {event.pid: event.worker for event in events if isinstance(event, Killed)}
     pids = {event.who: event.pid for event in events if isinstance(event, Beat)}
     sampled: dict[tuple[int, str], list[range]] = defaultdict(list)

@@ -1,6 +1,5 @@
 """Events of a run, as far as a check needs them: one small record each, in the order in which they
-took effect.
-"""
+took effect."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class Stored:
     is_final: bool
     is_true: bool | None
     """Whether its tokens are those that the trajectory's stream holds there; None when that is
-    unknown.
-    """
+    unknown."""
 
 
 @dataclass(frozen=True, slots=True)

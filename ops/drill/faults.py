@@ -47,8 +47,7 @@ _GUEST_S = 30.0
 _END_S = 60.0
 _TIDY_S = 3.0
 """Workers that the drill started by hand end by themselves when their run has; so much later
-nothing may be left.
-"""
+nothing may be left."""
 _LONGEST_FROZEN_S = 60.0
 _PULSE_S = (1.0, 4.0)
 _GLIMPSE_S = (0.001, 0.06)
@@ -80,8 +79,7 @@ class Site:
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
     """Mount a small disk at ``folder`` for a while, where that is allowed; files that were written
-    there stay there.
-    """
+    there stay there."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options = f"size={_DISK_BYTES[folder.name]},mode=0700"
     is_mounted = os.geteuid() == 0 and _run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder))
@@ -126,8 +124,7 @@ class Striking:
     @property
     def is_over(self) -> bool:
         """Whether it has lasted as long as it should: as planned, until it was named, and until it
-        has had its effect.
-        """
+        has had its effect."""
         lasted_s = time.monotonic() - self._begun_s
         if lasted_s < self.fault.duration_s or (self._asking is not None and not self._asking.is_over):
             return False
@@ -231,8 +228,7 @@ class Striking:
 
     def _pick(self, role: Role) -> Heartbeat | None:
         """Choose a worker of a role that is there; of another role when there is none (no critic,
-        no reference).
-        """
+        no reference)."""
         for candidate in (role, *_SCORERS):
             if found := until(lambda role=candidate: self._site.fleet.workers(role), 0.5):
                 chosen: Heartbeat = self._rng.choice(found)
@@ -337,8 +333,7 @@ class Striking:
 
     def _flicker(self) -> None:
         """Freeze the server, let it go on for an instant while a client waits for its answer,
-        freeze it again.
-        """
+        freeze it again."""
         fleet, ended = self._site.fleet, threading.Event()
         pid = fleet.server_pid()
         if pid is None:
@@ -358,8 +353,7 @@ class Striking:
 
     def _mute(self) -> None:
         """Let the server take connections and commands, and answer none. No command can end this
-        before its time.
-        """
+        before its time."""
         pause_s = self.fault.duration_s
         if self._site.fleet.ledger("CLIENT", "PAUSE", str(round(pause_s * 1000)), "ALL") is None:
             self._site.notes.append(f"{self.fault.kind}: the server did not take the command")

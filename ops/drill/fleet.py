@@ -2,8 +2,7 @@
 again.
 
 *Consumes* a folder and settings. *Produces* processes, and answers about them. *Waits for* no
-answer longer than a second: a process without an answer is down, which in a drill is no error.
-"""
+answer longer than a second: a process without an answer is down, which in a drill is no error."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ _ANSWER_S = 1.0
 _COMMAND_S = 300.0
 _HEARS_HANGUPS = ("env", "--default-signal=HUP")
 """A process that a drill under nohup starts would inherit an ignored SIGHUP, and no supervisor
-would receive one.
-"""
+would receive one."""
 
 
 class DrillFleet:
@@ -50,8 +48,7 @@ class DrillFleet:
     def __init__(self, folder: Path, settings: Sequence[str], *, host: Sequence[str] = ()) -> None:
         """Write the prompts, the switch of the verifier and the clock; start nothing.
 
-        ``host``: the words that run a command on the fleet's host, when that is not this one.
-        """
+        ``host``: the words that run a command on the fleet's host, when that is not this one."""
         self._host = list(host)
         self.folder = folder
         self.run_dir = folder / RUN
@@ -177,8 +174,7 @@ class DrillFleet:
 
     def _all_pids(self) -> dict[int, str]:
         """Every worker's process that belongs to this run, also those without a heartbeat: by their
-        command lines.
-        """
+        command lines."""
         self.beats()
         found = dict(self._pids)
         for path in Path("/proc").glob("[0-9]*/cmdline"):

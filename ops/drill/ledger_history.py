@@ -1,8 +1,7 @@
 """From the effects in the ledger's file to events.
 
 The reader follows the keys of ``pipeline.ledger.redis.keys`` and keeps only as much as it needs for
-names. It does not repeat the ledger's reasoning, so it cannot repeat its mistakes.
-"""
+names. It does not repeat the ledger's reasoning, so it cannot repeat its mistakes."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ class LedgerHistory:
         """Return the fate of the chunks that leave in a transaction, and the fates of the
         trajectories. The chunks of one transaction share a fate. A trajectory may be trained
         although its last chunk is dropped, so the trajectories' fates may differ. Then only their
-        numbers are known.
-        """
+        numbers are known."""
         chunks, trajectories = "", Counter[str]()
         for command in transaction:
             if command[0].upper() != b"HINCRBY" or command[1] != self._prefix + b"counters":
@@ -185,8 +183,7 @@ class LedgerHistory:
 
     def _age_of(self, unit: str) -> int:
         """Return the updates in a unit's oldest token; a unit is a chunk, or the name that its
-        chunks' ids begin with.
-        """
+        chunks' ids begin with."""
         if unit in self._state.oldest:
             return self._state.oldest[unit]
         start = f"{unit}." if unit.startswith("t.") else f"t.{unit}."

@@ -1,8 +1,7 @@
 """Leftovers on the machine of a run that has ended.
 
 A leftover is a process, shared memory, a socket, a held lock or a temporary folder of the run that
-is still there. Files in the run's folder are no leftovers: they are the run.
-"""
+is still there. Files in the run's folder are no leftovers: they are the run."""
 
 from __future__ import annotations
 

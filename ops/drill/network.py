@@ -4,8 +4,7 @@
 with, so that it runs on one of the hosts. *Waits for* the ``ip`` command.
 
 A pulled cable acts as a real one: nothing is refused and nothing closed, and bytes are lost. Both
-hosts reach sockets of the file system, as they would a ledger on a third host.
-"""
+hosts reach sockets of the file system, as they would a ledger on a third host."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class TwoHosts:
 
     def __init__(self, name: str) -> None:
         """Make them; ``name`` is unique on this machine, and short. Raises OSError where that is
-        not allowed.
-        """
+        not allowed."""
         self._spaces = {host: f"{name}-{host}" for host in HostName}
         self.is_cut = False
         try:

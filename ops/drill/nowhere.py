@@ -1,6 +1,5 @@
 """An address that leads nowhere: refused, swallowed, or taken by a listener that does not speak
-ZeroMQ.
-"""
+ZeroMQ."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """One drill: a fleet, the faults of a seed, the check.
 
 Every step of the run has a deadline: the first updates, two updates after each round of faults, the
-end.
-"""
+end."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ from pipeline.config.load import load_config, read_resolved
 
 PATIENCE_S = 60.0
 """Without an update for so long, a run is stuck; on a machine with two cores of its own one comes
-every 0.2 s.
-"""
+every 0.2 s."""
 _LAST_UPDATES = 2
 _LONGEST_S = 120.0
 """No fault lasts longer."""
@@ -69,8 +67,7 @@ class _Watch:
         self._next_interpose_s = 0.0
         self.version = -1
         """Newest policy version in the history; it never goes back, even when rows are
-        taken out.
-        """
+        taken out."""
         self.num_seen = 0
         """Versions seen."""
 
@@ -110,8 +107,7 @@ def drill(
     plan: Plan, folder: Path, *, engine: str = "emulated", patience_s: float = PATIENCE_S, keep: bool = False
 ) -> Outcome:
     """Run a drill in ``folder``, which is removed afterwards unless something was violated or
-    ``keep`` is set.
-    """
+    ``keep`` is set."""
     started = time.monotonic()
     kinds = tuple(str(kind) for kind in plan.kinds)
     outcome = Outcome(plan.seed, plan.algorithm, kinds)

@@ -1,8 +1,7 @@
 """The events of a drill, read afterwards from files that the run cannot take back.
 
 The files are read once nothing runs in the run's folder any more. The events of the ledger's file
-come first, in order, then those of checkpoints, journals, history and logs.
-"""
+come first, in order, then those of checkpoints, journals, history and logs."""
 
 from __future__ import annotations
 

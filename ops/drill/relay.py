@@ -4,8 +4,7 @@ request.
 *Consumes* frames at an address of its own, which the drill puts into the registry in the mailbox's
 place. *Produces* frames at the mailbox. *Waits for* neither: a thread turns over all relays a few
 hundred times a second. Messages that a mailbox does not take are held, and nothing more is read
-meanwhile, so that back-pressure goes through.
-"""
+meanwhile, so that back-pressure goes through."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ def damage(kind: FaultKind | None, message: Frames, memory: Sequence[Frames], rn
         kind: The damage; None for nothing.
         message: Envelope and body.
         memory: Messages that passed before.
-        rng: Decides which of them are hit, and where.
-    """
+        rng: Decides which of them are hit, and where."""
     if kind is None or rng.random() < 0.3:
         return [message]
     match kind:
@@ -135,8 +133,7 @@ class _Relay:
 
     def _shuffle(self) -> None:
         """Hand on the held messages in another order, once there are enough of them or they have
-        been held for long.
-        """
+        been held for long."""
         is_late = time.monotonic() >= self._held_since_s + _LONGEST_HELD_S
         if len(self._pending) < _HIGH_WATER_MARK // 2 and not is_late:
             return
@@ -186,8 +183,7 @@ class Relays:
 
     def stand_before(self, worker: str, endpoint: str) -> str | None:
         """Return the address to register in the place of a mailbox's; None when it is that of a
-        relay already.
-        """
+        relay already."""
         with self._lock:
             relay = self._relays.get(worker)
             if relay is not None and endpoint in (relay.endpoint, relay.target):
@@ -205,8 +201,7 @@ class Relays:
 
     def set(self, worker: str, kind: FaultKind | None) -> None:
         """Let this happen to a worker's messages from now on, also through the relay of a later
-        incarnation.
-        """
+        incarnation."""
         with self._lock:
             if kind is None:
                 self._kinds.pop(worker, None)

@@ -2,8 +2,7 @@
 
 Faults come in rounds, one or two at a time; a round begins when the run has taken two updates since
 the last one. So a drill is repeated by its seed as far as processes can be: the same faults of the
-same targets, in the same order.
-"""
+same targets, in the same order."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class FaultKind(StrEnum):
     FREEZE_SERVER = "freeze ledger server"
     FLICKERING_SERVER = "ledger server frozen between probes"
     """frozen for longer than a probe waits, let go for milliseconds, frozen again: one answer, and
-    none to the next question
-    """
+    none to the next question"""
     DEAD_FROZEN_SERVER = "ledger server frozen for good"
     """never let go on: it must be ended for certain before another is started"""
     MUTE_SERVER = "mute ledger server"
@@ -115,8 +113,7 @@ ASKED = frozenset(
     }
 )
 """Faults whose cause ``headrace why`` must name while they last; ``ops.drill.truth`` has the right
-answers.
-"""
+answers."""
 STANDSTILL = frozenset(
     {
         FaultKind.FLICKERING_SERVER,
@@ -134,8 +131,7 @@ _AT_ONCE = frozenset(
 """Faults without duration."""
 _ALONE = ASKED | {FaultKind.KILL_SUPERVISOR, FaultKind.POWER_CUT, FaultKind.LONG_FREEZE}
 """Faults that nothing is combined with: they would end the other one, hide its cause, or last
-longer than it makes sense.
-"""
+longer than it makes sense."""
 _BY_TCP = frozenset({FaultKind.LINK_CUT})
 """Faults for which the fleet speaks tcp with keys, between which no relay can stand."""
 _RARE = frozenset({FaultKind.LONG_FREEZE, FaultKind.DEAD_FROZEN_SERVER}) | _BY_TCP
@@ -149,15 +145,13 @@ _LASTING = {
     FaultKind.UNREACHABLE_NAME: (3.0, 6.0),
 }
 """Seconds, at least and at most, of faults that do not last as long as most. A fault with a
-question to ``why`` lasts until it is named.
-"""
+question to ``why`` lasts until it is named."""
 _SHORTEST_S, _LONGEST_S = 0.5, 2.5
 _NAMING_S = 3.0
 """Typical seconds until a cause is named."""
 _ORPHANED_S = 15.0
 """Workers go on without a supervisor until the cause is named, in ten seconds at most, and `down`
-has reached them.
-"""
+has reached them."""
 _UPDATES_A_ROUND = 5
 _UPDATES_AROUND = 5
 
@@ -189,16 +183,14 @@ class Plan:
 
     def num_updates(self, step_s: float) -> int:
         """Return how many updates the run must take, so that it is not over before
-        the faults are.
-        """
+        the faults are."""
         lasting = sum(max(map(_moving_s, faults), default=0.0) for faults in self.rounds)
         return _UPDATES_AROUND + _UPDATES_A_ROUND * len(self.rounds) + math.ceil(lasting / step_s)
 
 
 def plan(seed: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Plan:
     """Return the plan of a seed. Seeds in a row go through ``kinds`` in turn, so that len(kinds) of
-    them have every kind.
-    """
+    them have every kind."""
     rng = random.Random(seed)
     first = kinds[seed % len(kinds)]
     common = [kind for kind in kinds if kind not in _RARE and not (first in _BY_TCP and kind in WIRE)] or list(kinds)

@@ -5,8 +5,7 @@ answer is right or its time is over.
 command, ``NAMING_S`` in all.
 
 Fields of the answer decide whether a cause is named: the ``cause`` and the ``who`` of a chain, and
-the struck folder or worker. The words around them are free.
-"""
+the struck folder or worker. The words around them are free."""
 
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ def _any(*causes: str) -> Callable[[Answer, Struck], bool]:
 
 def _names_worker(*causes: str) -> Callable[[Answer, Struck], bool]:
     """A chain with one of these causes is about the worker that was struck, or another line names
-    the worker that is not reached.
-    """
+    the worker that is not reached."""
 
     def is_named(answer: Answer, struck: Struck) -> bool:
         told = [words for words in answer.get("also", []) if _NOT_REACHED in words]
@@ -115,8 +113,7 @@ assert set(TRUTHS) == ASKED
 
 def ask_until_named(kind: FaultKind, struck: Struck, ask: Ask, *, within_s: float = NAMING_S) -> Naming:
     """Query again and again until the true cause is named, at most ``within_s``; a later answer
-    does not count.
-    """
+    does not count."""
     began, headline = time.monotonic(), ""
     while (left_s := began + within_s - time.monotonic()) > 0.0:
         answer = ask(max(_LEAST_S, left_s))

@@ -5,8 +5,7 @@ supervisor replaces.
 its own. *Produces* events. *Waits for* the next turn.
 
 A ledger server is known by its working folder, the run's ledger, and not by its command line. A
-child that writes the file anew for its parent is no second one.
-"""
+child that writes the file anew for its parent is no second one."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ which it kills and starts again now and then.
 
 
 The story has the actors of a run (``ops.soak.story``). The unit, filters and limits change from
-round to round, and every round ends with nothing in flight.
-"""
+round to round, and every round ends with nothing in flight."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ async def soak(
     folder: Path, *, num_chunks: int, seed: int, units_per_update: int = 128, rounds: int = 6, crash_every: int = 400
 ) -> Counter[str]:
     """Run the story until so many chunks are written; return the counts of its steps. Raises
-    Divergence.
-    """
+    Divergence."""
     happened: Counter[str] = Counter()
     server = EmbeddedServer(folder, max_memory_mb=_MAX_MEMORY_MB)
     server.start(timeout_s=_ANSWER_S)

@@ -1,7 +1,6 @@
 """The Redis ledger for load tests: calls that travel together, and copies that arrive late.
 
-*Consumes* ledger calls. *Produces* the same answers as ``RedisLedger``. *Waits for* the server.
-"""
+*Consumes* ledger calls. *Produces* the same answers as ``RedisLedger``. *Waits for* the server."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class PipedLedger(RedisLedger):
 
     async def together(self, calls: list[Coroutine[Any, Any, Any]]) -> list[Any]:
         """Make keyed calls, which do not wait for one another, in this order; return answers, or
-        the kind of error instead.
-        """
+        the kind of error instead."""
         # a server that needed the script first would answer that call after the others
         for name in _KEYED:
             await self._client.script_load(SCRIPTS.script(name).text)

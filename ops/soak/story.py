@@ -7,8 +7,7 @@ Examples of a broken promise: a unit is claimed too stale, or after it was settl
 balance, or more credit is in use than there is.
 
 Answers are compared as they come, counters and queues after every step, audits every 20, and all
-that is stored every 200.
-"""
+that is stored every 200."""
 
 from __future__ import annotations
 
@@ -117,8 +116,7 @@ class Story:
     async def flush(self) -> None:
         """Wait until the server's file holds all of it. While its disk is busy, a server answers up
         to two seconds before it has written. The memory ledger would still have the entries that a
-        kill then takes away.
-        """
+        kill then takes away."""
         self._expect(
             await self._redis.make_durable(self._who("learner")), "the server does not confirm that it has flushed"
         )
@@ -137,8 +135,7 @@ class Story:
 
     async def compare_everything(self) -> None:
         """Compare the stored records: trajectories and their holders, chunks with their scores,
-        deadlines, queues, dead letters.
-        """
+        deadlines, queues, dead letters."""
         await self._audit()
         await self._both("dead_letters", limit=1000)
         state = self._memory.state

@@ -5,8 +5,7 @@
 equation to function to test.
 
 Importing this package does not import torch, nor does ``build``: the losses are in ``loss``, which
-training backends alone import. So roles that only need a rule stay light.
-"""
+training backends alone import. So roles that only need a rule stay light."""
 
 from __future__ import annotations
 

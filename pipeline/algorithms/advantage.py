@@ -1,7 +1,6 @@
 """Advantages from outcomes, the difference between a response and its group; and discounted sums.
 
-Numpy only, float64 inside.
-"""
+Numpy only, float64 inside."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ def group_advantages(
 
     The std is unbiased. A group of one member has mean 0 and std 1. Without ``normalize_std`` only
     the mean is taken off (Dr.GRPO, 2503.20783). Groups are any labels, in any order. Sources: GRPO
-    (2402.03300, section 4.1.2), DAPO (2503.14476, eq. 9).
-    """
+    (2402.03300, section 4.1.2), DAPO (2503.14476, eq. 9)."""
     values = np.asarray(rewards, dtype=np.float64)
     advantages = np.empty_like(values)
     for members in _members(groups):
@@ -60,8 +58,7 @@ def whiten_rows(
 
     Fewer than two tokens have no variance: they become 0. Sums over rows are exact, so that the
     order of the rows changes no bit of the result. Below ``min_std`` only the mean is taken away: a
-    batch of nearly equal values is noise, and would become noise of unit size.
-    """
+    batch of nearly equal values is noise, and would become noise of unit size."""
     kept = [np.asarray(row, dtype=np.float64)[mask] for row, mask in zip(rows, masks, strict=True)]
     count = sum(row.size for row in kept)
     if count < 2:

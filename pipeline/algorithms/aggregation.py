@@ -5,8 +5,7 @@ The loss is ``sum over rows r and tokens t of weight[r] * token_loss[r, t]``. Nu
 
 A weight depends on the whole mini-batch and never on the micro-batch that a row lands in. Any cut
 into micro-batches therefore gives the same gradient. So does any share-out over data-parallel
-ranks, times ``num_ranks`` where gradients are averaged.
-"""
+ranks, times ``num_ranks`` where gradients are averaged."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def row_weights(
     """Return the weight of every loss token of each row, float64.
 
     ``num_loss_tokens`` are those of the whole mini-batch, over all ranks; or what each row shall
-    count for. Raises ValueError for an unknown mode, or a ``norm_length`` that is not positive.
-    """
+    count for. Raises ValueError for an unknown mode, or a ``norm_length`` that is not positive."""
     if norm_length <= 0:
         raise ValueError(
             f"norm_length is {norm_length}; expected a positive length, such as the longest response allowed"

@@ -1,8 +1,7 @@
 """From the chunks of one trajectory to one sequence.
 
 The invariants of the ledger are checked here, since a broken one would otherwise be trained on in
-silence. Numpy only.
-"""
+silence. Numpy only."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
     """Join the chunks of a finished trajectory, all of them by index; errors name ``unit``.
 
     Raises NonFiniteUnit for NaN or infinity in log-probs, values, reward or accuracy. Raises
-    LedgerError when a chunk or the reward is missing, the last is not final, or chunks disagree.
-    """
+    LedgerError when a chunk or the reward is missing, the last is not final, or chunks disagree."""
     if not chunks:
         raise LedgerError(f"unit {unit} has a trajectory without chunks; expected at least 1: run `headrace audit`")
     last = chunks[-1].chunk

@@ -1,8 +1,7 @@
 """The seam between the learner and a learning rule.
 
 A rule is a pure function of claimed units, complete in every field that it declares. The same claim
-always makes the same samples.
-"""
+always makes the same samples."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ here is a pure function on numpy arrays; no torch.
 
 Nothing here decides what a token is worth. Loss weights are made from the lengths of a whole
 mini-batch (``pipeline.algorithms.aggregation``) before it is cut. Every plan that uses each sample
-once therefore gives the same gradient.
-"""
+once therefore gives the same gradient."""
 
 from __future__ import annotations
 
@@ -115,8 +114,7 @@ def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
     """Lay samples end to end, in the order given.
 
     Raises ValueError for no sample, and for one without a token before its first response token.
-    Each array must have one entry a response token. The error names the sample.
-    """
+    Each array must have one entry a response token. The error names the sample."""
     if not samples:
         raise ValueError("a packed batch of 0 samples; expected at least 1; skip the step instead")
     for sample in samples:
@@ -202,8 +200,7 @@ def plan_ranks(lengths: Sequence[int], num_ranks: int, max_tokens: int) -> list[
 
     All ranks get the same number of micro-batches, for they compute in step: a rank with fewer gets
     empty ones. Each has its fullest first, so that micro-batches of the same step are of about the
-    same size. Raises ValueError for ``num_ranks`` or ``max_tokens`` below 1.
-    """
+    same size. Raises ValueError for ``num_ranks`` or ``max_tokens`` below 1."""
     plans: list[list[list[int]]] = []
     for share in balance(lengths, num_ranks):
         plan = plan_micro_batches([lengths[index] for index in share], max_tokens)
@@ -228,8 +225,7 @@ def balance(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
     the emptiest rank.
 
     The fullest rank holds at most 4/3 of the best possible. The same lengths give the same shares,
-    ascending; a rank may get none. Raises ValueError for ``num_ranks`` below 1.
-    """
+    ascending; a rank may get none. Raises ValueError for ``num_ranks`` below 1."""
     if num_ranks < 1:
         raise ValueError(f"num_ranks is {num_ranks}; expected at least 1")
     shares: list[list[int]] = [[] for _ in range(num_ranks)]

@@ -4,8 +4,7 @@
 
 with GRPO's A_i. The weight is clipped, never the token: rare tokens that a ratio clip would silence
 keep their gradient. The paper leaves the lower bound off (``clip_low = 1``) and does not give the
-upper one. Meaningless for groups of one response.
-"""
+upper one. Meaningless for groups of one response."""
 
 from __future__ import annotations
 

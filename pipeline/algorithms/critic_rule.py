@@ -9,8 +9,7 @@ stretch, with the values that the value process wrote, makes one training sample
 
 Values are only a baseline here. The value process makes its own targets (Monte-Carlo, lambda = 1)
 and its own steps, which is VAPO's decoupled GAE. Whole responses and windows go through the same
-lines, so that T-PPO with a window as long as the cap is PPO, bit for bit.
-"""
+lines, so that T-PPO with a window as long as the cap is PPO, bit for bit."""
 
 from __future__ import annotations
 
@@ -151,8 +150,7 @@ class CriticRule(ABC):
         """Return each stretch's count in the loss's denominator: its tokens, dropped tail included.
 
         For a token mean each counts for the mean over the update's batch: then a token weighs the
-        same in every mini-batch, ``sum / N_batch * num_minibatches`` (T-PPO's port).
-        """
+        same in every mini-batch, ``sum / N_batch * num_minibatches`` (T-PPO's port)."""
         counts = [float(s.num_tokens) if s.score is None or not s.score.masked else 0.0 for s in stretches]
         if self.objective.aggregation is not Aggregation.TOKEN_MEAN or not counts:
             return counts

@@ -7,8 +7,7 @@
 It is meaningless for groups of one response. Groups that are all right or all wrong teach nothing;
 the ledger drops them by their raw accuracy. Two settings are not in the paper, and both
 can be switched off: the dual clip of the authors' recipe, and a truncated importance weight. The
-weight corrects for sampling ahead of learning.
-"""
+weight corrects for sampling ahead of learning."""
 
 from __future__ import annotations
 

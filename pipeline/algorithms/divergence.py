@@ -2,8 +2,7 @@
 
 The metrics are made from proximal (``old``) and behaviour log-probs, one entry a token or one a
 row; nothing is differentiated. A mean over tokens is over the loss mask, a mean over rows over all
-samples.
-"""
+samples."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ def token_divergence(old_logprobs: Floats, behavior_logprobs: Floats) -> dict[st
     """Return each token's log-probs, two estimates of KL(behaviour || proximal), and ``rho^2 - 1``.
 
     ``behavior_kl`` is ``behaviour - old`` and may be negative; ``behavior_k3`` is
-    ``rho - 1 - log rho``, which never is.
-    """
+    ``rho - 1 - log rho``, which never is."""
     z = (old_logprobs - behavior_logprobs).detach()
     return {
         "proximal_logprob": old_logprobs,
@@ -44,8 +42,7 @@ def row_divergence(
     """Return metrics of each row: perplexities, and the squared product of its rho, minus 1.
 
     A row without a token of the mask counts as one of log-prob 0, as in verl. ``sequence_chi2``
-    saturates at ``exp(+-40)``.
-    """
+    saturates at ``exp(+-40)``."""
     proximal = row_mean(old_logprobs.detach(), mask, row_ids, num_rows)
     behavior = row_mean(behavior_logprobs.detach(), mask, row_ids, num_rows)
     gap = behavior - proximal

@@ -3,8 +3,7 @@
 Advantages and value targets have one entry a token. Numpy only, float64 inside.
 
 ``V_t`` belongs to the state before token t: a causal model computes it at the preceding token. A
-value read at the token itself would shift every delta by one.
-"""
+value read at the token itself would shift every delta by one."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ def adaptive_lambda(length: int, *, alpha: float = 0.05, floor: float = 0.0) -> 
     """Return ``lambda = 1 - 1 / (alpha l)``, at least ``floor``: GAE's weights sum to ``alpha l``.
 
     VAPO (2504.05118, section 4.2). The paper has no floor, and lambda is negative below
-    ``l = 1 / alpha``; 0, ours, is always sensible, T-PPO's port takes 0.95.
-    """
+    ``l = 1 / alpha``; 0, ours, is always sensible, T-PPO's port takes 0.95."""
     return max(1.0 - 1.0 / (alpha * length), floor)
 
 
@@ -33,8 +31,7 @@ def window_deltas(
     ``delta_j = r_j + gamma V_{j+1} - V_j``. After the last token of a finished response V is 0: GAE
     (1506.02438, eq. 16) over the whole of it. After the last token of an unfinished window V is
     ``V_{n-1}`` again, since that state was never fed to the value model. With gamma = 1 and no
-    reward the last delta is then 0: EGAE, T-PPO (2506.15050).
-    """
+    reward the last delta is then 0: EGAE, T-PPO (2506.15050)."""
     after = 0.0 if is_finished else float(values[-1])
     following = np.append(np.asarray(values[1:], dtype=np.float64), after)
     return rewards + gamma * following - values
@@ -57,6 +54,5 @@ def whiten_windows(
     """Whiten over the policy's tokens in all windows together, bound to ``+-clamp``; 0 elsewhere.
 
     The mask of the loss must be the same: a token left out of it but whitened would get
-    ``-mean / std``. T-PPO's port; the least std is ours (``whiten_rows``).
-    """
+    ``-mean / std``. T-PPO's port; the least std is ours (``whiten_rows``)."""
     return [np.clip(row, -clamp, clamp) for row in whiten_rows(advantages, masks, min_std=min_std)]

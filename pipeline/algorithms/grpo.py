@@ -6,8 +6,7 @@
 GRPO's mean over a response's tokens makes long wrong responses cheap. Its std gives groups that are
 nearly all right or wrong too much weight. Dr.GRPO does without both. DAPO is GRPO with a token
 mean, a higher upper bound and the group filter. GRPO's paper adds 0.04 times the k3 estimate of
-KL(policy || reference): set ``kl_coefficient``. Meaningless for groups of one response.
-"""
+KL(policy || reference): set ``kl_coefficient``. Meaningless for groups of one response."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@
 
 with GRPO's A_i: a whole response is clipped or not, so its bounds are narrow (3e-4 and 4e-4).
 Written per token (``surrogate.sequence_ratio``). Meaningless for groups of one response, and in
-windows of an unfinished response, whose ratio would be that of a part.
-"""
+windows of an unfinished response, whose ratio would be that of a part."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 ``rho = proximal / behaviour`` at each token. It corrects staleness and the numerics of another
 engine. Nothing here is differentiable. Weights multiply the clipped token loss; denominators stay
 unweighted. Token-level weights suit partial rollouts: a product over a row that spans several
-versions saturates at ``exp(+-20)``.
-"""
+versions saturates at ``exp(+-20)``."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ def correction_weights(objective: Objective, rho: Float[Tensor, "*shape"]) -> Fl
     """Return the factor of the clipped loss where proximal over behaviour policy is ``rho``.
 
     TIS: ``min(rho, cap)``, verl's cap is 2. IcePop: rho where ``floor <= rho <= cap``, else 0; its
-    usual band is 0.5 to 5.
-    """
+    usual band is 0.5 to 5."""
     match objective.importance:
         case Importance.NONE | Importance.BYPASS:
             return torch.ones_like(rho)
@@ -119,8 +117,7 @@ def approximate_proximal(
 
     ``a = clamp((v - 1 - v_b) / (v - v_b), 0, 1)``, 0 where the current version sampled or the
     version is negative (not sampled); log-linear: ``b + a (theta - b)``; linear:
-    ``log((1 - a) e^b + a e^theta + 1e-10)``. As in AReaL (2505.24298).
-    """
+    ``log((1 - a) e^b + a e^theta + 1e-10)``. As in AReaL (2505.24298)."""
     lag = (current_version - versions).to(logprobs.dtype)
     share = ((lag - 1.0) / lag.where(lag != 0, lag.new_ones(()))).clamp(0.0, 1.0)
     share = share.where((lag != 0) & (versions >= 0), share.new_zeros(()))

@@ -2,8 +2,7 @@
 
 With ``d = logp - ref``, under samples of the policy k1 and k3 have the right mean and k2 has the
 right gradient; ``k1+`` and ``k3+`` take the value of one and the gradient of the other. Source: J.
-Schulman, "Approximating KL divergence" (2020); the clamps are verl's.
-"""
+Schulman, "Approximating KL divergence" (2020); the clamps are verl's."""
 
 from __future__ import annotations
 

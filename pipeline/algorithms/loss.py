@@ -1,8 +1,7 @@
 """The loss of one step, on packed tokens: surrogate, off-policy weight, KL, entropy, imitation.
 
 Inputs are response tokens of whole rows, packed end to end [N]. ``pipeline.algorithms.objective``
-has the lines by which a backend uses it.
-"""
+has the lines by which a backend uses it."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ def token_loss(
     policy's, not read unless ``needs_old``. Required are ``reference_logprobs`` when
     ``needs_reference``, ``entropy`` when ``needs_entropy``, and ``versions`` when the proximal
     policy is interpolated: else ValueError. ``row_ids`` are 0 .. num_rows - 1, rows whole.
-    ``mean_weight`` is ``importance.mean_weight`` of the whole mini-batch, or 1.
-    """
+    ``mean_weight`` is ``importance.mean_weight`` of the whole mini-batch, or 1."""
     zero = logprobs.new_zeros(())
 
     def on_mask(values: Shaped[Tensor, " tokens"]) -> Tokens:

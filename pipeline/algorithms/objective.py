@@ -15,8 +15,7 @@ whole mini-batch in the same way: ``imitation_weights``, and ``loss.imitation_lo
 Three policies (2505.24298, section 5.2). *Behaviour* sampled the token, perhaps some versions ago
 and with other numerics. *Proximal* is the learner at the start of the update; the surrogate clips
 around it. *Current* is being trained. The importance mode sets the correction for the behaviour
-policy; none corrects the same gap twice.
-"""
+policy; none corrects the same gap twice."""
 
 from __future__ import annotations
 

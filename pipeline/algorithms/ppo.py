@@ -9,8 +9,7 @@ So the critic must carry it; see the gate of the learner.
 
 The learner may be ahead of the values' versions: values are computed when each chunk is cut. They
 are a baseline, so their age never makes the ratio wrong. It costs variance and, for lambda below 1,
-bias of the order of the critic's own change.
-"""
+bias of the order of the critic's own change."""
 
 from __future__ import annotations
 

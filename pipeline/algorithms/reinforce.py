@@ -7,8 +7,7 @@ within a group.
 Whitening is over the batch's tokens. Its moments then have little noise, and a one-sided group does
 not dominate. The paper puts a KL penalty into the token rewards; here KL is a term of the loss
 (``kl_coefficient``). REINFORCE++ itself needs no group: one response a prompt will do. With a
-baseline, groups of one response are meaningless.
-"""
+baseline, groups of one response are meaningless."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@
 
 Unbiased, since a response is not part of its own baseline. The paper takes one on-policy step with
 ``-A log pi``; here the clipped ratio has the same gradient in that step and stays sane in further
-ones. Meaningless for groups of one response.
-"""
+ones. Meaningless for groups of one response."""
 
 from __future__ import annotations
 

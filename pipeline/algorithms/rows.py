@@ -1,8 +1,7 @@
 """Sums, means and maxima over the tokens of each row of a packed batch.
 
 A row is a whole response. Packing keeps rows whole, so these results do not depend on how a batch
-is cut.
-"""
+is cut."""
 
 from __future__ import annotations
 

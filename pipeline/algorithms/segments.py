@@ -1,8 +1,7 @@
 """Which policy version sampled each token of a response.
 
 A trajectory may be sampled by several versions. It is a sample of one well-defined behaviour policy
-as long as each token keeps its own log-prob (2505.24298, proposition 1). Numpy only.
-"""
+as long as each token keeps its own log-prob (2505.24298, proposition 1). Numpy only."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The loss of a policy gradient step at each token: clipped ratio, sequence ratio, clipped weight.
 
 Losses are not yet aggregated. The caller handles padding and masked tokens; see
-:class:`pipeline.algorithms.objective.Objective`.
-"""
+:class:`pipeline.algorithms.objective.Objective`."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ def clipped_loss(
     The gradient vanishes where A > 0 and r > 1 + eps_high, and where A < 0 and r < 1 - eps_low.
     With a dual clip (c above 1; 0 for none) it also vanishes where A < 0 and r > c.
     Sources: PPO (1707.06347, eq. 7); decoupled bounds: DAPO (2503.14476, eq. 8); dual clip:
-    1912.09729, eq. 5.
-    """
+    1912.09729, eq. 5."""
     free = -advantages * ratio
     bounded = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = torch.maximum(free, bounded)
@@ -61,8 +59,7 @@ def sequence_ratio(logprobs: Tokens, old_logprobs: Tokens, mask: Mask, row_ids: 
 
     ``s_i = exp(mean_t (logp_t - old_t))``, written per token as
     ``sg(s_i) exp(logp_t - sg(logp_t))``, so that each token's gradient is its own. GSPO
-    (2507.18071, section 4.3, GSPO-token).
-    """
+    (2507.18071, section 4.3, GSPO-token)."""
     mean = row_mean((logprobs - old_logprobs).detach(), mask, row_ids, num_rows)
     exponent = logprobs - logprobs.detach() + mean[row_ids]
     return exponent.clamp(max=MAX_SEQUENCE_LOG_RATIO).exp()

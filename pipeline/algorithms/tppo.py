@@ -24,8 +24,7 @@ changes only how often each prefix distribution is weighted, as with any partial
 
 Meaningless with a flat critic: windows before the last see a reward only through the values, so a
 constant critic gives them no advantage. Meaningless with a group baseline: the outcome of an
-unfinished member is unknown.
-"""
+unfinished member is unknown."""
 
 from __future__ import annotations
 

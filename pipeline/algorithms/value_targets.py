@@ -17,8 +17,7 @@ def lambda_targets(
     At lambda = 1 the values cancel and Monte-Carlo targets are left, whatever the critic (VAPO,
     T-PPO, whose port leaves gamma out). With gamma = 1 and a reward at the end every token then has
     that reward. Below 1 the reward fades with lambda^(T - t) and the critic learns from itself. PPO
-    does so, and VAPO's decoupled GAE undoes it (VC-PPO, 2503.01491).
-    """
+    does so, and VAPO's decoupled GAE undoes it (VC-PPO, 2503.01491)."""
     if lam == 1.0:
         return discounted_sums(rewards, gamma)
     values = values.astype(np.float64)

@@ -12,8 +12,7 @@ Its parts but for the values' training are settings, so the rule is PPO's under 
 since only a group has or lacks signal. Over-long shaping and filtering come with the reward.
 Whitening is ours, as in public PPO code: the paper leaves it open. Meaningless without pretraining
 (the paper: 11 instead of 60 on AIME 2024) or with lambda = 1 for the policy, the worst that VC-PPO
-tried.
-"""
+tried."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Its name is the distribution's own, so that nothing else on the path has it. It 
 ``protocol/headrace.py`` beside itself, then on the path, where an editable install has the source
 tree. Importing it is enough: from then on our packages are those beside that file.
 
-    python -P -m headrace MODULE ARGUMENT ...     as protocol/headrace.py, by hand
-"""
+    python -P -m headrace MODULE ARGUMENT ...     as protocol/headrace.py, by hand"""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ The columns:
     answer      text or a number; what the verifier compares with; not needed by one that goes by a reward model
     verifier    optional: a registered name; or package.module:function, if reward.verifiers names it too
     id          optional: text or a number, unique over all files; by default file name and line
-    ...         every other column is kept and handed to the verifier
-"""
+    ...         every other column is kept and handed to the verifier"""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """``<run_dir>/ledger.json``: where a run's ledger is, for every later command and worker.
 
-The file has mode 0600, since the address holds a password.
-"""
+The file has mode 0600, since the address holds a password."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def write_address(run_dir: Path, address: LedgerAddress) -> None:
 def read_address(run_dir: Path) -> LedgerAddress | None:
     """Return a run's ledger address; None when no ledger was ever started.
 
-    Raises ConfigError when the file is not a ledger address.
-    """
+    Raises ConfigError when the file is not a ledger address."""
     path = run_dir / LEDGER_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=LedgerAddress)
@@ -61,8 +59,7 @@ def known_url(run_dir: Path, configured: str | None) -> str | None:
     """Return the URL of a resumed run's ledger, with its password; None when it is embedded or new.
 
     The resolved configuration has no password; the address has. Raises ConfigError when the
-    configuration and the address name different servers.
-    """
+    configuration and the address name different servers."""
     if configured is not None and not is_hidden(configured):
         return configured
     address = read_address(run_dir)

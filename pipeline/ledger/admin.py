@@ -8,8 +8,7 @@ former holder's next write is refused (``WriteStatus.FENCED``), so nothing count
 made due is scored again by the next scorer, and a field is written once. A dead letter's unit stays
 dropped: its tokens are gone, and would be too old. Its *prompt* is admitted again, ahead of fresh
 prompts, once there is credit. It becomes a new group with a new number, which no late write to the
-old group can touch.
-"""
+old group can touch."""
 
 from __future__ import annotations
 

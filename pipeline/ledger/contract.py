@@ -28,8 +28,7 @@ numbered. So a call whose reply was lost may be repeated, and a late copy of it 
 exception is ``renew``, which moves the end of a lease again.
 
 A call by an incarnation that is not its worker's newest raises ``Fenced`` and has no effect. A
-chunk by a generator that lost its lease gets ``WriteStatus.FENCED``, since others may hold.
-"""
+chunk by a generator that lost its lease gets ``WriteStatus.FENCED``, since others may hold."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ class Ledger(Protocol):
     """The durable ledger. Every method is one atomic transition.
 
     Every method raises LedgerUnavailable when no server answers. Methods with an incarnation raise
-    Fenced when it is not its worker's newest.
-    """
+    Fenced when it is not its worker's newest."""
 
     async def open(self, spec: LedgerSpec) -> None:
         """Create the run's ledger, or join it. Raises LedgerMismatch for other settings."""
@@ -76,8 +74,7 @@ class Ledger(Protocol):
         Evaluation comes first. Then come open training trajectories, oldest first: their generator
         ended, or they were parked at a window. Then new groups are admitted whole, while there is
         credit. Members over the limit stay open for the next caller. ``policy_version`` None means
-        the published one.
-        """
+        the published one."""
         ...
 
     async def renew(self, who: Incarnation) -> None:
@@ -91,8 +88,7 @@ class Ledger(Protocol):
         """Store a chunk once, under its own key, and index it for its scorers.
 
         ``encoded`` is the encoded chunk, if the caller has it. Raises LedgerFull when the server
-        refuses writes; nothing has then changed and the caller may repeat.
-        """
+        refuses writes; nothing has then changed and the caller may repeat."""
         ...
 
     # -- scoring ---------------------------------------------------------------------------------
@@ -143,8 +139,7 @@ class Ledger(Protocol):
         """Return True once all earlier writes survive the death of the server and its machine.
 
         Returns False at once if the server cannot confirm it: no append-only file, older than Redis
-        7.2, or no permission. ``totals`` and ``audit`` count such results in a row.
-        """
+        7.2, or no permission. ``totals`` and ``audit`` count such results in a row."""
         ...
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
@@ -158,8 +153,7 @@ class Ledger(Protocol):
         Reopens the admission of a run that had ended. Units settled by updates that these weights
         do not contain become dropped, ``ROLLED_BACK``; their credit returns. Returns that credit: 0
         unless a checkpoint was damaged or an older one chosen. Raises LedgerError, with nothing
-        changed, when their number is unknown.
-        """
+        changed, when their number is unknown."""
         ...
 
     async def restarts(self) -> tuple[Restart, ...]:
@@ -170,8 +164,7 @@ class Ledger(Protocol):
         """Claim ``num_trajectories`` finished ones for the value model, in order of admission; or
         return how many there are when they are fewer. Each is claimed once, whatever becomes of its
         unit. A repeated claim returns the same, less discarded ones. Raises LedgerError without
-        ``LedgerSpec.value_training``.
-        """
+        ``LedgerSpec.value_training``."""
         ...
 
     async def settle_finished(self, who: Incarnation, claims: tuple[str, ...]) -> int:
@@ -189,8 +182,7 @@ class Ledger(Protocol):
     async def cancel_in_flight(self, who: Incarnation, reason: DropReason = DropReason.CANCELLED) -> int:
         """Drop all work that is not trained, at the end of a run; return how many groups.
 
-        Claims of the value worker stay: it has trained on them, and settles them as it drains.
-        """
+        Claims of the value worker stay: it has trained on them, and settles them as it drains."""
         ...
 
     # -- evaluation ------------------------------------------------------------------------------

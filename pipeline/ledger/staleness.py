@@ -5,8 +5,7 @@ line, and ``pipeline/ledger/staleness.md`` has the proof.
 
 ``eta`` is the largest allowed version lag, ``B`` the credit of one update, ``v`` a policy version.
 A unit whose oldest token is of version ``a`` has staleness ``v - a``. The update that claims at
-version ``a + eta`` must train it.
-"""
+version ``a + eta`` must train it."""
 
 from __future__ import annotations
 

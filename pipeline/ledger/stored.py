@@ -1,8 +1,7 @@
 """From stored bytes to the ledger's nouns, for both ledgers and the update log.
 
 A chunk is encoded once, by the generator (``protocol.codec.encode_once``). Its links and the ledger
-take the same body, and the ledger stores it as a blob. Nothing here encodes.
-"""
+take the same body, and the ledger stores it as a blob. Nothing here encodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Passwords in settings: never shown, written to no record.
 
-Of a run's files only ``ledger.json`` holds the ledger's password; its owner alone may read it.
-"""
+Of a run's files only ``ledger.json`` holds the ledger's password; its owner alone may read it."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ def hide_password(text: str) -> str:
 def without_ledger_password(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without ``REDIS_URL``, ``REDISCLI_AUTH`` and copies of their passwords.
 
-    For processes that read ``ledger.json``, or have no use for the ledger.
-    """
+    For processes that read ``ledger.json``, or have no use for the ledger."""
     secrets = {environment.get("REDISCLI_AUTH", ""), *_passwords(environment.get("REDIS_URL", ""))} - {""}
     return {
         name: value

@@ -8,8 +8,7 @@ restored weights under a new number, above all before. Versions then grow by mor
 
 Credit and staleness count updates. A token of the abandoned versions 4 and 5 keeps its number. It
 is as far from the start as a token of 7 or 8, and no older. ``redis/scripts/parts/versions.lua``
-mirrors these pure functions.
-"""
+mirrors these pure functions."""
 
 from __future__ import annotations
 

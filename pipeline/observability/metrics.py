@@ -10,8 +10,7 @@
     headrace_resident_bytes{role,worker}
     headrace_waiting{role,worker,for}             1 for what it waits for now
     headrace_link_messages_total{link,event}      event = sent | received | refused | gaps
-    headrace_counter{role,worker,name}            the role's own counters
-"""
+    headrace_counter{role,worker,name}            the role's own counters"""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A daemon leaves its process group and its session. So a process gets a mark in its environment,
 which all its descendants inherit. A descendant that clears its environment escapes; that is malice,
-no accident. Without ``/proc`` (macOS) only process groups are ended.
-"""
+no accident. Without ``/proc`` (macOS) only process groups are ended."""
 
 from __future__ import annotations
 

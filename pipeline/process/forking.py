@@ -6,8 +6,7 @@ the next request; the parent's end is the end of the socket, and of ``serve``. T
 go on without it.
 
 A forked process shows its own arguments and environment in ``/proc``, as a new process does: marks
-(``pipeline.process.descendants``) and command lines are found there.
-"""
+(``pipeline.process.descendants``) and command lines are found there."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ def send_request(channel: socket.socket, request: Fork | Reap, *descriptors: int
 
     Raises:
         EOFError: the process has ended.
-        OSError: it cannot be reached, or does not answer within the socket's timeout.
-    """
+        OSError: it cannot be reached, or does not answer within the socket's timeout."""
     socket.send_fds(channel, [msgspec.msgpack.encode(request)], descriptors)
     return receive_answer(channel)
 
@@ -75,8 +73,7 @@ def serve(channel: socket.socket, program: Callable[[Sequence[str]], NoReturn]) 
         program: Called in each forked process with its arguments.
 
     Raises:
-        OSError: no process can be forked.
-    """
+        OSError: no process can be forked."""
     _answer(channel, os.getpid())
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, _MAX_BYTES, 1)
@@ -122,8 +119,7 @@ def show(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     """Make arguments and environment those of this process, in ``/proc`` as well (Linux).
 
     The kernel shows the memory that it filled at the last ``exec``; longer texts are cut. Python
-    keeps copies of variables that it sets, so the old memory is free once all are set again.
-    """
+    keeps copies of variables that it sets, so the old memory is free once all are set again."""
     os.environ.clear()
     os.environ.update(environment)
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -2,8 +2,7 @@
 
 Two errors are the same when their types are, and their messages but for numbers: process ids,
 addresses, epochs, sizes. An error of the surroundings *may pass*: the disk, memory, the network,
-the ledger, a deadline, a killed engine. A restart may succeed, however often it came.
-"""
+the ledger, a deadline, a killed engine. A restart may succeed, however often it came."""
 
 from __future__ import annotations
 

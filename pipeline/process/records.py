@@ -6,8 +6,7 @@
 
 The system reuses process ids. With its start time by the kernel's clock, within one boot of the
 host, a process is named uniquely. Only a parent can wait for a process, so an adopting supervisor
-reads the exit code here.
-"""
+reads the exit code here."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ Code that continues in another thread (a backward pass on a GPU) takes ``current
 
 A piece ends soon if all is well: a layer of a pass, a decode step, a verdict, a file. How long that
 takes depends on model and machine. So the limit of a piece is a multiple of the slowest of its kind
-so far, and at least ``LEAST_S``.
-"""
+so far, and at least ``LEAST_S``."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ def piece_limit_s(slowest_s: float, ceiling_s: float | None) -> float:
 
     Args:
         slowest_s: Duration of the slowest of its kind.
-        ceiling_s: The configured limit, or None.
-    """
+        ceiling_s: The configured limit, or None."""
     measured_s = max(LEAST_S, TIMES_SLOWEST * slowest_s)
     return measured_s if ceiling_s is None else min(measured_s, ceiling_s)
 

@@ -16,8 +16,7 @@ responses a call declares it: ``judge.max_batch = 16``.
 
 Sources: TRL's GRPOTrainer calls ``func(prompts=, completions=, completion_ids=, **columns)``, each
 a list; verl's NaiveRewardManager calls ``func(data_source=, solution_str=, ground_truth=,
-extra_info=)``, its BatchRewardManager the plurals.
-"""
+extra_info=)``, its BatchRewardManager the plurals."""
 
 from __future__ import annotations
 

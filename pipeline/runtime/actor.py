@@ -15,8 +15,7 @@ Example of a whole worker::
             while not self.ctx.draining.is_set():
                 self.ctx.waiting_for(WaitingFor.INPUT)
                 await self.ctx.clock.sleep(0.1)
-                self.ctx.progress()
-"""
+                self.ctx.progress()"""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class Actor(abc.ABC):
         """Run the main loop until ``ctx.draining`` is set.
 
         An earlier return is a crash, unless ``ctx.finish`` was called. Call ``ctx.progress`` at
-        every productive turn, and ``ctx.waiting_for`` before every wait.
-        """
+        every productive turn, and ``ctx.waiting_for`` before every wait."""
 
     async def drain(self) -> None:  # noqa: B027 -- optional
         """Finish or hand back all work before the drain's deadline."""

@@ -61,8 +61,7 @@ class ManualClock:
         clock = ManualClock()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(poll_every_second(clock))
-            await clock.advance(10.0)  # ten polls, no waiting
-    """
+            await clock.advance(10.0)  # ten polls, no waiting"""
 
     def __init__(self, *, start_s: float = 1_000.0) -> None:
         self._now = start_s

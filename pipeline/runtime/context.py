@@ -2,8 +2,7 @@
 
 *Consumes* the actor's reports: progress, waits, counters, links. *Produces* heartbeats' content,
 threads and tasks. *Waits for* the compute thread, in ``compute``, and the storage thread, in
-``store``.
-"""
+``store``."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ class ActorContext:
         clock: time.
         draining: set when the main loop should end.
         delivered: finished pieces of work; an error before the first is not caused by the work.
-        tasks: the actor's TaskGroup; prefer ``spawn``, which names a task and watches its end.
-    """
+        tasks: the actor's TaskGroup; prefer ``spawn``, which names a task and watches its end."""
 
     def __init__(
         self,
@@ -153,8 +151,7 @@ class ActorContext:
         """Report what the main loop waits for from now on; ``detail`` in words.
 
         An idle loop reports at every turn: without one for ``supervisor.stuck_after_s`` it counts
-        as stuck.
-        """
+        as stuck."""
         self.worker_state.waiting_for(kind, detail)
 
     def starting(self, what: str) -> None:
@@ -200,8 +197,7 @@ class ActorContext:
         Its end, and every piece that it reports (``pipeline.process.work``), count as progress.
         Cancelling the wait does not stop the function. Its first call is reported as ``COMPILE``.
         Work within a wait with a time limit of its own is reported as that wait. Each has its limit
-        in ``pipeline.supervisor.watchdog``.
-        """
+        in ``pipeline.supervisor.watchdog``."""
         name = str(getattr(function, "__qualname__", function))
         kind = WaitingFor.COMPUTE if name in self._computed else WaitingFor.COMPILE
         self._computed.add(name)
@@ -216,8 +212,7 @@ class ActorContext:
     async def store(self, function: Callable[..., T], /, *args: Any) -> T:
         """Run a blocking write to the disk on the storage thread, and return its result.
 
-        Its end counts as progress. Cancelling the wait does not stop the function.
-        """
+        Its end counts as progress. Cancelling the wait does not stop the function."""
         result = await self._on(self._storage_thread, "storage", self.storing, function, args)
         self.progress()
         return result
@@ -247,8 +242,7 @@ class ActorContext:
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, None], *, endless: bool = True) -> asyncio.Task[None]:
         """Run a coroutine beside the main loop until it is cancelled after the drain.
 
-        An exception in it ends the worker; so does an ``endless`` one's return before the drain.
-        """
+        An exception in it ends the worker; so does an ``endless`` one's return before the drain."""
         task = self.tasks.create_task(self._watched(name, coroutine, endless), name=name)
         # Closes a coroutine that was cancelled before it began.
         task.add_done_callback(lambda _: coroutine.close())

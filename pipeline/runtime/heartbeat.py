@@ -2,8 +2,7 @@
 
 *Consumes* the main loop's state (``WorkerState``). *Produces* one heartbeat a second over a
 blocking connection of its own, so that a stuck or computing loop is still seen. *Waits for* the
-next second and for the server, each within a limit. It tries a server that is away every second.
-"""
+next second and for the server, each within a limit. It tries a server that is away every second."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ class HeartbeatThread:
         on_fenced: Called once, from this thread, when a newer incarnation exists.
         on_deaf: Called from this thread when ``stop`` does not come within ``grace_s`` of the
             fencing: the main loop is stuck, and the process must end without it.
-        log: Logs each outage once.
-    """
+        log: Logs each outage once."""
 
     def __init__(
         self,

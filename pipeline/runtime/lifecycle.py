@@ -5,8 +5,7 @@
 
 The first stop request begins the drain and sets its deadline. Progress moves the deadline, up to a
 ceiling. A second signal, or the deadline, makes the stop immediate. Another request for another
-reason, such as the run's end during a drain, never shortens the drain.
-"""
+reason, such as the run's end during a drain, never shortens the drain."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ read heartbeats. They agree on a worker because they take the limit from here.
     RESTARTED_WITHIN_S           20  a replacement is at work, or has ended again, within as long
 
 They grow in this order: a worker is reported as silent before its mailbox is left out, and that is
-before it is replaced. ``supervisor.silent_after_s`` changes the replacement alone.
-"""
+before it is replaced. ``supervisor.silent_after_s`` changes the replacement alone."""
 
 from __future__ import annotations
 

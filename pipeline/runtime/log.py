@@ -6,8 +6,7 @@ goes to standard error: all of it on a terminal, else warnings and errors, which
 keeps. A file at its limit is renamed, and the oldest is deleted.
 
     {"event":"update","update":3,"level":"info","at":"2025-01-31T12:00:00.000001Z",
-     "role":"learner","worker":"learner","run":"demo","policy_version":3}
-"""
+     "role":"learner","worker":"learner","run":"demo","policy_version":3}"""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class WorkerLog:
 
     Attributes:
         context: fields of every later line, of foreign libraries' too.
-        path: the file.
-    """
+        path: the file."""
 
     def __init__(
         self,

@@ -5,8 +5,7 @@
 
 An event means that the topic may have changed; the subscriber reads what has. An event too many
 does no harm. Against a lost one, every subscriber also reads after ``LOOK_ANYWAY_S``. One
-connection waits for all topics, with a time limit.
-"""
+connection waits for all topics, with a time limit."""
 
 from __future__ import annotations
 

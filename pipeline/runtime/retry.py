@@ -1,8 +1,7 @@
 """Waits for a full ledger, for calls that may be repeated.
 
 Scorers and learner free its memory. A server that is away is waited for in
-``pipeline.ledger.redis.connection``, and nowhere else.
-"""
+``pipeline.ledger.redis.connection``, and nowhere else."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ async def ride_out(
     """Repeat ``call`` while the ledger is full; ``on_wait`` receives each failure before the pause.
 
     Raises:
-        LedgerFull: the ledger was full for ``timeout_s``.
-    """
+        LedgerFull: the ledger was full for ``timeout_s``."""
     deadline = clock.monotonic() + timeout_s
     pause = _FIRST_PAUSE_S
     while True:

@@ -6,8 +6,7 @@ Unreachable mailboxes are not waited for; the heartbeat names them.
 
 The first link to try changes with every message, and a full one is skipped: equal workers get equal
 work, a slow one gets less. A message without room in time stays with the caller, and the ledger's
-overdue index.
-"""
+overdue index."""
 
 from __future__ import annotations
 

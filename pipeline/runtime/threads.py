@@ -2,8 +2,7 @@
 
 OpenMP, MKL and OpenBLAS read the environment once, when they are loaded. So call ``limit_threads``
 before any import of torch or numpy. Two processes with two spinning OpenMP threads each, on two
-cores, run about forty times slower than with one thread each.
-"""
+cores, run about forty times slower than with one thread each."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ def limit_threads(num_threads: int) -> None:
 
     Raises:
         RuntimeError: torch was imported under another limit.
-        ValueError: the number is not positive.
-    """
+        ValueError: the number is not positive."""
     if num_threads < 1:
         raise ValueError(f"threads is {num_threads}; expected at least 1")
     wanted = thread_environment(num_threads)

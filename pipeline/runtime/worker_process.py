@@ -11,8 +11,7 @@ One TaskGroup holds the actor's own tasks and these:
 * *run watch*: begins a drain when the run is over
 * *links* and *news*: read the links' counters, and the registry's changes
 
-A worker goes on without its supervisor. The next one adopts it (``pipeline.process.records``).
-"""
+A worker goes on without its supervisor. The next one adopts it (``pipeline.process.records``)."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> in
     Args:
         load: Returns the actor's class; called once threads are limited, so it may import anything.
         run_dir: The run's folder, with its resolved configuration and its ledger's address.
-        worker: Name in the fleet. An older process of this name is fenced from now on.
-    """
+        worker: Name in the fleet. An older process of this name is fenced from now on."""
     run_dir = run_dir.absolute()
     keep_private()
     # Before any import of a numeric library.

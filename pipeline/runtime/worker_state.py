@@ -2,8 +2,7 @@
 
 The main loop's thread alone writes it, and the heartbeat thread alone reads it. Every read is of
 one reference or one dict copy, which the interpreter makes whole. If the loop is dead, ``progress``
-stands still in every heartbeat.
-"""
+stands still in every heartbeat."""
 
 from __future__ import annotations
 

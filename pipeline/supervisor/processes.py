@@ -107,8 +107,7 @@ class Processes:
         Args:
             command: Command line of the starter.
             forks: Returns whether a role's workers are forked; others import for themselves.
-            given_up: Ends the wait.
-        """
+            given_up: Ends the wait."""
         try:
             self._starter = Starter(self._run_dir, command)
             self._starter.wait(given_up)

@@ -4,8 +4,7 @@
 <run_dir>/supervisor.lock    held by the supervisor for its life; has its process id
 <run_dir>/ledger.lock        held while a supervisor starts the embedded server, and by a command that
                              runs one for itself; the server's own lock is ledger/server.lock
-<run_dir>/logs/              <worker>.jsonl, and <worker>.out for terminal output
-"""
+<run_dir>/logs/              <worker>.jsonl, and <worker>.out for terminal output"""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@
 
 A forked worker has its imports in milliseconds instead of seconds, and shares their memory. Where
 there is no starter (not Linux, or its imports fail or initialise CUDA), workers import for
-themselves.
-"""
+themselves."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def starter_command(run_dir: Path) -> list[str]:
 
 def forks(config: RunConfig, role: Role) -> bool:
     """Return whether a role's workers may be forked. vLLM sets up its threads while it is
-    imported.
-    """
+    imported."""
     engine = {Role.GENERATOR: config.generation.engine, Role.REFERENCE: config.reference.backend}.get(role)
     return hasattr(os, "pidfd_open") and engine != "vllm"
 
@@ -56,8 +54,7 @@ def forks(config: RunConfig, role: Role) -> bool:
 def marked_environment(mark: str) -> dict[str, str]:
     """Return this process's environment for a worker: its mark, and no password of the ledger.
 
-    The mark is first: ``/proc`` shows as much of it as the starter's environment was long.
-    """
+    The mark is first: ``/proc`` shows as much of it as the starter's environment was long."""
     return {WORKER_MARK: mark} | without_ledger_password(os.environ) | {WORKER_MARK: mark}
 
 
@@ -70,8 +67,7 @@ class Starter:
             arguments, are added.
 
     Raises:
-        OSError: it cannot be started.
-    """
+        OSError: it cannot be started."""
 
     def __init__(self, run_dir: Path, command: Sequence[str]) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -120,8 +116,7 @@ class Starter:
             written_code: Returns the exit code that it wrote down, for an end after the starter's.
 
         Raises:
-            StarterEnded: nothing was started.
-        """
+            StarterEnded: nothing was started."""
         pid = self._request(Fork(list(arguments), dict(environment)), output.fileno())
 
         def exit_code() -> int | None:

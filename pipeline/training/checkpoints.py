@@ -16,8 +16,7 @@ newest folder with a true manifest is complete.
 
 An incarnation that takes over first moves every other writer's hidden folder away. A checkpoint
 that an earlier writer had renamed by then counts. Other folders lost their path, so a later
-rename fails. So no checkpoint appears after a newer learner has resumed from an older one.
-"""
+rename fails. So no checkpoint appears after a newer learner has resumed from an older one."""
 
 from __future__ import annotations
 
@@ -130,8 +129,7 @@ class CheckpointFolder:
         """Write a checkpoint durably, then remove all but the newest; return its folder.
 
         ``save`` fills an empty folder; ``state`` has JSON values. Raises Fenced when a newer
-        incarnation has taken over, StorageFailed when the disk refused: earlier ones are intact.
-        """
+        incarnation has taken over, StorageFailed when the disk refused: earlier ones are intact."""
         try:
             sequence = max((number for number, _ in _named(self._root)), default=0) + 1
             partial = self._writing / f"{sequence:06d}"

@@ -5,8 +5,7 @@ responses towards its own bias (VC-PPO). So the learner trains on nothing until 
 is after ``value.pretrain_steps`` (T-PPO's port: 10, VAPO: 50). With
 ``value.min_explained_variance``, our addition, it may open earlier: once the critic's explained
 variance, averaged over ``value.explained_variance_steps`` steps, reaches that. Each step is
-measured on responses that the critic was not yet trained on. The gate never closes again.
-"""
+measured on responses that the critic was not yet trained on. The gate never closes again."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@
 
 The learner is the only writer. It appends without waiting for the disk, and seals a segment (End,
 fsync) with each checkpoint. So every update in a checkpoint is in a whole segment. The last
-segment of a learner that died has no End and may end in the middle of a record.
-"""
+segment of a learner that died has no End and may end in the middle of a record."""
 
 from __future__ import annotations
 
@@ -130,8 +129,7 @@ def read_log(folder: Path) -> list[LogSegment]:
     """Check every byte of a run's update log; return its segments, oldest first.
 
     A segment without its first record is left out. Raises DataError, naming the place, when there
-    is no log or a segment is damaged.
-    """
+    is no log or a segment is damaged."""
     found = _segments(folder)
     if not found:
         raise DataError(

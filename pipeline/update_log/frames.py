@@ -5,8 +5,7 @@
     body     the record in MessagePack, compressed with zlib
 
 A crash leaves at most an unfinished end without a readable frame after it: that is tolerated. A bad
-frame with a good one after it is damage, and refused.
-"""
+frame with a good one after it is damage, and refused."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ A plan has legs; each loads a state and makes updates one after the other. A run
 tree. Each learner began at the start model or at an earlier learner's checkpoint. The earlier
 learner's updates after that checkpoint are another branch. A state is identified by its number of
 updates and the digests of its weights. So a leg may begin at a checkpoint, or at a state that an
-earlier leg has passed.
-"""
+earlier leg has passed."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@
 Chunks and scores are the ledger's own blobs. Data that training does not read is left out: a
 prompt's text, answer and further columns, and the response's text. ``prompt_id`` finds them.
 Repeated data is stored once: a prompt of several chunks, and the context of a chunk that follows
-its trajectory's other chunks.
-"""
+its trajectory's other chunks."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ generator maps the same pages. Other hosts request ranges over ZeroMQ, of the wh
 delta. Tokens get a version only after the digest of all its bytes has matched.
 
 Adapters have a *base*, the frozen weights that they are added to: one more file, under
-``BASE_VERSION``. Every announcement has its digest. Each generator merges the two.
-"""
+``BASE_VERSION``. Every announcement has its digest. Each generator merges the two."""
 
 from __future__ import annotations
 

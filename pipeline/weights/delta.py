@@ -14,8 +14,7 @@ skips 255 unchanged bytes. No gaps, and as many values as the plane has bytes: t
 numbers are little-endian.
 
 The digests of base and result bind a delta to the one version that it was made from, and prove the
-result.
-"""
+result."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ def encode(
     or the bodies differ in size.
 
     ``heads`` are the offsets of the bodies, ``digests`` those of both versions, and ``stride`` the
-    bytes of a number: 2 for bf16, 4 for fp32.
-    """
+    bytes of a number: 2 for bf16, 4 for fp32."""
     base_body, new_body = base[heads[0] :], new[heads[1] :]
     if base_body.size != new_body.size:
         return None
@@ -132,8 +130,7 @@ def apply(delta: memoryview, base: np.ndarray, out: np.ndarray, *, head_bytes: i
     """Fill ``out`` with a delta's result; return the prelude and the digest of ``out``.
 
     The caller checks ``base``, with its body at ``head_bytes``, against ``base_digest``. Raises
-    WeightsDamaged for any bytes that are no such delta; ``out`` is then useless.
-    """
+    WeightsDamaged for any bytes that are no such delta; ``out`` is then useless."""
     prelude, place = read_prelude(delta, head_bytes=head_bytes, num_bytes=out.size)
     base_body = base[head_bytes:]
     if base_body.size != prelude.num_bytes:

@@ -6,8 +6,7 @@ while it fills a file, and a shared one while the file is published. A reader ho
 while it uses the pages. A retired file is filled again only under the exclusive lock, so without
 readers. Else a new file is made, and the old one's pages go with its last reader.
 
-Readers map privately (copy on write), so they cannot change the file.
-"""
+Readers map privately (copy on write), so they cannot change the file."""
 
 from __future__ import annotations
 

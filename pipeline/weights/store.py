@@ -1,8 +1,7 @@
 """The learner's published versions: the newest ones, their digests, deltas, and base weights.
 
 Publishing and answering run on two threads. A version may be retired while an answer is made of it.
-The answer's digest then does not match, and the requester fetches the newest version.
-"""
+The answer's digest then does not match, and the requester fetches the newest version."""
 
 from __future__ import annotations
 
@@ -128,8 +127,7 @@ class WeightsStore:
         """Return a range of the delta from the held version if it is short, else of the version.
 
         The part is empty when the version is gone. Making a delta takes about the time of reading
-        both versions twice. Raises UnknownMessage for anything but a WeightsRequest.
-        """
+        both versions twice. Raises UnknownMessage for anything but a WeightsRequest."""
         if not isinstance(request, WeightsRequest):
             raise UnknownMessage(f"the weights endpoint got a {type(request).__name__}; it answers WeightsRequest only")
         stored = self._held.get(request.version)

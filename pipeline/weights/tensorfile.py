@@ -4,8 +4,7 @@
 
 The header is padded to whole pages. So tensors begin on a page, and metadata seldom changes the
 file's size. No torch: engines make their own arrays. Source of the format:
-github.com/huggingface/safetensors, README, "Format".
-"""
+github.com/huggingface/safetensors, README, "Format"."""
 
 from __future__ import annotations
 

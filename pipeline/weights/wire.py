@@ -2,8 +2,7 @@
 
 Parts have at most ``max_part_bytes``, and one is requested at a time. All allocations are bounded
 by the announcement in the ledger, never by a peer's numbers. If a delta's result does not match the
-announced digest, the whole version is fetched (a *refresh*).
-"""
+announced digest, the whole version is fetched (a *refresh*)."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class FetchFolder:
     """One worker's folder of fetched versions: memory-backed where the host has such storage.
 
     The folder is locked while the worker lives. A worker that starts removes the folders of killed
-    ones, after a delay: a folder that is just being made is not locked yet.
-    """
+    ones, after a delay: a folder that is just being made is not locked yet."""
 
     def __init__(self, run_dir: Path, name: str, *, shared_memory: bool) -> None:
         """Make the folder ``name``, of that worker; remove dead ones. ConfigError if not ours."""

@@ -7,8 +7,7 @@
     curve       keys, and the permitted peers
     door        counts of refused connections
 
-ZeroMQ loses data silently when a peer dies. So nothing here is an only copy: the ledger's is.
-"""
+ZeroMQ loses data silently when a peer dies. So nothing here is an only copy: the ledger's is."""
 
 from protocol.zeromq.curve import CurveKeys
 from protocol.zeromq.transport import ZmqTransport

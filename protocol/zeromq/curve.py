@@ -2,8 +2,7 @@
 
 The folder holds ``<host>.secret`` (mode 0600, never leaves the host) and one ``<name>.pub`` for
 every permitted peer. To permit a host, copy its ``.pub`` there; to refuse it, remove the file. The
-folder is read again for every new connection. Hosts that share one folder permit each other.
-"""
+folder is read again for every new connection. Hosts that share one folder permit each other."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class CurveKeys:
     def load_or_create(cls, folder: Path) -> Self:
         """Return this host's keys from ``folder``, made once on first use by any process.
 
-        Raises ConfigError when a key file is damaged or other users may read it.
-        """
+        Raises ConfigError when a key file is damaged or other users may read it."""
         ensure_private_folder(folder)
         name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()) or "host"
         path = folder / f"{name}.secret"
@@ -91,8 +89,7 @@ class CurveKeys:
     def present(self, raw: zmq.Socket[bytes], server_key: str) -> None:
         """Make a connecting socket present our key, and accept only the owner of ``server_key``.
 
-        Raises ConfigError.
-        """
+        Raises ConfigError."""
         if not _KEY.fullmatch(server_key.encode()):
             raise ConfigError(
                 f"server key {server_key!r} is not a public CURVE key of 40 characters; take it from the registry"

@@ -3,8 +3,7 @@
 They lack CURVE, have an unknown key, or expect another server's key. libzmq refuses
 them during the handshake. No mailbox receives a message of theirs.
 
-*Waits for* libzmq's events of one listening socket, on a thread that ends with the socket.
-"""
+*Waits for* libzmq's events of one listening socket, on a thread that ends with the socket."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Mailboxes (PULL) and the links to them (PUSH).
 
 A link holds at most a high-water mark of messages at each end, besides the system's socket buffers.
-When all of that is full, ``send`` waits: the back-pressure.
-"""
+When all of that is full, ``send`` waits: the back-pressure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Requests and answers: DEALER and ROUTER, for weights between hosts.
 
 An answer carries its request's sequence number. So a late answer, to a request that was given up,
-is never taken for the answer to a later one.
-"""
+is never taken for the answer to a later one."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 No ``recv`` is ever pending, so none is cancelled. A task waits until the socket is ready, then
 reads without blocking and without another await. libzmq's descriptor is edge-triggered. So
 ``ready`` reads EVENTS before each wait and after each wake, and every operation wakes the other
-waiters.
-"""
+waiters."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ busy interpreter does not look frozen.
 
 Links to mailboxes have none. A full mailbox stops reading its connection, heartbeats too, and would
 be cut off for being slow. Measured: 16 of 24 messages lost in seven seconds of back-pressure. A
-frozen reader is found by its silence in the registry, a lost host by ``protocol.zeromq.watch``.
-"""
+frozen reader is found by its silence in the registry, a lost host by ``protocol.zeromq.watch``."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 3, 1, 20
 """An idle link to a host that is gone is known after four seconds, and given up after 23."""
 HANDSHAKE_TIMEOUT_MS = 5000
@@ -158,8 +156,7 @@ class AsyncSocket:
     async def ready(self, event: int, *, timeout_s: float) -> bool:
         """Wait until ``event`` (POLLIN or POLLOUT) holds; False after ``timeout_s``.
 
-        No other task uses the socket before the caller's next await. Raises ChannelClosed.
-        """
+        No other task uses the socket before the caller's next await. Raises ChannelClosed."""
         deadline = time.monotonic() + timeout_s
         self._turns += 1
         if self._turns % TURNS_PER_YIELD == 0:
@@ -177,8 +174,7 @@ class AsyncSocket:
     async def take(self, *, timeout_s: float) -> ReceivedMessage | None:
         """Wait for a message and read it; None after ``timeout_s``. Raises ChannelClosed.
 
-        There is no await between reading and returning: a cancelled call has read nothing.
-        """
+        There is no await between reading and returning: a cancelled call has read nothing."""
         deadline = time.monotonic() + timeout_s
         while await self.ready(POLLIN, timeout_s=deadline - time.monotonic()):
             try:
@@ -205,8 +201,7 @@ class AsyncSocket:
         """Send one message without blocking; False when there is no room for it.
 
         If a connection dies between two frames of a message, libzmq drops the rest. That rest is
-        then flushed, so that the next message starts at its first frame.
-        """
+        then flushed, so that the next message starts at its first frame."""
         last = len(frames) - 1
         for index, frame in enumerate(frames):
             try:

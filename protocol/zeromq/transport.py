@@ -1,8 +1,7 @@
 """One worker's ZeroMQ context, limits and keys, and all that is opened with them.
 
 On one host, ipc sockets in a private folder need no keys. Over tcp every connection is CURVE, and
-keys name both ends. Without keys, tcp is for the loopback interface alone.
-"""
+keys name both ends. Without keys, tcp is for the loopback interface alone."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ _numbers = itertools.count()
 def num_unanswered(descriptor: int) -> int:
     """Return the peer's unacknowledged transmissions in a row; 0 where unknown.
 
-    The descriptor stays open. A closed one, or one of no TCP connection, gives 0.
-    """
+    The descriptor stays open. A closed one, or one of no TCP connection, gives 0."""
     if _TCP_INFO is None or descriptor < 0:
         return 0
     try:

@@ -8,8 +8,7 @@ A case holds when ``|got - expected| <= tolerance * (1 + |expected|)`` everywher
 the largest ``|got - expected| / (1 + |expected|)`` of the family. Token tensors are compared where
 the mask is 1.
 
-    python -m tests.golden.check tests/golden/*.json
-"""
+    python -m tests.golden.check tests/golden/*.json"""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Sources are read, nothing is run. A function is reached when a reached function names it. A class is
 reached likewise, and with it all that its body names. A module that is imported runs the statements
 at its top. A text that is an import path counts as a name, and so does a module with a name after
-it.
-"""
+it."""
 
 from __future__ import annotations
 

@@ -31,8 +31,7 @@ def reached() -> Reached:
 
 def _called_by_adapters(family: str) -> set[tuple[str, str]]:
     """Run one case of each kind; return modules and qualified names that adapters
-    themselves call.
-    """
+    themselves call."""
     called: set[tuple[str, str]] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:

@@ -1,6 +1,5 @@
 """A real fleet for tests: ``headrace up`` as a child process, and the other commands against it,
-all by their JSON.
-"""
+all by their JSON."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ EMULATED = (
     "reward.processes=1",
 )
 """For claims that are about anything but a model: the rest of the fleet is real, and it starts in a
-fifth of the time.
-"""
+fifth of the time."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,7 @@ class RunningFleet:
 
     def _read(self, name: str) -> Any:
         """Run a reading command in this process: tests look many times, and a start costs half a
-        processor second.
-        """
+        processor second."""
         printed, complaint = io.StringIO(), io.StringIO()
         with redirect_stdout(printed), redirect_stderr(complaint), pytest.raises(SystemExit) as end:
             cli.main([name, str(self.run_dir), "--json"])
@@ -116,8 +113,7 @@ def fleet(
     tmp_path: Path, *overrides: str, resume: Path | None = None, arguments: tuple[str, ...] = ()
 ) -> Iterator[RunningFleet]:
     """Start the demo's configuration with ``overrides``, or resume a run with further
-    ``arguments``; kill its processes at the end.
-    """
+    ``arguments``; kill its processes at the end."""
     data = tmp_path / "data"
     task.main(["--out", str(data)])
     command = [sys.executable, "-m", "pipeline.cli", "up"]
@@ -154,8 +150,7 @@ def kill(run: RunningFleet, worker: str, timeout_s: float = 60.0) -> dict[str, A
     """``kill -9`` the process that a worker is now; return its last heartbeat.
 
     A number that was read a moment ago may have become another process's. So the process is held by
-    a descriptor, and known by its environment, before it is killed.
-    """
+    a descriptor, and known by its environment, before it is killed."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         beat = run.workers().get(worker)

@@ -1,6 +1,5 @@
 """Claims about the answer to wrong settings, flawed data and failing reward functions: one
-sentence, a documented code, no hang.
-"""
+sentence, a documented code, no hang."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ GOOD = {"prompt": "a6b+7c=", "answer": "3", "verifier": "arithmetic"}
 @pytest.fixture
 def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Up:
     """Run ``headrace up`` on the demo's configuration in this process; return the exit code and its
-    output.
-    """
+    output."""
     monkeypatch.chdir(ROOT)
     data = tmp_path / "train.jsonl"
     data.write_text("\n".join(json.dumps({**GOOD, "id": f"p{number}"}) for number in range(64)))

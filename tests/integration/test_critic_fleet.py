@@ -1,6 +1,5 @@
 """Claims about whole fleets with a value process: real processes, real Redis, real ZeroMQ, a real
-(small) model.
-"""
+(small) model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Claims about fleets that change while they run: workers join, drain, die and freeze, and so does
-the supervisor.
-"""
+the supervisor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Fault drills with fixed seeds that have every kind of fault: nothing that must hold is violated.
 
-A seed that fails here is repeated by this test alone (``-k SEED``); its folder is kept.
-"""
+A seed that fails here is repeated by this test alone (``-k SEED``); its folder is kept."""
 
 from __future__ import annotations
 
@@ -18,16 +17,13 @@ SEEDS = (5864, 2137, 4693, 5748, 3442, 1116)
 LONG_SEEDS = (4377, 3000, 2142)
 """Together these seeds have every kind, in as little time as was found. The first have the kinds
 that `make test` does not show elsewhere: servers, disks, names, cables, hangups, orphans, and the
-wire. `make test-long` has the others.
-"""
+wire. `make test-long` has the others."""
 KINDS = tuple(kind for kind in FaultKind if kind is not FaultKind.DEAD_FROZEN_SERVER)
 """A server that is frozen for good takes as long as the supervisor's patience;
-``python -m ops.drill`` drills it.
-"""
+``python -m ops.drill`` drills it."""
 _PATIENCE_S = 240.0
 """Of a machine that others use, too: that nothing waits for ever is the claim, not that nothing is
-slow.
-"""
+slow."""
 
 
 def test_the_seeds_have_every_kind_of_fault() -> None:

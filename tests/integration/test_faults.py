@@ -1,6 +1,5 @@
 """Claims about faults in the middle of a run: dead and frozen workers, a dead ledger server, a
-ledger without room.
-"""
+ledger without room."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Claims about whole fleets: real processes, real Redis, real ZeroMQ, and a real (small) model
-where learning is claimed.
-"""
+where learning is claimed."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ PACED = (
     "checkpoint.every_updates=1000",
 )
 """A step of the policy takes ten times what a piece of work may take, and ten times what a drain
-waits for one.
-"""
+waits for one."""
 
 
 def _replaced(running: RunningFleet) -> list[str]:

@@ -1,6 +1,5 @@
 """Claims about the way in which fleet tests kill a worker: no other process is hit, even under a
-reused number.
-"""
+reused number."""
 
 from __future__ import annotations
 

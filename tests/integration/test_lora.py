@@ -1,6 +1,5 @@
 """Claims about a fleet whose learner trains an adapter: only the adapter travels, and damage to its
-base is mended.
-"""
+base is mended."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The claim that a run leaves nothing behind but its folder, however it ends. Real processes; only
-the models are emulated.
-"""
+the models are emulated."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ SETTINGS = (
 
 class Run:
     """One run, in a folder whose path is too long for sockets, with a temporary
-    folder of its own.
-    """
+    folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.run_dir = folder / ("long-" * 20) / "test"
@@ -222,8 +220,7 @@ def closed_terminal(run: Run) -> int:
 
 def killed(*what: str) -> Callable[[Run], int]:
     """``kill -9`` of the supervisor, the workers, or all at once, the ledger's server among them;
-    then ``down``.
-    """
+    then ``down``."""
 
     def end(run: Run) -> int:
         process = run.up(100_000)

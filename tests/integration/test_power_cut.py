@@ -1,6 +1,5 @@
 """Claims about a run of which everything is killed at once, the ledger's server included, and which
-is then resumed.
-"""
+is then resumed."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 GROUPS, SIZE = 2, 4
 ETA = 8
 """So large that no unit is too old only because the machine is slow. A unit still goes stale when
-others overtake it.
-"""
+others overtake it."""
 QUICK = (
     *EMULATED,
     "run.num_updates=1000",
@@ -45,8 +43,7 @@ def updates(run: RunningFleet) -> list[dict[str, Any]]:
 
 def cut_the_power(run: RunningFleet) -> None:
     """Kill the supervisor, then every worker and the ledger's server, and wait until
-    all are gone.
-    """
+    all are gone."""
     address = read_address(run.run_dir)
     assert address is not None
     pids = [worker["pid"] for worker in run.workers().values()]
@@ -61,8 +58,7 @@ def cut_the_power(run: RunningFleet) -> None:
 
 def check_books(run: RunningFleet, num_updates: int) -> dict[str, Any]:
     """Check that all admitted work is trained on once, or dropped for a reason, and that the
-    weights hold the trained units.
-    """
+    weights hold the trained units."""
     rows = updates(run)
     assert [row["update"] for row in rows] == list(range(1, num_updates + 1))
     versions = [row["policy_version"] for row in rows]

@@ -1,6 +1,5 @@
 """Claims about a learner on several ranks in a whole fleet: it trains, and the death of any rank
-costs nothing but time.
-"""
+costs nothing but time."""
 
 from __future__ import annotations
 

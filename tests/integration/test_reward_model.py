@@ -1,6 +1,5 @@
 """Claims about a whole fleet whose rewards come from a reward model: real processes, a real (small,
-random) classifier.
-"""
+random) classifier."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ hosts are namespaces. Each knows its own name as a loopback address, as on Debia
 neighbour's by the cable's address. They share the run's folder, the data and the model. Host B has
 its own shared memory, and of the ledger's files only the authority's certificate. The server's
 program, which tests use, has no TLS: its end of the encrypted connection is a relay with the page's
-certificate.
-"""
+certificate."""
 
 from __future__ import annotations
 
@@ -141,8 +140,7 @@ def trained(run_dir: Path) -> set[str]:
 
 def far_worker(run_dir: Path, role: str) -> tuple[str, list[dict[str, Any]]]:
     """Return process id and log of the worker that joined from host B; an empty one
-    before it did.
-    """
+    before it did."""
     [log] = list((run_dir / "logs").glob(f"{role}-host-b-*.jsonl")) or [None]
     if log is None:
         return "", []

@@ -1,6 +1,5 @@
 """Claims about a fleet over tcp with CURVE: weights in ranges, refused strangers, and the effect of
-hostile messages.
-"""
+hostile messages."""
 
 from __future__ import annotations
 

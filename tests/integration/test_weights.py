@@ -1,6 +1,5 @@
 """Claims about weights on a real fleet: damaged ones are never served and the run goes on; other
-hosts receive deltas.
-"""
+hosts receive deltas."""
 
 from __future__ import annotations
 

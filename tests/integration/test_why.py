@@ -1,6 +1,5 @@
 """Claims about ``headrace why`` and ``headrace requeue`` on a real fleet whose workers freeze and
-die.
-"""
+die."""
 
 from __future__ import annotations
 

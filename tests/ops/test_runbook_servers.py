@@ -3,8 +3,7 @@ comes into the process list.
 
 They are taken from the page and run by bash: a real server, the real command line. Only ports
 differ, and the server's program is the one that tests use. That has no TLS, so its end of the
-encrypted connection is a relay with the page's certificate.
-"""
+encrypted connection is a relay with the page's certificate."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ pytestmark = pytest.mark.skipif(
 
 def blocks() -> list[str]:
     """Return the commands of the page's section on servers: a server, its certificate, and a run
-    that uses it.
-    """
+    that uses it."""
     section = PAGE.read_text().split("\n## A ledger of your own\n")[1].split("\n## ")[0]
     return re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
 
@@ -102,8 +100,7 @@ def test_the_pages_server_starts_with_a_password_and_is_taken_by_config_check(tm
 @contextmanager
 def encrypted(folder: Path, listen: int, behind: int) -> Iterator[None]:
     """Serve TLS at one port with the page's certificate, and pass the bytes on to another, in a
-    thread.
-    """
+    thread."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
     loop = asyncio.new_event_loop()

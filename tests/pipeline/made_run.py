@@ -18,8 +18,7 @@ from tests.pipeline.op_config import op_config
 
 def made_run(folder: Path, *overrides: str) -> tuple[Path, LedgerSpec, EmbeddedServer]:
     """Make a run of ``op_config``; return its folder, the specification of its ledger, and its
-    server, which is there.
-    """
+    server, which is there."""
     config = op_config(folder, *overrides)
     spec = preflight(config).spec
     run_dir = prepare_run_dir(config, resume=False)
@@ -31,8 +30,7 @@ def made_run(folder: Path, *overrides: str) -> tuple[Path, LedgerSpec, EmbeddedS
 
 def stopped_run(folder: Path, leave: Callable[[Attached], Awaitable[None]]) -> Path:
     """Make a run that was stopped and has no server, after ``leave`` has written to its ledger;
-    return its folder.
-    """
+    return its folder."""
     run_dir, spec, server = made_run(folder)
     server.stop()
 

@@ -2,8 +2,7 @@
 only, or a new version.
 
 ``python -m tests.protocol.test_golden`` writes files for new messages; it never changes one that is
-there.
-"""
+there."""
 
 from __future__ import annotations
 

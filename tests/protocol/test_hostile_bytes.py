@@ -1,6 +1,5 @@
 """The promises of ``ops.checks.fuzz_targets``, on bytes that hypothesis invents: the short form of
-``make fuzz``.
-"""
+``make fuzz``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Ids become parts of ledger keys and file names, so nothing passes for one that a ledger could not
-have given.
-"""
+have given."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """vLLM as it really is, on this machine's CPU. These tests need an environment that holds it:
-``make test-vllm``.
-"""
+``make test-vllm``."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ from tests.vllm.cores import CorePool
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let vLLM and its imports warn, which is not ours to mend. Any test may start a vLLM, which
-    takes long on a busy machine.
-    """
+    takes long on a busy machine."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("default"))

@@ -1,6 +1,5 @@
 """Cores that tests share: one takes seconds to make, so it is lent by architecture, and returned
-empty.
-"""
+empty."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """vLLM's async engine, in processes of its own: the engine that serves GPUs, run here on a CPU. It
 decodes without waiting for its caller, so claims are about the content of windows, never about its
-progress.
-"""
+progress."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ def engine_on(core: BackgroundCore, *, kv_policy: str = "keep", pause: str = "ke
 
 def begin(engine: VllmEngine) -> list[SampledWindow]:
     """Advance until a token is sampled, with no time limit; return the windows that have ended by
-    then.
-    """
+    then."""
     before = engine.stats().num_decode_steps
     windows: list[SampledWindow] = []
     while engine.stats().num_decode_steps == before:
@@ -93,8 +91,7 @@ def test_a_swap_in_flight_makes_true_segments_and_true_logprobs(
     core, old, new, tmp_path: Path, kv_policy: str, reported: bool, staged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether vLLM reports the version of each token or the pauses are recorded, whether weights
-    were staged or not.
-    """
+    were staged or not."""
     monkeypatch.setattr(core, "_reports_versions", reported and core._reports_versions)
     # until the swap fell inside the windows
     for _ in range(5):

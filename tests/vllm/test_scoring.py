@@ -1,6 +1,5 @@
 """vLLM as the frozen reference keeps the scoring contract, to 1e-5 nats of transformers' own
-forward in fp32.
-"""
+forward in fp32."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ class TestVllmScoring(ScoringContract):
 
     def make_engine(self, model: PreTrainedModel, *, temperature: float, micro_batch_tokens: int) -> VllmScoring:
         """Make an engine once for each model and settings: it takes seconds, and its weights never
-        change.
-        """
+        change."""
         key = hashlib.sha256(f"{model.config.to_json_string()}/{temperature}/{micro_batch_tokens}".encode()).hexdigest()
         if key not in self.made:
             model.save_pretrained(self.folder / key)

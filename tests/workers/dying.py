@@ -3,8 +3,7 @@ checkpoint folders.
 
 Its weights are the list of all responses that they were trained on. So a checkpoint shows by itself
 whether a response is in it twice, or missing. Files are not forced to the disk: a process that dies
-takes none of its written files with it.
-"""
+takes none of its written files with it."""
 
 from __future__ import annotations
 
@@ -234,8 +233,7 @@ class World:
 
     async def live(self, reaper: Reaper) -> bool:
         """Be one learner's process, from its start to its good end or its death; return whether it
-        ended well.
-        """
+        ended well."""
         who = await self.registry.register(Role.LEARNER, "learner")
         self.epochs["learner"] = who.epoch
         self.num_lives += 1
@@ -278,8 +276,7 @@ class World:
 
     async def live_until_done(self, reaper: Reaper) -> list[str]:
         """Die once, then be started again until the run is done; return the weights of the last
-        checkpoint.
-        """
+        checkpoint."""
         while not await self.live(reaper):
             reaper = Reaper(None)
         newest = pipeline.training.checkpoints.latest_checkpoint(self.root)

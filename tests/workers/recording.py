@@ -3,8 +3,7 @@ role.
 
 They fill the seams of ``workers.engines`` as real ones do. So a test can check the exact tokens,
 settings and lengths that left a worker's hands. Their answers are a plain function of the requests,
-so that a test knows the right answer.
-"""
+so that a test knows the right answer."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ STOP = 1
 
 class RecordingGeneration:
     """Extends each trajectory by the next window of the response that ``responses``
-    names for it.
-    """
+    names for it."""
 
     def __init__(
         self,
@@ -112,8 +110,7 @@ class RecordingGeneration:
 
 def sampled_logprobs(start: int, end: int) -> np.ndarray:
     """Return the behaviour log-probs that a recording engine gives the response tokens from
-    ``start`` to ``end``.
-    """
+    ``start`` to ``end``."""
     return -np.arange(start + 1, end + 1, dtype=np.float32) / 64
 
 
@@ -166,8 +163,7 @@ class RecordingScoring:
 
 def tail_scores(tokens: np.ndarray, num_scored: int) -> np.ndarray:
     """Return a recording scorer's log-probs of the last ``num_scored`` of ``tokens``: float32
-    [num_scored].
-    """
+    [num_scored]."""
     places = np.arange(tokens.size - num_scored, tokens.size)
     return -(tokens[places] + places / 100).astype(np.float32)
 
@@ -199,8 +195,7 @@ class RecordingValue:
 
 class RecordingTraining:
     """A policy whose log-prob of a token is ``-(id + steps taken)``: log-probs of another moment
-    are other numbers.
-    """
+    are other numbers."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[list[TrainingSample], Objective]] = []
@@ -254,6 +249,5 @@ class RecordingTraining:
 
 def policy_logprobs(sample: TrainingSample, num_steps: int) -> np.ndarray:
     """Return a recording policy's log-probs of a sample's response tokens after so many steps:
-    float32 [response tokens].
-    """
+    float32 [response tokens]."""
     return -(sample.tokens[sample.prompt_length :] + num_steps).astype(np.float32)

@@ -62,8 +62,7 @@ def _closed() -> Iterator[None]:
 
 class Learning:
     """One life of a learner: the real backend, updates, recorder and checkpoints, on units that are
-    drawn by number.
-    """
+    drawn by number."""
 
     def __init__(self, config: RunConfig, epoch: int, *, tell_as: RunConfig | None = None) -> None:
         self.config = config
@@ -314,8 +313,7 @@ def test_the_log_tells_builds_of_torch_apart_that_are_installed_under_one_versio
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wheel of the default index has the version ``2.13.0`` as a distribution, and
-    ``2.13.0+cu130`` when imported.
-    """
+    ``2.13.0+cu130`` when imported."""
     monkeypatch.setattr(fingerprint, "version", lambda _: "2.13.0")
     monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
     config = config_of(tmp_path)

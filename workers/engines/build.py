@@ -21,8 +21,7 @@ def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
     """Make the generation engine that ``generation.engine`` names, around ``model_path``'s model.
 
     Raises ConfigError (unknown name, no such device), DataError (no model there) or EngineError
-    (the engine cannot serve the model).
-    """
+    (the engine cannot serve the model)."""
     match config.generation.engine:
         case "local":
             from workers.engines.generation.local.build import build_local

@@ -7,8 +7,7 @@ device, where a forward pass computes shapes alone.
 A model is computed right only if its tokens meet nowhere but in our attention. So the pass counts
 calls. Our attention must have been called once in each layer, and nothing else that mixes tokens (a
 convolution along the row) may have been called. Refused are layers that keep a state of their own,
-add positions to scores (ALiBi), cap scores or have sinks.
-"""
+add positions to scores (ALiBi), cap scores or have sinks."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ in a scorer's mailbox. That wait is the back-pressure.
 
 Counters in the heartbeat: ``chunks``, ``duplicates``, ``written_tokens``, ``refused_tokens`` (of
 windows that the ledger did not want any more), ``undelivered`` (left to the ledger's overdue
-index).
-"""
+index)."""
 
 from __future__ import annotations
 

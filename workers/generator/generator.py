@@ -12,8 +12,7 @@ beside both (``workers.generator.weight_receiver``).
 
 Counters in the heartbeat: ``sampled_tokens`` (after a drain each is written or refused),
 ``prefill_tokens``, ``decode_steps``, ``turns``, ``decode_s`` (seconds in the engine), ``live``.
-Those of the writers and of the weights are added.
-"""
+Those of the writers and of the weights are added."""
 
 from __future__ import annotations
 

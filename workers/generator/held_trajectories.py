@@ -13,8 +13,7 @@ Invariants:
     one writer    each window that the engine returns is taken once
     slots         a trajectory takes a slot until its last window is sampled; ``num_free_slots`` may be leased
     one lease     a lease that comes back replaces a trajectory that is LEASED or WRITING; the outcome of the
-                  replaced window then changes nothing here
-"""
+                  replaced window then changes nothing here"""
 
 from __future__ import annotations
 

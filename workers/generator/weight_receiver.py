@@ -22,8 +22,7 @@ Counters in the heartbeat: ``weight_swaps``; ``weights_bytes`` (mapped, or that 
 ``weights_s`` (seconds from the announcement's sight to verified and merged); ``weights_merge_s``
 (of them, merging); ``weights_pause_s`` (decoding stood still); ``weights_bases`` (bases that came);
 ``weights_deltas`` (versions that came as deltas); ``weights_refreshes`` (whole versions after a
-delta that did not fit); ``rejected_version`` (-1: none); ``stale_swaps`` (old weights stayed).
-"""
+delta that did not fit); ``rejected_version`` (-1: none); ``stale_swaps`` (old weights stayed)."""
 
 from __future__ import annotations
 
@@ -133,8 +132,7 @@ class WeightReceiver:
 
         Raises:
             WeightsDamaged: Its bytes differ from those that were published, from every source.
-            WeightsRejected: The learner's answers make no sense.
-        """
+            WeightsRejected: The learner's answers make no sense."""
         async with self._turn:
             self._announced.clear()
             newest = await self._ctx.registry.weights()
@@ -175,8 +173,7 @@ class WeightReceiver:
         Raises:
             WeightsRejected: A version was refused since the last call, or does not fit the model.
             ParityFailed: The engine does not serve it afterwards.
-            Exception: The engine failed.
-        """
+            Exception: The engine failed."""
         if self._refused is not None:
             raise self._refused
         staged, self._staged = self._staged, None
@@ -208,8 +205,7 @@ class WeightReceiver:
     async def _check_served(self, tensors: Mapping[str, Any], version: int) -> None:
         """Raise ParityFailed when the engine serves other weights than it was just given.
 
-        The engine's own report is not trusted.
-        """
+        The engine's own report is not trusted."""
         unserved = await self._ctx.compute(self._engine.unserved, tensors)
         if not unserved and self._engine.policy_version == version:
             return

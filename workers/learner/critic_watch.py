@@ -1,8 +1,7 @@
 """The learner's watch on the value worker: whether the critic's gate is open, and it is there.
 
 The heartbeat of the value worker is read at most twice a second. While the gate is closed, ready
-units are dropped, which makes room for new work.
-"""
+units are dropped, which makes room for new work."""
 
 from __future__ import annotations
 

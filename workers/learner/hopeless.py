@@ -8,8 +8,7 @@ them, and the learner really lacks units:
     certain     only when all that was in flight as the limit was reached came to nothing, too
 
 So a generator that was cut off, and whose groups are late, ends no run: other generators sample its
-groups first.
-"""
+groups first."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ with reason ``value_warmup``: generation goes on and credit returns.
 
 Counters in the heartbeat: ``updates``, ``num_updates`` (wanted), ``ready``, ``needed``,
 ``trained_tokens``, ``accuracy``, ``reward``, ``evaluation_accuracy``, ``refused_steps``,
-``checkpoint_version``, ``failed_checkpoints``.
-"""
+``checkpoint_version``, ``failed_checkpoints``."""
 
 from __future__ import annotations
 

@@ -79,8 +79,7 @@ class PolicyUpdate:
         """Do the optimiser steps of one update, from the weights of ``policy_version``.
 
         The backend refuses a step that is not finite. Raises Diverged after too many in a row, over
-        updates, and EngineError without device memory.
-        """
+        updates, and EngineError without device memory."""
         if not samples:
             return Stepped([], 0.0, 0.0)
         started = time.monotonic()

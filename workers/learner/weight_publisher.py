@@ -14,8 +14,7 @@ its own copy. If that is damaged, it publishes the version again: the same bytes
 other pages.
 
 Counters in the heartbeat: ``published_bytes``, ``published_s`` (seconds in which they were written
-and digested).
-"""
+and digested)."""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ class WeightPublisher:
         """Publish the newest version again if it is damaged, once a generator has refused it.
 
         The backend must still have that version's weights. Raises WeightsDamaged when these give
-        other bytes now; a new learner publishes under a new number.
-        """
+        other bytes now; a new learner publishes under a new number."""
         ctx = self._ctx
         beats = await ctx.registry.heartbeats()
         if not any(beat.counters.get("rejected_version") == policy_version for beat in beats):

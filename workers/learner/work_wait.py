@@ -2,8 +2,7 @@
 
 The wait ends with the answer or with the drain. Each chore is a task that the wait owns. It begins
 when the first answer is "not yet", and has ended when the wait returns: an update never runs beside
-a chore. A chore keeps its pace from one wait to the next.
-"""
+a chore. A chore keeps its pace from one wait to the next."""
 
 from __future__ import annotations
 

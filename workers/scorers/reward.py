@@ -13,8 +13,7 @@ the allowed attempts its group becomes a dead letter. An answer that is not judg
 ``reward.timeout_s`` is wrong, at once.
 
 Counters in the heartbeat: ``scored``, ``not_judged`` (of those, the answers that were wrong because
-of the time limit), ``failed``, ``overdue`` (picked up from the ledger), ``duplicates``.
-"""
+of the time limit), ``failed``, ``overdue`` (picked up from the ledger), ``duplicates``."""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ class Reward(Scorer):
         """Pair each chunk with the reward model's centred score of it, None without a reward model.
 
         When the model fails on the batch, each chunk is read by itself. Chunks that cannot be read
-        are reported and left out.
-        """
+        are reported and left out."""
         if self._model is None:
             return [(chunk, None) for chunk in chunks]
         try:

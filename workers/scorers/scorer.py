@@ -2,8 +2,7 @@
 
 Chunks come from the mailbox. Chunks whose deadline has passed come from the ledger: their message
 was lost with a dead process, or a mailbox was full for too long. Each chunk gets one field. Nothing
-depends on a message arriving: the wire is fast, the ledger is durable.
-"""
+depends on a message arriving: the wire is fast, the ledger is durable."""
 
 from __future__ import annotations
 
@@ -86,8 +85,7 @@ class Scorer(Actor):
         """Score the chunks that are in the mailbox already, for at most half a drain.
 
         While senders go on, the mailbox never empties. The remaining chunks become overdue and go
-        to other workers.
-        """
+        to other workers."""
         until_s = self.ctx.clock.monotonic() + self.ctx.config.supervisor.drain_timeout_s / 2
         while self.ctx.clock.monotonic() < until_s and (batch := await self._receive(timeout_s=0.0)):
             await self._score(batch)

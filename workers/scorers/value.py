@@ -13,8 +13,7 @@ this process dies. The policy waits until the gate is open (``pipeline.training.
 Counters in the heartbeat: ``scored``, ``failed``, ``overdue``, ``duplicates``, ``scored_tokens``;
 ``value_version``, ``value_steps``, ``value_loss``, ``explained_variance`` (moving mean),
 ``gate_open`` (1 or 0), ``trained`` (responses), ``finished`` (responses that wait to be trained
-on), ``refused_steps``.
-"""
+on), ``refused_steps``."""
 
 from __future__ import annotations
 
@@ -265,8 +264,7 @@ class Value(Scorer):
         """Return the number of the weights that were loaded. One number never names two models.
 
         Steps after the checkpoint may be lost in a crash while values that they computed are in the
-        ledger. So numbering goes on after the highest of those.
-        """
+        ledger. So numbering goes on after the highest of those."""
         told = [row.value_version for row in read_history(self._history_path) if isinstance(row, ValueRow)]
         latest = max(told, default=0)
         return latest + 1 if latest > checkpointed else checkpointed

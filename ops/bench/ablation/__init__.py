@@ -3,5 +3,4 @@ and compared.
 
 ``tables`` lists the variants, ``runs`` trains one with one seed, ``accuracy`` evaluates the weights
 that it published. ``summary`` makes means and intervals, ``page`` writes them down.
-``python -m ops.bench.ablation --help``.
-"""
+``python -m ops.bench.ablation --help``."""

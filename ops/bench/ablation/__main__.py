@@ -5,8 +5,7 @@
 *Consumes* nothing but this project. *Produces* ``ops/results/<table>.md`` and ``.json``, and below
 ``--work`` every run, once no two rows would do the same. *Waits for* the runs, one after another:
 seed by seed, variants in turn, so that a machine that changes does so for all of them. An outcome
-that is already below ``--work`` is not made again.
-"""
+that is already below ``--work`` is not made again."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ def check_distinct(table: Table) -> None:
 
 def _start(table: Table, folder: Path, num_held_out: int) -> list[str]:
     """Write the prompts, make the models that there are none of yet, and return the overrides that
-    name them.
-    """
+    name them."""
     data = (folder / "data").resolve()
     counts = ((demo_task.Split.TRAIN, table.num_prompts), (demo_task.Split.HELD_OUT, num_held_out))
     named = [f'data.train=["{data / "train.jsonl"}"]', f'data.evaluation=["{data / "heldout.jsonl"}"]']

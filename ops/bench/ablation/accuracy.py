@@ -2,8 +2,7 @@
 it costs the run nothing.
 
 *Consumes* weight files and held-out prompts. *Produces* the share of right greedy responses a
-version. *Waits for* the verifiers.
-"""
+version. *Waits for* the verifiers."""
 
 from __future__ import annotations
 
@@ -30,13 +29,11 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 class Examiner:
     """Answers the held-out prompts greedily with any version's weights and marks the answers by the
-    run's verifiers.
-    """
+    run's verifiers."""
 
     def __init__(self, config: RunConfig, *, num_prompts: int, num_slots: int = 256) -> None:
         """Load prompts and engine; ``num_prompts`` of the held-out ones are used,
-        from the first.
-        """
+        from the first."""
         generation = config.generation.model_copy(update={"num_slots": num_slots})
         self._config = config.model_copy(update={"generation": generation})
         self._tokenizer = load_text_tokenizer(config.model.path)

@@ -1,7 +1,6 @@
 """The curves of a comparison as one SVG: accuracy by update and by sampled tokens.
 
-Each row is a line, the mean over its seeds, and every seed is faint beside it.
-"""
+Each row is a line, the mean over its seeds, and every seed is faint beside it."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ rows with the same effect are one.
 A row that differs from another in a setting need not differ in its results. So a floor that an
 adaptive lambda never leaves makes it a constant. The drawn responses go the way of a run: rewards
 are shaped, groups without signal dropped, windows cut, advantages and targets made. The loss is
-differentiated at log-probs that have left the proximal policy's, so that clipping counts.
-"""
+differentiated at log-probs that have left the proximal policy's, so that clipping counts."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ from protocol.trajectory import (
 NUM_RESPONSES = 64
 _DRIFT = 0.3
 """Standard deviation of the current policy's log-probs around the proximal ones, nats: many ratios
-leave the clip's bounds.
-"""
+leave the clip's bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +50,13 @@ class Effect:
 
     gradient: np.ndarray
     """float64: of the loss, by the log-prob of every drawn token; 0 where a token is not trained
-    on.
-    """
+    on."""
     targets: np.ndarray
     """float64: the critic's, of every drawn token that is within the cap; empty
-    without a critic.
-    """
+    without a critic."""
     critic_start: tuple[float | str, ...]
     """Value steps before the policy may start, the explained variance that opens the gate earlier,
-    and the critic's model.
-    """
+    and the critic's model."""
     group_size: int
     """Responses to one prompt."""
 
@@ -212,8 +207,7 @@ def _chunks(
 
 def _place(sample: TrainingSample, group_size: int) -> tuple[int, int]:
     """Return the number of a sample's drawn response, and where in it the sample's response tokens
-    begin.
-    """
+    begin."""
     _, group, member, *_ = sample.name.split(".")
     return int(group) * group_size + int(member), sample.num_context_tokens
 

@@ -18,8 +18,7 @@ outcome to the end. So a response is decided at its beginning, as the choice of 
 reward comes some 30 tokens later in short chains and some 245 in long ones. And the rule that long
 chains need is not taught by short ones.
 
-**Train and held-out** are apart by construction, as in ``ops.demo.task``.
-"""
+**Train and held-out** are apart by construction, as in ``ops.demo.task``."""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ class Chain:
 
     def counter(self, rng: random.Random | None = None, wrong_turns: float = WRONG_TURNS) -> list[int]:
         """Return what the counter shows at first and after each change: rightly without ``rng``, or
-        as the demonstrator.
-        """
+        as the demonstrator."""
         shown = [self.start]
         for steps in self.steps:
             end = shown[-1] + self._towards * steps
@@ -116,8 +114,7 @@ class Chain:
 
 def draw(rng: random.Random, split: Split, kind: Kind | None = None, laps: int | None = None) -> Chain:
     """Draw one chain of a side; a function of ``rng``'s state. ``laps``: in place of as many as the
-    kind has.
-    """
+    kind has."""
     # ends soon: one in eight chains, or seven, are on the wanted side
     while True:
         drawn = kind or rng.choice(tuple(Kind))
@@ -140,8 +137,7 @@ def generate(split: Split, num_prompts: int, seed: int) -> Iterator[Chain]:
 
 def write_file(path: Path, split: Split, num_prompts: int, seed: int) -> None:
     """Write a prompt file: one JSON object a line with prompt, answer, verifier, kind and
-    num_turns.
-    """
+    num_turns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for chain in generate(split, num_prompts, seed):

@@ -1,6 +1,5 @@
 """A comparison as a page: what was compared, with which command and seeds, means, intervals, and
-every single figure: Markdown for people, and JSON for programs.
-"""
+every single figure: Markdown for people, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -183,8 +182,7 @@ def paired(of: Sequence[Outcome], against: Sequence[Outcome], reading: Callable[
 
 def verdict(difference: Figures | None, *, lacks_a_part: bool = True) -> str:
     """Return in words what a difference from the first row shows. A row that lacks a part of a
-    method ends below the method in the papers.
-    """
+    method ends below the method in the papers."""
     if difference is None or (half := difference.half_width) is None:
         return "too few seeds"
     is_below = difference.mean < 0
@@ -225,8 +223,7 @@ def _marked(difference: Figures | None) -> str:
 
 def _race(table: Table, outcomes: Sequence[Outcome]) -> str:
     """Return how soon each variant reached each target, and the ratio of the first two rows, seed
-    by seed.
-    """
+    by seed."""
     rows = _rows(table, outcomes)
     lines = [
         prose(_RACE),
@@ -255,8 +252,7 @@ def _speed_up(slow: Sequence[Outcome], fast: Sequence[Outcome], target: float) -
     """Return how much sooner ``fast`` reached a target: the median, and each seed.
 
     Where ``slow`` never reached it, it needed its whole run at least: the ratio is a bound from
-    below. Where ``fast`` never reached it, the ratio counts as 0.
-    """
+    below. Where ``fast`` never reached it, the ratio counts as 0."""
     rivals = {o.seed: o for o in fast}
     ratios: list[tuple[float, bool]] = []
     for o in slow:

@@ -6,8 +6,7 @@ was interrupted goes on. ``headrace up`` runs within a limit.
 The policy's published weights are linked away while the run goes on, and examined after it: no
 evaluation takes time from the measured part. Time is counted from the opening of the critic's gate,
 or from the first wait of a learner without a critic. Starting processes and training the critic
-beforehand are the same on both sides of a comparison, and do not count.
-"""
+beforehand are the same on both sides of a comparison, and do not count."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class Point:
     """Share of right responses to the held-out prompts."""
     tokens: int = 0
     """Sampled for learning by then, by the critic alone and for dropped groups too. Known in one
-    process only.
-    """
+    process only."""
     responses: int = 0
     """Likewise."""
     accuracy_by_kind: dict[str, float] = field(default_factory=dict[str, float])
@@ -106,15 +104,13 @@ class Outcome:
 
     def within(self, tokens: int) -> Outcome:
         """Return what there was when so many tokens had been sampled; the first
-        version at least.
-        """
+        version at least."""
         kept = tuple(point for point in self.curve if point.tokens <= tokens)
         return replace(self, curve=kept or self.curve[:1])
 
     def reached(self, target: float, mean_of: int = 3) -> Point | None:
         """Return the first version at which the mean of ``mean_of`` versions in a row is at least
-        ``target``.
-        """
+        ``target``."""
         for end in range(mean_of, len(self.curve) + 1):
             if sum(point.accuracy for point in self.curve[end - mean_of : end]) > mean_of * target - 1e-9:
                 return self.curve[end - 1]
@@ -163,8 +159,7 @@ def carry_out_here(variant: Variant, seed: int, folder: Path, start: Sequence[st
     ``folder``.
 
     Figures of other processes (decoding, waiting) are 0. All held-out prompts are answered after
-    every ``every`` updates. ``start``: overrides that name prompts and models.
-    """
+    every ``every`` updates. ``start``: overrides that name prompts and models."""
     from ops.bench.one_process import OneProcess
 
     config = load_config([variant.config], [*start, *variant.overrides, f"run.seed={seed}"])

@@ -14,8 +14,7 @@ A policy gradient learns the rule from that difference and from nothing else. A 
 nothing, and the updates needed grow with 1 / d^2. A training run shows the same through the noise
 of its own course, which is far larger.
 
-It prints d of every row, seed and kind of chain, and writes them as JSON.
-"""
+It prints d of every row, seed and kind of chain, and writes them as JSON."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ class Signal:
     d: float
     gap: float
     """Mean advantage of right digits less that of wrong ones, where the batch's advantages have a
-    standard deviation of 1.
-    """
+    standard deviation of 1."""
     num_right: int
     num_wrong: int
     share_trained: float
@@ -70,8 +68,7 @@ def deciding(prompt: str, text: str) -> Iterator[tuple[int, bool]]:
     """Yield the place of each token of a response that decides, and whether it is right.
 
     It is a digit of the working after a change that passes an end of the scale. The counter's
-    place before the change is the response's own.
-    """
+    place before the change is the response's own."""
     changes = prompt[2 : prompt.index("*")]
     towards = -1 if "<" in changes else 1
     for number in range(len(changes) // 3):
@@ -96,8 +93,7 @@ def separation(right: Sequence[float], wrong: Sequence[float]) -> float:
 
 def measure(rows: Sequence[tuple[str, Variant]], seed: int, start: Sequence[str], *, batches: int) -> list[Signal]:
     """Let every row make advantages of ``batches`` updates' responses. Rows whose critics begin
-    alike share responses.
-    """
+    alike share responses."""
     made: list[Signal] = []
     begun: dict[tuple[object, ...], tuple[list[list[Sampled]], list[list[np.ndarray]]]] = {}
     for table, variant in rows:
@@ -133,8 +129,7 @@ def read_signals(path: Path) -> list[Signal]:
 
 def _grouped(config: RunConfig) -> AlgorithmSection:
     """Return the algorithm's settings with groups of 8: a table's rows then see the
-    same responses.
-    """
+    same responses."""
     size = config.algorithm.group_size * config.algorithm.groups_per_update
     return config.algorithm.model_copy(update={"group_size": 8, "groups_per_update": size // 8})
 

@@ -12,8 +12,7 @@ terms by their letters and counts. Demonstrations that turn back at an end of th
 **The reward model** is made before a table, from that policy's layers under a scalar head. It
 learns from pairs of a right and a wrong response to one prompt (Bradley-Terry). Their last token
 alone counts, as for any reward model. Its scores of earlier tokens were never taught, and its scale
-is its own. VAPO's baseline starts its critic so, and VC-PPO describes the effect of the bias.
-"""
+is its own. VAPO's baseline starts its critic so, and VC-PPO describes the effect of the bias."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ _PAIRS_A_STEP = 8
 _BATCH_TOKENS = 2048
 PHASES = ((0.0, 600), (0.8, 600), (0.2, 300))
 """Share of short chains, and steps: first the laps are learned, then to find the outcome behind
-one, then behind many.
-"""
+one, then behind many."""
 _SKILLED = Path(__file__).parents[2] / "demo" / "tiny_model"
 """Finds terms by their letters, and counts, already."""
 
@@ -99,8 +97,7 @@ def make_reward_model(folder: Path, *, num_steps: int = 300, seed: int = 0) -> N
 
 def _take_over(model: Qwen3ForCausalLM, skilled: PreTrainedModel) -> None:
     """Give a model the weights of one with another vocabulary; ``<`` begins as ``-`` does, ``>`` as
-    ``+``.
-    """
+    ``+``."""
     known = skilled.state_dict()
     like = [{"<": "-", ">": "+"}.get(symbol, symbol) for symbol in SYMBOLS]
     places = [(row, DEMO_SYMBOLS.index(symbol)) for row, symbol in enumerate(like) if symbol in DEMO_SYMBOLS]

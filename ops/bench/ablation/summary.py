@@ -1,6 +1,5 @@
 """Means over seeds with their intervals: mean, median, and the 95 % interval of the mean by
-Student's t.
-"""
+Student's t."""
 
 from __future__ import annotations
 

@@ -11,5 +11,4 @@
 - ``table``: figures to rows, each held against its bar
 
 Every part runs in a process of its own, so that its end frees the device for the next. A part that
-fails is a row of the table.
-"""
+fails is a row of the table."""

@@ -1,8 +1,7 @@
 """``python -m ops.bench.gpu``: the whole check; ``--part NAME`` measures one part in this process.
 
 *Consumes* the machine. *Produces* a table on the terminal, and JSON beside it. *Waits for* each
-part's process, within a limit. Exit code 0 when every bar holds and no part failed, else 1.
-"""
+part's process, within a limit. Exit code 0 when every bar holds and no part failed, else 1."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ def measure_part(part: str, out: Path) -> None:
 
 def run_part(part: str) -> Figures | str:
     """Measure one part in a process of its own; return its figures, or the end of its output when
-    it failed.
-    """
+    it failed."""
     with tempfile.TemporaryDirectory(prefix="headrace-gpu-check-") as folder:
         out, log = Path(folder) / "figures.json", Path(folder) / "log"
         with log.open("wb") as stream:

@@ -3,8 +3,7 @@ device could do in its time.
 
 The peak is the vendor's figure for dense bf16, where the device is known. Otherwise, and on a CPU,
 it is the rate of a large matrix product measured here. Samples are all of one length, so that the
-step is measured and not the packing.
-"""
+step is measured and not the packing."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ from workers.engines.model.loading import resolve_dtype
 ROUNDS = 3
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 """Dense bf16 operations a second, SXM boards, by the vendor's data sheets; a name that contains the
-key.
-"""
+key."""
 
 
 def learner(form: Form, folder: Path) -> dict[str, float]:

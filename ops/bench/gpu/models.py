@@ -2,8 +2,7 @@
 them takes.
 
 The two big shapes are those of Qwen2.5-0.5B and -1.5B (their ``config.json``). Speed does not
-depend on the values of the weights.
-"""
+depend on the values of the weights."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class Shape:
     @property
     def matmul_parameters(self) -> int:
         """Weights that every token is multiplied with: all layers, and the output layer; the
-        embedding is looked up.
-        """
+        embedding is looked up."""
         head_dim = self.hidden // self.heads
         attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.key_heads * head_dim
         return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocabulary
@@ -45,8 +43,7 @@ class Shape:
         Six operations count for each weight and token (PaLM, 2204.02311, appendix B). The output
         layer counts for response tokens only, because no other logits are needed. Six more count
         for each hidden unit, layer and pair of tokens that attend: two products, half of the
-        square.
-        """
+        square."""
         length = prompt_tokens + response_tokens
         layers = self.matmul_parameters - self.hidden * self.vocabulary
         products = 6.0 * (layers * length + self.hidden * self.vocabulary * response_tokens)

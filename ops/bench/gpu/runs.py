@@ -3,8 +3,7 @@
 *Consumes* an algorithm's run file. *Produces* seconds, accuracies, and whether the ledger balances.
 *Waits for* the run.
 
-On a GPU all workers of the run share it, one generator among them.
-"""
+On a GPU all workers of the run share it, one generator among them."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ Headrace.
 On a GPU vLLM has the device for itself in each of two processes. One runs vLLM's offline
 ``LLM.generate`` without log-probs, the other Headrace's engine on vLLM's async one. On a CPU both
 are interleaved in one process, by processor time (``ops.bench.vllm_overhead``). Without vLLM the
-local engine is held against transformers' ``generate`` (``ops.bench.engine``).
-"""
+local engine is held against transformers' ``generate`` (``ops.bench.engine``)."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ _ROUNDS_ON_CPU = 9
 
 def make_work(form: Form, seed: int = 0) -> Work:
     """Draw prompts of the form's length, and heavy-tailed response lengths of which the longest is
-    the form's.
-    """
+    the form's."""
     rng = np.random.default_rng(seed)
     law = rng.lognormal(np.log(form.response_tokens / 4), 0.8, form.num_sequences)
     lengths = np.clip(law, 2, form.response_tokens).astype(np.int64)

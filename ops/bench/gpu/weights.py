@@ -5,8 +5,7 @@ The mismatch is of tokens that the engine sampled: d = log p(engine) - log p(lea
 are its largest and mean absolute value, and the k3 estimate of KL(engine || learner), the mean of
 exp(-d) - 1 + d. The pause is the time within ``load_weights`` while all slots decode, after the
 weights were staged. Its bar is one decode step and a copy of the weights at half of the device's
-rate of copying memory.
-"""
+rate of copying memory."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ def weights(form: Form, folder: Path) -> dict[str, float]:
 
 def swap(form: Form, engine: GenerationEngine, published: Path) -> dict[str, float]:
     """Swap weights in flight, some steps apart; return the median pause, decode step, and the parts
-    of the bar.
-    """
+    of the bar."""
     for number in range(form.num_slots):
         engine.submit(_request(form, 1, number))
     # prompts are filled in

@@ -3,8 +3,7 @@
     python -m ops.bench.ledger --json bench-results/ledger.json
 
 *Consumes* nothing but this project. *Produces* a table, JSON, and exit code 1 when a bar does not
-hold. *Waits for* the races.
-"""
+hold. *Waits for* the races."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ class Bench:
 
 def measure(num_tokens: int, *, num_chunks: int, rounds: int) -> dict[str, Any]:
     """Run all contenders at one size, turn by turn, on a server of their own; return seconds by
-    round, and the figures from them.
-    """
+    round, and the figures from them."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
         folder = Path(name)
         server = EmbeddedServer(folder, max_memory_mb=_MAX_MEMORY_MB)
@@ -117,8 +115,7 @@ def measure(num_tokens: int, *, num_chunks: int, rounds: int) -> dict[str, Any]:
 
 def judge(result: dict[str, Any]) -> dict[str, Spread]:
     """Return the path's speed over that of each bar's contender; (a) and (b) are compared round by
-    round.
-    """
+    round."""
     seconds: dict[str, list[float]] = result["seconds"]
     found: dict[str, Spread] = {}
     if result["num_tokens"] >= BARS_FROM:
@@ -132,8 +129,7 @@ def judge(result: dict[str, Any]) -> dict[str, Spread]:
 
 def judge_by_cpu(result: dict[str, Any]) -> dict[str, Spread]:
     """Return the same ratios of processor time a chunk, which a neighbour on the machine disturbs
-    least.
-    """
+    least."""
     spent = {
         name: [client + server for client, server in zip(taken, result["server_cpu_us"][name], strict=True)]
         for name, taken in result["client_cpu_us"].items()

@@ -6,8 +6,7 @@ for* its peers.
 Every chunk goes through a script that only keeps it, and over the wire to a scorer. The scorer
 decodes it, writes a score and sends its name to the learner. The learner reads it back, decodes it
 and deletes it. There is no admission, lease, fence, index, claim or count. The time that the path
-takes beyond this is the price of the ledger's promises.
-"""
+takes beyond this is the price of the ledger's promises."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ Each process makes a worker's calls in a worker's order (``workers.generator.gen
 ``workers.scorers.scorer``, ``workers.learner.learner``), with no engine between them. Every chunk
 is written to the ledger once, under its own key, before it is sent. Every score is written once,
 and every claim is settled. At the end the ledger's records must show that each chunk was trained
-once.
-"""
+once."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ _LEASED = 128
 _SCORED_AT_ONCE = 64
 _POLL_S = 0.002
 """Between two questions at least. A worker waits ten times as long, but its updates take seconds,
-not milliseconds.
-"""
+not milliseconds."""
 _LONGEST_POLL_S = 0.1
 _PATIENCE_S = 60.0
 _MAILBOX_MESSAGES = 16
@@ -149,8 +147,7 @@ class _Generator:
 
 async def receive_some(mailbox: Mailbox) -> list[TrajectoryChunk]:
     """Wait for a chunk; return it with the others that are there, as many as a scorer takes. Raises
-    DataError when none comes.
-    """
+    DataError when none comes."""
     batch: list[TrajectoryChunk] = []
     while len(batch) < _SCORED_AT_ONCE:
         delivery = await mailbox.receive(timeout_s=0.0 if batch else _PATIENCE_S)

@@ -1,7 +1,6 @@
 """The chunks that every contender moves: finished responses of one window.
 
-The arrays are drawn once, because random numbers are not measured. Every chunk has its own name.
-"""
+The arrays are drawn once, because random numbers are not measured. Every chunk has its own name."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 *Consumes* parts: functions that set themselves up, pass the gate, do their share, and pass it
 again. *Produces* the seconds from the common start to the last part's end, and the parts' processor
 time; starting and ending processes is not counted. *Waits for* the parts, up to a limit; then they
-are killed.
-"""
+are killed."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ _SETUP_S = 60.0
 
 class Gate:
     """The barriers of a race: all parts begin together, and no part closes its sockets before all
-    are done.
-    """
+    are done."""
 
     def __init__(self, begin: Barrier, end: Barrier) -> None:
         self._begin, self._end = begin, end

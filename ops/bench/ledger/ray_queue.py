@@ -3,8 +3,7 @@ without this project.
 
     python ray_queue.py NUM_CHUNKS NUM_TOKENS
 
-The last line of the output is the seconds from the common start to the last rollout's arrival.
-"""
+The last line of the output is the seconds from the common start to the last rollout's arrival."""
 
 from __future__ import annotations
 

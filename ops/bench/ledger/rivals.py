@@ -12,8 +12,7 @@
     Ray queue       generator, scorer and learner, from one to the next by a ray.util.queue.Queue of the same dictionaries, one
                     by one; nothing is durable. It moves a sixteenth of the chunks, and its seconds count sixteen times
 
-Redis keeps its append-only file for all of them as it does for us: on, flushed every second.
-"""
+Redis keeps its append-only file for all of them as it does for us: on, flushed every second."""
 
 from __future__ import annotations
 
@@ -193,16 +192,14 @@ def _forget(client: redis.Redis, stream: str, group: str, found: list[tuple[byte
 
 def ray_python() -> Path | None:
     """Return the interpreter of the environment that holds Ray; None when there is none:
-    ``make ray`` builds it.
-    """
+    ``make ray`` builds it."""
     path = Path(os.environ.get("HEADRACE_RAY", ".venv-ray")) / "bin" / "python"
     return path if path.exists() else None
 
 
 def ray_seconds(python: Path, load: Load) -> float:
     """Run the queues in Ray's environment; return the seconds that all chunks would take. Raises
-    DataError.
-    """
+    DataError."""
     script = Path(__file__).with_name("ray_queue.py")
     num_chunks = max(1, load.num_chunks // _RAY_SHARE)
     command = [python, script, str(num_chunks), str(load.num_tokens)]

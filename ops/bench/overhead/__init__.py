@@ -2,5 +2,4 @@
 
 ``probe`` samples every process of the fleet, and ``parts`` returns the part that a sample belongs
 to. ``fleet`` runs a fleet of one size and reads the samples. ``python -m ops.bench.overhead
---help`` lists the options.
-"""
+--help`` lists the options."""

@@ -3,8 +3,7 @@
     python -m ops.bench.overhead --json bench-results/overhead.json
 
 *Consumes* nothing but this project. *Produces* a table, JSON, and exit code 1 when a bar does not
-hold. *Waits for* the runs.
-"""
+hold. *Waits for* the runs."""
 
 from __future__ import annotations
 

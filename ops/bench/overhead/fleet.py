@@ -2,8 +2,7 @@
 
 The window begins when the first updates are done and ends with the last one. The token count is the
 sum of the generators' heartbeats. Processor time comes from the probes, interpolated to both ends,
-and for the server from /proc.
-"""
+and for the server from /proc."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ class Cost:
 @dataclass(slots=True)
 class _Watch:
     """The readings from outside, twice a second: the server's processor time, the generators'
-    tokens, and a scrape.
-    """
+    tokens, and a scrape."""
 
     config: RunConfig
     metrics_port: int

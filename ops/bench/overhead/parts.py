@@ -1,7 +1,6 @@
 """The part of the control plane that a sample belongs to.
 
-A part is None where the sample stands for the devices' own work.
-"""
+A part is None where the sample stands for the devices' own work."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ _PLACES: Final = (
 
 def role_of(argv: Sequence[str]) -> str:
     """Return ``generator``, ``supervisor`` ...; empty for helpers of a worker, such as a process
-    that verifies.
-    """
+    that verifies."""
     if "workers" in argv:
         return argv[argv.index("workers") + 1]
     return "supervisor" if "pipeline.cli" in argv or any(word.endswith("headrace") for word in argv) else ""

@@ -3,8 +3,7 @@
     python -m ops.bench.overlap --json bench-results/overlap.json
 
 *Consumes* nothing but this project. *Produces* a table, and JSON. *Waits for* the runs, scenario by
-scenario in each round.
-"""
+scenario in each round."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ With a barrier an update is its rollout, on slots that empty as responses end, a
 Without one its time is the longest of three: generators with full slots, a learner that always has
 a batch, and staleness. Responses that begin under the weights of one update must be in a batch
 ``eta`` updates later. So ``eta + 1`` updates take the longest response of a batch, alone on its
-generator, and a step.
-"""
+generator, and a step."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class Costs:
     def rollout_s(self, lengths: Sequence[int]) -> float:
         """Return the seconds until the last of these responses ends when nothing else is decoded.
         Responses are spread evenly over the generators, and each takes the slot that falls free
-        first. A step costs as much as its live sequences.
-        """
+        first. A step costs as much as its live sequences."""
         return max(self._one(lengths[first :: self.num_generators]) for first in range(self.num_generators))
 
     def _one(self, lengths: Sequence[int]) -> float:
@@ -72,8 +70,7 @@ def ideal_update_s(
         learn_s: The learner's seconds for an update.
         eta: The largest staleness; 0 is a barrier.
         sampled_per_trained: Responses sampled for one that is trained on; more than 1 where groups
-            are filtered.
-    """
+            are filtered."""
     if eta == 0:
         return mean(costs.rollout_s(part) for part in batches(lengths, batch)) + learn_s
     longest_s = mean(costs.rollout_s([max(part)]) for part in batches(lengths, batch))

@@ -1,8 +1,7 @@
 """One scenario as a real run, and its figures.
 
 Rates are those of the steady state: the first updates, when every queue is empty, are left out.
-Utilisations are those of the whole run, from the first wait of the learner to its last update.
-"""
+Utilisations are those of the whole run, from the first wait of the learner to its last update."""
 
 from __future__ import annotations
 
@@ -121,8 +120,7 @@ def _read(scenario: Scenario, config: RunConfig) -> Measured:
 
 def draws(config: RunConfig) -> list[int]:
     """Return the response lengths of the first trajectories in order of admission,
-    cut at the cap.
-    """
+    cut at the cap."""
     law, algorithm = length_law(config.emulation), config.algorithm
     return [
         min(config.generation.max_response_tokens, law.draw(config.run.seed, TrajectoryId("t", group, member)))
@@ -133,8 +131,7 @@ def draws(config: RunConfig) -> list[int]:
 
 def prepare_model(folder: Path) -> Path:
     """Copy the demo's tokenizer and configuration, with room for long responses; there are no
-    weights.
-    """
+    weights."""
     folder.mkdir(parents=True, exist_ok=True)
     source = Path("ops/demo/tiny_model")
     for path in source.iterdir():

@@ -3,8 +3,7 @@
 **Lengths** are log-normal, as response lengths of reasoning models usually are. The standard
 deviation of ln(length) is 1 and the cap is eight medians. So the longest response of a batch is
 about five times the mean. RollPacker (2509.21009) reports skewed lengths, and rollouts that take
-about 70 % of a synchronous update. The emulated learner is as slow as that makes it.
-"""
+about 70 % of a synchronous update. The emulated learner is as slow as that makes it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A verifier without a task: it draws the accuracy, 0 or 1, from the prompt's pass rate.
 
 A third of the prompts are always right or always wrong. These are the groups without signal that
-over-sampling makes up for.
-"""
+over-sampling makes up for."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from pipeline.rewards.verifier import Response
 
 def judge(responses: Sequence[Response]) -> list[float]:
     """Return 1 for a right response and 0 for a wrong one, a function of prompt and
-    response alone.
-    """
+    response alone."""
     return [float(_uniform(r.prompt_text + r.response_text) < _pass_rate(r.prompt_text)) for r in responses]
 
 

@@ -2,5 +2,4 @@
 
 material  seed -> model, tokenizer, prompts
 verifier  about half of all responses are right
-__main__  the run, alone, beside neighbours, and interrupted; what it took
-"""
+__main__  the run, alone, beside neighbours, and interrupted; what it took"""

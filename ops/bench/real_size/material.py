@@ -2,8 +2,7 @@
 
 The Hugging Face folder holds a model of Qwen2-0.5B's shape with random weights, and its tokenizer
 with a chat template. The prompt file holds word problems as long as GSM8K's. Files that are
-complete are not made again.
-"""
+complete are not made again."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ _QUESTIONS = (
 
 def write_problem(rng: random.Random) -> str:
     """Write one word problem: one to four sentences and a question, 20 to 90 words (GSM8K: 45 on
-    average).
-    """
+    average)."""
     names, things, places = rng.sample(_NAMES, 2), rng.sample(_THINGS, 2), rng.sample(_PLACES, 2)
 
     def fill(sentence: str) -> str:
@@ -70,8 +68,7 @@ def write_problem(rng: random.Random) -> str:
 def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     """Build a byte-level BPE tokenizer of Qwen2's size, trained on the problems. Pairs of its words
     fill it up to that size. No prompt contains a pair as one token, but responses of random weights
-    do.
-    """
+    do."""
     rng = random.Random(seed)
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
@@ -108,8 +105,7 @@ def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
 
 def build_model(seed: int) -> Qwen2ForCausalLM:
     """Build a model of Qwen2-0.5B's shape with random weights: 494 million parameters, the head
-    tied to the embedding.
-    """
+    tied to the embedding."""
     torch.manual_seed(seed)
     return Qwen2ForCausalLM(
         Qwen2Config(

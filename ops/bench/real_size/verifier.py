@@ -1,8 +1,7 @@
 """The real-size run's verifier: right or wrong by a digest of the response's text.
 
 About half of all texts are right. Random weights never solve a problem, and a group without a right
-response teaches nothing.
-"""
+response teaches nothing."""
 
 from __future__ import annotations
 

@@ -2,5 +2,4 @@
 corruption of them.
 
 ``python -m ops.bench.verdicts`` prints a row a form and a row a kind. Solutions come from templates
-in GSM8K's style (``solutions.py``), or from GSM8K's own file where one is given.
-"""
+in GSM8K's style (``solutions.py``), or from GSM8K's own file where one is given."""

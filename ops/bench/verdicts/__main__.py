@@ -2,8 +2,7 @@
 test.jsonl] [--page FILE]``.
 
 *Consumes* solutions. *Produces* a table, and exit status 1 when ``math`` accepts a corrupted
-response or fewer than 99.9 % of the right ones.
-"""
+response or fewer than 99.9 % of the right ones."""
 
 from __future__ import annotations
 

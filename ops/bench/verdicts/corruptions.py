@@ -1,8 +1,7 @@
 """Twenty-one kinds of response that are not right, though the right number is in most of them.
 
 Each is a function of a solution and a random generator, which chooses among several wordings; its
-name is the row's.
-"""
+name is the row's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Eleven forms in which a right solution states its answer. Each is a function of a solution; its
-name is the row's.
-"""
+name is the row's."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ the end.
 The solutions come from a seed, or from GSM8K's own JSONL. The templates are ours: no line of GSM8K
 is in them. Their numbers have the range of GSM8K's answers: mostly below a thousand, some with
 thousands, cents or per cents. As in GSM8K, not every line ends with a full stop, and the working
-uses "if", "not" and "could" of other things.
-"""
+uses "if", "not" and "could" of other things."""
 
 from __future__ import annotations
 

@@ -7,5 +7,4 @@ it, and the pause.
   generator's own code
 - ``learner``: the other side: the learner's own store, a real registry, and the clock
 - ``rivals``: memcpy, a file's copy, gloo's broadcast
-- ``changes``: the size of a delta after real optimiser steps
-"""
+- ``changes``: the size of a delta after real optimiser steps"""

@@ -4,8 +4,7 @@
     headrace bench weights delta --json bench-results/weights-delta.json
 
 *Consumes* nothing but this project. *Produces* a table, and JSON. *Waits for* the processes that it
-starts.
-"""
+starts."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 unused ledger.
 
 *Consumes* the folder of a run whose ledger server is there. *Produces* an actor's context. *Waits
-for* the server, and at the end for the spawned tasks.
-"""
+for* the server, and at the end for the spawned tasks."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ async def actor(run_dir: Path, role: Role, worker: str) -> AsyncIterator[tuple[A
     """Be a worker of the run in ``run_dir``.
 
     The callbacks on the stack run when the spawned tasks have ended and the transport is still
-    open, as a worker's teardown does.
-    """
+    open, as a worker's teardown does."""
     config = read_resolved(run_dir)
     registry = RedisRegistry(connect(read_ledger_url(run_dir)), config.run.name, unlisted_after_s=_SILENT_AFTER_S)
     who = await registry.register(role, worker)

@@ -2,8 +2,7 @@
 
 The steps are real steps of the learner's own backend, with master weights and moments in float32.
 The figures are the share of numbers that change, bytes of the delta and of the whole version, and
-seconds to make and apply it. Every delta is applied, and must give the new version bit for bit.
-"""
+seconds to make and apply it. Every delta is applied, and must give the new version bit for bit."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ The engine, the registry, the weight receiver and the order of the loop are thos
 ``workers.generator.generator``. Leases, chunks and scorers are left out, because they do not touch
 weights.
 
-    python -m ops.bench.weights.generator RUN_DIR BYTES
-"""
+    python -m ops.bench.weights.generator RUN_DIR BYTES"""
 
 from __future__ import annotations
 

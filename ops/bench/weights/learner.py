@@ -5,8 +5,7 @@ their way to the generator.
 it serves a version.
 
 The clock is the system's monotonic one, which all processes of a host share. In every round the
-rivals and the publisher take turns, while the generator decodes all the time.
-"""
+rivals and the publisher take turns, while the generator decodes all the time."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ _LIMIT_S = 600.0
 """For the generator to serve a version."""
 _WARMUP = 4
 """Versions until every file is written again, and not for the first time: fresh pages are no steady
-state.
-"""
+state."""
 _CHANGED_EVERY = 50
 """One number in so many changes from version to version."""
 
@@ -90,15 +88,13 @@ class Turn:
     @property
     def moving_s(self) -> float:
         """Without the waits: for the announcement to be seen, and for the running decode step to
-        end.
-        """
+        end."""
         return self.write_s + self.verify_s + self.pause_s
 
 
 class _Weights(TorchPublishing):
     """A learner's weights, of which some change from version to version, or an adapter on them,
-    which does.
-    """
+    which does."""
 
     def __init__(self, num_bytes: int, rank: int) -> None:
         self._tensors = {name: tensor.clone() for name, tensor in make_model(num_bytes).state_dict().items()}

@@ -18,8 +18,7 @@ _WIDTHS = ((16 << 20, 128), (128 << 20, 512), (2 << 30, 1024), (1 << 62, 2048))
 
 def make_model(num_bytes: int) -> PreTrainedModel:
     """Make a random Qwen3 in float32 whose weights take about ``num_bytes``; the same one at every
-    call.
-    """
+    call."""
     width = next(width for limit, width in _WIDTHS if num_bytes < limit)
     layer, ends = 13 * width * width * _BYTES, 2 * VOCABULARY * width * _BYTES
     torch.manual_seed(0)

@@ -1,7 +1,6 @@
 """Other ways for weights to travel: memcpy, a file's copy, gloo's broadcast.
 
-*Consumes* a buffer. *Produces* copies of it. *Waits for* the other process, for gloo.
-"""
+*Consumes* a buffer. *Produces* copies of it. *Waits for* the other process, for gloo."""
 
 from __future__ import annotations
 

@@ -7,5 +7,4 @@ They name the test that ended each mutant, or record that it survived.
 A mutant names a file, a text that occurs in it exactly once, its replacement, and the fault that
 this makes. It names the tests that should notice: files or single tests, never fleets. A mutant
 that computes the same as the original has the reason in ``equivalent``.
-``tests/ops/checks/test_mutants.py`` holds the list to the tree.
-"""
+``tests/ops/checks/test_mutants.py`` holds the list to the tree."""

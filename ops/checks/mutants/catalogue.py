@@ -39,8 +39,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def apply(self, root: Path) -> str:
         """Change the file below ``root`` and return its old text. Raises ValueError unless the text
-        is there once.
-        """
+        is there once."""
         path = root / self.file
         before = path.read_text()
         found = before.count(self.text)
@@ -59,8 +58,7 @@ class _Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read(path: Path = CATALOGUE) -> tuple[Mutant, ...]:
     """Read the list. Raises ValidationError (msgspec) when an entry lacks something, or has
-    something else.
-    """
+    something else."""
     return msgspec.convert(tomllib.loads(path.read_text()), _Catalogue).mutant
 
 

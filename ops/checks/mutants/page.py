@@ -1,6 +1,5 @@
 """The page of a trial: counts by part of the project, every mutant with the test that ended it, and
-the survivors.
-"""
+the survivors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """One mutant in a copy of the tree: applied, tested, taken back.
 
 *Consumes* a mutant and a copy of the project. *Produces* an outcome. *Waits for* pytest, within a
-given limit.
-"""
+given limit."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def copy_tree(root: Path, to: Path) -> None:
     """Copy the files that git tracks or would track in ``root``, as they are on the disk. Raises
-    CalledProcessError outside a repository.
-    """
+    CalledProcessError outside a repository."""
     git = shutil.which("git") or "git"
     listed = subprocess.run(
         [git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -65,8 +63,7 @@ def copy_tree(root: Path, to: Path) -> None:
 
 def try_out(mutant: Mutant, copy: Path, *, limit_s: float) -> Outcome:
     """Apply ``mutant`` in ``copy``, run its tests there until the first that fails, and take it
-    back.
-    """
+    back."""
     before = mutant.apply(copy)
     _forget_bytecode(copy / mutant.file)
     try:
@@ -78,16 +75,14 @@ def try_out(mutant: Mutant, copy: Path, *, limit_s: float) -> Outcome:
 
 def _forget_bytecode(source: Path) -> None:
     """Remove the compiled files of a module. They are known by size and second of change, and a
-    mutant may share both with the original.
-    """
+    mutant may share both with the original."""
     for compiled in (source.parent / "__pycache__").glob(f"{source.stem}.*"):
         compiled.unlink()
 
 
 def run_tests(name: str, tests: Sequence[str], copy: Path, *, limit_s: float) -> Outcome:
     """Run ``tests`` in ``copy``, whose modules come before any installed ones, until the first that
-    fails.
-    """
+    fails."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPATH"] = str(copy)
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--no-header", "--tb=no", "-p", "no:cacheprovider"]

@@ -1,8 +1,7 @@
 """A wall clock that a drill can move, in every Python process that finds this module on its path.
 
 HEADRACE_DRILL_CLOCK names a file with one float64, the seconds that ``time.time`` adds. The
-machine's own clock, the ledger server's and monotonic time stay as they are.
-"""
+machine's own clock, the ledger server's and monotonic time stay as they are."""
 
 import mmap
 import os

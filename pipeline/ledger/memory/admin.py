@@ -1,6 +1,5 @@
 """An operator's side of the in-memory ledger: ``waits.lua``, ``stored.lua``, ``requeue.lua`` and
-``retry.lua`` in Python.
-"""
+``retry.lua`` in Python."""
 
 from __future__ import annotations
 

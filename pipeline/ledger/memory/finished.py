@@ -1,8 +1,7 @@
 """The in-memory ledger's lane for the value worker: finished trajectories, apart from their chunks.
 
 A trajectory becomes claimable with the write of its last value or its reward, whichever is later.
-The Redis ledger has the same in its ``finished:*`` keys.
-"""
+The Redis ledger has the same in its ``finished:*`` keys."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 No method awaits, so each is atomic on an event loop. It runs a whole pipeline inside one process,
 and is the oracle of the Redis ledger's tests. It stores the same bytes as Redis, so that both
-refuse writes for lack of memory at the same point.
-"""
+refuse writes for lack of memory at the same point."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ _MAX_DEAD_LETTERS = 1000
 class MemoryLedger:
     """``pipeline.ledger.contract.Ledger`` in this process.
 
-    ``epoch_of`` returns a worker's newest epoch in the registry, 0 when it never registered.
-    """
+    ``epoch_of`` returns a worker's newest epoch in the registry, 0 when it never registered."""
 
     def __init__(self, epoch_of: Callable[[str], int], clock: Callable[[], float] = time.time) -> None:
         self._epoch_of = epoch_of

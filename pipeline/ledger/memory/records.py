@@ -1,7 +1,6 @@
 """The in-memory ledger's records of groups, trajectories, chunks, claims and evaluations.
 
-The Redis ledger stores the same as hashes (``pipeline.ledger.redis.keys``).
-"""
+The Redis ledger stores the same as hashes (``pipeline.ledger.redis.keys``)."""
 
 from __future__ import annotations
 

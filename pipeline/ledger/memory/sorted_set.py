@@ -1,7 +1,6 @@
 """A set in ascending order, for queues of names.
 
-Adding and removing move at most a list's tail: about a microsecond for a ledger's thousands.
-"""
+Adding and removing move at most a list's tail: about a microsecond for a ledger's thousands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The in-memory ledger's records and indexes, and the steps that several transitions share.
 
-The counterpart, step by step, of ``redis/scripts/parts``: every index agrees with the records.
-"""
+The counterpart, step by step, of ``redis/scripts/parts``: every index agrees with the records."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ from protocol.trajectory import RewardScore, TrajectoryChunk
 def take(s: LedgerState, now: float, *, is_behind: bool) -> TrajectoryId | Refusal:
     """Take the next trajectory to lease out of its queue; or return why there is none.
 
-    A caller behind the published version gets evaluation only.
-    """
+    A caller behind the published version gets evaluation only."""
     evaluation = s.evaluation_open.first
     if evaluation is not None:
         s.evaluation_open.discard(evaluation)
@@ -46,8 +45,7 @@ def _first_open(s: LedgerState) -> TrajectoryId | None:
 
     While the learner repeats lost updates, new samples would be too old at their turn. Then only a
     trajectory whose unit does not age by it is leased, since the learner may wait for that unit.
-    If the learner has no batch ready, any trajectory is leased.
-    """
+    If the learner has no batch ready, any trajectory is leased."""
     if s.used <= s.credit_limit or len(s.ready) * s.weight < s.spec.units_per_update:
         return s.open.first
     updates = s.version_history.updates(s.version)

@@ -2,8 +2,7 @@
 
 A URL is ``redis://``, ``rediss://`` (TLS) or ``unix://``, with a password if the server has one, or
 names Sentinels (``pipeline.ledger.redis.sentinel``). A client has limits of waiting, and repeats
-nothing itself: ``pipeline.ledger.redis.connection`` is the one layer that repeats.
-"""
+nothing itself: ``pipeline.ledger.redis.connection`` is the one layer that repeats."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class OwnConnection(AbstractConnection):
     never look up a new master at a Sentinel.
 
     Commands are packed in C. A pipeline is written piece by piece. Otherwise it would be joined,
-    and asyncio would copy the part that the socket does not take: megabytes, for long values.
-    """
+    and asyncio would copy the part that the socket does not take: megabytes, for long values."""
 
     __slots__ = ()
 
@@ -76,8 +74,7 @@ class OwnConnection(AbstractConnection):
         """Connect anew, once, and return the transport, for a protocol of the caller's.
 
         That protocol passes ``connection_lost`` on to the one before. ``disconnect``, of this
-        connection or its pool, still closes it.
-        """
+        connection or its pool, still closes it."""
         await self.disconnect(nowait=True)
         try:
             await self._connect_once()
@@ -157,8 +154,7 @@ def connect(
     no server answers and ``disk_trouble`` returns a reason: it cannot start there. A connection
     without an answer for ``timeout_s`` is made anew. ``password`` overrides the URL's. With all
     ``max_connections`` in use a caller waits up to ``timeout_s``. ``tls`` takes redis-py's
-    ``ssl_*`` settings, such as ``ssl_ca_certs``. Raises ConfigError for a bad URL.
-    """
+    ``ssl_*`` settings, such as ``ssl_ca_certs``. Raises ConfigError for a bad URL."""
     if not url.startswith(_SCHEMES):
         raise ConfigError(f"ledger URL is {hide_password(url)!r}; expected one that starts with {', '.join(_SCHEMES)}")
     timeout_s = min(timeout_s, patience_s)

@@ -14,8 +14,7 @@ refused password ends a call at once. This is the one layer that repeats.
 
 Each call has one deadline (``pipeline.ledger.redis.client.CallTimeouts``) for waiting, connecting
 and repeating; no server can stretch it by trickling bytes. A cancelled caller's answer is
-discarded.
-"""
+discarded."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ class PipelinedConnection:
     async def ask_all(self, commands: Sequence[Command], *, raises: bool = True) -> list[Any]:
         """Return the commands' answers. Raises an error of any. A lost connection repeats all.
 
-        Unless ``raises``, an error reply is returned in its place.
-        """
+        Unless ``raises``, an error reply is returned in its place."""
         return await self._repeated(lambda stream: stream.ask_all(commands, raises=raises))
 
     async def aclose(self) -> None:
@@ -251,8 +249,7 @@ class _Stream(asyncio.BufferedProtocol):
         """Return the buffer to read into: always the same, not fresh memory at each read.
 
         It is a view. Over TLS asyncio slices it and reads later records into the slice; a
-        bytearray's slice is a copy.
-        """
+        bytearray's slice is a copy."""
         del sizehint
         return self._read
 

@@ -1,7 +1,6 @@
 """Waits until the server's append-only file is on its disk: a second, as a rule.
 
-If the server cannot confirm it, the ledger counts that for ``status`` and ``audit``.
-"""
+If the server cannot confirm it, the ledger counts that for ``status`` and ``audit``."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ _CANNOT = ("unknown command", "appendonly is disabled")
 async def wait_durable(connection: PipelinedConnection, counters: str, who: Incarnation) -> bool:
     """Return True once all writes so far are flushed; False when this server cannot confirm it.
 
-    Raises Fenced, and LedgerUnavailable when no server answers or the disk takes over a minute.
-    """
+    Raises Fenced, and LedgerUnavailable when no server answers or the disk takes over a minute."""
     with ledger_faults("make_durable"):
         for _ in range(_MAX_STEPS):
             # together on one connection: WAITAOF waits for that connection's last write

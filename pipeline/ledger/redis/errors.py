@@ -28,16 +28,14 @@ def is_disk_failure(error: BaseException) -> bool:
     """Return whether the server refuses writes since its append-only file cannot be written.
 
     Servers before version 7 wrap the error of a script's command
-    (https://valkey.io/topics/persistence).
-    """
+    (https://valkey.io/topics/persistence)."""
     return isinstance(error, exceptions.ResponseError) and "MISCONF" in str(error)
 
 
 def is_refusal(error: BaseException) -> bool:
     """Return whether the server refused a name or password; a repeat would be refused too.
 
-    redis-py raises it as a ConnectionError, or wraps it in one.
-    """
+    redis-py raises it as a ConnectionError, or wraps it in one."""
     return any(isinstance(part, REFUSED) for part in (error, *error.args))
 
 

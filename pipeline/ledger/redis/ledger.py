@@ -4,8 +4,7 @@
 blobs, plus 512 a chunk for keys and indexes. Not every server lets scripts read INFO, and the
 server's own figure also counts transient buffers. Above the limit no new credit is given. At its
 ``maxmemory`` the server refuses leases, chunks and evaluation requests, whole. It still takes all
-that makes room: scores, claims, drops, settling.
-"""
+that makes room: scores, claims, drops, settling."""
 
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ class RedisLedger:
     """``pipeline.ledger.contract.Ledger`` on a server: Redis 6.2 or later, or Valkey.
 
     ``now`` returns seconds. Without it the scripts read the server's clock, so workers' clocks need
-    not agree. ``aclose`` closes the client.
-    """
+    not agree. ``aclose`` closes the client."""
 
     def __init__(self, client: redis.asyncio.Redis, run: str, *, now: Callable[[], float] | None = None) -> None:
         self._client = client
@@ -328,8 +326,7 @@ class RedisLedger:
         """Return the folder of an append-only file whose last write failed; else None.
 
         None also when this server does not report it. Until a write succeeds the server refuses
-        writes (MISCONF).
-        """
+        writes (MISCONF)."""
         try:
             told: bytes = await self._connection.ask("INFO", "persistence")
             if b"aof_last_write_status:err" not in told:

@@ -12,8 +12,7 @@ A file opens with its header, which people, ``ops.checks.lua`` and this module r
 
 A script is sent with its parts before it, each once, after those that the part uses itself; their
 KEYS and ARGV come first. A script that uses ``counts`` becomes a function: what it counted is
-written when it has returned.
-"""
+written when it has returned."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ class Script:
             arguments: by their names in the header.
 
         Raises:
-            TypeError: An argument is missing, is not in the header, or is of another kind.
-        """
+            TypeError: An argument is missing, is not in the header, or is of another kind."""
         if len(arguments) != len(self._names):
             raise TypeError(f"{self.name}.lua got {sorted(arguments)}, expected {sorted(self._names)}")
         words: list[Any] = [len(self._keys), *[keys[name] for name in self._keys]]

@@ -6,8 +6,7 @@ numbers.
 If a reply is lost with its connection, the client sends the request again. A connection that was
 given up may still deliver its copy much later. The server keeps the last number of each kind and
 its answer (``scripts/parts/requests.lua``). The same number gets the same answer; a lower one is
-refused.
-"""
+refused."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ class Requests:
     """The numbers of one incarnation's requests.
 
     They grow while the incarnation lives, across objects of this class: they begin at the clock's
-    microseconds. A clock that is set back does not make them smaller.
-    """
+    microseconds. A clock that is set back does not make them smaller."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()

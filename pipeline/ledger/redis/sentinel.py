@@ -12,8 +12,7 @@ other. A password that most Sentinels refuse is refused for good.
 A failover can lose the old master's last writes, since replication is asynchronous. The ledger is
 then as after a power cut. Writers that are ahead of it are fenced and sample again. The learner
 goes back to its checkpoint if units that it trained come back. ``min-replicas-to-write 1`` on the
-servers keeps an isolated master from taking writes that will be lost.
-"""
+servers keeps an isolated master from taking writes that will be lost."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A server on PATH is the operator's, whose system updates it. So it comes before the bundled one, if
 it can confirm that its file is on its disk (WAITAOF: Redis 7.2, every Valkey). An older one, from
-6.2 on, serves if no other is there. Each program has five seconds to answer ``--version``.
-"""
+6.2 on, serves if no other is there. Each program has five seconds to answer ``--version``."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class ServerBinary:
 def find_server() -> ServerBinary:
     """Return a recent server on PATH, else the bundled Valkey, else an older one on PATH.
 
-    Raises ConfigError when none is at least 6.2; the message lists those that were tried.
-    """
+    Raises ConfigError when none is at least 6.2; the message lists those that were tried."""
     found = list(_candidates())
     servers = [server for server in found if isinstance(server, ServerBinary) and server.version[:2] >= MIN_VERSION]
     if servers:

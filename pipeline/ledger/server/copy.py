@@ -3,8 +3,7 @@
 Nothing of the run is written or started. The copy is in a private folder under the system's folder
 for temporary files (TMPDIR). It is removed with its server, also after an error or a signal. After
 a SIGKILL the server still ends. The next view, or ``headrace down``, then removes the folder: a
-living view holds its lock.
-"""
+living view holds its lock."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def server_on_copy(run_dir: Path, *, max_memory_mb: int) -> Generator[str | None
     Raises:
         ConfigError: there is no file, it cannot be read, it is larger than ``MAX_COPY_BYTES``, or
             there is no room for a copy.
-        LedgerUnavailable: the copy cannot be served.
-    """
+        LedgerUnavailable: the copy cannot be served."""
     with _ended_by_signals() as signals:
         with signals.shielded():
             place, lock = _own_place()

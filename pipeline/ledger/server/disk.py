@@ -14,8 +14,7 @@ def disk_trouble(folder: Path | None, *, is_refused: bool) -> str:
 
     Args:
         folder: The embedded server's; None for an external server, whose disk cannot be seen.
-        is_refused: The server has refused a write because of its disk.
-    """
+        is_refused: The server has refused a write because of its disk."""
     if folder is None or not folder.is_dir():
         return "the disk of the ledger's server takes no writes" if is_refused else ""
     room = shutil.disk_usage(folder)

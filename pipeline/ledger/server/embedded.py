@@ -79,8 +79,7 @@ def open_ledger(
     Raises:
         ConfigError: no server program was found.
         Interrupted: ``given_up`` was set during the wait. An existing server is left alone.
-        LedgerUnavailable: the embedded server does not start.
-    """
+        LedgerUnavailable: the embedded server does not start."""
     url = external_url(known_url(run_dir, configured_url) if configured_url else None, environment)
     url = url or known_url(run_dir, None)
     if url is not None:
@@ -97,8 +96,7 @@ def end_server(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
     It gets SIGTERM, flushes its file, and is killed after ``timeout_s``.
 
     Raises:
-        LedgerUnavailable: it is another user's or another host's, or its disk blocks its end.
-    """
+        LedgerUnavailable: it is another user's or another host's, or its disk blocks its end."""
     return EmbeddedServer(run_dir, max_memory_mb=0).end(timeout_s=timeout_s)
 
 
@@ -162,8 +160,7 @@ class EmbeddedServer:
     def keep(self, watch: ServerWatch, now_s: float) -> Sight:
         """Look, and start the server again when ``watch`` decides so: dead, or silent for too long.
 
-        Raises LedgerUnavailable when it cannot be ended or started.
-        """
+        Raises LedgerUnavailable when it cannot be ended or started."""
         sight = self.look()
         verdict = watch.see(sight, now_s)
         if verdict is ServerAction.LEAVE:

@@ -3,8 +3,7 @@
 A starter opens ``server.lock`` and locks it, and the server inherits that descriptor. The lock is
 the descriptor's (flock(2)). So the kernel releases it when the server and all its forks have ended,
 not when it is slow, frozen, or its starter is gone. The file is empty and never removed: without
-its lock it means nothing.
-"""
+its lock it means nothing."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ _PROC = Path("/proc")
 def take_lock(folder: Path) -> int | None:
     """Lock the folder; return the descriptor, not inheritable, or None when it is held.
 
-    Raises LedgerUnavailable when the file cannot be made, or its file system has no locks.
-    """
+    Raises LedgerUnavailable when the file cannot be made, or its file system has no locks."""
     path = folder / LOCK_NAME
     while True:
         try:

@@ -1,8 +1,7 @@
 """Reads an embedded server's state on its socket, within a deadline that trickling cannot stretch.
 
 It sends only AUTH and INFO. A server answers those while it reads its file, and while its disk
-refuses writes (https://valkey.io/commands/info). It would then refuse PING and seem dead.
-"""
+refuses writes (https://valkey.io/commands/info). It would then refuse PING and seem dead."""
 
 from __future__ import annotations
 

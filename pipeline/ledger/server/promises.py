@@ -1,8 +1,7 @@
 """Properties of an external ledger server: version, eviction and persistence, and a verdict.
 
 INFO has nearly all of them; managed servers often forbid CONFIG. An unknown property is None, never
-guessed.
-"""
+guessed."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ async def read_promises(client: redis.asyncio.Redis, doing: str) -> ServerPromis
 def judge_terms(terms: ServerPromises, place: str) -> tuple[str, ...]:
     """Return warnings about a usable server; ``place`` is its URL without the password.
 
-    Raises ConfigError when it would lose parts of the ledger in normal operation, or is too old.
-    """
+    Raises ConfigError when it would lose parts of the ledger in normal operation, or is too old."""
     if terms.version is not None and terms.version[:2] < MIN_VERSION:
         raise ConfigError(
             f"the ledger's server {place} is version {'.'.join(map(str, terms.version))}; expected Redis "

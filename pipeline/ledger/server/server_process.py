@@ -2,8 +2,7 @@
 
 Two servers must never append to one file. The server itself holds its folder's lock
 (``pipeline.ledger.server.lock``), and ``ledger.json`` records its process. While either shows a
-server, none may be started.
-"""
+server, none may be started."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 One slow answer is no death. A server is started again after several looks in a row without answer,
 process and lock. It is replaced when it exists and has been silent for its patience. A server that
-reads its file lives as long as it makes progress.
-"""
+reads its file lives as long as it makes progress."""
 
 from __future__ import annotations
 

@@ -8,5 +8,4 @@ root, with an outlook and the next step. All functions are pure, but for ``exits
                                 <- trajectories    <- generators: the same; room in a mailbox; weights
             <- nothing admitted <- credit, memory, data, admission closed
             <- the critic's gate <- the value worker <- finished responses <- units
-            <- evaluation, weights that generators take, the ledger itself
-"""
+            <- evaluation, weights that generators take, the ledger itself"""

@@ -2,8 +2,7 @@
 weights.
 
 The registry is small, is about processes rather than work, and lives beside the ledger on the same
-server. ``MemoryRegistry`` and ``RedisRegistry`` implement it; one contract suite tests both.
-"""
+server. ``MemoryRegistry`` and ``RedisRegistry`` implement it; one contract suite tests both."""
 
 from __future__ import annotations
 
@@ -81,8 +80,7 @@ def unreached_workers(words: str) -> set[str]:
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's state, written every second by a thread of its own.
 
-    The main loop counts ``progress``, so that a live heartbeat thread cannot hide a dead loop.
-    """
+    The main loop counts ``progress``, so that a live heartbeat thread cannot hide a dead loop."""
 
     who: Incarnation
     pid: int
@@ -182,8 +180,7 @@ class Topic(StrEnum):
 class Registry(Protocol):
     """The fleet's registry. Every call but ``news`` returns at once.
 
-    All calls raise LedgerUnavailable when no server answers.
-    """
+    All calls raise LedgerUnavailable when no server answers."""
 
     async def register(self, role: Role, worker: str) -> Incarnation:
         """Return a new incarnation with the next epoch; all earlier ones are fenced from now on."""
@@ -227,8 +224,7 @@ class Registry(Protocol):
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
         """Publish a version; a repeat changes nothing.
 
-        Raises ValueError for one that is not newer than the published one. Raises Fenced.
-        """
+        Raises ValueError for one that is not newer than the published one. Raises Fenced."""
         ...
 
     async def weights(self) -> WeightsAnnouncement | None:
@@ -252,8 +248,7 @@ class Registry(Protocol):
 
         Return the changed topics, each with a cursor to pass as ``seen`` next time. The change can
         be read by then. Changes between two calls are returned by the second, several of a topic as
-        one.
-        """
+        one."""
         ...
 
     async def aclose(self) -> None:

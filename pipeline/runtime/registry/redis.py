@@ -5,8 +5,7 @@ BLOCK). The script that makes a change also writes its news.
 
 Writes that belong together are one Lua script (``scripts/``). It compares the epoch, so a fenced
 incarnation changes nothing, however late its request arrives. All scripts work at the server's
-memory limit. Values are JSON, readable in ``redis-cli``.
-"""
+memory limit. Values are JSON, readable in ``redis-cli``."""
 
 from __future__ import annotations
 
@@ -174,8 +173,7 @@ class RedisHeartbeatWriter:
     def beat(self, heartbeat: Heartbeat) -> bool:
         """Write a heartbeat; return False when fenced.
 
-        Raises LedgerUnavailable, after ``timeout_s`` at most.
-        """
+        Raises LedgerUnavailable, after ``timeout_s`` at most."""
         who = heartbeat.who
         with ledger_faults("heartbeat"):
             arguments = {"worker": who.worker, "epoch": who.epoch, "heartbeat": msgspec.json.encode(heartbeat)}

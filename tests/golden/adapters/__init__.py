@@ -1,6 +1,5 @@
 """From golden vectors to Headrace's public functions, one adapter a family. An adapter reshapes; it
-computes nothing.
-"""
+computes nothing."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A driver takes any ledger, and a test drives the Redis one too. Here it is the one in memory, which
 needs no server. A driver stands for the processes around the ledger: it leases and writes for a
 generator, scores, and claims for the learner. The schedule's windows go through the held
-trajectories of a generator and the emulated engine, whose lengths are known beforehand.
-"""
+trajectories of a generator and the emulated engine, whose lengths are known beforehand."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ PROMPT = Prompt(prompt_id="golden", tokens=np.ones(1, np.int32), text="", answer
 
 NUM_STEPS = 6
 """Every trace of T-PPO's schedule is six steps long, and lists the responses that were begun in
-them.
-"""
+them."""
 
 
 def in_memory(driver: Driver) -> Adapter:
@@ -67,8 +65,7 @@ def _spec(unit: Unit, *, group_size: int, units_per_update: int, **settings: Any
 
 async def _write_response(ledger: Ledger, trajectory: TrajectoryId, versions: Sequence[int], accuracy: float) -> None:
     """Write and score a response of one chunk, one token a version, as a generator and a verifier
-    would.
-    """
+    would."""
     chunk = TrajectoryChunk(
         id=ChunkId(trajectory, 0),
         prompt=PROMPT,
@@ -132,8 +129,7 @@ async def dynamic_sampling(open_ledger: Open, inputs: Case) -> dict[str, Any]:
 
 async def group_rules(open_ledger: Open, inputs: Case) -> dict[str, Any]:
     """Return when a group is trained, evicted or dropped, and T-PPO's running filter of the members
-    so far.
-    """
+    so far."""
     if "steps" in inputs:
         return await _running_signal(open_ledger, inputs["steps"])
     members = inputs["members"]
@@ -155,8 +151,7 @@ async def _claimed(
     open_ledger: Open, members: Sequence[Case], ready: int, *, eta: int, signal_filter: bool
 ) -> ClaimedUnit | None:
     """Return the group as the learner claims it once all members have finished; None when the
-    ledger drops it.
-    """
+    ledger drops it."""
     size = len(members)
     ledger = await open_ledger(
         _spec(Unit.GROUP, group_size=size, units_per_update=size, eta=eta, signal_filter=signal_filter)
@@ -192,8 +187,7 @@ async def _running_signal(open_ledger: Open, steps: Sequence[Any]) -> dict[str, 
 
 async def segments(open_ledger: Open, inputs: Case) -> dict[str, Any]:
     """Versions and log-probs of a response of several versions, how old they make it, and whether
-    the ledger lets it train.
-    """
+    the ledger lets it train."""
     current = inputs["current_version"]
     versions, logprobs = join_segments(
         ([Segment(part["version"], len(part["logps"]))], np.array(part["logps"], dtype=np.float64))
@@ -234,8 +228,7 @@ class _Known(LengthLaw):
 
 async def tppo_schedule(open_ledger: Open, inputs: Case) -> dict[str, Any]:
     """Play a trace as a synchronous run: an update is as many windows as there are slots, and none
-    may be a version old.
-    """
+    may be a version old."""
     slots, lengths = inputs["slots"], tuple(inputs["true_lengths"])
     fields = frozenset({Field.REWARD, Field.VALUE})
     ledger = await open_ledger(
@@ -281,8 +274,7 @@ def _config(window: int, max_response: int) -> RunConfig:
 
 async def _write_window(ledger: Ledger, held: HeldTrajectories, window: SampledWindow) -> None:
     """Write a window's chunk as a generator does, and score it; then extend its trajectory or leave
-    it.
-    """
+    it."""
     writing, is_final = held.take(window.trajectory), window.finish_reason.is_final
     chunk = TrajectoryChunk(
         id=ChunkId(window.trajectory, writing.next_index),
@@ -341,8 +333,7 @@ async def _learn(ledger: Ledger, version: int, begun: Mapping[TrajectoryId, int]
 
 async def capacity(open_ledger: Open, inputs: Case) -> dict[str, Any]:
     """Return how much the ledger's credit and the machine allow to begin in each state (version,
-    accepted, running).
-    """
+    accepted, running)."""
     found: list[int] = []
     for version, accepted, running in inputs["states"]:
         settings = {"units_per_update": inputs["batch"], "eta": inputs["max_staleness"]}

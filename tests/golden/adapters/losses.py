@@ -234,8 +234,7 @@ def decoupled_ppo(inputs: Case) -> dict[str, Any]:
 
 def _selection(selection: Case | None) -> Objective:
     """Return the settings of a selection of AReaL's. Its ratio of a row is the geometric mean, and
-    its divergences are behaviour over proximal, the other way round.
-    """
+    its divergences are behaviour over proximal, the other way round."""
     if selection is None:
         return Objective(importance=Importance.NONE)
     upper, lower, is_row = selection["upper"], selection["lower"], selection["level"] != "token"

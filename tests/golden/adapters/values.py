@@ -26,8 +26,7 @@ Case = Mapping[str, Any]
 
 def gae(inputs: Case) -> dict[str, Any]:
     """GAE, raw and whitened. A place off the mask is no token of the response and is left out. The
-    rest is a finished window.
-    """
+    rest is a finished window."""
     mask, gamma, lam = np.array(inputs["response_mask"], dtype=bool), inputs["gamma"], inputs["lam"]
     raw, returns = np.zeros(mask.shape), np.zeros(mask.shape)
     for row, kept in enumerate(mask):
@@ -136,8 +135,7 @@ def egae_batch(inputs: Case) -> dict[str, Any]:
 
 def value_loss(inputs: Case) -> dict[str, Any]:
     """Clipped value loss; and T-PPO's mean over finished responses, by the number of
-    all of them.
-    """
+    all of them."""
     rows = Rows.of(inputs["response_mask"])
     values = rows.flat(inputs["vpreds"], grad=True)
     term = clipped_value_loss(

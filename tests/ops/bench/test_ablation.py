@@ -1,6 +1,5 @@
 """The tables of the ablation bench hold valid configurations, and its pages agree with the
-outcomes.
-"""
+outcomes."""
 
 from __future__ import annotations
 
@@ -165,8 +164,7 @@ WHOLE, LESS, *_ = (variant.name for variant in LEARNING.variants)
 
 def two_rows(*, tokens_of_less: int) -> list[Outcome]:
     """Return three seeds of two rows: the second is ten points lower at each update,
-    but for noise.
-    """
+    but for noise."""
     rising = [0.1, 0.3, 0.5, 0.7, 0.8, 0.8]
     made = [outcome(WHOLE, seed, rising, 1.0) for seed in range(3)]
     lower = [[accuracy - 0.1 - 0.01 * seed for accuracy in rising] for seed in range(3)]
@@ -188,8 +186,7 @@ def test_a_separation_is_as_in_the_paper_only_where_rows_lack_a_part_of_the_meth
 
 def test_equal_tokens_cuts_every_curve_where_the_thriftiest_run_ended() -> None:
     """A row that samples a third of the tokens an update is lower by update, and no
-    worse by token.
-    """
+    worse by token."""
     made = two_rows(tokens_of_less=33)
     assert equal_tokens(made) == 198
     row = next(line for line in as_markdown(LEARNING, made, "").splitlines() if line.startswith(f"| {LESS} | **sep"))

@@ -1,6 +1,5 @@
 """Claims about the signal where it decides: the right tokens are found, and rows differ as their
-formulas do.
-"""
+formulas do."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def test_a_fixed_lambda_and_windows_keep_the_reward_from_long_chains_start_alone
     tmp_path: Path,
 ) -> None:
     """The critic is 0 everywhere, so that advantages are the reward, faded by lambda to the power
-    of the distance.
-    """
+    of the distance."""
     for split, count in ((Split.TRAIN, 64), (Split.HELD_OUT, 2)):
         long_chains.write_file(tmp_path / f"{split}.jsonl", split, count, 0)
     start = [f'data.train=["{tmp_path / "train.jsonl"}"]', f'data.evaluation=["{tmp_path / "heldout.jsonl"}"]']

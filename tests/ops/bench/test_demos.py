@@ -15,8 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 def run_of(folder: Path, *, accuracies: dict[int, float], clipped: float) -> Path:
     """Write the files that a run of three updates leaves behind: ``accuracies`` by policy
-    version.
-    """
+    version."""
     folder.mkdir()
     write_resolved(resolve_paths(load_config([ROOT / "configs" / "demo.toml"], ["run.num_updates=3"])), folder)
     history = History(folder / HISTORY_NAME)

@@ -1,6 +1,5 @@
 """The ledger bench moves every chunk by every way, and reports the seconds of each. It sets no
-limit to them.
-"""
+limit to them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Claims about the tables' task: right responses are right, the habit errs at the beginning alone,
-sides are apart.
-"""
+sides are apart."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The overhead bench finds every process's time and puts it where it belongs; how much it is, is
-not tested.
-"""
+not tested."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Verdicts of the verifier ``math`` on right solutions in eleven forms and on twenty-one kinds of
-corruption.
-"""
+corruption."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The weights benchmark measures as documented: models of the given size, real steps, real versions
-served.
-"""
+served."""
 
 from __future__ import annotations
 

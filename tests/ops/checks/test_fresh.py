@@ -1,6 +1,5 @@
 """Claims about a fresh machine: ``make`` prints a package before it installs it, and
-``ops/checks/fresh.sh`` passes nothing on from this one.
-"""
+``ops/checks/fresh.sh`` passes nothing on from this one."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ needs_clone = pytest.mark.skipif(
 
 def planned(folder: Path, target: str, *variables: str) -> list[str]:
     """Return the commands of ``make`` for a target with environments in ``folder``, which are not
-    there yet.
-    """
+    there yet."""
     places = [f"{name}={folder / name.lower()}" for name in ("VENV", "VLLM", "LORA", "TRL")]
     # a make around this test passes its own variables on
     ours = ("MAKE", "MFLAGS", "TORCH")

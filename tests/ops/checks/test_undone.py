@@ -62,8 +62,7 @@ LOST = [("Reverts", "codec"), ("Removes", "fuzz"), ("Reverts", "peek"), ("Remove
 
 def lose_a_hardening(repository: Repository, message: str = "Fault drills") -> str:
     """A hardening, and its child that takes all of it back beside work of its own, as in this
-    project's past.
-    """
+    project's past."""
     bounded, fixed = "decode, bounded\n", "peek, fixed\n" * 20
     repository.commit("A hardening", codec=bounded, peek=fixed, fuzz="hostile bytes\n", tests__test_peek="claims\n")
     taken_back = {"codec": "decode\n", "peek": "peek\n" * 20, "fuzz": None, "tests__test_peek": None}

@@ -1,6 +1,5 @@
 """Claims about the check itself: a sound history passes, and for every invariant a history that
-breaks it is caught.
-"""
+breaks it is caught."""
 
 from __future__ import annotations
 

@@ -1,3 +1,2 @@
 """Claims about the learning rules. Shapes are checked at every call (pyproject:
---jaxtyping-packages).
-"""
+--jaxtyping-packages)."""

@@ -1,6 +1,5 @@
 """Random packed batches for tests: ragged rows, float64, some tokens and sometimes whole rows
-without loss.
-"""
+without loss."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ class Policy:
 
 def random_samples(seed: int, num: int = 7, *, max_length: int = 9) -> list[TrainingSample]:
     """Make ``num`` samples of 1 to ``max_length`` response tokens; the last carries
-    no loss at all.
-    """
+    no loss at all."""
     draw = np.random.default_rng(seed)
     samples: list[TrainingSample] = []
     for index in range(num):
@@ -92,8 +90,7 @@ def train(
     objective: Objective, samples: list[TrainingSample], policy: Policy, plan: list[list[int]]
 ) -> tuple[float, dict[str, Tensor]]:
     """Return loss and gradient by sample when ``samples`` are one optimiser batch, cut into
-    micro-batches by ``plan``.
-    """
+    micro-batches by ``plan``."""
     weights = objective.token_weights(samples)
     total = torch.zeros((), dtype=torch.float64)
     for indices in plan:

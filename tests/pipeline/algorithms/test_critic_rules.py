@@ -1,6 +1,5 @@
 """PPO, VAPO and T-PPO: whole responses and windows go through the same lines, and a critic is a
-baseline only.
-"""
+baseline only."""
 
 from __future__ import annotations
 
@@ -169,8 +168,7 @@ def test_a_constant_critic_gives_unfinished_windows_no_advantage(seed: int, valu
 @given(SEEDS)
 def test_a_batch_of_nothing_but_cut_windows_is_safe(seed: int) -> None:
     """Tiny differences of a flat critic stay tiny: the least std keeps them from becoming unit
-    noise.
-    """
+    noise."""
     draw = np.random.default_rng(seed)
     drawn = [
         replace(r, values=(0.3 + 1e-5 * draw.normal(size=r.tokens.size)).astype(np.float32))

@@ -1,6 +1,5 @@
 """The loss is a property of the whole optimiser batch, and each importance mode corrects the same
-gap once.
-"""
+gap once."""
 
 from __future__ import annotations
 
@@ -174,8 +173,7 @@ def test_the_importance_weight_is_never_differentiated() -> None:
 
 def _wide_apart(seed: int) -> list[TrainingSample]:
     """Samples whose responses were sampled by a policy that differs much in some and little in
-    others.
-    """
+    others."""
     draw = np.random.default_rng(seed)
     return [
         replace(s, behavior_logprobs=s.old_logprobs + 0.3 * index * draw.normal(size=s.response_length))

@@ -1,6 +1,5 @@
 """From a configuration to a rule and a ledger: every setting arrives. None of those given here is a
-default.
-"""
+default."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Annotated shapes are checked in the tests, and nothing heavy is imported by the light half of the
-package.
-"""
+package."""
 
 from __future__ import annotations
 

@@ -71,8 +71,7 @@ def reward(value: float, *, masked: bool = False) -> RewardScore:
 
 def group_unit(rewards: Sequence[float], *, with_reference: bool = False, number: int = 4) -> ClaimedUnit:
     """Make a group of two-window responses with these rewards; member m ends after m + 1 tokens
-    more.
-    """
+    more."""
     members = tuple(
         trajectory(m, [[10, 11], list(range(20, 21 + m))], reward(value), group=number, with_reference=with_reference)
         for m, value in enumerate(rewards)

@@ -1,6 +1,5 @@
 """Claims about the commands on a run that has ended: they start its ledger for a look, and their
-JSON is for scripts.
-"""
+JSON is for scripts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Commands that only read write nothing and start nothing of the run, in any state of the run, and
-end by their deadline.
-"""
+end by their deadline."""
 
 from __future__ import annotations
 

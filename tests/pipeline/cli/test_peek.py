@@ -1,6 +1,5 @@
 """Claims about ``headrace peek``: the list of chunks, the newest, and one chunk as text, on a real
-ledger with chunks.
-"""
+ledger with chunks."""
 
 from __future__ import annotations
 

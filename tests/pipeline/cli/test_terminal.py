@@ -1,6 +1,5 @@
 """No command lets text from others act on the terminal: not on its cursor, colours, title or
-direction of text.
-"""
+direction of text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """``headrace why``, ``requeue`` and ``dead-letters`` against a run whose ledger holds work and a
-dead letter.
-"""
+dead letter."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A repeat after a lost reply, or a late copy of a request, changes no byte in Redis.
 
 The budget is small by default. ``HEADRACE_LEDGER_EXAMPLES=500 HEADRACE_LEDGER_STEPS=200`` make a
-long run, and ``HEADRACE_LEDGER_SHRINK=1`` makes a failure as short as it can be.
-"""
+long run, and ``HEADRACE_LEDGER_SHRINK=1`` makes a failure as short as it can be."""
 
 from __future__ import annotations
 
@@ -80,8 +79,7 @@ ANSWERED_ALIKE = {
 
 class LossyRedis(RedisLedger):
     """Loses replies now and then, so that the request is sent again, and remembers requests whose
-    copies may still arrive.
-    """
+    copies may still arrive."""
 
     def __init__(self, client, run: str, *, now, dice: random.Random) -> None:
         super().__init__(client, run, now=now)
@@ -513,8 +511,7 @@ class BothLedgers(RuleBasedStateMachine):
 
     def go_on_from(self, steps_back) -> None:
         """The checkpoint is so many updates old; nothing that was settled with a later one is given
-        up.
-        """
+        up."""
         num_updates = max(self.updates[self.version] - steps_back, self.marked)
         self.marked = num_updates
         self.version += 1
@@ -615,8 +612,7 @@ def comparable(answer):
 
 reached: Counter[str] = Counter()
 """How often a story came to the most important steps; a suite that never gets there would agree
-about nothing.
-"""
+about nothing."""
 
 
 @pytest.mark.timeout(600)

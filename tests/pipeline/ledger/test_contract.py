@@ -233,8 +233,7 @@ async def test_a_group_without_signal_is_dropped_by_raw_accuracy_and_its_credit_
 
 async def test_the_filter_goes_by_raw_accuracy_and_never_by_the_shaped_reward(bench):
     """Two right answers, one of them too long, teach nothing but to be short; equal rewards may
-    hide right and wrong.
-    """
+    hide right and wrong."""
     ledger = await bench.open(make_spec(signal_filter=True, units_per_update=2))
     leases = (await ledger.lease(GENERATOR, max_trajectories=4)).leases
     scores = [(1.0, 1.0), (0.25, 1.0), (0.5, 1.0), (0.5, 0.0)]
@@ -300,8 +299,7 @@ async def test_without_lag_an_update_waits_for_all_begun_work_or_drops_it(bench,
 @pytest.mark.parametrize(("oversampling", "waits"), [(1.0, True), (2.0, False)])
 async def test_late_work_that_oversampling_makes_spare_is_not_waited_for(bench, oversampling, waits):
     """Two groups run that only this update or the next can train. Without surplus both are needed;
-    with it one may be late.
-    """
+    with it one may be late."""
     ledger = await bench.open(make_spec(units_per_update=2, eta=2, oversampling=oversampling))
     await ledger.lease(GENERATOR, max_trajectories=4)
     await ledger.advance(LEARNER, 1)

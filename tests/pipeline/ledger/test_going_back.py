@@ -1,6 +1,5 @@
 """Claims about a learner that goes on from an older checkpoint: nothing counts twice, nothing is
-forgotten, nothing ages.
-"""
+forgotten, nothing ages."""
 
 from __future__ import annotations
 
@@ -150,8 +149,7 @@ async def test_restored_weights_sample_nothing_that_would_be_too_old_at_its_turn
 
 async def test_a_learner_that_waits_for_a_unit_is_given_it_although_it_catches_up(bench):
     """One member is sampled by restored weights, so the group is as old as they are; its other
-    member must come, too.
-    """
+    member must come, too."""
     ledger = await bench.open(make_spec(Unit.GROUP, eta=1))
     await ledger.resume_from(LEARNER, Restart(0, 0))
     for version in range(5):

@@ -82,8 +82,7 @@ async def test_a_full_server_refuses_new_work_whole_and_lets_through_what_makes_
 
 async def losing_the_reply(ledger, name, call):
     """Let the server do its part, then cut the connection before the caller has the answer; return
-    that answer.
-    """
+    that answer."""
     answers = []
     send = ledger._call
 

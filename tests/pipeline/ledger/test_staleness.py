@@ -1,6 +1,5 @@
 """The staleness bound of pipeline/ledger/staleness.md, on the arithmetic and on a whole ledger with
-adversarial timing.
-"""
+adversarial timing."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ def test_a_specification_that_could_hang_is_refused():
 
 async def _story(unit: Unit, eta: int, seed: int, late: LatePolicy, signal: bool) -> tuple[int, dict[str, int]]:
     """Train 12 updates with random progress of everything; return the worst staleness and the
-    drops.
-    """
+    drops."""
     dice = random.Random(seed)
     now = 0.0
     ledger = MemoryLedger(lambda worker: 0, lambda: now)

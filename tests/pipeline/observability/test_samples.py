@@ -1,6 +1,5 @@
 """Claims about the responses that are kept for people: few, short, private, spread over the run,
-and real.
-"""
+and real."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """A model that no engine of ours can compute is refused before the start; a model of a known type
-needs no trial.
-"""
+needs no trial."""
 
 from __future__ import annotations
 

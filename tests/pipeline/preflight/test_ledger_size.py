@@ -1,6 +1,5 @@
 """The size that the settings allow in the ledger, against the real size of chunks and the page's
-figures.
-"""
+figures."""
 
 from __future__ import annotations
 

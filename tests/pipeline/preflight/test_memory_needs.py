@@ -43,8 +43,7 @@ def test_activations_are_those_that_a_forward_pass_was_seen_to_keep(
     hidden: int, intermediate: int, key_width: int, measured: int
 ) -> None:
     """Measured: growth of resident memory over a packed forward pass of 1,024 tokens, bytes a token
-    and layer (torch 2.13).
-    """
+    and layer (torch 2.13)."""
     shape = Shape(1, layers=1, hidden=hidden, intermediate=intermediate, key_width=key_width, vocabulary=64)
     assert activation_bytes(shape, 1000) / 1000 == pytest.approx(measured, rel=0.05)
 

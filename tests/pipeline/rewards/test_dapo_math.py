@@ -94,8 +94,7 @@ def test_the_searches_do_what_the_original_patterns_do(answer: str) -> None:
 )
 def test_the_time_is_linear_in_answer_and_response(piece: str) -> None:
     """Processor time of 32 times the length: 32 times as long where it is linear, 1,024 times where
-    it is quadratic.
-    """
+    it is quadratic."""
 
     def seconds(length: int) -> float:
         text = (piece * length)[:length]

@@ -1,6 +1,5 @@
 """Claims about the verifier ``math``. Its table of right and corrupted solutions:
-tests/ops/bench/test_verdicts.py.
-"""
+tests/ops/bench/test_verdicts.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Verifiers as users might write them, good and bad. Run in sandbox processes by the tests beside
-this file.
-"""
+this file."""
 
 from __future__ import annotations
 
@@ -101,8 +100,7 @@ def returns(responses: Sequence[Response]) -> object:
 
 def leaves_processes(responses: Sequence[Response]) -> list[float]:
     """Start as many processes as the answer counts, the first in a session of its own, write their
-    process ids, and obey the response.
-    """
+    process ids, and obey the response."""
     response = responses[0]
     started = [
         subprocess.Popen(["sleep", "300"], start_new_session=number == 0) for number in range(int(response.answer))

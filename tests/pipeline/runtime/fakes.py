@@ -1,6 +1,5 @@
 """Surroundings for an actor under test: a configuration, a log, a context. Nothing here replaces a
-real part.
-"""
+real part."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """A subscriber that is notified reads at once; a subscriber that is not reads a little later all
-the same.
-"""
+the same."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """``run_actor`` on real processes and a real ledger server: how workers live, stop, fail and are
-fenced.
-"""
+fenced."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Tiny workers for the tests of ``run_actor``: each is one way to live or to end. Run as
 
-``python -P -m tests.pipeline.runtime.tiny_actors CLASS RUN_DIR WORKER``
-"""
+``python -P -m tests.pipeline.runtime.tiny_actors CLASS RUN_DIR WORKER``"""
 
 from __future__ import annotations
 

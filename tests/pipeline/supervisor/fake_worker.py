@@ -13,8 +13,7 @@ Words:
 - ``still`` reports once that it waits for input, and its loop never turns again.
 - ``import`` fails to import something.
 - ``raise`` ends by an error that differs in its numbers only.
-- ``raise-later`` does so after some work, more each time.
-"""
+- ``raise-later`` does so after some work, more each time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A supervisor with fake workers as a process of its own, for tests that kill it.
 
-python -m tests.pipeline.supervisor.supervised FOLDER [OVERRIDE ...] [--scripts ROLE=WORD ...]
-"""
+python -m tests.pipeline.supervisor.supervised FOLDER [OVERRIDE ...] [--scripts ROLE=WORD ...]"""
 
 from __future__ import annotations
 

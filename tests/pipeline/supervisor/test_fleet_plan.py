@@ -343,8 +343,7 @@ def test_names_number_the_elastic_roles_only() -> None:
 class FleetMachine(RuleBasedStateMachine):
     """A carrier that follows the plan. Processes exit at any time with any code, register late, are
     fenced, and outlive their supervisor. Its successor adopts those that are their worker's newest
-    incarnation and kills the others.
-    """
+    incarnation and kills the others."""
 
     def __init__(self) -> None:
         super().__init__()

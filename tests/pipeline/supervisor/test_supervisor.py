@@ -1,6 +1,5 @@
 """Claims about the supervisor: real processes, a real embedded ledger; the workers alone do no
-work.
-"""
+work."""
 
 from __future__ import annotations
 
@@ -253,8 +252,7 @@ def test_a_loop_that_never_turns_is_replaced_though_its_heartbeat_goes_on(tmp_pa
 
 class BeatingClock:
     """The supervisor's time: it jumps once each worker has turned since the last jump, or is the
-    one whose loop stands still. So only standing still is measured, however slow the machine is.
-    """
+    one whose loop stands still. So only standing still is measured, however slow the machine is."""
 
     JUMP_S = 31.0
     """Two of them are over the limit of a minute, one is not."""
@@ -293,8 +291,7 @@ def test_a_worker_that_keeps_getting_stuck_ends_the_run_as_stuck(
 @contextmanager
 def killed_supervisor(folder: Path, *overrides: str, **scripts: str) -> Iterator[tuple[Path, dict[str, Heartbeat]]]:
     """A run whose supervisor was killed with -9 when its three workers lived; yields its folder and
-    their heartbeats.
-    """
+    their heartbeats."""
     words = [f"{role}={word}" for role, word in scripts.items()]
     command = [
         sys.executable,
@@ -580,8 +577,7 @@ def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signa
 
 class SometimesThere:
     """The supervisor's reads of a ledger that answers only some of the requests, and whose records
-    stay as they were.
-    """
+    stay as they were."""
 
     def __init__(self, registry: MemoryRegistry) -> None:
         self.registry = registry

@@ -1,6 +1,5 @@
 """Claims about the processes that a new supervisor may take over: this very process, and only its
-worker's newest incarnation.
-"""
+worker's newest incarnation."""
 
 from __future__ import annotations
 

@@ -243,8 +243,7 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_says_so(tmp_path: Path) -> Non
 @contextmanager
 def small_disk(folder: Path, num_bytes: int) -> Iterator[None]:
     """Let ``folder`` hold so many bytes, if this machine lets us mount; else let no file grow
-    beyond so many.
-    """
+    beyond so many."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder)]
     if subprocess.run(mount, check=False, capture_output=True, timeout=20).returncode == 0:

@@ -1,6 +1,5 @@
 """Claims about the update log's folder: it can be read after a learner's death, and lost files are
-noticed.
-"""
+noticed."""
 
 from __future__ import annotations
 

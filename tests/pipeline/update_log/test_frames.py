@@ -1,6 +1,5 @@
 """Claims about the update log's files: an end that was cut off is known from damage, and neither is
-ever read as data.
-"""
+ever read as data."""
 
 from __future__ import annotations
 

@@ -49,8 +49,7 @@ def plan(
 
 def told(made: Plan) -> list[tuple[Source, str | None, list[int], list[int]]]:
     """For each leg: where from, which checkpoint, the versions it makes, the positions that it
-    keeps.
-    """
+    keeps."""
     return [
         (
             leg.source,
@@ -86,8 +85,7 @@ def test_a_range_begins_at_the_newest_checkpoint_before_it(tmp_path: Path) -> No
 
 def died_after_its_checkpoint(folder: Path) -> None:
     """A learner makes 5 updates with a checkpoint after the third; its successor publishes that as
-    version 6.
-    """
+    version 6."""
     segment(folder, 1, 1, 3, origin=Origin.START_MODEL)
     segment(folder, 1, 4, 5)
     segment(folder, 2, 4, 6, version=6, state="v3", state_version=3, origin=Origin.CHECKPOINT)

@@ -1,6 +1,5 @@
 """Claims about deltas: lossless for any bytes, short after an optimiser's step, harmless with any
-content.
-"""
+content."""
 
 from __future__ import annotations
 

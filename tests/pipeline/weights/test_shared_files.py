@@ -1,6 +1,5 @@
 """Claims about shared files: filled again only without readers, and never seen
-half filled.
-"""
+half filled."""
 
 from __future__ import annotations
 

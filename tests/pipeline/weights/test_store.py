@@ -1,6 +1,5 @@
 """Claims about the learner's shelf: digests hold, old versions go, and other hosts receive the
-versions that are there.
-"""
+versions that are there."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Claims about weights that cross hosts: over real ZeroMQ with CURVE, in bounded parts, as deltas,
-under faults.
-"""
+under faults."""
 
 from __future__ import annotations
 

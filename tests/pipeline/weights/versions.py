@@ -1,6 +1,5 @@
 """Versions of weights for tests: numbers, the publications that hold them, and the effect of an
-optimiser's step.
-"""
+optimiser's step."""
 
 from __future__ import annotations
 

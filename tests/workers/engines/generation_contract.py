@@ -1,8 +1,7 @@
 """The contract of every generation engine. A test module subclasses :class:`GenerationContract` and
 makes the engine.
 
-Engines around a model keep :class:`tests.workers.engines.model_contract.ModelContract` besides.
-"""
+Engines around a model keep :class:`tests.workers.engines.model_contract.ModelContract` besides."""
 
 from __future__ import annotations
 
@@ -81,8 +80,7 @@ def drain(engine: GenerationEngine, *, steps: int = 8) -> dict[TrajectoryId, Sam
 
 class GenerationContract(ABC):
     """The tests. Engines know 64 tokens, 512 positions, and stop at token 1 unless given other stop
-    tokens.
-    """
+    tokens."""
 
     @abstractmethod
     def bare(

@@ -1,8 +1,7 @@
 """The contract of every generation engine around a model: it samples from that model's own
 distribution, whatever happens to weights.
 
-The truth is a plain forward of transformers' own attention over one sequence at a time.
-"""
+The truth is a plain forward of transformers' own attention over one sequence at a time."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def published(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 def check_logprobs(model: PreTrainedModel, asked: WindowRequest, window: SampledWindow, *, atol: float = 1e-4) -> None:
     """Compare behaviour log-probs with a plain forward, at the request's temperature (1 for
-    greedy).
-    """
+    greedy)."""
     sequence = np.concatenate([asked.prompt_tokens, asked.response_tokens, window.tokens])
     with torch.no_grad():
         truth = plain_logprobs(model, sequence, window.tokens.size, asked.sampling.temperature or 1.0)
@@ -53,8 +51,7 @@ class ModelContract(GenerationContract):
 
     def num_kept(self, context: int) -> int:
         """Return how many keys and values a trajectory finds again that comes back with ``context``
-        tokens.
-        """
+        tokens."""
         return context - 1
 
     @abstractmethod
@@ -282,8 +279,7 @@ def mixed_forward(
     own cache, handed over.
 
     In a swap after n sampled tokens, prompt + n - 1 are: the last token before it is fed after it,
-    under the new weights.
-    """
+    under the new weights."""
     sequence = torch.from_numpy(np.concatenate([asked.prompt_tokens, window.tokens]).astype(np.int64))[None]
     with torch.no_grad():
         before = old(sequence[:, :kept], use_cache=True)

@@ -2,8 +2,7 @@
 several real processes.
 
 The launcher is the product's own; the other ranks make the backends that the tests make, and follow
-them.
-"""
+them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The contract of every scoring engine around a model: the results are those of the frozen model
-for each request alone, in order.
-"""
+for each request alone, in order."""
 
 from __future__ import annotations
 

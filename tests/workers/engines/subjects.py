@@ -3,8 +3,7 @@ ranks that follow it.
 
 Where the launcher started this process (``tests.workers.engines.ranked``), the ranked backends are
 made on all ranks, and the other ranks follow. Several backends may live at once, so the number of a
-backend precedes each of its commands.
-"""
+backend precedes each of its commands."""
 
 from __future__ import annotations
 
@@ -132,8 +131,7 @@ ZERO = [Subject(f"deepspeed-zero{stage}", _ranked(stage), torch.float32) for sta
 RANKED = [FSDP2, *ZERO]
 CONTRACT = [*([] if is_rank() else [TORCH]), FSDP2, ZERO[1]]
 """On one rank and on two, each of the kinds; all stages of ZeRO are held against plain torch
-besides.
-"""
+besides."""
 
 
 @cache

@@ -1,6 +1,5 @@
 """From a configuration to engines: every setting arrives where it acts. None of those given here is
-a default.
-"""
+a default."""
 
 from __future__ import annotations
 

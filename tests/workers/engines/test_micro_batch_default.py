@@ -1,6 +1,5 @@
 """The number of tokens that a learning worker passes through its model at once when the
-configuration does not set it.
-"""
+configuration does not set it."""
 
 from __future__ import annotations
 

@@ -31,8 +31,7 @@ def tiny_model(
     architecture: str = "qwen3", dtype: torch.dtype = torch.float32, *, seed: int = 0, **changes: Any
 ) -> PreTrainedModel:
     """Make a model of hidden size 64 with 4 query and 2 key heads of 32, weights large enough that
-    tokens matter.
-    """
+    tokens matter."""
     make_config, make_model = ARCHITECTURES[architecture]
     settings: dict[str, Any] = {
         "hidden_size": 64,
@@ -68,8 +67,7 @@ def ragged(rng: np.random.Generator, num: int, longest: int = 90) -> list[tuple[
 
 def make_samples(num: int = 13, *, seed: int = 0, with_old: bool = True) -> list[TrainingSample]:
     """Make samples with holes in their masks and log-probs that a policy of this vocabulary might
-    have.
-    """
+    have."""
     rng = np.random.default_rng(seed)
     samples: list[TrainingSample] = []
     for number, (tokens, response) in enumerate(ragged(rng, num)):
@@ -99,8 +97,7 @@ def with_old(samples: list[TrainingSample], old: list[np.ndarray]) -> list[Train
 
 def plain_logprobs(model: PreTrainedModel, tokens: np.ndarray, num_scored: int, temperature: float) -> torch.Tensor:
     """Score one sequence alone, by the model's own attention: the result that packing must
-    reproduce.
-    """
+    reproduce."""
     row = torch.from_numpy(tokens.astype(np.int64))[None]
     logits = model(input_ids=row, use_cache=False).logits[0, :-1] / temperature
     return torch.log_softmax(logits, dim=-1).gather(1, row[0, 1:, None])[-num_scored:, 0]

@@ -1,6 +1,5 @@
 """A trajectory whose generator dies goes on elsewhere, with the same tokens, and its cost is
-counted.
-"""
+counted."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class _OnePrompt:
 
 class Ledger:
     """A ledger whose clock is driven by hand, and the generators that come to it one
-    after another.
-    """
+    after another."""
 
     def __init__(self, run_dir: Path, tasks: asyncio.TaskGroup) -> None:
         run_dir.mkdir()
@@ -80,8 +78,7 @@ class Ledger:
 
     async def decode(self, generator: Generator, turns: int) -> None:
         """Lease, decode and write for some turns, then stop where it is, as a killed
-        process does.
-        """
+        process does."""
         for _ in range(turns):
             await generator._lease_and_resume()
             for window in generator._sample():

@@ -1,6 +1,5 @@
 """A generator's requests to its engine, its writes and its messages: exactly, window by window,
-with a run's own settings.
-"""
+with a run's own settings."""
 
 from __future__ import annotations
 
@@ -175,8 +174,7 @@ async def test_chunks_hold_what_was_sampled_after_the_prefix_that_it_was_sampled
 
 async def test_scorers_get_what_they_score_and_no_more(sampled: Sampled) -> None:
     """Reward needs whole responses, of evaluation too; reference and value every window of
-    training, and none of evaluation.
-    """
+    training, and none of evaluation."""
     training = {ChunkId(trajectory, index) for trajectory in TRAINING for index in range(3)}
     assert set(sampled.received[Role.VALUE]) == set(sampled.received[Role.REFERENCE]) == training
     assert set(sampled.received[Role.REWARD]) == {ChunkId(trajectory, 2) for trajectory in TRAINING + EVALUATION}

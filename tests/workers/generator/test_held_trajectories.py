@@ -1,6 +1,5 @@
 """The life of a held trajectory, against a model of the ledger, the engine and the writers around
-it.
-"""
+it."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ class Under:
 
 class Generation(RuleBasedStateMachine):
     """A generator's two loops in any interleaving, beside a ledger that may grant anything at any
-    time.
-    """
+    time."""
 
     def __init__(self) -> None:
         super().__init__()

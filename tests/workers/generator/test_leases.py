@@ -1,6 +1,5 @@
 """A generator's leases while its writers store and send windows that the decode loop may lease
-again meanwhile.
-"""
+again meanwhile."""
 
 from __future__ import annotations
 

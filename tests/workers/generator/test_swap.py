@@ -1,6 +1,5 @@
 """Where a generator with ``swap = window`` takes new weights: between windows, and it begins
-nothing meanwhile.
-"""
+nothing meanwhile."""
 
 from __future__ import annotations
 

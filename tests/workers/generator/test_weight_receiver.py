@@ -1,6 +1,5 @@
 """Claims about taking weights: verified beside decoding, swapped at once, and never served when
-their bytes are not right.
-"""
+their bytes are not right."""
 
 from __future__ import annotations
 
@@ -253,8 +252,7 @@ async def test_a_version_is_brought_once_it_is_announced_and_a_lost_notice_costs
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let threads and tasks run until something is so; the test's own time limit ends one that
-    never is.
-    """
+    never is."""
     while not condition():  # noqa: ASYNC110 - some of it happens on threads
         await asyncio.sleep(0.001)
 
@@ -345,8 +343,7 @@ async def test_a_learner_answers_with_parts_of_its_own_setting_whatever_a_reques
 
 class Cut:
     """The learner's endpoint seen from a host that does not reach it: every request shakes no hand
-    for a second, then ends.
-    """
+    for a second, then ends."""
 
     async def request(self, message: object, *, timeout_s: float) -> Any:
         raise DeadlineExceeded("no answer")

@@ -1,6 +1,5 @@
 """Claims about versions that are adapters: their base comes once, and the generator serves the
-merged weights or nothing.
-"""
+merged weights or nothing."""
 
 from __future__ import annotations
 
@@ -273,8 +272,7 @@ async def test_merged_weights_that_nobody_uses_any_more_are_freed(tmp_path: Path
 
 async def only_merged(folder: Path, expected: int) -> None:
     """Wait until this process maps so many unnamed files of a folder: a thread lets go of its last
-    call a moment after it.
-    """
+    call a moment after it."""
     async with asyncio.timeout(30):
         while num_unnamed(folder) != expected:  # noqa: ASYNC110 -- of maps the kernel tells nobody
             await asyncio.sleep(0.001)

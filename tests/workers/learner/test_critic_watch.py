@@ -1,6 +1,5 @@
 """The learner's waits until its critic is good enough, and its reports of a value worker that is
-gone.
-"""
+gone."""
 
 from __future__ import annotations
 

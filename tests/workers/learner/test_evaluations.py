@@ -1,6 +1,5 @@
 """Claims about evaluations as the learner keeps them, on the ledger in memory with a clock driven
-by hand.
-"""
+by hand."""
 
 from __future__ import annotations
 
@@ -155,8 +154,7 @@ async def test_an_evaluation_is_asked_for_as_the_run_has_it_set(tmp_path: Path) 
 
 async def test_an_evaluation_is_recorded_in_the_step_in_which_it_is_no_longer_pending(tmp_path: Path) -> None:
     """A checkpoint between the two would lose it: the checkpoint holds the pending evaluations, the
-    history the recorded ones.
-    """
+    history the recorded ones."""
     async with _opened(tmp_path) as bench:
         pending = list[int]()
         later = Evaluations(bench.ctx, lambda row: pending.append(len(later.pending)), num_prompts=100)

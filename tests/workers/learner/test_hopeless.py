@@ -1,6 +1,5 @@
 """When data is hopeless, and when a learner only waits: judged on a real ledger, whose generators
-are driven by hand.
-"""
+are driven by hand."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ NO_SIGNAL = DropReason.NO_SIGNAL.value
 
 class Run:
     """A ledger of groups of two, two groups an update, and a learner that requests
-    batches from it.
-    """
+    batches from it."""
 
     def __init__(self, max_groups: int = LIMIT) -> None:
         self.now = 0.0
@@ -79,8 +77,7 @@ async def test_groups_without_signal_in_a_row_are_hopeless_once_the_limit_is_rea
 
 async def test_a_learner_with_enough_units_that_waits_for_late_work_is_never_hopeless():
     """A generator that is cut off holds old work, which would be too stale after this update;
-    others go on sampling.
-    """
+    others go on sampling."""
     run = await Run().open(eta=0)
     late = await run.lease(1, OTHER_GENERATOR)
     await run.sample(3, good=True)

@@ -1,6 +1,5 @@
 """Claims about a learner that dies, at every point where it can: nothing is trained on twice,
-nothing is lost, nothing ages.
-"""
+nothing is lost, nothing ages."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ async def test_an_evaluation_that_was_recorded_after_its_checkpoint_is_recorded_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Open in the checkpoint of version 2, it is recorded with update 3; the learner dies in update
-    4.
-    """
+    4."""
     world = World(tmp_path, monkeypatch, num_updates=4, num_evaluation_prompts=2)
     # one step an update; how often the learner looks for work before depends on the machine
     await world.live_until_done(Reaper(3, "before step"))

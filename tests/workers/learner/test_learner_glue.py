@@ -80,8 +80,7 @@ async def updated(config: RunConfig, units: list[ClaimedUnit], backend: Recordin
 
 async def test_every_step_of_an_update_clips_around_the_policy_from_before_the_first(tmp_path: Path) -> None:
     """The proximal log-probs are computed anew from the present weights, once, for all samples,
-    before any step.
-    """
+    before any step."""
     backend = RecordingTraining()
     units = group_units(responses(4), WINDOW)
     await updated(config_of(tmp_path), units, backend)
@@ -217,8 +216,7 @@ async def test_each_update_begins_from_the_version_that_the_learner_is_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proximal policy is interpolated towards it; one version further and the newest tokens
-    would count as old.
-    """
+    would count as old."""
     world = World(tmp_path, monkeypatch, num_updates=3)
     backend = RecordingTraining()
     monkeypatch.setattr(workers.learner.learner, "build_training_backend", lambda _: backend)

@@ -1,6 +1,5 @@
 """Requests of reward, reference and value workers to their engines for responses of several
-windows, and their writes.
-"""
+windows, and their writes."""
 
 from __future__ import annotations
 
@@ -114,8 +113,7 @@ async def opened(
     tmp_path: Path, config: RunConfig, role: Role, *, value_training: bool = False
 ) -> AsyncIterator[Bench]:
     """A ledger with four responses of several windows in it, and the surroundings of one worker of
-    ``role``.
-    """
+    ``role``."""
     clock = ManualClock()
     ledger = MemoryLedger(lambda _: 1, clock.time)
     fields = frozenset({Field.REWARD, FIELDS[role]})
@@ -198,8 +196,7 @@ async def test_values_are_of_each_window_after_its_prefix_and_training_has_whole
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old values, around which new ones are clipped, are the stored values of the windows, one
-    after the other.
-    """
+    after the other."""
     engine = RecordingValue()
     monkeypatch.setattr(workers.scorers.value, "build_value_engine", lambda _: engine)
     config = small_config(tmp_path).model_copy(
@@ -241,8 +238,7 @@ async def test_a_response_is_judged_whole_and_its_reward_sums_the_configured_par
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The over-long penalty is of the length over all windows: of the last chunk's alone there
-    would be none.
-    """
+    would be none."""
     pool, model = RecordingPool(judge), RecordingRewardModel()
     monkeypatch.setattr(workers.scorers.reward, "VerifierPool", pool)
     monkeypatch.setattr(workers.scorers.reward, "build_reward_model", lambda _: model)

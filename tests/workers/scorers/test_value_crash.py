@@ -1,6 +1,5 @@
 """Claims about a value worker that dies, at every point where it can: each response is learned from
-once, none is lost.
-"""
+once, none is lost."""
 
 from __future__ import annotations
 

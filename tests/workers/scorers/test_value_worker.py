@@ -1,6 +1,5 @@
 """Promises of the value process: every chunk valued once and never by NaN, every response trained
-on once, nothing lost.
-"""
+on once, nothing lost."""
 
 from __future__ import annotations
 
@@ -139,8 +138,7 @@ class Fleet:
     @asynccontextmanager
     async def value_worker(self) -> AsyncIterator[Value]:
         """A new incarnation, set up; left as a crash leaves it, unless it is drained
-        by the test.
-        """
+        by the test."""
         async with asyncio.TaskGroup() as tasks:
             who = await self.registry.register(Role.VALUE, "value")
             self.epochs["value"] = who.epoch
@@ -165,8 +163,7 @@ class Fleet:
 
     async def sample(self, num: int, score: RewardScore | None = None) -> list[TrajectoryChunk]:
         """Write finished responses, each in one chunk, and their rewards, or ``score`` for each;
-        they are not valued yet.
-        """
+        they are not valued yet."""
         grant = await self.ledger.lease(GENERATOR, max_trajectories=num)
         chunks = [make_chunk(lease.trajectory) for lease in grant.leases]
         for chunk in chunks:
@@ -367,8 +364,7 @@ async def test_refused_steps_make_no_version_and_too_many_in_a_row_end_the_worke
 
 async def test_the_loop_serves_first_and_trains_in_between(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a mailbox that is never empty, steps are still taken, and each waits for full batches
-    before it.
-    """
+    before it."""
     monkeypatch.setattr(Value, "max_batch", 2)
     turns: list[str] = []
     async with fleet.value_worker() as worker:

@@ -6,8 +6,7 @@ Tokens and lengths of the windows are known beforehand (``workers.engines.emulat
 A decode step costs ``a + b * live slots`` seconds. A context that has lost its slot costs a prefill
 for each of its tokens, as on a real engine. A trajectory that comes back while its slot is free
 costs no prefill. Steps in which nothing can end are taken together, so that dozens of such engines
-fit on a core. Temperature, top-k and top-p change nothing.
-"""
+fit on a core. Temperature, top-k and top-p change nothing."""
 
 from __future__ import annotations
 

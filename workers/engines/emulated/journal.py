@@ -1,7 +1,6 @@
 """A file of the tokens that an emulated generator sampled: drills count by it what a kill cost.
 
-Each process has its own, with lines ``trajectory begin end``. The last line may be cut short.
-"""
+Each process has its own, with lines ``trajectory begin end``. The last line may be cut short."""
 
 from __future__ import annotations
 

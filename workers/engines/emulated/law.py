@@ -2,8 +2,7 @@
 
 All are pure functions of (seed, trajectory, position), independent of the weights. So any generator
 that goes on with a trajectory samples the same tokens. A check can verify every token from the
-ledger alone.
-"""
+ledger alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The learned state of an emulated optimiser: its steps, and a digest of all batches in order.
 
-So a run that trains on a batch twice, or loses one, ends with other weights.
-"""
+So a run that trains on a batch twice, or loses one, ends with other weights."""
 
 from __future__ import annotations
 

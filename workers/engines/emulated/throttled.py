@@ -6,8 +6,7 @@ decode_slot_s`` seconds. The engine sleeps for the part of it that the real work
 On a CPU, training a token costs about as much as decoding one. So a pipeline gains little there
 from not waiting. On accelerators decoding is bound by memory and dominates: a step costs nearly the
 same for one live sequence as for many. This engine has that cost, while the tokens, log-probs and
-updates stay real.
-"""
+updates stay real."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The emulated training backend: weights depend on every batch and its order, at configured costs.
 
-A checkpoint holds ``emulated.json`` and no model.
-"""
+A checkpoint holds ``emulated.json`` and no model."""
 
 from __future__ import annotations
 

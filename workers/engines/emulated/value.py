@@ -1,7 +1,6 @@
 """The emulated value engine: values are a function of the tokens alone, steps have set costs.
 
-Each step reports an explained variance of 1, so that the policy's gate opens at its first check.
-"""
+Each step reports an explained variance of 1, so that the policy's gate opens at its first check."""
 
 from __future__ import annotations
 

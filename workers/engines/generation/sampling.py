@@ -7,8 +7,7 @@ The uniform is that of the trajectory's stream at the response position
 (``workers.engines.model.rng``). The token is the inverse of the cumulative distribution there,
 summed in float64 in the order of the vocabulary. Kernels that differ in the last bit of a logit
 move a boundary by about 1e-7. A token changes only if the uniform falls within that distance of a
-boundary.
-"""
+boundary."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ def sample(
 
     Temperature first, then top-k, then top-p of what is left, renormalised. A greedy row takes the
     first of its largest logits; its log-prob is that of the temperature-1 distribution.
-    ``uniform`` is float64 [rows] in (0, 1).
-    """
+    ``uniform`` is float64 [rows] in (0, 1)."""
     scores = logits.float()
     if distributions.divisor is not None:
         scores = scores / distributions.divisor

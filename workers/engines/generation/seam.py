@@ -1,8 +1,7 @@
 """The seam between the generator and the engines that sample tokens: local torch, and vLLM.
 
 An engine is blocking and single-threaded: ``advance`` computes and returns. The generator drives it
-from the one compute thread that it owns.
-"""
+from the one compute thread that it owns."""
 
 from __future__ import annotations
 
@@ -90,48 +89,42 @@ class GenerationEngine(Protocol):
         """Return a version's tensors where they lie, as ``load_weights`` takes them.
 
         ``data``, uint8 [bytes], is verified, and stays as it is while the version is served.
-        Processes of this host may map ``path``. Raises WeightsDamaged for bytes of no version.
-        """
+        Processes of this host may map ``path``. Raises WeightsDamaged for bytes of no version."""
         ...
 
     def merge_weights(self, adapter: np.ndarray, base: np.ndarray, base_digest: str, *, dtype: str) -> Publication:
         """Lay out the version that an adapter makes of its base, floating-point as ``dtype``.
 
         Neither file, uint8 [bytes], may change before the publication is written. Raises
-        WeightsDamaged when one cannot be read, WeightsRejected when they do not fit.
-        """
+        WeightsDamaged when one cannot be read, WeightsRejected when they do not fit."""
         ...
 
     def stage_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
         """Bring the next weights near to the device, which shortens the pause of decoding.
 
         It may be called on another thread while this one decodes, or not at all. It changes no
-        sample. Raises EngineDied.
-        """
+        sample. Raises EngineDied."""
         ...
 
     def load_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
         """Take new weights (torch tensors by name; of emulated ones, arrays) between two tokens;
         live requests go on under them, by the engine's KV policy.
 
-        Raises WeightsRejected when names or shapes do not fit; the old weights then stay in use.
-        """
+        Raises WeightsRejected when names or shapes do not fit; the old weights then stay in use."""
         ...
 
     def unserved(self, tensors: Mapping[str, Any]) -> list[str]:
         """Return the names of the ``tensors`` loaded last that new tokens are not computed with.
 
         The engine compares the weights that it serves, not those that were loaded, so that a stale
-        engine is found. If ``load_weights`` verifies log-probs, the answer is none.
-        """
+        engine is found. If ``load_weights`` verifies log-probs, the answer is none."""
         ...
 
     def submit(self, request: WindowRequest) -> None:
         """Queue a request. Raises EngineError for a context that can never fit.
 
         An engine may keep the KV cache of a trajectory whose last window it sampled, and so spare
-        the prefill of the next one.
-        """
+        the prefill of the next one."""
         ...
 
     def advance(self, max_steps: int) -> list[SampledWindow]:

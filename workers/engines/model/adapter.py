@@ -10,8 +10,7 @@ the arithmetic of peft's own merge. On a CPU the file is, bit for bit, that of t
 weights. So every engine takes it as any other version, and none needs peft.
 
 An adapter's file holds ``<layer>.lora_A.weight`` and ``<layer>.lora_B.weight``. Its metadata name
-its base by the digest of the base's file.
-"""
+its base by the digest of the base's file."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def publish_base(adapter: Adapter, *, dtype: str) -> Publication:
     """Lay out the weights below an adapter, as ``weights_file.publish_tensors`` does a version.
 
     Weights to which the adapter adds keep their own type where ``dtype`` would round them: only the
-    sum is rounded.
-    """
+    sum is rounded."""
     wanted: torch.dtype = getattr(torch, dtype)
     adapted = {f"{layer}.weight" for layer in adapter.layers}
     named = dict(adapter.below())
@@ -79,8 +77,7 @@ def publish_merged(adapter: np.ndarray, base: np.ndarray, base_digest: str, *, d
     """Lay out in ``dtype`` the weights that an adapter makes of its base, both files' uint8 bytes.
 
     Neither may change before the publication is written. Raises WeightsDamaged when one cannot be
-    read, and WeightsRejected when the adapter does not fit the base of ``base_digest``.
-    """
+    read, and WeightsRejected when the adapter does not fit the base of ``base_digest``."""
     try:
         stored = msgspec.json.decode(read_contents(adapter).metadata.get(_ADAPTER, ""), type=_AdapterRecord)
     except msgspec.DecodeError as error:

@@ -7,8 +7,7 @@ The function is registered with transformers under :data:`PACKED_ATTENTION`, and
 carries this name calls it in every layer. No mask is registered under the name, so transformers
 makes none: the layout alone decides which tokens see each other. On CUDA in half precision the row
 goes to a variable-length kernel as it is. Elsewhere sequences of similar length meet in small
-padded buckets, inside attention only. Every other layer works on the N tokens and nothing else.
-"""
+padded buckets, inside attention only. Every other layer works on the N tokens and nothing else."""
 
 from __future__ import annotations
 
@@ -118,8 +117,7 @@ def packed_attention(
     depend on chance. With ``sliding_window`` a token sees so many tokens back, itself included.
 
     Returns [1, N, query heads, head dim], and None in place of attention weights. Raises
-    EngineError without a layout, with a mask, or for soft-capped scores and attention sinks.
-    """
+    EngineError without a layout, with a mask, or for soft-capped scores and attention sinks."""
     if packed_layout is None or attention_mask is not None:
         raise EngineError(
             f"attention {PACKED_ATTENTION} was called "

@@ -1,8 +1,7 @@
 """Whether published weights are a model's: names, shapes, types, and tied tensors that agree.
 
 Every engine checks this before it writes anything. The model's state may be on ``meta``, where
-there are only shapes. Tensors are named as in Hugging Face models.
-"""
+there are only shapes. Tensors are named as in Hugging Face models."""
 
 from __future__ import annotations
 

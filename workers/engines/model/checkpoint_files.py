@@ -7,8 +7,7 @@ Nothing is pickled. The folder holds:
     training.json             number of steps taken
 
 A snapshot is a copy in memory, which another thread may write while training goes on. A load reads
-and checks everything before anything is changed.
-"""
+and checks everything before anything is changed."""
 
 from __future__ import annotations
 
@@ -136,8 +135,7 @@ def optimizer_writer(states: Mapping[str, torch.Tensor], num_steps: int) -> Call
     """Return a function that writes an optimiser's state, the random streams and the step count.
 
     ``states`` is ``<state>/<parameter name>`` -> tensor on the host. The function raises OSError,
-    and may run on any thread.
-    """
+    and may run on any thread."""
     tensors = {**states, **{f"{_RNG}/{device}": state for device, state in rng_states().items()}}
 
     def write(folder: Path) -> None:

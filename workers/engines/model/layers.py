@@ -1,8 +1,7 @@
 """Marks progress of long work on a model, layer by layer (``pipeline.process.work``).
 
 A mark is made at the end of every layer, forward and backward. Every loaded tensor and every saved
-file makes one too. The computation stays the same.
-"""
+file makes one too. The computation stays the same."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Models and tokenizers from a folder, for every engine alike: one way to load, one way to refuse.
 
 A model is returned in evaluation mode, with its tokenizer and the tokens that end a response.
-Nothing is ever fetched from elsewhere.
-"""
+Nothing is ever fetched from elsewhere."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ def load_model(
     """Load a causal language model from a folder as ``dtype`` on ``device``, in evaluation mode.
 
     ``attn_implementation`` names an attention function known to transformers. Raises DataError when
-    the folder is missing, or does not hold a causal language model.
-    """
+    the folder is missing, or does not hold a causal language model."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -98,8 +96,7 @@ def load_value_model(
     no longer 0.)
 
     Arguments are those of :func:`load_model`. Raises DataError when the folder holds neither kind
-    of model, or transformers has no token classifier of this architecture.
-    """
+    of model, or transformers has no token classifier of this architecture."""
     from transformers import AutoModelForTokenClassification
     from transformers.utils import logging
 
@@ -145,8 +142,7 @@ def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> P
     """Load a reward model: a sequence classifier with one label, in evaluation mode.
 
     ``path`` passes :func:`pipeline.preflight.reward_model.check_reward_model`. Raises DataError
-    when transformers has no such classifier, or the folder lacks weights of it.
-    """
+    when transformers has no such classifier, or the folder lacks weights of it."""
     from transformers import AutoModelForSequenceClassification
 
     count_files()
@@ -200,8 +196,7 @@ def stop_token_ids(
     """Return the tokens that end a response, sorted; empty when only its limit ends one.
 
     They are the tokenizer's, those that the model's generation settings name (chat models have
-    several), and ``extra``, which are configured.
-    """
+    several), and ``extra``, which are configured."""
     found = set(extra)
     if tokenizer is not None and isinstance(tokenizer.eos_token_id, int):
         found.add(tokenizer.eos_token_id)

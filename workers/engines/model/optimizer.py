@@ -1,8 +1,7 @@
 """AdamW with a warm-up for policy and value models. Its steps happen as a whole or not at all.
 
 Gradients lie in the parameters. Loss and gradient norm are checked before the optimiser touches
-anything. The optimiser's files allow an exact resume.
-"""
+anything. The optimiser's files allow an exact resume."""
 
 from __future__ import annotations
 

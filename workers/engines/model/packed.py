@@ -4,8 +4,7 @@ are computed on request.
 All sequences lie end to end in one row ``[1, N]`` whose position ids restart with each sequence
 (``workers.engines.model.attention`` keeps them apart). Logits are computed only where a response
 token is predicted. A big vocabulary is taken some rows at a time, and each part's logits are
-recomputed for its gradient. So memory holds ``MAX_LOGITS`` logits whatever the batch.
-"""
+recomputed for its gradient. So memory holds ``MAX_LOGITS`` logits whatever the batch."""
 
 from __future__ import annotations
 
@@ -116,8 +115,7 @@ def score_packed(
 
     ``model`` went through :func:`prepare_packed`. Logits are divided by ``temperature``; that of
     sampling makes these the sampler's log-probs. Bigger batches than ``max_logits`` are computed in
-    parts.
-    """
+    parts."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     rows = max(1, max_logits // vocabulary)
     num_scored = batch.targets.numel()

@@ -3,8 +3,7 @@
 The uniform for response position p of a trajectory is a function of (run seed, trajectory id, p). A
 64-bit key is hashed from seed and id once. SplitMix64 (Steele, Lea and Flood, OOPSLA 2014, section
 3) finalises key + (p + 1) * gamma. No state is carried, so a trajectory goes on identically in any
-process, slot, batch or window.
-"""
+process, slot, batch or window."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Draw one number per (stream, response position): float64 [n] in the open interval (0, 1).
 
     ``keys`` are uint64 [n] of :func:`stream_key`, ``positions`` integers [n] from 0. The grid of
-    2^-40 keeps u * total below total exactly: the inverse never runs off a cumulative sum.
-    """
+    2^-40 keeps u * total below total exactly: the inverse never runs off a cumulative sum."""
     state = keys + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
     state = (state ^ (state >> _S30)) * _MIX_1
     state = (state ^ (state >> _S27)) * _MIX_2

@@ -1,8 +1,7 @@
 """Published weights as tensors: the bytes that travel to the generators, and into an engine.
 
 The file's metadata may hold a *probe*: a sequence and the learner's log-probs of it. An engine
-shows by it that it computes the same.
-"""
+shows by it that it computes the same."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ class PublishedWeights(dict[str, torch.Tensor]):
         """Take tensors by name, and their file if other processes of this host may map it.
 
         ``is_lasting``: their bytes stay unchanged while they are served, so that an engine may use
-        them where they lie, instead of a copy.
-        """
+        them where they lie, instead of a copy."""
         super().__init__(tensors)
         self.path = path
         self.probe = probe

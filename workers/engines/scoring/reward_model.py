@@ -3,8 +3,7 @@
 Batches are padded, not packed. Each classifier pools its tokens in its own way: the last token, the
 first, or a mean under the attention mask. Only its own ``forward`` knows the way. A decoder without
 a padding token takes the last token of a row. It is given a padding token that ends no row of the
-batch, so that it finds the last token of each sequence.
-"""
+batch, so that it finds the last token of each sequence."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ class TorchRewardModel:
         """Return the score of each response to its prompt, in order, or raise for all of them.
 
         Raises DataError when the chat template refuses a conversation, EngineError when one is too
-        long or empty, a token unknown, or a score not finite.
-        """
+        long or empty, a token unknown, or a score not finite."""
         sequences = [conversation_tokens(self._tokenizer, prompt, response) for prompt, response in responses]
         for tokens in sequences:
             self._check(tokens)

@@ -1,7 +1,6 @@
 """The seam between the reference worker and the engines that compute log-probs of given tokens.
 
-An engine is blocking, and driven from the worker's one compute thread.
-"""
+An engine is blocking, and driven from the worker's one compute thread."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ et al. 2021, https://arxiv.org/abs/2106.09685. A layer computes ``W x + (alpha /
 B = 0 at first.
 
 This module is imported only where an adapter is configured: peft brings accelerate, and takes a
-second to import.
-"""
+second to import."""
 
 from __future__ import annotations
 

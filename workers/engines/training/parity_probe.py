@@ -2,8 +2,7 @@
 
 The sequence is the same in every run of a model: token ids spread over the vocabulary by a fixed
 stream. Every weight must have a part in its log-probs, among them the output layer's row of every
-probed token.
-"""
+probed token."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Loss weights are made from the whole batch before it is cut. So neither the cut into micro-batches
 nor their sharing among ranks changes anything but memory. Sums stay on the device until the last
-micro-batch is done: one wait for the device a batch.
-"""
+micro-batch is done: one wait for the device a batch."""
 
 from __future__ import annotations
 
@@ -126,8 +125,7 @@ def accumulate_gradient(
     policy is the proximal one, as in the only step of an update. Its own log-probs stand in,
     without gradient, and one forward pass is spared. ``plan`` is the whole batch's micro-batches,
     or a rank's share. ``backward`` stands for ``loss.backward()``. ``loss_scale`` multiplies the
-    gradient only: the number of ranks where a backend averages gradients over them.
-    """
+    gradient only: the number of ranks where a backend averages gradients over them."""
     weights = objective.token_weights(samples)
     has_imitation = objective.imitation_coefficient > 0.0
     imitation = objective.imitation_weights(samples) if has_imitation else []

@@ -81,8 +81,7 @@ class TrainingBackend(Protocol):
 
         The function writes Hugging Face format under ``folder/model``, and optimiser, schedule and
         RNG state beside it (safetensors and JSON, nothing pickled). It may run on another thread
-        while training goes on, and raises OSError. The caller fsyncs and renames.
-        """
+        while training goes on, and raises OSError. The caller fsyncs and renames."""
         ...
 
     def load(self, folder: Path) -> None:

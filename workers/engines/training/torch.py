@@ -1,8 +1,7 @@
 """The training backend in plain torch: one process, one device. The others are tested against it.
 
 Master weights and optimiser state are fp32, whatever the compute type. A step either happens as a
-whole or not at all (``workers.engines.model.optimizer``).
-"""
+whole or not at all (``workers.engines.model.optimizer``)."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ class TorchTraining(TorchPublishing):
         """Train ``model``, in the type of its weights, or an adapter of shape ``lora`` on it.
 
         Checkpoints take the tokenizer files of ``tokenizer_from``. Raises EngineError when the
-        model's sequences cannot be packed, and ConfigError when the adapter does not fit.
-        """
+        model's sequences cannot be packed, and ConfigError when the adapter does not fit."""
         # without dropout: a ratio must be 1 while the weights are the same
         self._model = prepare_packed(model).eval()
         self._policy = PackedPolicy(model, forward)

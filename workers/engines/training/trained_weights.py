@@ -1,7 +1,6 @@
 """The trained part of a policy, which only the optimiser changes: here all of its weights.
 
-``lora.AdaptedModel`` has the same methods.
-"""
+``lora.AdaptedModel`` has the same methods."""
 
 from __future__ import annotations
 

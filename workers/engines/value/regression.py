@@ -6,8 +6,7 @@
 The sums go over the n finished responses of the whole batch (VAPO and T-PPO). T-PPO's port divides
 by unfinished rows too, which makes the step smaller when few responses finish. Here there are only
 finished ones. As with the policy, weights are made of the whole batch before it is cut into
-micro-batches and shared among ranks.
-"""
+micro-batches and shared among ranks."""
 
 from __future__ import annotations
 
@@ -137,8 +136,7 @@ def accumulate_regression(
 
     ``samples`` passed :func:`check_value_samples`. ``plan`` is the whole batch's micro-batches, or
     a rank's share. ``backward`` stands for ``loss.backward()``. ``loss_scale`` multiplies the
-    gradient only: the number of ranks where a backend averages gradients over them.
-    """
+    gradient only: the number of ranks where a backend averages gradients over them."""
     lengths = [sample.response_length for sample in samples]
     ends = np.cumsum(lengths)
     values = np.zeros(int(ends[-1]))

@@ -1,7 +1,6 @@
 """The value engine in plain torch: one process, one device. The sharded one is tested against it.
 
-Master weights are fp32 whatever the compute type; ``workers.engines.value.regression`` computes.
-"""
+Master weights are fp32 whatever the compute type; ``workers.engines.value.regression`` computes."""
 
 from __future__ import annotations
 

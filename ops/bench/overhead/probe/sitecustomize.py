@@ -8,8 +8,7 @@ of processor time.
 Every thread's time since the last sample goes to where that thread is now: the innermost function
 of this project on its stack. A main thread that is found asleep keeps its time for the next sample
 that finds it awake, for then another thread rang. Threads of libraries, which have no stack in
-Python, go by the name that they gave themselves.
-"""
+Python, go by the name that they gave themselves."""
 
 # ruff: noqa: PTH100, PTH120, PTH123, PTH208 - loaded before every program: nothing more than this is imported
 from __future__ import annotations
@@ -93,8 +92,7 @@ class Probe:
 
 def _place(frame: FrameType | None) -> str | None:
     """Return the innermost file of this project; "" for other code, None for a thread that sleeps
-    in the standard library.
-    """
+    in the standard library."""
     if frame is not None and frame.f_code.co_filename.rsplit("/", 1)[-1] in _ASLEEP:
         return None
     while frame is not None:

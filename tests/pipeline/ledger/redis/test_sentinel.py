@@ -95,8 +95,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 @contextmanager
 def guarded_sentinels(folder: Path, *passwords: str) -> Iterator[str]:
     """Sentinels that know of no master, each with a password of its own; one without a password is
-    away.
-    """
+    away."""
     ports, running = free_ports(len(passwords)), []
     server = os.environ.get("HEADRACE_TEST_SERVER") or str(find_server().path)
     try:

@@ -1,6 +1,5 @@
 """One server on one file, even when processes are slow, frozen, killed or started twice. On the
-real program.
-"""
+real program."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Emulated engines keep the contracts as far as there is a model behind them. They sample the
-tokens that were drawn beforehand, and cost the configured time.
-"""
+tokens that were drawn beforehand, and cost the configured time."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ class TestEmulatedEngine(GenerationContract):
 
     def check(self, asked: WindowRequest, window: SampledWindow) -> None:
         """The window is the stretch of the response that was drawn beforehand, and ends where it
-        must.
-        """
+        must."""
         super().check(asked, window)
         law, length = TokenLaw.of(VOCABULARY, (1,)), LAW.draw(asked.seed, asked.trajectory)
         begin = asked.response_tokens.size

@@ -1,6 +1,5 @@
 """A paced engine is the engine that it holds back: the same windows, no sooner than the emulated
-device would have them.
-"""
+device would have them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The dense family's own forward agrees with transformers', for all parts of the model, and takes
-only models it knows.
-"""
+only models it knows."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ NUM_STEPS = 4
 
 def make(part: str, *, tied: bool = True, seed: int = 0) -> PreTrainedModel:
     """Make a model no part of which is without effect: no norm weighs 1 everywhere and no bias is
-    0.
-    """
+    0."""
     architecture, changes = PARTS[part]
     model = tiny_model(architecture, seed=seed, tie_word_embeddings=tied, **changes).eval()
     with torch.no_grad():
@@ -70,8 +68,7 @@ def make(part: str, *, tied: bool = True, seed: int = 0) -> PreTrainedModel:
 @torch.inference_mode()
 def sampled_from(slots: SlotForward) -> torch.Tensor:
     """Fill rows of different lengths and decode a few tokens: float32 logits [steps, rows,
-    vocabulary].
-    """
+    vocabulary]."""
     sequences = make_sequences()
     slots.prefill([sequence[:length] for sequence, length in zip(sequences, LENGTHS, strict=True)], range(len(LENGTHS)))
     steps = []
@@ -85,8 +82,7 @@ def sampled_from(slots: SlotForward) -> torch.Tensor:
 @torch.inference_mode()
 def truth_of(model: PreTrainedModel) -> torch.Tensor:
     """Compute the same logits by transformers' own attention, one sequence at a time without a
-    cache.
-    """
+    cache."""
     rows = []
     for sequence, length in zip(make_sequences(), LENGTHS, strict=True):
         logits = model(input_ids=torch.from_numpy(sequence.astype(np.int64))[None], use_cache=False).logits[0]

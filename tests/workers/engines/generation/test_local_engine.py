@@ -46,8 +46,7 @@ class LocalContract(ModelContract):
 
 class TestLocalEngineByTransformers(LocalContract):
     """Models that are large or of another family than the dense one are run by transformers' own
-    forward.
-    """
+    forward."""
 
     @pytest.fixture(autouse=True)
     def every_model_is_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +123,7 @@ def test_rows_hold_their_own_trajectory_in_any_order_of_admissions_ends_and_retu
     data: st.DataObject, num_slots: int
 ) -> None:
     """Drive the table as the engine does; each cached key names the trajectory and position it
-    belongs to.
-    """
+    belongs to."""
     cache = SlotCache(1, num_slots)
     table = SlotTable(num_slots, cache)
     layer = cache.layers[0]

@@ -1,6 +1,5 @@
 """Sampling draws from the distribution that it reports, out of streams that belong to the
-trajectory.
-"""
+trajectory."""
 
 from __future__ import annotations
 

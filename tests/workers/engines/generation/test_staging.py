@@ -1,6 +1,5 @@
 """Claims about weights that are copied to a device beside decoding; the device is this machine's
-memory.
-"""
+memory."""
 
 from __future__ import annotations
 

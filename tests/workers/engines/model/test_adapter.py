@@ -1,6 +1,5 @@
 """Claims about adapters that travel alone: merged where they arrive, they equal the learner's whole
-publication.
-"""
+publication."""
 
 from __future__ import annotations
 

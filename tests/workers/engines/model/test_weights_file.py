@@ -1,6 +1,5 @@
 """Claims about tensors and their bytes: other readers agree, casts are torch's, and lasting bytes
-are used in place.
-"""
+are used in place."""
 
 from __future__ import annotations
 

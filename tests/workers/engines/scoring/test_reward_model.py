@@ -1,6 +1,5 @@
 """A reward model gives each response the score that a plain forward over it alone
-gives, in order.
-"""
+gives, in order."""
 
 from __future__ import annotations
 

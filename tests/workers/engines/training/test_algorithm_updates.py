@@ -1,6 +1,5 @@
 """A whole update does not depend on how it is cut or on the order of its units, for every
-algorithm.
-"""
+algorithm."""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ def test_with_a_window_as_long_as_the_cap_t_ppo_moves_the_weights_as_ppo_does(se
 
 def test_a_prefix_trains_nothing_but_is_seen() -> None:
     """A window's update depends on its prefix's tokens and on nothing else of the
-    chunks before it.
-    """
+    chunks before it."""
     rule = _rule("tppo", positive_nll_coefficient=0.0, whiten=False)
     drawn = [r for r in responses(4) if r.tokens.size > 2 * WINDOW]
     last = [chunk_units([r], WINDOW)[-1] for r in drawn]

@@ -1,6 +1,5 @@
 """A LoRA adapter is all that is trained and published, others see merged weights, and a restart
-goes on bit for bit.
-"""
+goes on bit for bit."""
 
 from __future__ import annotations
 
@@ -118,8 +117,7 @@ def test_an_adapter_on_named_layers_moves_those_alone() -> None:
 
 def test_a_step_follows_the_gradient_of_the_merged_weights() -> None:
     """B's gradient is scaling * (gradient of W) A^T: taken from plain training of the
-    whole model.
-    """
+    whole model."""
     # steps are almost exactly gradients
     settings = Settings(learning_rate=1e6, eps=1e6, max_grad_norm=1e9)
     objective, samples = Objective(importance=Importance.NONE), make_samples()

@@ -1,6 +1,5 @@
 """Terms of the loss that act through the model alone: each moves its own quantity, in the right
-direction.
-"""
+direction."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def test_a_kl_coefficient_alone_draws_the_policy_to_the_reference() -> None:
 @pytest.mark.parametrize("by_callback", [False, True])
 def test_a_loss_scale_is_a_factor_of_the_gradient_and_of_nothing_told(by_callback: bool) -> None:
     """It undoes the mean over ranks: without it, several ranks would make steps of gradients
-    divided by their number.
-    """
+    divided by their number."""
     samples = make_samples(5, with_old=False)
     plan = [[0, 3], [1, 2, 4]]
     gradients: list[torch.Tensor] = []

@@ -521,8 +521,7 @@ def test_ranks_that_read_another_configuration_are_refused_on_every_rank() -> No
 
 SAME = 1e-5
 """Largest difference of a weight to plain torch's after four steps of 1e-3, from another order of
-adding in float32.
-"""
+adding in float32."""
 
 
 @pytest.fixture(params=RANKED, ids=lambda subject: subject.name)

@@ -1,6 +1,5 @@
 """The value engine on shares is plain torch's, up to the order of adding; run on two ranks by
-test_two_ranks.
-"""
+test_two_ranks."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from workers.engines.value.seam import ValueEngine, ValueSample
 
 SAME = 1e-5
 """Largest difference of a weight to plain torch's after a few steps of 1e-3, from another order of
-adding in float32.
-"""
+adding in float32."""
 
 
 @pytest.fixture(params=RANKED, ids=lambda subject: subject.name)

@@ -1,6 +1,5 @@
 """Promises of the value engine: values of the right states, right targets, steps that only the
-batch decides, resume.
-"""
+batch decides, resume."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def value_model(start: Path, dtype: torch.dtype = torch.float32, *, seed: int | None = None) -> PreTrainedModel:
     """The value model that starts there; with a seed its head is drawn, so that values differ from
-    0.
-    """
+    0."""
     model = load_value_model(start, dtype, CPU)
     if seed is not None:
         torch.manual_seed(seed)
@@ -172,8 +170,7 @@ def test_the_loss_is_the_clipped_error_of_each_token_averaged_by_response(start:
 
 def test_below_lambda_1_targets_lean_on_the_values_that_were_given(start: Path) -> None:
     """``G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1})``, with the stored values and 0
-    after the end.
-    """
+    after the end."""
     settings = ValueSettings(micro_batch_tokens=128, gamma=0.9, gae_lambda=0.7, clip_low=1e9, clip_high=1e9)
     engine = TorchValue(value_model(start, seed=5), settings, PLAIN)
     rng = np.random.default_rng(2)

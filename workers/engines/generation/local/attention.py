@@ -5,8 +5,7 @@ Keys and values are those that :class:`workers.engines.generation.local.cache.Sl
 The function is registered with transformers under :data:`SLOT_ATTENTION`, without a mask of its
 own, so that transformers builds none. Rows differ in length, and only the step knows where each
 ends. Grouped queries are laid along the query axis. So the keys of a group are read once and never
-repeated in memory.
-"""
+repeated in memory."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def slot_attention(
     before it.
 
     Returns [n, 1, query heads, head dim] or [1, N, query heads, head dim], and None for weights.
-    Raises EngineError without a step, with a mask, for ``softcap`` and ``s_aux`` (sinks).
-    """
+    Raises EngineError without a step, with a mask, for ``softcap`` and ``s_aux`` (sinks)."""
     if packed_layout is not None:
         return packed_attention(
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window,

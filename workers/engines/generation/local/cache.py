@@ -6,8 +6,7 @@ the live rows, up to the longest live length.
 Rows ``0 .. num_rows - 1`` of a step are the live ones, so dead slots cost nothing. The slot table
 keeps it so by moving rows (:meth:`SlotCache.move`). Rows and lengths grow in blocks, by at least
 half of their present size. Layers grow one after another, so that growing never holds two whole
-caches. Memory is bounded by slots x (longest prompt + longest response).
-"""
+caches. Memory is bounded by slots x (longest prompt + longest response)."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ of unused masks, and of one rotation each for queries and keys. So the model is 
 - A residual is added by the product that makes its summand.
 
 The joined matrices are copies. They cost memory and are made again in every swap of weights. A
-large model would gain little: :func:`is_dense`.
-"""
+large model would gain little: :func:`is_dense`."""
 
 from __future__ import annotations
 

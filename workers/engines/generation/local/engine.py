@@ -8,8 +8,7 @@ needs no prefill, unless another request took the slot meanwhile.
 
 New weights take effect between two tokens. By the KV policy ``keep``, later tokens attend to keys
 and values of earlier weights. By ``recompute``, every live context is filled in again first. In
-both, a token's log-prob is that of the distribution that it was drawn from.
-"""
+both, a token's log-prob is that of the distribution that it was drawn from."""
 
 from __future__ import annotations
 

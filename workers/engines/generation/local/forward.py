@@ -3,8 +3,7 @@
 A prefill fills the cache for all but a context's last token. That token goes through the next
 decode step, so every token is sampled at one place. Contexts are laid end to end without padding. A
 prompt that members of a group share is computed once. Small models of the dense family go through
-``workers.engines.generation.local.dense``, all others through transformers' own forward.
-"""
+``workers.engines.generation.local.dense``, all others through transformers' own forward."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Invariant: rows ``0 .. num_live - 1`` are live; every later row is free or retained. Rows are
 swapped to keep it so. :meth:`SlotTable.settle` carries out all collected swaps at once, for the
 table's own arrays and the KV cache alike. So a step in which many requests end moves each row at
-most once.
-"""
+most once."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ weights are copied.
 
 Everything is checked before anything is written. Tied tensors (usually ``lm_head.weight`` and the
 embedding) are published once, under the name that owns them. A second name may be present, with the
-same values.
-"""
+same values."""
 
 from __future__ import annotations
 

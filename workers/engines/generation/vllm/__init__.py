@@ -10,5 +10,4 @@ Its modules:
     journal     log-probs kept where they are sampled, for a core in the same process
     staging     weights on their way to a device, beside decoding
     worker      runs inside vLLM's own workers: weights, and tokens drawn from the trajectory's stream
-    arguments   from a run's configuration to vLLM's arguments
-"""
+    arguments   from a run's configuration to vLLM's arguments"""

@@ -10,8 +10,7 @@ and reads from one queue. Tokens are reported as they come.
 Each report is stamped with the version that was loaded when it was handled. That is right because
 weights change only in a pause. A pause ends when the reports of every step before it are out, and
 the loop handles them in order. Where vLLM reports versions itself
-(``CompletionOutput.weight_versions``, from 0.32), its spans are taken.
-"""
+(``CompletionOutput.weight_versions``, from 0.32), its spans are taken."""
 
 from __future__ import annotations
 

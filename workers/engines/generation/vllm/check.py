@@ -4,8 +4,7 @@
 The check reads a resolved configuration file. Its exit code is 0, or 2 with vLLM's own reason on
 standard error. The import of vLLM takes seconds. No weights are read and nothing is computed.
 ``headrace config check`` and ``headrace up`` run it, since only vLLM knows its architectures and
-arguments, and the command line does not import it.
-"""
+arguments, and the command line does not import it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The Protocol by which ``VllmEngine`` uses vLLM: requests in, samples out, weights in between.
 
 Each wait for vLLM has a deadline. Of the two implementations, ``in_process`` steps vLLM on the
-caller's thread, and ``background`` drives processes that run on by themselves.
-"""
+caller's thread, and ``background`` drives processes that run on by themselves."""
 
 from __future__ import annotations
 

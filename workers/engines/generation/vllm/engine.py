@@ -16,8 +16,7 @@ under.
 
 **Parity.** Published weights carry a probe: a sequence and the learner's own log-probs of it. The
 engine scores it after every update, before any token of the new version leaves. An engine that does
-not agree is quarantined: it reports so, keeps the old version's number, and refuses to go on.
-"""
+not agree is quarantined: it reports so, keeps the old version's number, and refuses to go on."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ class VllmEngine(TorchWeights):
         """Drive a core, whose weights count only from the first ``load_weights`` on.
 
         ``state`` has names and shapes, as ``state_dict(keep_vars=True)`` of transformers' model.
-        ``tolerance`` is the largest mean difference of log-probs to the learner's, in nats.
-        """
+        ``tolerance`` is the largest mean difference of log-probs to the learner's, in nats."""
         self._core = core
         self._state = state
         self._num_slots = num_slots
@@ -159,8 +157,7 @@ class VllmEngine(TorchWeights):
         """Run decode steps by the seam's contract.
 
         Raises EngineError before the first weights, EngineDied when vLLM is dead or hangs (live
-        trajectories go on elsewhere), and Diverged when log-probs are not finite.
-        """
+        trajectories go on elsewhere), and Diverged when log-probs are not finite."""
         if self._failure is not None:
             raise self._failure
         if self._policy_version < 0:
@@ -263,8 +260,7 @@ class VllmEngine(TorchWeights):
         """Take new weights between two tokens.
 
         Raises WeightsRejected when they do not fit: the old ones stay in use. Raises ParityFailed
-        when vLLM then computes other log-probs than the learner: the engine is quarantined.
-        """
+        when vLLM then computes other log-probs than the learner: the engine is quarantined."""
         if self._failure is not None:
             raise self._failure
         chosen = fit_weights(self._state, tensors)

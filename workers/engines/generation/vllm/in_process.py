@@ -3,8 +3,7 @@
 
 Partial output is read from vLLM's request states. Reports of every token as it comes would cost a
 tenth of a small model's decode step. vLLM's log-probs would cost about as much again. Where the
-model is on this CPU, the sampler keeps log-probs in a journal instead.
-"""
+model is on this CPU, the sampler keeps log-probs in a journal instead."""
 
 from __future__ import annotations
 
@@ -165,8 +164,7 @@ def sampling_params(request: CoreRequest, *, seeded: bool, as_they_come: bool = 
     """Return vLLM's parameters of a request, which reports tokens at the end or ``as_they_come``.
 
     ``seeded``: vLLM draws the tokens, and not our sampler. A seed costs vLLM a generator a request.
-    It is wound back when a context is filled in by parts, which a CPU's generators cannot do.
-    """
+    It is wound back when a context is filled in by parts, which a CPU's generators cannot do."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

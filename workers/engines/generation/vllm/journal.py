@@ -2,8 +2,7 @@
 
 vLLM carries log-probs from the sampler to a request's output through lists of Python objects, token
 by token. Where the engine reads them in the same process, this matrix replaces the lists. It has a
-line for each request and a column for each position of its sequence.
-"""
+line for each request and a column for each position of its sequence."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ has ended before taking the tensors.
 A version is staged only where there is room for the weights a second time. With parallel ranks each
 rank stages all of them and takes its share. Where there is no room, or copying fails, the swap
 reads the file as if nothing had been staged. A version is known by its number: the same path may
-hold another one later.
-"""
+hold another one later."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ vLLM's sampler. A probe's row among ours is sampled as ours are, from a stream o
 vLLM's second model runner (some models on GPUs) samples in a kernel of its own, which is not
 replaced. It keys its numbers by the request's seed and the position in the sequence, and every
 window of a trajectory has the same seed. So a trajectory goes on identically within vLLM, with
-other numbers than the local engine's.
-"""
+other numbers than the local engine's."""
 
 from __future__ import annotations
 

@@ -15,5 +15,4 @@ and no command is sent.
 
 A rank that dies takes all of them down. The agent ends the others, and the launcher ends with one
 exit code and reports which rank it was. The supervisor starts a new launcher, and rank 0 goes on
-from its checkpoint.
-"""
+from its checkpoint."""

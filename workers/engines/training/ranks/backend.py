@@ -1,8 +1,7 @@
 """The common part of the policy's and the critic's backends on shares.
 
 Every rank receives the whole batch, makes the same loss weights of it, and computes its share of
-the micro-batches. So the sum over ranks is that of one process, in another order of adding.
-"""
+the micro-batches. So the sum over ranks is that of one process, in another order of adding."""
 
 from __future__ import annotations
 

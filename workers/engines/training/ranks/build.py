@@ -1,8 +1,7 @@
 """Builds one rank of a learner or value worker, as the launcher's environment numbers it.
 
 The backend stands on this rank's share. The worker drives it on rank 0, and a follower on the
-others. The build waits for the other ranks to come, and for the disk while the model loads.
-"""
+others. The build waits for the other ranks to come, and for the disk while the model loads."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ def enter(config: RunConfig, device: str, threads: int) -> Ranks:
     """Meet the other ranks of a run's worker.
 
     Raises ConfigError when a rank reads another configuration or has no device, EngineDied when the
-    others do not come.
-    """
+    others do not come."""
     if device == "cpu" or not torch.cuda.is_available():
         torch.set_num_threads(threads)
     # a first step may compile kernels; nothing between two steps takes longer than a worker may

@@ -1,8 +1,7 @@
 """The other ranks than 0: they wait for rank 0's next command and carry it out.
 
 A wait lasts at most the group's time limit, within which rank 0 reports several times that it is
-still there. When rank 0 is gone, this process ends.
-"""
+still there. When rank 0 is gone, this process ends."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Every method that computes waits for the other ranks. Each transformer layer is a unit of its own.
 The rest (embedding, last norm, head) is one more. So memory holds the whole weights of one layer
 and of that rest. The same guarded AdamW as in one process steps the shares. Its arithmetic is by
-element. The norm of the gradient is taken over all ranks.
-"""
+element. The norm of the gradient is taken over all ranks."""
 
 from __future__ import annotations
 

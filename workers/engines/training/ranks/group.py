@@ -5,8 +5,7 @@ other ranks lasts at most the group's time limit. A rank that has died ends ever
 
 Numbers on the host go by gloo, on GPUs by NCCL; both stay on this host's loopback and shared
 memory. Ranks find one another through a file in a folder that only this user can read. No socket
-listens for strangers.
-"""
+listens for strangers."""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ def join(device: str, *, timeout_s: float) -> Group:
 
     A process joins once; later calls return the same ranks. With several ranks each takes the GPU
     of its own number. No collective may take longer than ``timeout_s``. Raises ConfigError (no such
-    device, fewer GPUs than ranks) or EngineDied (the others did not come in time).
-    """
+    device, fewer GPUs than ranks) or EngineDied (the others did not come in time)."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     here = _device(device, rank, size)
     if not dist.is_initialized():

@@ -9,8 +9,7 @@ and rank 0 beats with its process id. SIGTERM and SIGINT go on to rank 0, which 
 the others end. When the launcher dies, however it dies, the kernel ends its ranks.
 
 Rendezvous goes through files in a folder that only this user can read. torch's own would listen on
-every interface.
-"""
+every interface."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A follower's wait for the next command has the group's time limit, and a learner may have no work
 for hours. So a thread sends an empty command several times within that limit. One lock keeps it
-apart from commands.
-"""
+apart from commands."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ behind it. Nothing is pickled.
     8 bytes: length h of the head | head: MessagePack, each array as [dtype, elements, offset] | arrays, each at a multiple of 8
 
 Both ends are processes of one release on one host, started together. So the bytes hold neither a
-version nor a byte order.
-"""
+version nor a byte order."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ Gathered weights, snapshots and loads use the files of the single-process backen
 and under another backend.
 
 Only rank 0 touches files. It reads and checks a whole checkpoint before it sends a command, so that
-a damaged one changes nothing anywhere. One full tensor at a time goes over the group.
-"""
+a damaged one changes nothing anywhere. One full tensor at a time goes over the group."""
 
 from __future__ import annotations
 

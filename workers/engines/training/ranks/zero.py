@@ -3,8 +3,7 @@
 Every method that computes waits for the other ranks. DeepSpeed steps plain torch's AdamW on flat
 fp32 shares; its own optimisers would be compiled at the first start. It clips by the same norm. It
 refuses a step whose gradient is not finite, and leaves all state as it was. A loss that is not
-finite is turned into such a gradient. Only DeepSpeed's documented API is used.
-"""
+finite is turned into such a gradient. Only DeepSpeed's documented API is used."""
 
 from __future__ import annotations
 
