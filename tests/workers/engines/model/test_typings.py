@@ -16,5 +16,6 @@ def test_every_name_that_the_type_checker_knows_is_the_packages_own() -> None:
     assert imports
     for node in imports:
         assert node.module is not None
-        for name in (alias.name for alias in node.names):
-            assert getattr(import_module(node.module), name) is getattr(transformers, name), name
+        for alias in node.names:
+            assert alias.asname is not None, "a name of a stub is public only when it is given again: import X as X"
+            assert getattr(import_module(node.module), alias.name) is getattr(transformers, alias.asname), alias.asname
