@@ -10,10 +10,10 @@ from pipeline.ledger.types import QueueStat
 from pipeline.observability.metrics import MetricsServer
 from pipeline.observability.status import Health, bottleneck, queue_rows, role_rows, worker_rows
 from pipeline.process.work import WorkReport
-from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
 from protocol.errors import ConfigError
 from protocol.ids import Incarnation, Role
+from tests.manual_clock import ManualClock
 
 NOW = 1_000.0
 

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from pipeline.runtime.clock import ManualClock, RealClock, settle
+from pipeline.runtime.clock import RealClock
+from tests.manual_clock import ManualClock, settle
 
 
 async def test_sleepers_wake_in_order_at_their_own_moments():

@@ -10,12 +10,12 @@ from typing import cast
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.runtime.worker_state import WorkerState
 from protocol.errors import LedgerFull, LedgerUnavailable
 from protocol.ids import Incarnation, Role
+from tests.manual_clock import ManualClock
 
 WHO = Incarnation(role=Role.REWARD, worker="reward-0", epoch=1)
 PATIENCE_S = 10.0

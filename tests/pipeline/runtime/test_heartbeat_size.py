@@ -12,7 +12,6 @@ import structlog
 import zmq
 
 from pipeline.observability.status import queue_rows
-from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import (
     MAX_DETAIL_CHARS,
@@ -29,6 +28,7 @@ from protocol.channel import LinkStats, Mailbox
 from protocol.codec import encode
 from protocol.ids import Incarnation, Role
 from protocol.zeromq import CurveKeys, ZmqTransport
+from tests.manual_clock import ManualClock
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.protocol.samples import request
 from tests.transports import zmq_transport

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 import pytest
 
 from pipeline.ledger.redis.client import connect
-from pipeline.runtime.clock import ManualClock, RealClock, settle
+from pipeline.runtime.clock import RealClock
 from pipeline.runtime.notifications import Notifications
 from pipeline.runtime.registry.contract import RunState, RunStatus, Topic
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.redis import RedisRegistry
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Role
+from tests.manual_clock import ManualClock, settle
 
 
 class Away(MemoryRegistry):

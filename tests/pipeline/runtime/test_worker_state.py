@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.worker_state import WorkerState, resident_bytes
 from protocol.ids import Incarnation, Role
+from tests.manual_clock import ManualClock
 
 WHO = Incarnation(role=Role.REWARD, worker="reward-0", epoch=3)
 

@@ -16,13 +16,13 @@ from pipeline.ledger.admin import Place, Wish
 from pipeline.ledger.memory.admin import MemoryAdmin
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import Lease, Unit
-from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.worker_state import WorkerState
 from protocol.codec import Encoded
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, Segment
+from tests.manual_clock import ManualClock
 from tests.pipeline.ledger.builders import make_chunk, make_spec
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport

@@ -17,10 +17,10 @@ from pipeline.config.learning import EvaluationSection
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import EvaluationRequest
 from pipeline.observability.history import EvaluationRow
-from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Role
+from tests.manual_clock import ManualClock
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import small_config
 from tests.transports import zmq_transport

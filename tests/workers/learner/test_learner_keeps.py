@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from pipeline.config.running import CheckpointSection
-from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Role
+from tests.manual_clock import ManualClock
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
 from workers.learner.learner import Learner

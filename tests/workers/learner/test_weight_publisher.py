@@ -15,13 +15,13 @@ from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.running import WeightsSection
 from pipeline.config.schema import RunConfig
 from pipeline.process.work import WorkReport
-from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.weights import TURNS
 from pipeline.weights.digest import digest_file
 from protocol.ids import Incarnation, Role
+from tests.manual_clock import ManualClock
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
 from workers.engines.training.publishing import TorchPublishing

@@ -13,10 +13,10 @@ from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.memory.ledger import MemoryLedger
-from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Incarnation, Role
+from tests.manual_clock import ManualClock
 from tests.pipeline.ledger.builders import make_spec
 from tests.transports import zmq_transport
 

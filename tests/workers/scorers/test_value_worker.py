@@ -23,7 +23,6 @@ from pipeline.config.schema import RunConfig
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import Unit, WriteStatus
 from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, read_history
-from pipeline.runtime.clock import ManualClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
@@ -31,6 +30,7 @@ from protocol.channel import Delivery, LinkStats, Mailbox
 from protocol.errors import Diverged, EngineError
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, RewardScore, TrajectoryChunk
+from tests.manual_clock import ManualClock
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import small_config
 from tests.transports import zmq_transport

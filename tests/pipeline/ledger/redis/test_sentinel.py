@@ -18,13 +18,14 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.redis.sentinel import parse_sentinel_url
 from pipeline.ledger.server.binary import find_server
-from pipeline.runtime.clock import ManualClock, RealClock
+from pipeline.runtime.clock import RealClock
 from pipeline.runtime.notifications import Notifications
 from pipeline.runtime.registry.contract import RunState, RunStatus, Topic
 from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.worker_state import WorkerState
 from protocol.errors import ConfigError, LedgerRefused, LedgerUnavailable
 from protocol.ids import Role
+from tests.manual_clock import ManualClock
 from tests.pipeline.ledger.builders import SCORER, make_chunk, make_spec, reward
 
 
