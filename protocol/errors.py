@@ -104,7 +104,3 @@ class ParityFailed(EngineError):
 
 class StorageFailed(HeadraceError, OSError):
     """The disk refused to hold a checkpoint; the one before is untouched."""
-
-
-class VerifierError(HeadraceError):
-    """A reward function raised or ran out of time. The response is retried elsewhere."""

@@ -51,11 +51,6 @@ class DataReport:
         if len(examples) < MAX_EXAMPLES:
             examples.append(f"{where}: {detail}")
 
-    @property
-    def num_skipped(self) -> int:
-        """Lines that were not used."""
-        return sum(self.skipped.values())
-
     def lines(self) -> list[str]:
         """Return the report as sentences: one summary, then each reason with its first examples."""
         said = [f"{self.num_prompts} prompts of {self.num_lines} lines; the longest has {self.max_tokens} tokens"]

@@ -92,11 +92,6 @@ class PackedLayout:
         """N."""
         return int(self.position_ids.numel())
 
-    @property
-    def num_padded(self) -> int:
-        """Places that attention computes for nothing when it works in buckets."""
-        return sum(bucket.num_sequences * bucket.length for bucket in self.buckets) - self.num_tokens
-
 
 def packed_attention(
     module: torch.nn.Module | None,
