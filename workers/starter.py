@@ -51,7 +51,7 @@ def main() -> NoReturn:
     limit_threads(1)
     for module in imports(read_resolved(run_dir)):
         importlib.import_module(module)
-    if devices := [path for path in _open_files() if path.startswith("/dev/nvidia")]:
+    if devices := opened("/dev/nvidia"):
         sys.exit(
             f"an import has opened {devices[0]}: CUDA does not work in forked processes; workers import themselves"
         )
@@ -72,13 +72,10 @@ def _work(arguments: Sequence[str]) -> NoReturn:
     worker.main()
 
 
-def _open_files() -> Iterator[str]:
-    for path in Path("/proc/self/fd").iterdir():
-        try:
-            yield str(path.readlink())
-        except OSError:
-            # the listing's own descriptor
-            continue
+def opened(prefix: str) -> list[str]:
+    """Return the files that this process holds open whose path begins so."""
+    paths = (str(path.resolve()) for path in Path("/proc/self/fd").iterdir())
+    return [path for path in paths if path.startswith(prefix)]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.starter import Starter, StarterEnded, forks, marked_environment
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
-from workers.starter import imports
+from workers.starter import imports, opened
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -174,6 +174,12 @@ def test_an_emulated_fleet_imports_no_torch_before_it_forks(tmp_path: Path) -> N
     emulated = op_config(tmp_path, *(f"{name}=emulated" for name in names))
     code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code, *imports(emulated)], check=True)
+
+
+def test_a_device_that_an_import_opened_is_found(tmp_path: Path) -> None:
+    assert opened(str(tmp_path)) == []
+    with (tmp_path / "device").open("w"):
+        assert opened(str(tmp_path)) == [str(tmp_path / "device")]
 
 
 def test_threads_may_be_limited_again_alike_after_torch_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
