@@ -50,7 +50,7 @@ class TorchRecorder(TorchWeights, Recorder):
     """An engine that keeps a copy of the tensors that it was given."""
 
     def load_weights(self, tensors: Any, policy_version: int) -> None:
-        self._policy_version = policy_version
+        self.policy_version = policy_version
         self.served[policy_version] = {name: tensor.clone() for name, tensor in tensors.items()}  # type: ignore[assignment]
 
 
@@ -112,7 +112,7 @@ async def test_a_served_version_stays_what_it_is_while_later_ones_are_merged(tmp
         taken: dict[int, dict[str, torch.Tensor]] = {}
 
         def take(tensors: Any, version: int) -> None:
-            world.engine._policy_version = version
+            world.engine.policy_version = version
             taken[version] = dict(tensors)
 
         world.engine.load_weights = take
@@ -149,7 +149,7 @@ async def test_merged_pages_are_given_back_after_the_swap_and_not_by_the_engine_
         served: list[dict[str, torch.Tensor]] = []
 
         def use_where_they_lie(tensors: Any, version: int) -> None:
-            world.engine._policy_version = version
+            world.engine.policy_version = version
             served[:] = [dict(tensors)]
             assert all(ref() is not None for ref in pages), "they were freed in the pause"
 
