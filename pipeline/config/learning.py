@@ -12,6 +12,7 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from pipeline.config.base import Fraction, Positive, Section, setting
 from pipeline.config.catalogue import PRESETS
+from pipeline.config.data_sets import ColumnsSection
 
 
 class ModelSection(Section):
@@ -28,8 +29,9 @@ class DataSection(Section):
     """Prompts for training and evaluation."""
 
     train: tuple[Path, ...] = Field(
-        description="JSONL or Parquet files with the columns prompt or messages, answer, verifier. More columns are kept."
+        description="JSONL or Parquet files in the form of Headrace, GSM8K, TRL, verl or OpenRLHF. More columns are kept."
     )
+    columns: ColumnsSection = ColumnsSection()
     evaluation: tuple[Path, ...] = setting((), "Files of held-out prompts; never trained on.")
     allow_overlap: bool = setting(
         False, "Accept evaluation prompts that are also training prompts. The evaluation is then not held out."

@@ -17,6 +17,8 @@ _NAMES: Final[Mapping[str, str]] = {
     "model.gradient_checkpointing": "enable_gradient_checkpointing",
     "data.train": "dataset dataset_name prompt_data train_files train_dataset",
     "data.evaluation": "eval_dataset val_files",
+    "data.columns.question": "prompt_key input_key",
+    "data.columns.answer": "answer_key label_key",
     "data.max_prompt_tokens": "max_prompt_length prompt_length prompt_max_len",
     "data.epochs": "num_train_epochs total_epochs num_episodes",
     "data.shuffle": "shuffle_dataset",

@@ -1,6 +1,6 @@
 """One row of a prompt file -> one prompt before tokenisation, or the reason why not.
 
-The columns:
+The columns, as ``columns.ColumnMap`` has them from any form:
 
     prompt      text, put into the configuration's template; or
     messages    [{"role": ..., "content": ...}, ...], put through the tokenizer's chat template

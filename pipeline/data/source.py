@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from pipeline.config.schema import RunConfig
+from pipeline.data.columns import ColumnMap
 from pipeline.data.conversation import MESSAGES
 from pipeline.data.files import BadRow, read_rows
 from pipeline.data.lines import PromptLine, Unusable, parse_line
@@ -128,12 +129,15 @@ class _Reader:
         seen: dict[str, str] = {}
         report = DataReport()
         for path, label in _labelled(paths):
+            columns = ColumnMap(self._data.columns)
             for row in read_rows(path):
                 where = f"{path}:{row.line}"
                 if isinstance(row, BadRow):
                     report.skip(SkipReason(row.problem.value), where, row.detail)
                     continue
-                prompt = self._prompt(parse_line(row.columns, self._data.verifier), f"{label}:{row.line}", where)
+                prompt = self._prompt(
+                    parse_line(columns.own(row.columns), self._data.verifier), f"{label}:{row.line}", where
+                )
                 if isinstance(prompt, Unusable):
                     report.skip(prompt.reason, where, prompt.detail)
                 elif prompt.prompt_id in seen:
@@ -143,6 +147,7 @@ class _Reader:
                     seen[prompt.prompt_id] = where
                     stored.append(_encode(prompt))
                     report.keep(len(prompt.tokens) // 4)
+            columns.check(path)
         if not stored:
             raise DataError(f"no usable prompt in {', '.join(map(str, paths))}:\n" + "\n".join(report.lines()))
         return stored, report
