@@ -47,10 +47,11 @@ def pretrain_value(
     """Train a value model on the start policy's responses until its gate opens, and export it."""
     from pipeline.cli.up import carry_out
     from pipeline.config.load import load_config, resolve_paths
+    from pipeline.data.places import pin_data
     from pipeline.supervisor.run_folder import prepare_run_dir
 
     given = [*files, *([fleet] if fleet else [])]
-    config = pretraining_config(resolve_paths(load_config(given, overrides)))
+    config = pin_data(pretraining_config(resolve_paths(load_config(given, overrides))))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists; give a new or an empty folder")
     is_live = not (plain or as_json) and sys.stderr.isatty()

@@ -73,6 +73,7 @@ def up(
     """Start a run and stay with it until it ends."""
     from pipeline.config import RESOLVED_NAME
     from pipeline.config.load import load_config, resolve_paths
+    from pipeline.data.places import pin_data
     from pipeline.ledger.address import known_url
     from pipeline.supervisor.run_folder import check_no_run, prepare_run_dir
 
@@ -91,6 +92,7 @@ def up(
     else:
         # First, because the other checks take longer.
         check_no_run(config)
+    config = pin_data(config)
     is_live = not (plain or as_json) and sys.stderr.isatty()
 
     def choose(run_dir: Path) -> None:

@@ -79,7 +79,7 @@ class Setting:
 def sections(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
     """Yield every section's name and model, in the schema's order, outer sections first."""
     for name, info in model.model_fields.items():
-        if (inner := section_model(info)) is not None:
+        if (inner := section_model(info) or table_model(info)) is not None:
             yield f"{prefix}{name}", inner
             yield from sections(inner, f"{prefix}{name}.")
 
@@ -88,6 +88,15 @@ def section_model(info: FieldInfo) -> type[BaseModel] | None:
     """Return the model of a field that is a section; None for a setting."""
     kinds = (kind for kind in _options(info.annotation) if isinstance(kind, type))
     return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
+
+
+def table_model(info: FieldInfo) -> type[BaseModel] | None:
+    """Return the model of a field that is a list of tables; None for another."""
+    for kind in _options(info.annotation):
+        for item in typing.get_args(kind):
+            if isinstance(item, type) and issubclass(item, BaseModel):
+                return item
+    return None
 
 
 def settings() -> Iterator[Setting]:
@@ -117,7 +126,8 @@ def explained(config: RunConfig) -> str:
         held = _at(values, section)
         # an absent section, such as reward.model, is commented out
         off = "# " if held is None else ""
-        lines += [f"{off}[{section}]", *_comment(_purpose(model))]
+        title = f"[[{section}]]" if isinstance(_value(values, section), list) else f"[{section}]"
+        lines += [f"{off}{title}", *_comment(_purpose(model))]
         for setting in by_section.get(section, []):
             value = None if held is None else held.get(setting.name)
             lines += ["", *_comment(setting.description), *_comment(setting.facts(config.algorithm.name))]
@@ -134,7 +144,8 @@ def in_toml(value: Any) -> str:
         return value.value
     if isinstance(value, dict):
         held = cast("dict[str, Any]", value)
-        return "{" + ", ".join(f"{_key(name)} = {in_toml(item)}" for name, item in held.items()) + "}"
+        there = {name: item for name, item in held.items() if item is not None}
+        return "{" + ", ".join(f"{_key(name)} = {in_toml(item)}" for name, item in there.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(in_toml(item) for item in cast("list[Any]", value)) + "]"
     return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
@@ -179,7 +190,8 @@ def _kind(annotation: Any) -> str:
     if typing.get_origin(kind) is tuple:
         items = typing.get_args(kind)
         many = f"{len(items)} " if Ellipsis not in items else ""
-        return f"list of {many}{_KINDS[_options(items[0])[0]]}s"
+        item = _options(items[0])[0]
+        return f"list of {many}{'table' if issubclass(item, BaseModel) else _KINDS[item]}s"
     return _KINDS[typing.get_origin(kind) or kind]
 
 
@@ -201,10 +213,13 @@ def _comment(text: str) -> list[str]:
 
 
 def _at(values: dict[str, Any], section: str) -> dict[str, Any] | None:
-    """Return the values of a section; None where it is absent."""
-    for part in section.split("."):
-        found = values.get(part)
-        if not isinstance(found, dict):
-            return None
-        values = cast("dict[str, Any]", found)
-    return values
+    """Return the values of a section; None where it is absent, or a list of tables."""
+    found = _value(values, section)
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+
+def _value(values: dict[str, Any], key: str) -> Any:
+    found: Any = values
+    for part in key.split("."):
+        found = cast("dict[str, Any]", found).get(part) if isinstance(found, dict) else None
+    return found

@@ -12,7 +12,7 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from pipeline.config.base import Fraction, Positive, Section, setting
 from pipeline.config.catalogue import PRESETS
-from pipeline.config.data_sets import ColumnsSection
+from pipeline.config.data_sets import ColumnsSection, DataPath, DataSetSection
 
 
 class ModelSection(Section):
@@ -28,11 +28,14 @@ class ModelSection(Section):
 class DataSection(Section):
     """Prompts for training and evaluation."""
 
-    train: tuple[Path, ...] = Field(
-        description="JSONL or Parquet files in the form of Headrace, GSM8K, TRL, verl or OpenRLHF. More columns are kept."
+    train: tuple[DataPath, ...] = setting(
+        (),
+        "JSONL or Parquet files in the form of Headrace, GSM8K, TRL, verl or OpenRLHF. More columns are kept. A path "
+        "may have * and ?, or be hf://datasets/OWNER/NAME/FILE.",
     )
+    sets: tuple[DataSetSection, ...] = setting((), "Several data sets with weights, in place of train.")
     columns: ColumnsSection = ColumnsSection()
-    evaluation: tuple[Path, ...] = setting((), "Files of held-out prompts; never trained on.")
+    evaluation: tuple[DataPath, ...] = setting((), "Files of held-out prompts; never trained on.")
     allow_overlap: bool = setting(
         False, "Accept evaluation prompts that are also training prompts. The evaluation is then not held out."
     )
@@ -44,6 +47,21 @@ class DataSection(Section):
     epochs: int | None = setting(None, "Passes over the training prompts. Absent: endless.", ge=1)
     shuffle: bool = setting(True, "Shuffle the training prompts in each epoch, seeded by run.seed.")
     prompt_template: str = setting("{prompt}", "Applied to the `prompt` column; `messages` use the chat template.")
+
+    @model_validator(mode="after")
+    def _has_data(self) -> Self:
+        is_missing = "train" not in self.model_fields_set and not self.sets
+        if is_missing or (self.train and self.sets):
+            both = "both missing" if is_missing else "both given"
+            raise ValueError(
+                f"data.train and data.sets are {both}; give the files in data.train, or each data set in [[data.sets]]"
+            )
+        names = [one.name for one in self.sets]
+        if len(names) > len(set(names)):
+            raise ValueError(f"data.sets has the names {', '.join(names)}; give each set a name of its own")
+        if self.sets and sum(one.weight for one in self.sets) <= 0.0:
+            raise ValueError("the weights of data.sets sum to 0, so no prompt would be drawn; set one above 0")
+        return self
 
 
 class AlgorithmSection(Section):

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from pipeline.config import RESOLVED_NAME
-from pipeline.config.describe import in_toml, public_settings, section_model, settings
+from pipeline.config.describe import in_toml, public_settings, section_model, settings, table_model
 from pipeline.config.other_names import meant_by
 from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
@@ -99,7 +99,7 @@ def _absolute(held: Any) -> Any:
         return held.model_copy(update=changed) if changed else held
     if isinstance(held, tuple):
         items = cast("tuple[Any, ...]", held)
-        return tuple(map(_absolute, items)) if any(isinstance(item, Path) for item in items) else items
+        return tuple(map(_absolute, items)) if any(isinstance(item, Path | BaseModel) for item in items) else items
     return held.absolute() if isinstance(held, Path) else held
 
 
@@ -165,11 +165,11 @@ def _forget_defaults(config: RunConfig, origins: Origins) -> None:
 
 
 def section_of(config: RunConfig, key: str) -> BaseModel | None:
-    """Return a section of a configuration; None where it is absent, as ``reward.model`` may be."""
+    """Return a section of a configuration; None where it is absent, or a list of tables."""
     held: Any = config
     for part in key.split("."):
         held = getattr(held, part, None)
-    return held
+    return held if isinstance(held, BaseModel) else None
 
 
 def _explain(error: ErrorDetails, origins: Origins) -> list[str]:
@@ -234,7 +234,7 @@ def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator
     for name, info in model.model_fields.items():
         key = f"{prefix}{name}"
         yield key
-        if (inner := section_model(info)) is not None:
+        if (inner := section_model(info) or table_model(info)) is not None:
             yield from known_keys(inner, f"{key}.")
 
 

@@ -59,7 +59,8 @@ class RunConfig(Section):
     @property
     def verifier_paths(self) -> frozenset[str]:
         """Verifiers that data and messages may name besides the registered ones."""
-        return frozenset((self.data.verifier, *self.reward.verifiers))
+        of_sets = (one.verifier for one in self.data.sets if one.verifier)
+        return frozenset((self.data.verifier, *of_sets, *self.reward.verifiers))
 
     @property
     def needs_reference(self) -> bool:

@@ -93,7 +93,7 @@ def _place_prompt(row: dict[str, Any], question: str | None, *, is_mapped: bool)
 
 
 def _last_words(row: dict[str, Any]) -> Any:
-    """Take the assistant's answer off the end of a conversation. None when it ends with another's."""
+    """Take the assistant's answer off the end of a conversation; None where there is none."""
     messages = row.get("messages")
     if not isinstance(messages, list) or len(messages) < 2:
         return None

@@ -4,7 +4,8 @@ Files are read once, when the source is loaded. All workers of a run must share 
 
 ``at(position)`` is a pure function: the epoch is ``position // num_prompts``, and each epoch has
 its own seeded order. A position gives the same prompt in every process and after every restart. The
-ledger therefore keeps only a group's number.
+ledger therefore keeps only a group's number. With several sets, ``mixture`` gives each position a
+set and a place in that set's own epochs.
 
 Prompts are held as MessagePack, about the size of the files."""
 
@@ -12,19 +13,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from pipeline.config.data_sets import DataSetSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.columns import ColumnMap
 from pipeline.data.conversation import MESSAGES
 from pipeline.data.files import BadRow, read_rows
 from pipeline.data.lines import PromptLine, Unusable, parse_line
+from pipeline.data.mixture import Mixture
 from pipeline.data.permutation import permuted
+from pipeline.data.places import local_file, named_files
 from pipeline.data.report import DataReport, SkipReason
 from pipeline.data.tokenizer import TextTokenizer
 from pipeline.rewards.registry import resolve, resolve_named
@@ -32,6 +37,8 @@ from protocol.errors import ConfigError, DataError
 from protocol.trajectory import Prompt
 
 _HOLE = "{prompt}"
+_SET_SEEDS = 1_000_003
+"""Between the seeds of two sets."""
 
 
 class _PromptRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -63,13 +70,20 @@ class PromptSource:
         resolve(data.verifier)
         reader = _Reader(tokenizer, config)
         self._seed, self._shuffle = config.run.seed, data.shuffle
-        self._train, self.report = reader.read(data.train)
-        self._evaluation, self.evaluation_report = [], DataReport()
-        if data.evaluation:
-            self._evaluation, self.evaluation_report = reader.read(data.evaluation)
-        settings = [self._seed, self._shuffle, len(self._train), tokenizer.digest]
+        used = [one for one in data.sets if one.weight > 0.0]
+        for one in used:
+            resolve(one.verifier or data.verifier)
+        self._train = reader.read_sets(used) if used else [reader.read(data.train)]
+        self.report = reader.take_report()
+        self._mixture = Mixture([one.weight for one in used] or [1.0])
+        self._evaluation = reader.read(data.evaluation) if data.evaluation else []
+        self.evaluation_report = reader.take_report()
+        sizes = [len(stored) for stored in self._train]
+        settings: list[Any] = [self._seed, self._shuffle, sum(sizes), tokenizer.digest]
+        if used:
+            settings += [[one.weight, size] for one, size in zip(used, sizes, strict=True)]
         hasher = hashlib.sha256(json.dumps(settings).encode())
-        for stored in (*self._train, *self._evaluation):
+        for stored in (*chain.from_iterable(self._train), *self._evaluation):
             hasher.update(stored)
         self.digest = hasher.hexdigest()
         """SHA-256 of every prompt as it is sampled (so of files, template, limits), seed, order."""
@@ -78,8 +92,8 @@ class PromptSource:
 
     @property
     def num_prompts(self) -> int:
-        """Training prompts of one epoch."""
-        return len(self._train)
+        """Training prompts of one epoch: those of all sets."""
+        return sum(map(len, self._train))
 
     @property
     def num_evaluation_prompts(self) -> int:
@@ -90,10 +104,12 @@ class PromptSource:
         """Return the training prompt at a position of the stream. Raises IndexError below 0."""
         if position < 0:
             raise IndexError(f"position {position} is before the first prompt")
-        epoch, index = divmod(position, len(self._train))
+        number, place = self._mixture.at(position)
+        stored = self._train[number]
+        epoch, index = divmod(place, len(stored))
         if self._shuffle:
-            index = permuted(index, len(self._train), seed=self._seed, epoch=epoch)
-        return _prompt(self._train[index])
+            index = permuted(index, len(stored), seed=self._seed + number * _SET_SEEDS, epoch=epoch)
+        return _prompt(stored[index])
 
     def evaluation_at(self, index: int) -> Prompt:
         """Return a held-out prompt, in the files' order. Raises IndexError outside of them."""
@@ -108,7 +124,7 @@ class PromptSource:
         held_out = [(prompt.prompt_id, _essence(prompt.text)) for prompt in map(_prompt, self._evaluation)]
         wanted = {essence for _, essence in held_out}
         trained: dict[str, str] = {}
-        for prompt in map(_prompt, self._train if wanted else ()):
+        for prompt in map(_prompt, chain.from_iterable(self._train) if wanted else ()):
             if (essence := _essence(prompt.text)) in wanted:
                 trained.setdefault(essence, prompt.prompt_id)
         return [(prompt_id, trained[essence]) for prompt_id, essence in held_out if essence in trained]
@@ -120,42 +136,57 @@ class _Reader:
     def __init__(self, tokenizer: TextTokenizer, config: RunConfig) -> None:
         self._tokenizer = tokenizer
         self._data = config.data
+        self._report = DataReport()
+        self._seen: dict[str, str] = {}
         self._configured = config.verifier_paths
         self._keep_messages = config.reward.model is not None
         self.verifiers = {config.data.verifier}
 
-    def read(self, paths: Iterable[Path]) -> tuple[list[bytes], DataReport]:
+    def take_report(self) -> DataReport:
+        """Return what was read since the last call."""
+        report, self._report, self._seen = self._report, DataReport(), {}
+        return report
+
+    def read_sets(self, sets: Sequence[DataSetSection]) -> list[list[bytes]]:
+        """Return the prompts of each set."""
+        return [self.read(one.train, one) for one in sets]
+
+    def read(self, paths: Iterable[Path | str], of: DataSetSection | None = None) -> list[bytes]:
+        """Return the prompts of files; of a set, their ids begin with its name."""
         stored: list[bytes] = []
-        seen: dict[str, str] = {}
-        report = DataReport()
-        for path, label in _labelled(paths):
-            columns = ColumnMap(self._data.columns)
+        report, files = self._report, named_files(paths)
+        mapped = (of and of.columns) or self._data.columns
+        verifier = (of and of.verifier) or self._data.verifier
+        self.verifiers.add(verifier)
+        for path, label in _labelled(map(local_file, files), prefix=f"{of.name}/" if of else ""):
+            columns = ColumnMap(mapped, f"data.sets {of.name} columns" if of and of.columns else "data.columns")
             for row in read_rows(path):
                 where = f"{path}:{row.line}"
                 if isinstance(row, BadRow):
                     report.skip(SkipReason(row.problem.value), where, row.detail)
                     continue
-                prompt = self._prompt(
-                    parse_line(columns.own(row.columns), self._data.verifier), f"{label}:{row.line}", where
-                )
+                line = parse_line(columns.own(row.columns), verifier)
+                prompt = self._prompt(line, verifier, f"{label}:{row.line}", where)
                 if isinstance(prompt, Unusable):
                     report.skip(prompt.reason, where, prompt.detail)
-                elif prompt.prompt_id in seen:
-                    detail = f"id {prompt.prompt_id!r} is that of {seen[prompt.prompt_id]}; the first one is kept"
+                elif prompt.prompt_id in self._seen:
+                    detail = f"id {prompt.prompt_id!r} is that of {self._seen[prompt.prompt_id]}; the first one is kept"
                     report.skip(SkipReason.DUPLICATE_ID, where, detail)
                 else:
-                    seen[prompt.prompt_id] = where
+                    self._seen[prompt.prompt_id] = where
                     stored.append(_encode(prompt))
                     report.keep(len(prompt.tokens) // 4)
             columns.check(path)
         if not stored:
-            raise DataError(f"no usable prompt in {', '.join(map(str, paths))}:\n" + "\n".join(report.lines()))
-        return stored, report
+            raise DataError(f"no usable prompt in {', '.join(map(str, files))}:\n" + "\n".join(report.lines()))
+        return stored
 
-    def _prompt(self, line: PromptLine | Unusable, default_id: str, where: str) -> _PromptRecord | Unusable:
+    def _prompt(
+        self, line: PromptLine | Unusable, default_verifier: str, default_id: str, where: str
+    ) -> _PromptRecord | Unusable:
         if isinstance(line, Unusable):
             return line
-        verifier = line.verifier or self._data.verifier
+        verifier = line.verifier or default_verifier
         extra = line.extra
         if verifier not in self.verifiers:
             try:
@@ -185,14 +216,15 @@ class _Reader:
         return _PromptRecord(line.id or default_id, packed, text, line.answer, verifier, extra)
 
 
-def _labelled(paths: Iterable[Path]) -> list[tuple[Path, str]]:
+def _labelled(paths: Iterable[Path], prefix: str = "") -> list[tuple[Path, str]]:
     """Name each file by its stem; a repeated one gets a number, so that prompt ids stay
     distinct."""
     labelled: list[tuple[Path, str]] = []
     taken: dict[str, int] = {}
     for path in paths:
         count = taken[path.stem] = taken.get(path.stem, 0) + 1
-        labelled.append((path, path.stem if count == 1 else f"{path.stem}#{count}"))
+        label = path.stem if count == 1 else f"{path.stem}#{count}"
+        labelled.append((path, prefix + label))
     return labelled
 
 

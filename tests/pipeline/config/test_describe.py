@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from pipeline.cli import headrace
 from pipeline.config.describe import Absent, explained, is_number, public_settings, section_model, sections, settings
-from pipeline.config.load import known_keys, load_config, to_toml
+from pipeline.config.load import known_keys, load_config, resolve_paths, to_toml
 from pipeline.config.other_names import meant_by, other_names
 from pipeline.config.units import table_names, unit_of
 from protocol.errors import ConfigError
@@ -61,7 +61,10 @@ def test_every_setting_is_described_once_and_no_section_is_forgotten() -> None:
     ("key", "facts"),
     [
         ("algorithm.clip_high", "number, above 0; unit: ratio above 1; default: 0.28 (grpo: 0.2, "),
-        ("data.train", "list of paths; default: none: it must be given"),
+        ("data.train", "list of paths; default: []"),
+        ("model.path", "path; default: none: it must be given"),
+        ("data.sets", "list of tables; default: []"),
+        ("data.sets.weight", "number, at least 0; unit: factor; default: 1.0"),
         ("data.epochs", "integer, at least 1; unit: passes; default: not set"),
         ("value.betas", "list of 2 numbers; unit: factors; default: [0.9, 0.999]"),
         ("fleet.max_workers", "integer, above 0; unit: processes; default: not set"),
@@ -91,6 +94,23 @@ def test_the_explained_configuration_reads_back_as_the_same(run_file: Path, tmp_
     assert load_config([again]) == config
     assert tomllib.loads(text) == tomllib.loads(to_toml(config))
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_tables_of_a_list_are_explained_and_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'model.path = "m"\n[[data.sets]]\nname = "a"\ntrain = ["a.jsonl", "hf://datasets/o/n/f.jsonl"]\n'
+        '[data.sets.columns]\nanswer = "x.y"\n[[data.sets]]\nname = "b"\ntrain = ["b.jsonl"]\nweight = 2.5\n'
+    )
+    config = load_config([path])
+    for text in (explained(config), to_toml(config)):
+        path.write_text(text)
+        assert load_config([path]) == config
+    assert "# [[data.sets]]" in explained(config)
+    kept = resolve_paths(config).data.sets[0].train
+    assert kept == (Path.cwd() / "a.jsonl", "hf://datasets/o/n/f.jsonl")
+    with pytest.raises(ConfigError, match=r"unknown key `data\.sets\.0\.wieght`; did you mean `data\.sets\.weight`"):
+        load_config([path], ["data.sets=[{name='a', train=['x'], wieght=1}]"])
 
 
 def test_the_explained_configuration_names_every_setting_also_those_that_are_not_set(run_file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Claims about whose columns are prompt and answer: by mapping, or by the form of another system."""
+"""Claims about which columns are prompt and answer: by mapping, or by form."""
 
 from __future__ import annotations
 

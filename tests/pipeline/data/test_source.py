@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.learning import RewardSection
 from pipeline.config.schema import RunConfig
+from pipeline.data.places import pin_data
 from pipeline.data.report import SkipReason
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
@@ -24,7 +25,7 @@ def tokenizer(model_folder: Path) -> TextTokenizer:
 
 
 def write(path: Path, lines: Iterable[dict[str, Any] | bytes]) -> Path:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True, parents=True)
     path.write_bytes(b"".join((x if isinstance(x, bytes) else json.dumps(x).encode()) + b"\n" for x in lines))
     return path
 
@@ -227,3 +228,80 @@ def test_an_empty_held_out_file_is_refused_too(tmp_path: Path, tokenizer: TextTo
     train, empty = write(tmp_path / "t.jsonl", numbered(3)), write(tmp_path / "h.jsonl", [])
     with pytest.raises(DataError, match=r"no usable prompt in .*h\.jsonl"):
         PromptSource(config(train, evaluation=(empty,)), tokenizer)
+
+
+# -- several sets, and patterns ------------------------------------------------------------------
+
+
+def of_sets(*sets: dict[str, Any], seed: int = 0, **data: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {"run": {"seed": seed}, "model": {"path": "unused"}, "data": {"sets": sets, **data}}
+    )
+
+
+def test_sets_are_drawn_by_weight_with_columns_and_verifier_of_their_own(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    sums = write(tmp_path / "a" / "train.jsonl", numbered(4))
+    words = write(tmp_path / "b" / "train.jsonl", [{"q": f"w{n}", "a": "x => yes"} for n in range(2)])
+    mapped = {"question": "q", "answer": "a", "answer_after": "=>"}
+    run = of_sets(
+        {"name": "sums", "train": [sums], "weight": 3},
+        {"name": "words", "train": [words], "columns": mapped, "verifier": "dapo_math"},
+    )
+    source = PromptSource(run, tokenizer)
+    stream = [source.at(position) for position in range(16)]
+    of_words = [prompt for prompt in stream if prompt.prompt_id.startswith("words/")]
+    assert len(of_words) == 4
+    assert {(prompt.answer, prompt.verifier) for prompt in of_words} == {("yes", "dapo_math")}
+    assert {prompt.verifier for prompt in stream if prompt.prompt_id.startswith("sums/")} == {"arithmetic"}
+    for first in (0, 8):
+        ids = {prompt.prompt_id for prompt in stream[first : first + 8] if "sums" in prompt.prompt_id}
+        assert ids >= {f"sums/train:{n}" for n in (1, 2, 3, 4)}, "every epoch of a set has each of its prompts"
+    assert source.num_prompts == 6
+    assert source.verifiers == {"arithmetic", "dapo_math"}
+    again = PromptSource(run, tokenizer)
+    assert [again.at(n).prompt_id for n in (13, 2)] == [stream[n].prompt_id for n in (13, 2)]
+    assert again.digest == source.digest
+
+
+def test_other_weights_are_another_stream(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    paths = [write(tmp_path / name, numbered(3)) for name in ("a.jsonl", "b.jsonl")]
+    digests = {
+        PromptSource(
+            of_sets(*({"name": p.stem, "train": [p], "weight": w} for p, w in zip(paths, ws, strict=True))), tokenizer
+        ).digest
+        for ws in ((1, 1), (1, 2), (1, 0))
+    }
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"sets": [{"name": "a", "train": ["x"], "weight": 0}]}, "the weights of data.sets sum to 0"),
+        ({"sets": [{"name": "a", "train": ["x"], "weight": -1}]}, "greater than or equal to 0"),
+        ({"sets": [{"name": "a", "train": ["x"]}, {"name": "a", "train": ["y"]}]}, "a name of its own"),
+        ({"sets": [{"name": "a", "train": ["x"]}], "train": ["y"]}, "both given"),
+        ({}, "both missing"),
+        ({"train": ["hf://models/a/b"]}, "hf://datasets/OWNER/NAME"),
+    ],
+)
+def test_sets_that_contradict_themselves_are_refused(data: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        RunConfig.model_validate({"model": {"path": "unused"}, "data": data})
+
+
+def test_a_pattern_is_its_files_in_order_and_a_run_keeps_their_names(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    names = ["part-1.jsonl", "part-0.jsonl", "sub/part-2.jsonl"]
+    for name in names:
+        write(tmp_path / "data" / "deep" / name if "/" not in name else tmp_path / "data" / name, numbered(2))
+    run = config(tmp_path / "data" / "**" / "part-*.jsonl", evaluation=(tmp_path / "data" / "sub" / "*",))
+    pinned = pin_data(run)
+    assert [Path(path).name for path in pinned.data.train] == ["part-0.jsonl", "part-1.jsonl", "part-2.jsonl"]
+    assert [Path(path).name for path in pinned.data.evaluation] == ["part-2.jsonl"]
+    assert PromptSource(run, tokenizer).digest == PromptSource(pinned, tokenizer).digest
+    write(tmp_path / "data" / "sub" / "part-3.jsonl", numbered(1))
+    assert pin_data(pinned) is pinned
+    with pytest.raises(DataError, match=r"none-\*.jsonl: no file matches"):
+        pin_data(config(tmp_path / "none-*.jsonl"))
