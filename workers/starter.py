@@ -55,6 +55,10 @@ def main() -> NoReturn:
         sys.exit(
             f"an import has opened {devices[0]}: CUDA does not work in forked processes; workers import themselves"
         )
+    if (num_threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
+        sys.exit(
+            f"the imports have started {num_threads - 1} threads, which a forked process has not: workers import themselves"
+        )
     gc.collect()
     # Imported modules are no garbage: left alone, their memory stays shared.
     gc.freeze()

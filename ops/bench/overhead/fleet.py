@@ -130,6 +130,8 @@ def measure(num_generators: int, work: Path, *, num_updates: int) -> Cost:
         f"algorithm.groups_per_update={_GROUPS_PER_GENERATOR * num_generators}",
         f"fleet.generator={num_generators}",
         f"supervisor.metrics_port={metrics_port}",
+        # A probe begins with its process's interpreter, which forked workers share.
+        "supervisor.preload=false",
     ]
     config = resolve_paths(load_config([CONFIG], overrides))
     shutil.rmtree(config.run_dir, ignore_errors=True)
@@ -148,6 +150,10 @@ def measure(num_generators: int, work: Path, *, num_updates: int) -> Cost:
         num_workers += role not in ("", "supervisor")
         for part in PARTS:
             cpu_s[part] += _between([(at_s, spent.get(part, 0.0)) for at_s, spent in samples], begin, end) / 1e6
+    if num_workers < num_generators:
+        raise DataError(
+            f"{probes}: {num_workers} workers were probed; expected the fleet's, {num_generators} generators among them"
+        )
     cpu_s[SERVER] = _between(watch.server, begin, end)
     tokens = _between(watch.tokens, begin, end)
     if tokens <= 0:
