@@ -51,14 +51,8 @@ def main() -> NoReturn:
     limit_threads(1)
     for module in imports(read_resolved(run_dir)):
         importlib.import_module(module)
-    if devices := opened("/dev/nvidia"):
-        sys.exit(
-            f"an import has opened {devices[0]}: CUDA does not work in forked processes; workers import themselves"
-        )
-    if (num_threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
-        sys.exit(
-            f"the imports have started {num_threads - 1} threads, which a forked process has not: workers import themselves"
-        )
+    if reason := unforkable():
+        sys.exit(f"{reason}; workers import for themselves")
     gc.collect()
     # Imported modules are no garbage: left alone, their memory stays shared.
     gc.freeze()
@@ -76,10 +70,14 @@ def _work(arguments: Sequence[str]) -> NoReturn:
     worker.main()
 
 
-def opened(prefix: str) -> list[str]:
-    """Return the files that this process holds open whose path begins so."""
-    paths = (str(path.resolve()) for path in Path("/proc/self/fd").iterdir())
-    return [path for path in paths if path.startswith(prefix)]
+def unforkable(devices: str = "/dev/nvidia") -> str | None:
+    """Return why this process must not be forked: it holds a device's file open, or has threads."""
+    files = (str(path.resolve()) for path in Path("/proc/self/fd").iterdir())
+    if opened := [file for file in files if file.startswith(devices)]:
+        return f"an import has opened {opened[0]}, and CUDA does not work in forked processes"
+    if (num_threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
+        return f"the imports have started {num_threads - 1} threads, which a forked process has not"
+    return None
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.starter import Starter, StarterEnded, forks, marked_environment
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
-from workers.starter import imports, opened
+from workers.starter import imports
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -176,10 +176,25 @@ def test_an_emulated_fleet_imports_no_torch_before_it_forks(tmp_path: Path) -> N
     subprocess.run([sys.executable, "-c", code, *imports(emulated)], check=True)
 
 
-def test_a_device_that_an_import_opened_is_found(tmp_path: Path) -> None:
-    assert opened(str(tmp_path)) == []
-    with (tmp_path / "device").open("w"):
-        assert opened(str(tmp_path)) == [str(tmp_path / "device")]
+def test_a_process_that_holds_a_device_or_has_threads_is_not_forked(tmp_path: Path) -> None:
+    def reasons() -> list[str | None]:
+        code = """if True:
+            import sys, threading
+            from workers.starter import unforkable
+            print(unforkable(sys.argv[1]))
+            with open(sys.argv[1] + "/device", "w"):
+                print(unforkable(sys.argv[1]))
+            threading.Thread(target=sys.stdin.read, daemon=True).start()
+            print(unforkable(sys.argv[1]))"""
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            return [process.stdout.readline().strip() for _ in range(3)]
+
+    free, holding, threaded = reasons()
+    assert free == "None"
+    assert f"an import has opened {tmp_path}/device" in str(holding)
+    assert "the imports have started 1 threads" in str(threaded)
 
 
 def test_threads_may_be_limited_again_alike_after_torch_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
