@@ -77,7 +77,9 @@ def pretraining_config(config: RunConfig) -> RunConfig:
     if config.value.pretrain_steps == 0:
         raise ConfigError("value.pretrain_steps is 0, so no step would be trained; set the most steps that you allow")
     run = config.run.model_copy(update={"num_updates": 0, "name": f"{config.run.name}-value"})
-    return config.model_copy(update={"run": run, "data": config.data.model_copy(update={"evaluation": ()})})
+    data = config.data.model_copy(update={"evaluation": ()})
+    evaluation = config.evaluation.model_copy(update={"sets": (), "main": None})
+    return config.model_copy(update={"run": run, "data": data, "evaluation": evaluation})
 
 
 def export_value_model(run_dir: Path, out: Path) -> dict[str, Any]:

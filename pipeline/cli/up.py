@@ -174,7 +174,13 @@ def _report_places(run_dir: Path, summary: Summary) -> None:
             f"{summary.num_updates} updates, {summary.train_s:.0f} s of training)"
         )
     checkpoints = sorted(path for path in (run_dir / "checkpoints").glob("[0-9]*") if path.is_dir())
-    places = {"report": [run_dir / "report.html"], "checkpoint": checkpoints[-1:], "logs": [run_dir / "logs"]}
+    best = [path for path in checkpoints[:-1] if path.name.endswith(f".version-{summary.best_version}")]
+    places = {
+        "report": [run_dir / "report.html"],
+        "checkpoint": checkpoints[-1:],
+        "best": best[-1:],
+        "logs": [run_dir / "logs"],
+    }
     for name, paths in places.items():
         for path in paths:
             if path.exists():

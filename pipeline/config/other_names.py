@@ -79,6 +79,9 @@ _NAMES: Final[Mapping[str, str]] = {
     "checkpoint.every_updates": "save_freq save_steps",
     "checkpoint.keep": "save_total_limit max_ckpt_num max_actor_ckpt_to_keep",
     "evaluation.every_updates": "test_freq eval_steps",
+    "evaluation.patience": "early_stopping_patience",
+    "evaluation.keep_best": "load_best_model_at_end",
+    "evaluation.main": "metric_for_best_model",
     "evaluation.samples_per_prompt": "num_generations_eval eval_n_samples_per_prompt",
     "evaluation.temperature": "eval_temperature",
 }

@@ -59,8 +59,13 @@ class RunConfig(Section):
     @property
     def verifier_paths(self) -> frozenset[str]:
         """Verifiers that data and messages may name besides the registered ones."""
-        of_sets = (one.verifier for one in self.data.sets if one.verifier)
+        of_sets = (one.verifier for one in (*self.data.sets, *self.evaluation.sets) if one.verifier)
         return frozenset((self.data.verifier, *of_sets, *self.reward.verifiers))
+
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether there are held-out prompts."""
+        return bool(self.data.evaluation or self.evaluation.sets)
 
     @property
     def needs_reference(self) -> bool:

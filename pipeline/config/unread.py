@@ -82,7 +82,12 @@ _RULES = (
         lambda c: "soft" not in c.reward.overlong,
         "reward.overlong is not soft",
     ),
-    _Rule("evaluation.", lambda c: not c.data.evaluation, "data.evaluation is empty"),
+    _Rule("evaluation.", lambda c: not c.has_evaluation, "data.evaluation and evaluation.sets are empty"),
+    _Rule(
+        "evaluation.patience evaluation.keep_best evaluation.main",
+        lambda c: c.evaluation.every_updates == 0,
+        "evaluation.every_updates is 0, so there is none while the run trains",
+    ),
     _Rule("generation.vllm.", lambda c: c.generation.engine != "vllm", "generation.engine is not vllm"),
     _Rule("reference.vllm.", lambda c: c.reference.backend != "vllm", "reference.backend is not vllm"),
     _Rule("learner.deepspeed.", lambda c: c.learner.backend != "deepspeed", "learner.backend is not deepspeed"),

@@ -6,7 +6,7 @@ import glob
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline.config.data_sets import DataSetSection
+from pipeline.config.data_sets import DataSetSection, EvaluationSetSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.hub import fetch, parse_hub_name, pin
 from protocol.errors import DataError
@@ -18,6 +18,10 @@ def pin_data(config: RunConfig) -> RunConfig:
     matches no file, or a hub's file cannot be had."""
     data = config.data
     sets = tuple(_pinned_set(one) for one in data.sets)
+    held_out = tuple(_pinned_files(one) for one in config.evaluation.sets)
+    if held_out != config.evaluation.sets:
+        evaluation = config.evaluation.model_copy(update={"sets": held_out})
+        config = config.model_copy(update={"evaluation": evaluation})
     pinned = {"train": named_files(data.train), "evaluation": named_files(data.evaluation), "sets": sets}
     changed = {name: value for name, value in pinned.items() if value != getattr(data, name)}
     return config.model_copy(update={"data": data.model_copy(update=changed)}) if changed else config
@@ -36,6 +40,11 @@ def local_file(entry: Path | str) -> Path:
 def _pinned_set(one: DataSetSection) -> DataSetSection:
     files = named_files(one.train)
     return one if files == one.train else one.model_copy(update={"train": files})
+
+
+def _pinned_files(one: EvaluationSetSection) -> EvaluationSetSection:
+    files = named_files(one.files)
+    return one if files == one.files else one.model_copy(update={"files": files})
 
 
 def _named(entry: Path | str) -> list[Path | str]:

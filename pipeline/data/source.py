@@ -14,14 +14,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from pipeline.config.data_sets import DataSetSection
+from pipeline.config.data_sets import DataSetSection, EvaluationSetSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.columns import ColumnMap
 from pipeline.data.conversation import MESSAGES
@@ -57,6 +58,17 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_PromptRecord).decode
 
 
+@dataclass(frozen=True, slots=True)
+class HeldOutSource:
+    """A set of held-out prompts."""
+
+    name: str
+    """Empty for that of ``data.evaluation``."""
+    first: int
+    """Index of its first prompt, for ``PromptSource.evaluation_at``."""
+    num_prompts: int
+
+
 class PromptSource:
     """Training and evaluation prompts of a run."""
 
@@ -71,12 +83,19 @@ class PromptSource:
         reader = _Reader(tokenizer, config)
         self._seed, self._shuffle = config.run.seed, data.shuffle
         used = [one for one in data.sets if one.weight > 0.0]
-        for one in used:
+        for one in (*used, *config.evaluation.sets):
             resolve(one.verifier or data.verifier)
         self._train = reader.read_sets(used) if used else [reader.read(data.train)]
         self.report = reader.take_report()
         self._mixture = Mixture([one.weight for one in used] or [1.0])
-        self._evaluation = reader.read(data.evaluation) if data.evaluation else []
+        held_out = [("", reader.read(data.evaluation))] if data.evaluation else []
+        held_out += [(one.name, reader.read(one.files, one)) for one in config.evaluation.sets]
+        firsts = accumulate((len(stored) for _, stored in held_out), initial=0)
+        self.evaluation_sets = tuple(
+            HeldOutSource(name, first, len(stored)) for (name, stored), first in zip(held_out, firsts, strict=False)
+        )
+        """That of data.evaluation, then evaluation.sets."""
+        self._evaluation = [one for _, stored in held_out for one in stored]
         self.evaluation_report = reader.take_report()
         sizes = [len(stored) for stored in self._train]
         settings: list[Any] = [self._seed, self._shuffle, sum(sizes), tokenizer.digest]
@@ -97,7 +116,7 @@ class PromptSource:
 
     @property
     def num_evaluation_prompts(self) -> int:
-        """Held-out prompts."""
+        """Held-out prompts, of all sets."""
         return len(self._evaluation)
 
     def at(self, position: int) -> Prompt:
@@ -112,7 +131,7 @@ class PromptSource:
         return _prompt(stored[index])
 
     def evaluation_at(self, index: int) -> Prompt:
-        """Return a held-out prompt, in the files' order. Raises IndexError outside of them."""
+        """Return a held-out prompt, by sets and files in order. Raises IndexError outside of them."""
         if not 0 <= index < len(self._evaluation):
             raise IndexError(f"evaluation prompt {index} is outside the {len(self._evaluation)} held-out prompts")
         return _prompt(self._evaluation[index])
@@ -151,7 +170,7 @@ class _Reader:
         """Return the prompts of each set."""
         return [self.read(one.train, one) for one in sets]
 
-    def read(self, paths: Iterable[Path | str], of: DataSetSection | None = None) -> list[bytes]:
+    def read(self, paths: Iterable[Path | str], of: DataSetSection | EvaluationSetSection | None = None) -> list[bytes]:
         """Return the prompts of files; of a set, their ids begin with its name."""
         stored: list[bytes] = []
         report, files = self._report, named_files(paths)
@@ -159,13 +178,15 @@ class _Reader:
         verifier = (of and of.verifier) or self._data.verifier
         self.verifiers.add(verifier)
         for path, label in _labelled(map(local_file, files), prefix=f"{of.name}/" if of else ""):
-            columns = ColumnMap(mapped, f"data.sets {of.name} columns" if of and of.columns else "data.columns")
+            columns = ColumnMap(mapped, f"columns of the set {of.name}" if of and of.columns else "data.columns")
             for row in read_rows(path):
                 where = f"{path}:{row.line}"
                 if isinstance(row, BadRow):
                     report.skip(SkipReason(row.problem.value), where, row.detail)
                     continue
                 line = parse_line(columns.own(row.columns), verifier)
+                if of and isinstance(line, PromptLine) and line.id:
+                    line = replace(line, id=f"{of.name}/{line.id}")
                 prompt = self._prompt(line, verifier, f"{label}:{row.line}", where)
                 if isinstance(prompt, Unusable):
                     report.skip(prompt.reason, where, prompt.detail)

@@ -126,6 +126,10 @@ class EvaluationRequest:
     temperature: float
     """0 is greedy."""
     top_p: float = 1.0
+    first_prompt: int = 0
+    """The prompt that counts as its number 0, among the held-out prompts of all sets."""
+    set: str = ""
+    """The name of its evaluation set; empty for that of ``data.evaluation``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,18 +41,20 @@ def draw_updates(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationR
 
     def accuracy(axes: Axes) -> None:
         _lines(axes, numbers, {"batch": [100 * row.accuracy for row in updates]})
-        held_out(axes, [100 * row.accuracy for row in evaluations])
+        held_out(axes, lambda row: 100 * row.accuracy)
         axes.set_ylim(0, 104)
 
-    def held_out(axes: Axes, values: Sequence[float]) -> None:
+    def held_out(axes: Axes, value: Callable[[EvaluationRow], float]) -> None:
         first_update = {row.policy_version: row.update for row in updates}
-        at = [first_update.get(row.policy_version, 0) for row in evaluations]
-        if values:
-            axes.plot(at, values, "o-", color=_COLOURS[1], label="held-out")
+        for number, name in enumerate(dict.fromkeys(row.set_name for row in evaluations), start=1):
+            of_set = [row for row in evaluations if row.set_name == name]
+            at = [first_update.get(row.policy_version, 0) for row in of_set]
+            colour = _COLOURS[number % len(_COLOURS)]
+            axes.plot(at, [value(row) for row in of_set], "o-", color=colour, label=name)
 
     def length(axes: Axes) -> None:
         _lines(axes, numbers, {"batch": [row.response_length for row in updates]}, from_zero=True)
-        held_out(axes, [row.response_length for row in evaluations])
+        held_out(axes, lambda row: row.response_length)
         if evaluations:
             axes.set_ylim(0, 1.25 * max(r.response_length for r in (*updates, *evaluations)) + 1e-9)
 

@@ -74,6 +74,23 @@ class EvaluationRow:
     oldest_version: int
     newest_version: int
     """The versions that sampled it."""
+    set: str = ""
+    """Name of the evaluation set; empty for that of ``data.evaluation``."""
+    is_main: bool = True
+    """Whether early stopping and the best checkpoint go by this set."""
+    low: float | None = None
+    """95 % interval of the accuracy; None in rows of earlier versions."""
+    high: float | None = None
+    pass_k: int = 1
+    pass_at_k: float | None = None
+    """Chance that one of ``pass_k`` responses is right; None with one response a prompt."""
+    pass_low: float | None = None
+    pass_high: float | None = None
+
+    @property
+    def set_name(self) -> str:
+        """The set in words."""
+        return self.set or "held-out"
 
 
 @dataclass(frozen=True, slots=True)

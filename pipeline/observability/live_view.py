@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.observability.history import HISTORY_NAME, HistoryTail
-from pipeline.observability.progress import RunProgress, course, sparkline
+from pipeline.observability.progress import RunProgress, course, interval, sparkline
 from pipeline.observability.status import RunSnapshot, WorkerRow, bottleneck, in_minutes, worker_rows
 from pipeline.observability.tables import fleet_table, groups_line, tokens_line
 from pipeline.runtime.registry.contract import RunState
@@ -209,6 +209,9 @@ def _facts(progress: RunProgress, snapshot: RunSnapshot) -> Table:
         )
     if progress.held_out:
         accuracy.append("  held-out ").append(course(progress.held_out), style="bold")
+        accuracy.append(interval(progress.evaluation))
+    for name, values in progress.others.items():
+        accuracy.append(f"  {printable_line(name)} ").append(course(values), style="bold")
     facts.add_row("accuracy", accuracy)
     if learning := progress.learning():
         facts.add_row("learning", ", ".join(learning))

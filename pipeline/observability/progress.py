@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Self
 
@@ -26,25 +26,36 @@ class RunProgress:
     accuracies: tuple[float, ...]
     """Mean raw accuracy of each update's batch, oldest first."""
     held_out: tuple[float, ...]
-    """Held-out accuracy, oldest first."""
+    """Held-out accuracy, oldest first: of the main set."""
     last: UpdateRow | None = None
     update_s: float | None = None
     """Median seconds from one of the last updates to the next; None before the second."""
     tokens_per_update: float = 0.0
     """Mean trained tokens of the same updates."""
+    evaluation: EvaluationRow | None = None
+    """The newest of the main set."""
+    others: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Accuracy on the other evaluation sets, by name, oldest first."""
 
     @classmethod
     def of(cls, rows: Sequence[Row], num_wanted: int) -> Self:
         """Return the progress that a run's history shows."""
         updates = [row for row in rows if isinstance(row, UpdateRow)]
-        held_out = tuple(row.accuracy for row in rows if isinstance(row, EvaluationRow))
+        evaluations = [row for row in rows if isinstance(row, EvaluationRow)]
+        others: dict[str, tuple[float, ...]] = {}
+        for row in evaluations:
+            if not row.is_main:
+                others[row.set_name] = (*others.get(row.set_name, ()), row.accuracy)
+        main = [row for row in evaluations if row.is_main]
         recent = updates[-_PACE_UPDATES - 1 :]
         gaps = [later.at_s - earlier.at_s for earlier, later in pairwise(recent)]
         return cls(
             num_updates=updates[-1].update if updates else 0,
             num_wanted=num_wanted,
             accuracies=tuple(row.accuracy for row in updates),
-            held_out=held_out,
+            held_out=tuple(row.accuracy for row in main),
+            evaluation=main[-1] if main else None,
+            others=others,
             last=updates[-1] if updates else None,
             # The median ignores the gap of a resume.
             update_s=statistics.median(gaps) if gaps else None,
@@ -85,8 +96,16 @@ class RunProgress:
         if self.accuracies:
             words.append(f"batch accuracy {100 * self.accuracies[-1]:.0f} %")
         if self.held_out:
-            words.append(f"held-out {course(self.held_out)}")
+            words.append(f"held-out {course(self.held_out)}{interval(self.evaluation)}")
+        words += [f"{name} {course(values)}" for name, values in self.others.items()]
         return ", ".join(words + self.pace(now_s))
+
+
+def interval(row: EvaluationRow | None) -> str:
+    """Return an evaluation's 95 % interval, with a space before; nothing where it has none."""
+    if row is None or row.low is None or row.high is None:
+        return ""
+    return f" ({100 * row.low:.1f} to {100 * row.high:.1f})"
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeline.config import RESOLVED_NAME
 from pipeline.ledger.types import Audit
+from pipeline.observability.best import BestEvaluation
 from pipeline.observability.charts import can_draw, draw_critic, draw_updates
 from pipeline.observability.history import (
     HISTORY_NAME,
@@ -40,6 +41,9 @@ class Summary:
     """Held-out accuracy of the first and the last evaluation; None when there was none."""
     accuracy_after: float | None
     num_held_out: int
+    best_accuracy: float | None
+    """Of the best evaluation of the main set, and its policy version."""
+    best_version: int | None
     max_staleness: int
     learner_wait_share: float
     """Share of the training time in which the learner waited for ready units."""
@@ -54,7 +58,9 @@ class _Card:
 
 def summarize(run_dir: Path) -> Summary:
     """Return the summary of a run's history; zeros for an empty one."""
-    updates, evaluations = _rows(run_dir)
+    updates, every = _rows(run_dir)
+    evaluations = [row for row in every if row.is_main]
+    best = BestEvaluation(evaluations).row
     train_s = sum(r.wait_s + r.logprob_s + r.step_s + r.publish_s for r in updates)
     return Summary(
         num_updates=len(updates),
@@ -63,6 +69,8 @@ def summarize(run_dir: Path) -> Summary:
         accuracy_before=evaluations[0].accuracy if evaluations else None,
         accuracy_after=evaluations[-1].accuracy if len(evaluations) > 1 else None,
         num_held_out=evaluations[-1].num_responses if evaluations else 0,
+        best_accuracy=best.accuracy if best else None,
+        best_version=best.policy_version if best else None,
         max_staleness=max((r.staleness_max for r in updates), default=0),
         learner_wait_share=sum(r.wait_s for r in updates) / train_s if train_s else 0.0,
     )

@@ -67,7 +67,7 @@ def preflight(config: RunConfig) -> Preflight:
     source = PromptSource(config, load_text_tokenizer(config.model.path))
     findings = [f"model: {config.model.path} ({model.get('model_type', 'unknown type')})"]
     findings += [f"training: {line}" for line in source.report.lines()]
-    if config.data.evaluation:
+    if config.has_evaluation:
         findings += [f"evaluation: {line}" for line in source.evaluation_report.lines()]
         findings += _check_held_out(config, source)
     _check_length(config, model)

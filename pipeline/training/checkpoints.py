@@ -95,6 +95,8 @@ class CheckpointFolder:
         self._keep = keep
         self._writing = root / f"{_WRITING}{owner}"
         self._lock: int | None = None
+        self.spared: frozenset[int] = frozenset()
+        """Versions whose checkpoints are not removed, besides the newest."""
 
     def take_over(self) -> Checkpoint | None:
         """Become the only writer; return the newest intact checkpoint, None when none was written.
@@ -126,7 +128,8 @@ class CheckpointFolder:
             self._lock = None
 
     def write(self, version: int, save: Callable[[Path], None], state: dict[str, Any]) -> Path:
-        """Write a checkpoint durably, then remove all but the newest; return its folder.
+        """Write a checkpoint durably, then remove all but the newest and the spared; return its
+        folder.
 
         ``save`` fills an empty folder; ``state`` has JSON values. Raises Fenced when a newer
         incarnation has taken over, StorageFailed when the disk refused: earlier ones are intact."""
@@ -155,7 +158,8 @@ class CheckpointFolder:
                 "are untouched: free some space or repair the disk, and the next one will be written"
             ) from error
         for _, folder in _complete(self._root)[: -self._keep]:
-            _remove(folder)
+            if _version(folder) not in self.spared:
+                _remove(folder)
         return final
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.learning import AlgorithmSection, EvaluationSection
 from pipeline.config.running import CheckpointSection, ReplaySection, RunSection, WeightsSection
 from pipeline.config.schema import RunConfig
+from pipeline.data.source import HeldOutSource
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import LedgerSpec
 from pipeline.observability.history import EvaluationRow, UpdateRow, ValueRow, read_history
@@ -177,6 +178,10 @@ class World:
     eta: int = 1
     num_evaluation_prompts: int = 0
     """Evaluated after every update, when there are any."""
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    """More settings of ``[evaluation]``."""
+    accuracy_of: Callable[[int], float] = lambda version: 0.0
+    """Held-out accuracy by policy version."""
     published: dict[int, list[str]] = field(default_factory=dict)
     """Version -> the weights of that name."""
     num_lives: int = 0
@@ -195,7 +200,7 @@ class World:
                     name="grpo", group_size=GROUP_SIZE, groups_per_update=GROUPS_PER_UPDATE, max_generation_batches=0
                 ),
                 "checkpoint": CheckpointSection(every_updates=2, keep=2),
-                "evaluation": EvaluationSection(every_updates=1),
+                "evaluation": EvaluationSection(every_updates=1, **self.evaluation),
                 "weights": WeightsSection(shared_memory=False),
                 # digests need tensors, and here weights are a list of names
                 "replay": ReplaySection(record=False),
@@ -203,7 +208,7 @@ class World:
         )
         patch = self.monkeypatch.setattr
         patch(os, "fsync", lambda _: None)
-        source = SimpleNamespace(num_evaluation_prompts=self.num_evaluation_prompts)
+        source = SimpleNamespace(evaluation_sets=(HeldOutSource("", 0, self.num_evaluation_prompts),))
         patch(workers.learner.learner, "load_text_tokenizer", lambda _: None)
         patch(workers.learner.learner, "PromptSource", lambda *_: source)
         patch(workers.learner.learner, "ledger_spec", lambda *_: self.spec)
@@ -229,7 +234,9 @@ class World:
                 version = self.ledger.state.version
                 chunk = make_chunk(lease.trajectory, version=version)
                 await self.ledger.write_chunk(GENERATOR, chunk)
-                await self.ledger.write_score(SCORER, chunk.id, reward(lease.trajectory.member % 2))
+                asked = lease.evaluation
+                accuracy = self.accuracy_of(asked.policy_version) if asked else lease.trajectory.member % 2
+                await self.ledger.write_score(SCORER, chunk.id, reward(accuracy))
 
     async def live(self, reaper: Reaper) -> bool:
         """Be one learner's process, from its start to its good end or its death; return whether it

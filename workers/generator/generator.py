@@ -300,8 +300,9 @@ class Generator(Actor):
         if lease.last_chunk is not None:
             prompt = lease.last_chunk.prompt
         else:
-            at = self._source.at if lease.evaluation is None else self._source.evaluation_at
-            prompt = at(lease.prompt)
+            asked = lease.evaluation
+            at, first = (self._source.evaluation_at, asked.first_prompt) if asked else (self._source.at, 0)
+            prompt = at(first + lease.prompt)
         self._submit(self._held.hold(lease, prompt))
 
     async def _can_begin(self, lease: Lease) -> bool:

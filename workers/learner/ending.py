@@ -1,4 +1,4 @@
-"""Why a run ends before its last update: no further update can fill. For the run's status."""
+"""Why a run ends before its last update, for its status: no further update can fill, or helps."""
 
 from __future__ import annotations
 
@@ -7,15 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.ledger.types import ClaimRefused, DropReason
+from pipeline.observability.history import EvaluationRow
+from pipeline.process.exit_codes import ExitCode
 
 _AUDIT_HINT = "see `headrace audit` for what became of every prompt"
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """No update can fill any more."""
+    """No update can fill any more, or is wanted."""
 
     reason: str
+    exit_code: ExitCode = ExitCode.STARVED
+
+    @classmethod
+    def no_better(cls, best: EvaluationRow, num_since: int, num_updates: int) -> Ending:
+        """The last evaluations were no better than an earlier one."""
+        return cls(
+            f"early stop after {num_updates} updates: {num_since} evaluations of {best.set_name} in a row were no better than "
+            f"{100 * best.accuracy:.1f} % at version {best.policy_version}",
+            ExitCode.OK,
+        )
 
     @classmethod
     def starved(cls, refused: ClaimRefused, num_updates: int) -> Ending:

@@ -5,10 +5,13 @@ recorded with the responses that are there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from pipeline.config.learning import EvaluationSection
+from pipeline.data.source import HeldOutSource
 from pipeline.ledger.types import EvaluationRequest, EvaluationState
+from pipeline.observability.estimates import average, pass_at
 from pipeline.observability.history import EvaluationRow
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.registry.contract import WaitingFor
@@ -27,12 +30,20 @@ class Evaluations:
     """Requests evaluations one after another and collects them."""
 
     def __init__(
-        self, ctx: ActorContext, record: Callable[[EvaluationRow], None], *, num_prompts: int, next_number: int = 0
+        self,
+        ctx: ActorContext,
+        record: Callable[[EvaluationRow], None],
+        *,
+        sets: Sequence[HeldOutSource],
+        next_number: int = 0,
     ) -> None:
         """Record rows with ``record``, in the same step in which they are no longer pending."""
         self._ctx = ctx
         self._record = record
-        self._num_prompts = min(num_prompts, ctx.config.evaluation.num_prompts)
+        evaluation = ctx.config.evaluation
+        own = {one.name: evaluation.of_set(one) for one in evaluation.sets}
+        self._sets = {one.name: (one, own.get(one.name, evaluation)) for one in sets if one.num_prompts}
+        self._main = evaluation.main if evaluation.main is not None else next(iter(self._sets), "")
         self.next_number = next_number
         self._pending: list[_Pending] = []
 
@@ -52,23 +63,25 @@ class Evaluations:
     @property
     def is_enabled(self) -> bool:
         """Whether there is anything to evaluate on."""
-        return self._num_prompts > 0
+        return bool(self._sets)
 
     async def request(self, policy_version: int) -> None:
-        """Open an evaluation of ``policy_version``."""
-        settings = self._ctx.config.evaluation
-        request = EvaluationRequest(
-            number=self.next_number,
-            policy_version=policy_version,
-            num_prompts=self._num_prompts,
-            samples_per_prompt=settings.samples_per_prompt,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-        )
-        await self._ctx.ledger.request_evaluation(self._ctx.who, request)
-        deadline_s = self._ctx.clock.monotonic() + settings.timeout_s
-        self._pending.append(_Pending(self.next_number, policy_version, deadline_s))
-        self.next_number += 1
+        """Open an evaluation of ``policy_version`` on each set."""
+        for held_out, settings in self._sets.values():
+            request = EvaluationRequest(
+                number=self.next_number,
+                policy_version=policy_version,
+                num_prompts=min(held_out.num_prompts, settings.num_prompts),
+                samples_per_prompt=settings.samples_per_prompt,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                first_prompt=held_out.first,
+                set=held_out.name,
+            )
+            await self._ctx.ledger.request_evaluation(self._ctx.who, request)
+            deadline_s = self._ctx.clock.monotonic() + settings.timeout_s
+            self._pending.append(_Pending(self.next_number, policy_version, deadline_s))
+            self.next_number += 1
 
     async def collect(self) -> None:
         """Record the evaluations that are complete by now, or past their deadline."""
@@ -82,7 +95,7 @@ class Evaluations:
                 num_responses = len(state.samples) if state is not None else 0
                 self._ctx.log.warning("evaluation_incomplete", number=pending.number, num_responses=num_responses)
             if state is not None and state.samples:
-                self._record(_row(pending, state, at_s=self._ctx.clock.time()))
+                self._record(self._row(pending, state))
 
     async def wait(self) -> None:
         """Record each requested one, complete or at its deadline, until the worker drains."""
@@ -92,17 +105,34 @@ class Evaluations:
             if self._pending:
                 await self._ctx.clock.sleep(_POLL_S)
 
+    def _row(self, pending: _Pending, state: EvaluationState) -> EvaluationRow:
+        samples, request = state.samples, state.request
+        by_prompt: dict[int, list[float]] = {}
+        for sample in samples:
+            by_prompt.setdefault(sample.prompt, []).append(sample.accuracy)
+        of_all = average(by_prompt)
+        k = self._settings(request.set).pass_at or request.samples_per_prompt
+        passed = pass_at(by_prompt, k) if request.samples_per_prompt > 1 else None
+        return EvaluationRow(
+            number=pending.number,
+            policy_version=pending.policy_version,
+            at_s=self._ctx.clock.time(),
+            num_responses=len(samples),
+            num_failed=state.num_failed,
+            accuracy=of_all.value,
+            response_length=sum(s.num_tokens for s in samples) / len(samples),
+            oldest_version=min(s.oldest_version for s in samples),
+            newest_version=max(s.newest_version for s in samples),
+            set=request.set,
+            is_main=request.set == self._main,
+            low=of_all.low,
+            high=of_all.high,
+            pass_k=k,
+            pass_at_k=passed and passed.value,
+            pass_low=passed and passed.low,
+            pass_high=passed and passed.high,
+        )
 
-def _row(pending: _Pending, state: EvaluationState, *, at_s: float) -> EvaluationRow:
-    samples = state.samples
-    return EvaluationRow(
-        number=pending.number,
-        policy_version=pending.policy_version,
-        at_s=at_s,
-        num_responses=len(samples),
-        num_failed=state.num_failed,
-        accuracy=sum(s.accuracy for s in samples) / len(samples),
-        response_length=sum(s.num_tokens for s in samples) / len(samples),
-        oldest_version=min(s.oldest_version for s in samples),
-        newest_version=max(s.newest_version for s in samples),
-    )
+    def _settings(self, name: str) -> EvaluationSection:
+        """Return a set's settings; after a resume without it, those of ``[evaluation]``."""
+        return self._sets[name][1] if name in self._sets else self._ctx.config.evaluation

@@ -28,6 +28,7 @@ from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.types import Claim, ClaimRefused, ClaimWait, DropReason, Restart
 from pipeline.ledger.version_history import VersionHistory
+from pipeline.observability.best import BestEvaluation
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow, read_history
 from pipeline.observability.samples import Samples
 from pipeline.preflight.model_folder import loading
@@ -84,6 +85,7 @@ class Learner(Actor):
         self._samples: Samples
         self._version_history: VersionHistory
         self._evaluations: Evaluations
+        self._best: BestEvaluation
         self._critic: CriticWatch | None
         self._hopeless: HopelessData
         self._wait: WorkWait
@@ -132,10 +134,12 @@ class Learner(Actor):
         self._evaluations = Evaluations(
             self.ctx,
             self._record,
-            num_prompts=source.num_evaluation_prompts,
+            sets=source.evaluation_sets,
             next_number=int(state.get("next_evaluation", 0)),
         )
-        recorded = {row.number for row in read_history(history) if isinstance(row, EvaluationRow)}
+        evaluated = [row for row in read_history(history) if isinstance(row, EvaluationRow)]
+        self._best = BestEvaluation(evaluated)
+        recorded = {row.number for row in evaluated}
         await self._evaluations.resume(one for one in state.get("evaluations", ()) if one[0] not in recorded)
         has_critic = config.has_critic
         self._critic = CriticWatch(self.ctx, was_open=bool(state.get("critic_open"))) if has_critic else None
@@ -168,17 +172,18 @@ class Learner(Actor):
         if self._evaluations.is_enabled and not self._is_resumed:
             await self._evaluations.request(self._version)
             await self._evaluations.wait()
-        ending = await self._wait_for_critic()
+        ending = await self._wait_for_critic() or self._early_stop()
         while ending is None and self._num_updates < config.run.num_updates and not self.ctx.draining.is_set():
             started = time.monotonic()
             claim = await self._wait_for_batch()
             if isinstance(claim, Claim):
                 await self._update(claim, wait_s=time.monotonic() - started)
+                ending = self._early_stop()
             else:
                 ending = claim
         if self.ctx.draining.is_set():
             return
-        await self._finish(ending and ending.reason)
+        await self._finish(ending)
 
     async def drain(self) -> None:
         """Keep the effect of all updates since the last checkpoint."""
@@ -232,9 +237,10 @@ class Learner(Actor):
         every = self.ctx.config.evaluation.every_updates
         # evaluated at the end in any case
         is_last = self._num_updates >= self.ctx.config.run.num_updates
-        if self._evaluations.is_enabled and every and self._num_updates % every == 0 and not is_last:
+        is_evaluated = bool(self._evaluations.is_enabled and every and self._num_updates % every == 0 and not is_last)
+        if is_evaluated:
             await self._evaluations.request(self._version)
-        if self._is_checkpoint_due():
+        if self._is_checkpoint_due() or (is_evaluated and self.ctx.config.evaluation.keep_best):
             await self._checkpoint()
         self.ctx.held = 0
         self.ctx.delivered += 1
@@ -287,6 +293,9 @@ class Learner(Actor):
             for claim in claims:
                 del self._applied[claim]
 
+        if self.ctx.config.evaluation.keep_best:
+            best = {self._best.row.policy_version} if self._best.row else set[int]()
+            self._folder.spared = frozenset(best | {version for _, version in self._evaluations.pending})
         await self._writer.write(self._version, self._backend.snapshot, state, settle)
 
     async def _settle_idle(self) -> None:
@@ -361,7 +370,15 @@ class Learner(Actor):
             return None
         return Ending.hopeless(refused, self._num_updates, unusable, logs=self.ctx.run_dir / "logs")
 
-    async def _finish(self, ending: str | None) -> None:
+    def _early_stop(self) -> Ending | None:
+        """Return the ending of a run whose evaluations have not improved for long enough, or
+        None."""
+        patience, best = self.ctx.config.evaluation.patience, self._best
+        if not patience or best.row is None or best.num_since < patience:
+            return None
+        return Ending.no_better(best.row, best.num_since, self._num_updates)
+
+    async def _finish(self, ending: Ending | None) -> None:
         """Close admission, checkpoint, evaluate, drop the units left, and record the end."""
         await self.ctx.ledger.close_admission(self.ctx.who)
         await self._keep()
@@ -369,18 +386,22 @@ class Learner(Actor):
         if self._evaluations.is_enabled:
             await self._evaluations.request(self._version)
             await self._evaluations.wait()
-        detail = ending or f"{self._num_updates} updates done"
+        detail = ending.reason if ending else f"{self._num_updates} updates done"
         state = RunState.FINISHED
         self.ctx.log.info("run_finished", detail=detail, policy_version=self._version)
         await self.ctx.registry.set_run_status(RunStatus(state, detail))
-        self.ctx.finish(ExitCode.STARVED if ending else ExitCode.OK)
+        self.ctx.finish(ending.exit_code if ending else ExitCode.OK)
 
     # -- reports --
 
     def _record(self, row: EvaluationRow) -> None:
         self._history.append(row)
-        self.ctx.counters["evaluation_accuracy"] = row.accuracy
-        self.ctx.log.info("evaluation", number=row.number, policy_version=row.policy_version, accuracy=row.accuracy)
+        self._best.add(row)
+        if row.is_main:
+            self.ctx.counters["evaluation_accuracy"] = row.accuracy
+        self.ctx.log.info(
+            "evaluation", set=row.set, number=row.number, policy_version=row.policy_version, accuracy=row.accuracy
+        )
 
     def _show(self, row: UpdateRow) -> None:
         counters = self.ctx.counters

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config.learning import RewardSection
+from pipeline.config.learning import EvaluationSection, RewardSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.places import pin_data
 from pipeline.data.report import SkipReason
-from pipeline.data.source import PromptSource
+from pipeline.data.source import HeldOutSource, PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from protocol.errors import ConfigError, DataError
 
@@ -305,3 +305,21 @@ def test_a_pattern_is_its_files_in_order_and_a_run_keeps_their_names(tmp_path: P
     assert pin_data(pinned) is pinned
     with pytest.raises(DataError, match=r"none-\*.jsonl: no file matches"):
         pin_data(config(tmp_path / "none-*.jsonl"))
+
+
+def test_evaluation_sets_have_columns_verifiers_and_ids_of_their_own(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    train = write(tmp_path / "train.jsonl", numbered(2))
+    own = write(tmp_path / "held.jsonl", [{"prompt": "a", "answer": "1", "id": 7}])
+    aime = write(tmp_path / "aime.jsonl", [{"q": "b", "gold": "2", "id": 7}, {"q": "c", "gold": "3"}])
+    columns = {"question": "q", "answer": "gold"}
+    sets = [{"name": "aime", "files": [tmp_path / "aime*.jsonl"], "columns": columns, "verifier": "dapo_math"}]
+    run = config(train, evaluation=(own,)).model_copy(
+        update={"evaluation": EvaluationSection.model_validate({"sets": sets})}
+    )
+    assert pin_data(run).evaluation.sets[0].files == (aime,)
+    source = PromptSource(run, tokenizer)
+    assert source.evaluation_sets == (HeldOutSource("", 0, 1), HeldOutSource("aime", 1, 2))
+    held_out = [source.evaluation_at(index) for index in range(3)]
+    assert [prompt.prompt_id for prompt in held_out] == ["7", "aime/7", "aime/aime:2"]
+    assert [(prompt.answer, prompt.verifier) for prompt in held_out[1:]] == [("2", "dapo_math"), ("3", "dapo_math")]
+    assert "dapo_math" in source.verifiers

@@ -317,3 +317,18 @@ def test_a_writer_killed_in_the_middle_costs_nothing(tmp_path: Path) -> None:
 def test_keeping_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least the checkpoint being written"):
         write_checkpoint(tmp_path, 1, saving("one"), {}, keep=0)
+
+
+def test_a_spared_version_outlives_newer_checkpoints_and_is_no_place_to_resume(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    folder = held(root, keep=1)
+    try:
+        for version in (1, 2, 3):
+            folder.spared = frozenset({1})
+            folder.write(version, saving("x"), {})
+        assert [name.rpartition("-")[2] for name in versions(root)] == ["1", "3"]
+        folder.spared = frozenset()
+        folder.write(4, saving("x"), {})
+    finally:
+        folder.close()
+    assert [name.rpartition("-")[2] for name in versions(root)] == ["4"]

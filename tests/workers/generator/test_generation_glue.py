@@ -45,7 +45,7 @@ def response(trajectory: TrajectoryId) -> list[int]:
 
 
 def config_of(folder: Path) -> RunConfig:
-    for name, numbers in (("train", (12, 34)), ("held-out", (56, 78))):
+    for name, numbers in (("train", (12, 34)), ("held-out", (91, 56, 78))):
         rows = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in numbers]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sections = {
@@ -98,7 +98,7 @@ async def sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sampled:
         )
         generator = Generator(ctx)
         await generator.setup()
-        asked = EvaluationRequest(0, 0, num_prompts=2, samples_per_prompt=2, temperature=0.3, top_p=0.6)
+        asked = EvaluationRequest(0, 0, num_prompts=2, samples_per_prompt=2, temperature=0.3, top_p=0.6, first_prompt=1)
         await ctx.ledger.request_evaluation(LEARNER, asked)
         async with asyncio.timeout(30.0):
             await generator.run()
@@ -139,7 +139,7 @@ async def test_every_window_request_has_its_prompt_its_prefix_and_the_runs_sampl
 
 
 async def test_evaluation_is_sampled_from_held_out_prompts_at_the_evaluations_own_sampling(sampled: Sampled) -> None:
-    held_out = [sampled.source.evaluation_at(number).tokens.tolist() for number in range(2)]
+    held_out = [sampled.source.evaluation_at(1 + number).tokens.tolist() for number in range(2)]
     assert not [tokens for tokens in held_out if tokens in [sampled.source.at(n).tokens.tolist() for n in range(2)]]
     for trajectory in EVALUATION:
         requests = sampled.engine.of(trajectory)

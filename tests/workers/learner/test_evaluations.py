@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import pytest
 import structlog
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.learning import EvaluationSection
+from pipeline.data.source import HeldOutSource
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import EvaluationRequest
 from pipeline.observability.history import EvaluationRow
@@ -72,7 +74,7 @@ async def _opened(tmp_path: Path, **settings: float) -> AsyncIterator[Bench]:
         assert LEARNER.role is Role.LEARNER
         try:
             rows = list[EvaluationRow]()
-            yield Bench(ctx, ledger, clock, Evaluations(ctx, rows.append, num_prompts=100), rows)
+            yield Bench(ctx, ledger, clock, Evaluations(ctx, rows.append, sets=(HeldOutSource("", 0, 100),)), rows)
         finally:
             ctx.close()
 
@@ -134,13 +136,13 @@ async def test_waiting_ends_when_the_worker_drains(tmp_path: Path) -> None:
 
 async def test_numbers_go_on_after_a_restart_and_prompts_are_those_there_are(tmp_path: Path) -> None:
     async with _opened(tmp_path) as bench:
-        later = Evaluations(bench.ctx, bench.rows.append, num_prompts=2, next_number=5)
+        later = Evaluations(bench.ctx, bench.rows.append, sets=(HeldOutSource("", 0, 2),), next_number=5)
         await later.request(9)
         assert later.next_number == 6
         state = await bench.ledger.evaluation(5)
         assert state is not None
         assert state.request.num_prompts == 2
-        assert not Evaluations(bench.ctx, bench.rows.append, num_prompts=0).is_enabled
+        assert not Evaluations(bench.ctx, bench.rows.append, sets=()).is_enabled
 
 
 async def test_an_evaluation_is_asked_for_as_the_run_has_it_set(tmp_path: Path) -> None:
@@ -157,7 +159,9 @@ async def test_an_evaluation_is_recorded_in_the_step_in_which_it_is_no_longer_pe
     history the recorded ones."""
     async with _opened(tmp_path) as bench:
         pending = list[int]()
-        later = Evaluations(bench.ctx, lambda row: pending.append(len(later.pending)), num_prompts=100)
+        later = Evaluations(
+            bench.ctx, lambda row: pending.append(len(later.pending)), sets=(HeldOutSource("", 0, 100),)
+        )
         await later.request(3)
         await later.request(4)
         seen = list[tuple[int, int]]()
@@ -171,3 +175,42 @@ async def test_an_evaluation_is_recorded_in_the_step_in_which_it_is_no_longer_pe
         await later.collect()
         assert seen == [(2, 0), (1, 1)]
         assert pending == [1, 0]
+
+
+async def test_each_set_is_evaluated_with_its_settings_prompts_and_estimates(tmp_path: Path) -> None:
+    sets = [
+        {"name": "gsm8k", "files": ["g"], "num_prompts": 1},
+        {"name": "aime", "files": ["a"], "samples_per_prompt": 4, "temperature": 1.0, "top_p": 0.7, "pass_at": 2},
+    ]
+    async with _opened(tmp_path) as bench:
+        section = EvaluationSection.model_validate({"num_prompts": 4, "sets": sets, "main": "aime"})
+        bench.ctx.config = bench.ctx.config.model_copy(update={"evaluation": section})
+        held_out = (HeldOutSource("gsm8k", 0, 5), HeldOutSource("aime", 5, 2))
+        evaluations = Evaluations(bench.ctx, bench.rows.append, sets=held_out)
+        await evaluations.request(3)
+        first, second = [await bench.ledger.evaluation(number) for number in (0, 1)]
+        assert first is not None and second is not None
+        assert first.request == EvaluationRequest(0, 3, 1, 1, 0.0, set="gsm8k")
+        assert second.request == EvaluationRequest(1, 3, 2, 4, 1.0, 0.7, first_prompt=5, set="aime")
+        await bench.answer([0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+        await evaluations.collect()
+        gsm8k, aime = bench.collected()
+        assert (gsm8k.set_name, gsm8k.is_main, gsm8k.accuracy, gsm8k.pass_at_k) == ("gsm8k", False, 0.0, None)
+        assert (aime.set_name, aime.is_main, aime.accuracy) == ("aime", True, 0.625)
+        assert (aime.pass_k, aime.pass_at_k) == (2, (0.5 + 1.0) / 2)
+        assert aime.low is not None and aime.high is not None
+        assert 0.0 < aime.low < 0.625 < aime.high < 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"main": "other", "sets": [{"name": "a", "files": ["x"]}]}, "evaluation.main is 'other'"),
+        ({"sets": [{"name": "a", "files": ["x"]}] * 2}, "a name of its own"),
+        ({"pass_at": 4}, "pass_at is 4, above samples_per_prompt 1"),
+        ({"sets": [{"name": "a", "files": ["x"], "pass_at": 2}]}, "evaluation.sets a: pass_at is 2"),
+    ],
+)
+def test_evaluation_sets_that_contradict_themselves_are_refused(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        EvaluationSection.model_validate(settings)

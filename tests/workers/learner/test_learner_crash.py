@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.observability.history import EvaluationRow
 from pipeline.observability.samples import SAMPLES_NAME, read_samples
+from pipeline.runtime.registry.contract import RunState
 from pipeline.training.checkpoints import CheckpointFolder
 from protocol.errors import StorageFailed
 from tests.workers.dying import BATCH, Reaper, World
@@ -126,3 +127,26 @@ async def test_after_a_damaged_checkpoint_what_it_held_is_counted_as_given_up(
     assert audit.trajectories.dropped["rolled_back"] == 2 * BATCH
     assert (world.root / f"damaged-{newest.name}").is_dir()
     assert [row.update for row in world.rows()] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_run_stops_early_when_its_evaluations_improve_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, num_updates=9, num_evaluation_prompts=2, evaluation={"patience": 2})
+    world.accuracy_of = lambda version: float(version >= 1)
+    assert await world.live(Reaper(None))
+    # an evaluation is recorded with the update after it
+    assert [row.update for row in world.rows()] == [1, 2, 3, 4]
+    status = await world.registry.run_status()
+    assert status is not None and status.state is RunState.FINISHED
+    assert "no better than 100.0 % at version 1" in status.detail
+
+
+async def test_the_best_evaluations_checkpoint_is_kept_and_the_others_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, num_updates=7, num_evaluation_prompts=2, evaluation={"keep_best": True})
+    world.accuracy_of = lambda version: {1: 0.5, 3: 1.0}.get(version, 0.0)
+    assert await world.live(Reaper(None))
+    kept = sorted(int(path.name.rpartition("-")[2]) for path in world.root.iterdir() if path.name[0].isdigit())
+    assert kept == [3, 6, 7]
