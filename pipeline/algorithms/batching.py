@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -52,6 +52,8 @@ class TrainingSample:
     """Its count in the loss's denominator, where that is not its number of loss tokens (T-PPO)."""
     reward: float = 0.0
     accuracy: float = 0.0
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """Summands of the reward by name, for the history."""
     is_finished: bool = True
     """Whether the response ends here; if not, reward and accuracy are unknown and 0."""
     num_context_tokens: int = 0

@@ -177,6 +177,7 @@ class CriticRule(ABC):
             counted_tokens=counted_tokens,
             reward=0.0 if stretch.score is None else stretch.score.reward,
             accuracy=0.0 if stretch.score is None else stretch.score.accuracy,
+            reward_parts={} if stretch.score is None else stretch.score.parts,
             is_finished=stretch.score is not None,
             num_context_tokens=stretch.num_earlier - num_earlier,
         )

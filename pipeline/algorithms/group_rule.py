@@ -113,4 +113,5 @@ class GroupRule(ABC):
             nll_mask=np.ones(mask.size, dtype=np.bool_) if imitate else None,
             reward=member.score.reward,
             accuracy=member.score.accuracy,
+            reward_parts=member.score.parts,
         )

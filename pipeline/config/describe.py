@@ -82,6 +82,14 @@ def sections(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[t
         if (inner := section_model(info) or table_model(info)) is not None:
             yield f"{prefix}{name}", inner
             yield from sections(inner, f"{prefix}{name}.")
+        elif (inner := named_model(info)) is not None:
+            yield f"{prefix}{name}.NAME", inner
+
+
+def named_model(info: FieldInfo) -> type[BaseModel] | None:
+    """Return the model of a table of sections, which a run file names; None for another field."""
+    found = typing.get_args(info.annotation) if typing.get_origin(info.annotation) is dict else ()
+    return next((kind for kind in found if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def section_model(info: FieldInfo) -> type[BaseModel] | None:
@@ -93,7 +101,7 @@ def section_model(info: FieldInfo) -> type[BaseModel] | None:
 def table_model(info: FieldInfo) -> type[BaseModel] | None:
     """Return the model of a field that is a list of tables; None for another."""
     for kind in _options(info.annotation):
-        for item in typing.get_args(kind):
+        for item in () if typing.get_origin(kind) is dict else typing.get_args(kind):
             if isinstance(item, type) and issubclass(item, BaseModel):
                 return item
     return None

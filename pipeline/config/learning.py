@@ -13,6 +13,7 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 from pipeline.config.base import Fraction, Positive, Section, setting
 from pipeline.config.catalogue import PRESETS
 from pipeline.config.data_sets import ColumnsSection, DataPath, DataSetSection, EvaluationSetSection
+from pipeline.config.judging import PartName, RewardFunctionSection
 
 
 class ModelSection(Section):
@@ -212,6 +213,9 @@ class RewardSection(Section):
     max_batch: Positive = setting(64, "Responses scored at once.")
     verifiers: tuple[str, ...] = setting(
         (), "Import paths that data lines may name, besides data.verifier. Data alone never chooses code to run."
+    )
+    functions: dict[PartName, RewardFunctionSection] = setting(
+        {}, "Further rewards by name, each a table [reward.functions.NAME]. History, report and status show each."
     )
     path: tuple[Path, ...] = setting(
         (), "Folders with your verifiers' modules; searched after PYTHONPATH and what is installed."

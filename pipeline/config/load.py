@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from pipeline.config import RESOLVED_NAME
-from pipeline.config.describe import in_toml, public_settings, section_model, settings, table_model
+from pipeline.config.describe import in_toml, named_model, public_settings, section_model, settings, table_model
 from pipeline.config.other_names import meant_by
 from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
@@ -236,6 +236,9 @@ def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator
         yield key
         if (inner := section_model(info) or table_model(info)) is not None:
             yield from known_keys(inner, f"{key}.")
+        elif (inner := named_model(info)) is not None:
+            yield f"{key}.NAME"
+            yield from known_keys(inner, f"{key}.NAME.")
 
 
 def _without_none(value: Any) -> Any:

@@ -58,6 +58,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "reward.overlong": "overlong_buffer mask_truncated_completions",
     "reward.overlong_cache_tokens": "overlong_buffer_len",
     "reward.overlong_factor": "penalty_factor overlong_penalty_factor",
+    "reward.functions": "reward_weights reward_funcs_weights",
     "reward.model.path": "reward_pretrain",
     "value.path": "critic_pretrain",
     "value.learning_rate": "critic_learning_rate",

@@ -60,7 +60,8 @@ class RunConfig(Section):
     def verifier_paths(self) -> frozenset[str]:
         """Verifiers that data and messages may name besides the registered ones."""
         of_sets = (one.verifier for one in (*self.data.sets, *self.evaluation.sets) if one.verifier)
-        return frozenset((self.data.verifier, *of_sets, *self.reward.verifiers))
+        functions = (function.verifier for function in self.reward.functions.values())
+        return frozenset((self.data.verifier, *of_sets, *self.reward.verifiers, *functions))
 
     @property
     def has_evaluation(self) -> bool:

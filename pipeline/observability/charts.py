@@ -68,12 +68,15 @@ def draw_updates(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationR
         axes.set_ylim(0, 1.25 * max(1, *oldest, 1))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
 
+    named = dict.fromkeys(name for row in updates for name in row.reward_parts)
+    # a single part is the reward itself
+    parts = {name: [row.reward_parts.get(name, float("nan")) for row in updates] for name in named if len(named) > 1}
     clips = metrics("clip_fraction", "dual_clip_fraction", "importance_cut_fraction")
     clipped = {name: [100 * value for value in values] for name, values in clips.items()}
     charts: dict[str, dict[str, Draw | None]] = {
         "Learning": {
             "Accuracy, %": accuracy,
-            "Reward, mean of the batch": lines({"reward": [row.reward for row in updates]}),
+            "Reward, mean of the batch": lines({"reward": [row.reward for row in updates]} | parts),
             "Loss": lines({"loss": [row.loss for row in updates]}),
             "KL, nats per token": lines(metrics("reference_kl", "behavior_kl", "approx_kl")),
             "Entropy, nats per token": lines(metrics("entropy"), from_zero=True),

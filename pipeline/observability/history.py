@@ -56,6 +56,8 @@ class UpdateRow:
     publish_s: float
     metrics: dict[str, float] = field(default_factory=dict)
     """Means of the objective's metrics over the optimiser steps."""
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """Mean of each summand of the reward over the batch: they add up to ``reward``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,9 @@ class RunProgress:
         """Return reward, loss and KL of the newest update; nothing before the first."""
         if self.last is None:
             return []
-        words = [f"reward {self.last.reward:+.2f}", f"loss {self.last.loss:.3g}"]
+        parts = [f"{name} {value + 0.0:+.2f}" for name, value in self.last.reward_parts.items()]
+        words = [f"reward {self.last.reward:+.2f}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")]
+        words.append(f"loss {self.last.loss:.3g}")
         name = next((name for name in _KL if name in self.last.metrics), None)
         return words + ([f"KL {self.last.metrics[name]:.2g} {_KL[name]}"] if name else [])
 

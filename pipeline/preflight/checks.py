@@ -93,6 +93,8 @@ def preflight(config: RunConfig) -> Preflight:
     findings += asyncio.run(_check_ledger(config))
     asyncio.run(_check_verifiers(config, source.verifiers))
     findings.append(f"verifiers: {', '.join(sorted(source.verifiers))}")
+    functions = config.reward.functions.items()
+    findings += [f"reward {name}: {function.weight:g} * {function.verifier}" for name, function in functions]
     needed = config.algorithm.groups_per_update
     if config.data.epochs is not None and source.num_prompts * config.data.epochs < needed:
         raise ConfigError(
@@ -204,6 +206,7 @@ async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None
             raise ConfigError(f"reward.path names {folder}, which is no folder; correct or remove it")
     async with VerifierPool(config.reward, configured=config.verifier_paths) as pool:
         await pool.start(verifiers)
+        await pool.start(function.verifier for function in config.reward.functions.values())
 
 
 def _check_address(config: RunConfig) -> None:

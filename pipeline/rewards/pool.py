@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from pipeline.config.learning import RewardSection
@@ -116,17 +116,22 @@ class VerifierPool:
                 raise ConfigError(head + failure.error)
 
     async def score(
-        self, responses: Sequence[Response], *, on_judged: Callable[[int], None] | None = None
+        self,
+        responses: Sequence[Response],
+        *,
+        on_judged: Callable[[int], None] | None = None,
+        any_number: bool = False,
     ) -> list[VerifierOutcome]:
         """Judge every response by the verifier that it names; outcomes come in the same order.
-        ``on_judged`` receives the number of responses that have just got their outcome. Nothing
-        that a verifier does raises here: it becomes the VerifierFailure of its response."""
+        ``on_judged`` receives the number of responses that have just got their outcome. With
+        ``any_number`` accuracies need not be in [0, 1]. Nothing that a verifier does raises here:
+        it becomes the VerifierFailure of its response."""
         batch = _Batch(responses, [None] * len(responses), on_judged or (lambda _: None))
         outcomes, jobs = batch.outcomes, batch.jobs
         batches: dict[VerifierSpec, list[int]] = {}
         for index, response in enumerate(responses):
             try:
-                spec = resolve_named(response.verifier, self._configured)
+                spec = replace(resolve_named(response.verifier, self._configured), any_number=any_number)
             except ConfigError as error:
                 outcomes[index] = VerifierFailure(kind=VerifierFailureKind.UNKNOWN_VERIFIER, error=str(error))
                 continue
@@ -137,7 +142,8 @@ class VerifierPool:
         batch.told(len(responses) - sum(map(len, (*batches.values(), *jobs.values()))))
         for spec, indices in batches.items():
             returned = self._function(spec)([responses[index] for index in indices])
-            for index, outcome in zip(indices, checked(returned, len(indices)), strict=True):
+            judged = checked(returned, len(indices), any_number=any_number)
+            for index, outcome in zip(indices, judged, strict=True):
                 outcomes[index] = outcome
             batch.told(len(indices))
         if jobs:

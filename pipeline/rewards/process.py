@@ -84,7 +84,7 @@ class SandboxProcess:
             reply = await self._exchange(spec, tuple(responses), timeout_s)
         if isinstance(reply, VerifierFailure):
             return [reply] * len(responses)
-        return checked(reply.outcomes, len(responses))
+        return checked(reply.outcomes, len(responses), any_number=spec.any_number)
 
     async def kill(self) -> None:
         """End the child and its processes at once, and reap it. Repeated calls do nothing."""
@@ -114,7 +114,8 @@ class SandboxProcess:
         try:
             async with asyncio.timeout(timeout_s):
                 process = self._process or await self._start()
-                reply = await self._round_trip(process, Call(path=spec.path, responses=responses, timeout_s=timeout_s))
+                call = Call(path=spec.path, responses=responses, timeout_s=timeout_s, any_number=spec.any_number)
+                reply = await self._round_trip(process, call)
             is_clean = not reply.is_last
         except TimeoutError:
             if responses:

@@ -47,6 +47,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     responses: tuple[Response, ...] = ()
     timeout_s: float
     """The parent's limit; the alarm comes shortly after it."""
+    any_number: bool = False
+    """Whether numbers may be outside of [0, 1]."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +93,8 @@ def _serve(call: Call, verifiers: dict[str, Judge]) -> Reply:
             verifiers[call.path] = load(call.path)
         if not call.responses:
             return Reply(max_batch=verifiers[call.path].max_batch)
-        return Reply(outcomes=tuple(checked(verifiers[call.path](call.responses), len(call.responses))))
+        returned = verifiers[call.path](call.responses, any_number=call.any_number)
+        return Reply(outcomes=tuple(checked(returned, len(call.responses), any_number=call.any_number)))
     except ConfigError as error:
         return _failed(VerifierFailureKind.UNKNOWN_VERIFIER, str(error), call)
     except KeyboardInterrupt:

@@ -70,7 +70,7 @@ class Judge:
         self._required = frozenset(name for name in self._names if parameters[name].default is inspect.Parameter.empty)
         self.style = self._recognised(signature)
 
-    def __call__(self, responses: Sequence[Response]) -> object:
+    def __call__(self, responses: Sequence[Response], *, any_number: bool = False) -> object:
         """Return the verifier's result for ``responses``, unchecked: one outcome each."""
         match self.style:
             case Style.OWN:
@@ -85,7 +85,9 @@ class Judge:
                 singles = [_verl_arguments(response) for response in responses]
                 lists = {f"{name}s": [single[name] for single in singles] for name in singles[0]}
                 returned = _as_list(self._settled(self._function(**self._chosen(lists))))
-        return [_verl_outcome(one) for one in returned] if isinstance(returned, list) else returned
+        return (
+            [_verl_outcome(one, any_number=any_number) for one in returned] if isinstance(returned, list) else returned
+        )
 
     def close(self) -> None:
         """End the event loop of an async verifier, where there is one."""
@@ -186,12 +188,14 @@ def _as_list(returned: object) -> object:
     return to_list() if callable(to_list) else list(returned) if isinstance(returned, tuple) else returned
 
 
-def _verl_outcome(returned: object) -> VerifierOutcome | object:
-    """Read a number, or a dict of ``score`` and perhaps ``acc``, which is the accuracy if there."""
+def _verl_outcome(returned: object, *, any_number: bool) -> VerifierOutcome | object:
+    """Read a number, or a dict of ``score`` and perhaps ``acc``, which is the accuracy if there.
+    With ``any_number`` the score is read first, whatever its range."""
     if isinstance(returned, Verdict | VerifierFailure):
         return returned
-    found = returned.get("acc", returned.get("score")) if isinstance(returned, dict) else returned
-    if isinstance(found, Real) and 0.0 <= float(found) <= 1.0:
+    names = ("score", "acc") if any_number else ("acc", "score")
+    found = returned.get(names[0], returned.get(names[1])) if isinstance(returned, dict) else returned
+    if isinstance(found, Real) and (any_number or 0.0 <= float(found) <= 1.0):
         return Verdict(accuracy=float(found))
     return VerifierFailure(
         kind=VerifierFailureKind.BAD_VERDICT,

@@ -47,7 +47,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     """A judgement of one response."""
 
     accuracy: float
-    """Raw correctness in [0, 1]; dynamic sampling filters by this."""
+    """Raw correctness in [0, 1]; dynamic sampling filters by this. Of a function in
+    ``reward.functions`` any finite number."""
     parts: dict[str, float] = {}
     """Further summands of the reward by name, such as ``{"format": 0.1}``."""
     reason: str = ""
@@ -71,6 +72,8 @@ class VerifierFailureKind(StrEnum):
     """the answer in the data cannot be judged by this verifier"""
     UNKNOWN_VERIFIER = "unknown_verifier"
     """the data names a verifier that does not exist"""
+    LATE = "late"
+    """a further reward was not computed in time; it has no number that means wrong"""
 
 
 class VerifierFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
@@ -97,17 +100,18 @@ class Verifier(Protocol):
         ...
 
 
-def checked(returned: object, num_responses: int) -> list[VerifierOutcome]:
-    """Return the outcomes of an untrusted result; what is no outcome becomes a failure."""
+def checked(returned: object, num_responses: int, *, any_number: bool = False) -> list[VerifierOutcome]:
+    """Return the outcomes of an untrusted result; what is no outcome becomes a failure.
+    ``any_number``: accuracies need not be in [0, 1]."""
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
         failure = _bad(f"a verifier returned {type(returned).__name__}; return a list of one outcome per response")
         return [failure] * num_responses
     if len(returned) != num_responses:
         return [_bad(f"a verifier returned {len(returned)} outcomes for {num_responses} responses")] * num_responses
-    return [_checked_one(item) for item in returned]
+    return [_checked_one(item, any_number=any_number) for item in returned]
 
 
-def _checked_one(item: object) -> VerifierOutcome:
+def _checked_one(item: object, *, any_number: bool) -> VerifierOutcome:
     if isinstance(item, VerifierFailure):
         return item
     # numpy numbers too
@@ -116,7 +120,10 @@ def _checked_one(item: object) -> VerifierOutcome:
     if not isinstance(item, Verdict):
         return _bad(f"a verifier returned {type(item).__name__} for a response; return a number in [0, 1] or a Verdict")
     accuracy, parts = item.accuracy, item.parts
-    if not isinstance(accuracy, Real) or not 0.0 <= accuracy <= 1.0:
+    if any_number:
+        if not isinstance(accuracy, Real) or not math.isfinite(accuracy):
+            return _bad(f"the number is {accuracy!r}; return a finite one")
+    elif not isinstance(accuracy, Real) or not 0.0 <= accuracy <= 1.0:
         return _bad(f"accuracy is {accuracy!r}; it must be in [0, 1], put bonuses and penalties into parts")
     if not isinstance(parts, dict) or len(parts) > _MAX_PARTS:
         return _bad(f"parts must be a dict of at most {_MAX_PARTS} numbers")

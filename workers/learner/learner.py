@@ -13,8 +13,8 @@ reports that the critic is good enough, or has had its time. Until then claimed 
 with reason ``value_warmup``: generation goes on and credit returns.
 
 Counters in the heartbeat: ``updates``, ``num_updates`` (wanted), ``ready``, ``needed``,
-``trained_tokens``, ``accuracy``, ``reward``, ``evaluation_accuracy``, ``refused_steps``,
-``checkpoint_version``, ``failed_checkpoints``."""
+``trained_tokens``, ``accuracy``, ``reward``, ``reward_<part>``, ``evaluation_accuracy``,
+``refused_steps``, ``checkpoint_version``, ``failed_checkpoints``."""
 
 from __future__ import annotations
 
@@ -407,6 +407,8 @@ class Learner(Actor):
         counters = self.ctx.counters
         counters.update(updates=row.update, num_updates=self.ctx.config.run.num_updates)
         counters.update(accuracy=row.accuracy, reward=row.reward)
+        if len(row.reward_parts) > 1:
+            counters.update({f"reward_{name}": value for name, value in row.reward_parts.items()})
         self.ctx.count("trained_tokens", row.num_trained_tokens)
         self.ctx.count("refused_steps", row.num_refused_steps)
         self.ctx.log.info(

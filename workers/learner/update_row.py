@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -39,6 +39,7 @@ def update_row(
         num_trained_tokens=sum(int(s.loss_mask.sum()) for s in samples),
         reward=float(np.mean([s.reward for s in finished])) if finished else 0.0,
         accuracy=float(np.mean([s.accuracy for s in finished])) if finished else 0.0,
+        reward_parts=_mean_parts([s.reward_parts for s in finished]),
         response_length=float(np.mean([s.num_context_tokens + s.response_length for s in finished or samples])),
         staleness_mean=float(ages.mean()),
         staleness_max=int(ages.max()),
@@ -53,3 +54,9 @@ def update_row(
         publish_s=0.0,
         metrics={name: value / len(results) for name, value in sums.items()},
     )
+
+
+def _mean_parts(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return each part's mean over all responses; one that lacks it counts as 0."""
+    names = dict.fromkeys(name for one in parts for name in one)
+    return {name: float(np.mean([one.get(name, 0.0) for one in parts])) for name in names}

@@ -7,6 +7,8 @@ With a reward model (``reward.model``), the model first reads every response, on
 Its weighted score is a part of the reward, and verifiers see the score. Verifiers alone decide
 accuracy, which dynamic sampling uses.
 
+Each function of ``reward.functions`` adds a part to the reward of a training response.
+
 A verifier that raises is not a wrong answer, nor is a response that the reward model cannot read.
 The failure is reported to the ledger with its traceback, and the chunk is handed out again. After
 the allowed attempts its group becomes a dead letter. An answer that is not judged within
@@ -21,9 +23,10 @@ import traceback
 from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.preflight.model_folder import loading
+from pipeline.rewards.functions import judge
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.shaping import shape
-from pipeline.rewards.verifier import Response, VerifierFailure
+from pipeline.rewards.verifier import Response, VerifierFailure, VerifierOutcome
 from protocol.errors import DataError, EngineError
 from protocol.ids import Role
 from protocol.trajectory import Field, Score, TrajectoryChunk
@@ -71,7 +74,7 @@ class Reward(Scorer):
         with self.ctx.work.part(0.0 if self._model is None else 0.8):
             read = await self._read(chunks)
         with self.ctx.work.part(1.0 if self._model is None else 0.2):
-            verdicts = await self._pool.score([_response(chunk, score) for chunk, score in read])
+            verdicts = await self._verdicts(read)
         scored: list[tuple[TrajectoryChunk, Score]] = []
         for (chunk, score), verdict in zip(read, verdicts, strict=True):
             if isinstance(verdict, VerifierFailure):
@@ -90,6 +93,19 @@ class Reward(Scorer):
             )
             scored.append((chunk, shaped))
         await self.write_all(scored)
+
+    async def _verdicts(self, read: list[tuple[TrajectoryChunk, float | None]]) -> list[VerifierOutcome]:
+        """Judge responses; those of training by the further functions too. Outcomes in order."""
+        functions = self.ctx.config.reward.functions
+        responses = [_response(chunk, score) for chunk, score in read]
+        if not functions:
+            return await self._pool.score(responses)
+        found: dict[int, VerifierOutcome] = {}
+        for used in (functions, {}):
+            indices = [i for i, (chunk, _) in enumerate(read) if chunk.trajectory.is_evaluation is not bool(used)]
+            judged = await judge(self._pool, used, [responses[index] for index in indices])
+            found.update(zip(indices, judged, strict=True))
+        return [found[index] for index in range(len(read))]
 
     async def _read(self, chunks: list[TrajectoryChunk]) -> list[tuple[TrajectoryChunk, float | None]]:
         """Pair each chunk with the reward model's centred score of it, None without a reward model.

@@ -27,6 +27,7 @@ Examples:
   headrace score responses.jsonl --verifier my_rewards:judge --path .
   headrace score responses.jsonl --verifier arithmetic --by difficulty --json
   headrace score responses.jsonl --verifier math --out verdicts.jsonl
+  headrace score responses.jsonl --config run.toml
 
 Exit code 0; 11 when a line has no verdict, was not judged in time, or cannot be read.
 """
@@ -35,6 +36,13 @@ _REPORT_EVERY_S = 5.0
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", type=PATH)
+@click.option(
+    "--config",
+    "files",
+    multiple=True,
+    type=PATH,
+    help="A run file: its data.verifier and all of its [reward] judge the responses. May be repeated, later wins.",
+)
 @click.option("--verifier", help="Registered name, or package.module:function. Default: the line's, a registered name.")
 @click.option(
     "--path",
@@ -44,7 +52,7 @@ _REPORT_EVERY_S = 5.0
     help="Folder with your verifier's module, as reward.path; may be repeated.",
 )
 @click.option("--by", metavar="COLUMN", help="Break accuracy down by a further column of the file.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.01), default=5.0, help="Seconds for one response.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.01), help="Seconds for one response. Default: 5.")
 @click.option("--processes", type=click.IntRange(min=1), help="Sandbox processes. Default: one for each core.")
 @click.option(
     "--out",
@@ -54,10 +62,11 @@ _REPORT_EVERY_S = 5.0
 @json_option
 def score(
     file: Path,
+    files: tuple[Path, ...],
     verifier: str | None,
     folders: tuple[Path, ...],
     by: str | None,
-    timeout_s: float,
+    timeout_s: float | None,
     processes: int | None,
     out: Path | None,
     as_json: bool,
@@ -68,16 +77,29 @@ def score(
     `finish_reason` and further columns."""
     from pipeline.cli.score.offline import score_file
     from pipeline.config.learning import RewardSection
+    from pipeline.config.load import load_config
     from pipeline.data.files import count_rows
     from pipeline.process.exit_codes import ExitCode
     from pipeline.runtime.machine import this_machine
 
-    path = tuple(folder.absolute() for folder in folders)
-    config = RewardSection(timeout_s=timeout_s, processes=processes or this_machine().num_cores, path=path)
+    run = load_config(files) if files else None
+    config = RewardSection() if run is None else run.reward
+    given = {"path": (*(folder.absolute() for folder in folders), *config.path)}
+    given |= {"timeout_s": timeout_s or config.timeout_s, "processes": processes or this_machine().num_cores}
+    config = config.model_copy(update=given)
     total = count_rows(file)
     progress = ScoringProgress(total, lambda line: click.echo(line, err=True))
     click.echo(f"scoring {total:,} lines, with up to {config.processes} verifier processes", err=True)
-    report = score_file(file, verifier, config=config, by=by, out=out, on_judged=progress)
+    report = score_file(
+        file,
+        verifier,
+        config=config,
+        default_verifier=None if run is None else run.data.verifier,
+        max_response_tokens=None if run is None else run.generation.max_response_tokens,
+        by=by,
+        out=out,
+        on_judged=progress,
+    )
     if as_json:
         echo_json(report)
     else:
@@ -135,6 +157,11 @@ def show_report(report: ScoreReport, console: Console) -> None:
     _add(spread, f"{report.length_unit}, others", report.other_lengths, "{:.0f}")
     if spread.row_count:
         console.print(spread)
+    if len(report.parts) > 1:
+        parts = Table("part of the reward", "mean", box=None, pad_edge=False)
+        for name, mean in report.parts.items():
+            parts.add_row(printable_line(name), f"{mean + 0.0:+.3g}")
+        console.print(parts)
 
     if report.groups:
         groups = Table("value", "responses", "no verdict", "accuracy", box=None, pad_edge=False)

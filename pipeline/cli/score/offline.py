@@ -19,6 +19,7 @@ from pipeline.cli.score.distribution import ScoreReport, ScoreTally
 from pipeline.config.learning import RewardSection
 from pipeline.data.files import BadRow, Row, read_rows
 from pipeline.data.lines import text_of
+from pipeline.rewards.functions import judge
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import resolve
 from pipeline.rewards.shaping import shape
@@ -38,14 +39,16 @@ def score_file(
     verifier: str | None = None,
     *,
     config: RewardSection | None = None,
+    default_verifier: str | None = None,
     max_response_tokens: int | None = None,
     by: str | None = None,
     out: Path | None = None,
     on_judged: Callable[[int], None] | None = None,
 ) -> ScoreReport:
     """Score every response of a ``.jsonl`` or ``.parquet`` file and return the distribution.
-    ``verifier`` is for every line; without it, each line names a registered one. Only the soft
-    over-long punishment needs ``max_response_tokens``. ``by`` is a column to break the distribution
+    ``verifier`` is for every line; without it, each line names a registered one, and
+    ``default_verifier`` is for those that name none. Functions of ``config.functions`` add their
+    parts. Only the soft over-long punishment needs ``max_response_tokens``. ``by`` is a column to break the distribution
     down by. ``out`` becomes a JSONL file: of each line its verdict, failure, or reading error.
     ``on_judged`` receives the number of lines judged since its last call.
 
@@ -55,14 +58,16 @@ def score_file(
     config = config or RewardSection()
     if "soft" in config.overlong and max_response_tokens is None:
         raise ConfigError("reward.overlong is soft, which needs max_response_tokens, the limit of the punishment")
-    if verifier is not None:
-        resolve(verifier)
+    for name in filter(None, (verifier, default_verifier)):
+        resolve(name)
     tally = ScoreTally(str(path), verifier, by)
     rows = read_rows(path)
     if out is not None and out.exists() and out.samefile(path):
         raise ConfigError(f"{out}: the verdicts would replace the responses; name another file")
     with nullcontext() if out is None else out.open("wb") as file:
-        job = _Job(verifier, config, max_response_tokens or 0, tally, file, on_judged or (lambda _: None))
+        job = _Job(
+            verifier, default_verifier, config, max_response_tokens or 0, tally, file, on_judged or (lambda _: None)
+        )
         asyncio.run(job.score(rows))
     report = tally.report()
     if report.num_responses == 0:
@@ -75,6 +80,7 @@ class _Job:
     """One file's scoring."""
 
     verifier: str | None
+    default_verifier: str | None
     config: RewardSection
     max_response_tokens: int
     tally: ScoreTally
@@ -83,21 +89,26 @@ class _Job:
 
     async def score(self, rows: Iterator[Row | BadRow]) -> None:
         config, verifier = self.config, self.verifier
-        configured = config.verifiers if verifier is None else (*config.verifiers, verifier)
+        named = [name for name in (verifier, self.default_verifier) if name is not None]
+        named += [function.verifier for function in config.functions.values()]
+        configured = (*config.verifiers, *named)
         size = max(config.max_batch, _BATCH_A_PROCESS * config.processes)
         async with VerifierPool(config, configured=configured) as pool:
-            await pool.start([] if verifier is None else [verifier])
+            await pool.start(named)
             while batch := list(itertools.islice(rows, size)):
-                read = [row.detail if isinstance(row, BadRow) else _response(row, verifier) for row in batch]
+                read = [row.detail if isinstance(row, BadRow) else self._response(row) for row in batch]
                 responses = [found for found in read if not isinstance(found, str)]
                 self.on_judged(len(read) - len(responses))
-                outcomes = iter(await pool.score(responses, on_judged=self.on_judged))
+                outcomes = iter(await judge(pool, config.functions, responses, on_judged=self.on_judged))
                 for row, found in zip(batch, read, strict=True):
                     if isinstance(found, str):
                         self.tally.bad_line(row.line, found)
                         self._write({"line": row.line, "unreadable": found})
                     else:
                         self._judged(row.line, found, next(outcomes))
+
+    def _response(self, row: Row) -> Response | str:
+        return _response(row, self.verifier or row.columns.get("verifier") or self.default_verifier)
 
     def _judged(self, line: int, response: Response, outcome: VerifierOutcome) -> None:
         if isinstance(outcome, VerifierFailure):
@@ -116,10 +127,10 @@ class _Job:
             self.out.write(msgspec.json.encode(verdict) + b"\n")
 
 
-def _response(row: Row, verifier: str | None) -> Response | str:
+def _response(row: Row, name: Any) -> Response | str:
     """Return a line's response, or the text of its error."""
     columns = {name: value for name, value in row.columns.items() if value is not None}
-    text, answer, name = columns.get("response"), text_of(columns.get("answer")), verifier or columns.get("verifier")
+    text, answer = columns.get("response"), text_of(columns.get("answer"))
     if not isinstance(text, str):
         return f"no `response` text; the line has {', '.join(sorted(columns)[:12]) or 'no columns'}"
     if not answer:

@@ -15,6 +15,7 @@ from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.critic_rule import CriticRule
+from pipeline.algorithms.dapo import Dapo
 from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.ppo import Ppo
 from pipeline.algorithms.tppo import Tppo
@@ -314,3 +315,12 @@ def test_missing_values_and_reference_log_probs_are_refused_on_whole_responses()
         rule = replace(PPO, fields=frozenset(Field))
         with pytest.raises(LedgerError, match=message):
             rule.prepare([replace(unit, trajectories=((bare, *chunks[1:]),))])
+
+
+def test_the_parts_of_a_reward_reach_the_samples_of_every_rule() -> None:
+    drawn = [replace(one, score=msgspec.structs.replace(one.score, parts={"style": 0.5})) for one in responses(3)]
+    dapo = Dapo(objective=Objective(), group_size=4)
+    units = {PPO: trajectory_units(drawn, 6), TPPO: chunk_units(drawn, 6), VAPO: group_units(drawn, 6)}
+    for rule, of_rule in (*units.items(), (dapo, group_units(drawn, 6))):
+        samples = rule.prepare(of_rule)
+        assert {tuple(s.reward_parts.items()) for s in samples if s.is_finished} == {(("style", 0.5),)}

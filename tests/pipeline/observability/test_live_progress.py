@@ -49,6 +49,8 @@ def test_the_kl_is_to_the_reference_else_sampling_to_learner_else_absent() -> No
     row = update_row(1)
     assert "KL 0.5 sampling to learner" in RunProgress.of([replace(row, metrics={"behavior_kl": 0.5})], 2).in_words(0.0)
     assert "KL" not in RunProgress.of([replace(row, metrics={})], 2).in_words(0.0)
+    several = RunProgress.of([replace(row, reward=0.5, reward_parts={"correct": 1.0, "style": -0.5})], 2)
+    assert "reward +0.50 (correct +1.00, style -0.50), loss" in several.in_words(0.0)
 
 
 def test_a_resume_after_a_night_changes_neither_pace_nor_what_is_left() -> None:

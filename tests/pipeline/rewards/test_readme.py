@@ -1,3 +1,5 @@
+"""The examples of the verifiers' guide run as written."""
+
 from __future__ import annotations
 
 import re
@@ -5,22 +7,47 @@ import shlex
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import pipeline.rewards
 from pipeline.cli.score.command import score
 
 
-def test_the_example_in_the_readme_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(pipeline.rewards.__file__).parent / "README.md").read_text(encoding="utf-8")
-    module = re.search(r"```python\n(# (\S+)\n.*?)```", text, re.DOTALL)
-    shell = re.search(r"\$ cat > (\S+) <<'END'\n(.*?)END\n\$ headrace score (.*?)\n", text, re.DOTALL)
-    assert module is not None
-    assert shell is not None
-    (tmp_path / module[2]).write_text(module[1])
-    (tmp_path / shell[1]).write_text(shell[2])
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(score, shlex.split(shell[3]), catch_exceptions=False)
+    return tmp_path
+
+
+def run_example(folder: Path, text: str) -> Result:
+    """Write the files that ``text`` shows, and run its only ``headrace score``."""
+    for name, content in re.findall(r"```(?:python|toml)\n# (\S+)\n(.*?)```", text, re.DOTALL):
+        (folder / name).write_text(content)
+    for name, content in re.findall(r"\$ cat > (\S+) <<'END'\n(.*?)END\n", text, re.DOTALL):
+        (folder / name).write_text(content)
+    (command,) = re.findall(r"\$ headrace score (.*)", text)
+    return CliRunner().invoke(score, shlex.split(command), catch_exceptions=False)
+
+
+def section(heading: str) -> str:
+    text = (Path(pipeline.rewards.__file__).parent / "README.md").read_text(encoding="utf-8")
+    found = re.search(rf"^## {heading}\n(.*?)(?=^## )", text, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def test_the_example_in_the_readme_runs_as_written(folder: Path) -> None:
+    text = (Path(pipeline.rewards.__file__).parent / "README.md").read_text(encoding="utf-8")
+    first = text.partition("\n## ")[0]
+    result = run_example(folder, first + section("Check it before training"))
     assert result.exit_code == 0
     assert "accuracy 33.3%" in result.output
     assert re.search(r"sum +2 +0 +50\.0%", result.output)
+
+
+def test_the_example_of_several_rewards_runs_as_written(folder: Path) -> None:
+    result = run_example(folder, section("Several rewards"))
+    assert result.exit_code == 0, result.output
+    assert "accuracy 50.0%" in result.output
+    assert re.search(r"shortness +-0\.4\n", result.output)
+    assert re.search(r"work +\+0\.25\n", result.output)

@@ -165,3 +165,11 @@ def dies_by_its_response(responses: Sequence[Response]) -> list[float]:
         once.touch()
         os._exit(7)
     return [1.0]
+
+
+def trl_penalty(prompts: list[str], completions: list[str], **kwargs: object) -> list[float]:
+    return [-float(len(completion)) for completion in completions]
+
+
+def returns_infinity(responses: Sequence[Response]) -> list[float]:
+    return [float("inf") for _ in responses]

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.config.learning import RewardSection
 from pipeline.ledger.contract import Ledger
-from protocol.ids import Role
+from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.trajectory import RewardScore, Score, TrajectoryChunk
 from tests.pipeline.ledger.builders import GENERATOR, make_chunk
 from tests.pipeline.runtime.fakes import small_config
@@ -128,5 +128,29 @@ async def test_an_answer_not_judged_in_time_is_wrong_and_counted_and_no_dead_let
             assert late.reward == config.reward.wrong
             assert await ctx.ledger.dead_letters() == []
             assert worker.ctx.counters == {"scored": 2, "not_judged": 1}
+        finally:
+            await worker.teardown()
+
+
+async def test_further_rewards_are_of_training_responses_and_evaluation_calls_none(tmp_path: Path) -> None:
+    section = RewardSection.model_validate(
+        {"functions": {"length": {"verifier": "tests.pipeline.rewards.user_verifiers:trl_penalty", "weight": 0.25}}}
+    )
+    config = small_config(tmp_path).model_copy(update={"reward": section})
+    async with scorer_context(tmp_path, config, Role.REWARD) as ctx:
+        worker = Reward(ctx)
+        await worker.setup()
+        try:
+            bench = Bench(ctx.ledger, worker)
+            first, second = await bench.finished("2", "is 3")
+            held_out = msgspec.structs.replace(first, id=ChunkId(TrajectoryId("e0", 0, 0), 0))
+            scores = await scores_of(bench, [held_out, first, second])
+            assert [score.parts for score in scores] == [
+                {"correct": 1.0},
+                {"correct": 1.0, "length": -0.25},
+                {"correct": -1.0, "length": -1.0},
+            ]
+            assert [score.reward for score in scores] == [1.0, 0.75, -2.0]
+            assert [score.accuracy for score in scores] == [1.0, 1.0, 0.0]
         finally:
             await worker.teardown()

@@ -1,0 +1,110 @@
+"""Further rewards with names and weights: parts of the reward, never of accuracy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.judging import TAKEN_PARTS
+from pipeline.config.learning import RewardSection
+from pipeline.config.load import load_config, read_resolved, write_resolved
+from pipeline.rewards.functions import judge
+from pipeline.rewards.pool import VerifierPool
+from pipeline.rewards.verifier import (
+    RESERVED_PARTS,
+    Response,
+    Verdict,
+    VerifierFailure,
+    VerifierFailureKind,
+    VerifierOutcome,
+)
+from protocol.errors import ConfigError
+from tests.pipeline.rewards.test_pool import EVERYTHING, USER
+
+RUN = """
+[model]
+path = "a-model"
+[data]
+train = ["train.jsonl"]
+"""
+
+
+def response(text: str, **extra: object) -> Response:
+    return Response(prompt_text="1 + 1", response_text=text, answer="2", verifier="arithmetic", extra=extra)
+
+
+async def judged(*responses: Response, timeout_s: float = 10.0, **functions: Any) -> list[VerifierOutcome]:
+    section = RewardSection.model_validate({"timeout_s": timeout_s, "functions": functions})
+    async with VerifierPool(section, configured=EVERYTHING) as pool:
+        return await judge(pool, section.functions, responses)
+
+
+async def test_each_function_adds_its_weighted_number_and_accuracy_stays_the_verifiers() -> None:
+    outcomes = await judged(
+        response("is 2"),
+        response("is 30"),
+        length={"verifier": f"{USER}:trl_penalty", "weight": 0.5},
+        same={"verifier": f"{USER}:equals", "weight": 3.0},
+    )
+    assert outcomes == [
+        Verdict(accuracy=1.0, parts={"length": -2.0, "same": 0.0}),
+        Verdict(accuracy=0.0, parts={"length": -2.5, "same": 0.0}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "kind", "says"),
+    [
+        ("raises", "2", VerifierFailureKind.RAISED, "reward odd: Traceback"),
+        ("returns", "not a number", VerifierFailureKind.BAD_VERDICT, "number is nan"),
+        ("returns_infinity", "2", VerifierFailureKind.BAD_VERDICT, "number is inf"),
+        ("hangs_when_told", "hang", VerifierFailureKind.LATE, "not judged within 0.5 s"),
+        ("missing", "2", VerifierFailureKind.UNKNOWN_VERIFIER, "has no 'missing'"),
+    ],
+)
+async def test_a_function_without_a_number_fails_its_response_and_is_no_zero(
+    function: str, text: str, kind: VerifierFailureKind, says: str
+) -> None:
+    (outcome,) = await judged(response(text), timeout_s=0.5, odd={"verifier": f"{USER}:{function}"})
+    assert isinstance(outcome, VerifierFailure)
+    assert outcome.kind is kind
+    assert says in outcome.error
+
+
+async def test_a_part_that_the_verifier_returns_already_is_refused() -> None:
+    section = RewardSection.model_validate({"functions": {"format": {"verifier": f"{USER}:trl_penalty"}}})
+    async with VerifierPool(section, configured=EVERYTHING) as pool:
+        one = Response(response_text="x", answer="2", verifier=f"{USER}:with_parts", extra={"bonus": 0.25})
+        (outcome,) = await judge(pool, section.functions, [one])
+    assert isinstance(outcome, VerifierFailure)
+    assert "rename one of them" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ('reward.functions.x.verifier="m:f"', None),
+        ("reward.functions.x.weight=1.0", "`reward.functions.x.verifier` is missing"),
+        ('reward.functions.x={verifier="m:f", weight=0.0}', "computed for nothing"),
+        ('reward.functions.x={verifier="m:f", wieght=1.0}', "unknown key `reward.functions.x.wieght`"),
+        ('reward.functions.correct={verifier="m:f"}', "which every run has: choose another name"),
+        ('reward.functions.Long={verifier="m:f"}', "expected small letters"),
+    ],
+)
+def test_names_and_weights_that_mean_nothing_are_refused(tmp_path: Path, given: str, says: str | None) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text(RUN)
+    if says is None:
+        config = load_config([run], [given])
+        assert "m:f" in config.verifier_paths
+        write_resolved(config, tmp_path)
+        assert read_resolved(tmp_path).reward == config.reward
+        return
+    with pytest.raises(ConfigError, match=says):
+        load_config([run], [given])
+
+
+def test_no_function_takes_the_name_of_a_part_that_shaping_adds() -> None:
+    assert TAKEN_PARTS == RESERVED_PARTS
