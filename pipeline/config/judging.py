@@ -33,6 +33,9 @@ class RewardFunctionSection(Section):
     verifier: str = Field(
         description="Import path of your function, TRL's or verl's, or a verifier's name. Its numbers may be any."
     )
+    whole_group: bool = setting(
+        False, "Call it once a group, with the responses of all members, when all have ended: a relative judge."
+    )
     weight: float = setting(1.0, "The part is weight * (the function's number). Not 0.")
 
     @model_validator(mode="after")

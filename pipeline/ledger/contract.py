@@ -102,6 +102,11 @@ class Ledger(Protocol):
         """Return chunks whose ``field`` is overdue, oldest first; extend their deadlines."""
         ...
 
+    async def finished_group(self, group: int, *, num_members: int) -> list[TrajectoryChunk]:
+        """Return the final chunks of a training group, by member, once all of its ``num_members``
+        have ended; before, nothing. Members that were settled or dropped since are left out."""
+        ...
+
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
         """Report a scorer's failure, with a traceback. The chunk is due again at once. After
         ``max_attempts`` its whole unit is dropped as a dead letter; returns whether it was."""

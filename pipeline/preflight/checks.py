@@ -206,7 +206,8 @@ async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None
             raise ConfigError(f"reward.path names {folder}, which is no folder; correct or remove it")
     async with VerifierPool(config.reward, configured=config.verifier_paths) as pool:
         await pool.start(verifiers)
-        await pool.start(function.verifier for function in config.reward.functions.values())
+        for function in config.reward.functions.values():
+            await pool.start([function.verifier], whole_group=function.whole_group)
 
 
 def _check_address(config: RunConfig) -> None:

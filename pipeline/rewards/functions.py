@@ -1,15 +1,13 @@
 """Further rewards with names and weights, added to the verdicts of a batch.
 
-*Consumes* responses. *Produces* one outcome for each: the verifier's, with a part for each function
-of ``reward.functions``. *Waits for* the pool, one function after the other, each call within its
-time limit.
-
 A function's number has no value that means wrong. So one that fails, or is late, fails the
-response: it is tried again, and counted."""
+response: it is tried again, and counted. A function of whole groups is called once for each group,
+and needs a verdict of each member."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import msgspec
 
@@ -23,18 +21,48 @@ async def judge(
     functions: Mapping[str, RewardFunctionSection],
     responses: Sequence[Response],
     *,
+    groups: Sequence[Hashable] | None = None,
     on_judged: Callable[[int], None] | None = None,
 ) -> list[VerifierOutcome]:
     """Judge responses by their verifiers, and add a part for each function; outcomes in order.
-    A response without a verdict costs no call of a function. ``on_judged``: as ``pool.score``."""
+    ``groups`` names each response's group; without it each is alone. A response without a verdict
+    costs no call of a function. ``on_judged``: as ``pool.score``."""
     outcomes = await pool.score(responses, on_judged=on_judged)
+    members: dict[Hashable, list[int]] = {}
+    for index, group in enumerate(range(len(responses)) if groups is None else groups):
+        members.setdefault(group, []).append(index)
     for name, function in functions.items():
+        if function.whole_group:
+            async with asyncio.TaskGroup() as tasks:
+                for indices in members.values():
+                    tasks.create_task(_judge_group(pool, name, function, responses, indices, outcomes))
+            continue
         kept = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Verdict)]
         asked = [msgspec.structs.replace(responses[index], verifier=function.verifier) for index in kept]
-        numbers = await pool.score(asked, any_number=True)
-        for index, number in zip(kept, numbers, strict=True):
+        for index, number in zip(kept, await pool.score(asked, any_number=True), strict=True):
             outcomes[index] = _with_part(outcomes[index], name, function.weight, number)
     return outcomes
+
+
+async def _judge_group(
+    pool: VerifierPool,
+    name: str,
+    function: RewardFunctionSection,
+    responses: Sequence[Response],
+    indices: list[int],
+    outcomes: list[VerifierOutcome],
+) -> None:
+    """Replace the outcomes of a group's members."""
+    failed = next((one for i in indices if isinstance(one := outcomes[i], VerifierFailure)), None)
+    if failed is not None:
+        error = f"reward {name} needs all of the group, and a member has no verdict: {failed.error}"
+        for index in indices:
+            if not isinstance(outcomes[index], VerifierFailure):
+                outcomes[index] = VerifierFailure(kind=failed.kind, error=error)
+        return
+    numbers = await pool.score_group(function.verifier, [responses[index] for index in indices])
+    for index, number in zip(indices, numbers, strict=True):
+        outcomes[index] = _with_part(outcomes[index], name, function.weight, number)
 
 
 def _with_part(verdict: VerifierOutcome, name: str, weight: float, number: VerifierOutcome) -> VerifierOutcome:

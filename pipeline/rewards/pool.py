@@ -97,10 +97,11 @@ class VerifierPool:
         """Process ids of the living children."""
         return [process.pid for process in self._processes if process.pid is not None]
 
-    async def start(self, verifiers: Iterable[str] = ()) -> None:
+    async def start(self, verifiers: Iterable[str] = (), *, whole_group: bool = False) -> None:
         """Load the named verifiers now, so that a wrong name or a failing import is reported at
-        once. Raises ConfigError: a verifier does not exist or cannot be imported."""
-        for spec in {resolve(name) for name in verifiers}:
+        once. Raises ConfigError: a verifier does not exist, cannot be imported, or takes one
+        response a call where it is to judge a ``whole_group``."""
+        for spec in {replace(resolve(name), whole_group=whole_group) for name in verifiers}:
             if not spec.sandboxed:
                 self._function(spec)
                 continue
@@ -152,6 +153,21 @@ class VerifierPool:
                 for _ in range(min(len(self._processes), num_jobs)):
                     tasks.create_task(self._work(batch))
         return [outcome for outcome in outcomes if outcome is not None]
+
+    async def score_group(self, verifier: str, responses: Sequence[Response]) -> list[VerifierOutcome]:
+        """Judge the responses of one group by one call in a sandbox; numbers may be any. A call
+        that fails or is late gives each response that outcome."""
+        try:
+            spec = replace(resolve_named(verifier, self._configured), any_number=True, whole_group=True)
+        except ConfigError as error:
+            return [VerifierFailure(kind=VerifierFailureKind.UNKNOWN_VERIFIER, error=str(error))] * len(responses)
+        process = await self._idle.get()
+        try:
+            async with self._counted():
+                return await process.call(spec, responses, self._timeout_s)
+        finally:
+            self._idle.put_nowait(process)
+            work.step()
 
     async def aclose(self) -> None:
         """End every child process. Repeated calls do nothing."""

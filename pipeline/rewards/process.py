@@ -114,7 +114,8 @@ class SandboxProcess:
         try:
             async with asyncio.timeout(timeout_s):
                 process = self._process or await self._start()
-                call = Call(path=spec.path, responses=responses, timeout_s=timeout_s, any_number=spec.any_number)
+                ways = {"any_number": spec.any_number, "whole_group": spec.whole_group}
+                call = Call(path=spec.path, responses=responses, timeout_s=timeout_s, **ways)
                 reply = await self._round_trip(process, call)
             is_clean = not reply.is_last
         except TimeoutError:

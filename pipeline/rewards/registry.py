@@ -30,6 +30,8 @@ class VerifierSpec:
     """Whether it runs in a killable process; else in the worker itself, by the batch."""
     sound: bool = False
     """Whether a response that ends the process twice is to blame: it is not judged, no failure."""
+    whole_group: bool = False
+    """Whether a call has all responses of a group."""
     any_number: bool = False
     """Whether its numbers may be outside of [0, 1], as those of ``reward.functions`` may."""
 

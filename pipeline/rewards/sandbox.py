@@ -24,7 +24,7 @@ from typing import BinaryIO
 import msgspec
 
 from pipeline.rewards.registry import load
-from pipeline.rewards.signature import Judge
+from pipeline.rewards.signature import Judge, Style
 from pipeline.rewards.verifier import Response, VerifierFailure, VerifierFailureKind, VerifierOutcome, checked
 from protocol.errors import ConfigError
 
@@ -47,6 +47,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     responses: tuple[Response, ...] = ()
     timeout_s: float
     """The parent's limit; the alarm comes shortly after it."""
+    whole_group: bool = False
+    """Whether the verifier must take several responses a call."""
     any_number: bool = False
     """Whether numbers may be outside of [0, 1]."""
 
@@ -91,6 +93,11 @@ def _serve(call: Call, verifiers: dict[str, Judge]) -> Reply:
     try:
         if call.path not in verifiers:
             verifiers[call.path] = load(call.path)
+        if call.whole_group and verifiers[call.path].style is Style.VERL:
+            raise ConfigError(
+                f"verifier {call.path!r} is to judge whole groups, and its signature takes one response; take lists, as "
+                "judge(responses), reward(prompts, completions, **columns) or verl's plural names do"
+            )
         if not call.responses:
             return Reply(max_batch=verifiers[call.path].max_batch)
         returned = verifiers[call.path](call.responses, any_number=call.any_number)

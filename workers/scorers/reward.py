@@ -15,7 +15,8 @@ the allowed attempts its group becomes a dead letter. An answer that is not judg
 ``reward.timeout_s`` is wrong, at once.
 
 Counters in the heartbeat: ``scored``, ``not_judged`` (of those, the answers that were wrong because
-of the time limit), ``failed``, ``overdue`` (picked up from the ledger), ``duplicates``."""
+of the time limit), ``failed``, ``overdue`` (picked up from the ledger), ``duplicates``.
+``waited_for_group`` counts responses put off until their group has ended."""
 
 from __future__ import annotations
 
@@ -70,7 +71,10 @@ class Reward(Scorer):
         return chunk.finish_reason.is_final
 
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Read, verify, shape and write a batch."""
+        """Read, verify, shape and write a batch. With functions of whole groups, a response whose
+        group goes on waits: the last member's end brings all of them here."""
+        if any(function.whole_group for function in self.ctx.config.reward.functions.values()):
+            chunks = await self._with_their_groups(chunks)
         with self.ctx.work.part(0.0 if self._model is None else 0.8):
             read = await self._read(chunks)
         with self.ctx.work.part(1.0 if self._model is None else 0.2):
@@ -94,6 +98,15 @@ class Reward(Scorer):
             scored.append((chunk, shaped))
         await self.write_all(scored)
 
+    async def _with_their_groups(self, chunks: list[TrajectoryChunk]) -> list[TrajectoryChunk]:
+        """Return evaluation's chunks, and the final chunks of all groups that have ended."""
+        found = {chunk.id: chunk for chunk in chunks if chunk.trajectory.is_evaluation}
+        for group in dict.fromkeys(c.trajectory.group for c in chunks if not c.trajectory.is_evaluation):
+            whole = await self.ctx.ledger.finished_group(group, num_members=self.ctx.config.algorithm.group_size)
+            found.update((chunk.id, chunk) for chunk in whole)
+        self.ctx.count("waited_for_group", sum(chunk.id not in found for chunk in chunks))
+        return list(found.values())
+
     async def _verdicts(self, read: list[tuple[TrajectoryChunk, float | None]]) -> list[VerifierOutcome]:
         """Judge responses; those of training by the further functions too. Outcomes in order."""
         functions = self.ctx.config.reward.functions
@@ -103,7 +116,8 @@ class Reward(Scorer):
         found: dict[int, VerifierOutcome] = {}
         for used in (functions, {}):
             indices = [i for i, (chunk, _) in enumerate(read) if chunk.trajectory.is_evaluation is not bool(used)]
-            judged = await judge(self._pool, used, [responses[index] for index in indices])
+            groups = [read[index][0].trajectory.group for index in indices]
+            judged = await judge(self._pool, used, [responses[index] for index in indices], groups=groups)
             found.update(zip(indices, judged, strict=True))
         return [found[index] for index in range(len(read))]
 

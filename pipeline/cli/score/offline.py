@@ -6,8 +6,7 @@ response. *Waits for* verifiers, each within its time limit."""
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from pipeline.rewards.functions import judge
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import resolve
 from pipeline.rewards.shaping import shape
+from pipeline.rewards.signature import MAX_BATCH
 from pipeline.rewards.verifier import Response, VerifierFailure, VerifierOutcome
 from protocol.errors import ConfigError, DataError
 from protocol.trajectory import FinishReason
@@ -95,17 +95,38 @@ class _Job:
         size = max(config.max_batch, _BATCH_A_PROCESS * config.processes)
         async with VerifierPool(config, configured=configured) as pool:
             await pool.start(named)
-            while batch := list(itertools.islice(rows, size)):
+            for batch in self._batches(rows, size):
                 read = [row.detail if isinstance(row, BadRow) else self._response(row) for row in batch]
                 responses = [found for found in read if not isinstance(found, str)]
                 self.on_judged(len(read) - len(responses))
-                outcomes = iter(await judge(pool, config.functions, responses, on_judged=self.on_judged))
+                groups = [
+                    _group(response.extra, response.prompt_text) or index for index, response in enumerate(responses)
+                ]
+                judged = judge(pool, config.functions, responses, groups=groups, on_judged=self.on_judged)
+                outcomes = iter(await judged)
                 for row, found in zip(batch, read, strict=True):
                     if isinstance(found, str):
                         self.tally.bad_line(row.line, found)
                         self._write({"line": row.line, "unreadable": found})
                     else:
                         self._judged(row.line, found, next(outcomes))
+
+    def _batches(self, rows: Iterator[Row | BadRow], size: int) -> Iterator[list[Row | BadRow]]:
+        """Yield batches. Where functions judge whole groups, no batch ends inside of one."""
+        judges_groups = any(function.whole_group for function in self.config.functions.values())
+        batch: list[Row | BadRow] = []
+        last = ""
+        for row in rows:
+            columns = row.columns if isinstance(row, Row) else {}
+            group = _group(columns, columns.get("prompt"))
+            is_inside = judges_groups and group and group == last and len(batch) < size + MAX_BATCH
+            if len(batch) >= size and not is_inside:
+                yield batch
+                batch = []
+            batch.append(row)
+            last = group
+        if batch:
+            yield batch
 
     def _response(self, row: Row) -> Response | str:
         return _response(row, self.verifier or row.columns.get("verifier") or self.default_verifier)
@@ -125,6 +146,11 @@ class _Job:
     def _write(self, verdict: dict[str, Any]) -> None:
         if self.out is not None:
             self.out.write(msgspec.json.encode(verdict) + b"\n")
+
+
+def _group(columns: Mapping[str, Any], prompt: object) -> str:
+    """Return a line's group: its column `group`, else its prompt; empty for a line alone."""
+    return str(columns.get("group") or prompt or "")
 
 
 def _response(row: Row, name: Any) -> Response | str:

@@ -10,10 +10,11 @@ import itertools
 import time
 from collections.abc import Callable
 
+from pipeline.ledger.memory import units
 from pipeline.ledger.memory.records import ChunkRecord, ClaimRecord, EvaluationRecord, TrajectoryRecord
 from pipeline.ledger.memory.state import LedgerState
 from pipeline.ledger.memory.units import add_to_unit, cancel_windows, chunks_of, continue_or_park, record_sample, take
-from pipeline.ledger.memory.views import audit_of, queues_of, totals_of
+from pipeline.ledger.memory.views import audit_of, bytes_of, queues_of, totals_of
 from pipeline.ledger.staleness import ReadyUnit, check_spec, choose, is_stale, surplus
 from pipeline.ledger.stored import read_chunk
 from pipeline.ledger.types import (
@@ -210,6 +211,10 @@ class MemoryLedger:
             due[chunk] = now + s.spec.scoring_deadline_s
         return [read_chunk(s.chunks[chunk].blob) for _, _, chunk in late]
 
+    async def finished_group(self, group: int, *, num_members: int) -> list[TrajectoryChunk]:
+        """Return a group's final chunks once all of its members have ended; else nothing."""
+        return units.finished_group(self.state, group, num_members)
+
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
         """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""
         s, now = self._enter(who)
@@ -401,8 +406,8 @@ class MemoryLedger:
         record = self.state.evaluations.get(number)
         if record is None:
             return None
-        samples = tuple(sorted(record.samples, key=lambda sample: (sample.prompt, sample.sample)))
-        return EvaluationState(record.request, samples, record.num_failed)
+        samples = sorted(record.samples, key=lambda sample: (sample.prompt, sample.sample))
+        return EvaluationState(record.request, tuple(samples), record.num_failed)
 
     # -- views -----------------------------------------------------------------------------------
 
@@ -421,15 +426,10 @@ class MemoryLedger:
     async def peek(self, key: str) -> list[bytes]:
         """Return the stored bytes of a chunk, then of its scores; empty when unknown."""
         chunk = parse_chunk(key)
-        record = None if chunk is None else self.state.chunks.get(chunk)
-        if record is None:
-            return []
-        return [record.blob, *(record.scores[field] for field in Field if field in record.scores)]
+        return [] if chunk is None else bytes_of(self.state, chunk)
 
     async def aclose(self) -> None:
         """Do nothing: there is no connection."""
-
-    # -- inside ----------------------------------------------------------------------------------
 
     @property
     def state(self) -> LedgerState:

@@ -94,3 +94,11 @@ def queues_of(s: LedgerState, now: float) -> list[QueueStat]:
         queue_stat("dead", len(s.dead), None, None),
         queue_stat("bytes", s.num_bytes, s.spec.max_bytes, None),
     ]
+
+
+def bytes_of(s: LedgerState, chunk: ChunkId) -> list[bytes]:
+    """Return the stored bytes of a chunk, then of its scores; empty when unknown."""
+    record = s.chunks.get(chunk)
+    if record is None:
+        return []
+    return [record.blob, *(record.scores[field] for field in Field if field in record.scores)]

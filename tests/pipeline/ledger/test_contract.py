@@ -391,6 +391,26 @@ async def test_overdue_work_is_handed_out_again_once_a_deadline(bench):
 
 
 @pytest.mark.parametrize("unit", Unit)
+async def test_a_groups_final_chunks_are_handed_out_when_all_of_it_has_ended(bench, unit):
+    ledger = await bench.open(make_spec(unit, eta=4))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=4)).leases
+    first, second, other = (lease.trajectory for lease in leases[:3])
+    await ledger.write_chunk(GENERATOR, make_chunk(first))
+    await ledger.write_chunk(GENERATOR, make_chunk(second, final=False))
+    await ledger.write_chunk(GENERATOR, make_chunk(other))
+    assert await ledger.finished_group(first.group, num_members=2) == []
+    assert await ledger.finished_group(77, num_members=2) == []
+    await ledger.write_chunk(GENERATOR, make_chunk(second, 1, context=3))
+    ended = await ledger.finished_group(first.group, num_members=2)
+    assert [str(chunk.id) for chunk in ended] == [f"{first}.0", f"{second}.1"]
+    assert ended[1].finish_reason.is_final
+    await ledger.write_score(SCORER, ended[0].id, reward())
+    assert len(await ledger.finished_group(first.group, num_members=2)) == 2, "a scored member is still in it"
+    await ledger.cancel_in_flight(LEARNER)
+    assert await ledger.finished_group(first.group, num_members=2) == []
+
+
+@pytest.mark.parametrize("unit", Unit)
 async def test_work_that_scorers_fail_on_as_often_as_allowed_becomes_a_dead_letter(bench, unit):
     ledger = await bench.open(make_spec(unit))
     leases = (await ledger.lease(GENERATOR, max_trajectories=2)).leases

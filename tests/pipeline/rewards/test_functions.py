@@ -73,6 +73,44 @@ async def test_a_function_without_a_number_fails_its_response_and_is_no_zero(
     assert says in outcome.error
 
 
+async def groups_judged(
+    texts: str, groups: str, function: str, verifier: str = "arithmetic", timeout_s: float = 10.0
+) -> list[VerifierOutcome]:
+    told = {"timeout_s": timeout_s, "functions": {"rank": {"verifier": f"{USER}:{function}", "whole_group": True}}}
+    section = RewardSection.model_validate(told)
+    responses = [Response(response_text=text, answer="2", verifier=verifier) for text in texts.split()]
+    async with VerifierPool(section, configured=EVERYTHING) as pool:
+        return await judge(pool, section.functions, responses, groups=groups.split())
+
+
+async def test_a_function_of_whole_groups_is_called_once_for_each_with_all_members() -> None:
+    outcomes = await groups_judged("2 22 222 3333 2", "a b a a c", "ranks_its_group")
+    parts = [outcome.parts["rank"] for outcome in outcomes if isinstance(outcome, Verdict)]
+    assert parts == [300.0, 100.0, 301.0, 302.0, 100.0], "100 * size of the group + rank by length"
+
+
+@pytest.mark.parametrize("how", ["raise", "hang", "die"])
+async def test_a_call_for_a_group_that_fails_fails_all_of_it_and_no_other_group(how: str) -> None:
+    first, second, other = await groups_judged(
+        f"2 {how} 2", "a a b", "ranks_its_group", f"{USER}:accepts", timeout_s=0.7
+    )
+    assert isinstance(first, VerifierFailure) and isinstance(second, VerifierFailure)
+    assert other == Verdict(accuracy=1.0, parts={"rank": 100.0})
+
+
+async def test_a_member_without_a_verdict_fails_its_group_which_is_not_judged_without_it() -> None:
+    first, second, other = await groups_judged("2 raise 2", "a a b", "ranks_its_group", f"{USER}:counts_its_batch")
+    assert isinstance(second, VerifierFailure) and isinstance(first, VerifierFailure)
+    assert "a member has no verdict" in first.error
+    assert isinstance(other, Verdict)
+
+
+async def test_a_function_of_one_response_cannot_judge_whole_groups() -> None:
+    async with VerifierPool(RewardSection(), configured=EVERYTHING) as pool:
+        with pytest.raises(ConfigError, match="its signature takes one response"):
+            await pool.start([f"{USER}:verl_score"], whole_group=True)
+
+
 async def test_a_part_that_the_verifier_returns_already_is_refused() -> None:
     section = RewardSection.model_validate({"functions": {"format": {"verifier": f"{USER}:trl_penalty"}}})
     async with VerifierPool(section, configured=EVERYTHING) as pool:

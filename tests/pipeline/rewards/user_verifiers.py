@@ -173,3 +173,24 @@ def trl_penalty(prompts: list[str], completions: list[str], **kwargs: object) ->
 
 def returns_infinity(responses: Sequence[Response]) -> list[float]:
     return [float("inf") for _ in responses]
+
+
+def accepts(responses: Sequence[Response]) -> list[float]:
+    return [1.0 for _ in responses]
+
+
+def ranks_its_group(responses: Sequence[Response]) -> list[float]:
+    """Return 100 times the group's size, plus the rank by length; obey a response as above."""
+    texts = [response.response_text for response in responses]
+    if "raise" in texts:
+        raise RuntimeError("one of the group")
+    if "hang" in texts:
+        time.sleep(600.0)
+    if "die" in texts:
+        os._exit(7)
+    order = sorted(texts, key=len)
+    return [100.0 * len(texts) + order.index(text) for text in texts]
+
+
+def verl_score(data_source: str, solution_str: str, ground_truth: str, extra_info: object = None) -> float:
+    return 1.0

@@ -13,7 +13,7 @@ import pytest
 from pipeline.config.learning import RewardSection
 from pipeline.ledger.contract import Ledger
 from protocol.ids import ChunkId, Role, TrajectoryId
-from protocol.trajectory import RewardScore, Score, TrajectoryChunk
+from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk
 from tests.pipeline.ledger.builders import GENERATOR, make_chunk
 from tests.pipeline.runtime.fakes import small_config
 from tests.workers.engines.tiny_reward import TEMPLATE, write_reward_model
@@ -152,5 +152,31 @@ async def test_further_rewards_are_of_training_responses_and_evaluation_calls_no
             ]
             assert [score.reward for score in scores] == [1.0, 0.75, -2.0]
             assert [score.accuracy for score in scores] == [1.0, 1.0, 0.0]
+        finally:
+            await worker.teardown()
+
+
+async def test_a_relative_judge_gets_the_whole_group_when_its_last_member_ends(tmp_path: Path) -> None:
+    rank = {"verifier": "tests.pipeline.rewards.user_verifiers:ranks_its_group", "whole_group": True}
+    section = RewardSection.model_validate({"functions": {"rank": rank}})
+    config = small_config(tmp_path)
+    algorithm = config.algorithm.model_copy(update={"group_size": 2})
+    config = config.model_copy(update={"reward": section, "algorithm": algorithm})
+    async with scorer_context(tmp_path, config, Role.REWARD) as ctx:
+        worker = Reward(ctx)
+        await worker.setup()
+        try:
+            leases = (await ctx.ledger.lease(GENERATOR, max_trajectories=2)).leases
+            first, second = (make_chunk(lease.trajectory) for lease in leases)
+            second = msgspec.structs.replace(second, response_text="is 3")
+            await ctx.ledger.write_chunk(GENERATOR, first)
+            assert await scores_of(Bench(ctx.ledger, worker), [first]) == []
+            assert worker.ctx.counters["waited_for_group"] == 1
+            await ctx.ledger.write_chunk(GENERATOR, second)
+            held_out = msgspec.structs.replace(first, id=ChunkId(TrajectoryId("e0", 0, 0), 0))
+            scores = await scores_of(Bench(ctx.ledger, worker), [second, held_out])
+            assert [score.parts for score in scores] == [{"correct": -1.0, "rank": 201.0}, {"correct": 1.0}]
+            assert await ctx.ledger.overdue(ctx.who, Field.REWARD, max_chunks=9) == []
+            assert worker.ctx.counters["scored"] == 2, "the first member was scored with it"
         finally:
             await worker.teardown()
