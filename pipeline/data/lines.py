@@ -4,7 +4,7 @@ The columns, as ``columns.ColumnMap`` has them from any form:
 
     prompt      text, put into the configuration's template; or
     messages    [{"role": ..., "content": ...}, ...], put through the tokenizer's chat template
-    answer      text or a number; what the verifier compares with; not needed by one that goes by a reward model
+    answer      text or a number; what the verifier compares with; not needed by all (registry.needs_answer)
     verifier    optional: a registered name; or package.module:function, if reward.verifiers names it too
     id          optional: text or a number, unique over all files; by default file name and line
     ...         every other column is kept and handed to the verifier"""
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from pipeline.data.report import SkipReason
-from pipeline.rewards.registry import BY_MODEL
+from pipeline.rewards.registry import needs_answer
 from protocol.errors import MessageTooLarge
 from protocol.limits import check_values
 
@@ -55,7 +55,7 @@ def parse_line(columns: Mapping[str, Any], default_verifier: str = "") -> Prompt
     if isinstance(prompt, Unusable):
         return prompt
     answer = text_of(present.get("answer"))
-    if "answer" not in present and str(present.get("verifier", default_verifier)) in BY_MODEL:
+    if "answer" not in present and not needs_answer(str(present.get("verifier", default_verifier))):
         answer = ""
     elif "answer" not in present:
         return Unusable(SkipReason.MISSING_FIELD, f"no answer; the line has {_listed(columns)}")

@@ -39,6 +39,8 @@ class VerifierSpec:
 BY_MODEL = frozenset({"reward_model", "reward_model_sigmoid"})
 """Verifiers that go by the reward model's score alone: the run needs one, lines need no answer."""
 
+_ANSWERLESS = BY_MODEL | {"code", "code_share"}
+
 _SPECS: dict[str, VerifierSpec] = {}
 
 
@@ -59,6 +61,11 @@ def register(name: str, path: str, *, sandboxed: bool = True, sound: bool = Fals
 def names() -> list[str]:
     """Return the registered names, sorted."""
     return sorted(_SPECS)
+
+
+def needs_answer(verifier: str) -> bool:
+    """Return whether lines for a verifier need an answer: a program may have tests instead."""
+    return verifier not in _ANSWERLESS
 
 
 def resolve(name: str) -> VerifierSpec:
@@ -125,3 +132,5 @@ register("math", "pipeline.rewards.equivalence:verify", sound=True)
 register("math_loose", "pipeline.rewards.equivalence:verify_loosely", sound=True)
 register("reward_model", "pipeline.rewards.by_model:above_zero", sandboxed=False)
 register("reward_model_sigmoid", "pipeline.rewards.by_model:sigmoid", sandboxed=False)
+register("code", "pipeline.rewards.programs:verify", sound=True)
+register("code_share", "pipeline.rewards.programs:verify_share", sound=True)

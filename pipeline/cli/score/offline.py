@@ -20,7 +20,7 @@ from pipeline.data.files import BadRow, Row, read_rows
 from pipeline.data.lines import text_of
 from pipeline.rewards.functions import judge
 from pipeline.rewards.pool import VerifierPool
-from pipeline.rewards.registry import resolve
+from pipeline.rewards.registry import needs_answer, resolve
 from pipeline.rewards.shaping import shape
 from pipeline.rewards.signature import MAX_BATCH
 from pipeline.rewards.verifier import Response, VerifierFailure, VerifierOutcome
@@ -48,9 +48,9 @@ def score_file(
     """Score every response of a ``.jsonl`` or ``.parquet`` file and return the distribution.
     ``verifier`` is for every line; without it, each line names a registered one, and
     ``default_verifier`` is for those that name none. Functions of ``config.functions`` add their
-    parts. Only the soft over-long punishment needs ``max_response_tokens``. ``by`` is a column to break the distribution
-    down by. ``out`` becomes a JSONL file: of each line its verdict, failure, or reading error.
-    ``on_judged`` receives the number of lines judged since its last call.
+    parts. Only the soft over-long punishment needs ``max_response_tokens``. ``by`` is a column to
+    break the distribution down by. ``out`` becomes a JSONL file: of each line its verdict, failure,
+    or reading error. ``on_judged`` receives the number of lines judged since its last call.
 
     Raises DataError for a file that is missing, unreadable or without a response. Raises
     ConfigError for a verifier that does not exist or cannot be imported, or a shaping without its
@@ -159,7 +159,7 @@ def _response(row: Row, name: Any) -> Response | str:
     text, answer = columns.get("response"), text_of(columns.get("answer"))
     if not isinstance(text, str):
         return f"no `response` text; the line has {', '.join(sorted(columns)[:12]) or 'no columns'}"
-    if not answer:
+    if not answer and needs_answer(str(name)):
         return "no `answer`, or an empty one"
     if not isinstance(name, str):
         return "no `verifier` column, and none was named for the file"
@@ -172,7 +172,7 @@ def _response(row: Row, name: Any) -> Response | str:
     return Response(
         prompt_text=str(columns.get("prompt", "")),
         response_text=text,
-        answer=answer,
+        answer=answer or "",
         verifier=name,
         extra={key: value for key, value in columns.items() if key not in _OWN_COLUMNS},
         num_tokens=num_tokens,

@@ -1,0 +1,228 @@
+"""Programs in responses, judged by unit tests.
+
+*Consumes* responses with a program in their last code block, and tests in the column ``tests``, or
+in the answer as JSON. *Produces* verdicts. *Waits for* the program, until shortly before the
+sandbox's alarm: a program that has not ended by then is wrong.
+
+Tests have one of three forms:
+
+- a list of statements, or one text of statements (MBPP, HumanEval): each must raise nothing; with a
+  column ``entry_point`` a text defines ``check``, which is called with that function;
+- ``{"inputs": [...], "outputs": [...]}``: texts for standard input, and what the program prints;
+- the same with ``fn_name``: arguments of that function, or of ``Solution``'s method, and results.
+
+Each run has a process and a folder of its own, a bare environment without keys, and limits of
+memory and of a file's size. Whatever it has started is killed after it. Statements run
+beside the program, in one process: a program that looks for them can cheat. Input and output cannot
+be cheated in this way. This does not make hostile code safe: it can read what the account can."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import resource
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pipeline.process.descendants import SANDBOX_MARK, end_marked
+from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
+
+MEMORY_BYTES = 1 << 30
+"""Private memory of a program."""
+FILE_BYTES = 16 << 20
+"""Of what it prints, and of each file that it writes."""
+
+_GRACE_S = 2.5
+"""The sandbox's alarm comes two seconds after the parent's limit; half a second is for the end."""
+_WITHOUT_ALARM_S = 5.0
+_MARK = "HEADRACE_PROGRAM"
+_BLOCK = re.compile(r"```[ \t]*([A-Za-z0-9+#.-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_LANGUAGES = frozenset({"", "python", "python3", "py"})
+
+_HARNESS = """
+import json, sys
+given = json.loads(sys.stdin.read())
+space = {"__name__": "solution"}
+exec(compile(given["program"], "solution.py", "exec"), space)
+passed = 0
+for test in given["tests"]:
+    try:
+        exec(compile(test, "test.py", "exec"), space)
+    except BaseException:
+        continue
+    passed += 1
+print()
+print(given["token"], passed, flush=True)
+"""
+
+_CALL = """
+import json as _json
+_function = globals().get({name!r}) or getattr(globals()["Solution"](), {name!r})
+_result = _json.loads(_json.dumps(_function(*_json.loads({arguments!r}))))
+assert _json.loads({expected!r}) in (_result, [_result])
+"""
+
+
+class _BadTests(Exception):
+    """The tests of a line are none."""
+
+
+def verify(responses: Sequence[Response]) -> list[VerifierOutcome]:
+    """Call a program right when it passes all of its tests."""
+    return [_judged(response, share=False) for response in responses]
+
+
+def verify_share(responses: Sequence[Response]) -> list[VerifierOutcome]:
+    """Take the share of passed tests for accuracy."""
+    return [_judged(response, share=True) for response in responses]
+
+
+def _judged(response: Response, *, share: bool) -> VerifierOutcome:
+    try:
+        statements, pairs = _tests(response)
+    except _BadTests as error:
+        return VerifierFailure(kind=VerifierFailureKind.BAD_ANSWER, error=f"{error}; see pipeline/rewards/README.md")
+    program = _program(response.response_text)
+    if program is None:
+        return Verdict(accuracy=0.0, reason="no code block in Python")
+    left_s = signal.getitimer(signal.ITIMER_REAL)[0]
+    until_s = time.monotonic() + (max(left_s - _GRACE_S, (left_s - 2.0) / 2) if left_s else _WITHOUT_ALARM_S)
+    if statements:
+        passed, reason = _run_statements(program, statements, until_s)
+    else:
+        passed, reason = _run_pairs(program, pairs, until_s, all_of_them=share)
+    total = len(statements or pairs)
+    accuracy = passed / total if share else float(passed == total)
+    return Verdict(accuracy=accuracy, reason=f"{passed} of {total} tests passed" + (f"; {reason}" if reason else ""))
+
+
+def _program(text: str) -> str | None:
+    """Return the last block that is Python, or of no named language."""
+    found = [source for language, source in _BLOCK.findall(text) if language.lower() in _LANGUAGES]
+    return found[-1] if found else None
+
+
+def _tests(response: Response) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return statements, or else pairs of input and output. Raises _BadTests."""
+    found: Any = response.extra.get("tests")
+    if found is None:
+        found = response.answer
+    if isinstance(found, str):
+        with contextlib.suppress(ValueError):
+            found = json.loads(found)
+    if isinstance(found, str) and found.strip():
+        entry = response.extra.get("entry_point")
+        return [found if entry is None else f"{found}\ncheck({entry})"], []
+    if isinstance(found, list) and found and all(isinstance(test, str) for test in cast("list[Any]", found)):
+        return cast("list[str]", found), []
+    if not isinstance(found, dict):
+        raise _BadTests(f"tests are {found!r:.80}; expected statements, or inputs and outputs")
+    told = cast("dict[str, Any]", found)
+    inputs, outputs, name = told.get("inputs"), told.get("outputs"), told.get("fn_name")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs or len(inputs) != len(outputs):
+        raise _BadTests("tests need `inputs` and `outputs`, two lists of one length, not empty")
+    pairs = list(zip(cast("list[Any]", inputs), cast("list[Any]", outputs), strict=True))
+    if name is None:
+        return [], [(_lines(given), _lines(wanted)) for given, wanted in pairs]
+    return [_CALL.format(name=str(name), arguments=_json(given), expected=_json(wanted)) for given, wanted in pairs], []
+
+
+def _json(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _lines(value: object) -> str:
+    """Return a text; a list of lines is one too."""
+    return "\n".join(map(str, cast("list[Any]", value))) if isinstance(value, list) else str(value)
+
+
+def _run_statements(program: str, tests: list[str], until_s: float) -> tuple[int, str]:
+    """Return how many tests pass, and why the program did not reach the end."""
+    token = secrets.token_hex(16)
+    given = json.dumps({"program": program, "tests": tests, "token": token})
+    printed, reason = _run(_HARNESS, given, until_s)
+    last = printed.rstrip("\n").rpartition("\n")[2].split()
+    if len(last) == 2 and last[0] == token:
+        return int(last[1]), ""
+    return 0, reason or "the program ended before its tests"
+
+
+def _run_pairs(program: str, pairs: list[tuple[str, str]], until_s: float, *, all_of_them: bool) -> tuple[int, str]:
+    """Return how many outputs are right, and the first failure. Stops there unless
+    ``all_of_them``."""
+    passed, first = 0, ""
+    for number, (given, wanted) in enumerate(pairs):
+        printed, reason = _run(program, given, until_s)
+        is_right = not reason and _tidy(printed) == _tidy(wanted)
+        passed += is_right
+        first = first or ("" if is_right else f"input {number}: {reason or 'another output'}")
+        if first and not all_of_them:
+            break
+    return passed, first
+
+
+def _tidy(text: str) -> list[str]:
+    """Return lines without white space at their ends, and without empty last lines."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _run(source: str, given: str, until_s: float) -> tuple[str, str]:
+    """Run ``source`` with ``given`` on standard input; return its output, and why it is no good."""
+    limit_s = until_s - time.monotonic()
+    if limit_s <= 0.0:
+        return "", "no time was left"
+    mark = secrets.token_hex(16)
+    with tempfile.TemporaryDirectory(prefix="headrace-program-", ignore_cleanup_errors=True) as folder:
+        (Path(folder) / "main.py").write_text(source, encoding="utf-8", errors="replace")
+        (Path(folder) / "input").write_text(given, encoding="utf-8", errors="replace")
+        printed = Path(folder) / "output"
+        with (Path(folder) / "input").open("rb") as stdin, printed.open("wb") as stdout:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-X", "utf8", "main.py"],
+                cwd=folder,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=subprocess.DEVNULL,
+                env=_environment(folder) | {_MARK: mark},
+                # in the sandbox's session, where its processes are counted
+                process_group=0,
+                preexec_fn=_limit,
+            )
+        try:
+            code = process.wait(timeout=limit_s)
+            reason = "" if code == 0 else _ending(code)
+        except subprocess.TimeoutExpired:
+            reason = f"did not end within {limit_s:.1f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            end_marked(_MARK, mark)
+        with printed.open("rb") as file:
+            return file.read(FILE_BYTES).decode("utf-8", "replace"), reason
+
+
+def _ending(code: int) -> str:
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """Return what a program sees: no key, no token, and the mark by which the sandbox finds it."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH", SANDBOX_MARK) if name in os.environ}
+    return kept | {"HOME": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
+
+
+def _limit() -> None:
+    for what, most in ((resource.RLIMIT_DATA, MEMORY_BYTES), (resource.RLIMIT_FSIZE, FILE_BYTES)):
+        _, hard = resource.getrlimit(what)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (most, most))
