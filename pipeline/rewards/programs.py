@@ -6,8 +6,8 @@ sandbox's alarm: a program that has not ended by then is wrong.
 
 Tests have one of three forms:
 
-- a list of statements, or one text of statements (MBPP, HumanEval): each must raise nothing; with a
-  column ``entry_point`` a text defines ``check``, which is called with that function;
+- a list of statements, or one text of statements (MBPP, HumanEval). Each must raise nothing. With a
+  column ``entry_point`` a text defines ``check``, which is called with that function.
 - ``{"inputs": [...], "outputs": [...]}``: texts for standard input, and what the program prints;
 - the same with ``fn_name``: arguments of that function, or of ``Solution``'s method, and results.
 

@@ -16,7 +16,6 @@ the allowed attempts its group becomes a dead letter. An answer that is not judg
 
 Counters in the heartbeat: ``scored``, ``not_judged`` (of those, the answers that were wrong because
 of the time limit), ``failed``, ``overdue`` (picked up from the ledger), ``duplicates``.
-of the time limit), ``failed``, ``overdue`` (picked up from the ledger), ``duplicates``.
 ``waited_for_group`` counts responses put off until their group has ended."""
 
 from __future__ import annotations
