@@ -5,7 +5,7 @@ them and stand on PYTHONPATH, which Python searches before what is installed. A 
 here takes these three names from its own distribution. All other imports follow the path as ever.
 
     python -P .../protocol/headrace.py MODULE ARGUMENT ...    how one process starts another
-    headrace ARGUMENT ...                                     see pipeline/cli/headrace.py
+    headrace ARGUMENT ...                                     see pipeline/cli/headrace/__init__.py
 
 Only the standard library is imported at its top."""
 

@@ -1,7 +1,7 @@
-"""The module ``headrace``, as the wheel installs this file: the way to our packages.
+"""The package ``headrace``, as the wheel installs this folder: the way to our packages.
 
 Its name is the distribution's own, so that nothing else on the path has it. It looks for
-``protocol/headrace.py`` beside itself, then on the path, where an editable install has the source
+``protocol/headrace.py`` beside the folder, then on the path, where an editable install has the source
 tree. Importing it is enough: from then on our packages are those beside that file.
 
     python -P -m headrace MODULE ARGUMENT ...     as protocol/headrace.py, by hand"""
@@ -15,7 +15,7 @@ from types import ModuleType
 
 
 def _entry() -> ModuleType:
-    here = Path(__file__).absolute().parent
+    here = Path(__file__).absolute().parents[1]
     for folder in (here, *map(Path, sys.path)):
         file = folder / "protocol" / "headrace.py"
         if file.is_file():
@@ -30,6 +30,4 @@ def _entry() -> ModuleType:
 _ENTRY = _entry()
 _ENTRY.keep_own()
 main = _ENTRY.main
-
-if __name__ == "__main__":
-    _ENTRY.run(sys.argv[1:])
+run = _ENTRY.run
