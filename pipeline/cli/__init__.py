@@ -32,6 +32,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "score": ("pipeline.cli.score.command", "Score a file of responses, to check a verifier."),
     "samples": ("pipeline.cli.samples", "Show prompts, responses, rewards and verdicts."),
     "report": ("pipeline.cli.inspect", "Write a run's report again."),
+    "export": ("pipeline.cli.export", "Write a run's model, with a model card."),
     "config": ("pipeline.cli.config", "Check, show or explain the configuration."),
     "bench": ("pipeline.cli.bench", "Measure and compare on this machine."),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -15,7 +16,8 @@ _FILES = click.argument("files", nargs=-1, required=True, type=PATH)
 
 @click.group(no_args_is_help=True)
 def config() -> None:
-    """Check, show or explain the configuration that files and --set make."""
+    """Check, show or explain a configuration: files, then the environment
+    (HEADRACE__LEARNER__LEARNING_RATE=1e-5), then --set."""
 
 
 @config.command(epilog="\b\nExample:\n  headrace config check configs/demo.toml --set staleness.eta=4")
@@ -30,7 +32,7 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
     from pipeline.supervisor.run_folder import check_no_run
 
     log_to_stderr()
-    loaded = load_config(files, overrides)
+    loaded = load_config(files, overrides, os.environ)
     check_no_run(loaded)
     findings = preflight(loaded).findings
     answer(as_json, {"ok": True, "findings": findings}, *map(printable, findings), "ok")
@@ -45,15 +47,15 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
 @click.option("--brief", is_flag=True, help="Values alone, without default, unit and meaning.")
 @json_option
 def show(files: tuple[Path, ...], overrides: tuple[str, ...], brief: bool, as_json: bool) -> None:
-    """Print every setting as TOML, with default, unit and meaning."""
+    """Print every setting as TOML, with default, unit, meaning and where it was set."""
     from pipeline.config.describe import explained, public_settings
-    from pipeline.config.load import load_config, to_toml
+    from pipeline.config.load import load_sourced, to_toml
 
-    loaded = load_config(files, overrides)
+    loaded = load_sourced(files, overrides, os.environ)
     if as_json:
-        echo_json(public_settings(loaded))
+        echo_json(public_settings(loaded.config))
     else:
-        click.echo(to_toml(loaded) if brief else explained(loaded), nl=False)
+        click.echo(to_toml(loaded.config) if brief else explained(loaded.config, loaded.sources), nl=False)
 
 
 @config.command(

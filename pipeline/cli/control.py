@@ -14,7 +14,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ from protocol.errors import ConfigError, DeadlineExceeded
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.runtime.registry.contract import Heartbeat
+    from pipeline.runtime.registry.contract import Fleet, Heartbeat
     from protocol.ids import Role
 
 _ELASTIC = ("generator", "reward", "reference")
@@ -54,11 +55,14 @@ def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     """Change how many workers a role has, while the run goes on."""
     if not counts:
         raise click.UsageError("no role given; expected ROLE=NUMBER, for example: headrace scale generator=4")
-    _scale(run=run, wanted=dict(_parse_count(text) for text in counts), as_json=as_json)
+    fleet = change_fleet(run=run, wanted=dict(parse_count(text) for text in counts))
+    answer(as_json, fleet, "wanted: " + ", ".join(f"{count} {role}" for role, count in fleet.counts.items()))
 
 
 @on_run(attach)
-async def _scale(at: Attached, wanted: dict[Role, int], as_json: bool) -> None:
+async def change_fleet(at: Attached, wanted: Mapping[Role, int]) -> Fleet:
+    """Set how many workers of some roles a running run has; return the whole fleet that is wanted.
+    Raises ConfigError: the run does not run, lacks such a role, or the fleet is too large."""
     from pipeline.runtime.machine import this_machine
     from pipeline.runtime.registry.contract import Fleet, RunState
     from pipeline.supervisor.fleet_size import check_fleet_size
@@ -81,10 +85,11 @@ async def _scale(at: Attached, wanted: dict[Role, int], as_json: bool) -> None:
     fleet = Fleet({**counts, **wanted})
     check_fleet_size(fleet.counts, at.config.fleet.max_workers, this_machine())
     await at.registry.set_fleet(fleet)
-    answer(as_json, fleet, "wanted: " + ", ".join(f"{count} {role}" for role, count in fleet.counts.items()))
+    return fleet
 
 
-def _parse_count(text: str) -> tuple[Role, int]:
+def parse_count(text: str) -> tuple[Role, int]:
+    """Return role and number of ``ROLE=NUMBER``. Raises ConfigError for other text."""
     from protocol.ids import Role
 
     name, _, number = text.partition("=")
@@ -108,6 +113,15 @@ def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) ->
     """Drain a run and end it. The command waits, and reports every few seconds what still drains.
 
     Ctrl-C ends the waiting, not the drain."""
+    run_dir = find_run(run)
+    was_running = end_run(run_dir, now=now, timeout_s=timeout_s, report=partial(click.echo, err=True))
+    ending = "is down" if was_running else "was not running"
+    answer(as_json, {"run": run_dir, "was_running": was_running}, f"{run_dir} {ending}")
+
+
+def end_run(run_dir: Path, *, now: bool, timeout_s: float | None, report: Callable[[str], object]) -> bool:
+    """Drain a run and end it; return whether it ran. ``now``, ``timeout_s``: as in ``headrace
+    down``. ``report`` receives a line every few seconds. Raises DeadlineExceeded."""
     from pipeline.config.load import read_resolved
     from pipeline.ledger.server.copy import clear_dead_looks
     from pipeline.runtime.log import log_to_stderr
@@ -115,13 +129,12 @@ def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) ->
 
     log_to_stderr()
     clear_dead_looks()
-    run_dir = find_run(run)
     if timeout_s is None:
         timeout_s = _NOW_S if now else read_resolved(run_dir).supervisor.drain_ceiling_s + _ENDING_S
     deadline = time.monotonic() + timeout_s
     pid = supervisor_pid(run_dir)
     if pid is None:
-        was_running = _end_leftovers(run_dir, now=now, timeout_s=timeout_s)
+        was_running = _end_leftovers(run_dir, report, now=now, timeout_s=timeout_s)
     else:
         was_running = True
         if now:
@@ -132,16 +145,15 @@ def down(run: Path | None, now: bool, timeout_s: float | None, as_json: bool) ->
         else:
             _request_drain(run=run_dir)
         request = "to end at once" if now else "to drain and end; Ctrl-C ends the waiting, not the drain"
-        click.echo(f"{run_dir} was asked {request}", err=True)
+        report(f"{run_dir} was asked {request}")
         try:
-            asyncio.run(_until_down(run_dir, deadline))
+            asyncio.run(_until_down(run_dir, deadline, report))
         except KeyboardInterrupt:
-            click.echo(f"{run_dir} still drains; `headrace down {run_dir}` waits again, --now ends it", err=True)
+            report(f"{run_dir} still drains; `headrace down {run_dir}` waits again, --now ends it")
             raise
         if supervisor_pid(run_dir) is not None:
             raise DeadlineExceeded(f"{run_dir} did not end within {timeout_s:g} s; `headrace down {run_dir} --now`")
-    ending = "is down" if was_running else "was not running"
-    answer(as_json, {"run": run_dir, "was_running": was_running}, f"{run_dir} {ending}")
+    return was_running
 
 
 @on_run(attach)
@@ -152,7 +164,7 @@ async def _request_drain(at: Attached) -> None:
     await at.registry.set_run_status(RunStatus(RunState.STOPPING, detail))
 
 
-async def _until_down(run_dir: Path, deadline: float) -> None:
+async def _until_down(run_dir: Path, deadline: float, report: Callable[[str], object]) -> None:
     """Wait for the supervisor's end or the deadline, and report what still drains."""
     from pipeline.supervisor.run_folder import supervisor_pid
 
@@ -160,7 +172,7 @@ async def _until_down(run_dir: Path, deadline: float) -> None:
     while supervisor_pid(run_dir) is not None and time.monotonic() < deadline:
         if time.monotonic() >= next_report:
             next_report = time.monotonic() + _REPORT_EVERY_S
-            click.echo(await _what_drains(run_dir), err=True)
+            report(await _what_drains(run_dir))
         await asyncio.sleep(_POLL_S)
 
 
@@ -183,28 +195,28 @@ def _in_words(beats: Sequence[Heartbeat]) -> str:
     return ", ".join(f"{row.worker} ({doing(row)})" for row in rows)
 
 
-def _end_leftovers(run_dir: Path, *, now: bool, timeout_s: float) -> bool:
+def _end_leftovers(run_dir: Path, report: Callable[[str], object], *, now: bool, timeout_s: float) -> bool:
     """End a dead supervisor's workers, server and processes; return whether there was anything."""
     from pipeline.ledger.server.embedded import end_server
     from pipeline.supervisor import leftovers
     from pipeline.supervisor.processes import Processes
     from pipeline.supervisor.run_folder import run_lock, server_lock
 
-    with _reporting() as report:
-        was_running = asyncio.run(_end_workers(run_dir, report, now=now, timeout_s=timeout_s))
-        report("another command that starts or ends its ledger's server")
+    with _reporting(report) as awaited:
+        was_running = asyncio.run(_end_workers(run_dir, awaited, now=now, timeout_s=timeout_s))
+        awaited("another command that starts or ends its ledger's server")
         # The locks keep a new supervisor from starting.
         with run_lock(run_dir), server_lock(run_dir):
-            report("its processes to end")
+            awaited("its processes to end")
             was_running |= Processes(run_dir).end_strays() > 0
-            report("its ledger's server to end")
+            awaited("its ledger's server to end")
             was_running |= end_server(run_dir)
             return leftovers.clear(run_dir) > 0 or was_running
 
 
 @contextlib.contextmanager
-def _reporting() -> Iterator[Callable[[str], None]]:
-    """Print what is waited for, every few seconds; the yielded function sets it."""
+def _reporting(write_line: Callable[[str], object]) -> Iterator[Callable[[str], None]]:
+    """Report what is waited for, every few seconds; the yielded function sets it."""
     ended, awaited = threading.Event(), "its ledger's server to answer"
 
     def report(words: str) -> None:
@@ -213,7 +225,7 @@ def _reporting() -> Iterator[Callable[[str], None]]:
 
     def write() -> None:
         while not ended.wait(_REPORT_EVERY_S):
-            click.echo(f"still waiting for {printable_line(awaited)}", err=True)
+            write_line(f"still waiting for {printable_line(awaited)}")
 
     reporter = threading.Thread(target=write, name="down-reports", daemon=True)
     reporter.start()

@@ -3,11 +3,60 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from pipeline.cli.common import Attached, answer, echo_json, json_option, look_at, on_run, run_argument
 from protocol.printable import printable_line
+
+if TYPE_CHECKING:
+    from pipeline.ledger.types import Totals
+    from pipeline.observability.status import RoleRow, WorkerRow
+    from pipeline.runtime.registry.contract import RunState
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    """A run at one moment, as ``headrace status --json`` prints it."""
+
+    run: Path
+    """The run's folder."""
+    state: RunState
+    detail: str
+    supervisor_pid: int | None
+    """None without a living supervisor."""
+    roles: Sequence[RoleRow]
+    """Present and wanted number of workers of each role."""
+    workers: Sequence[WorkerRow]
+    totals: Totals
+    """Groups and tokens that were admitted, trained and dropped."""
+    waits: str
+    """The worker that everything waits for, in one sentence."""
+
+
+async def read_status(at: Attached) -> StatusReport:
+    """Read workers, progress and waits of a connected run."""
+    from pipeline.observability.status import bottleneck, role_rows, worker_rows
+    from pipeline.supervisor.run_folder import supervisor_pid
+
+    beats = await at.registry.heartbeats()
+    workers = worker_rows(beats, now_s=time.time(), stuck_after_s=at.settings.supervisor.stuck_after_s)
+    fleet = await at.registry.fleet()
+    state = await at.registry.run_status()
+    return StatusReport(
+        run=at.run_dir,
+        state=state.state,
+        detail=state.detail,
+        supervisor_pid=supervisor_pid(at.run_dir),
+        roles=role_rows(workers, fleet.counts if fleet else None),
+        workers=workers,
+        totals=await at.ledger.totals(),
+        waits=bottleneck(workers),
+    )
 
 
 @click.command(epilog="\b\nExamples:\n  headrace status\n  headrace status runs/demo --json")
@@ -16,19 +65,9 @@ from protocol.printable import printable_line
 @on_run(look_at)
 async def status(at: Attached, as_json: bool) -> None:
     """Show workers, progress and what each waits for."""
-    from pipeline.observability.status import bottleneck, role_rows, worker_rows
-    from pipeline.supervisor.run_folder import supervisor_pid
-
-    beats = await at.registry.heartbeats()
-    workers = worker_rows(beats, now_s=time.time(), stuck_after_s=at.settings.supervisor.stuck_after_s)
-    fleet = await at.registry.fleet()
-    state = await at.registry.run_status()
-    totals = await at.ledger.totals()
-    pid = supervisor_pid(at.run_dir)
-    roles = role_rows(workers, fleet.counts if fleet else None)
+    found = await read_status(at)
     if as_json:
-        found = {"run": at.run_dir, "state": state.state, "detail": state.detail, "supervisor_pid": pid}
-        echo_json({**found, "roles": roles, "workers": workers, "totals": totals, "waits": bottleneck(workers)})
+        echo_json(found)
         return
     from rich.console import Console
 
@@ -37,16 +76,16 @@ async def status(at: Attached, as_json: bool) -> None:
     from pipeline.observability.tables import durability_line, fleet_table, groups_line, tokens_line
 
     console = Console(highlight=False, markup=False)
-    alive = f"supervisor {pid}" if pid is not None else "no supervisor"
-    detail = f", {printable_line(state.detail)}" if state.detail else ""
-    console.print(f"{at.run_dir}: {state.state}{detail} ({alive})")
+    alive = f"supervisor {found.supervisor_pid}" if found.supervisor_pid is not None else "no supervisor"
+    detail = f", {printable_line(found.detail)}" if found.detail else ""
+    console.print(f"{at.run_dir}: {found.state}{detail} ({alive})")
     progress = RunProgress.of(HistoryTail(at.run_dir / HISTORY_NAME).read(), at.config.run.num_updates)
     console.print(progress.in_words(time.time()))
-    if workers:
-        console.print(fleet_table(workers))
-        console.print(bottleneck(workers))
-    console.print(groups_line(totals), tokens_line(totals), sep="\n")
-    if warning := durability_line(totals.num_unflushed):
+    if found.workers:
+        console.print(fleet_table(found.workers))
+        console.print(found.waits)
+    console.print(groups_line(found.totals), tokens_line(found.totals), sep="\n")
+    if warning := durability_line(found.totals.num_unflushed):
         console.print(warning)
 
 

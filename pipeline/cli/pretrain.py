@@ -7,6 +7,7 @@ and units that are ready for the learner are dropped as ``value_warmup``."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -51,7 +52,7 @@ def pretrain_value(
     from pipeline.supervisor.run_folder import prepare_run_dir
 
     given = [*files, *([fleet] if fleet else [])]
-    config = pin_data(pretraining_config(resolve_paths(load_config(given, overrides))))
+    config = pin_data(pretraining_config(resolve_paths(load_config(given, overrides, os.environ))))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists; give a new or an empty folder")
     is_live = not (plain or as_json) and sys.stderr.isatty()

@@ -31,15 +31,21 @@ distances (samples.keep_updates). Long texts lose their middle (samples.max_char
 @json_option
 def samples(run: Path | None, last: int, update: int | None, as_json: bool) -> None:
     """Show prompts, responses, rewards and verdicts of updates, also while the run goes on."""
-    from pipeline.observability.samples import SAMPLES_NAME, read_samples
-
     run_dir = find_run(run)
-    kept = [s for s in read_samples(run_dir / SAMPLES_NAME) if update is None or s.update <= update]
-    updates = sorted({sample.update for sample in kept})[-(last if update is None else 1) :]
-    shown = [sample for sample in kept if sample.update in updates]
+    shown = newest_samples(run_dir, last=last, update=update)
     texts = ["\n".join(render(sample)) for sample in shown]
     none = f"no samples in {run_dir}: no update yet, or samples.per_update is 0"
     answer(as_json, shown, "\n\n".join(texts) if shown else none)
+
+
+def newest_samples(run_dir: Path, *, last: int, update: int | None) -> list[ResponseSample]:
+    """Return the samples of the ``last`` newest updates that have any; with ``update``, of it or of
+    the nearest earlier one."""
+    from pipeline.observability.samples import SAMPLES_NAME, read_samples
+
+    kept = [s for s in read_samples(run_dir / SAMPLES_NAME) if update is None or s.update <= update]
+    updates = sorted({sample.update for sample in kept})[-(last if update is None else 1) :]
+    return [sample for sample in kept if sample.update in updates]
 
 
 def render(sample: ResponseSample) -> list[str]:

@@ -6,6 +6,7 @@ for* the run's end. *Unblocked by* the learner, or by Ctrl-C."""
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -84,7 +85,7 @@ def up(
     if resume is not None:
         find_run(resume)
     given = [*([resume / RESOLVED_NAME] if resume else []), *files, *([fleet] if fleet else [])]
-    config = resolve_paths(load_config(given, overrides))
+    config = resolve_paths(load_config(given, overrides, os.environ))
     if resume is not None:
         config = _at(config, resume.resolve())
         url = known_url(config.run_dir, config.ledger.url)

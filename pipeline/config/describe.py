@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -123,8 +123,9 @@ def public_settings(config: RunConfig) -> dict[str, Any]:
     return settings
 
 
-def explained(config: RunConfig) -> str:
-    """Return a configuration as TOML with every setting explained. It reads back unchanged."""
+def explained(config: RunConfig, sources: Mapping[str, str] | None = None) -> str:
+    """Return a configuration as TOML with every setting explained, and the source of those that
+    ``sources`` has by key. It reads back unchanged."""
     values = public_settings(config)
     by_section: dict[str, list[Setting]] = {}
     for setting in settings():
@@ -139,6 +140,8 @@ def explained(config: RunConfig) -> str:
         for setting in by_section.get(section, []):
             value = None if held is None else held.get(setting.name)
             lines += ["", *_comment(setting.description), *_comment(setting.facts(config.algorithm.name))]
+            if source := (sources or {}).get(setting.key):
+                lines += _comment(f"set by: {source}")
             lines.append(f"# {setting.name} =" if value is None else f"{setting.name} = {in_toml(value)}")
         lines += ["", ""]
     return "\n".join(lines).rstrip() + "\n"

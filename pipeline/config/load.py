@@ -1,4 +1,5 @@
-"""Reads TOML files and ``--set`` into one frozen RunConfig, and writes it beside the run.
+"""Reads TOML files, the environment and ``--set`` into one frozen RunConfig, and writes it beside
+the run.
 
 A ConfigError names the key, where it was set, the nearest valid key, and the expected value.
 Relative paths start at the folder in which the command runs; the resolved file holds absolute ones.
@@ -9,9 +10,10 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -33,19 +35,46 @@ REMOVED = {
 }
 """Settings of earlier versions, each with why it is gone and what to do."""
 
+ENVIRONMENT: Final = "HEADRACE__"
+"""Begins the names of variables that are settings: ``HEADRACE__LEARNER__LEARNING_RATE``."""
+
 Tree = dict[str, Any]
 Origins = dict[tuple[str, ...], str]
 
 
-def load_config(files: Iterable[Path], overrides: Iterable[str] = ()) -> RunConfig:
-    """Merge ``files`` (later wins) and ``overrides`` (``section.key=value``) into one
-    configuration. Raises ConfigError: a file is missing or not TOML, a key is unknown, or a value
-    does not fit."""
+@dataclass(frozen=True, slots=True)
+class SourcedConfig:
+    """A configuration, with where each given setting comes from."""
+
+    config: RunConfig
+    sources: Mapping[str, str]
+    """By key: a file, a variable of the environment, or ``--set``."""
+
+
+def load_config(
+    files: Iterable[Path], overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None
+) -> RunConfig:
+    """Merge ``files`` (later wins), variables ``HEADRACE__SECTION__KEY`` of ``environment``, and
+    ``overrides`` (``section.key=value``). A file's ``include`` stands before what it has itself.
+
+    Commands that start or check a run give the environment. All else reads what these resolved.
+    Raises ConfigError: a file is missing or not TOML, a key is unknown, or a value does not fit."""
+    return load_sourced(files, overrides, environment).config
+
+
+def load_sourced(
+    files: Iterable[Path], overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None
+) -> SourcedConfig:
+    """Return what ``load_config`` does, with the source of each setting."""
     merged: Tree = {}
     origins: Origins = {}
     for path in files:
-        _merge(merged, _read(path), str(path), origins)
-    return _overridden(merged, origins, "--set", overrides)
+        for file, tree in _with_included(path):
+            _merge(merged, tree, str(file), origins)
+    for name, tree in _from_environment(environment or {}):
+        _merge(merged, tree, name, origins)
+    config = _overridden(merged, origins, "--set", overrides)
+    return SourcedConfig(config, {".".join(key): origin for key, origin in origins.items()})
 
 
 def parse_config(text: str, origin: str, overrides: Iterable[str] = ()) -> RunConfig:
@@ -103,6 +132,36 @@ def _absolute(held: Any) -> Any:
     return held.absolute() if isinstance(held, Path) else held
 
 
+def _with_included(path: Path, including: tuple[Path, ...] = ()) -> Iterator[tuple[Path, Tree]]:
+    """Yield a file's table after those of the files that it includes, without ``include``. Raises
+    ConfigError for a file that includes itself, or a list that is none of paths."""
+    place = path.resolve()
+    if place in including:
+        circle = " includes ".join(file.name for file in (*including[including.index(place) :], place))
+        raise ConfigError(f"{including[-1]}: include is a circle: {circle}; remove one of them")
+    tree = _read(path)
+    included: Any = tree.pop("include", [])
+    if not isinstance(included, list) or not all(isinstance(name, str) for name in cast("list[Any]", included)):
+        raise ConfigError(f'{path}: `include` is {included!r}: expected a list, for example ["base.toml"]')
+    for name in cast("list[str]", included):
+        file = path.parent / name
+        if not file.is_file():
+            raise ConfigError(f"{path}: `include` names {name}, but there is no file {file}; correct or remove it")
+        yield from _with_included(file, (*including, place))
+    yield path, tree
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Tree]]:
+    """Yield the name and the table of each variable that is a setting, in the order of names."""
+    for name in sorted(name for name in environment if name.startswith(ENVIRONMENT)):
+        key = name.removeprefix(ENVIRONMENT).lower().replace("__", ".")
+        parts = key.split(".")
+        if not all(parts) or len(parts) == 1:
+            example = f"{ENVIRONMENT}LEARNER__LEARNING_RATE=1e-5"
+            raise ConfigError(f"{name} is no setting; expected {ENVIRONMENT}SECTION__KEY, for example {example}")
+        yield name, _nested(parts, _value(environment[name]))
+
+
 def _read(path: Path) -> Tree:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -119,12 +178,19 @@ def _parse_override(text: str) -> Tree:
     if not equals or not all(parts) or key.strip() in RunConfig.model_fields:
         expected = "expected section.key=value, for example --set learner.learning_rate=1e-5"
         raise ConfigError(f"--set {hide_password(text)}: {expected}")
+    return _nested(parts, _value(value))
+
+
+def _value(text: str) -> Any:
+    """Return a value in TOML; an unquoted word is a string."""
     try:
-        parsed: Any = tomllib.loads(f"value = {value}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        # an unquoted word is a string
-        parsed = value.strip()
-    tree: Tree = {parts[-1]: parsed}
+        return text.strip()
+
+
+def _nested(parts: Sequence[str], value: Any) -> Tree:
+    tree: Tree = {parts[-1]: value}
     for part in reversed(parts[:-1]):
         tree = {part: tree}
     return tree

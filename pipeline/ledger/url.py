@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from urllib.parse import parse_qs, unquote, urlsplit
 
 MASK = "***"
-_LEDGER_VARIABLES = frozenset({"REDIS_URL", "REDISCLI_AUTH"})
+_URL_SETTING = "HEADRACE__LEDGER__URL"
+_LEDGER_VARIABLES = frozenset({"REDIS_URL", "REDISCLI_AUTH", _URL_SETTING})
 _USER = re.compile(r"(\w://)\S*@")
 _QUERY = re.compile(r"([?&]\w*password=)[^&\s'\"]*")
 
@@ -20,10 +21,12 @@ def hide_password(text: str) -> str:
 
 
 def without_ledger_password(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without ``REDIS_URL``, ``REDISCLI_AUTH`` and copies of their passwords.
+    """Return an environment without the ledger's URL, ``REDISCLI_AUTH`` and copies of their
+    passwords. The URL may be ``REDIS_URL`` or a setting.
 
     For processes that read ``ledger.json``, or have no use for the ledger."""
-    secrets = {environment.get("REDISCLI_AUTH", ""), *_passwords(environment.get("REDIS_URL", ""))} - {""}
+    urls = (environment.get(name, "") for name in ("REDIS_URL", _URL_SETTING))
+    secrets = {environment.get("REDISCLI_AUTH", ""), *(secret for url in urls for secret in _passwords(url))} - {""}
     return {
         name: value
         for name, value in environment.items()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from protocol.errors import DataError
+from protocol.errors import ConfigError, DataError
 
 HISTORY_NAME = "history.jsonl"
 VALUE_HISTORY_NAME = "value-history.jsonl"
@@ -177,6 +177,23 @@ def read_history(path: Path) -> Iterator[Row]:
                 continue
             if row is not None:
                 yield row
+
+
+def columns(rows: Iterable[Row], kind: str) -> dict[str, list[Any]]:
+    """Return the rows of one kind as columns of one length. A table's entries become columns
+    ``metrics.NAME``, with None in rows without them. Raises ConfigError for an unknown kind."""
+    if kind not in _KINDS:
+        raise ConfigError(f"no rows of kind {kind!r}; expected {', '.join(_KINDS)}")
+    found = [_flat(row) for row in rows if isinstance(row, _KINDS[kind])]
+    plain = [f.name for f in fields(_KINDS[kind]) if f.name != "metrics"]
+    names = dict.fromkeys([*plain, *(name for row in found for name in row)])
+    return {name: [row.get(name) for row in found] for name in names}
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    values = asdict(row)
+    metrics: dict[str, float] = values.pop("metrics", {})
+    return values | {f"metrics.{name}": value for name, value in metrics.items()}
 
 
 class HistoryTail:

@@ -1,10 +1,13 @@
 """The package ``headrace``, as the wheel installs this folder: the way to our packages.
 
 Its name is the distribution's own, so that nothing else on the path has it. It looks for
-``protocol/headrace.py`` beside the folder, then on the path, where an editable install has the source
-tree. Importing it is enough: from then on our packages are those beside that file.
+``protocol/headrace.py`` beside the folder, then on the path, where an editable install has the
+source tree. Importing it is enough: from then on our packages are those beside that file.
 
-    python -P -m headrace MODULE ARGUMENT ...     as protocol/headrace.py, by hand"""
+    python -P -m headrace MODULE ARGUMENT ...     as protocol/headrace.py, by hand
+
+In Python, ``headrace.Run`` is a run and ``headrace.score`` scores a file of responses
+(pipeline/cli/api.py). They are imported when they are first named; nothing imports torch."""
 
 from __future__ import annotations
 
@@ -12,6 +15,12 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.cli.api import Run, score
+
+__all__ = ["Run", "main", "run", "score"]
 
 
 def _entry() -> ModuleType:
@@ -31,3 +40,12 @@ _ENTRY = _entry()
 _ENTRY.keep_own()
 main = _ENTRY.main
 run = _ENTRY.run
+
+
+def __getattr__(name: str) -> Any:
+    """Import what has a name of the API."""
+    if name not in ("Run", "score"):
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}; it has Run and score")
+    from pipeline.cli import api
+
+    return getattr(api, name)

@@ -4,6 +4,7 @@ Progress goes to standard error. Only click is imported until there is something
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,18 +76,14 @@ def score(
 
     A line has `response` and `answer`, and may have `prompt`, `verifier`, `num_tokens`,
     `finish_reason` and further columns."""
-    from pipeline.cli.score.offline import score_file
-    from pipeline.config.learning import RewardSection
+    from pipeline.cli.score.offline import score_file, scoring_settings
     from pipeline.config.load import load_config
     from pipeline.data.files import count_rows
     from pipeline.process.exit_codes import ExitCode
-    from pipeline.runtime.machine import this_machine
 
-    run = load_config(files) if files else None
-    config = RewardSection() if run is None else run.reward
-    given = {"path": (*(folder.absolute() for folder in folders), *config.path)}
-    given |= {"timeout_s": timeout_s or config.timeout_s, "processes": processes or this_machine().num_cores}
-    config = config.model_copy(update=given)
+    run = load_config(files, (), os.environ) if files else None
+    reward = None if run is None else run.reward
+    config = scoring_settings(folders, timeout_s=timeout_s, processes=processes, config=reward)
     total = count_rows(file)
     progress = ScoringProgress(total, lambda line: click.echo(line, err=True))
     click.echo(f"scoring {total:,} lines, with up to {config.processes} verifier processes", err=True)

@@ -6,7 +6,7 @@ response. *Waits for* verifiers, each within its time limit."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from pipeline.rewards.registry import needs_answer, resolve
 from pipeline.rewards.shaping import shape
 from pipeline.rewards.signature import MAX_BATCH
 from pipeline.rewards.verifier import Response, VerifierFailure, VerifierOutcome
+from pipeline.runtime.machine import this_machine
 from protocol.errors import ConfigError, DataError
 from protocol.trajectory import FinishReason
 
@@ -32,6 +33,17 @@ _MAX_TOKENS = 1 << 31
 _BATCH_A_PROCESS = 64
 """Responses that wait for each process, so that a slow one does not leave others idle for long."""
 _FINAL = {str(reason): reason for reason in FinishReason if reason.is_final}
+
+
+def scoring_settings(
+    folders: Iterable[Path], *, timeout_s: float | None, processes: int | None, config: RewardSection | None = None
+) -> RewardSection:
+    """Return ``config`` for a scoring: ``folders`` stand before ``reward.path``, and there is a
+    process for each core unless their number is given."""
+    config = config or RewardSection()
+    given = {"path": (*(folder.absolute() for folder in folders), *config.path)}
+    given |= {"timeout_s": timeout_s or config.timeout_s, "processes": processes or this_machine().num_cores}
+    return config.model_copy(update=given)
 
 
 def score_file(

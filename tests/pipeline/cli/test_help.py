@@ -17,14 +17,14 @@ from protocol.errors import ConfigError
 COMMANDS = [
     [],
     *([name] for name in ("up", "down", "scale", "status", "why", "queues", "audit", "peek", "requeue")),
-    *([name] for name in ("score", "report", "samples", "dead-letters")),
+    *([name] for name in ("score", "report", "samples", "export", "dead-letters")),
     *(["dead-letters", name] for name in ("list", "show", "retry")),
     ["config"],
     ["config", "check"],
     ["config", "show"],
     ["config", "explain"],
 ]
-HEAVY = {"torch", "transformers", "vllm", "matplotlib", "math_verify", "pyarrow"}
+HEAVY = {"torch", "transformers", "vllm", "matplotlib", "math_verify", "pyarrow", "huggingface_hub"}
 _PROBE = """
 import json, sys
 from pipeline.cli import main

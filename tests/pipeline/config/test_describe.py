@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from pipeline.cli import headrace
 from pipeline.config.describe import Absent, explained, is_number, public_settings, section_model, sections, settings
-from pipeline.config.load import known_keys, load_config, resolve_paths, to_toml
+from pipeline.config.load import known_keys, load_config, load_sourced, resolve_paths, to_toml
 from pipeline.config.other_names import meant_by, other_names
 from pipeline.config.units import table_names, unit_of
 from protocol.errors import ConfigError
@@ -80,6 +80,14 @@ def test_a_setting_says_its_kind_its_bounds_its_unit_and_its_default(key: str, f
 def test_the_default_shown_is_that_of_the_runs_own_algorithm(run_file: Path) -> None:
     shown = explained(load_config([run_file], ["algorithm.name=gspo", "algorithm.clip_high=0.5"]))
     assert "default: 0.0004\nclip_high = 0.5" in shown
+
+
+def test_the_explained_configuration_names_the_source_of_what_was_set(run_file: Path) -> None:
+    loaded = load_sourced([run_file], ["run.seed=3"], {"HEADRACE__LEARNER__ADAM_EPS": "1e-6"})
+    shown = explained(loaded.config, loaded.sources)
+    assert "# set by: --set run.seed=3\nseed = 3" in shown
+    assert "# set by: HEADRACE__LEARNER__ADAM_EPS\nadam_eps = 1e-06" in shown
+    assert shown.count("set by: ") == 4
 
 
 def test_the_explained_configuration_reads_back_as_the_same(run_file: Path, tmp_path: Path) -> None:

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.load import known_keys, load_config, read_resolved, resolve_paths, write_resolved
+from pipeline.config.load import (
+    known_keys,
+    load_config,
+    load_sourced,
+    read_resolved,
+    resolve_paths,
+    write_resolved,
+)
 from protocol.errors import ConfigError
 
 MINIMAL = """
@@ -129,3 +136,79 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_every_section_and_key_is_known() -> None:
     keys = set(known_keys())
     assert {"run", "run.name", "staleness.eta", "ledger.url", "fleet.generator"} <= keys
+
+
+RATE = "HEADRACE__LEARNER__LEARNING_RATE"
+
+
+def test_a_file_stands_before_its_includers_then_the_environment_then_overrides(run_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "base.toml").write_text(
+        'include = ["deep.toml"]\n[learner]\nlearning_rate = 2.0\nmax_grad_norm = 2.0\n'
+    )
+    (tmp_path / "base" / "deep.toml").write_text(
+        "[learner]\nlearning_rate = 1.0\nmax_grad_norm = 1.0\nweight_decay = 1.0\nadam_eps = 1.0\n"
+    )
+    run_file.write_text('include = ["base/base.toml"]\n' + MINIMAL + "[learner]\nlearning_rate = 3.0\n")
+    environment = {RATE: "4.0", "HEADRACE__LEARNER__ADAM_EPS": "4.0", "HOME": "/"}
+    learner = load_config([run_file], ["learner.adam_eps=5.0"], environment).learner
+    found = (learner.weight_decay, learner.max_grad_norm, learner.learning_rate, learner.adam_eps)
+    assert found == (1.0, 2.0, 4.0, 5.0)
+
+
+def test_each_setting_has_its_source(run_file: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base.toml"
+    base.write_text("[learner]\nadam_eps = 1.0\n")
+    run_file.write_text('include = ["base.toml"]\n' + MINIMAL)
+    sources = load_sourced([run_file], ["run.seed=3"], {RATE: "4.0"}).sources
+    keys = ("learner.adam_eps", "model.path", "learner.learning_rate", "run.seed")
+    assert [sources[key] for key in keys] == [str(base), str(run_file), RATE, "--set run.seed=3"]
+    assert "run.name" not in sources
+
+
+def test_files_that_include_one_another_are_refused(run_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('include = ["b.toml"]\n')
+    (tmp_path / "b.toml").write_text('include = ["a.toml"]\n')
+    run_file.write_text('include = ["a.toml"]\n' + MINIMAL)
+    with pytest.raises(ConfigError, match=r"a\.toml includes b\.toml includes a\.toml; remove one"):
+        load_config([run_file])
+
+
+def test_a_file_may_be_included_twice_by_different_files(run_file: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.toml").write_text('include = ["base.toml"]\n')
+    (tmp_path / "base.toml").write_text("[run]\nseed = 7\n")
+    run_file.write_text('include = ["a.toml", "b.toml"]\n' + MINIMAL)
+    assert load_config([run_file]).run.seed == 7
+
+
+@pytest.mark.parametrize(
+    ("include", "reason"),
+    [("'base.toml'", r'expected a list, for example \["base.toml"\]'), ("['none.toml']", "there is no file")],
+)
+def test_an_include_that_names_no_file_is_refused(run_file: Path, include: str, reason: str) -> None:
+    run_file.write_text(f"include = {include}\n{MINIMAL}")
+    with pytest.raises(ConfigError, match=reason):
+        load_config([run_file])
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("HEADRACE__LEARNER__LEARNING_RAT", "LEARNING_RAT: unknown key.*did you mean `learner.learning_rate`"),
+        ("HEADRACE__LEARNER__LR", "that is `learner.learning_rate` here"),
+        ("HEADRACE__SEED", "expected HEADRACE__SECTION__KEY"),
+        (RATE, f"{RATE}: `learner.learning_rate` is 'fast': expected a"),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_refused_by_its_name(run_file: Path, name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_config([run_file], [], {name: "fast"})
+
+
+def test_a_workers_configuration_is_the_runs_whatever_its_environment_has(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_resolved(load_config([run_file], [], {RATE: "4.0"}), tmp_path)
+    monkeypatch.setenv(RATE, "5.0")
+    assert read_resolved(tmp_path).learner.learning_rate == 4.0

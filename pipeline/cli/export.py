@@ -1,0 +1,108 @@
+"""``headrace export``: a checkpoint's model as a Hugging Face folder with a model card.
+
+The run may go on meanwhile, or be elsewhere: no process of it is needed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+
+from pipeline.cli.common import PATH, answer, find_run, json_option, run_argument
+from protocol.errors import ConfigError, DataError, HeadraceError
+
+CARD_NAME = "README.md"
+_EPILOG = """\b
+Examples:
+  headrace export runs/demo --out models/demo
+  headrace export runs/demo --version 40 --out models/demo-40
+  headrace export runs/demo --out models/demo --push me/demo
+
+The hub's token is HF_TOKEN, or that of `hf auth login`. HF_ENDPOINT names another hub.
+A new repository is private.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@run_argument
+@click.option("--version", type=click.IntRange(0), help="Policy version of a kept checkpoint. Default: the newest.")
+@click.option("--out", required=True, type=PATH, help="New folder for the model.")
+@click.option("--push", metavar="REPO", help="Upload the folder to this repository of the hub, as NAME/MODEL.")
+@json_option
+def export(run: Path | None, version: int | None, out: Path, push: str | None, as_json: bool) -> None:
+    """Write a run's policy as a Hugging Face model, with a card of its training."""
+    run_dir = find_run(run)
+    export_model(run_dir, out, version=version)
+    lines = [f"model: {out}", f"card:  {out / CARD_NAME}"]
+    url = None
+    if push is not None:
+        url = push_model(out, push)
+        lines.append(f"hub:   {url}")
+    answer(as_json, {"run": run_dir, "out": out, "pushed": url}, *lines)
+
+
+def export_model(run_dir: Path, out: Path, *, version: int | None) -> Path:
+    """Copy the model of a checkpoint to ``out``, with its card, and return ``out``. The checkpoint
+    is verified first; the folder appears whole or not at all.
+
+    Raises ConfigError: ``out`` exists, or no checkpoint has ``version``. Raises DataError: there is
+    no checkpoint, or it is damaged."""
+    from pipeline.cli.model_card import model_card
+    from pipeline.config.load import read_resolved
+    from pipeline.observability.history import HISTORY_NAME, read_history
+    from pipeline.training.checkpoints import CHECKPOINTS, list_checkpoints, read_checkpoint
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--out {out} exists; give a new or an empty folder")
+    config = read_resolved(run_dir)
+    found = {checkpoint.version: checkpoint for checkpoint in list_checkpoints(run_dir / CHECKPOINTS)}
+    if not found:
+        raise DataError(f"{run_dir} has no checkpoint yet; checkpoint.every_updates sets when one is written")
+    if version is not None and version not in found:
+        kept = ", ".join(map(str, sorted(found)))
+        raise ConfigError(
+            f"{run_dir} holds no checkpoint of version {version}; expected one of {kept} (checkpoint.keep sets how many)"
+        )
+    chosen = list(found.values())[-1] if version is None else found[version]
+    model = read_checkpoint(chosen.path).path / "model"
+    if not (model / "config.json").is_file():
+        raise DataError(f"{chosen.path} has no model, as an emulated learner writes none; export a run that trains one")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(model, partial)
+    card = model_card(config, read_history(run_dir / HISTORY_NAME), chosen.version)
+    (partial / CARD_NAME).write_text(card, encoding="utf-8")
+    # The target is absent or an empty folder.
+    return partial.rename(out)
+
+
+def push_model(folder: Path, repository: str) -> str:
+    """Upload a folder to a repository of the hub, made private if it is new; return its address.
+    Raises ConfigError for a name or a token that the hub refuses, HeadraceError when it is out of
+    reach."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage]
+    )
+
+    left = f"the model is in {folder}; `headrace export` with --push can be repeated with another --out"
+    try:
+        api = HfApi()
+        made = api.create_repo(repository, exist_ok=True, private=True)
+        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="headrace export")
+    except HFValidationError as error:
+        raise ConfigError(f"--push {repository}: {error}; expected NAME/MODEL; {left}") from error
+    except HfHubHTTPError as error:
+        code = error.response.status_code
+        token = "; give a token that may write, by HF_TOKEN or `hf auth login`" if code in (401, 403) else ""
+        raise ConfigError(f"--push {repository}: the hub refused with status {code}{token}; {left}") from error
+    except (OSError, HTTPError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise HeadraceError(
+            f"--push {repository}: the hub is out of reach ({reason}); check the network or HF_ENDPOINT; {left}"
+        ) from error
+    return str(made)

@@ -1,0 +1,120 @@
+"""The model card of an exported policy: data, algorithm, versions, settings and curve.
+
+Its figures are those of the run's history up to the exported version. Folders of this machine are
+not named: a path becomes the last part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.describe import in_toml, public_settings
+from pipeline.config.schema import RunConfig
+from pipeline.config.unread import given_keys
+from pipeline.observability.history import EvaluationRow, Row, UpdateRow
+from pipeline.preflight.versions import installed
+
+_MOST_ROWS = 20
+"""Updates that the curve shows, the first and the last among them."""
+_LIBRARIES = ("headrace", "torch", "transformers")
+
+
+def model_card(config: RunConfig, rows: Iterable[Row], version: int) -> str:
+    """Return the card, in Markdown, of the policy ``version`` of a run with these rows."""
+    until = [row for row in rows if not isinstance(row, EvaluationRow | UpdateRow) or row.policy_version <= version]
+    updates = [row for row in until if isinstance(row, UpdateRow)]
+    evaluations = [row for row in until if isinstance(row, EvaluationRow)]
+    algorithm = config.algorithm
+    name = config.model.path.name
+    trajectories = sum(row.num_trajectories for row in updates)
+    tokens = sum(row.num_trained_tokens for row in updates)
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        f"tags: [headrace, reinforcement-learning, {algorithm.name}]",
+        "---",
+        "",
+        f"# {config.run.name}, version {version}",
+        "",
+        f"Trained from {_code(name)} with Headrace, by reinforcement learning.",
+        "",
+        "## Data",
+        "",
+        f"* training: {', '.join(_code(path.name) for path in config.data.train)}",
+        f"* evaluation: {', '.join(_code(path.name) for path in config.data.evaluation) or 'none'}",
+        f"* verifier: {_code(config.data.verifier)}, for lines that name none",
+        f"* trained on {trajectories:,} responses, {tokens:,} tokens with loss",
+        "",
+        "## Algorithm",
+        "",
+        f"* rule: {_code(algorithm.name)}",
+        f"* update: {algorithm.groups_per_update} prompts of {algorithm.group_size} responses",
+        f"* optimiser steps of an update: {algorithm.num_minibatches}",
+        f"* oldest responses: {config.staleness.eta} versions",
+        "",
+        "## Versions",
+        "",
+        *_table(("what", "version"), [("policy", str(version)), ("updates", str(len(updates))), *_installed()]),
+        "",
+        "## Curve",
+        "",
+    ]
+    lines += _curve(updates, evaluations)
+    lines += ["", "## Settings", "", "Those that the run was given; all others have their defaults.", "", "```toml"]
+    return "\n".join([*lines, *_settings(config), "```", ""])
+
+
+def _curve(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationRow]) -> list[str]:
+    lines = list[str]()
+    if evaluations:
+        held_out = [
+            (str(row.policy_version), f"{100 * row.accuracy:.1f} %", f"{row.num_responses:,}") for row in evaluations
+        ]
+        lines += [*_table(("version", "held-out accuracy", "responses"), held_out), ""]
+    if not updates:
+        return [*lines, "No update was made."]
+    last = len(updates) - 1
+    places = sorted({round(place * last / (_MOST_ROWS - 1)) for place in range(_MOST_ROWS)})
+    shown = [updates[place] for place in places]
+    rows = [
+        (str(row.update), f"{row.reward:+.3f}", f"{100 * row.accuracy:.1f} %", f"{row.response_length:.0f}")
+        for row in shown
+    ]
+    return [*lines, *_table(("update", "reward", "accuracy in the batch", "tokens a response"), rows)]
+
+
+def _installed() -> list[tuple[str, str]]:
+    return [(name, installed(name) or "not installed") for name in _LIBRARIES]
+
+
+def _settings(config: RunConfig) -> list[str]:
+    """Return the given settings as TOML."""
+    values = public_settings(config)
+    lines = list[str]()
+    of = ""
+    for key in given_keys(config):
+        section, _, name = key.rpartition(".")
+        held: Any = values
+        for part in key.split("."):
+            held = held[part]
+        if section != of:
+            lines += [*([""] if lines else []), f"[{section}]"]
+            of = section
+        lines.append(f"{name} = {in_toml(_shortened(held))}")
+    return lines
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_shortened(item) for item in value]
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
