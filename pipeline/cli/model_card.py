@@ -42,8 +42,10 @@ def model_card(config: RunConfig, rows: Iterable[Row], version: int) -> str:
         "",
         "## Data",
         "",
-        f"* training: {', '.join(_code(path.name) for path in config.data.train)}",
-        f"* evaluation: {', '.join(_code(path.name) for path in config.data.evaluation) or 'none'}",
+        f"* training: {_files(config.data.train)}" if config.data.train else "* training: several sets",
+        *(f"  * {one.name}, weight {one.weight:g}: {_files(one.train)}" for one in config.data.sets),
+        f"* evaluation: {_files(config.data.evaluation)}",
+        *(f"  * {one.name}: {_files(one.files)}" for one in config.evaluation.sets),
         f"* verifier: {_code(config.data.verifier)}, for lines that name none",
         f"* trained on {trajectories:,} responses, {tokens:,} tokens with loss",
         "",
@@ -70,9 +72,10 @@ def _curve(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationRow]) -
     lines = list[str]()
     if evaluations:
         held_out = [
-            (str(row.policy_version), f"{100 * row.accuracy:.1f} %", f"{row.num_responses:,}") for row in evaluations
+            (str(row.policy_version), row.set_name, f"{100 * row.accuracy:.1f} %", f"{row.num_responses:,}")
+            for row in evaluations
         ]
-        lines += [*_table(("version", "held-out accuracy", "responses"), held_out), ""]
+        lines += [*_table(("version", "set", "held-out accuracy", "responses"), held_out), ""]
     if not updates:
         return [*lines, "No update was made."]
     last = len(updates) - 1
@@ -109,11 +112,18 @@ def _settings(config: RunConfig) -> list[str]:
 def _shortened(value: Any) -> Any:
     if isinstance(value, list):
         return [_shortened(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _shortened(item) for key, item in value.items() if item is not None}
     return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+def _files(paths: Sequence[Path | str]) -> str:
+    """Return files in words: names on the hub whole, others without their folder."""
+    return ", ".join(_code(path.name if isinstance(path, Path) else path) for path in paths) or "none"
 
 
 def _code(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Claims about ``headrace export``: a checkpoint becomes a model that others load, with its card."""
+"""Claims about ``headrace export``: a checkpoint becomes a model with its card."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_card_names_data_rule_versions_settings_and_the_curve_up_to_it(run_d
         "* training: `train.jsonl`",
         "* rule: `dapo`",
         "| policy | 1 |",
-        "| 1 | 25.0 % | 8 |",
+        "| 1 | held-out | 25.0 % | 8 |",
         "| 1 | +0.500 | 50.0 % | 0 |",
         "clip_high = 0.3",
     ):
