@@ -219,7 +219,7 @@ def test_one_process_a_core_is_used_unless_a_number_is_given(tmp_path: Path, mon
         return score_file(path, verifier, **options)
 
     monkeypatch.setattr("pipeline.cli.score.offline.score_file", kept)
-    monkeypatch.setattr("pipeline.runtime.machine.this_machine", lambda: Machine(num_cores=5, memory_bytes=1 << 30))
+    monkeypatch.setattr("pipeline.cli.score.offline.this_machine", lambda: Machine(num_cores=5, memory_bytes=1 << 30))
     path = tmp_path / "responses.jsonl"
     path.write_text(json.dumps({"response": "4", "answer": "4"}))
     for options in ([], ["--processes", "3"]):
