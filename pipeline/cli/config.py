@@ -47,7 +47,7 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
 @click.option("--brief", is_flag=True, help="Values alone, without default, unit and meaning.")
 @json_option
 def show(files: tuple[Path, ...], overrides: tuple[str, ...], brief: bool, as_json: bool) -> None:
-    """Print every setting as TOML, with default, unit, meaning and where it was set."""
+    """Print every setting as TOML: default, unit, meaning, source."""
     from pipeline.config.describe import explained, public_settings
     from pipeline.config.load import load_sourced, to_toml
 
