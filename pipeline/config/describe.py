@@ -141,7 +141,7 @@ def explained(config: RunConfig, sources: Mapping[str, str] | None = None) -> st
             value = None if held is None else held.get(setting.name)
             lines += ["", *_comment(setting.description), *_comment(setting.facts(config.algorithm.name))]
             if source := (sources or {}).get(setting.key):
-                lines += _comment(f"set by: {source}")
+                lines.append(f"# set by: {' '.join(source.split())}")
             lines.append(f"# {setting.name} =" if value is None else f"{setting.name} = {in_toml(value)}")
         lines += ["", ""]
     return "\n".join(lines).rstrip() + "\n"

@@ -83,11 +83,13 @@ def test_the_default_shown_is_that_of_the_runs_own_algorithm(run_file: Path) -> 
 
 
 def test_the_explained_configuration_names_the_source_of_what_was_set(run_file: Path) -> None:
-    loaded = load_sourced([run_file], ["run.seed=3"], {"HEADRACE__LEARNER__ADAM_EPS": "1e-6"})
+    overrides = ["run.seed=3", 'data.prompt_template="""a\nb = 1"""']
+    loaded = load_sourced([run_file], overrides, {"HEADRACE__LEARNER__ADAM_EPS": "1e-6"})
     shown = explained(loaded.config, loaded.sources)
     assert "# set by: --set run.seed=3\nseed = 3" in shown
     assert "# set by: HEADRACE__LEARNER__ADAM_EPS\nadam_eps = 1e-06" in shown
-    assert shown.count("set by: ") == 4
+    assert f"# set by: {run_file}\npath = " in shown
+    assert tomllib.loads(shown) == tomllib.loads(to_toml(loaded.config))
 
 
 def test_the_explained_configuration_reads_back_as_the_same(run_file: Path, tmp_path: Path) -> None:
