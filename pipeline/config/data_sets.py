@@ -39,6 +39,9 @@ class ColumnsSection(Section):
     answer: str | None = setting(
         None, "Column of the answer that the verifier compares with. Absent: recognised.", min_length=1
     )
+    difficulty: str | None = setting(
+        None, "Column of the difficulty, a number; the larger, the harder. Absent: difficulty.", min_length=1
+    )
     answer_after: str | None = setting(
         None,
         "The answer is the text behind the last such mark, as #### in GSM8K. Absent: the whole text; in a row of "
@@ -59,7 +62,7 @@ class DataSetSection(Section):
 
 
 class EvaluationSetSection(Section):
-    """One of several evaluation sets, written `[[evaluation.sets]]`. What it lacks is as in
+    """One of several evaluation sets, written `[[evaluation.sets]]`. Absent settings are as in
     `[evaluation]`."""
 
     name: str = Field(description="Its name, in history, status and report.", min_length=1)

@@ -47,7 +47,17 @@ class DataSection(Section):
     )
     epochs: int | None = setting(None, "Passes over the training prompts. Absent: endless.", ge=1)
     shuffle: bool = setting(True, "Shuffle the training prompts in each epoch, seeded by run.seed.")
+    curriculum: Literal["none", "easy-first"] = setting(
+        "none", "easy-first: each epoch goes from the tenth of least difficulty to the hardest; shuffled within tenths."
+    )
+    min_difficulty: float | None = setting(None, "Training prompts of less difficulty are reported and skipped.")
+    max_difficulty: float | None = setting(None, "Training prompts of more difficulty are reported and skipped.")
     prompt_template: str = setting("{prompt}", "Applied to the `prompt` column; `messages` use the chat template.")
+
+    @property
+    def reads_difficulty(self) -> bool:
+        """Whether every training prompt needs a difficulty."""
+        return self.curriculum != "none" or self.min_difficulty is not None or self.max_difficulty is not None
 
     @model_validator(mode="after")
     def _has_data(self) -> Self:
@@ -56,6 +66,11 @@ class DataSection(Section):
             both = "both missing" if is_missing else "both given"
             raise ValueError(
                 f"data.train and data.sets are {both}; give the files in data.train, or each data set in [[data.sets]]"
+            )
+        low, high = self.min_difficulty, self.max_difficulty
+        if low is not None and high is not None and low > high:
+            raise ValueError(
+                f"data.min_difficulty is {low}, above max_difficulty {high}; no prompt would be left: lower it"
             )
         names = [one.name for one in self.sets]
         if len(names) > len(set(names)):

@@ -58,6 +58,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "decode steps": ("steps_per_turn",),
     "token ids": ("stop_token_ids",),
     "see its description": ("tail",),
+    "difficulty": ("max_difficulty", "min_difficulty"),
     "divisor of the logits": ("temperature",),
     "GPUs": ("tensor_parallel_size",),
     "threads": ("threads",),

@@ -25,6 +25,8 @@ _QUESTIONS: Final = ("prompt", "messages", "question", "problem", "input", "cont
 _ANSWERS: Final = ("answer", "reward_model.ground_truth", "ground_truth", "solution", "label", "completion")
 _GSM8K_MARK: Final = "####"
 _MAX_LISTED = 20
+DIFFICULTY: Final = "difficulty"
+"""Key of a prompt's difficulty in its ``extra``."""
 _MAX_DEPTH = 3
 
 
@@ -34,7 +36,8 @@ class ColumnMap:
     def __init__(self, mapped: ColumnsSection, key: str = "data.columns") -> None:
         """``key`` is the mapping's place in the configuration, for errors."""
         self._mapped, self._key = mapped, key
-        self._unseen = {n: name for n in ("question", "answer") if (name := getattr(mapped, n)) is not None}
+        names = ("question", "answer", "difficulty")
+        self._unseen = {n: name for n in names if (name := getattr(mapped, n)) is not None}
         self._last: Mapping[str, Any] | None = None
 
     def own(self, columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,6 +51,8 @@ class ColumnMap:
         question = self._mapped.question or next((name for name in _QUESTIONS if name in row), None)
         answer = self._mapped.answer or next((name for name in _ANSWERS if _at(row, name) is not None), None)
         text = _at(row, answer)
+        if self._mapped.difficulty is not None:
+            row[DIFFICULTY] = _at(row, self._mapped.difficulty)
         _place_prompt(row, question, is_mapped=self._mapped.question is not None)
         if self._mapped.answer is not None:
             row.pop("answer", None)

@@ -28,6 +28,17 @@ def permuted(index: int, size: int, *, seed: int, epoch: int) -> int:
             return index
 
 
+def permuted_by_stages(index: int, size: int, *, num_stages: int, seed: int, epoch: int) -> int:
+    """Return where ``index`` of ``range(size)`` goes in an epoch of stages, each shuffled within
+    itself. Raises IndexError when ``index`` is outside the range."""
+    if not 0 <= index < size:
+        raise IndexError(f"index {index} is outside range({size})")
+    length = -(-size // num_stages)
+    stage, within = divmod(index, length)
+    start = stage * length
+    return start + permuted(within, min(length, size - start), seed=seed, epoch=epoch * num_stages + stage)
+
+
 def _feistel(value: int, half_bits: int, key: int) -> int:
     mask = (1 << half_bits) - 1
     left, right = value >> half_bits, value & mask

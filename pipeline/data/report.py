@@ -22,6 +22,7 @@ class SkipReason(StrEnum):
     OVERLONG = "over-long prompt"
     OVERLONG_ANSWER = "over-long answer"
     BAD_TEMPLATE = "chat template failed"
+    OUT_OF_RANGE = "difficulty out of range"
     DUPLICATE_ID = "duplicate id"
 
 

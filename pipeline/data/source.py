@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
@@ -24,12 +25,12 @@ import numpy as np
 
 from pipeline.config.data_sets import DataSetSection, EvaluationSetSection
 from pipeline.config.schema import RunConfig
-from pipeline.data.columns import ColumnMap
+from pipeline.data.columns import DIFFICULTY, ColumnMap
 from pipeline.data.conversation import MESSAGES
 from pipeline.data.files import BadRow, read_rows
 from pipeline.data.lines import PromptLine, Unusable, parse_line
 from pipeline.data.mixture import Mixture
-from pipeline.data.permutation import permuted
+from pipeline.data.permutation import permuted_by_stages
 from pipeline.data.places import local_file, named_files
 from pipeline.data.report import DataReport, SkipReason
 from pipeline.data.tokenizer import TextTokenizer
@@ -40,6 +41,8 @@ from protocol.trajectory import Prompt
 _HOLE = "{prompt}"
 _SET_SEEDS = 1_000_003
 """Between the seeds of two sets."""
+_STAGES = 10
+"""Of a curriculum."""
 
 
 class _PromptRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -81,11 +84,11 @@ class PromptSource:
             raise ConfigError(f"data.prompt_template is {data.prompt_template!r}; it must contain {_HOLE}")
         resolve(data.verifier)
         reader = _Reader(tokenizer, config)
-        self._seed, self._shuffle = config.run.seed, data.shuffle
+        self._seed, self._shuffle, self._easy_first = config.run.seed, data.shuffle, data.curriculum == "easy-first"
         used = [one for one in data.sets if one.weight > 0.0]
         for one in (*used, *config.evaluation.sets):
             resolve(one.verifier or data.verifier)
-        self._train = reader.read_sets(used) if used else [reader.read(data.train)]
+        self._train = reader.read_sets(used) if used else [reader.read_training(data.train)]
         self.report = reader.take_report()
         self._mixture = Mixture([one.weight for one in used] or [1.0])
         held_out = [("", reader.read(data.evaluation))] if data.evaluation else []
@@ -99,6 +102,8 @@ class PromptSource:
         self.evaluation_report = reader.take_report()
         sizes = [len(stored) for stored in self._train]
         settings: list[Any] = [self._seed, self._shuffle, sum(sizes), tokenizer.digest]
+        if self._easy_first:
+            settings.append(data.curriculum)
         if used:
             settings += [[one.weight, size] for one, size in zip(used, sizes, strict=True)]
         hasher = hashlib.sha256(json.dumps(settings).encode())
@@ -127,11 +132,13 @@ class PromptSource:
         stored = self._train[number]
         epoch, index = divmod(place, len(stored))
         if self._shuffle:
-            index = permuted(index, len(stored), seed=self._seed + number * _SET_SEEDS, epoch=epoch)
+            num_stages = _STAGES if self._easy_first else 1
+            seed = self._seed + number * _SET_SEEDS
+            index = permuted_by_stages(index, len(stored), num_stages=num_stages, seed=seed, epoch=epoch)
         return _prompt(stored[index])
 
     def evaluation_at(self, index: int) -> Prompt:
-        """Return a held-out prompt, by sets and files in order. Raises IndexError outside of them."""
+        """Return a held-out prompt, by sets and files in order. Raises IndexError outside."""
         if not 0 <= index < len(self._evaluation):
             raise IndexError(f"evaluation prompt {index} is outside the {len(self._evaluation)} held-out prompts")
         return _prompt(self._evaluation[index])
@@ -168,9 +175,23 @@ class _Reader:
 
     def read_sets(self, sets: Sequence[DataSetSection]) -> list[list[bytes]]:
         """Return the prompts of each set."""
-        return [self.read(one.train, one) for one in sets]
+        return [self.read_training(one.train, one) for one in sets]
 
-    def read(self, paths: Iterable[Path | str], of: DataSetSection | EvaluationSetSection | None = None) -> list[bytes]:
+    def read_training(self, paths: Iterable[Path | str], of: DataSetSection | None = None) -> list[bytes]:
+        """Return the prompts of files within the limits of difficulty; for a curriculum in its
+        order."""
+        stored = self.read(paths, of, with_difficulty=self._data.reads_difficulty)
+        if self._data.curriculum == "easy-first":
+            stored.sort(key=lambda held: _decode(held).extra[DIFFICULTY])
+        return stored
+
+    def read(
+        self,
+        paths: Iterable[Path | str],
+        of: DataSetSection | EvaluationSetSection | None = None,
+        *,
+        with_difficulty: bool = False,
+    ) -> list[bytes]:
         """Return the prompts of files; of a set, their ids begin with its name."""
         stored: list[bytes] = []
         report, files = self._report, named_files(paths)
@@ -185,6 +206,8 @@ class _Reader:
                     report.skip(SkipReason(row.problem.value), where, row.detail)
                     continue
                 line = parse_line(columns.own(row.columns), verifier)
+                if with_difficulty and isinstance(line, PromptLine):
+                    line = self._judged(line)
                 if of and isinstance(line, PromptLine) and line.id:
                     line = replace(line, id=f"{of.name}/{line.id}")
                 prompt = self._prompt(line, verifier, f"{label}:{row.line}", where)
@@ -201,6 +224,20 @@ class _Reader:
         if not stored:
             raise DataError(f"no usable prompt in {', '.join(map(str, files))}:\n" + "\n".join(report.lines()))
         return stored
+
+    def _judged(self, line: PromptLine) -> PromptLine | Unusable:
+        """Return a line whose difficulty is within the limits, or why not."""
+        value, low, high = line.extra.get(DIFFICULTY), self._data.min_difficulty, self._data.max_difficulty
+        if value is None:
+            detail = (
+                "no difficulty, which data.curriculum and the limits need; name its column in data.columns.difficulty"
+            )
+            return Unusable(SkipReason.MISSING_FIELD, detail)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            return Unusable(SkipReason.WRONG_TYPE, f"difficulty is {value!r:.40}; expected a number")
+        if (low is not None and value < low) or (high is not None and value > high):
+            return Unusable(SkipReason.OUT_OF_RANGE, f"difficulty is {value:g}; the limits are {low} and {high}")
+        return line
 
     def _prompt(
         self, line: PromptLine | Unusable, default_verifier: str, default_id: str, where: str

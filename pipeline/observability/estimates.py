@@ -50,7 +50,7 @@ def _with_interval(value: float, of_prompts: Sequence[float], num_responses: int
     num_prompts = len(of_prompts)
     variance = statistics.variance(of_prompts) / num_prompts if num_prompts > 1 else 0.0
     spread = value * (1.0 - value)
-    # the observations whose mean would have this variance; at least the prompts, at most the responses
+    # the observations whose mean has this variance: between the prompts' number and the responses'
     count = spread / variance if variance > 0.0 else math.inf if spread > 0.0 else num_prompts
     count = min(max(count, num_prompts), num_responses) if num_prompts > 1 else 1.0
     z2 = _Z * _Z / count

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -323,3 +324,43 @@ def test_evaluation_sets_have_columns_verifiers_and_ids_of_their_own(tmp_path: P
     assert [prompt.prompt_id for prompt in held_out] == ["7", "aime/7", "aime/aime:2"]
     assert [(prompt.answer, prompt.verifier) for prompt in held_out[1:]] == [("2", "dapo_math"), ("3", "dapo_math")]
     assert "dapo_math" in source.verifiers
+
+
+# -- a curriculum ----------------------------------------------------------------------------------
+
+
+def graded(count: int) -> list[dict[str, Any]]:
+    return [{"prompt": f"{n}", "answer": "1", "difficulty": (n * 7 % count) / count} for n in range(count)]
+
+
+def test_a_curriculum_goes_from_easy_to_hard_in_every_epoch_and_is_shuffled_within(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    path = write(tmp_path / "train.jsonl", graded(50))
+    source = PromptSource(config(path, curriculum="easy-first"), tokenizer)
+    for epoch in range(2):
+        grades = [source.at(position).extra["difficulty"] for position in range(50 * epoch, 50 * (epoch + 1))]
+        assert sorted(grades) == [n / 50 for n in range(50)], "each prompt once"
+        stages = [grades[start : start + 5] for start in range(0, 50, 5)]
+        assert all(max(stage) < min(later) for stage, later in pairwise(stages))
+        assert any(stage != sorted(stage) for stage in stages)
+    assert PromptSource(config(path), tokenizer).digest != source.digest
+    in_order = PromptSource(config(path, curriculum="easy-first", shuffle=False), tokenizer)
+    assert [in_order.at(n).extra["difficulty"] for n in range(50)] == [n / 50 for n in range(50)]
+
+
+def test_prompts_outside_the_limits_of_difficulty_or_without_one_are_skipped(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    odd: list[dict[str, Any]] = [{"prompt": "x", "answer": "1"}, {"prompt": "y", "answer": "1", "difficulty": "hard"}]
+    path = write(tmp_path / "train.jsonl", [*graded(10), *odd])
+    source = PromptSource(config(path, min_difficulty=0.2, max_difficulty=0.7), tokenizer)
+    assert source.num_prompts == 6
+    expected = {SkipReason.OUT_OF_RANGE: 4, SkipReason.MISSING_FIELD: 1, SkipReason.WRONG_TYPE: 1}
+    assert source.report.skipped == expected
+    assert PromptSource(config(path), tokenizer).num_prompts == 12, "unread, a difficulty may be anything"
+    mapped = write(tmp_path / "mapped.jsonl", [{"prompt": "x", "answer": "1", "m": {"hard": 3}}])
+    source = PromptSource(config(mapped, curriculum="easy-first", columns={"difficulty": "m.hard"}), tokenizer)
+    assert source.at(0).extra["difficulty"] == 3
+    with pytest.raises(ValueError, match="min_difficulty is 2"):
+        config(path, min_difficulty=2, max_difficulty=1)

@@ -52,7 +52,7 @@ def test_about_95_in_a_hundred_intervals_hold_the_true_share(k: int, spread: flo
     assert 930 <= hits <= 975
 
 
-def test_the_best_evaluation_is_the_first_of_the_highest_and_others_sets_do_not_count() -> None:
+def test_the_best_evaluation_is_the_first_of_the_highest_of_the_main_set() -> None:
     from dataclasses import replace
 
     best = BestEvaluation()

@@ -45,6 +45,13 @@ def test_the_line_tells_reward_accuracy_loss_kl_tokens_a_second_and_what_is_left
     )
 
 
+def test_the_line_has_the_main_sets_interval_and_the_other_sets_course() -> None:
+    main = replace(evaluation_row(0, 0, 0.25), low=0.2, high=0.31)
+    others = [replace(evaluation_row(n, n, 0.5 + 0.25 * n), set="aime", is_main=False) for n in (0, 1)]
+    line = RunProgress.of([main, *others], 35).in_words(0.0)
+    assert line.endswith("held-out 25.0 % (20.0 to 31.0), aime 50.0 % → 75.0 %")
+
+
 def test_the_kl_is_to_the_reference_else_sampling_to_learner_else_absent() -> None:
     row = update_row(1)
     assert "KL 0.5 sampling to learner" in RunProgress.of([replace(row, metrics={"behavior_kl": 0.5})], 2).in_words(0.0)

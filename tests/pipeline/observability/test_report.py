@@ -53,6 +53,19 @@ def test_the_summary_says_what_people_ask_first(tmp_path: Path) -> None:
     assert "it balances" in page
 
 
+def test_each_evaluation_set_has_its_estimates_and_the_main_one_sums_up(tmp_path: Path) -> None:
+    main = replace(evaluation_row(1, 3, 0.5), set="aime<", low=0.401, high=0.603)
+    other = replace(main, number=2, set="gsm8k", is_main=False, accuracy=0.9, pass_k=8, pass_at_k=0.912)
+    other = replace(other, pass_low=0.871, pass_high=0.953)
+    folder = _run(tmp_path, replace(main, number=0, policy_version=0, accuracy=0.7), update_row(1), main, other)
+    summary = summarize(folder)
+    assert (summary.accuracy_before, summary.accuracy_after) == (0.7, 0.5)
+    assert (summary.best_accuracy, summary.best_version) == (0.7, 0)
+    page = _page(folder)
+    for words in ("aime&lt;", "gsm8k", "40.1–60.3", "pass@8 91.2 %", "87.1–95.3"):
+        assert words in page
+
+
 def test_without_matplotlib_the_page_has_all_but_charts_and_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
