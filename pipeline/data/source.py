@@ -90,7 +90,7 @@ class PromptSource:
             resolve(one.verifier or data.verifier)
         self._train = reader.read_sets(used) if used else [reader.read_training(data.train)]
         self.report = reader.take_report()
-        self._mixture = Mixture([one.weight for one in used] or [1.0])
+        self._mixture = Mixture([one.weight for one in used]) if used else None
         held_out = [("", reader.read(data.evaluation))] if data.evaluation else []
         held_out += [(one.name, reader.read(one.files, one)) for one in config.evaluation.sets]
         firsts = accumulate((len(stored) for _, stored in held_out), initial=0)
@@ -128,7 +128,7 @@ class PromptSource:
         """Return the training prompt at a position of the stream. Raises IndexError below 0."""
         if position < 0:
             raise IndexError(f"position {position} is before the first prompt")
-        number, place = self._mixture.at(position)
+        number, place = self._mixture.at(position) if self._mixture else (0, position)
         stored = self._train[number]
         epoch, index = divmod(place, len(stored))
         if self._shuffle:
