@@ -88,7 +88,7 @@ def make_adamw(parameters: Mapping[str, torch.nn.Parameter], settings: Optimizer
     )
 
 
-class GuardedAdamW:
+class GuardedOptimizer:
     """AdamW on named parameters."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerSettings) -> None:

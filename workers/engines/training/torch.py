@@ -20,7 +20,7 @@ from workers.engines.model.attention import PACKED_ATTENTION
 from workers.engines.model.checkpoint_files import read_training_state, snapshot_writer
 from workers.engines.model.loading import load_model, resolve_device
 from workers.engines.model.micro_batches import memory_errors
-from workers.engines.model.optimizer import GRADIENT, GuardedAdamW, OptimizerSettings
+from workers.engines.model.optimizer import GRADIENT, GuardedOptimizer, OptimizerSettings
 from workers.engines.model.packed import prepare_packed
 from workers.engines.training.policy_gradient import (
     ForwardSettings,
@@ -74,7 +74,7 @@ class TorchTraining(TorchPublishing):
             self._weights = AdaptedModel(model, lora, tokenizer_from)
         if gradient_checkpointing:
             enable_gradient_checkpointing(model)
-        self._optimizer = GuardedAdamW(self._weights.parameters, optimizer)
+        self._optimizer = GuardedOptimizer(self._weights.parameters, optimizer)
         self.publishing = publishing or PublishSettings()
 
     @property

@@ -23,7 +23,7 @@ from workers.engines.model.checkpoint_files import (
 )
 from workers.engines.model.loading import load_value_model, resolve_device
 from workers.engines.model.micro_batches import memory_errors
-from workers.engines.model.optimizer import GRADIENT, GuardedAdamW, OptimizerSettings
+from workers.engines.model.optimizer import GRADIENT, GuardedOptimizer, OptimizerSettings
 from workers.engines.model.packed import prepare_packed
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.regression import (
@@ -62,7 +62,7 @@ class TorchValue:
         self._settings = settings
         self._tokenizer_from = tokenizer_from
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._optimizer = GuardedAdamW(self._parameters, optimizer)
+        self._optimizer = GuardedOptimizer(self._parameters, optimizer)
 
     @property
     def num_steps(self) -> int:

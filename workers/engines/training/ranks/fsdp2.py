@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from protocol.errors import EngineError
-from workers.engines.model.optimizer import AppliedStep, GuardedAdamW, OptimizerSettings
+from workers.engines.model.optimizer import AppliedStep, GuardedOptimizer, OptimizerSettings
 from workers.engines.training.ranks.group import Group
 from workers.engines.training.ranks.sharded import STEP
 
@@ -46,7 +46,7 @@ class Fsdp2Shards:
         self._buffers = dict(model.named_buffers())
         self._settings = settings
         trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
-        self._optimizer = GuardedAdamW(trained, settings)
+        self._optimizer = GuardedOptimizer(trained, settings)
 
     @property
     def num_steps(self) -> int:
