@@ -122,17 +122,17 @@ test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it
 	  -W default::pytest.PytestUnraisableExceptionWarning tests/vllm # sockets that vLLM leaves open
 
 packages = 'import site; print(site.getsitepackages()[0])'
-# peft and accelerate on top of the tests' environment, which must not have them: beside accelerate
+# peft, accelerate and bitsandbytes on top of the tests' environment, which must not have them: beside accelerate
 # and DeepSpeed, transformers imports DeepSpeed to save a model.
 $(LORA)/.run: $(VENV)/.dev
-	@echo "Installing peft into $(LORA), on top of $(VENV): about 35 MB"
+	@echo "Installing peft and bitsandbytes into $(LORA), on top of $(VENV): about 150 MB"
 	$(BIN)/python -m venv $(LORA)
 	$(BIN)/python -c $(packages) > "$$($(LORA)/bin/python -c $(packages))/on-top-of.pth"
-	$(LORA)/bin/python -m pip install --quiet --editable '.[lora]'
+	$(LORA)/bin/python -m pip install --quiet --editable '.[lora,bitsandbytes]'
 	@touch $@
 
-test-lora: $(LORA)/.run ## LoRA by peft, in an environment of its own: .venv-lora
-	$(LORA)/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile tests/workers/engines/training/test_lora.py tests/pipeline/preflight/test_lora.py tests/integration/test_lora.py
+test-lora: $(LORA)/.run ## LoRA by peft and 8-bit AdamW by bitsandbytes, in an environment of its own: .venv-lora
+	$(LORA)/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile tests/workers/engines/training/test_lora.py tests/pipeline/preflight/test_lora.py tests/integration/test_lora.py tests/workers/engines/model/test_optimizers.py
 
 static: $(VENV)/.dev ## format, lint, floors, Lua, plain English, types
 	$(BIN)/ruff format --check .

@@ -337,9 +337,31 @@ class LearnerSection(Section):
     ranks: Positive = setting(1, "Processes on this host that train together. On GPUs, each uses one GPU.")
     deepspeed: DeepSpeedSection = DeepSpeedSection()
     lora: LoraSection = LoraSection()
-    learning_rate: float = setting(1e-6, "AdamW. DAPO: 1e-6.", gt=0.0)
+    optimizer: Literal["adamw-fused", "adamw", "adamw-8bit", "adafactor", "muon"] = setting(
+        "adamw-fused",
+        "adamw: without torch's fused kernel. adamw-8bit: bitsandbytes, an extra. adafactor: its rate is relative "
+        "to each tensor's size. muon: for the matrices inside the layers, adamw-fused for the rest.",
+    )
+    learning_rate: float = setting(1e-6, "Rate after the warm-up. DAPO: 1e-6.", gt=0.0)
+    schedule: Literal["constant", "linear", "cosine", "warmup-stable-decay"] = setting(
+        "constant",
+        "The rate after the warm-up. warmup-stable-decay: constant, then a fall by 1 - sqrt. DAPO: constant.",
+    )
     warmup_updates: int = setting(10, "Linear warm-up. DAPO: 20 rollout steps.", ge=0)
-    weight_decay: float = setting(0.1, "Of AdamW, for matrices only.", ge=0.0)
+    schedule_updates: Positive | None = setting(
+        None, "Length of a schedule that falls, warm-up included. Absent: run.num_updates."
+    )
+    decay_updates: Positive | None = setting(
+        None, "Fall of warmup-stable-decay, at the schedule's end. Absent: a tenth of the schedule."
+    )
+    final_rate_share: Fraction = setting(0.0, "What a schedule falls to, as a share of the learning rate.")
+    weight_decay: float = setting(0.1, "Decoupled, for matrices only.", ge=0.0)
+    no_decay: tuple[str, ...] = setting(
+        (), "Patterns of parameter names without weight decay, such as *embed_tokens*. Vectors never have it."
+    )
+    freeze: tuple[str, ...] = setting(
+        (), "Patterns of parameter names that are not trained, such as model.layers.0.*. Needs the torch backend."
+    )
     betas: tuple[float, float] = setting((0.9, 0.999), "Of AdamW.")
     adam_eps: float = setting(1e-8, "Of AdamW.", gt=0.0)
     max_grad_norm: float = setting(1.0, "Gradients are scaled down to this norm.", gt=0.0)

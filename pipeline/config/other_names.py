@@ -65,6 +65,10 @@ _NAMES: Final[Mapping[str, str]] = {
     "value.pretrain_steps": "critic_warmup freezing_actor_steps",
     "value.clip_low": "cliprange_value value_clip",
     "learner.learning_rate": "lr actor_learning_rate",
+    "learner.optimizer": "optim optimizer_type",
+    "learner.schedule": "lr_scheduler lr_scheduler_type warmup_style lr_decay_style",
+    "learner.schedule_updates": "lr_decay_steps",
+    "learner.final_rate_share": "min_lr_ratio min_lr_rate",
     "learner.warmup_updates": "lr_warmup_steps num_warmup_steps",
     "learner.weight_decay": "l2",
     "learner.betas": "adam_betas adam_beta1 adam_beta2",
@@ -96,8 +100,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "`algorithm.groups_per_update` prompts of `algorithm.group_size` responses, in `algorithm.num_minibatches` optimiser steps",
     "num_iterations ppo_epochs max_epochs": "there is no such setting: each response is trained on once; the optimiser steps "
     "that an update is cut into are `algorithm.num_minibatches`",
-    "lr_scheduler lr_scheduler_type warmup_style min_lr min_lr_ratio": "there is no such setting: the rate is constant after "
-    "a linear warm-up; set `learner.learning_rate` and `learner.warmup_updates`",
+    "min_lr": "a schedule's last rate is given as a share of the learning rate: set `learner.final_rate_share`",
     "warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio": "a warm-up is given in updates, not as a share: "
     "set `learner.warmup_updates`",
     "eps_clip_low_high": "set `algorithm.clip_low` and `algorithm.clip_high`",

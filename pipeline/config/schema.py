@@ -12,6 +12,7 @@ from pydantic import model_validator
 from pipeline.config import learning, running
 from pipeline.config.base import Section
 from pipeline.config.catalogue import Declaration, declare
+from pipeline.config.rate_phases import rate_phases
 from pipeline.ledger.types import Unit
 
 RANKED_BACKENDS = ("fsdp2", "deepspeed")
@@ -120,6 +121,8 @@ class RunConfig(Section):
                 "evaluation.top_p may truncate"
             )
         self._check_ranks()
+        rate_phases(learner, self.run.num_updates)
+        self._check_optimizer()
         if learner.lora.rank and learner.backend != "torch":
             raise ValueError(
                 f"learner.lora.rank is {learner.lora.rank}, but learner.backend {learner.backend} trains whole "
@@ -204,6 +207,26 @@ class RunConfig(Section):
             )
         if lower is not None and lower >= upper:
             raise ValueError(f"algorithm.rejection_lower is {lower}, not below rejection_upper {upper}; lower it")
+
+    def _check_optimizer(self) -> None:
+        """Refuse optimisers and parameter groups that a backend cannot have."""
+        learner = self.learner
+        if learner.backend in RANKED_BACKENDS:
+            unusable = {
+                "optimizer": not learner.optimizer.startswith("adamw") or learner.optimizer == "adamw-8bit",
+                "freeze": bool(learner.freeze),
+            }
+            for name in (name for name, is_set in unusable.items() if is_set):
+                raise ValueError(
+                    f"learner.{name} is {getattr(learner, name)}, but learner.backend {learner.backend} shares out AdamW's "
+                    f"state on all weights; set learner.backend to torch, or leave {name} at its default"
+                )
+        for name in ("freeze", "no_decay"):
+            if getattr(learner, name) and learner.lora.rank:
+                raise ValueError(
+                    f"learner.{name} is {list(getattr(learner, name))}, but with learner.lora.rank {learner.lora.rank} "
+                    f"the adapter alone is trained; leave {name} out, or set learner.lora.rank to 0"
+                )
 
     def _check_ranks(self) -> None:
         """Refuse batches and devices that cannot be divided among ranks."""

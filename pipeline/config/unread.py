@@ -95,6 +95,17 @@ _RULES = (
     _Rule(
         "learner.lora.alpha learner.lora.target_modules", lambda c: c.learner.lora.rank == 0, "learner.lora.rank is 0"
     ),
+    _Rule(
+        "learner.schedule_updates learner.decay_updates learner.final_rate_share",
+        lambda c: c.learner.schedule == "constant",
+        "learner.schedule is constant",
+    ),
+    _Rule(
+        "learner.decay_updates",
+        lambda c: c.learner.schedule != "warmup-stable-decay",
+        "only schedule warmup-stable-decay has a fall of its own length",
+    ),
+    _Rule("learner.betas learner.adam_eps", lambda c: c.learner.optimizer == "adafactor", "adafactor has none"),
     _Rule("wire.host wire.advertise_host wire.ports", lambda c: c.wire.transport != "tcp", "wire.transport is ipc"),
 )
 

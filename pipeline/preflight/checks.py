@@ -29,6 +29,7 @@ from pipeline.preflight.ledger_size import check_ledger_size
 from pipeline.preflight.lora import check_lora
 from pipeline.preflight.memory_needs import is_cpu, judge, needs, read_shape, room_here
 from pipeline.preflight.model_folder import read_model_config
+from pipeline.preflight.optimizer import check_optimizer
 from pipeline.preflight.ranks import check_ranks
 from pipeline.preflight.reward_model import check_reward_model, longest_input
 from pipeline.preflight.value_model import value_source
@@ -71,7 +72,8 @@ def preflight(config: RunConfig) -> Preflight:
         findings += [f"evaluation: {line}" for line in source.evaluation_report.lines()]
         findings += _check_held_out(config, source)
     _check_length(config, model)
-    findings += [*_check_memory(config, model), *check_ranks(config), *check_lora(config), *in_words(config)]
+    findings += [*_check_memory(config, model), *check_ranks(config), *check_lora(config)]
+    findings += [*check_optimizer(config), *in_words(config)]
     findings.append(check_ledger_size(config))
     if trial := check_engines(config):
         findings.append(trial)

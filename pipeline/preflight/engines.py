@@ -47,6 +47,9 @@ def _uncertain(config: RunConfig) -> list[str]:
             folders.append(config.value.path)
         types: list[Any] = [read_model_config(folder).get("model_type") for folder in folders]
         found += [str(kind) for kind in types if kind not in KNOWN]
+        if config.learner.freeze or config.learner.no_decay:
+            # only the model knows the names of its parameters
+            found += [str(types[0])]
     devices = [config.model.device, config.generation.device, config.reference.device, config.value.device]
     if config.reward.model is not None:
         devices.append(config.reward.model.device)

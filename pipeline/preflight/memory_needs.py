@@ -1,7 +1,7 @@
 """Compares the memory that a run needs, role by role, with the memory of this machine.
 
-    learner      4P weights + 4P gradients + 8P Adam + activations of a micro-batch
-                 + 12P copy while a checkpoint is written
+    learner      4P weights + 4P gradients + 8P AdamW (2P in 8 bits, 4P Muon, 0 Adafactor)
+                 + activations of a micro-batch + a copy of weights and optimiser while a checkpoint is written
     value        the same, with a critic
     generator    P weights in their type (on a CPU the published ones, in place) + KV cache of all slots
     reference    P weights + the activations of one layer
@@ -126,25 +126,32 @@ def published(config: RunConfig, shape: Shape) -> Need:
     return Need("published weights", {f"{versions} versions": versions * size}, size)
 
 
+_STATE_SHARE = {"adamw-8bit": 0.5, "muon": 1.0, "adafactor": 0.0}
+"""An optimiser's state, as a share of the weights, where it is not AdamW's two moments."""
+
+
 def _trained(name: str, shape: Shape, config: RunConfig, *, is_value: bool, on_cpu: bool) -> Need:
     section = config.value if is_value else config.learner
     is_whole = is_value or not config.learner.lora.rank
     weights = shape.num_weights * _FP32
     trained = weights if is_whole else 0
+    state = int(trained * (2.0 if is_value else _STATE_SHARE.get(config.learner.optimizer, 2.0)))
+    # how much is frozen is known to the model alone
+    stepped = 0 if config.learner.freeze and not is_value else trained + state
     checkpointing = config.model.gradient_checkpointing and not is_value
-    copied = {"copy for a checkpoint": 3 * trained, "process": section.ranks * PROCESS_BYTES}
+    copied = {"copy for a checkpoint": trained + state, "process": section.ranks * PROCESS_BYTES}
     if not on_cpu:
-        return Need(name, copied, 3 * trained)
+        return Need(name, copied, stepped)
     tokens = tokens_at_once(section.micro_batch_tokens, on_cpu=True)
     logits = 0 if is_value else 3 * min(_MAX_LOGITS, tokens * shape.vocabulary) * _FP32
     parts = {
         "weights": weights,
         "gradients": trained,
-        "optimiser": 2 * trained,
+        "optimiser": state,
         "activations": activation_bytes(shape, tokens, checkpointing=checkpointing),
         "logits": logits,
     }
-    return Need(name, parts | copied, weights + 3 * trained)
+    return Need(name, parts | copied, weights + stepped)
 
 
 def _generator(shape: Shape, config: RunConfig) -> Need:

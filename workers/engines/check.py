@@ -23,6 +23,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.process.exit_codes import ExitCode
 from protocol.errors import ConfigError, EngineError, HeadraceError
 from workers.engines.model.loading import resolve_device
+from workers.engines.model.optimizers import check_patterns
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -38,6 +39,7 @@ def check(config: RunConfig) -> None:
     check_devices(config)
     for path, what in _wanted(config):
         _check_model(path, what)
+    check_parameter_names(config)
 
 
 def check_devices(config: RunConfig) -> None:
@@ -56,6 +58,20 @@ def check_devices(config: RunConfig) -> None:
             resolve_device(device)
         except ConfigError as error:
             raise ConfigError(f"{setting}: {error}") from error
+
+
+def check_parameter_names(config: RunConfig) -> None:
+    """Raise ConfigError for a pattern of the learner that fits no parameter of the policy."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    patterns = {"learner.freeze": config.learner.freeze, "learner.no_decay": config.learner.no_decay}
+    if not any(patterns.values()):
+        return
+    loaded = AutoConfig.from_pretrained(config.model.path, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        names = [name for name, _ in AutoModelForCausalLM.from_config(loaded).named_parameters()]
+    for setting, given in patterns.items():
+        check_patterns(setting, given, names)
 
 
 def _wanted(config: RunConfig) -> list[tuple[Path, str]]:

@@ -177,7 +177,7 @@ def test_config_show_explains_and_in_brief_it_does_not(run_file: Path) -> None:
     ("given", "ours"),
     [
         ("learner.lr=1", "learner.learning_rate"),
-        ("learner.lr_scheduler='cosine'", "learner.warmup_updates"),
+        ("learner.lr_scheduler='cosine'", "learner.schedule"),
         ("learner.gradient_accumulation_steps=2", "learner.micro_batch_tokens"),
         ("algorithm.n=8", "algorithm.group_size"),
         ("algorithm.num_generations=8", "algorithm.group_size"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pipeline.algorithms.batching import TrainingSample
+from pipeline.algorithms.objective import Objective
 from pipeline.config.learning import AlgorithmSection, LearnerSection, ModelSection, ReferenceSection, ValueSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
@@ -18,6 +19,7 @@ from tests.workers.engines.tiny import plain_logprobs
 from workers.engines.generation.local.build import build_local
 from workers.engines.model.loading import load_model
 from workers.engines.model.optimizer import OptimizerSettings
+from workers.engines.model.rate_decay import RateDecay
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.scoring.torch import build_scoring
 from workers.engines.training.policy_gradient import ForwardSettings
@@ -62,6 +64,39 @@ def test_the_policy_is_scored_at_the_sampling_temperature_and_warmed_up_by_steps
     assert optimizer_settings(config) == OptimizerSettings(
         learning_rate=3e-5, warmup_steps=12, weight_decay=0.02, betas=(0.8, 0.95), eps=1e-6, max_grad_norm=0.5
     )
+
+
+def test_optimiser_schedule_and_exceptions_reach_the_learner_in_steps(config: RunConfig) -> None:
+    given = {
+        "optimizer": "muon",
+        "schedule": "warmup-stable-decay",
+        "schedule_updates": 20,
+        "decay_updates": 5,
+        "final_rate_share": 0.1,
+        "no_decay": ("lm_head.*",),
+    }
+    config = config.model_copy(
+        update={
+            "learner": config.learner.model_copy(update=given),
+            "run": config.run.model_copy(update={"num_updates": 30}),
+        }
+    )
+    found = optimizer_settings(config)
+    assert (found.name, found.no_decay) == ("muon", ("lm_head.*",))
+    assert (found.warmup_steps, found.decay) == (12, RateDecay("warmup-stable-decay", 48, 20, 0.1))
+
+
+def test_frozen_parameters_are_not_trained(config: RunConfig) -> None:
+    frozen = config.learner.model_copy(update={"freeze": ("model.layers.0.*",), "warmup_updates": 0})
+    config = config.model_copy(update={"learner": frozen, "model": ModelSection(path=MODEL, device="cpu")})
+    backend = build_training(config, MODEL)
+    before = {name: tensor.clone() for name, tensor in backend.tensors()}
+    ones = np.ones(4, np.float32)
+    tokens = np.array([5, 6, 7, 8, 20, 21, 22], np.int32)
+    sample = TrainingSample("t.0.0", tokens, 3, np.ones(4, np.bool_), ones, ones * -3, np.zeros(4, np.int32))
+    assert backend.step([sample], Objective()).applied
+    moved = {name for name, tensor in backend.tensors() if not torch.equal(tensor, before[name])}
+    assert moved and moved == {name for name in before if not name.startswith("model.layers.0.")}
 
 
 def test_the_critic_is_regressed_with_the_runs_discount_lambda_and_bounds(config: RunConfig) -> None:

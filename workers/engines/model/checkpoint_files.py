@@ -4,7 +4,7 @@ Nothing is pickled. The folder holds:
 
     model/                    config, safetensors weights, tokenizer: what ``from_pretrained`` reads
     optimizer.safetensors     <state>/<parameter name> for every parameter that was ever stepped, and rng/<device>
-    training.json             number of steps taken
+    training.json             number of steps taken, and which optimiser and schedule took them
 
 A snapshot is a copy in memory, which another thread may write while training goes on. A load reads
 and checks everything before anything is changed."""
@@ -38,7 +38,7 @@ TRAINING_FILE = "training.json"
 OptimizerState: TypeAlias = tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 """State by parameter name and kind, and the random streams by device."""
 
-_FORMAT = 1
+TRAINING_FORMAT = 1
 _RNG = "rng"
 _TOKENIZER_FILES = (
     "tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
@@ -46,12 +46,16 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 
 
-class TrainingState(msgspec.Struct, frozen=True):
+class TrainingState(msgspec.Struct, frozen=True, omit_defaults=True):
     """The content of ``training.json``."""
 
     format: int
     num_steps: int
     """Optimiser steps applied; places the learning-rate schedule."""
+    optimizer: str = "adamw"
+    """Whose state lies beside; fused or not is the same."""
+    schedule: str = "constant"
+    """Of the rate after the warm-up."""
 
 
 def snapshot_writer(*writers: Callable[[Path], None]) -> Callable[[Path], None]:
@@ -118,20 +122,21 @@ def make_skeleton(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def snapshot_optimizer(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], num_steps: int
+    states: Mapping[str, Mapping[str, torch.Tensor | int]], state: TrainingState
 ) -> Callable[[Path], None]:
     """Copy state by parameter name, random streams and step count; return the copy's writer."""
     return optimizer_writer(
         {
-            f"{key}/{name}": copy_to_host(value)
-            for name, parameter in parameters.items()
-            for key, value in optimizer.state.get(parameter, {}).items()
+            # a count may be a number; the file has tensors
+            f"{key}/{name}": copy_to_host(torch.as_tensor(value))
+            for name, kept in states.items()
+            for key, value in kept.items()
         },
-        num_steps,
+        state,
     )
 
 
-def optimizer_writer(states: Mapping[str, torch.Tensor], num_steps: int) -> Callable[[Path], None]:
+def optimizer_writer(states: Mapping[str, torch.Tensor], state: TrainingState) -> Callable[[Path], None]:
     """Return a function that writes an optimiser's state, the random streams and the step count.
 
     ``states`` is ``<state>/<parameter name>`` -> tensor on the host. The function raises OSError,
@@ -142,7 +147,7 @@ def optimizer_writer(states: Mapping[str, torch.Tensor], num_steps: int) -> Call
         with storage_errors(folder / OPTIMIZER_FILE):
             save_file(tensors, folder / OPTIMIZER_FILE)
         work.step()
-        (folder / TRAINING_FILE).write_bytes(msgspec.json.encode(TrainingState(format=_FORMAT, num_steps=num_steps)))
+        (folder / TRAINING_FILE).write_bytes(msgspec.json.encode(state))
 
     return write
 
@@ -154,8 +159,10 @@ def read_training_state(folder: Path) -> TrainingState:
         state = msgspec.json.decode(path.read_bytes(), type=TrainingState)
     except (OSError, msgspec.MsgspecError) as error:
         raise DataError(f"{path} cannot be read: {error}; resume from another checkpoint") from error
-    if state.format != _FORMAT:
-        raise DataError(f"{path} has format {state.format}, expected {_FORMAT}; resume with the release that wrote it")
+    if state.format != TRAINING_FORMAT:
+        raise DataError(
+            f"{path} has format {state.format}, expected {TRAINING_FORMAT}; resume with the release that wrote it"
+        )
     return state
 
 
@@ -218,7 +225,7 @@ def read_optimizer(parameters: Mapping[str, torch.Tensor], folder: Path) -> Opti
         key, _, name = label.partition("/")
         if key == _RNG:
             rng[name] = tensor
-        elif name not in parameters or (tensor.ndim > 0 and tensor.shape != parameters[name].shape):
+        elif name not in parameters or not _fits(key, tensor, parameters[name].shape):
             raise DataError(
                 f"{path} holds {label} of shape {tuple(tensor.shape)}, which fits no parameter; "
                 "resume with the model that the checkpoint was made from"
@@ -228,23 +235,36 @@ def read_optimizer(parameters: Mapping[str, torch.Tensor], folder: Path) -> Opti
     return states, rng
 
 
-def restore_optimizer(
-    optimizer: torch.optim.Optimizer,
-    parameters: Mapping[str, torch.nn.Parameter],
-    states: Mapping[str, Mapping[str, torch.Tensor]],
-) -> None:
-    """Put back the state of :func:`read_optimizer`; settings stay those of the configuration."""
-    optimizer.state.clear()
-    for name, state in states.items():
-        parameter = parameters[name]
-        optimizer.state[parameter] = {
-            # a count of steps stays where the optimiser put it: beside its parameter if it is
-            # fused, else on the CPU
-            key: value.to(parameter.device, copy=True)
-            if value.ndim or optimizer.defaults.get("fused")
-            else value.clone()
-            for key, value in state.items()
-        }
+def _fits(key: str, tensor: torch.Tensor, shape: torch.Size) -> bool:
+    """Return whether state of a kind has the shape that it has for a parameter of ``shape``."""
+    if tensor.ndim == 0:
+        return True
+    of_other_shape = {
+        # Adafactor's factors
+        "row_var": (*shape[:-1], 1),
+        "col_var": (*shape[:-2], 1, *shape[-1:]),
+        # 8-bit: a scale for each block of 256 numbers, and the 256 numbers that a byte stands for
+        **dict.fromkeys(("absmax1", "absmax2"), (-(-shape.numel() // 256),)),
+        **dict.fromkeys(("qmap1", "qmap2"), (256,)),
+    }
+    return tuple(tensor.shape) == of_other_shape.get(key, tuple(shape))
+
+
+def restored_state(
+    kept: Mapping[str, torch.Tensor], device: torch.device, *, fused: bool
+) -> dict[str, torch.Tensor | int]:
+    """Return a parameter's state of :func:`read_optimizer` as its optimiser holds it."""
+    found: dict[str, torch.Tensor | int] = {}
+    for key, value in kept.items():
+        if value.ndim == 0 and not value.is_floating_point():
+            # bitsandbytes counts steps with a number
+            found[key] = int(value)
+        elif value.ndim or fused:
+            found[key] = value.to(device, copy=True)
+        else:
+            # torch keeps such a count on the CPU, unless the optimiser is fused
+            found[key] = value.clone()
+    return found
 
 
 def restore_rng(states: Mapping[str, torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""AdamW with a warm-up for policy and value models. Its steps happen as a whole or not at all.
+"""A guarded optimiser for policy and value models. Its steps happen as a whole or not at all.
 
 Gradients lie in the parameters. Loss and gradient norm are checked before the optimiser touches
 anything. The optimiser's files allow an exact resume."""
@@ -6,7 +6,7 @@ anything. The optimiser's files allow an exact resume."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,14 +15,19 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from pipeline.process import work
+from protocol.errors import DataError
 from workers.engines.model.checkpoint_files import (
+    TRAINING_FILE,
+    TRAINING_FORMAT,
     OptimizerState,
     TrainingState,
     read_optimizer,
-    restore_optimizer,
     restore_rng,
+    restored_state,
     snapshot_optimizer,
 )
+from workers.engines.model.optimizers import make_optimizers
+from workers.engines.model.rate_decay import CONSTANT, RateDecay
 
 if TYPE_CHECKING:
     from pipeline.config.learning import LearnerSection, ValueSection
@@ -33,10 +38,10 @@ GRADIENT = 0.95
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """AdamW and its schedule."""
+    """An optimiser and its schedule."""
 
     learning_rate: float
-    """Rate after the warm-up; it stays constant."""
+    """Rate after the warm-up."""
     warmup_steps: int = 0
     """Optimiser steps; step k (from 1) of the warm-up has k / warmup_steps of the rate."""
     weight_decay: float = 0.0
@@ -45,11 +50,28 @@ class OptimizerSettings:
     eps: float = 1e-8
     max_grad_norm: float = 1.0
     """Longer gradients are scaled down to this global norm."""
+    name: str = "adamw-fused"
+    """Of ``optimizers``."""
+    decay: RateDecay = CONSTANT
+    """After the warm-up."""
+    no_decay: tuple[str, ...] = ()
+    """Patterns of the names of matrices without weight decay."""
 
     @classmethod
-    def of(cls, section: LearnerSection | ValueSection, *, warmup_steps: int) -> OptimizerSettings:
+    def of(
+        cls,
+        section: LearnerSection | ValueSection,
+        *,
+        warmup_steps: int,
+        name: str = "adamw-fused",
+        decay: RateDecay = CONSTANT,
+        no_decay: tuple[str, ...] = (),
+    ) -> OptimizerSettings:
         """Take the settings of a configuration's section."""
         return cls(
+            name=name,
+            decay=decay,
+            no_decay=no_decay,
             learning_rate=section.learning_rate,
             warmup_steps=warmup_steps,
             weight_decay=section.weight_decay,
@@ -59,9 +81,28 @@ class OptimizerSettings:
         )
 
     def rate_after(self, num_steps: int) -> float:
-        """Return the rate of the step that follows ``num_steps``: linear warm-up, then constant."""
+        """Return the rate of the step that follows ``num_steps``: linear warm-up, then decay."""
         share = (num_steps + 1) / self.warmup_steps if self.warmup_steps else 1.0
-        return self.learning_rate * min(1.0, share)
+        return self.learning_rate * min(1.0, share) * self.decay.share_after(num_steps - self.warmup_steps)
+
+    def training_state(self, num_steps: int) -> TrainingState:
+        """Return what a checkpoint after ``num_steps`` records of optimiser and schedule."""
+        # fused or not, its state is the same
+        family = "adamw" if self.name == "adamw-fused" else self.name
+        return TrainingState(TRAINING_FORMAT, num_steps, optimizer=family, schedule=str(self.decay))
+
+    def check_state(self, state: TrainingState, folder: Path) -> None:
+        """Raise DataError, naming the file, when another optimiser or schedule wrote ``state``."""
+        own = self.training_state(state.num_steps)
+        for what, got, expected in (
+            ("optimizer", state.optimizer, own.optimizer),
+            ("schedule", state.schedule, own.schedule),
+        ):
+            if got != expected:
+                raise DataError(
+                    f"{folder / TRAINING_FILE} is of {what} {got}, expected {expected}; set learner.{what} and its lengths as "
+                    "they were, or start a new run with model.path at this checkpoint's model"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +116,25 @@ class AppliedStep:
     learning_rate: float
 
 
-def make_adamw(parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:
-    """Make the optimiser of ``parameters``, with weight decay on matrices only."""
-    decayed = [parameter for parameter in parameters.values() if parameter.ndim >= 2]
-    others = [parameter for parameter in parameters.values() if parameter.ndim < 2]
-    return torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}],
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.eps,
-        fused=True,
-    )
-
-
 class GuardedOptimizer:
-    """AdamW on named parameters."""
+    """Optimisers on named parameters, stepped together."""
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerSettings) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        settings: OptimizerSettings,
+        embeddings: Collection[str] = (),
+    ) -> None:
+        """Step ``parameters``; ``embeddings`` names those whose rows are tokens."""
         self._parameters = dict(parameters)
         self._settings = settings
-        self._optimizer = make_adamw(self._parameters, settings)
+        self._optimizers = make_optimizers(self._parameters, settings, embeddings)
+        self._owners = {
+            id(parameter): optimizer
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
         self.num_steps = 0
         """Steps applied since the start of the run, over resumes."""
 
@@ -110,37 +150,46 @@ class GuardedOptimizer:
         applied = math.isfinite(loss) and math.isfinite(grad_norm)
         if applied:
             torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._settings.max_grad_norm, norm)
-            for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate
-            self._optimizer.step()
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate
+                optimizer.step()
             work.step()
             self.num_steps += 1
         return AppliedStep(applied, grad_norm, learning_rate)
 
     def clear(self) -> None:
         """Forget the gradients."""
-        self._optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     def state_of(self, name: str) -> dict[str, torch.Tensor]:
         """Return a parameter's state, to be read or changed; empty before its first step."""
-        return self._optimizer.state[self._parameters[name]]
+        parameter = self._parameters[name]
+        return self._owners[id(parameter)].state[parameter]
 
     def forget(self, num_steps: int) -> None:
         """Forget all state; ``num_steps`` steps have been taken."""
-        self._optimizer.state.clear()
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
         self.num_steps = num_steps
 
     def snapshot(self) -> Callable[[Path], None]:
         """Copy state, random streams and step count; return a function that writes the copy."""
-        return snapshot_optimizer(self._optimizer, self._parameters, self.num_steps)
+        states = {name: self._owners[id(value)].state.get(value, {}) for name, value in self._parameters.items()}
+        return snapshot_optimizer(states, self._settings.training_state(self.num_steps))
 
-    def read(self, folder: Path) -> OptimizerState:
+    def read(self, folder: Path, state: TrainingState) -> OptimizerState:
         """Read a :meth:`snapshot`, and change nothing. Raises DataError naming the file."""
+        self._settings.check_state(state, folder)
         return read_optimizer(self._parameters, folder)
 
     def restore(self, read: OptimizerState, state: TrainingState) -> None:
         """Put back the read state: the next step is then that of the uninterrupted run."""
         states, rng = read
-        restore_optimizer(self._optimizer, self._parameters, states)
+        self.forget(state.num_steps)
+        for name, kept in states.items():
+            parameter = self._parameters[name]
+            owner = self._owners[id(parameter)]
+            owner.state[parameter] = restored_state(kept, parameter.device, fused=bool(owner.defaults.get("fused")))
         restore_rng(rng)
-        self.num_steps = state.num_steps

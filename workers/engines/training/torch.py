@@ -14,6 +14,7 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches, tokens_at_once
+from pipeline.config.rate_phases import rate_phases
 from pipeline.preflight.lora import check_lora
 from pipeline.process import work
 from workers.engines.model.attention import PACKED_ATTENTION
@@ -21,7 +22,9 @@ from workers.engines.model.checkpoint_files import read_training_state, snapshot
 from workers.engines.model.loading import load_model, resolve_device
 from workers.engines.model.micro_batches import memory_errors
 from workers.engines.model.optimizer import GRADIENT, GuardedOptimizer, OptimizerSettings
+from workers.engines.model.optimizers import embedding_names, freeze
 from workers.engines.model.packed import prepare_packed
+from workers.engines.model.rate_decay import CONSTANT, RateDecay
 from workers.engines.training.policy_gradient import (
     ForwardSettings,
     PackedPolicy,
@@ -74,7 +77,7 @@ class TorchTraining(TorchPublishing):
             self._weights = AdaptedModel(model, lora, tokenizer_from)
         if gradient_checkpointing:
             enable_gradient_checkpointing(model)
-        self._optimizer = GuardedOptimizer(self._weights.parameters, optimizer)
+        self._optimizer = GuardedOptimizer(self._weights.parameters, optimizer, embedding_names(model))
         self.publishing = publishing or PublishSettings()
 
     @property
@@ -120,7 +123,7 @@ class TorchTraining(TorchPublishing):
         """Take back a snapshot. On DataError, naming the file, nothing has changed."""
         state = read_training_state(folder)
         put_weights = self._weights.read(folder)
-        optimizer = self._optimizer.read(folder)
+        optimizer = self._optimizer.read(folder, state)
         put_weights()
         self._optimizer.restore(optimizer, state)
 
@@ -136,8 +139,10 @@ def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
     device = resolve_device(config.model.device)
     if device.type == "cpu":
         torch.set_num_threads(config.learner.threads)
+    model = load_model(model_path, torch.float32, device, PACKED_ATTENTION)
+    freeze(model, config.learner.freeze)
     return TorchTraining(
-        load_model(model_path, torch.float32, device, PACKED_ATTENTION),
+        model,
         forward_settings(config, device),
         optimizer_settings(config),
         gradient_checkpointing=config.model.gradient_checkpointing,
@@ -169,9 +174,19 @@ def forward_settings(config: RunConfig, device: torch.device) -> ForwardSettings
 
 def optimizer_settings(config: RunConfig) -> OptimizerSettings:
     """Return how a run's policy is stepped."""
-    learner = config.learner
+    learner, steps = config.learner, config.algorithm.num_minibatches
     # an update takes num_minibatches optimiser steps
-    return OptimizerSettings.of(learner, warmup_steps=learner.warmup_updates * config.algorithm.num_minibatches)
+    phases = rate_phases(learner, config.run.num_updates)
+    decay = CONSTANT
+    if phases.decay:
+        decay = RateDecay(learner.schedule, phases.stable * steps, phases.decay * steps, learner.final_rate_share)
+    return OptimizerSettings.of(
+        learner,
+        warmup_steps=learner.warmup_updates * config.algorithm.num_minibatches,
+        name=learner.optimizer,
+        decay=decay,
+        no_decay=learner.no_decay,
+    )
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:

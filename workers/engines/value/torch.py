@@ -97,7 +97,7 @@ class TorchValue:
         """Take back a snapshot. On DataError, naming the file, nothing has changed."""
         state = read_training_state(folder)
         weights = read_model(self._model, folder)
-        optimizer = self._optimizer.read(folder)
+        optimizer = self._optimizer.read(folder, state)
         put_model(self._model, weights)
         self._optimizer.restore(optimizer, state)
 

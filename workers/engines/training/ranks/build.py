@@ -141,4 +141,4 @@ def _share_out(
         from workers.engines.training.ranks.zero import ZeroShards
 
         shards = ZeroShards(module, model, optimizer, ranks.group, zero)
-    return ShardedModel(skeleton, shards, ranks.group, ranks.lead, tokenizer_from=tokenizer_from)
+    return ShardedModel(skeleton, shards, optimizer, ranks.group, ranks.lead, tokenizer_from=tokenizer_from)

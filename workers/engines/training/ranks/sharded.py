@@ -28,7 +28,7 @@ from workers.engines.model.checkpoint_files import (
     snapshot_writer,
     weight_owners,
 )
-from workers.engines.model.optimizer import AppliedStep
+from workers.engines.model.optimizer import AppliedStep, OptimizerSettings
 from workers.engines.training.ranks.group import Group
 from workers.engines.training.ranks.lead import Lead
 from workers.engines.training.ranks.messages import Command, Gather, Put
@@ -112,11 +112,19 @@ class ShardedModel:
     """Gathers, saves and loads a model in shares."""
 
     def __init__(
-        self, skeleton: PreTrainedModel, shards: Shards, group: Group, lead: Lead, *, tokenizer_from: Path | None
+        self,
+        skeleton: PreTrainedModel,
+        shards: Shards,
+        settings: OptimizerSettings,
+        group: Group,
+        lead: Lead,
+        *,
+        tokenizer_from: Path | None,
     ) -> None:
         """Take care of this rank's ``shards``; ``skeleton`` is the same model on no device."""
         self._skeleton = skeleton
         self.shards = shards
+        self._settings = settings
         self.group = group
         self.lead = lead
         self._tokenizer_from = tokenizer_from
@@ -133,13 +141,14 @@ class ShardedModel:
         """Gather the state of an exact resume; return its writer, by the seam's contract."""
         gathered = self._gather(with_optimizer=True)
         write_model = model_writer(self._skeleton, gathered.weights, self._tokenizer_from)
-        write_optimizer = optimizer_writer(gathered.states, gathered.num_steps)
+        write_optimizer = optimizer_writer(gathered.states, self._settings.training_state(gathered.num_steps))
 
         return snapshot_writer(write_model, write_optimizer)
 
     def load(self, folder: Path) -> None:
         """Take back any backend's snapshot. On DataError, naming the file, nothing has changed."""
         state = read_training_state(folder)
+        self._settings.check_state(state, folder)
         weights = read_model(self._skeleton, folder)
         parameters = {name: tensor for name, tensor in self._skeleton.named_parameters() if name in self._trained}
         states, rng = read_optimizer(parameters, folder)

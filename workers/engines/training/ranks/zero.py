@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from protocol.errors import EngineError
-from workers.engines.model.optimizer import AppliedStep, OptimizerSettings, make_adamw
+from workers.engines.model.optimizer import AppliedStep, OptimizerSettings
+from workers.engines.model.optimizers import make_optimizers
 from workers.engines.training.ranks.group import Group
 from workers.engines.training.ranks.sharded import STEP
 
@@ -54,7 +55,7 @@ class ZeroShards:
             with _quietly():
                 engine, *_ = deepspeed.initialize(
                     model=module,
-                    optimizer=make_adamw(trained, settings),
+                    optimizer=make_optimizers(trained, settings)[0],
                     config=_configuration(settings, options),
                     dist_init_required=False,
                 )
