@@ -122,8 +122,8 @@ test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it
 	  -W default::pytest.PytestUnraisableExceptionWarning tests/vllm # sockets that vLLM leaves open
 
 packages = 'import site; print(site.getsitepackages()[0])'
-# peft, accelerate and bitsandbytes on top of the tests' environment, which must not have them: beside accelerate
-# and DeepSpeed, transformers imports DeepSpeed to save a model.
+# peft, accelerate and bitsandbytes on top of the tests' environment, which must not have them:
+# beside accelerate and DeepSpeed, transformers imports DeepSpeed to save.
 $(LORA)/.run: $(VENV)/.dev
 	@echo "Installing peft and bitsandbytes into $(LORA), on top of $(VENV): about 150 MB"
 	$(BIN)/python -m venv $(LORA)

@@ -53,14 +53,14 @@ CALLS = {
 }
 IMPORTERS = {
     "protocol/headrace.py",
-    "pipeline/rewards/registry.py",
+    "pipeline/config/import_path.py",
     "pipeline/cli/__init__.py",
     "workers/__main__.py",
     "workers/starter.py",
     "ops/checks/fuzz.py",
 }
 """Modules that import by name: the module on a process's command line, the configuration's
-verifier, and tables of our own."""
+verifier, rule or surrogate, and tables of our own."""
 RIVALS = {"ops/bench/ledger/rivals.py"}
 """The rivals of the benchmarks may pickle, among their own processes."""
 SECRET = "correct-horse"

@@ -1,7 +1,7 @@
 """Learning rules: from complete units to training samples, and the loss that they are trained with.
 
 ``base.Algorithm`` is the seam. One algorithm is one small file, in the frame ``group_rule`` or
-``critic_rule``, declared in ``catalogue``. Shared equations are one file each; README.md leads from
+``critic_rule``, which declares itself too. Shared equations are one file each; README.md leads from
 equation to function to test.
 
 Importing this package does not import torch, nor does ``build``: the losses are in ``loss``, which
@@ -21,6 +21,6 @@ __all__ = ["Algorithm", "NonFiniteUnit", "build"]
 
 def build(config: RunConfig) -> Algorithm:
     """Make the algorithm that a run's configuration names."""
-    from pipeline.algorithms.rules import RULES
+    from pipeline.config.catalogue import rule_class
 
-    return RULES[config.algorithm.name].from_config(config)
+    return rule_class(config.algorithm.name).from_config(config)

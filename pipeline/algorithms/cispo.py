@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pipeline.algorithms.dapo import Dapo
+from pipeline.config.catalogue import SYMMETRIC, Declaration
 
 
 class Cispo(Dapo):
@@ -18,3 +19,8 @@ class Cispo(Dapo):
 
     __slots__ = ()
     name: ClassVar[str] = "cispo"
+    declaration: ClassVar[Declaration] = Declaration(
+        # the paper leaves the upper bound open; 4 is ours
+        preset=SYMMETRIC | {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0},
+        reads=Dapo.declaration.reads,
+    )

@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -26,9 +26,12 @@ from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.gae import adaptive_lambda, whiten_windows, window_deltas, window_policy_mask
 from pipeline.algorithms.imitation import is_right
 from pipeline.algorithms.objective import Objective
-from pipeline.config.schema import RunConfig
+from pipeline.config.catalogue import Declaration
 from pipeline.ledger.types import ClaimedUnit, Unit
 from protocol.trajectory import Field, RewardScore
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,8 @@ class TokenSpan:
 class CriticRule(ABC):
     """A learning rule that takes its baseline from a value model."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
+    declaration: ClassVar[Declaration]
     unit: Unit
     objective: Objective
     fields: frozenset[Field] = frozenset({Field.REWARD, Field.VALUE})
@@ -101,6 +105,15 @@ class CriticRule(ABC):
             tail_drop_tokens=section.tail_drop_tokens,
             window_tokens=config.generation.window_tokens,
         )
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Raise ValueError for a configuration that this rule cannot train; a rule may add."""
+        if not config.declaration.has_critic:
+            raise ValueError(
+                f"{config.algorithm.name} declares no critic, but a CriticRule reads values: set has_critic in its "
+                "declaration, or make it a GroupRule"
+            )
 
     @abstractmethod
     def stretches(self, unit: ClaimedUnit) -> list[TokenSpan]:

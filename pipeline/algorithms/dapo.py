@@ -17,6 +17,7 @@ import numpy as np
 
 from pipeline.algorithms.advantage import group_advantages
 from pipeline.algorithms.group_rule import GroupRule, Responses
+from pipeline.config.catalogue import Declaration
 
 
 class Dapo(GroupRule):
@@ -24,6 +25,7 @@ class Dapo(GroupRule):
 
     __slots__ = ()
     name: ClassVar[str] = "dapo"
+    declaration: ClassVar[Declaration] = Declaration(reads=frozenset({"normalize_std"}))
 
     def advantages(self, responses: Responses) -> list[np.ndarray]:
         """Normalise rewards within each group."""

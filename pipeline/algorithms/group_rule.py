@@ -2,14 +2,15 @@
 
 A rule of this kind is one equation, from the rewards of a batch to the advantages of its tokens: a
 subclass that defines ``advantages``. The objective clips and averages tokens, by the settings that
-the rule's name brings (``catalogue.PRESETS``)."""
+the rule's name brings (its declaration).
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -17,10 +18,13 @@ from pipeline.algorithms.assemble import AssembledTrajectory, assemble
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.imitation import is_right
 from pipeline.algorithms.objective import Objective
-from pipeline.config.schema import RunConfig
+from pipeline.config.catalogue import Declaration
 from pipeline.ledger.types import ClaimedUnit, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,8 @@ class Responses:
 class GroupRule(ABC):
     """A learning rule on complete groups."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
+    declaration: ClassVar[Declaration]
     objective: Objective
     fields: frozenset[Field] = frozenset({Field.REWARD})
     group_size: int = 16
@@ -66,6 +71,16 @@ class GroupRule(ABC):
             normalize_std=section.normalize_std,
             gamma=section.gamma,
         )
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Raise ValueError for a configuration that this rule cannot train; a rule may add."""
+        declared = config.declaration
+        if declared.unit is not Unit.GROUP or declared.has_critic:
+            raise ValueError(
+                f"{config.algorithm.name} declares unit {declared.unit.value} and has_critic {declared.has_critic}, but a "
+                "GroupRule is of whole groups without a critic: correct its declaration, or make it a CriticRule"
+            )
 
     @abstractmethod
     def advantages(self, responses: Responses) -> list[np.ndarray]:

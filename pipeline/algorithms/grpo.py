@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pipeline.algorithms.dapo import Dapo
+from pipeline.config.catalogue import SYMMETRIC, Declaration
 
 
 class Grpo(Dapo):
@@ -20,6 +21,9 @@ class Grpo(Dapo):
 
     __slots__ = ()
     name: ClassVar[str] = "grpo"
+    declaration: ClassVar[Declaration] = Declaration(
+        preset=SYMMETRIC | {"loss_aggregation": "seq-mean-token-mean"}, reads=Dapo.declaration.reads
+    )
 
 
 class DrGrpo(Dapo):
@@ -27,3 +31,7 @@ class DrGrpo(Dapo):
 
     __slots__ = ()
     name: ClassVar[str] = "dr-grpo"
+    declaration: ClassVar[Declaration] = Declaration(
+        preset=SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum-norm", "normalize_std": False},
+        reads=Dapo.declaration.reads,
+    )

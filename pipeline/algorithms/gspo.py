@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pipeline.algorithms.dapo import Dapo
+from pipeline.config.catalogue import SYMMETRIC, Declaration
 
 
 class Gspo(Dapo):
@@ -19,3 +20,8 @@ class Gspo(Dapo):
 
     __slots__ = ()
     name: ClassVar[str] = "gspo"
+    declaration: ClassVar[Declaration] = Declaration(
+        preset=SYMMETRIC
+        | {"surrogate": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "loss_aggregation": "seq-mean-token-mean"},
+        reads=Dapo.declaration.reads,
+    )

@@ -11,9 +11,9 @@ from torch import Tensor
 from pipeline.algorithms.divergence import token_divergence
 from pipeline.algorithms.importance import approximate_proximal, behavior_ratio, correction_weights, rejection_mask
 from pipeline.algorithms.kl import kl_estimate
-from pipeline.algorithms.objective import Importance, Objective, Proximal, Rejection, Surrogate
+from pipeline.algorithms.objective import Importance, Objective, Proximal, Rejection
 from pipeline.algorithms.rows import Ints, Mask, Tokens
-from pipeline.algorithms.surrogate import TokenLoss, cispo_loss, clipped_loss, log_ratio, sequence_ratio
+from pipeline.algorithms.surrogate import SurrogateTerms, log_ratio, surrogate_loss
 
 
 def imitation_loss(logprobs: Tokens, mask: Mask) -> Tokens:
@@ -58,7 +58,19 @@ def token_loss(
     proximal = _proximal(objective, on_mask(old_logprobs), behavior, logprobs, versions)
     advantages = on_mask(advantages)
     exponent = log_ratio(logprobs, proximal)
-    term = _surrogate(objective, logprobs, proximal, exponent, advantages, mask, row_ids, num_rows)
+    terms = SurrogateTerms(
+        logprobs=logprobs,
+        proximal=proximal,
+        ratio=exponent.exp(),
+        advantages=advantages,
+        mask=mask,
+        row_ids=row_ids,
+        num_rows=num_rows,
+        clip_low=objective.clip_low,
+        clip_high=objective.clip_high,
+        dual_clip=objective.dual_clip,
+    )
+    term = surrogate_loss(objective.surrogate, terms)
     rho = behavior_ratio(objective.importance_level, proximal, behavior, mask, row_ids, num_rows)
     bounded = correction_weights(objective, rho)
     weight = bounded if mean_weight == 1.0 else bounded / mean_weight
@@ -114,23 +126,3 @@ def _proximal(objective: Objective, old: Tokens, behavior: Tokens, current: Toke
     is_linear = objective.proximal is Proximal.INTERPOLATE_LINEAR
     version = objective.proximal_version + 1
     return approximate_proximal(behavior, current, versions, current_version=version, linear=is_linear)
-
-
-def _surrogate(
-    objective: Objective,
-    logprobs: Tokens,
-    proximal: Tokens,
-    exponent: Tokens,
-    advantages: Tokens,
-    mask: Mask,
-    row_ids: Ints,
-    num_rows: int,
-) -> TokenLoss:
-    bounds = {"clip_low": objective.clip_low, "clip_high": objective.clip_high}
-    match objective.surrogate:
-        case Surrogate.CLIP:
-            return clipped_loss(exponent.exp(), advantages, **bounds, dual_clip=objective.dual_clip)
-        case Surrogate.GSPO:
-            return clipped_loss(sequence_ratio(logprobs, proximal, mask, row_ids, num_rows), advantages, **bounds)
-        case Surrogate.CISPO:
-            return cispo_loss(logprobs, exponent.exp(), advantages, **bounds)

@@ -135,7 +135,8 @@ class Objective:
     """eps_high"""
     dual_clip: float = 10.0
     """c above 1, or 0 for none"""
-    surrogate: Surrogate = Surrogate.CLIP
+    surrogate: str = Surrogate.CLIP
+    """One of :class:`Surrogate`, or the import path of another one."""
     aggregation: Aggregation = Aggregation.TOKEN_MEAN
     norm_length: float = 1.0
     """Divisor of seq-mean-token-sum-norm."""
@@ -166,7 +167,7 @@ class Objective:
             clip_low=section.clip_low,
             clip_high=section.clip_high,
             dual_clip=section.dual_clip,
-            surrogate=Surrogate(section.surrogate),
+            surrogate=section.surrogate,
             aggregation=Aggregation(section.loss_aggregation),
             norm_length=float(config.generation.max_response_tokens),
             importance=Importance(section.importance),

@@ -17,7 +17,8 @@ from typing import ClassVar
 
 from pipeline.algorithms.assemble import assemble
 from pipeline.algorithms.critic_rule import CriticRule, TokenSpan
-from pipeline.ledger.types import ClaimedUnit
+from pipeline.config.catalogue import SYMMETRIC, Declaration
+from pipeline.ledger.types import ClaimedUnit, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field
 
@@ -27,6 +28,9 @@ class Ppo(CriticRule):
 
     __slots__ = ()
     name: ClassVar[str] = "ppo"
+    declaration: ClassVar[Declaration] = Declaration(
+        Unit.TRAJECTORY, has_critic=True, has_group_baseline=False, preset=SYMMETRIC, reads=frozenset({"gamma"})
+    )
 
     def stretches(self, unit: ClaimedUnit) -> list[TokenSpan]:
         """Return each response of a unit as one stretch. Raises NonFiniteUnit, LedgerError."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from pipeline.algorithms.advantage import discounted_sums, group_advantages, terminal_rewards, whiten_rows
 from pipeline.algorithms.group_rule import GroupRule, Responses
+from pipeline.config.catalogue import SYMMETRIC, Declaration
 
 
 class ReinforcePlusPlus(GroupRule):
@@ -24,6 +25,9 @@ class ReinforcePlusPlus(GroupRule):
 
     __slots__ = ()
     name: ClassVar[str] = "reinforce++"
+    declaration: ClassVar[Declaration] = Declaration(
+        has_group_baseline=False, preset=SYMMETRIC, reads=frozenset({"gamma"})
+    )
 
     def advantages(self, responses: Responses) -> list[np.ndarray]:
         """Whiten the reward that is still to come at each token."""
@@ -39,6 +43,7 @@ class ReinforcePlusPlusBaseline(GroupRule):
 
     __slots__ = ()
     name: ClassVar[str] = "reinforce++-baseline"
+    declaration: ClassVar[Declaration] = Declaration(preset=SYMMETRIC)
 
     def advantages(self, responses: Responses) -> list[np.ndarray]:
         """Whiten what each response has over the mean of its group."""

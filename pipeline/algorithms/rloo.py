@@ -14,6 +14,7 @@ import numpy as np
 
 from pipeline.algorithms.advantage import leave_one_out_advantages
 from pipeline.algorithms.group_rule import GroupRule, Responses
+from pipeline.config.catalogue import SYMMETRIC, Declaration
 
 
 class Rloo(GroupRule):
@@ -21,6 +22,7 @@ class Rloo(GroupRule):
 
     __slots__ = ()
     name: ClassVar[str] = "rloo"
+    declaration: ClassVar[Declaration] = Declaration(preset=SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum"})
 
     def advantages(self, responses: Responses) -> list[np.ndarray]:
         """Compare each response with the others of its group."""

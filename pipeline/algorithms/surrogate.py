@@ -1,15 +1,22 @@
 """The loss of a policy gradient step at each token: clipped ratio, sequence ratio, clipped weight.
 
 Losses are not yet aggregated. The caller handles padding and masked tokens; see
-:class:`pipeline.algorithms.objective.Objective`."""
+:class:`pipeline.algorithms.objective.Objective`. A surrogate is a function of
+:class:`SurrogateTerms`, found by its short name or its import path.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, TypeAlias, cast
 
 import torch
 
 from pipeline.algorithms.rows import Flags, Floats, Ints, Mask, Tokens, row_mean
+from pipeline.config.import_path import import_own
+from protocol.errors import ConfigError
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +-20 before they are exponentiated: no ratio overflows (verl)."""
@@ -26,6 +33,78 @@ class TokenLoss:
     """The ratio left [1 - eps_low, 1 + eps_high] on the side that the advantage pushes to."""
     dual_clipped: Flags
     """The second clip bounds the loss of a negative advantage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurrogateTerms:
+    """The inputs of a surrogate, of all tokens of a micro-batch end to end; 0 off the mask."""
+
+    logprobs: Tokens
+    """Of the current policy; the loss is differentiated in them."""
+    proximal: Tokens
+    """Log-probs of the policy that ratios are taken to."""
+    ratio: Tokens
+    """``exp(clamp(logprobs - proximal))``, differentiable."""
+    advantages: Tokens
+    mask: Mask
+    row_ids: Ints
+    """Which response each token belongs to, 0 .. num_rows - 1, rows whole."""
+    num_rows: int
+    clip_low: float
+    clip_high: float
+    dual_clip: float
+    """0: none."""
+
+
+Surrogates: TypeAlias = Callable[[SurrogateTerms], "TokenLoss | torch.Tensor"]
+"""A surrogate returns a :class:`TokenLoss`, or the loss alone where nothing is clipped."""
+
+
+def clip(terms: SurrogateTerms) -> TokenLoss:
+    """Return PPO's clipped loss of each token's ratio (:func:`clipped_loss`)."""
+    bounds = {"clip_low": terms.clip_low, "clip_high": terms.clip_high}
+    return clipped_loss(terms.ratio, terms.advantages, **bounds, dual_clip=terms.dual_clip)
+
+
+def gspo(terms: SurrogateTerms) -> TokenLoss:
+    """Return the clipped loss of each response's ratio (:func:`sequence_ratio`)."""
+    ratio = sequence_ratio(terms.logprobs, terms.proximal, terms.mask, terms.row_ids, terms.num_rows)
+    return clipped_loss(ratio, terms.advantages, clip_low=terms.clip_low, clip_high=terms.clip_high)
+
+
+def cispo(terms: SurrogateTerms) -> TokenLoss:
+    """Return the log-probs under a clipped weight (:func:`cispo_loss`)."""
+    bounds = {"clip_low": terms.clip_low, "clip_high": terms.clip_high}
+    return cispo_loss(terms.logprobs, terms.ratio, terms.advantages, **bounds)
+
+
+_BUILT_IN: Final[Mapping[str, str]] = {
+    name: f"pipeline.algorithms.surrogate:{name}" for name in ("clip", "gspo", "cispo")
+}
+
+
+@cache
+def surrogate_named(name: str) -> Surrogates:
+    """Return a surrogate by its short name or import path. Raises ConfigError: it is not there."""
+    found: Any = import_own("algorithm.surrogate", _BUILT_IN.get(name, name))
+    if not callable(found):
+        raise ConfigError(f"algorithm.surrogate {name!r} is {found!r}; expected a function of SurrogateTerms: name one")
+    return cast("Surrogates", found)
+
+
+def surrogate_loss(name: str, terms: SurrogateTerms) -> TokenLoss:
+    """Return a surrogate's loss at each token. Raises ConfigError for a result that is none."""
+    found = surrogate_named(name)(terms)
+    if isinstance(found, torch.Tensor) and found.shape == terms.mask.shape:
+        found = TokenLoss(found, torch.zeros_like(terms.mask), torch.zeros_like(terms.mask))
+    if not isinstance(found, TokenLoss) or found.loss.shape != terms.mask.shape:
+        loss = found.loss if isinstance(found, TokenLoss) else found
+        got = f"a loss of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(found).__name__
+        raise ConfigError(
+            f"algorithm.surrogate {name!r} returned {got}, expected the loss of each of {terms.mask.numel()} tokens: "
+            "return a TokenLoss or a tensor of that shape"
+        )
+    return found
 
 
 def log_ratio(logprobs: Floats, old_logprobs: Floats) -> Floats:

@@ -36,7 +36,8 @@ from pipeline.algorithms.assemble import token_scores
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.critic_rule import CriticRule, TokenSpan
 from pipeline.algorithms.segments import join_segments
-from pipeline.ledger.types import ClaimedUnit, ScoredChunk
+from pipeline.config.catalogue import Declaration
+from pipeline.ledger.types import ClaimedUnit, ScoredChunk, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field, FinishReason, RewardScore
 
@@ -46,6 +47,19 @@ class Tppo(CriticRule):
 
     __slots__ = ()
     name: ClassVar[str] = "tppo"
+    declaration: ClassVar[Declaration] = Declaration(
+        Unit.CHUNK,
+        has_critic=True,
+        has_group_baseline=False,
+        preset={
+            "dynamic_sampling": False,
+            "adaptive_lambda_alpha": 0.05,
+            "adaptive_lambda_floor": 0.95,
+            "advantage_clamp": 10.0,
+            "positive_nll_coefficient": 0.1,
+        },
+        reads=frozenset({"gamma"}),
+    )
 
     def stretches(self, unit: ClaimedUnit) -> list[TokenSpan]:
         """Return the unit's one chunk as a stretch: its context is state, its tokens are actions.

@@ -8,7 +8,7 @@
     group sampling     several responses a prompt; the baseline is the critic's all the same
 
 Its parts but for the values' training are settings, so the rule is PPO's under other defaults
-(``catalogue.PRESETS``). The unit is a trajectory, or a whole group when dynamic sampling is on,
+(its declaration). The unit is a trajectory, or a whole group when dynamic sampling is on,
 since only a group has or lacks signal. Over-long shaping and filtering come with the reward.
 Whitening is ours, as in public PPO code: the paper leaves it open. Meaningless without pretraining
 (the paper: 11 instead of 60 on AIME 2024) or with lambda = 1 for the policy, the worst that VC-PPO
@@ -19,6 +19,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pipeline.algorithms.ppo import Ppo
+from pipeline.config.catalogue import Declaration
+from pipeline.ledger.types import Unit
 
 
 class Vapo(Ppo):
@@ -26,3 +28,12 @@ class Vapo(Ppo):
 
     __slots__ = ()
     name: ClassVar[str] = "vapo"
+    declaration: ClassVar[Declaration] = Declaration(
+        Unit.TRAJECTORY,
+        has_critic=True,
+        has_group_baseline=False,
+        preset={"dynamic_sampling": False, "adaptive_lambda_alpha": 0.05, "positive_nll_coefficient": 0.1},
+        reads=frozenset({"gamma"}),
+        # the filter reads every accuracy of a group
+        filtered_unit=Unit.GROUP,
+    )

@@ -82,14 +82,14 @@ def _look(run_dir: Path, is_supervised: bool) -> Snapshot:
 
 async def snapshot_of(at: Attached) -> Snapshot:
     """Return an attached run's present state."""
-    from pipeline.config.catalogue import declare
     from pipeline.observability.status import worker_rows
     from pipeline.observability.why.exits import read_exits
     from pipeline.observability.why.types import CriticNeeds, Snapshot
     from pipeline.supervisor.fleet_plan import worker_name
     from pipeline.supervisor.run_folder import supervisor_pid
+    from protocol.ids import Role
 
-    settings, value, algorithm = at.settings.supervisor, at.settings.value, at.settings.algorithm
+    settings, value = at.settings.supervisor, at.settings.value
     fleet = await at.registry.fleet()
     state = await at.registry.run_status()
     waits = await at.admin.waits()
@@ -110,7 +110,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
         totals=totals,
         queues={queue.name: queue for queue in queues},
         critic=CriticNeeds(value.min_explained_variance, value.pretrain_steps, value.batch_trajectories)
-        if declare(algorithm.name, dynamic_sampling=algorithm.dynamic_sampling).has_critic
+        if fleet is not None and Role.VALUE in fleet.counts
         else None,
         exits=read_exits(at.run_dir, time.time()),
         unwritten=unwritten,

@@ -1,77 +1,95 @@
-"""Each algorithm's unit, critic and default settings, readable without torch.
+"""Finds learning rules, and what each declares: unit, critic, needs and default settings.
 
-The ledger, ``config check`` and the fleet read them. ``name = "gspo"`` alone is GSPO; every single
-setting can still be given."""
+A rule's file declares it, a built-in rule's as one's own (``package.module:Class``). The ledger,
+``config check`` and the fleet read declarations, so the files of rules do not import torch."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Final, cast
 
+from pipeline.config.import_path import import_own, is_import_path
 from pipeline.ledger.types import Unit
 from protocol.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """An algorithm's claim unit and the source of its baseline."""
+    """A learning rule's facts besides its equation."""
 
-    name: str
-    """As in the configuration."""
-    unit: Unit
+    unit: Unit = Unit.GROUP
     """The learner claims one of these at once."""
-    has_critic: bool
+    has_critic: bool = False
     """Every training chunk needs values; a value process is started."""
-    has_group_baseline: bool
+    has_group_baseline: bool = True
     """Advantages compare the members of a group, so a group has at least two."""
+    needs_reference: bool = False
+    """``prepare`` reads reference log-probs, whatever the loss does."""
+    preset: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Defaults that the rule's name sets in ``[algorithm]``; DAPO's are the section's own."""
+    reads: frozenset[str] = frozenset()
+    """Settings of ``[algorithm]`` that only some rules read: ``normalize_std``, ``gamma``."""
+    filtered_unit: Unit | None = None
+    """The unit with dynamic sampling, where that is another one."""
 
 
-_GROUP_BASED: Final = ("dapo", "grpo", "dr-grpo", "rloo", "reinforce++-baseline", "gspo", "cispo")
-
-DECLARATIONS: Final[Mapping[str, Declaration]] = {
-    **{name: Declaration(name, Unit.GROUP, has_critic=False, has_group_baseline=True) for name in _GROUP_BASED},
-    "reinforce++": Declaration("reinforce++", Unit.GROUP, has_critic=False, has_group_baseline=False),
-    "ppo": Declaration("ppo", Unit.TRAJECTORY, has_critic=True, has_group_baseline=False),
-    "vapo": Declaration("vapo", Unit.TRAJECTORY, has_critic=True, has_group_baseline=False),
-    "tppo": Declaration("tppo", Unit.CHUNK, has_critic=True, has_group_baseline=False),
+SYMMETRIC: Final = {
+    "clip_low": 0.2,
+    "clip_high": 0.2,
+    "dual_clip": 0.0,
+    "dynamic_sampling": False,
 }
-"""By name. With dynamic sampling VAPO's unit is a group: the filter reads every accuracy in it."""
+"""The preset that most rules but DAPO begin with."""
 
-
-_SYMMETRIC: Final = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 0.0, "dynamic_sampling": False}
-
-PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
-    "dapo": {},
-    "grpo": _SYMMETRIC | {"loss_aggregation": "seq-mean-token-mean"},
-    "dr-grpo": _SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum-norm", "normalize_std": False},
-    "rloo": _SYMMETRIC | {"loss_aggregation": "seq-mean-token-sum"},
-    "reinforce++": _SYMMETRIC,
-    "reinforce++-baseline": _SYMMETRIC,
-    "gspo": _SYMMETRIC
-    | {"surrogate": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "loss_aggregation": "seq-mean-token-mean"},
-    "cispo": _SYMMETRIC | {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0},
-    "ppo": _SYMMETRIC,
-    "vapo": {"dynamic_sampling": False, "adaptive_lambda_alpha": 0.05, "positive_nll_coefficient": 0.1},
-    "tppo": {
-        "dynamic_sampling": False,
-        "adaptive_lambda_alpha": 0.05,
-        "adaptive_lambda_floor": 0.95,
-        "advantage_clamp": 10.0,
-        "positive_nll_coefficient": 0.1,
-    },
+BUILT_IN: Final[Mapping[str, str]] = {
+    "dapo": "pipeline.algorithms.dapo:Dapo",
+    "grpo": "pipeline.algorithms.grpo:Grpo",
+    "dr-grpo": "pipeline.algorithms.grpo:DrGrpo",
+    "rloo": "pipeline.algorithms.rloo:Rloo",
+    "reinforce++": "pipeline.algorithms.reinforce:ReinforcePlusPlus",
+    "reinforce++-baseline": "pipeline.algorithms.reinforce:ReinforcePlusPlusBaseline",
+    "gspo": "pipeline.algorithms.gspo:Gspo",
+    "cispo": "pipeline.algorithms.cispo:Cispo",
+    "ppo": "pipeline.algorithms.ppo:Ppo",
+    "vapo": "pipeline.algorithms.vapo:Vapo",
+    "tppo": "pipeline.algorithms.tppo:Tppo",
 }
-"""Defaults that a name sets in ``[algorithm]``; DAPO's are the section's own. Source: the papers,
-else public code. CISPO's paper leaves its upper bound open; ours is 4. KL terms are left to the run
-file, since they need another role."""
+"""Short names of import paths. Another rule is named by its path."""
+
+
+@cache
+def rule_class(name: str) -> Any:
+    """Return a rule's class by its short name or import path. Raises ConfigError: it is not there,
+    or is no class of a rule with a declaration."""
+    if name not in BUILT_IN and not is_import_path(name):
+        known = ", ".join(BUILT_IN)
+        raise ConfigError(
+            f"algorithm.name is {name!r}; expected one of {known}, or package.module:Class of your own: choose one"
+        )
+    found = import_own("algorithm.name", BUILT_IN.get(name, name))
+    wanted = "expected a subclass of GroupRule or CriticRule with a declaration: pipeline/algorithms/README.md"
+    if not inspect.isclass(found) or not callable(getattr(found, "from_config", None)):
+        raise ConfigError(f"algorithm.name {name!r} is {found!r}; {wanted}")
+    if not isinstance(getattr(found, "declaration", None), Declaration):
+        raise ConfigError(f"algorithm.name {name!r} has no declaration; {wanted}")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(cast("Any", found).__abstractmethods__))
+        raise ConfigError(f"algorithm.name {name!r} lacks {missing}; {wanted}")
+    return found
+
+
+def preset_of(name: str) -> dict[str, object]:
+    """Return the settings that an algorithm's name brings. Raises ConfigError."""
+    preset: Mapping[str, object] = rule_class(name).declaration.preset
+    return dict(preset)
 
 
 def declare(name: str, *, dynamic_sampling: bool = False) -> Declaration:
-    """Return an algorithm's declaration. Raises ConfigError when no algorithm has this name."""
-    found = DECLARATIONS.get(name)
-    if found is None:
-        known = ", ".join(DECLARATIONS)
-        raise ConfigError(f"algorithm.name is {name!r}; expected one of {known}: choose one that exists")
-    if name == "vapo" and dynamic_sampling:
-        return Declaration(name, Unit.GROUP, has_critic=True, has_group_baseline=False)
-    return found
+    """Return an algorithm's declaration. Raises ConfigError as :func:`rule_class`."""
+    declared: Declaration = rule_class(name).declaration
+    if dynamic_sampling and declared.filtered_unit is not None:
+        return replace(declared, unit=declared.filtered_unit)
+    return declared

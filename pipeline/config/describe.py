@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.config.catalogue import PRESETS
+from pipeline.config.catalogue import BUILT_IN, preset_of
 from pipeline.config.schema import RunConfig
 from pipeline.config.units import unit_of
 from pipeline.ledger.url import hide_password
@@ -63,7 +63,9 @@ class Setting:
 
     def default_in(self, algorithm: str) -> Any:
         """Return the default that a run of this algorithm has."""
-        return self.presets.get(algorithm, self.default)
+        if algorithm in BUILT_IN or not self.key.startswith("algorithm."):
+            return self.presets.get(algorithm, self.default)
+        return preset_of(algorithm).get(self.name, self.default)
 
     def facts(self, algorithm: str | None = None) -> str:
         """Return kind, limits, unit and default in one line, for one algorithm or for all."""
@@ -173,7 +175,8 @@ def _setting(key: str, info: FieldInfo) -> Setting:
         made = info.get_default(call_default_factory=True)
         default = Absent.NOT_SET if made is None else str(made) if isinstance(made, Path) else made
     section, _, name = key.rpartition(".")
-    presets = {of: brought[name] for of, brought in PRESETS.items() if section == "algorithm" and name in brought}
+    brought = {of: preset_of(of) for of in BUILT_IN} if section == "algorithm" else {}
+    presets = {of: preset[name] for of, preset in brought.items() if name in preset}
     unit = unit_of(key) if is_number(info) else None
     return Setting(key, _kind(info.annotation), _limits(info), unit, default, presets, info.description or "")
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
-from pydantic import Field, ModelWrapValidatorHandler, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, field_validator, model_validator
 
 from pipeline.config.base import Fraction, Positive, Section, setting
-from pipeline.config.catalogue import PRESETS
+from pipeline.config.catalogue import preset_of
 from pipeline.config.data_sets import ColumnsSection, DataPath, DataSetSection, EvaluationSetSection
+from pipeline.config.import_path import is_import_path, search_also
 from pipeline.config.judging import PartName, RewardFunctionSection
 
 
@@ -80,18 +81,28 @@ class DataSection(Section):
         return self
 
 
+SURROGATES = ("clip", "gspo", "cispo")
+"""Names of ``pipeline.algorithms.surrogate``; another one is named by its import path."""
+
+
 class AlgorithmSection(Section):
-    """The objective. `name` sets its source's defaults (pipeline/config/catalogue.py). Formulas:
+    """The objective. `name` sets its source's defaults. Formulas, and rules of your own:
     pipeline/algorithms/README.md."""
 
-    name: Literal[
-        "dapo", "grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline", "gspo", "cispo", "ppo", "vapo", "tppo"
-    ] = setting("dapo", "The learning rule. It sets its source's settings as defaults.")
+    name: str = setting(
+        "dapo",
+        "The learning rule: dapo, grpo, dr-grpo, rloo, reinforce++, reinforce++-baseline, gspo, cispo, ppo, vapo, "
+        "tppo, or package.module:Class of your own. It sets its source's settings as defaults.",
+    )
+    path: tuple[Path, ...] = setting(
+        (), "Folders with your rules' and surrogates' modules; searched after PYTHONPATH and what is installed."
+    )
     group_size: Positive = setting(16, "G, responses a prompt. DAPO: 16.")
     groups_per_update: Positive = setting(32, "Prompts of one update's batch.")
     num_minibatches: Positive = setting(1, "Optimiser steps of one update. DAPO: 16.")
-    surrogate: Literal["clip", "gspo", "cispo"] = setting(
-        "clip", "clip: token ratio. gspo: sequence ratio. cispo: clipped weight."
+    surrogate: str = setting(
+        "clip",
+        "clip: token ratio. gspo: sequence ratio. cispo: clipped weight. Or package.module:function of your own.",
     )
     clip_low: float = setting(0.2, "eps_low. DAPO eq. 8. 1 removes the lower bound (CISPO).", gt=0.0, le=1.0)
     clip_high: float = setting(0.28, "eps_high. DAPO eq. 8.", gt=0.0)
@@ -179,10 +190,28 @@ class AlgorithmSection(Section):
         # resolved files of earlier versions hold it
         if settings.get("prompt_filter") == "none":
             del settings["prompt_filter"]
-        brought = PRESETS.get(str(settings.get("name", "dapo")), {})
+        if not settings:
+            # DAPO's are the section's own
+            return handler(settings)
+        folders = settings.get("path", ())
+        if isinstance(folders, list | tuple):
+            search_also(Path(str(folder)) for folder in cast("list[object]", folders))
+        brought = preset_of(str(settings.get("name", "dapo")))
+        if foreign := sorted(brought.keys() - cls.model_fields.keys()):
+            raise ValueError(
+                f"the preset of {settings['name']} sets {', '.join(foreign)}, which [algorithm] has not; correct its "
+                "declaration"
+            )
         made = handler({**brought, **settings})
         made.model_fields_set.difference_update(brought.keys() - settings.keys())
         return made
+
+    @field_validator("surrogate")
+    @classmethod
+    def _known_surrogate(cls, name: str) -> str:
+        if name not in SURROGATES and not is_import_path(name):
+            raise ValueError(f"expected one of {', '.join(SURROGATES)}, or package.module:function of your own")
+        return name
 
 
 class StalenessSection(Section):
@@ -354,7 +383,7 @@ class LearnerSection(Section):
     decay_updates: Positive | None = setting(
         None, "Fall of warmup-stable-decay, at the schedule's end. Absent: a tenth of the schedule."
     )
-    final_rate_share: Fraction = setting(0.0, "What a schedule falls to, as a share of the learning rate.")
+    final_rate_share: Fraction = setting(0.0, "The end of a schedule's fall, as a share of the learning rate.")
     weight_decay: float = setting(0.1, "Decoupled, for matrices only.", ge=0.0)
     no_decay: tuple[str, ...] = setting(
         (), "Patterns of parameter names without weight decay, such as *embed_tokens*. Vectors never have it."

@@ -254,7 +254,7 @@ def _explain(error: ErrorDetails, origins: Origins) -> list[str]:
             return [f"{where}: `{'.'.join(path[:-1])}` has too few values"]
         return [f"{where}: `{key}` is missing; it has no default, so set it in a run file"]
     message = _expected(error)
-    if not key:
+    if not key or isinstance(given, dict):
         return [f"{where}: {message}"]
     return [f"{where}: `{key}` is {hide_password(repr(given))}: {message}"]
 

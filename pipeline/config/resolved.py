@@ -19,13 +19,6 @@ class RunGlance(msgspec.Struct, frozen=True):
     name: str
 
 
-class AlgorithmGlance(msgspec.Struct, frozen=True):
-    """Of ``[algorithm]``."""
-
-    name: str
-    dynamic_sampling: bool
-
-
 class LedgerGlance(msgspec.Struct, frozen=True):
     """Of ``[ledger]``."""
 
@@ -51,7 +44,6 @@ class Glance(msgspec.Struct, frozen=True):
     """Settings by section and key, as in ``RunConfig``."""
 
     run: RunGlance
-    algorithm: AlgorithmGlance
     ledger: LedgerGlance
     supervisor: SupervisorGlance
     value: ValueGlance

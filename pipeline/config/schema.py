@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 from pipeline.config import learning, running
 from pipeline.config.base import Section
-from pipeline.config.catalogue import Declaration, declare
+from pipeline.config.catalogue import Declaration, declare, rule_class
 from pipeline.config.rate_phases import rate_phases
 from pipeline.ledger.types import Unit
 
@@ -153,6 +153,12 @@ class RunConfig(Section):
                 f"{algorithm.name} has a critic, but fleet.value is 0, so no process computes values; set fleet.value to 1, "
                 "or choose an algorithm without a critic"
             )
+        if rule.needs_reference and not self.needs_reference:
+            raise ValueError(
+                f"{algorithm.name} reads reference log-probs, but none are computed: kl_coefficient is 0 and reference.always "
+                "is off; set reference.always"
+            )
+        rule_class(algorithm.name).check(self)
         self._check_importance()
         if 0.0 < algorithm.dual_clip <= 1.0:
             raise ValueError(f"algorithm.dual_clip is {algorithm.dual_clip}; it must be above 1, or 0 to switch it off")

@@ -14,8 +14,6 @@ from pipeline.config.load import section_of
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import Unit
 
-_NORMALISING = frozenset({"dapo", "grpo", "dr-grpo", "gspo", "cispo"})
-
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
@@ -41,7 +39,9 @@ _NO_ADAPTATION = "adaptive_lambda_alpha is 0, so lambda does not adapt"
 _ALL_ONE = "an update is one optimiser step, so all ratios are 1; raise num_minibatches"
 _RULES = (
     _Rule(
-        "algorithm.gamma", lambda c: not c.has_critic and c.algorithm.name != "reinforce++", "{algorithm} has no critic"
+        "algorithm.gamma",
+        lambda c: "gamma" not in c.declaration.reads and not c.has_critic,
+        "{algorithm} has no critic",
     ),
     _Rule(
         "algorithm.gae_lambda algorithm.adaptive_lambda_alpha algorithm.adaptive_lambda_floor algorithm.whiten "
@@ -59,10 +59,12 @@ _RULES = (
         lambda c: c.declaration.unit is not Unit.CHUNK,
         "{algorithm} claims no unfinished windows",
     ),
-    _of_algorithm(
-        "normalize_std", lambda a: a.name not in _NORMALISING, "{algorithm} does not divide by a group's std"
+    _Rule(
+        "algorithm.normalize_std",
+        lambda c: "normalize_std" not in c.declaration.reads,
+        "{algorithm} does not divide by a group's std",
     ),
-    _of_algorithm("dual_clip", lambda a: a.surrogate != "clip", "only surrogate clip has a dual clip"),
+    _of_algorithm("dual_clip", lambda a: a.surrogate in ("gspo", "cispo"), "only surrogate clip has a dual clip"),
     _of_algorithm("clip_low clip_high dual_clip", _has_one_ratio, _ALL_ONE),
     _of_algorithm(
         "importance_cap", lambda a: a.importance not in ("tis", "icepop"), "only importance tis and icepop have a cap"

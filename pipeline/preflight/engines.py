@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.config.import_path import is_import_path
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.ask import ask
 from pipeline.preflight.model_folder import read_model_config
@@ -50,6 +51,8 @@ def _uncertain(config: RunConfig) -> list[str]:
         if config.learner.freeze or config.learner.no_decay:
             # only the model knows the names of its parameters
             found += [str(types[0])]
+        if is_import_path(config.algorithm.surrogate):
+            found += [config.algorithm.surrogate]
     devices = [config.model.device, config.generation.device, config.reference.device, config.value.device]
     if config.reward.model is not None:
         devices.append(config.reward.model.device)

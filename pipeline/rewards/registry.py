@@ -6,17 +6,13 @@ too. Nothing is imported here: a verifier that fails or hangs at import does so 
 from __future__ import annotations
 
 import difflib
-import importlib
-import re
+import sys
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any
 
+from pipeline.config.import_path import import_object, is_import_path
 from pipeline.rewards.signature import Judge
 from protocol.errors import ConfigError
-from protocol.headrace import PACKAGES
-
-_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ def register(name: str, path: str, *, sandboxed: bool = True, sound: bool = Fals
 
     Raises ConfigError: the name is taken by another path, or the path is not an import path."""
     spec = VerifierSpec(name, path, sandboxed, sound)
-    if _PATH.fullmatch(path) is None:
+    if not is_import_path(path):
         raise ConfigError(f"verifier {name!r}: {path!r} is not an import path; write package.module:function")
     if _SPECS.setdefault(name, spec) != spec:
         raise ConfigError(f"verifier {name!r} is registered as {_SPECS[name].path} already; choose another name")
@@ -73,7 +69,7 @@ def resolve(name: str) -> VerifierSpec:
     spec = _SPECS.get(name)
     if spec is not None:
         return spec
-    if _PATH.fullmatch(name) is not None:
+    if is_import_path(name):
         return VerifierSpec(name, name, sandboxed=True)
     close = difflib.get_close_matches(name, _SPECS, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names())};"
@@ -97,30 +93,12 @@ def load(path: str) -> Judge:
     """Import the function at ``package.module:function``, and run its module's ``warm_up()`` where
     there is one. Raises ConfigError: the module or the function is not there, it is not callable,
     or its signature is none that is known. Errors inside the module pass through."""
-    module_name, _, attributes = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            # the module is there; something that it imports is not
-            raise
-        if module_name.partition(".")[0] in PACKAGES:
-            hint = "pipeline, protocol and workers are Headrace's own packages: give yours another name"
-        else:
-            hint = "install it, or name its folder in reward.path (headrace score: --path)"
-        raise ConfigError(f"verifier {path!r}: no module named {error.name!r}; {hint}") from None
-    found: Any = module
-    for attribute in attributes.split("."):
-        if not hasattr(found, attribute):
-            close = difflib.get_close_matches(attribute, dir(found), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"verifier {path!r}: {module_name} has no {attribute!r}{hint}")
-        found = getattr(found, attribute)
+    found = import_object("verifier", path, "install it, or name its folder in reward.path (headrace score: --path)")
     if not callable(found):
         kind = type(found).__name__
         raise ConfigError(f"verifier {path!r} is a {kind}; it must be a function of a list of responses")
     judge = Judge(found, path)
-    warm_up = getattr(module, "warm_up", None)
+    warm_up = getattr(sys.modules[path.partition(":")[0]], "warm_up", None)
     if callable(warm_up):
         warm_up()
     return judge

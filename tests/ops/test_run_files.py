@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ops.demo.task import MAX_RESPONSE_TOKENS, MAX_TERMS
-from pipeline.config.catalogue import DECLARATIONS
+from pipeline.config.catalogue import BUILT_IN
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
 
@@ -44,7 +44,7 @@ def test_every_demo_samples_groups_but_plain_ppo(config: RunConfig):
 
 
 def test_there_is_a_demo_of_every_kind_of_rule():
-    assert {config.algorithm.name for config in DEMOS.values()} == DECLARATIONS.keys() - {"reinforce++-baseline"}
+    assert {config.algorithm.name for config in DEMOS.values()} == BUILT_IN.keys() - {"reinforce++-baseline"}
 
 
 def test_the_full_size_run_has_the_papers_hyper_parameters():

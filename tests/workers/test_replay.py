@@ -22,6 +22,7 @@ from pipeline.training.checkpoints import CheckpointFolder
 from pipeline.update_log.folder import read_log
 from protocol.errors import ConfigError, DataError, Diverged
 from protocol.ids import Incarnation, Role
+from tests.pipeline.algorithms.own import own_objectives
 from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses
 from tests.workers.engines.tiny import tiny_model
 from workers.engines.build import build_training_backend
@@ -146,6 +147,17 @@ def test_every_update_of_every_life_of_a_learner_comes_out_bit_for_bit(
     assert report.first_difference is None
     assert (report.num_unreachable, report.environment) == (0, {})
     assert all(one.losses == one.recorded_losses and any(one.losses) for one in report.remade)
+
+
+def test_an_objective_of_ones_own_is_replayed_bit_for_bit(tmp_path: Path) -> None:
+    folder = own_objectives(tmp_path, "replayed")
+    own = {"name": "replayed.rule:BoundedLeaveOneOut", "surrogate": "replayed.losses:quadratic", "path": [folder]}
+    config = config_of(tmp_path, algorithm=own)
+    Learning(config, 1).make(3).checkpoint()
+    report = replayed(config)
+    assert (versions(report), report.num_equal) == ([1, 2, 3], 3)
+    built_in = replayed(config, what_if=("algorithm.surrogate=clip",), check=False)
+    assert built_in.first_difference is not None, "the surrogate has an effect"
 
 
 def test_a_range_begins_at_a_checkpoint_and_gives_the_weights_of_its_last_version(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
+from pipeline.algorithms.surrogate import SurrogateTerms, surrogate_loss
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
 from pipeline.process.exit_codes import ExitCode
@@ -40,6 +41,7 @@ def check(config: RunConfig) -> None:
     for path, what in _wanted(config):
         _check_model(path, what)
     check_parameter_names(config)
+    check_surrogate(config.algorithm.surrogate)
 
 
 def check_devices(config: RunConfig) -> None:
@@ -58,6 +60,38 @@ def check_devices(config: RunConfig) -> None:
             resolve_device(device)
         except ConfigError as error:
             raise ConfigError(f"{setting}: {error}") from error
+
+
+def check_surrogate(name: str) -> None:
+    """Raise ConfigError for a surrogate of one's own that yields no finite gradient on a trial."""
+    logprobs = torch.tensor([-0.5, -1.0, -2.0, -0.1], requires_grad=True)
+    proximal = torch.tensor([-0.6, -0.9, -2.0, -0.3])
+    terms = SurrogateTerms(
+        logprobs=logprobs,
+        proximal=proximal,
+        ratio=(logprobs - proximal).exp(),
+        advantages=torch.tensor([1.0, -1.0, 0.5, -0.5]),
+        mask=torch.ones(4, dtype=torch.bool),
+        row_ids=torch.tensor([0, 0, 1, 1]),
+        num_rows=2,
+        clip_low=0.2,
+        clip_high=0.28,
+        dual_clip=0.0,
+    )
+    try:
+        (gradient,) = torch.autograd.grad(surrogate_loss(name, terms).loss.sum(), logprobs)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"algorithm.surrogate {name!r} ended a trial by {type(error).__name__}: {error}; expected a loss that is "
+            "differentiable in terms.logprobs: correct it"
+        ) from error
+    if not torch.isfinite(gradient).all():
+        raise ConfigError(
+            f"algorithm.surrogate {name!r} has the gradient {gradient.tolist()} on a trial of ratios near 1; expected "
+            "finite numbers: correct it"
+        )
 
 
 def check_parameter_names(config: RunConfig) -> None:

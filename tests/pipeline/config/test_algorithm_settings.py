@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.catalogue import DECLARATIONS, PRESETS
 from pipeline.config.load import load_config
 from pipeline.ledger.types import Unit
 from protocol.errors import ConfigError
@@ -120,7 +119,6 @@ def test_units_and_critics_are_as_declared(run_file: Path) -> None:
 
 
 def test_a_preset_is_a_default_and_the_resolved_configuration_holds_it(run_file: Path) -> None:
-    assert PRESETS.keys() == DECLARATIONS.keys()
     section = load_config([run_file], ["algorithm.name=tppo", "algorithm.adaptive_lambda_floor=0.5"]).algorithm
     assert (section.adaptive_lambda_alpha, section.adaptive_lambda_floor) == (0.05, 0.5)
     assert type(section).model_validate(section.model_dump()) == section

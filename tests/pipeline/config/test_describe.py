@@ -227,7 +227,7 @@ def test_no_name_of_ours_counts_as_another_systems() -> None:
         ("run.seed=x", "expected an integer"),
         ("data.shuffle=perhaps", "expected a boolean"),
         ("fleet.generator=0", "expected a value greater than 0$"),
-        ("algorithm.surrogate=clap", "expected 'clip', 'gspo' or 'cispo'$"),
+        ("algorithm.importance_level=clap", "expected 'token', 'sequence' or 'geometric'$"),
         ("generation.vllm=3", r"expected a section of settings, for example --set generation\.vllm\.NAME=VALUE$"),
     ],
 )

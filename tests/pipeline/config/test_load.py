@@ -61,7 +61,7 @@ def test_a_misspelt_section_is_suggested_too(run_file: Path) -> None:
     [
         ("eta=1", "did you mean `staleness.eta`"),
         ("lr=1e-5", "that is `learner.learning_rate` here"),
-        ("lr_scheduler=cosine", "the rate is constant"),
+        ("lr_scheduler=cosine", "that is `learner.schedule` here"),
         ("gradient_accumulation_steps=4", "learner.micro_batch_tokens"),
         ("n=8", "that is `algorithm.group_size` here"),
     ],

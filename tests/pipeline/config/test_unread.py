@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.algorithms import build
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.config.catalogue import DECLARATIONS
+from pipeline.config.catalogue import BUILT_IN
 from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.config.unread import given_keys, in_words, unread
@@ -118,7 +118,7 @@ def _are_equal(some: list[TrainingSample], others: list[TrainingSample]) -> bool
     )
 
 
-@pytest.mark.parametrize("name", list(DECLARATIONS))
+@pytest.mark.parametrize("name", list(BUILT_IN))
 def test_what_is_named_changes_no_sample_and_what_is_not_named_does(run_file: Path, name: str) -> None:
     base = [f"algorithm.name={name}", "algorithm.group_size=4", "generation.window_tokens=12"]
     plain = _samples(load_config([run_file], base))

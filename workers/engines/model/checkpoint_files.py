@@ -53,7 +53,7 @@ class TrainingState(msgspec.Struct, frozen=True, omit_defaults=True):
     num_steps: int
     """Optimiser steps applied; places the learning-rate schedule."""
     optimizer: str = "adamw"
-    """Whose state lies beside; fused or not is the same."""
+    """The optimiser of the state beside; fused or not is the same."""
     schedule: str = "constant"
     """Of the rate after the warm-up."""
 

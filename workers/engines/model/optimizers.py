@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -22,13 +22,45 @@ from protocol.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from workers.engines.model.optimizer import OptimizerSettings
-
 _MAX_NAMED = 4
 
 
+class OptimizerTraits(Protocol):
+    """The settings of an optimiser: those that its steps are made with."""
+
+    @property
+    def name(self) -> str:
+        """One of the module's names."""
+        ...
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate after the warm-up."""
+        ...
+
+    @property
+    def weight_decay(self) -> float:
+        """Decoupled, on matrices only."""
+        ...
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        """AdamW's."""
+        ...
+
+    @property
+    def eps(self) -> float:
+        """AdamW's."""
+        ...
+
+    @property
+    def no_decay(self) -> tuple[str, ...]:
+        """Patterns of the names of matrices that do not decay."""
+        ...
+
+
 def make_optimizers(
-    parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerSettings, embeddings: Collection[str] = ()
+    parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerTraits, embeddings: Collection[str] = ()
 ) -> list[torch.optim.Optimizer]:
     """Make the optimisers of ``parameters``, each stepped by one of them.
 
@@ -42,7 +74,7 @@ def make_optimizers(
 
 
 def make_adamw(
-    parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerSettings, *, fused: bool = True
+    parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerTraits, *, fused: bool = True
 ) -> torch.optim.AdamW:
     """Make AdamW on ``parameters``, with weight decay on matrices only."""
     groups = _groups(parameters, settings)
@@ -57,7 +89,7 @@ def named(names: Iterable[str], patterns: Collection[str]) -> list[str]:
 
 
 def check_patterns(setting: str, patterns: Collection[str], names: Collection[str]) -> None:
-    """Raise ConfigError, naming the setting, for a pattern that fits no parameter, or all fitted."""
+    """Raise ConfigError, naming the setting, for a pattern that fits nothing, or freezes all."""
     for pattern in patterns:
         if not named(names, [pattern]):
             some = ", ".join([*names][:_MAX_NAMED])
@@ -84,9 +116,7 @@ def embedding_names(model: PreTrainedModel) -> frozenset[str]:
     return frozenset(name for name, value in model.named_parameters() if id(value) in ids)
 
 
-def _make(
-    name: str, parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerSettings
-) -> torch.optim.Optimizer:
+def _make(name: str, parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerTraits) -> torch.optim.Optimizer:
     match name:
         case "adafactor":
             return torch.optim.Adafactor(_groups(parameters, settings), lr=settings.learning_rate)
@@ -104,7 +134,7 @@ def _make(
 
 def _adamw_8bit() -> Any:
     try:
-        from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
+        from bitsandbytes.optim.adamw import AdamW8bit  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ConfigError(
             f"learner.optimizer is adamw-8bit, but bitsandbytes cannot be imported: {error}; install "
@@ -113,7 +143,7 @@ def _adamw_8bit() -> Any:
     return AdamW8bit
 
 
-def _groups(parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerSettings) -> list[dict[str, Any]]:
+def _groups(parameters: Mapping[str, torch.nn.Parameter], settings: OptimizerTraits) -> list[dict[str, Any]]:
     excepted = set(named(parameters, settings.no_decay))
     decayed = [value for name, value in parameters.items() if value.ndim >= 2 and name not in excepted]
     others = [value for name, value in parameters.items() if value.ndim < 2 or name in excepted]

@@ -182,7 +182,7 @@ def optimizer_settings(config: RunConfig) -> OptimizerSettings:
         decay = RateDecay(learner.schedule, phases.stable * steps, phases.decay * steps, learner.final_rate_share)
     return OptimizerSettings.of(
         learner,
-        warmup_steps=learner.warmup_updates * config.algorithm.num_minibatches,
+        warmup_steps=learner.warmup_updates * steps,
         name=learner.optimizer,
         decay=decay,
         no_decay=learner.no_decay,

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 
 from pipeline.algorithms import Algorithm, build
-from pipeline.algorithms.rules import RULES
-from pipeline.config.catalogue import DECLARATIONS
-from pipeline.config.learning import AlgorithmSection, DataSection, ModelSection
+from pipeline.config.catalogue import BUILT_IN, declare, rule_class
+from pipeline.config.learning import DataSection, ModelSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import ClaimedUnit, Unit
@@ -73,16 +71,14 @@ def _assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) 
 
 
 def test_every_declared_algorithm_has_a_rule() -> None:
-    assert tuple(RULES) == get_args(AlgorithmSection.model_fields["name"].annotation)
-    assert set(RULES) == set(DECLARATIONS)
-    for name in RULES:
+    for name in BUILT_IN:
         rule = _rule(name)
-        assert isinstance(rule, Algorithm)
-        assert (rule.name, rule.unit) == (name, DECLARATIONS[name].unit if name != "vapo" else Unit.TRAJECTORY)
+        assert isinstance(rule, Algorithm) and type(rule) is rule_class(name)
+        assert (rule.name, rule.unit) == (name, declare(name).unit)
     assert _rule("vapo", dynamic_sampling=True).unit is Unit.GROUP
 
 
-@pytest.mark.parametrize("name", list(RULES))
+@pytest.mark.parametrize("name", list(BUILT_IN))
 def test_neither_micro_batches_nor_the_order_of_arrival_change_a_float64_update(name: str) -> None:
     rule = _rule(name)
     units = _units(rule, responses(4))

@@ -1,0 +1,23 @@
+"""A user's package, made of the examples in the README of the learning rules."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+README = Path(__file__).resolve().parents[3] / "pipeline" / "algorithms" / "README.md"
+
+
+def examples() -> tuple[str, str]:
+    """The example rule and the example surrogate."""
+    rule, surrogate = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    return rule, surrogate
+
+
+def own_objectives(folder: Path, package: str) -> Path:
+    """Write both into a package, whose name is no other test's; return the folder that holds it."""
+    rule, surrogate = examples()
+    (folder / package).mkdir()
+    (folder / package / "rule.py").write_text(rule)
+    (folder / package / "losses.py").write_text(surrogate)
+    return folder
