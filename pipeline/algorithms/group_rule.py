@@ -2,8 +2,7 @@
 
 A rule of this kind is one equation, from the rewards of a batch to the advantages of its tokens: a
 subclass that defines ``advantages``. The objective clips and averages tokens, by the settings that
-the rule's name brings (its declaration).
-"""
+the rule's name brings (its declaration)."""
 
 from __future__ import annotations
 

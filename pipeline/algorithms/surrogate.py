@@ -2,8 +2,7 @@
 
 Losses are not yet aggregated. The caller handles padding and masked tokens; see
 :class:`pipeline.algorithms.objective.Objective`. A surrogate is a function of
-:class:`SurrogateTerms`, found by its short name or its import path.
-"""
+:class:`SurrogateTerms`, found by its short name or its import path."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@
     muon                  torch.optim.Muon for matrices inside the layers, its updates scaled to AdamW's root mean
                           square (2502.16982), so that one learning rate is right for both; fused AdamW for the rest
 
-Weight decay acts on matrices, unless their names are excepted.
-"""
+Weight decay acts on matrices, unless their names are excepted."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ def make_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """Make the optimisers of ``parameters``, each stepped by one of them.
 
-    ``embeddings`` are names of matrices whose rows are tokens, which Muon is not for.
-    """
+    ``embeddings`` are names of matrices whose rows are tokens, which Muon is not for."""
     if settings.name != "muon":
         return [_make(settings.name, parameters, settings)]
     hidden = {name: value for name, value in parameters.items() if value.ndim == 2 and name not in embeddings}

@@ -5,8 +5,7 @@
     warmup-stable-decay    1 for the stable part, then 1 - sqrt(x) (Haegele et al., 2405.18392)
 
 Each ends at ``final_share`` and stays there. A schedule is a function of the steps taken alone, so
-its state in a checkpoint is their number and its own name.
-"""
+its state in a checkpoint is their number and its own name."""
 
 from __future__ import annotations
 
