@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias, cast
 import torch
 
 from pipeline.algorithms.rows import Flags, Floats, Ints, Mask, Tokens, row_mean
+from pipeline.config.catalogue import SURROGATES
 from pipeline.config.import_path import import_own
 from protocol.errors import ConfigError
 
@@ -77,9 +78,7 @@ def cispo(terms: SurrogateTerms) -> TokenLoss:
     return cispo_loss(terms.logprobs, terms.ratio, terms.advantages, **bounds)
 
 
-_BUILT_IN: Final[Mapping[str, str]] = {
-    name: f"pipeline.algorithms.surrogate:{name}" for name in ("clip", "gspo", "cispo")
-}
+_BUILT_IN: Final[Mapping[str, str]] = {name: f"pipeline.algorithms.surrogate:{name}" for name in SURROGATES}
 
 
 @cache

@@ -60,6 +60,17 @@ BUILT_IN: Final[Mapping[str, str]] = {
 """Short names of import paths. Another rule is named by its path."""
 
 
+SURROGATES: Final = ("clip", "gspo", "cispo")
+"""Functions of ``pipeline.algorithms.surrogate``. Another one is named by its import path."""
+
+
+def known_surrogate(name: str) -> str:
+    """Return ``name``. Raises ValueError: neither a built-in surrogate nor an import path."""
+    if name not in SURROGATES and not is_import_path(name):
+        raise ValueError(f"expected one of {', '.join(SURROGATES)}, or package.module:function of your own")
+    return name
+
+
 @cache
 def rule_class(name: str) -> Any:
     """Return a rule's class by its short name or import path. Raises ConfigError: it is not there,

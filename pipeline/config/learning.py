@@ -6,14 +6,14 @@ Each setting names its unit and the source of its default. Rules across settings
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, ModelWrapValidatorHandler, field_validator, model_validator
+from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
 
 from pipeline.config.base import Fraction, Positive, Section, setting
-from pipeline.config.catalogue import preset_of
+from pipeline.config.catalogue import known_surrogate, preset_of
 from pipeline.config.data_sets import ColumnsSection, DataPath, DataSetSection, EvaluationSetSection
-from pipeline.config.import_path import is_import_path, search_also
+from pipeline.config.import_path import search_also
 from pipeline.config.judging import PartName, RewardFunctionSection
 
 
@@ -81,10 +81,6 @@ class DataSection(Section):
         return self
 
 
-SURROGATES = ("clip", "gspo", "cispo")
-"""Names of ``pipeline.algorithms.surrogate``; another one is named by its import path."""
-
-
 class AlgorithmSection(Section):
     """The objective. `name` sets its source's defaults. Formulas, and rules of your own:
     pipeline/algorithms/README.md."""
@@ -100,7 +96,7 @@ class AlgorithmSection(Section):
     group_size: Positive = setting(16, "G, responses a prompt. DAPO: 16.")
     groups_per_update: Positive = setting(32, "Prompts of one update's batch.")
     num_minibatches: Positive = setting(1, "Optimiser steps of one update. DAPO: 16.")
-    surrogate: str = setting(
+    surrogate: Annotated[str, AfterValidator(known_surrogate)] = setting(
         "clip",
         "clip: token ratio. gspo: sequence ratio. cispo: clipped weight. Or package.module:function of your own.",
     )
@@ -205,13 +201,6 @@ class AlgorithmSection(Section):
         made = handler({**brought, **settings})
         made.model_fields_set.difference_update(brought.keys() - settings.keys())
         return made
-
-    @field_validator("surrogate")
-    @classmethod
-    def _known_surrogate(cls, name: str) -> str:
-        if name not in SURROGATES and not is_import_path(name):
-            raise ValueError(f"expected one of {', '.join(SURROGATES)}, or package.module:function of your own")
-        return name
 
 
 class StalenessSection(Section):
