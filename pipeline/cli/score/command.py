@@ -60,6 +60,11 @@ _REPORT_EVERY_S = 5.0
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write a JSON line for each response: accuracy, reward, parts, judged, reason.",
 )
+@click.option(
+    "--pass-rates",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write a JSON line for each prompt, to train on: its pass rate and its difficulty, 1 - pass rate.",
+)
 @json_option
 def score(
     file: Path,
@@ -70,6 +75,7 @@ def score(
     timeout_s: float | None,
     processes: int | None,
     out: Path | None,
+    pass_rates: Path | None,
     as_json: bool,
 ) -> ExitCode:
     """Score the responses in FILE (JSONL or Parquet) and print the distribution.
@@ -95,6 +101,7 @@ def score(
         max_response_tokens=None if run is None else run.generation.max_response_tokens,
         by=by,
         out=out,
+        pass_rates=pass_rates,
         on_judged=progress,
     )
     if as_json:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from pipeline.cli.score.distribution import ScoreReport, ScoreTally
+from pipeline.cli.score.pass_rates import PassRates
 from pipeline.config.learning import RewardSection
 from pipeline.data.files import BadRow, Row, read_rows
 from pipeline.data.lines import text_of
@@ -55,6 +56,7 @@ def score_file(
     max_response_tokens: int | None = None,
     by: str | None = None,
     out: Path | None = None,
+    pass_rates: Path | None = None,
     on_judged: Callable[[int], None] | None = None,
 ) -> ScoreReport:
     """Score every response of a ``.jsonl`` or ``.parquet`` file and return the distribution.
@@ -62,7 +64,8 @@ def score_file(
     ``default_verifier`` is for those that name none. Functions of ``config.functions`` add their
     parts. Only the soft over-long punishment needs ``max_response_tokens``. ``by`` is a column to
     break the distribution down by. ``out`` becomes a JSONL file: of each line its verdict, failure,
-    or reading error. ``on_judged`` receives the number of lines judged since its last call.
+    or reading error. ``pass_rates`` becomes a file to train on, with each prompt's difficulty.
+    ``on_judged`` receives the number of lines judged since its last call.
 
     Raises DataError for a file that is missing, unreadable or without a response. Raises
     ConfigError for a verifier that does not exist or cannot be imported, or a shaping without its
@@ -74,13 +77,24 @@ def score_file(
         resolve(name)
     tally = ScoreTally(str(path), verifier, by)
     rows = read_rows(path)
-    if out is not None and out.exists() and out.samefile(path):
-        raise ConfigError(f"{out}: the verdicts would replace the responses; name another file")
+    for written in filter(None, (out, pass_rates)):
+        if written.exists() and written.samefile(path):
+            raise ConfigError(f"{written}: the verdicts would replace the responses; name another file")
+    rates = PassRates()
     with nullcontext() if out is None else out.open("wb") as file:
         job = _Job(
-            verifier, default_verifier, config, max_response_tokens or 0, tally, file, on_judged or (lambda _: None)
+            verifier,
+            default_verifier,
+            config,
+            max_response_tokens or 0,
+            tally,
+            rates,
+            file,
+            on_judged or (lambda _: None),
         )
         asyncio.run(job.score(rows))
+    if pass_rates is not None:
+        rates.write(pass_rates)
     report = tally.report()
     if report.num_responses == 0:
         raise DataError(f"{path}: no response to score; {'; '.join(report.bad_lines[:3]) or 'the file is empty'}")
@@ -96,6 +110,7 @@ class _Job:
     config: RewardSection
     max_response_tokens: int
     tally: ScoreTally
+    rates: PassRates
     out: BinaryIO | None
     on_judged: Callable[[int], None]
 
@@ -151,6 +166,8 @@ class _Job:
             size = {"num_tokens": response.num_tokens, "max_response_tokens": self.max_response_tokens}
             score = shape(self.config, outcome, **size, finish_reason=response.finish_reason)
             self.tally.score(response, score, judged=outcome.judged)
+            if outcome.judged:
+                self.rates.add(response, score.accuracy)
             found = {name: getattr(score, name) for name in ("accuracy", "reward", "parts", "masked")}
             verdict = {**found, "judged": outcome.judged, "reason": outcome.reason}
         self._write({"line": line, "verifier": response.verifier, **verdict})

@@ -225,3 +225,17 @@ def test_one_process_a_core_is_used_unless_a_number_is_given(tmp_path: Path, mon
     for options in ([], ["--processes", "3"]):
         CliRunner().invoke(score, [str(path), "--verifier", "arithmetic", *options], catch_exceptions=False)
     assert used == [5, 3]
+
+
+def test_pass_rates_become_a_file_to_train_on_with_a_difficulty(tmp_path: Path) -> None:
+    given = [("a", "4"), ("b", "4"), ("a", "5"), ("a", "4"), ("a", "4"), ("b", "4")]
+    lines = [{"prompt": prompt, "response": f"is {text}", "answer": "4"} for prompt, text in given]
+    path, rates = tmp_path / "responses.jsonl", tmp_path / "train.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    score_file(path, "arithmetic", pass_rates=rates)
+    first, second = map(json.loads, rates.read_text().splitlines())
+    assert (first["prompt"], first["pass_rate"], first["difficulty"], first["num_judged"]) == ("a", 0.75, 0.25, 4)
+    assert (second["prompt"], second["difficulty"], second["verifier"]) == ("b", 0.0, "arithmetic")
+    path.write_text(json.dumps({"response": "is 4", "answer": "4"}))
+    with pytest.raises(DataError, match="no judged line has a `prompt`"):
+        score_file(path, "arithmetic", pass_rates=rates)
