@@ -43,7 +43,7 @@ for name in sys.argv[1:]:
 class Hub(BaseHTTPRequestHandler):
     """The few paths of the hub's interface that a download takes."""
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Print nothing."""
 
     def do_HEAD(self) -> None:
