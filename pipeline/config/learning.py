@@ -14,7 +14,7 @@ from pipeline.config.base import Fraction, Positive, Section, setting
 from pipeline.config.catalogue import known_surrogate, preset_of
 from pipeline.config.data_sets import ColumnsSection, DataPath, DataSetSection, EvaluationSetSection
 from pipeline.config.import_path import search_also
-from pipeline.config.judging import PartName, RewardFunctionSection
+from pipeline.config.judging import EndpointSection, PartName, RewardFunctionSection
 
 
 class ModelSection(Section):
@@ -250,9 +250,17 @@ class RewardSection(Section):
     functions: dict[PartName, RewardFunctionSection] = setting(
         {}, "Further rewards by name, each a table [reward.functions.NAME]. History, report and status show each."
     )
+    endpoints: dict[PartName, EndpointSection] = setting(
+        {}, "Judges and rewards behind HTTP by name, each a table [reward.endpoints.NAME]; verifiers endpoint/NAME."
+    )
     path: tuple[Path, ...] = setting(
         (), "Folders with your verifiers' modules; searched after PYTHONPATH and what is installed."
     )
+
+    @property
+    def endpoint_names(self) -> tuple[str, ...]:
+        """Names of the endpoints as verifiers."""
+        return tuple(f"endpoint/{name}" for name in self.endpoints)
 
 
 class ReferenceVllmSection(Section):

@@ -58,6 +58,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "reward.overlong": "overlong_buffer mask_truncated_completions",
     "reward.overlong_cache_tokens": "overlong_buffer_len",
     "reward.overlong_factor": "penalty_factor overlong_penalty_factor",
+    "reward.endpoints": "remote_rm_url reward_api_url",
     "reward.functions": "reward_weights reward_funcs_weights",
     "reward.model.path": "reward_pretrain",
     "value.path": "critic_pretrain",
@@ -108,7 +109,6 @@ _REASONS: Final[Mapping[str, str]] = {
     "use_remove_padding packing_samples": "there is no such setting: batches are always packed without padding",
     "min_p": "there is no such setting: sampling has `generation.temperature`, `generation.top_p` and `generation.top_k`",
     "repetition_penalty": "there is no such setting: it would make log-probs of another distribution than the learner's",
-    "remote_rm_url": "there is no such setting: a reward model is loaded from `reward.model.path`",
     "report_to use_wandb logger": "there is no such setting: a run has report.html, history.jsonl and "
     "`supervisor.metrics_port`",
 }

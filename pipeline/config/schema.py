@@ -62,7 +62,9 @@ class RunConfig(Section):
         """Verifiers that data and messages may name besides the registered ones."""
         of_sets = (one.verifier for one in (*self.data.sets, *self.evaluation.sets) if one.verifier)
         functions = (function.verifier for function in self.reward.functions.values())
-        return frozenset((self.data.verifier, *of_sets, *self.reward.verifiers, *functions))
+        return frozenset(
+            (self.data.verifier, *of_sets, *self.reward.verifiers, *functions, *self.reward.endpoint_names)
+        )
 
     @property
     def has_evaluation(self) -> bool:
@@ -172,6 +174,13 @@ class RunConfig(Section):
             raise ValueError(f"reward.overlong is soft, but overlong_cache_tokens is 0; {give}")
         if reward.overlong_cache_tokens > generation.max_response_tokens:
             raise ValueError("reward.overlong_cache_tokens is above generation.max_response_tokens; it is a part of it")
+        for name, endpoint in reward.endpoints.items():
+            if endpoint.timeout_s >= self.ledger.scoring_deadline_s:
+                raise ValueError(
+                    f"reward.endpoints.{name}.timeout_s is {endpoint.timeout_s:g}, and ledger.scoring_deadline_s "
+                    f"{self.ledger.scoring_deadline_s:g}: a response would be handed out again while it is judged; raise "
+                    "ledger.scoring_deadline_s above it"
+                )
         if self.needs_reference and self.fleet.reference < 1:
             needed = "reference log-probs are needed (kl_coefficient > 0 or reference.always)"
             raise ValueError(f"{needed}, but fleet.reference is 0")

@@ -21,13 +21,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pipeline.config.learning import RewardSection
 from pipeline.process import work
 from pipeline.process.descendants import session_sizes
 from pipeline.rewards.process import SandboxProcess
-from pipeline.rewards.registry import VerifierSpec, load, resolve, resolve_named
+from pipeline.rewards.registry import ENDPOINT, VerifierSpec, load, resolve, resolve_named
 from pipeline.rewards.signature import Judge
 from pipeline.rewards.verifier import (
     Response,
@@ -39,6 +39,9 @@ from pipeline.rewards.verifier import (
     not_judged,
 )
 from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.rewards.endpoint import HttpJudge
 
 MEMORY_BYTES = 2 << 30
 """Private memory that one sandbox process may hold."""
@@ -84,6 +87,7 @@ class VerifierPool:
         for process in self._processes:
             self._idle.put_nowait(process)
         self._in_process: dict[str, Judge] = {}
+        self._endpoints = _endpoints(config)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -102,6 +106,11 @@ class VerifierPool:
         once. Raises ConfigError: a verifier does not exist, cannot be imported, or takes one
         response a call where it is to judge a ``whole_group``."""
         for spec in {replace(resolve(name), whole_group=whole_group) for name in verifiers}:
+            if spec.name.startswith(ENDPOINT):
+                if whole_group:
+                    raise ConfigError(f"{spec.name} judges one response a request; take whole_group off")
+                await self._endpoint(spec.name).check()
+                continue
             if not spec.sandboxed:
                 self._function(spec)
                 continue
@@ -130,23 +139,28 @@ class VerifierPool:
         batch = _Batch(responses, [None] * len(responses), on_judged or (lambda _: None))
         outcomes, jobs = batch.outcomes, batch.jobs
         batches: dict[VerifierSpec, list[int]] = {}
+        remote: list[int] = []
         for index, response in enumerate(responses):
             try:
                 spec = replace(resolve_named(response.verifier, self._configured), any_number=any_number)
             except ConfigError as error:
                 outcomes[index] = VerifierFailure(kind=VerifierFailureKind.UNKNOWN_VERIFIER, error=str(error))
                 continue
-            if spec.sandboxed:
+            if spec.name in self._endpoints:
+                remote.append(index)
+            elif spec.sandboxed:
                 jobs.setdefault(spec, deque()).append(index)
             else:
                 batches.setdefault(spec, []).append(index)
-        batch.told(len(responses) - sum(map(len, (*batches.values(), *jobs.values()))))
+        batch.told(len(responses) - len(remote) - sum(map(len, (*batches.values(), *jobs.values()))))
         for spec, indices in batches.items():
             returned = self._function(spec)([responses[index] for index in indices])
             judged = checked(returned, len(indices), any_number=any_number)
             for index, outcome in zip(indices, judged, strict=True):
                 outcomes[index] = outcome
             batch.told(len(indices))
+        if remote:
+            await self._ask_endpoints(batch, remote, any_number=any_number)
         if jobs:
             num_jobs = sum(map(len, jobs.values()))
             async with self._counted(), asyncio.TaskGroup() as tasks:
@@ -169,8 +183,33 @@ class VerifierPool:
             self._idle.put_nowait(process)
             work.step()
 
+    async def _ask_endpoints(self, batch: _Batch, indices: list[int], *, any_number: bool) -> None:
+        """Judge responses by the endpoints that they name, all at once; each endpoint has its limit
+        of requests in flight, and each judgement its deadline."""
+
+        async def ask(index: int) -> None:
+            response = batch.responses[index]
+            outcome = await self._endpoints[response.verifier].judge(response)
+            (batch.outcomes[index],) = checked([outcome], 1, any_number=any_number)
+            work.step(1.0 / len(batch.outcomes))
+            batch.told(1)
+
+        async with self._counted(), asyncio.TaskGroup() as tasks:
+            for index in indices:
+                tasks.create_task(ask(index))
+
+    def _endpoint(self, name: str) -> HttpJudge:
+        if name not in self._endpoints:
+            there = ", ".join(self._endpoints) or "none"
+            raise ConfigError(
+                f"verifier {name!r} is no endpoint; [reward.endpoints] has {there}: add a table of that name"
+            )
+        return self._endpoints[name]
+
     async def aclose(self) -> None:
-        """End every child process. Repeated calls do nothing."""
+        """End every child process and connection. Repeated calls do nothing."""
+        for endpoint in self._endpoints.values():
+            await endpoint.aclose()
         for process in self._processes:
             await process.kill()
 
@@ -246,6 +285,15 @@ class VerifierPool:
                 raise ConfigError(f"verifier {spec.name!r} is async; register it with sandboxed=True")
             self._in_process[spec.name] = judge
         return self._in_process[spec.name]
+
+
+def _endpoints(config: RewardSection) -> dict[str, HttpJudge]:
+    if not config.endpoints:
+        return {}
+    # an HTTP client is imported only where it is used
+    from pipeline.rewards.endpoint import HttpJudge
+
+    return {ENDPOINT + name: HttpJudge(name, settings) for name, settings in config.endpoints.items()}
 
 
 def _has_died(outcome: VerifierOutcome) -> bool:

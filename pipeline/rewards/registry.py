@@ -35,7 +35,11 @@ class VerifierSpec:
 BY_MODEL = frozenset({"reward_model", "reward_model_sigmoid"})
 """Verifiers that go by the reward model's score alone: the run needs one, lines need no answer."""
 
-_ANSWERLESS = BY_MODEL | {"code", "code_share"}
+ENDPOINT = "endpoint/"
+"""Names of endpoints, from the configuration, start so."""
+_RUN_PROGRAMS = frozenset({"code", "code_share"})
+"""Verifiers that run programs and tests: data alone must not choose them."""
+_ANSWERLESS = BY_MODEL | _RUN_PROGRAMS
 
 _SPECS: dict[str, VerifierSpec] = {}
 
@@ -61,7 +65,7 @@ def names() -> list[str]:
 
 def needs_answer(verifier: str) -> bool:
     """Return whether lines for a verifier need an answer: a program may have tests instead."""
-    return verifier not in _ANSWERLESS
+    return verifier not in _ANSWERLESS and not verifier.startswith(ENDPOINT)
 
 
 def resolve(name: str) -> VerifierSpec:
@@ -71,6 +75,8 @@ def resolve(name: str) -> VerifierSpec:
         return spec
     if is_import_path(name):
         return VerifierSpec(name, name, sandboxed=True)
+    if name.startswith(ENDPOINT):
+        return VerifierSpec(name, name, sandboxed=False)
     close = difflib.get_close_matches(name, _SPECS, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names())};"
     raise ConfigError(f"unknown verifier {name!r}: {hint} your own function is named as package.module:function")
@@ -81,6 +87,15 @@ def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:
     configuration alone may name it, never the data. Raises ConfigError: the name is unknown, or an
     import path that is not among ``configured``."""
     spec = resolve(name)
+    if name.startswith(ENDPOINT) and name not in configured:
+        raise ConfigError(
+            f"verifier {name!r} is no endpoint; give it as [reward.endpoints.{name.removeprefix(ENDPOINT)}]"
+        )
+    if name in _RUN_PROGRAMS and name not in configured:
+        raise ConfigError(
+            f"verifier {name!r} runs the data's tests as code, and data alone may not choose that: if you trust the data, set "
+            "data.verifier to it, or add it to reward.verifiers"
+        )
     if name not in _SPECS and name not in configured:
         raise ConfigError(
             f"verifier {name!r} is an import path, and data may name registered verifiers only ({', '.join(names())}): if you "

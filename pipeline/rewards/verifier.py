@@ -72,6 +72,10 @@ class VerifierFailureKind(StrEnum):
     """the answer in the data cannot be judged by this verifier"""
     UNKNOWN_VERIFIER = "unknown_verifier"
     """the data names a verifier that does not exist"""
+    UNREACHABLE = "unreachable"
+    """an endpoint was down, refused, limited the rate, or replied with something unreadable"""
+    BUDGET = "budget"
+    """an endpoint's budget of requests is spent"""
     LATE = "late"
     """a further reward was not computed in time; it has no number that means wrong"""
 

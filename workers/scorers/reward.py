@@ -27,8 +27,8 @@ from pipeline.preflight.model_folder import loading
 from pipeline.rewards.functions import judge
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.shaping import shape
-from pipeline.rewards.verifier import Response, VerifierFailure, VerifierOutcome
-from protocol.errors import DataError, EngineError
+from pipeline.rewards.verifier import Response, VerifierFailure, VerifierFailureKind, VerifierOutcome
+from protocol.errors import ConfigError, DataError, EngineError
 from protocol.ids import Role
 from protocol.trajectory import Field, Score, TrajectoryChunk
 from workers.engines.build import build_reward_model
@@ -82,6 +82,9 @@ class Reward(Scorer):
         scored: list[tuple[TrajectoryChunk, Score]] = []
         for (chunk, score), verdict in zip(read, verdicts, strict=True):
             if isinstance(verdict, VerifierFailure):
+                if verdict.kind is VerifierFailureKind.BUDGET:
+                    # ends the run: more responses would be sampled for nothing
+                    raise ConfigError(verdict.error)
                 await self.fail(chunk, verdict.error)
                 continue
             if not verdict.judged:

@@ -118,7 +118,7 @@ class _Job:
         config, verifier = self.config, self.verifier
         named = [name for name in (verifier, self.default_verifier) if name is not None]
         named += [function.verifier for function in config.functions.values()]
-        configured = (*config.verifiers, *named)
+        configured = (*config.verifiers, *named, *config.endpoint_names)
         size = max(config.max_batch, _BATCH_A_PROCESS * config.processes)
         async with VerifierPool(config, configured=configured) as pool:
             await pool.start(named)

@@ -14,6 +14,7 @@ from pipeline.rewards.programs import verify, verify_share
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
 from tests.pipeline.rewards.test_pool import Limits, until_gone
 
+CODE = frozenset({"code"})
 ADD = "def add(a, b):\n    return a + b\n"
 ECHO = "print(int(input()) * 2)\n"
 PAIRS = {"inputs": ["2", "5\n"], "outputs": ["4", "10\n"]}
@@ -75,13 +76,13 @@ def test_tests_that_are_none_are_a_failure_of_the_data_and_never_wrong(tests: An
 
 
 async def judged(*responses: Response, timeout_s: float = 2.0) -> list[VerifierOutcome]:
-    async with VerifierPool(Limits(timeout_s=timeout_s)) as pool:
+    async with VerifierPool(Limits(timeout_s=timeout_s), configured=CODE) as pool:
         await pool.start(["code"])
         return await pool.score(responses)
 
 
 async def test_a_program_that_hangs_is_wrong_in_time_and_its_sandbox_goes_on() -> None:
-    async with VerifierPool(Limits(timeout_s=2.0)) as pool:
+    async with VerifierPool(Limits(timeout_s=2.0), configured=CODE) as pool:
         await pool.start(["code"])
         (before,) = pool.pids
         started = time.monotonic()
@@ -100,7 +101,7 @@ async def test_what_a_program_started_is_killed_with_it(tmp_path: Path) -> None:
         "one = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
         f"pathlib.Path({str(tell)!r}).write_text(str(one.pid))\n"
     )
-    async with VerifierPool(Limits(timeout_s=5.0)) as pool:
+    async with VerifierPool(Limits(timeout_s=5.0), configured=CODE) as pool:
         (outcome,) = await pool.score([block(leaves, ["assert True"])])
         assert accuracy(outcome) == 1.0
         await until_gone([int(tell.read_text())])
@@ -124,3 +125,12 @@ async def test_a_program_has_limits_of_memory_and_files_and_sees_no_key(monkeypa
         block(grows, ["assert x"]), block(writes, ["assert True"]), block(looks, ["assert keys == []"]), timeout_s=10.0
     )
     assert [accuracy(outcome) for outcome in outcomes] == [0.0, 0.0, 1.0]
+
+
+async def test_data_alone_never_has_its_tests_run_as_code(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    async with VerifierPool(Limits(), configured=frozenset({"arithmetic"})) as pool:
+        (outcome,) = await pool.score([block("", [f"open({str(ran)!r}, 'w').close()"])])
+    assert isinstance(outcome, VerifierFailure)
+    assert "data alone may not choose that" in outcome.error
+    assert not ran.exists()

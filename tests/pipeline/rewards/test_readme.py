@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 import pipeline.rewards
 from pipeline.cli.score.command import score
+from tests.pipeline.rewards.served import Reply, judgement, served
 
 
 @pytest.fixture
@@ -64,3 +66,14 @@ def test_the_example_of_programs_runs_as_written(folder: Path) -> None:
     result = run_example(folder, section("Use it"))
     assert result.exit_code == 0, result.output
     assert "accuracy 50.0%" in result.output
+
+
+def test_the_example_of_a_judge_runs_as_written(folder: Path) -> None:
+    def by_text(body: dict[str, Any], number: int) -> Reply:
+        is_good = "It scatters." in body["messages"][0]["content"]
+        return 200, judgement(f"Short.\nScore: {9 if is_good else 2}")
+
+    with served(by_text) as server:
+        result = run_example(folder, section("A judge behind HTTP").replace("http://127.0.0.1:8000", server.url))
+    assert result.exit_code == 0, result.output
+    assert "accuracy 55.0%" in result.output

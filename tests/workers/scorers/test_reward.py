@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.config.learning import RewardSection
 from pipeline.ledger.contract import Ledger
+from protocol.errors import ConfigError
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk
 from tests.pipeline.ledger.builders import GENERATOR, make_chunk
@@ -178,5 +179,34 @@ async def test_a_relative_judge_gets_the_whole_group_when_its_last_member_ends(t
             assert [score.parts for score in scores] == [{"correct": -1.0, "rank": 201.0}, {"correct": 1.0}]
             assert await ctx.ledger.overdue(ctx.who, Field.REWARD, max_chunks=9) == []
             assert worker.ctx.counters["scored"] == 2, "the first member was scored with it"
+        finally:
+            await worker.teardown()
+
+
+async def test_a_judge_that_is_down_is_tried_again_and_a_spent_budget_ends_the_run(tmp_path: Path) -> None:
+    down = {"url": "http://127.0.0.1:9/v1", "model": "judge", "timeout_s": 0.3}
+    section = RewardSection.model_validate({"endpoints": {"quality": down}})
+    config = small_config(tmp_path).model_copy(update={"reward": section})
+    async with scorer_context(tmp_path, config, Role.REWARD) as ctx:
+        worker = Reward(ctx)
+        await worker.setup()
+        try:
+            bench = Bench(ctx.ledger, worker)
+            chunks = await bench.finished("2", "is 3", verifier="endpoint/quality")
+            assert await scores_of(bench, chunks) == [], "no score is written, least of all a wrong one"
+            assert worker.ctx.counters["failed"] == 2
+            (letter, *_) = await ctx.ledger.dead_letters()
+            assert "endpoint quality: no number within 0.3 s" in letter.error
+        finally:
+            await worker.teardown()
+        spent = {**down, "max_requests": 1}
+        section = RewardSection.model_validate({"endpoints": {"quality": spent}})
+        ctx.config = config.model_copy(update={"reward": section})
+        worker = Reward(ctx)
+        await worker.setup()
+        try:
+            bench = Bench(ctx.ledger, worker)
+            with pytest.raises(ConfigError, match="max_requests is 1, and all are spent"):
+                await scores_of(bench, await bench.finished("2", verifier="endpoint/quality"))
         finally:
             await worker.teardown()

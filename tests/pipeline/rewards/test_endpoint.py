@@ -1,0 +1,165 @@
+"""Judges and rewards behind HTTP: a fault of the endpoint is tried again, and is never a wrong answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.learning import RewardSection
+from pipeline.config.load import load_config
+from pipeline.rewards.functions import judge
+from pipeline.rewards.pool import VerifierPool
+from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
+from protocol.errors import ConfigError
+from tests.pipeline.rewards.served import Reply, Served, judgement, served
+from tests.pipeline.rewards.test_functions import RUN
+from tests.pipeline.rewards.test_pool import EVERYTHING
+
+KEY = "sk-secret-of-the-judge"
+
+
+def response(text: str, by: str = "endpoint/quality") -> Response:
+    return Response(prompt_text="Why?", response_text=text, answer="so", verifier=by)
+
+
+def section(server: Served | str, **settings: Any) -> RewardSection:
+    url = server if isinstance(server, str) else f"{server.url}/v1"
+    return RewardSection.model_validate({"endpoints": {"quality": {"url": url, "model": "judge", **settings}}})
+
+
+async def judged(server: Served | str, *texts: str, **settings: Any) -> list[VerifierOutcome]:
+    async with VerifierPool(section(server, **settings), configured=EVERYTHING) as pool:
+        return await pool.score([response(text) for text in texts])
+
+
+def by_length(body: dict[str, Any], number: int) -> Reply:
+    prompt = body["messages"][0]["content"]
+    text = prompt.partition("<response>\n")[2].partition("\n</response>")[0]
+    return 200, judgement(f"Score: 1? No.\n**Score:** {len(text)}")
+
+
+async def test_a_judges_last_score_is_the_accuracy_and_it_sees_prompt_answer_and_response() -> None:
+    with served(by_length) as server:
+        outcomes = await judged(server, "1234567", "{answer}")
+    assert [outcome.accuracy for outcome in outcomes if isinstance(outcome, Verdict)] == [0.7, 0.8]
+    (body, _) = sorted(server.requests, key=str)
+    assert body["model"] == "judge"
+    assert "Why?" in body["messages"][0]["content"] and "\nso\n" in body["messages"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        (429, {"error": "slow down"}),
+        (503, b"away"),
+        (200, b"{not json"),
+        (200, judgement("I cannot judge this")),
+        (200, judgement("Score: 11")),
+        (200, {"choices": []}),
+        (200, b"x" * (1 << 21)),
+    ],
+    ids=["rate limit", "down", "malformed", "no score", "out of range", "empty", "endless"],
+)
+async def test_a_fault_of_the_endpoint_is_tried_again_and_then_judged(fault: Reply) -> None:
+    with served(lambda body, number: fault if number < 2 else by_length(body, number)) as server:
+        assert [o.accuracy for o in await judged(server, "12345") if isinstance(o, Verdict)] == [0.5]
+        assert len(server.requests) == 3
+    with served(lambda body, number: fault) as server:
+        (outcome,) = await judged(server, "12345", timeout_s=1.0)
+        assert isinstance(outcome, VerifierFailure), "never a wrong answer"
+        assert outcome.kind is VerifierFailureKind.UNREACHABLE
+        assert "no number within 1 s" in outcome.error
+        assert len(server.requests) > 1
+
+
+async def test_an_endpoint_that_is_gone_fails_each_response_by_its_deadline() -> None:
+    outcomes = await judged("http://127.0.0.1:9/v1", "a", "b", timeout_s=0.6)
+    assert [type(outcome) for outcome in outcomes] == [VerifierFailure] * 2
+    assert "ConnectError" in str(outcomes[0])
+
+
+async def test_a_refusal_that_no_repeat_mends_is_not_repeated_and_the_key_is_never_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    with served(lambda body, number: (401, {"error": f"Incorrect API key provided: {KEY}"})) as server:
+        (outcome,) = await judged(server, "a", api_key_env="JUDGE_KEY")
+        assert server.keys == [f"Bearer {KEY}"]
+        assert isinstance(outcome, VerifierFailure)
+        assert "status 401" in outcome.error and "(the key)" in outcome.error
+        assert KEY not in repr(outcome) and KEY not in repr(section(server, api_key_env="JUDGE_KEY"))
+
+
+async def test_no_more_requests_are_in_flight_than_the_limit_and_all_are_judged() -> None:
+    with served(by_length, latency_s=0.05) as server:
+        outcomes = await judged(server, *(f"{n:03}" for n in range(40)), max_in_flight=4)
+    assert all(isinstance(outcome, Verdict) for outcome in outcomes)
+    assert 1 < server.most_at_once <= 4
+
+
+async def test_equal_requests_cost_one_and_the_cache_is_bounded() -> None:
+    with served(by_length) as server:
+        async with VerifierPool(section(server, cache_entries=2), configured=EVERYTHING) as pool:
+            for text in ("a", "a", "bb", "ccc", "bb", "a"):
+                (outcome,) = await pool.score([response(text)])
+                assert isinstance(outcome, Verdict) and outcome.accuracy == len(text) / 10
+        assert len(server.requests) == 4, "a was pushed out by ccc"
+
+
+async def test_a_spent_budget_fails_without_a_request() -> None:
+    with served(by_length) as server:
+        async with VerifierPool(section(server, max_requests=2), configured=EVERYTHING) as pool:
+            kinds = [(await pool.score([response("x" * n)]))[0] for n in range(1, 5)]
+        assert len(server.requests) == 2
+    failed = kinds[2]
+    assert isinstance(failed, VerifierFailure)
+    assert failed.kind is VerifierFailureKind.BUDGET
+    assert "raise it, and go on" in failed.error
+
+
+async def test_a_reward_of_your_own_behind_http_adds_any_number_as_a_part() -> None:
+    with served(lambda body, number: (200, {"scores": [-2.0 * len(body["responses"][0]["response"])]})) as server:
+        told = {
+            "endpoints": {"own": {"url": server.url}},
+            "functions": {"own": {"verifier": "endpoint/own", "weight": 0.5}},
+        }
+        rewards = RewardSection.model_validate(told)
+        async with VerifierPool(rewards, configured=EVERYTHING) as pool:
+            one = Response(response_text="is 3", answer="3", verifier="arithmetic", extra={"level": 2})
+            outcomes = await judge(pool, rewards.functions, [one])
+        assert outcomes == [Verdict(accuracy=1.0, parts={"own": -4.0})]
+        assert server.requests[0]["responses"][0]["extra"] == {"level": 2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "does not answer"),
+        ({"api_key_env": "NO_SUCH_KEY_HERE"}, "NO_SUCH_KEY_HERE, which is not set"),
+    ],
+)
+async def test_a_judge_that_is_down_or_has_no_key_is_found_before_anything_starts(
+    settings: dict[str, Any], says: str
+) -> None:
+    async with VerifierPool(section("http://127.0.0.1:9/v1", **settings), configured=EVERYTHING) as pool:
+        with pytest.raises(ConfigError, match=says):
+            await pool.start(["endpoint/quality"])
+        with pytest.raises(ConfigError, match=r"\[reward.endpoints\] has endpoint/quality"):
+            await pool.start(["endpoint/other"])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ('reward.endpoints.x.url="ftp://host"', "url is no address"),
+        ('reward.endpoints.x.url="https://me:secret@host/v1"', "no user or password"),
+        ('reward.endpoints.x={url="http://h/v1", model="m", prompt="judge it"}', "add {response}"),
+        ('reward.endpoints.x={url="http://h/v1", timeout_s=15.0}', "raise ledger.scoring_deadline_s above it"),
+    ],
+)
+def test_settings_of_an_endpoint_that_cannot_work_are_refused(tmp_path: Path, given: str, says: str) -> None:
+    (tmp_path / "run.toml").write_text(RUN)
+    with pytest.raises(ConfigError, match=says):
+        load_config([tmp_path / "run.toml"], [given])
