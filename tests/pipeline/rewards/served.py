@@ -59,7 +59,7 @@ def served(reply: Callable[[dict[str, Any], int], Reply], *, latency_s: float = 
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *args: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class's name
             pass
 
     class Server(ThreadingHTTPServer):

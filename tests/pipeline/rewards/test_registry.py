@@ -19,7 +19,7 @@ def test_what_may_hang_is_sandboxed() -> None:
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(ConfigError, match="did you mean dapo_math"):
         resolve("dapo-math")
-    with pytest.raises(ConfigError, match="arithmetic, dapo_math, math"):
+    with pytest.raises(ConfigError, match="arithmetic, code, code_share, dapo_math, math"):
         resolve("zzz")
 
 
