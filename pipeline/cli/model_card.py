@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.config.describe import in_toml, public_settings
 from pipeline.config.schema import RunConfig
 from pipeline.config.unread import given_keys
+from pipeline.data.hub_models import hub_name
 from pipeline.observability.history import EvaluationRow, Row, UpdateRow
 from pipeline.preflight.versions import installed
 
@@ -26,13 +27,15 @@ def model_card(config: RunConfig, rows: Iterable[Row], version: int) -> str:
     updates = [row for row in until if isinstance(row, UpdateRow)]
     evaluations = [row for row in until if isinstance(row, EvaluationRow)]
     algorithm = config.algorithm
-    name = config.model.path.name
+    hub = hub_name(config.model.path)
+    name = hub or config.model.path.name
     trajectories = sum(row.num_trajectories for row in updates)
     tokens = sum(row.num_trained_tokens for row in updates)
     lines = [
         "---",
         "library_name: transformers",
         "pipeline_tag: text-generation",
+        *([f"base_model: {hub.partition('@')[0]}"] if hub else []),
         f"tags: [headrace, reinforcement-learning, {algorithm.name}]",
         "---",
         "",

@@ -48,11 +48,13 @@ def pretrain_value(
     """Train a value model on the start policy's responses until its gate opens, and export it."""
     from pipeline.cli.up import carry_out
     from pipeline.config.load import load_config, resolve_paths
+    from pipeline.data.hub_models import pin_models
     from pipeline.data.places import pin_data
     from pipeline.supervisor.run_folder import prepare_run_dir
 
     given = [*files, *([fleet] if fleet else [])]
-    config = pin_data(pretraining_config(resolve_paths(load_config(given, overrides, os.environ))))
+    config = pretraining_config(resolve_paths(load_config(given, overrides, os.environ)))
+    config = pin_models(pin_data(config))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists; give a new or an empty folder")
     is_live = not (plain or as_json) and sys.stderr.isatty()

@@ -74,6 +74,7 @@ def up(
     """Start a run and stay with it until it ends."""
     from pipeline.config import RESOLVED_NAME
     from pipeline.config.load import load_config, resolve_paths
+    from pipeline.data.hub_models import pin_models
     from pipeline.data.places import pin_data
     from pipeline.ledger.address import known_url
     from pipeline.supervisor.run_folder import check_no_run, prepare_run_dir
@@ -93,7 +94,7 @@ def up(
     else:
         # First, because the other checks take longer.
         check_no_run(config)
-    config = pin_data(config)
+    config = pin_models(pin_data(config))
     is_live = not (plain or as_json) and sys.stderr.isatty()
 
     def choose(run_dir: Path) -> None:

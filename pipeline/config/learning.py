@@ -20,7 +20,7 @@ from pipeline.config.judging import EndpointSection, PartName, RewardFunctionSec
 class ModelSection(Section):
     """The policy to start from."""
 
-    path: Path = Field(description="Folder of a Hugging Face causal LM and its tokenizer.")
+    path: Path = Field(description="Folder of a Hugging Face causal LM and its tokenizer, or hf://OWNER/NAME.")
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Compute type of the learner; its weights stay float32.")
     device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.")
     reference_path: Path | None = setting(None, "Folder of the frozen reference policy. Absent: the start policy.")

@@ -38,6 +38,9 @@ REMOVED = {
 ENVIRONMENT: Final = "HEADRACE__"
 """Begins the names of variables that are settings: ``HEADRACE__LEARNER__LEARNING_RATE``."""
 
+HUB_MODEL: Final = "hf:/"
+"""Begins the path of a model on the hub, as ``pathlib`` holds hf://OWNER/NAME."""
+
 Tree = dict[str, Any]
 Origins = dict[tuple[str, ...], str]
 
@@ -129,7 +132,7 @@ def _absolute(held: Any) -> Any:
     if isinstance(held, tuple):
         items = cast("tuple[Any, ...]", held)
         return tuple(map(_absolute, items)) if any(isinstance(item, Path | BaseModel) for item in items) else items
-    return held.absolute() if isinstance(held, Path) else held
+    return held.absolute() if isinstance(held, Path) and not str(held).startswith(HUB_MODEL) else held
 
 
 def _with_included(path: Path, including: tuple[Path, ...] = ()) -> Iterator[tuple[Path, Tree]]:

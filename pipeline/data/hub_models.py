@@ -1,0 +1,77 @@
+"""Models and tokenizers on the Hugging Face hub, by name: ``hf://OWNER/NAME@REVISION``.
+
+``@REVISION`` is a branch, tag or commit, by default ``main``. A command that starts or checks a run
+fetches the model into the hub's cache, and puts the folder of that commit in the name's place. So
+the run's configuration holds the commit, and workers and resumes read the same bytes. Weights in
+pickled files are not fetched."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from pipeline.config.base import Section
+from pipeline.config.load import HUB_MODEL
+from pipeline.config.schema import RunConfig
+from protocol.errors import ConfigError
+
+_NAME: Final = re.compile(r"(?P<repository>[^/@]+/[^/@]+)(?:@(?P<revision>.+))?")
+_FILES: Final = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+_FOLDER: Final = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
+
+
+def pin_models(config: RunConfig) -> RunConfig:
+    """Return a configuration in which each model on the hub is the local folder of its commit.
+    Raises ConfigError: no such model, no access, or neither a network nor a cached copy."""
+    model = {name: pinned for name in ("path", "reference_path") if (pinned := _pinned(getattr(config.model, name)))}
+    changed: dict[str, Section] = {"model": config.model.model_copy(update=model)} if model else {}
+    if path := _pinned(config.value.path):
+        changed["value"] = config.value.model_copy(update={"path": path})
+    if config.reward.model is not None and (path := _pinned(config.reward.model.path)):
+        judge = config.reward.model.model_copy(update={"path": path})
+        changed["reward"] = config.reward.model_copy(update={"model": judge})
+    return config.model_copy(update=changed) if changed else config
+
+
+def hub_name(folder: Path) -> str | None:
+    """Return ``OWNER/NAME@COMMIT`` of a model's folder in the hub's cache; None for any other."""
+    found = _FOLDER.fullmatch(folder.parent.parent.name)
+    return f"{found['owner']}/{found['name']}@{folder.name}" if found and folder.parent.name == "snapshots" else None
+
+
+def _pinned(path: Path | None) -> Path | None:
+    """Return the folder of a name on the hub; None for what is no such name."""
+    if path is None or not str(path).startswith(HUB_MODEL):
+        return None
+    name = str(path).removeprefix(HUB_MODEL).lstrip("/")
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise ConfigError(f"hf://{name}: expected hf://OWNER/NAME or hf://OWNER/NAME@REVISION; correct the name")
+    return _fetch(found["repository"], found["revision"] or "main")
+
+
+def _fetch(repository: str, revision: str) -> Path:
+    from huggingface_hub import constants, errors, snapshot_download
+
+    what, hub = f"hf://{repository}@{revision}", constants.ENDPOINT
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES))
+    except errors.GatedRepoError as error:
+        remedy = f"accept their terms at {hub}/{repository}, and set HF_TOKEN"
+        raise ConfigError(f"{what}: its owners give access on request; {remedy}") from error
+    except errors.RepositoryNotFoundError as error:
+        remedy = "correct the name, or set HF_TOKEN to a token that may read it"
+        raise ConfigError(f"{what}: {hub} has no model {repository}, or it is private; {remedy}") from error
+    except errors.RevisionNotFoundError as error:
+        raise ConfigError(f"{what}: no such revision; name a branch, a tag or a commit") from error
+    except errors.HFValidationError as error:
+        raise ConfigError(f"{what}: {repository} is no name of a model; expected OWNER/NAME") from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        remedy = "try again later, or set HF_TOKEN if it is 401 or 403"
+        raise ConfigError(f"{what}: {hub} answered with status {status}; {remedy}") from error
+    except (OSError, errors.EntryNotFoundError) as error:
+        lacks = f"{hub} cannot be reached, and the cache {constants.HF_HUB_CACHE} lacks it ({type(error).__name__})"
+        remedy = f"Run `hf download {repository}` where there is a network and copy the cache, or give a local folder"
+        raise ConfigError(f"{what}: {lacks}. {remedy}") from error
