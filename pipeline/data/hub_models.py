@@ -1,7 +1,7 @@
 """Models and tokenizers on the Hugging Face hub, by name: ``hf://OWNER/NAME@REVISION``.
 
 ``@REVISION`` is a branch, tag or commit, by default ``main``. A command that starts or checks a run
-fetches the model into the hub's cache, and puts the folder of that commit in the name's place. So
+fetches the model into the hub's cache. It puts the folder of that commit in the name's place. So
 the run's configuration holds the commit, and workers and resumes read the same bytes. Weights in
 pickled files are not fetched."""
 

@@ -2,7 +2,7 @@
 
 One pool of connections, with a limit of requests in flight. A judgement has one deadline over all
 of its tries. An endpoint that is down, limits the rate or replies with something unreadable is
-tried again until then; after it the response fails, and is never wrong. Numbers are kept by the
+tried again until then. After it the response fails, and is never wrong. Numbers are kept by the
 content of their request, a bounded number of them. The key comes from the environment; no error
 repeats it."""
 

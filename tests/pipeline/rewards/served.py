@@ -15,7 +15,7 @@ Reply = tuple[int, Any]
 
 
 class Served:
-    """What was asked of a server, by ``reply``."""
+    """A server that answers by ``reply`` and keeps the requests."""
 
     def __init__(self, reply: Callable[[dict[str, Any], int], Reply], latency_s: float) -> None:
         self.reply, self.latency_s = reply, latency_s

@@ -1,4 +1,4 @@
-"""Judges and rewards behind HTTP: a fault of the endpoint is tried again, and is never a wrong answer."""
+"""Judges and rewards behind HTTP: a fault of the endpoint is tried again. It is no wrong answer."""
 
 from __future__ import annotations
 
