@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
@@ -94,3 +95,8 @@ class EndpointSection(Section):
         if self.model is not None and "{response}" not in self.prompt:
             raise ValueError("prompt has no {response}, so the judge would not see it; add {response}")
         return self
+
+
+def endpoint_verifiers(endpoints: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of endpoints as verifiers."""
+    return tuple(f"endpoint/{name}" for name in endpoints)

@@ -257,11 +257,6 @@ class RewardSection(Section):
         (), "Folders with your verifiers' modules; searched after PYTHONPATH and what is installed."
     )
 
-    @property
-    def endpoint_names(self) -> tuple[str, ...]:
-        """Names of the endpoints as verifiers."""
-        return tuple(f"endpoint/{name}" for name in self.endpoints)
-
 
 class ReferenceVllmSection(Section):
     """vLLM, when ``reference.backend`` is vllm; it runs in the reference worker's process."""

@@ -12,6 +12,7 @@ from pydantic import model_validator
 from pipeline.config import learning, running
 from pipeline.config.base import Section
 from pipeline.config.catalogue import Declaration, declare, rule_class
+from pipeline.config.judging import endpoint_verifiers
 from pipeline.config.rate_phases import rate_phases
 from pipeline.ledger.types import Unit
 
@@ -63,7 +64,13 @@ class RunConfig(Section):
         of_sets = (one.verifier for one in (*self.data.sets, *self.evaluation.sets) if one.verifier)
         functions = (function.verifier for function in self.reward.functions.values())
         return frozenset(
-            (self.data.verifier, *of_sets, *self.reward.verifiers, *functions, *self.reward.endpoint_names)
+            (
+                self.data.verifier,
+                *of_sets,
+                *self.reward.verifiers,
+                *functions,
+                *endpoint_verifiers(self.reward.endpoints),
+            )
         )
 
     @property

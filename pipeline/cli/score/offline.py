@@ -16,6 +16,7 @@ import msgspec
 
 from pipeline.cli.score.distribution import ScoreReport, ScoreTally
 from pipeline.cli.score.pass_rates import PassRates
+from pipeline.config.judging import endpoint_verifiers
 from pipeline.config.learning import RewardSection
 from pipeline.data.files import BadRow, Row, read_rows
 from pipeline.data.lines import text_of
@@ -118,7 +119,7 @@ class _Job:
         config, verifier = self.config, self.verifier
         named = [name for name in (verifier, self.default_verifier) if name is not None]
         named += [function.verifier for function in config.functions.values()]
-        configured = (*config.verifiers, *named, *config.endpoint_names)
+        configured = (*config.verifiers, *named, *endpoint_verifiers(config.endpoints))
         size = max(config.max_batch, _BATCH_A_PROCESS * config.processes)
         async with VerifierPool(config, configured=configured) as pool:
             await pool.start(named)
