@@ -104,15 +104,17 @@ async def sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sampled:
             await generator.run()
             await generator.drain()
         await ctx.cancel_spawned()
-        received = {role: await everything(mailbox) for role, mailbox in mailboxes.items()}
+        received = {role: await everything(mailbox, role) for role, mailbox in mailboxes.items()}
         await generator.teardown()
         ctx.close()
     return Sampled(engine, PromptSource(config, load_text_tokenizer(MODEL)), received)
 
 
-async def everything(mailbox: Mailbox) -> dict[ChunkId, TrajectoryChunk]:
+async def everything(mailbox: Mailbox, role: Role) -> dict[ChunkId, TrajectoryChunk]:
+    """Wait for as many chunks as a role is to get, then look for one too many."""
+    num_expected = len(TRAINING) + len(EVALUATION) if role is Role.REWARD else 3 * len(TRAINING)
     found: dict[ChunkId, TrajectoryChunk] = {}
-    while (delivery := await mailbox.receive(timeout_s=0.0)) is not None:
+    while delivery := await mailbox.receive(timeout_s=5.0 if len(found) < num_expected else 0.05):
         assert isinstance(delivery.message, TrajectoryChunk)
         found[delivery.message.id] = delivery.message
     return found

