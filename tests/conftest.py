@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -29,6 +30,9 @@ from tests.transports import close_transports
 # the time of an example means nothing on a busy machine
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
+
+# a shell starts its background commands with SIGINT ignored, and tests interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm"]
 """Tests of vLLM run where it is installed: ``make test-vllm``."""
