@@ -8,14 +8,13 @@ commit, so that all its workers, and every resume, read the same bytes."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
 from pipeline.config.data_sets import HUB_PREFIX
+from pipeline.data.hub_errors import plain_errors
 from protocol.errors import DataError
 
 _NAME: Final = re.compile(
@@ -53,7 +52,7 @@ def parse_hub_name(name: str) -> HubSource:
     revision = (found["revision"] or "main").replace("%2F", "/").replace("~", "refs/convert/")
     source = HubSource(found["repository"], revision, found["file"] or "")
     if not source.file:
-        with _plain(source):
+        with plain_errors(str(source), source.repository, "dataset"):
             _refuse_file(source, "names no file")
     return source
 
@@ -65,7 +64,7 @@ def pin(source: HubSource) -> list[HubSource]:
         return [source]
     from huggingface_hub import snapshot_download
 
-    with _plain(source):
+    with plain_errors(str(source), source.repository, "dataset"):
         folder = Path(
             snapshot_download(
                 source.repository, repo_type="dataset", revision=source.revision, allow_patterns=[source.file]
@@ -82,7 +81,7 @@ def fetch(source: HubSource) -> Path:
     """Return the local copy of a pinned file: the cache's, else fetched. Raises DataError."""
     from huggingface_hub import hf_hub_download
 
-    with _plain(source):
+    with plain_errors(str(source), source.repository, "dataset"):
         return Path(hf_hub_download(source.repository, source.file, repo_type="dataset", revision=source.revision))
 
 
@@ -94,40 +93,3 @@ def _refuse_file(source: HubSource, fault: str) -> None:
     more = ", ..." if len(readable) > _MAX_LISTED else ""
     listed = ", ".join(readable[:_MAX_LISTED]) or "none that is JSONL or Parquet"
     raise DataError(f"{source} {fault}; the data set has {listed}{more}: name one of them, or a pattern with *")
-
-
-@contextmanager
-def _plain(source: HubSource) -> Iterator[None]:
-    """Turn the package's errors into one that has the remedy. A token is never among the words."""
-    from huggingface_hub import constants, errors
-
-    name, hub = source.repository, constants.ENDPOINT
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise DataError(
-            f"{source}: its owners give access on request; accept their terms at {hub}/datasets/{name}, and set HF_TOKEN"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise DataError(
-            f"{source}: {hub} has no data set {name}, or it is private; correct the name, or set HF_TOKEN to a token that may "
-            "read it"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise DataError(
-            f"{source}: {name} has no revision {source.revision}; name a branch, a tag or a commit"
-        ) from error
-    except errors.RemoteEntryNotFoundError as error:
-        raise DataError(f"{source}: {name} has no such file in this revision; correct the name") from error
-    except errors.HFValidationError as error:
-        raise DataError(f"{source}: {name} is no name of a data set; expected OWNER/NAME") from error
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        raise DataError(
-            f"{source}: {hub} answered with status {status}; try again later, or set HF_TOKEN if it is 401 or 403"
-        ) from error
-    except (OSError, errors.EntryNotFoundError) as error:
-        raise DataError(
-            f"{source}: {hub} cannot be reached, and the cache {constants.HF_HUB_CACHE} lacks it ({type(error).__name__}). "
-            f"Run `hf download --repo-type dataset {name}` where there is a network and copy the cache, or give a local file"
-        ) from error

@@ -14,6 +14,7 @@ from typing import Final
 from pipeline.config.base import Section
 from pipeline.config.load import HUB_MODEL
 from pipeline.config.schema import RunConfig
+from pipeline.data.hub_errors import plain_errors
 from protocol.errors import ConfigError
 
 _NAME: Final = re.compile(r"(?P<repository>[^/@]+/[^/@]+)(?:@(?P<revision>.+))?")
@@ -52,26 +53,7 @@ def _pinned(path: Path | None) -> Path | None:
 
 
 def _fetch(repository: str, revision: str) -> Path:
-    from huggingface_hub import constants, errors, snapshot_download
+    from huggingface_hub import snapshot_download
 
-    what, hub = f"hf://{repository}@{revision}", constants.ENDPOINT
-    try:
+    with plain_errors(f"hf://{repository}@{revision}", repository, "model"):
         return Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES))
-    except errors.GatedRepoError as error:
-        remedy = f"accept their terms at {hub}/{repository}, and set HF_TOKEN"
-        raise ConfigError(f"{what}: its owners give access on request; {remedy}") from error
-    except errors.RepositoryNotFoundError as error:
-        remedy = "correct the name, or set HF_TOKEN to a token that may read it"
-        raise ConfigError(f"{what}: {hub} has no model {repository}, or it is private; {remedy}") from error
-    except errors.RevisionNotFoundError as error:
-        raise ConfigError(f"{what}: no such revision; name a branch, a tag or a commit") from error
-    except errors.HFValidationError as error:
-        raise ConfigError(f"{what}: {repository} is no name of a model; expected OWNER/NAME") from error
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        remedy = "try again later, or set HF_TOKEN if it is 401 or 403"
-        raise ConfigError(f"{what}: {hub} answered with status {status}; {remedy}") from error
-    except (OSError, errors.EntryNotFoundError) as error:
-        lacks = f"{hub} cannot be reached, and the cache {constants.HF_HUB_CACHE} lacks it ({type(error).__name__})"
-        remedy = f"Run `hf download {repository}` where there is a network and copy the cache, or give a local folder"
-        raise ConfigError(f"{what}: {lacks}. {remedy}") from error

@@ -20,7 +20,8 @@ _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 def read_model_config(folder: Path) -> dict[str, Any]:
     """Return a model's ``config.json``. Raises DataError for no model, or a damaged one."""
     if not (folder / "config.json").is_file():
-        raise DataError(f"{folder} is not a model: it has no config.json; give a folder in Hugging Face format")
+        give = "give a folder in Hugging Face format, or hf://OWNER/NAME for one on the hub"
+        raise DataError(f"{folder} is not a model: it has no config.json; {give}")
     config = _read_json(folder / "config.json")
     for file in _weight_files(folder):
         if not file.is_file():

@@ -46,6 +46,7 @@ class Evaluations:
         self._main = evaluation.main if evaluation.main is not None else next(iter(self._sets), "")
         self.next_number = next_number
         self._pending: list[_Pending] = []
+        self._last_version: int | None = None
 
     @property
     def pending(self) -> tuple[tuple[int, int], ...]:
@@ -66,7 +67,10 @@ class Evaluations:
         return bool(self._sets)
 
     async def request(self, policy_version: int) -> None:
-        """Open an evaluation of ``policy_version`` on each set."""
+        """Open an evaluation of ``policy_version`` on each set, unless the last was of it."""
+        if policy_version == self._last_version:
+            return
+        self._last_version = policy_version
         for held_out, settings in self._sets.values():
             request = EvaluationRequest(
                 number=self.next_number,

@@ -10,6 +10,7 @@ from pipeline.config.load import (
     known_keys,
     load_config,
     load_sourced,
+    parse_config,
     read_resolved,
     resolve_paths,
     write_resolved,
@@ -122,10 +123,21 @@ def test_settings_that_contradict_each_other_are_refused_with_the_reason(
 
 
 def test_the_resolved_file_reads_back_as_the_same_configuration(run_file: Path, tmp_path: Path) -> None:
-    config = resolve_paths(load_config([run_file], ["data.epochs=3", "model.reference_path=ref"]))
+    config = resolve_paths(
+        load_config([run_file], ["data.epochs=3", "model.reference_path=ref", "emulation.journal=j"])
+    )
     write_resolved(config, tmp_path)
     assert read_resolved(tmp_path) == config
     assert config.model.path.is_absolute()
+    assert config.emulation.journal == Path("j").absolute()
+
+
+def test_an_override_that_is_refused_shows_no_password(run_file: Path) -> None:
+    for load in (load_config, lambda files, words: parse_config(files[0].read_text(), "run.toml", words)):
+        with pytest.raises(ConfigError) as refused:
+            load([run_file], ["ledger.uri=redis://me:hunter2@host"])
+        assert "hunter2" not in str(refused.value)
+        assert "unknown key `ledger.uri`" in str(refused.value)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_name_that_cannot_be_had_is_refused_with_the_remedy(tmp_path: Path, en
         "hf://datasets/acme/none/x.jsonl": "has no data set acme/none, or it is private; correct the name, or set HF_TOKEN",
         f"hf://datasets/{PRIVATE}/main/train-0.jsonl": "or it is private",
         f"hf://datasets/{GATED}/main/train-0.jsonl": "its owners give access on request; accept their terms at",
-        f"hf://datasets/{PLAIN}@v9/main/train-0.jsonl": "acme/sums has no revision v9",
+        f"hf://datasets/{PLAIN}@v9/main/train-0.jsonl": "acme/sums has no such revision; name a branch",
         f"hf://datasets/{PLAIN}/train.parquet": "matches no file; the data set has main/test-0.jsonl",
         f"hf://datasets/{PLAIN}": "names no file; the data set has main/test-0.jsonl, main/train-0.jsonl",
         f"hf://datasets/{PLAIN}@{COMMIT}/other.jsonl": "no such file in this revision",
@@ -157,3 +157,9 @@ def test_a_network_that_refuses_is_named_with_the_cache_and_the_remedy(tmp_path:
 def test_what_is_no_name_on_the_hub_is_refused(name: str) -> None:
     with pytest.raises(DataError, match="OWNER/NAME"):
         parse_hub_name(name)
+
+
+def test_the_hubs_parquet_conversion_has_its_own_revision() -> None:
+    source = parse_hub_name("hf://datasets/acme/sums@~parquet/main/0.parquet")
+    assert source.revision == "refs/convert/parquet"
+    assert parse_hub_name(str(source)) == source

@@ -29,7 +29,11 @@ def test_what_is_given_and_not_read_is_among_the_findings(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("override", "kind", "message"),
     [
-        ("model.path=/no/such/model", DataError, "not a model: it has no config.json"),
+        (
+            "model.path=/no/such/model",
+            DataError,
+            "or hf://OWNER/NAME for one on the hub",
+        ),
         ("data.train=['/no/such.jsonl']", DataError, "/no/such.jsonl"),
         ("data.verifier=arithmetik", ConfigError, "did you mean arithmetic"),
         ("data.verifier=no_such_module:judge", ConfigError, "no module named 'no_such_module'"),

@@ -154,6 +154,13 @@ async def test_an_evaluation_is_asked_for_as_the_run_has_it_set(tmp_path: Path) 
         assert state.request == EvaluationRequest(0, 9, num_prompts=3, samples_per_prompt=5, temperature=0.7, top_p=0.6)
 
 
+async def test_a_version_that_was_just_evaluated_is_not_evaluated_again(tmp_path: Path) -> None:
+    async with _opened(tmp_path) as bench:
+        for version in (8, 9, 9):
+            await bench.evaluations.request(version)
+        assert bench.evaluations.pending == ((0, 8), (1, 9))
+
+
 async def test_an_evaluation_is_recorded_in_the_step_in_which_it_is_no_longer_pending(tmp_path: Path) -> None:
     """A checkpoint between the two would lose it: the checkpoint holds the pending evaluations, the
     history the recorded ones."""
