@@ -1,4 +1,4 @@
-"""Tables of a run file that describe data: files, columns, sets to train on and to evaluate on."""
+"""Tables of a run file that describe data: files, columns, sets to train on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
 
-from pipeline.config.base import Positive, Section, setting
+from pipeline.config.base import Section, setting
 
 HUB_PREFIX = "hf://datasets/"
 
@@ -59,18 +59,3 @@ class DataSetSection(Section):
     weight: float = setting(1.0, "Its share of the prompts is weight / sum of weights. 0: not used.", ge=0.0)
     columns: ColumnsSection | None = setting(None, "Its columns. Absent: data.columns.")
     verifier: str | None = setting(None, "Verifier of its lines that name none. Absent: data.verifier.")
-
-
-class EvaluationSetSection(Section):
-    """One of several evaluation sets, written `[[evaluation.sets]]`. Absent settings are as in
-    `[evaluation]`."""
-
-    name: str = Field(description="Its name, in history, status and report.", min_length=1)
-    files: tuple[DataPath, ...] = Field(description="Its files, as data.evaluation.", min_length=1)
-    columns: ColumnsSection | None = setting(None, "Its columns. Absent: data.columns.")
-    verifier: str | None = setting(None, "Verifier of its lines that name none. Absent: data.verifier.")
-    num_prompts: Positive | None = setting(None, "As evaluation.num_prompts.")
-    samples_per_prompt: Positive | None = setting(None, "k of avg@k and pass@k.")
-    pass_at: Positive | None = setting(None, "As evaluation.pass_at.")
-    temperature: float | None = setting(None, "As evaluation.temperature.", ge=0.0)
-    top_p: float | None = setting(None, "As evaluation.top_p.", gt=0.0, le=1.0)

@@ -1,7 +1,7 @@
 """A whole run's configuration, and the rules across its settings, checked before anything starts.
 
 A run file (``configs/*.toml``) fills the sections; a fleet file fills ``[fleet]``. Unknown keys are
-refused. ``pipeline.config.learning`` and ``pipeline.config.running`` hold the sections."""
+refused. ``learning``, ``evaluating`` and ``running`` hold the sections."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import model_validator
 from pipeline.config import learning, running
 from pipeline.config.base import Section
 from pipeline.config.catalogue import Declaration, declare, rule_class
+from pipeline.config.evaluating import EvaluationSection
 from pipeline.config.judging import endpoint_verifiers
 from pipeline.config.rate_phases import rate_phases
 from pipeline.ledger.types import Unit
@@ -45,7 +46,7 @@ class RunConfig(Section):
     checkpoint: running.CheckpointSection = running.CheckpointSection()
     replay: running.ReplaySection = running.ReplaySection()
     samples: running.SamplesSection = running.SamplesSection()
-    evaluation: learning.EvaluationSection = learning.EvaluationSection()
+    evaluation: EvaluationSection = EvaluationSection()
     ledger: running.LedgerSection = running.LedgerSection()
     wire: running.WireSection = running.WireSection()
     weights: running.WeightsSection = running.WeightsSection()

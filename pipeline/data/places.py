@@ -6,7 +6,8 @@ import glob
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline.config.data_sets import DataSetSection, EvaluationSetSection
+from pipeline.config.data_sets import DataSetSection
+from pipeline.config.evaluating import EvaluationSetSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.hub import fetch, parse_hub_name, pin
 from protocol.errors import DataError

@@ -23,7 +23,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pipeline.config.data_sets import DataSetSection, EvaluationSetSection
+from pipeline.config.data_sets import DataSetSection
+from pipeline.config.evaluating import EvaluationSetSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.columns import DIFFICULTY, ColumnMap
 from pipeline.data.conversation import MESSAGES

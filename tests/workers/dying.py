@@ -23,7 +23,8 @@ from structlog.typing import FilteringBoundLogger
 import pipeline.training.checkpoints
 import workers.learner.learner
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.config.learning import AlgorithmSection, EvaluationSection
+from pipeline.config.evaluating import EvaluationSection
+from pipeline.config.learning import AlgorithmSection
 from pipeline.config.running import CheckpointSection, ReplaySection, RunSection, WeightsSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.source import HeldOutSource

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.config.learning import EvaluationSection
+from pipeline.config.evaluating import EvaluationSection
 from pipeline.data.source import HeldOutSource
 from pipeline.ledger.types import EvaluationRequest, EvaluationState
 from pipeline.observability.estimates import average, pass_at

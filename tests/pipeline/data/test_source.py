@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config.learning import EvaluationSection, RewardSection
+from pipeline.config.evaluating import EvaluationSection
+from pipeline.config.learning import RewardSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.places import pin_data
 from pipeline.data.report import SkipReason

@@ -14,7 +14,7 @@ import pytest
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from pipeline.config.learning import EvaluationSection
+from pipeline.config.evaluating import EvaluationSection
 from pipeline.data.source import HeldOutSource
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import EvaluationRequest
