@@ -12,6 +12,7 @@ import structlog
 import zmq
 
 from pipeline.observability.status import queue_rows
+from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import (
     MAX_DETAIL_CHARS,
@@ -28,7 +29,6 @@ from protocol.channel import LinkStats, Mailbox
 from protocol.codec import encode
 from protocol.ids import Incarnation, Role
 from protocol.zeromq import CurveKeys, ZmqTransport
-from tests.manual_clock import ManualClock
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.protocol.samples import request
 from tests.transports import zmq_transport
@@ -38,7 +38,7 @@ NUM_HOSTILE = 5_000
 
 async def opened(folder: Path, role: Role, worker: str, tasks: asyncio.TaskGroup) -> ActorContext:
     config, registry = small_config(folder), MemoryRegistry()
-    return await context_of(config, folder, role, worker, tasks, registry, zmq_transport(), ManualClock())
+    return await context_of(config, folder, role, worker, tasks, registry, zmq_transport(), RealClock())
 
 
 def size_of(ctx: ActorContext) -> int:
@@ -85,7 +85,7 @@ async def test_a_senders_heartbeat_does_not_grow_with_its_receivers(tmp_path: Pa
             await ctx.registry.set_endpoint(who, mailboxes[-1].endpoint)
         await sender.refresh()
         for _ in range(128):
-            assert await sender.send(request(), timeout_s=1.0)
+            assert await sender.send(request(), timeout_s=60.0)
         assert size_of(ctx) - alone < 1_000
         links = ctx.worker_state.heartbeat().links
         assert len(links) == MAX_NAMED_LINKS + 1
