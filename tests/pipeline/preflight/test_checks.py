@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from pipeline.preflight import lora, optimizer, ranks
 from pipeline.preflight.checks import preflight
 from protocol import hosts
 from protocol.errors import ConfigError, DataError
@@ -91,3 +93,19 @@ def test_a_name_that_means_loopback_here_is_refused_unless_others_are_told_anoth
     preflight(op_config(tmp_path, "wire.transport=tcp", "wire.host=localhost"))
     monkeypatch.setenv("HEADRACE_ADVERTISE_HOST", "gpu-7.example")
     preflight(op_config(tmp_path, *named))
+
+
+@pytest.mark.parametrize(
+    ("override", "module", "package"),
+    [
+        ("learner.optimizer=adamw-8bit", optimizer, "bitsandbytes"),
+        ("learner.lora.rank=4", lora, "peft"),
+        ("learner.backend=deepspeed", ranks, "DeepSpeed"),
+    ],
+)
+def test_a_package_that_the_learner_lacks_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, module: ModuleType, package: str
+) -> None:
+    monkeypatch.setattr(module, "installed", lambda _: None)
+    with pytest.raises(ConfigError, match=rf"{package} is not installed here; .*pip install 'headrace\["):
+        preflight(op_config(tmp_path, override))

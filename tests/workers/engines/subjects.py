@@ -32,7 +32,7 @@ from workers.engines.training.ranks.messages import Command, decode
 from workers.engines.training.ranks.training import RankedTraining
 from workers.engines.training.ranks.value import RankedValue
 from workers.engines.training.seam import TrainingBackend
-from workers.engines.training.torch import TorchTraining, enable_gradient_checkpointing
+from workers.engines.training.torch import TorchTraining
 from workers.engines.value.regression import ValueSettings
 from workers.engines.value.seam import ValueEngine
 from workers.engines.value.torch import TorchValue
@@ -231,9 +231,14 @@ def _lead(told: dict[str, Any]) -> Lead:
 
 
 def _build(model: PreTrainedModel, settings: Settings, stage: int, ranks: Ranks) -> RankedTraining:
-    if settings.gradient_checkpointing:
-        enable_gradient_checkpointing(model)
-    return make_training(model, settings.forward, settings.optimizer, ranks, zero=_zero(stage))
+    return make_training(
+        model,
+        settings.forward,
+        settings.optimizer,
+        ranks,
+        zero=_zero(stage),
+        gradient_checkpointing=settings.gradient_checkpointing,
+    )
 
 
 def _zero(stage: int) -> DeepSpeedSection | None:

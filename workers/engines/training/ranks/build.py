@@ -64,14 +64,13 @@ def ranked_training(config: RunConfig) -> tuple[Ranks, RankedTraining]:
     """Make this rank of a run's learner on the start model. Raises as :func:`enter`; DataError."""
     ranks = enter(config, config.model.device, config.learner.threads)
     model = load_model(config.model.path, torch.float32, torch.device("cpu"), PACKED_ATTENTION)
-    if config.model.gradient_checkpointing:
-        enable_gradient_checkpointing(model)
     backend = make_training(
         model,
         forward_settings(config, ranks.group.device),
         optimizer_settings(config),
         ranks,
         zero=config.learner.deepspeed if config.learner.backend == "deepspeed" else None,
+        gradient_checkpointing=config.model.gradient_checkpointing,
         tokenizer_from=config.model.path,
         publishing=publish_settings(config),
     )
@@ -85,12 +84,16 @@ def make_training(
     ranks: Ranks,
     *,
     zero: DeepSpeedSection | None = None,
+    gradient_checkpointing: bool = False,
     tokenizer_from: Path | None = None,
     publishing: PublishSettings | None = None,
 ) -> RankedTraining:
     """Share ``model``, the same on every rank, out among them: by DeepSpeed for ``zero``, or FSDP2.
     Raises EngineError when its sequences cannot be packed, or it cannot be cut."""
     module = PackedPolicy(prepare_packed(model).eval(), forward)
+    if gradient_checkpointing:
+        # after eval(), which switches it off
+        enable_gradient_checkpointing(model)
     return RankedTraining(_share_out(module, model, optimizer, ranks, zero, tokenizer_from), forward, publishing)
 
 

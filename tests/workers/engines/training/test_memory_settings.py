@@ -1,0 +1,99 @@
+"""Claims about settings that save memory: they change no weight's type, and no number that they
+must not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.algorithms.objective import Objective
+from pipeline.config.schema import RunConfig
+from tests.pipeline.op_config import op_config
+from tests.workers.engines.generation_contract import bytes_of
+from tests.workers.engines.tiny import make_samples, tiny_model
+from workers.engines.build import build_training_backend
+from workers.engines.model.weights_file import view_weights
+from workers.engines.training.seam import TrainingBackend
+
+BACKENDS = ["torch", "fsdp2", "deepspeed"]
+RATE = 1e-5
+
+
+def config_of(folder: Path, *overrides: str, dtype: torch.dtype = torch.float32) -> RunConfig:
+    """A run on a tiny model whose files have ``dtype``."""
+    tiny_model(dtype=dtype, num_hidden_layers=4).save_pretrained(folder / "tiny")
+    return op_config(
+        folder,
+        f"model.path={folder / 'tiny'}",
+        f"learner.learning_rate={RATE}",
+        "learner.warmup_updates=0",
+        "learner.weight_decay=0.0",
+        *overrides,
+    )
+
+
+def weights(backend: TrainingBackend) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in backend.tensors()}
+
+
+def kept_bytes(backend: TrainingBackend) -> int:
+    """Return the bytes that a step's forward passes keep for their backward passes."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    own = {tensor.untyped_storage().data_ptr() for _, tensor in backend.tensors()}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        assert backend.step(make_samples(), Objective()).applied
+    return sum(tensor.untyped_storage().nbytes() for at, tensor in kept.items() if at not in own)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_checkpointing_keeps_less_for_the_backward_pass_and_makes_the_same_step(tmp_path: Path, backend: str) -> None:
+    sizes: list[int] = []
+    stepped: list[dict[str, torch.Tensor]] = []
+    for setting in ("false", "true"):
+        made = build_training_backend(
+            config_of(tmp_path, f"model.gradient_checkpointing={setting}", f"learner.backend={backend}")
+        )
+        sizes.append(kept_bytes(made))
+        stepped.append(weights(made))
+    assert sizes[1] < sizes[0] / 4
+    for name, tensor in stepped[0].items():
+        torch.testing.assert_close(stepped[1][name], tensor, rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("published", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bf16_compute_has_fp32_masters_and_state_in_which_small_steps_add_up(
+    tmp_path: Path, backend: str, published: str
+) -> None:
+    config = config_of(
+        tmp_path, "model.dtype=bfloat16", f"weights.dtype={published}", f"learner.backend={backend}",
+        dtype=torch.bfloat16,
+    )  # fmt: skip
+    made = build_training_backend(config)
+    start = weights(made)
+    assert {tensor.dtype for tensor in start.values()} == {torch.float32}
+    for _ in range(8):
+        assert made.step(make_samples(), Objective()).applied
+    name = "model.layers.0.mlp.down_proj.weight"
+    moved = (weights(made)[name] - start[name]).abs()
+    assert float(moved.median()) > 5 * RATE, "eight steps of about the learning rate"
+    # a step is far less than half a place of bf16
+    once = (start[name] + RATE).bfloat16() == start[name].bfloat16()
+    assert float(once.float().mean()) > 0.8
+    made.snapshot()(tmp_path / "checkpoint")
+    files: dict[str, Any] = {
+        **load_file(tmp_path / "checkpoint" / "model" / "model.safetensors"),
+        **load_file(tmp_path / "checkpoint" / "optimizer.safetensors"),
+    }
+    assert {tensor.dtype for label, tensor in files.items() if not label.startswith("rng/")} == {torch.float32}
+    sent = view_weights(bytes_of(made.publication()))
+    assert {str(sent[name].dtype) for name in sent} == {f"torch.{published}"}
