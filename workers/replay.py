@@ -22,12 +22,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pipeline.config.import_path import own_sources
 from pipeline.config.load import parse_config
 from pipeline.process.exit_codes import ExitCode, exit_code_of
 from pipeline.training.checkpoints import list_checkpoints, read_checkpoint
 from pipeline.update_log.folder import UPDATES_FOLDER, LoggedUpdate, read_log
 from pipeline.update_log.plan import Leg, Plan, Source, UpdateSpan, make_plan, stretches, version_of
-from pipeline.update_log.records import Digests
+from pipeline.update_log.records import Digests, Start
 from protocol.errors import ConfigError, DataError, HeadraceError
 from workers.engines.build import build_training_backend
 from workers.engines.training.seam import TrainingBackend
@@ -107,8 +108,8 @@ class Replay:
     async def run(self) -> Report:
         """Make the updates, and report how they came out.
 
-        Raises DataError when the log or its start is missing or damaged, ConfigError for a bad
-        ``what_if``, or updates that several ranks made."""
+        Raises DataError when the log or its start is missing or damaged, or an objective's source
+        has changed. Raises ConfigError for a bad ``what_if``, or updates of several ranks."""
         segments = read_log(self._request.run_dir / UPDATES_FOLDER)
         plan = self._plan(stretches(segments))
         report = Report(
@@ -159,6 +160,7 @@ class Replay:
                 f"{start.learner} had {config.learner.ranks} ranks, and a replay is one process, which adds in another order: "
                 "add --what-if learner.ranks=1 --no-check to make its updates again up to rounding"
             )
+        self._check_sources(start, own_sources(dict(config.algorithm), config.algorithm.path), report)
         backend = build_training_backend(config)
         if leg.source is Source.REPLAYED:
             backend.load(scratch / leg.state.fingerprint.hex())
@@ -185,6 +187,22 @@ class Replay:
                 if self._request.check and report.first_difference:
                     break
         return backend
+
+    def _check_sources(self, start: Start, now: dict[str, str], report: Report) -> None:
+        """Refuse or report an objective of one's own whose source is not what the run had."""
+        # a module that is no longer imported does not count: what imported it has changed too
+        changed = sorted(name for name in start.sources.keys() & now.keys() if start.sources[name] != now[name])
+        if not changed:
+            return
+        found = f"{_names(changed)} of the run's objective changed since {start.learner} imported it"
+        if self._request.check:
+            digests = ", ".join(f"{name} {start.sources[name]}, is {now[name]}" for name in changed[:_MAX_NAMES])
+            raise DataError(
+                f"{found} (digest was: {digests}); put the source back as it was, or add --no-check to make the updates with "
+                "the present one and see what differs"
+            )
+        self._tell(f"{found}: the updates are made with the present source")
+        report.environment |= {f"source of {name}": (start.sources[name], now[name]) for name in changed}
 
     def _check_start(self, leg: Leg, backend: TrainingBackend, place: str) -> None:
         if not self._request.check or leg.source is Source.REPLAYED:

@@ -6,9 +6,11 @@ import difflib
 import importlib
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from xxhash import xxh3_128_hexdigest
 
 from protocol.errors import ConfigError
 from protocol.headrace import PACKAGES
@@ -58,3 +60,29 @@ def import_own(setting: str, path: str) -> Any:
         raise ConfigError(
             f"{setting} {path!r}: the import of its module ended by {type(error).__name__}: {error}; correct the module"
         ) from error
+
+
+def own_sources(settings: Mapping[str, object], folders: Iterable[Path]) -> dict[str, str]:
+    """Return module -> digest (xxh3-128, hex) of its file, of the modules behind ``settings`` that
+    are import paths. No library's version stands for them.
+
+    They are those of the same top-level packages, and those in ``folders``, as far as they are
+    imported. Raises ConfigError when a path cannot be imported."""
+    given = {name: value for name, value in settings.items() if isinstance(value, str) and is_import_path(value)}
+    for name, path in given.items():
+        import_own(f"algorithm.{name}", path)
+    packages = {path.partition(":")[0].partition(".")[0] for path in given.values()}
+    resolved = [folder.resolve() for folder in folders] if given else []
+    found: dict[str, str] = {}
+    for name, module in sorted(sys.modules.items()) if given else ():
+        path = Path(getattr(module, "__file__", None) or "")
+        package = name.partition(".")[0]
+        if package in packages or (package not in PACKAGES and _is_in(path.resolve(), resolved)):
+            found |= {name: xxh3_128_hexdigest(path.read_bytes())} if path.is_file() else {}
+    return found
+
+
+def _is_in(file: Path, folders: list[Path]) -> bool:
+    """Return whether a folder has a file that belongs to no Python environment in it."""
+    is_installed = file.is_relative_to(sys.prefix) or file.is_relative_to(sys.base_prefix)
+    return not is_installed and any(file.is_relative_to(folder) for folder in folders)

@@ -71,6 +71,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """Torch's random streams, by device."""
     digests: Digests
     at_s: float
+    sources: dict[str, str] = {}
+    """Digests of the modules of an objective of one's own (``own_sources``)."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

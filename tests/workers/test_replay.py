@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import re
 import resource
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +19,8 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from pipeline.algorithms.surrogate import surrogate_named
+from pipeline.config.catalogue import rule_class
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import Claim, ClaimedUnit, Unit
 from pipeline.training.checkpoints import CheckpointFolder
@@ -158,6 +163,48 @@ def test_an_objective_of_ones_own_is_replayed_bit_for_bit(tmp_path: Path) -> Non
     assert (versions(report), report.num_equal) == ([1, 2, 3], 3)
     built_in = replayed(config, what_if=("algorithm.surrogate=clip",), check=False)
     assert built_in.first_difference is not None, "the surrogate has an effect"
+
+
+def imported_anew(package: str) -> None:
+    """Forget a package's modules, as a new process has them."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]
+    rule_class.cache_clear()
+    surrogate_named.cache_clear()
+    importlib.invalidate_caches()
+
+
+@pytest.mark.parametrize("changed", ["losses", "helper", "beside"])
+def test_a_changed_source_of_an_objective_is_refused_by_its_modules_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: str
+) -> None:
+    package = f"sourced_{changed}"
+    folder = own_objectives(tmp_path, package)
+    beside = f"{package}_beside"
+    files = {"losses": f"{package}/losses.py", "helper": f"{package}/helper.py", "beside": f"{beside}.py"}
+    for name in ("helper", "beside"):
+        (folder / files[name]).write_text("FACTOR = 1.0\n")
+    losses = folder / files["losses"]
+    extra = f"\n\nfrom {beside} import FACTOR as A\nfrom {package}.helper import FACTOR as B\n\n_ = A * B\n"
+    losses.write_text(losses.read_text() + extra)
+    own = {"name": f"{package}.rule:BoundedLeaveOneOut", "surrogate": f"{package}.losses:quadratic", "path": [folder]}
+    config = config_of(tmp_path, algorithm=own)
+    Learning(config, 1).make(2).checkpoint()
+    [segment] = read_log(config.run_dir / "updates")
+    assert segment.start.sources.keys() == {f"{package}.rule", f"{package}.losses", f"{package}.helper", beside}
+    assert replayed(config).num_equal == 2
+    source = folder / files[changed]
+    source.write_text(source.read_text() + "# another\n")
+    imported_anew(package)
+    imported_anew(beside)
+    name = files[changed].removesuffix(".py").replace("/", ".")
+    with pytest.raises(
+        DataError, match=rf"{re.escape(name)} of the run's objective changed since learner#1 .*no-check"
+    ):
+        replayed(config)
+    assert main([str(config.run_dir), "--no-check"]) == 0
+    assert f"{name} of the run's objective changed" in capsys.readouterr().out
+    assert replayed(config, check=False).environment.keys() == {f"source of {name}"}
 
 
 def test_a_range_begins_at_a_checkpoint_and_gives_the_weights_of_its_last_version(tmp_path: Path) -> None:

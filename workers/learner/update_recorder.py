@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from pipeline.config.import_path import own_sources
 from pipeline.config.load import to_toml
 from pipeline.ledger.types import Claim, ClaimedUnit
 from pipeline.training.checkpoints import list_checkpoints
@@ -44,6 +45,8 @@ class UpdateRecorder:
         self._has_failed = False
         self._checkpoint: str | None = None
         self._state_version = 0
+        # now: a file may change while the learner goes on with what it imported
+        self._sources = own_sources(dict(config.algorithm), config.algorithm.path)
 
     def begin(self, checkpoint: Path | None, state_version: int) -> None:
         """Record which state was loaded: a checkpoint of ``state_version``, or the start model."""
@@ -123,6 +126,7 @@ class UpdateRecorder:
             random_state=self._backend.random_state(),
             digests=self._backend.digests(),
             at_s=time.time(),
+            sources=self._sources,
         )
 
     def _write_outcome(self, prepared: Prepared, stepped: Stepped, update: int, policy_version: int) -> None:
