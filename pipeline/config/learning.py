@@ -243,7 +243,10 @@ class RewardSection(Section):
         5.0, "Limit of one verifier call. A late call counts as wrong, and is counted as late.", gt=0.0
     )
     processes: Positive = setting(1, "Verifier processes of one reward worker.")
-    max_batch: Positive = setting(64, "Responses scored at once.")
+    max_batch: Positive = setting(64, "Responses received at once. Verifiers in the worker judge them by one call.")
+    max_in_flight: Positive = setting(
+        256, "Responses that one reward worker judges at once. A slow one holds up no other."
+    )
     verifiers: tuple[str, ...] = setting(
         (), "Import paths that data lines may name, besides data.verifier. Data alone never chooses code to run."
     )

@@ -183,11 +183,10 @@ class RunConfig(Section):
         if reward.overlong_cache_tokens > generation.max_response_tokens:
             raise ValueError("reward.overlong_cache_tokens is above generation.max_response_tokens; it is a part of it")
         for name, endpoint in reward.endpoints.items():
-            if endpoint.timeout_s >= self.ledger.scoring_deadline_s:
+            if endpoint.max_in_flight > reward.max_in_flight:
                 raise ValueError(
-                    f"reward.endpoints.{name}.timeout_s is {endpoint.timeout_s:g}, and ledger.scoring_deadline_s "
-                    f"{self.ledger.scoring_deadline_s:g}: a response would be handed out again while it is judged; raise "
-                    "ledger.scoring_deadline_s above it"
+                    f"reward.endpoints.{name}.max_in_flight is {endpoint.max_in_flight}, and reward.max_in_flight "
+                    f"{reward.max_in_flight}, all that a worker judges at once: raise reward.max_in_flight, or lower it"
                 )
         if self.needs_reference and self.fleet.reference < 1:
             needed = "reference log-probs are needed (kl_coefficient > 0 or reference.always)"

@@ -25,7 +25,7 @@ it has trained on them. It claims and settles them by claims of its own, under t
 Exactly-once. Delivery is at least once and every write is keyed. A stored chunk, a written field
 and a settled claim do not change on a repeat. Calls that give something out or take it back are
 numbered. So a call whose reply was lost may be repeated, and a late copy of it changes nothing. The
-exception is ``renew``, which moves the end of a lease again.
+exceptions are ``renew`` and ``extend_scoring``, which move a deadline again.
 
 A call by an incarnation that is not its worker's newest raises ``Fenced`` and has no effect. A
 chunk by a generator that lost its lease gets ``WriteStatus.FENCED``, since others may hold."""
@@ -102,10 +102,15 @@ class Ledger(Protocol):
         """Return chunks whose ``field`` is overdue, oldest first; extend their deadlines."""
         ...
 
-    async def finished_group(self, group: int, *, num_members: int) -> list[TrajectoryChunk]:
-        """Return the final chunks of a training group, by member, once all of its ``num_members``
-        have ended; before, nothing. Members that were settled or dropped since are left out."""
+    async def finished_group(self, who: Incarnation, group: int, *, num_members: int) -> list[TrajectoryChunk]:
+        """Give a training group to ``who``, which judges it: its final chunks, by member, once all
+        of its ``num_members`` have ended; before, nothing. Nothing as well for a group that is
+        given already, until its deadline or a failure, or lacks no reward. Members that were
+        settled or dropped since are left out."""
         ...
+
+    async def extend_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> None:
+        """Extend the deadlines of chunks that ``who`` scores, and of groups that it was given."""
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
         """Report a scorer's failure, with a traceback. The chunk is due again at once. After

@@ -3,7 +3,8 @@
 *Consumes* responses, each naming its verifier. *Produces* outcomes in the same order. *Waits for*
 sandbox processes, each call within its time limit. Cheap built-in verifiers run here, by the batch.
 All others run in killable processes, one response a call or as many as the verifier takes. There
-are as many calls at once as processes, which start when first needed.
+are as many calls at once as processes, which start when first needed. Batches may be judged at
+once: they share the processes, and a call may have responses of several.
 
 An answer that is not judged within the limit is wrong, and its verdict records this (``judged``).
 When a call with several responses fails or is late, each is judged by itself, so that one response
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
@@ -52,18 +53,44 @@ _COUNT_EVERY_S = 0.25
 _COUNTING_SHARE = 0.05
 """Largest share of a core for counting processes; with very many they are counted less often."""
 
-Jobs = dict[VerifierSpec, deque[int]]
-"""Indices of responses that wait for a call."""
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Batch:
-    """Responses, their outcomes so far, and the calls that wait; the tasks of a batch share it."""
+    """Responses and their outcomes so far."""
 
     responses: Sequence[Response]
     outcomes: list[VerifierOutcome | None]
     told: Callable[[int], None]
-    jobs: Jobs = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when all have an outcome, or one waits for a call again."""
+
+    @property
+    def is_judged(self) -> bool:
+        return None not in self.outcomes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """A response of a batch that waits for a call."""
+
+    batch: _Batch
+    index: int
+
+    @property
+    def response(self) -> Response:
+        return self.batch.responses[self.index]
+
+    @property
+    def share(self) -> float:
+        """Its part of the batch."""
+        return 1.0 / len(self.batch.outcomes)
+
+    def end(self, outcome: VerifierOutcome) -> None:
+        """Set its outcome."""
+        self.batch.outcomes[self.index] = outcome
+        self.batch.told(1)
+        if self.batch.is_judged:
+            self.batch.changed.set()
 
 
 class VerifierPool:
@@ -86,6 +113,8 @@ class VerifierPool:
         self._idle: asyncio.LifoQueue[SandboxProcess] = asyncio.LifoQueue(maxsize=config.processes)
         for process in self._processes:
             self._idle.put_nowait(process)
+        self._waiting: dict[VerifierSpec, deque[_Job]] = {}
+        self._counted_s = 0.0
         self._in_process: dict[str, Judge] = {}
         self._endpoints = _endpoints(config)
 
@@ -125,6 +154,15 @@ class VerifierPool:
                 head = "" if is_missing else f"verifier {spec.name!r} cannot be loaded: "
                 raise ConfigError(head + failure.error)
 
+    def is_quick(self, verifier: str) -> bool:
+        """Return whether it judges here and at once: without a process or a request, or not at all,
+        since the name is unknown."""
+        try:
+            spec = resolve_named(verifier, self._configured)
+        except ConfigError:
+            return True
+        return not (spec.sandboxed or spec.name in self._endpoints)
+
     async def score(
         self,
         responses: Sequence[Response],
@@ -137,7 +175,8 @@ class VerifierPool:
         ``any_number`` accuracies need not be in [0, 1]. Nothing that a verifier does raises here:
         it becomes the VerifierFailure of its response."""
         batch = _Batch(responses, [None] * len(responses), on_judged or (lambda _: None))
-        outcomes, jobs = batch.outcomes, batch.jobs
+        outcomes = batch.outcomes
+        jobs: dict[VerifierSpec, list[_Job]] = {}
         batches: dict[VerifierSpec, list[int]] = {}
         remote: list[int] = []
         for index, response in enumerate(responses):
@@ -149,7 +188,7 @@ class VerifierPool:
             if spec.name in self._endpoints:
                 remote.append(index)
             elif spec.sandboxed:
-                jobs.setdefault(spec, deque()).append(index)
+                jobs.setdefault(spec, []).append(_Job(batch, index))
             else:
                 batches.setdefault(spec, []).append(index)
         batch.told(len(responses) - len(remote) - sum(map(len, (*batches.values(), *jobs.values()))))
@@ -162,10 +201,7 @@ class VerifierPool:
         if remote:
             await self._ask_endpoints(batch, remote, any_number=any_number)
         if jobs:
-            num_jobs = sum(map(len, jobs.values()))
-            async with self._counted(), asyncio.TaskGroup() as tasks:
-                for _ in range(min(len(self._processes), num_jobs)):
-                    tasks.create_task(self._work(batch))
+            await self._call_for(batch, jobs)
         return [outcome for outcome in outcomes if outcome is not None]
 
     async def score_group(self, verifier: str, responses: Sequence[Response]) -> list[VerifierOutcome]:
@@ -194,7 +230,7 @@ class VerifierPool:
             work.step(1.0 / len(batch.outcomes))
             batch.told(1)
 
-        async with self._counted(), asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as tasks:
             for index in indices:
                 tasks.create_task(ask(index))
 
@@ -232,51 +268,93 @@ class VerifierPool:
         pause_s = _COUNT_EVERY_S
         while True:
             await asyncio.sleep(pause_s)
-            began = time.perf_counter()
-            sandboxes = {process.pid: process for process in self._processes if process.pid is not None}
-            for pid, number in (await asyncio.to_thread(session_sizes, sandboxes.keys())).items():
-                if number > self._max_processes:
-                    most = f"at most {self._max_processes} are allowed at once"
-                    sandboxes[pid].end_overrun(f"had {number} processes, {most}; all were killed")
-            pause_s = max(_COUNT_EVERY_S, (time.perf_counter() - began) / _COUNTING_SHARE)
+            pause_s = max(_COUNT_EVERY_S, await self._count_once() / _COUNTING_SHARE)
+
+    async def _count_once(self) -> float:
+        """Count for all calls, unless that was done just now; return the seconds that it took."""
+        began = time.perf_counter()
+        if began - self._counted_s < _COUNT_EVERY_S:
+            return 0.0
+        self._counted_s = began
+        sandboxes = {process.pid: process for process in self._processes if process.pid is not None}
+        for pid, number in (await asyncio.to_thread(session_sizes, sandboxes.keys())).items():
+            if number > self._max_processes:
+                most = f"at most {self._max_processes} are allowed at once"
+                sandboxes[pid].end_overrun(f"had {number} processes, {most}; all were killed")
+        return time.perf_counter() - began
+
+    async def _call_for(self, batch: _Batch, jobs: Mapping[VerifierSpec, Sequence[_Job]]) -> None:
+        """Wait until all jobs of a batch have outcomes: by its own tasks, or by those of others
+        that took its jobs along. Every call in front has its time limit."""
+        num_jobs = sum(map(len, jobs.values()))
+        for spec, added in jobs.items():
+            self._waiting.setdefault(spec, deque()).extend(added)
+        try:
+            while not batch.is_judged:
+                batch.changed.clear()
+                async with asyncio.TaskGroup() as tasks:
+                    for _ in range(min(len(self._processes), num_jobs)):
+                        tasks.create_task(self._work(batch))
+                if not batch.is_judged:
+                    await batch.changed.wait()
+        finally:
+            for spec in jobs:
+                if left := [job for job in self._waiting.get(spec, ()) if job.batch is not batch]:
+                    self._waiting[spec] = deque(left)
+                else:
+                    self._waiting.pop(spec, None)
 
     async def _work(self, batch: _Batch) -> None:
-        """Take jobs from those that the tasks of one batch share, until there are none."""
+        """Take jobs, those of other batches along, until there are none or ``batch`` is judged."""
         process = await self._idle.get()
         try:
-            while (spec := next((spec for spec, waiting in batch.jobs.items() if waiting), None)) is not None:
-                waiting = batch.jobs[spec]
-                indices = [waiting.popleft()]
-                if (failure := await process.load(spec)) is not None:
-                    batch.outcomes[indices[0]] = failure
-                    work.step(1.0 / len(batch.outcomes))
-                    batch.told(1)
-                    continue
-                share = -(-(len(waiting) + 1) // len(self._processes))
-                while waiting and len(indices) < min(process.max_batch(spec), share):
-                    indices.append(waiting.popleft())
-                await self._judge(process, spec, indices, batch)
+            async with self._counted():
+                while (
+                    not batch.is_judged and (spec := next(filter(self._waiting.get, self._waiting), None)) is not None
+                ):
+                    await self._take(process, spec)
+            # short calls, too, may leave processes
+            await self._count_once()
         finally:
             self._idle.put_nowait(process)
 
-    async def _judge(self, process: SandboxProcess, spec: VerifierSpec, indices: list[int], batch: _Batch) -> None:
+    async def _take(self, process: SandboxProcess, spec: VerifierSpec) -> None:
+        """Judge the first job of a verifier, with as many as one call takes. A cancelled call's
+        jobs wait again."""
+        waiting = self._waiting[spec]
+        jobs = [waiting.popleft()]
+        try:
+            if (failure := await process.load(spec)) is not None:
+                work.step(jobs[0].share)
+                jobs[0].end(failure)
+                return
+            share = -(-(len(waiting) + 1) // len(self._processes))
+            while waiting and len(jobs) < min(process.max_batch(spec), share):
+                jobs.append(waiting.popleft())
+            await self._judge(process, spec, jobs)
+        finally:
+            for job in jobs:
+                if job.batch.outcomes[job.index] is None:
+                    self._waiting.setdefault(spec, deque()).appendleft(job)
+                    job.batch.changed.set()
+
+    async def _judge(self, process: SandboxProcess, spec: VerifierSpec, jobs: Sequence[_Job]) -> None:
         """Judge by one call; by one each, where it fails or is late. A call is a piece of work."""
-        judged = await process.call(spec, [batch.responses[index] for index in indices], self._timeout_s)
-        if len(indices) > 1 and not any(isinstance(outcome, Verdict) and outcome.judged for outcome in judged):
+        judged = await process.call(spec, [job.response for job in jobs], self._timeout_s)
+        if len(jobs) > 1 and not any(isinstance(outcome, Verdict) and outcome.judged for outcome in judged):
             work.step()
-            for index in indices:
-                await self._judge(process, spec, [index], batch)
+            for job in jobs:
+                await self._judge(process, spec, [job])
             return
-        if spec.sound and len(indices) == 1 and _has_died(judged[0]):
+        if spec.sound and len(jobs) == 1 and _has_died(judged[0]):
             work.step()
             # once more: it may have been killed from outside
-            judged = await process.call(spec, [batch.responses[indices[0]]], self._timeout_s)
+            judged = await process.call(spec, [jobs[0].response], self._timeout_s)
             if isinstance(again := judged[0], VerifierFailure) and _has_died(again):
                 judged = [not_judged(again.error)]
-        for index, outcome in zip(indices, judged, strict=True):
-            batch.outcomes[index] = outcome
-        work.step(len(indices) / len(batch.outcomes))
-        batch.told(len(indices))
+        work.step(sum(job.share for job in jobs))
+        for job, outcome in zip(jobs, judged, strict=True):
+            job.end(outcome)
 
     def _function(self, spec: VerifierSpec) -> Judge:
         if spec.name not in self._in_process:

@@ -131,6 +131,9 @@ class RecordingPool:
     async def start(self) -> None:
         pass
 
+    def is_quick(self, verifier: str) -> bool:
+        return True
+
     async def score(self, responses: Sequence[Response]) -> list[VerifierOutcome]:
         self.responses += responses
         return [self._judge(response) for response in responses]

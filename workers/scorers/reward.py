@@ -3,6 +3,11 @@
 Final chunks come from the mailbox, which generators fill, and overdue ones from the ledger. The
 reward field of a chunk is written once; a repeat changes nothing.
 
+Up to ``reward.max_in_flight`` responses are judged at once. Each is a piece of work of its own,
+whose score is written as soon as it is there. Verifiers in the worker judge a whole batch as one
+piece; functions of whole groups a group. While responses are judged, the worker extends their
+deadlines in the ledger, so that others do not judge them too.
+
 With a reward model (``reward.model``), the model first reads every response, on the compute thread.
 Its weighted score is a part of the reward, and verifiers see the score. Verifiers alone decide
 accuracy, which dynamic sampling uses.
@@ -20,7 +25,9 @@ of the time limit), ``failed``, ``overdue`` (picked up from the ledger), ``dupli
 
 from __future__ import annotations
 
+import asyncio
 import traceback
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.preflight.model_folder import loading
@@ -28,14 +35,18 @@ from pipeline.rewards.functions import judge
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.shaping import shape
 from pipeline.rewards.verifier import Response, VerifierFailure, VerifierFailureKind, VerifierOutcome
+from pipeline.runtime.registry.contract import WaitingFor
 from protocol.errors import ConfigError, DataError, EngineError
-from protocol.ids import Role
+from protocol.ids import ChunkId, Role
 from protocol.trajectory import Field, Score, TrajectoryChunk
 from workers.engines.build import build_reward_model
-from workers.scorers.scorer import Scorer
+from workers.scorers.scorer import RECEIVE_TIMEOUT_S, Scorer
 
 if TYPE_CHECKING:
     from workers.engines.scoring.reward_model import TorchRewardModel
+
+Piece = Sequence[tuple[TrajectoryChunk, float | None]]
+"""Responses that are judged together, each with the reward model's centred score or None."""
 
 
 class Reward(Scorer):
@@ -55,32 +66,133 @@ class Reward(Scorer):
         self._pool = VerifierPool(config, configured=self.ctx.config.verifier_paths)
         await self._pool.start()
         self.max_batch = config.max_batch
+        self._judges_groups = any(function.whole_group for function in config.functions.values())
+        self._in_flight: set[ChunkId] = set()
+        self._freed = asyncio.Event()
         await super().setup()
+
+    async def run(self) -> None:
+        """Judge what arrives and what is overdue, until the drain."""
+        self.ctx.spawn("deadlines", self._extend_deadlines())
+        await super().run()
+
+    async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
+        """Begin to judge responses that arrive within ``timeout_s``, at times overdue ones; return
+        how many. Without room, wait for some."""
+        room = self._room()
+        if room <= 0:
+            await self._wait_for_end(timeout_s)
+            return 0
+        batch = await self.take(timeout_s, room)
+        await self._begin(batch)
+        return len(batch)
+
+    async def drain(self) -> None:
+        """Judge what is in the mailbox already, for at most half a drain. The rest becomes overdue,
+        and others judge it."""
+        until_s = self.ctx.clock.monotonic() + self.ctx.config.supervisor.drain_timeout_s / 2
+        more = True
+        while (more or self._in_flight) and self.ctx.clock.monotonic() < until_s:
+            if more and (room := self._room()) > 0:
+                batch = await self.receive(0.0, room)
+                await self._begin(batch)
+                more = bool(batch)
+            else:
+                await self._wait_for_end(RECEIVE_TIMEOUT_S)
 
     async def teardown(self) -> None:
         """Stop the verifier processes."""
         await self._pool.aclose()
         await super().teardown()
 
-    def amount(self, chunks: list[TrajectoryChunk]) -> tuple[float, str]:
-        """Return how many responses are judged at once."""
-        return float(len(chunks)), "responses"
+    def report_wait(self) -> None:
+        """Report the work in flight, else the wait for the mailbox."""
+        if self._in_flight:
+            self.ctx.waiting_for(WaitingFor.COMPUTE, f"{len(self._in_flight)} responses in flight")
+        else:
+            super().report_wait()
 
     def wants(self, chunk: TrajectoryChunk) -> bool:
         """Only a finished trajectory can be scored."""
         return chunk.finish_reason.is_final
 
     async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Read, verify, shape and write a batch. With functions of whole groups, a response whose
-        group goes on waits: the last member's end brings all of them here."""
-        if any(function.whole_group for function in self.ctx.config.reward.functions.values()):
+        """Judge a batch to its end, without a limit of responses in flight."""
+        async with asyncio.TaskGroup() as tasks:
+            for piece in await self._pieces(chunks):
+                tasks.create_task(self._judge(piece))
+
+    # -- in flight ---------------------------------------------------------------------------------
+
+    def _room(self) -> int:
+        """Return how many chunks may be received: with functions of whole groups, each may bring
+        its group."""
+        room = min(self.max_batch, self.ctx.config.reward.max_in_flight - len(self._in_flight))
+        return max(min(room, 1), room // self.ctx.config.algorithm.group_size) if self._judges_groups else room
+
+    async def _begin(self, chunks: list[TrajectoryChunk]) -> None:
+        """Judge a batch beside others: each piece in a task of its own."""
+        new = {chunk.id: chunk for chunk in chunks if chunk.id not in self._in_flight}
+        if not new:
+            return
+        if not self._in_flight:
+            self.ctx.work.begin()
+        self._move(set(new), set())
+        pieces = await self._pieces(list(new.values()))
+        self._move({chunk.id for piece in pieces for chunk, _ in piece}, set(new))
+        for piece in pieces:
+            self.ctx.spawn("judging", self._judge_in_flight(piece), endless=False)
+
+    async def _judge_in_flight(self, piece: Piece) -> None:
+        try:
+            await self._judge(piece)
+        finally:
+            self._move(set(), {chunk.id for chunk, _ in piece})
+        self.ctx.progress(len(piece))
+
+    def _move(self, begun: set[ChunkId], ended: set[ChunkId]) -> None:
+        self._in_flight = (self._in_flight - ended) | begun
+        self.ctx.held = len(self._in_flight)
+        self._freed.set()
+
+    async def _wait_for_end(self, timeout_s: float) -> None:
+        self._freed.clear()
+        self.report_wait()
+        await self.ctx.clock.wait(self._freed, timeout_s)
+
+    async def _extend_deadlines(self) -> None:
+        """Keep what is judged here from being handed out. The worker's own limits end each call."""
+        while True:
+            await self.ctx.clock.sleep(self.ctx.config.ledger.scoring_deadline_s / 3)
+            if self._in_flight:
+                await self.ctx.ledger.extend_scoring(self.ctx.who, self.field, tuple(self._in_flight))
+
+    # -- one piece ---------------------------------------------------------------------------------
+
+    async def _pieces(self, chunks: list[TrajectoryChunk]) -> list[Piece]:
+        """Part a batch into what is judged together. With functions of whole groups, a response
+        whose group goes on waits: the last member's end brings all of them here."""
+        if self._judges_groups:
             chunks = await self._with_their_groups(chunks)
-        with self.ctx.work.part(0.0 if self._model is None else 0.8):
-            read = await self._read(chunks)
-        with self.ctx.work.part(1.0 if self._model is None else 0.2):
-            verdicts = await self._verdicts(read)
+        found: dict[object, list[tuple[TrajectoryChunk, float | None]]] = {}
+        for chunk, score in await self._read(chunks):
+            key: object = chunk.id
+            if self._judges_groups and not chunk.trajectory.is_evaluation:
+                key = chunk.trajectory.group
+            elif all(map(self._pool.is_quick, self._verifiers(chunk))):
+                key = "quick"
+            found.setdefault(key, []).append((chunk, score))
+        return list(found.values())
+
+    def _verifiers(self, chunk: TrajectoryChunk) -> list[str]:
+        functions = {} if chunk.trajectory.is_evaluation else self.ctx.config.reward.functions
+        return [chunk.prompt.verifier, *(function.verifier for function in functions.values())]
+
+    async def _judge(self, piece: Piece) -> None:
+        """Verify, shape and write."""
+        verdicts = await self._verdicts(piece)
         scored: list[tuple[TrajectoryChunk, Score]] = []
-        for (chunk, score), verdict in zip(read, verdicts, strict=True):
+        for (chunk, score), verdict in zip(piece, verdicts, strict=True):
             if isinstance(verdict, VerifierFailure):
                 if verdict.kind is VerifierFailureKind.BUDGET:
                     # ends the run: more responses would be sampled for nothing
@@ -105,12 +217,13 @@ class Reward(Scorer):
         """Return evaluation's chunks, and the final chunks of all groups that have ended."""
         found = {chunk.id: chunk for chunk in chunks if chunk.trajectory.is_evaluation}
         for group in dict.fromkeys(c.trajectory.group for c in chunks if not c.trajectory.is_evaluation):
-            whole = await self.ctx.ledger.finished_group(group, num_members=self.ctx.config.algorithm.group_size)
+            num_members = self.ctx.config.algorithm.group_size
+            whole = await self.ctx.ledger.finished_group(self.ctx.who, group, num_members=num_members)
             found.update((chunk.id, chunk) for chunk in whole)
         self.ctx.count("waited_for_group", sum(chunk.id not in found for chunk in chunks))
         return list(found.values())
 
-    async def _verdicts(self, read: list[tuple[TrajectoryChunk, float | None]]) -> list[VerifierOutcome]:
+    async def _verdicts(self, read: Piece) -> list[VerifierOutcome]:
         """Judge responses; those of training by the further functions too. Outcomes in order."""
         functions = self.ctx.config.reward.functions
         responses = [_response(chunk, score) for chunk, score in read]

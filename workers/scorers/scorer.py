@@ -23,7 +23,7 @@ from protocol.trajectory import Field, Score, TrajectoryChunk
 
 T = TypeVar("T")
 
-_RECEIVE_TIMEOUT_S = 0.25
+RECEIVE_TIMEOUT_S = 0.25
 _OVERDUE_EVERY_S = 1.0
 _GIST_CHARS = 200
 
@@ -66,13 +66,9 @@ class Scorer(Actor):
         while not self.ctx.draining.is_set():
             await self.serve()
 
-    async def serve(self, timeout_s: float = _RECEIVE_TIMEOUT_S) -> int:
+    async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
         """Score chunks that arrive within ``timeout_s``, at times overdue ones; return how many."""
-        batch = await self._receive(timeout_s)
-        now = self.ctx.clock.monotonic()
-        if len(batch) < self.max_batch and now >= self._next_overdue_s:
-            self._next_overdue_s = now + _OVERDUE_EVERY_S
-            batch += await self._overdue(self.max_batch - len(batch))
+        batch = await self.take(timeout_s, self.max_batch)
         if batch:
             self.ctx.waiting_for(WaitingFor.COMPUTE)
             self.ctx.held = len(batch)
@@ -81,13 +77,22 @@ class Scorer(Actor):
             self.ctx.progress(len(batch))
         return len(batch)
 
+    async def take(self, timeout_s: float, room: int) -> list[TrajectoryChunk]:
+        """Return up to ``room`` chunks that arrive within ``timeout_s``, at times overdue ones."""
+        batch = await self.receive(timeout_s, room)
+        now = self.ctx.clock.monotonic()
+        if len(batch) < room and now >= self._next_overdue_s:
+            self._next_overdue_s = now + _OVERDUE_EVERY_S
+            batch += await self._overdue(room - len(batch))
+        return batch
+
     async def drain(self) -> None:
         """Score the chunks that are in the mailbox already, for at most half a drain.
 
         While senders go on, the mailbox never empties. The remaining chunks become overdue and go
         to other workers."""
         until_s = self.ctx.clock.monotonic() + self.ctx.config.supervisor.drain_timeout_s / 2
-        while self.ctx.clock.monotonic() < until_s and (batch := await self._receive(timeout_s=0.0)):
+        while self.ctx.clock.monotonic() < until_s and (batch := await self.receive(0.0, self.max_batch)):
             await self._score(batch)
 
     async def _score(self, batch: list[TrajectoryChunk]) -> None:
@@ -127,11 +132,11 @@ class Scorer(Actor):
             on_wait=lambda error: self.ctx.waiting_for(WaitingFor.LEDGER, str(error)),
         )
 
-    async def _receive(self, timeout_s: float = _RECEIVE_TIMEOUT_S) -> list[TrajectoryChunk]:
-        """Wait for one message, then take the others that are there, up to a batch."""
-        self.ctx.waiting_for(WaitingFor.INPUT, "its mailbox")
+    async def receive(self, timeout_s: float, room: int) -> list[TrajectoryChunk]:
+        """Wait for one message, then take the others that are there, up to ``room``."""
+        self.report_wait()
         batch: list[TrajectoryChunk] = []
-        while len(batch) < self.max_batch:
+        while len(batch) < room:
             delivery = await self._mailbox.receive(timeout_s=timeout_s)
             if delivery is None:
                 break
@@ -139,6 +144,10 @@ class Scorer(Actor):
             if isinstance(delivery.message, TrajectoryChunk) and self.wants(delivery.message):
                 batch.append(delivery.message)
         return batch
+
+    def report_wait(self) -> None:
+        """Report the wait for the mailbox."""
+        self.ctx.waiting_for(WaitingFor.INPUT, "its mailbox")
 
     async def _overdue(self, room: int) -> list[TrajectoryChunk]:
         chunks = await self.ctx.ledger.overdue(self.ctx.who, self.field, max_chunks=room)

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Callable
 
-from pipeline.ledger.memory import units
+from pipeline.ledger.memory import scoring
 from pipeline.ledger.memory.records import ChunkRecord, ClaimRecord, EvaluationRecord, TrajectoryRecord
 from pipeline.ledger.memory.state import LedgerState
 from pipeline.ledger.memory.units import add_to_unit, cancel_windows, chunks_of, continue_or_park, record_sample, take
@@ -53,8 +53,6 @@ from protocol.codec import Encoded, to_blob
 from protocol.errors import Fenced, LedgerError
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
-
-_MAX_DEAD_LETTERS = 1000
 
 
 class MemoryLedger:
@@ -205,37 +203,22 @@ class MemoryLedger:
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
         """Return overdue chunks, oldest first; extend their deadlines."""
         s, now = self._enter(who)
-        due = s.due[field]
-        late = sorted((at, str(chunk), chunk) for chunk, at in due.items() if at <= now)[:max_chunks]
-        for _, _, chunk in late:
-            due[chunk] = now + s.spec.scoring_deadline_s
-        return [read_chunk(s.chunks[chunk].blob) for _, _, chunk in late]
+        return scoring.overdue(s, field, max_chunks, now)
 
-    async def finished_group(self, group: int, *, num_members: int) -> list[TrajectoryChunk]:
-        """Return a group's final chunks once all of its members have ended; else nothing."""
-        return units.finished_group(self.state, group, num_members)
+    async def finished_group(self, who: Incarnation, group: int, *, num_members: int) -> list[TrajectoryChunk]:
+        """Give a group that has ended to one scorer: its final chunks; else nothing."""
+        s, now = self._enter(who)
+        return scoring.finished_group(s, who, group, num_members, now)
+
+    async def extend_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> None:
+        """Extend the deadlines of chunks that ``who`` scores, and of its groups."""
+        s, now = self._enter(who)
+        scoring.extend(s, who, field, chunks, now)
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
         """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""
         s, now = self._enter(who)
-        if chunk not in s.due[field]:
-            return False
-        c = s.chunks[chunk]
-        c.attempts[field] += 1
-        if c.attempts[field] < s.spec.max_attempts:
-            s.due[field][chunk] = now
-            return False
-        text = error.encode("utf-8", "replace").decode("utf-8")
-        prompt = s.prompt_of(chunk.trajectory)
-        s.dead.insert(0, DeadLetter(str(chunk), field.value, str(who), text, c.attempts[field], now, prompt))
-        del s.dead[_MAX_DEAD_LETTERS:]
-        if chunk.trajectory.is_evaluation:
-            s.evaluations[int(chunk.trajectory.lane[1:])].num_failed += 1
-            s.forget_chunk(chunk)
-            del s.trajectories[chunk.trajectory]
-        else:
-            s.end_unit(s.unit_of(chunk), DropReason.DEAD_LETTER)
-        return True
+        return scoring.fail(s, who, chunk, field, error, now)
 
     async def dead_letters(self, *, limit: int = 100) -> list[DeadLetter]:
         """Return the newest dead letters first."""

@@ -43,6 +43,10 @@ class GroupRecord(UnitRecord):
     """Members whose final chunk is written."""
     accuracies: list[float] = field(default_factory=list[float])
     trained: bool = False
+    judged_by: str = ""
+    """Scorer that was given the whole group."""
+    judged_until: float = 0.0
+    """Until then no other is given it."""
 
     def is_alike(self, group_size: int) -> bool:
         """Return whether all members are scored, with one accuracy."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.ledger.memory.records import GroupRecord, TrajectoryRecord
 from pipeline.ledger.memory.state import LedgerState
-from pipeline.ledger.stored import read_chunk, read_scored
+from pipeline.ledger.stored import read_scored
 from pipeline.ledger.types import DropReason, EvaluationSample, Refusal, ScoredChunk, Unit
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import RewardScore, TrajectoryChunk
@@ -141,13 +141,3 @@ def record_sample(s: LedgerState, chunk: ChunkId, score: RewardScore) -> None:
     sample = EvaluationSample(name.group, name.member, score.accuracy, score.reward, t.num_tokens, t.oldest, t.newest)
     s.evaluations[int(name.lane[1:])].samples.append(sample)
     s.forget_chunk(chunk)
-
-
-def finished_group(s: LedgerState, group: int, num_members: int) -> list[TrajectoryChunk]:
-    """Return a group's final chunks once all members that are still here have ended."""
-    names = (TrajectoryId("t", group, member) for member in range(num_members))
-    there = {name: s.trajectories[name] for name in names if name in s.trajectories}
-    if not all(record.final for record in there.values()):
-        return []
-    stored = (s.chunks.get(ChunkId(name, record.next - 1)) for name, record in there.items())
-    return [read_chunk(chunk.blob) for chunk in stored if chunk is not None]

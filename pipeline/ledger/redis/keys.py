@@ -50,6 +50,8 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:run_status`` | string | registry: the run's state and the sentence that explains it | the run |
 | ``{run}:news:<topic>`` | stream | registry: one entry, written with every change of weights, endpoints or run | the run |
 
+``{run}:group:<n>`` has ``judged_by`` and ``judged_until`` while a scorer judges the whole group.
+
 ``{run}:finished:<id>`` is stored for the value worker, apart from the chunks, from a trajectory's
 first value until the value worker has trained on it. A drop that keeps it from the critic ends it.
 """

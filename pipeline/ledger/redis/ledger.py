@@ -165,18 +165,16 @@ class RedisLedger:
             blobs = await self._call("overdue", who, field=field.value, wanted=max_chunks, request=number)
         return [read_chunk(blob) for blob in blobs]
 
-    async def finished_group(self, group: int, *, num_members: int) -> list[TrajectoryChunk]:
-        """Return a group's final chunks once all of its members have ended; else nothing."""
-        names = [str(TrajectoryId("t", group, member)) for member in range(num_members)]
-        wanted = [("HMGET", keys.trajectory(self._run, name), "next", "final") for name in names]
-        rows = await self._pipelined("finished_group", wanted)
-        there = {
-            name: (int(after), final) for name, (after, final) in zip(names, rows, strict=True) if after is not None
-        }
-        if not all(final for _, final in there.values()):
-            return []
-        last = [("HGET", keys.chunk(self._run, f"{name}.{after - 1}"), "blob") for name, (after, _) in there.items()]
-        return [read_chunk(blob) for blob in await self._pipelined("finished_group", last) if blob is not None]
+    async def finished_group(self, who: Incarnation, group: int, *, num_members: int) -> list[TrajectoryChunk]:
+        """Give a group that has ended to one scorer: its final chunks; else nothing."""
+        async with self._requests.one_at_a_time() as number:
+            asked = {"group": str(group), "members": num_members, "request": number}
+            blobs = await self._call("finished_group", who, **asked)
+        return [read_chunk(blob) for blob in blobs]
+
+    async def extend_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> None:
+        """Extend the deadlines of chunks that ``who`` scores, and of its groups."""
+        await self._call("extend_scoring", who, field=field.value, chunks=[*map(str, chunks)])
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
         """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""

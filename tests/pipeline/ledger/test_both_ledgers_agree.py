@@ -58,6 +58,7 @@ ENOUGH = 100
 SHRINK = bool(os.environ.get("HEADRACE_LEDGER_SHRINK"))
 WORKERS = ("generator-0", "generator-1", "generator-2")
 SCORER = Incarnation(Role.REWARD, "reward-0", 1)
+OTHER_SCORER = Incarnation(Role.REWARD, "reward-1", 1)
 
 
 READING = {"totals", "audit", "queues", "waits"}
@@ -66,6 +67,7 @@ ANSWERED_ALIKE = {
         "lease",
         "give_back",
         "overdue",
+        "finished_group",
         "fail_score",
         "claim",
         "claim_finished",
@@ -97,6 +99,7 @@ class LossyRedis(RedisLedger):
             await self._copy(*self._dice.choice(self._sent))
         if name not in (
             "renew",
+            "extend_scoring",
             "requeue",
             "retry",
             # a copy of these acts again: it moves a lease's end, ...
@@ -373,6 +376,13 @@ class BothLedgers(RuleBasedStateMachine):
     @rule(field=st.sampled_from(Field), wanted=st.integers(1, 3))
     def overdue(self, field, wanted) -> None:
         self.both("overdue", SCORER, field, max_chunks=wanted)
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data(), who=st.sampled_from([SCORER, OTHER_SCORER]))
+    def judge_a_group(self, data, who) -> None:
+        _, chunk = data.draw(st.sampled_from(self.written))
+        given = self.both("finished_group", who, chunk.id.trajectory.group, num_members=self.group_size)
+        self.both("extend_scoring", who, Field.REWARD, tuple(one.id for one in given))
 
     @precondition(lambda self: self.written)
     @rule(data=st.data(), field=st.sampled_from(Field))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +18,9 @@ from pipeline.ledger.contract import Ledger
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk
+from tests.manual_clock import ManualClock
 from tests.pipeline.ledger.builders import GENERATOR, make_chunk
+from tests.pipeline.rewards.served import Reply, served
 from tests.pipeline.runtime.fakes import small_config
 from tests.workers.engines.tiny_reward import TEMPLATE, write_reward_model
 from tests.workers.scorers.scorers import scorer_context
@@ -206,7 +211,114 @@ async def test_a_judge_that_is_down_is_tried_again_and_a_spent_budget_ends_the_r
         await worker.setup()
         try:
             bench = Bench(ctx.ledger, worker)
-            with pytest.raises(ConfigError, match="max_requests is 1, and all are spent"):
+            with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match="max_requests is 1, and all are spent")):
                 await scores_of(bench, await bench.finished("2", verifier="endpoint/quality"))
         finally:
             await worker.teardown()
+
+
+@asynccontextmanager
+async def judging(tmp_path: Path, url: str, **settings: object) -> AsyncIterator[Bench]:
+    """A worker whose responses are judged over HTTP, at their deadlines."""
+    endpoint = {"url": url, "max_in_flight": 2, "timeout_s": 30.0}
+    section = RewardSection.model_validate({"endpoints": {"own": endpoint}, **settings})
+    config = small_config(tmp_path).model_copy(update={"reward": section})
+    async with scorer_context(tmp_path, config, Role.REWARD) as ctx:
+        worker = Reward(ctx)
+        await worker.setup()
+        ctx.spawn("deadlines", worker._extend_deadlines())
+        try:
+            yield Bench(ctx.ledger, worker)
+        finally:
+            await ctx.cancel_spawned()
+            await worker.teardown()
+
+
+async def until(wanted: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20.0):
+        while not wanted():  # noqa: ASYNC110  another thread's server announces nothing
+            await asyncio.sleep(0.01)
+
+
+async def test_a_slow_judgement_holds_up_no_other_and_its_response_is_not_handed_out(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def reply(body: dict[str, Any], number: int) -> Reply:
+        text = body["responses"][0]["response"]
+        if text == "slow":
+            gate.wait(20.0)
+        return 200, {"scores": [float(text == "right")]}
+
+    with served(reply) as server:
+        async with judging(tmp_path, server.url) as bench:
+            ctx, clock = bench.worker.ctx, bench.worker.ctx.clock
+            assert isinstance(clock, ManualClock)
+            await bench.finished("slow", "right", verifier="endpoint/own")
+            await bench.finished("wrong", "3", verifier="arithmetic")
+            await clock.advance(6.0)
+            assert await bench.worker.serve(0.0) == 4
+            await until(lambda: ctx.counters.get("scored") == 3)
+            assert await bench.worker.serve(0.0) == 0
+            assert (ctx.held, ctx.worker_state.detail) == (1, "1 responses in flight")
+            for _ in range(5):
+                await clock.advance(4.0)
+                assert await ctx.ledger.overdue(ctx.who, Field.REWARD, max_chunks=9) == [], "its deadline moves on"
+            gate.set()
+            await until(lambda: ctx.counters.get("scored") == 4)
+            assert ctx.held == 0
+            assert len(server.requests) == 2
+
+
+async def test_no_more_responses_are_in_flight_than_the_limit_and_the_drain_judges_all(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def reply(body: dict[str, Any], number: int) -> Reply:
+        gate.wait(20.0)
+        return 200, {"scores": [1.0]}
+
+    with served(reply) as server:
+        async with judging(tmp_path, server.url, max_in_flight=3) as bench:
+            ctx, clock = bench.worker.ctx, bench.worker.ctx.clock
+            assert isinstance(clock, ManualClock)
+            await bench.finished(*map(str, range(8)), verifier="endpoint/own")
+            await clock.advance(6.0)
+            assert await bench.worker.serve(0.0) == 3
+            assert await bench.worker.serve(0.0) == 0, "there is no room"
+            await until(lambda: len(server.requests) == 2)
+            gate.set()
+            await until(lambda: ctx.counters.get("scored") == 3)
+            assert len(server.requests) == 3
+            await clock.advance(6.0)
+            assert await bench.worker.serve(0.0) == 3
+            await bench.worker.drain()
+            assert (ctx.counters["scored"], ctx.held) == (6, 0)
+
+
+async def test_two_workers_that_receive_the_last_members_of_a_group_judge_it_once(tmp_path: Path) -> None:
+    rank = {"verifier": "tests.pipeline.rewards.user_verifiers:ranks_its_group", "whole_group": True}
+    section = RewardSection.model_validate({"functions": {"rank": rank}})
+    config = small_config(tmp_path)
+    algorithm = config.algorithm.model_copy(update={"group_size": 2})
+    config = config.model_copy(update={"reward": section, "algorithm": algorithm})
+    async with (
+        scorer_context(tmp_path, config, Role.REWARD) as ctx,
+        scorer_context(tmp_path, config, Role.REWARD) as two,
+    ):
+        two.ledger, two.who = ctx.ledger, await two.registry.register(Role.REWARD, "reward-1")
+        workers = [Reward(ctx), Reward(two)]
+        for worker in workers:
+            await worker.setup()
+        try:
+            leases = (await ctx.ledger.lease(GENERATOR, max_trajectories=2)).leases
+            chunks = [make_chunk(lease.trajectory) for lease in leases]
+            for chunk in chunks:
+                await ctx.ledger.write_chunk(GENERATOR, chunk)
+            async with asyncio.TaskGroup() as tasks:
+                for worker, chunk in zip(workers, chunks, strict=True):
+                    tasks.create_task(worker.score([chunk]))
+            both = [worker.ctx.counters for worker in workers]
+            assert sorted(counters.get("scored", 0) for counters in both) == [0, 2]
+            assert sum(counters.get("duplicates", 0) for counters in both) == 0
+        finally:
+            for worker in workers:
+                await worker.teardown()

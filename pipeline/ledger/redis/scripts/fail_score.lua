@@ -2,7 +2,7 @@
 -- dead letter.
 --
 -- Uses     beginning credit leaving names requests
--- Writes   chunk:<id> due:<field> dead evaluation:<n> counters asked:<who>, and all that a dropped
+-- Writes   chunk:<id> group:<n> due:<field> dead evaluation:<n> counters asked:<who>, and all that a dropped
 --          unit leaves behind
 -- ARGV[4]  chunk      text
 -- ARGV[5]  field      text
@@ -22,11 +22,16 @@ if call('HEXISTS', ckey, failure) == 1 then return 0 end
 allow_growth()
 call('HSET', ckey, failure, 1)
 local attempts = call('HINCRBY', ckey, 'attempts:' .. field, 1)
+local lane, group = parts(tid)
+local gkey = group_key(group)
+-- a group that failed may be judged again at once, unless another has it by now
+if not is_evaluation(tid) and call('HGET', gkey, 'judged_by') == WHO then
+  call('HDEL', gkey, 'judged_by', 'judged_until')
+end
 if attempts < S.max_attempts then
   call('ZADD', P .. 'due:' .. field, now, chunk)
   return 0
 end
-local lane, group = parts(tid)
 local prompt = is_evaluation(tid) and group or prompt_of(group)
 call('LPUSH', P .. 'dead', cmsgpack.pack({ chunk, field, WHO, traceback, attempts, string.format('%.17g', now), prompt }))
 call('LTRIM', P .. 'dead', 0, 999)

@@ -1,0 +1,73 @@
+"""Steps of the in-memory ledger around scorers: overdue chunks, whole groups, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pipeline.ledger.memory.state import LedgerState
+from pipeline.ledger.stored import read_chunk
+from pipeline.ledger.types import DeadLetter, DropReason
+from protocol.ids import ChunkId, Incarnation, TrajectoryId
+from protocol.trajectory import Field, TrajectoryChunk
+
+_MAX_DEAD_LETTERS = 1000
+
+
+def overdue(s: LedgerState, field: Field, max_chunks: int, now: float) -> list[TrajectoryChunk]:
+    """Return overdue chunks, oldest first; extend their deadlines."""
+    due = s.due[field]
+    late = sorted((at, str(chunk), chunk) for chunk, at in due.items() if at <= now)[:max_chunks]
+    for _, _, chunk in late:
+        due[chunk] = now + s.spec.scoring_deadline_s
+    return [read_chunk(s.chunks[chunk].blob) for _, _, chunk in late]
+
+
+def finished_group(s: LedgerState, who: Incarnation, group: int, num_members: int, now: float) -> list[TrajectoryChunk]:
+    """Give a group that has ended to one scorer; return its final chunks, or nothing."""
+    names = (TrajectoryId("t", group, member) for member in range(num_members))
+    there = {name: s.trajectories[name] for name in names if name in s.trajectories}
+    last = [ChunkId(name, record.next - 1) for name, record in there.items()]
+    lacking = [chunk for chunk in last if chunk in s.due[Field.REWARD]]
+    if not lacking or not all(record.final for record in there.values()) or s.groups[group].judged_until > now:
+        return []
+    until_s = now + s.spec.scoring_deadline_s
+    s.groups[group].judged_by, s.groups[group].judged_until = str(who), until_s
+    s.due[Field.REWARD].update(dict.fromkeys(lacking, until_s))
+    stored = (s.chunks.get(chunk) for chunk in last)
+    return [read_chunk(chunk.blob) for chunk in stored if chunk is not None]
+
+
+def extend(s: LedgerState, who: Incarnation, field: Field, chunks: Iterable[ChunkId], now: float) -> None:
+    """Extend the deadlines of chunks that ``who`` scores, and of groups that it was given."""
+    until_s = now + s.spec.scoring_deadline_s
+    for chunk in chunks:
+        if chunk in s.due[field]:
+            s.due[field][chunk] = until_s
+        group = None if chunk.trajectory.is_evaluation else s.groups.get(chunk.trajectory.group)
+        if field is Field.REWARD and group is not None and group.judged_by == str(who):
+            group.judged_until = until_s
+
+
+def fail(s: LedgerState, who: Incarnation, chunk: ChunkId, field: Field, error: str, now: float) -> bool:
+    """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""
+    if chunk not in s.due[field]:
+        return False
+    c = s.chunks[chunk]
+    c.attempts[field] += 1
+    group = None if chunk.trajectory.is_evaluation else s.groups.get(chunk.trajectory.group)
+    if group is not None and group.judged_by == str(who):
+        group.judged_by, group.judged_until = "", 0.0
+    if c.attempts[field] < s.spec.max_attempts:
+        s.due[field][chunk] = now
+        return False
+    text = error.encode("utf-8", "replace").decode("utf-8")
+    prompt = s.prompt_of(chunk.trajectory)
+    s.dead.insert(0, DeadLetter(str(chunk), field.value, str(who), text, c.attempts[field], now, prompt))
+    del s.dead[_MAX_DEAD_LETTERS:]
+    if chunk.trajectory.is_evaluation:
+        s.evaluations[int(chunk.trajectory.lane[1:])].num_failed += 1
+        s.forget_chunk(chunk)
+        del s.trajectories[chunk.trajectory]
+    else:
+        s.end_unit(s.unit_of(chunk), DropReason.DEAD_LETTER)
+    return True

@@ -1,0 +1,48 @@
+-- finished_group.lua: hand a group that has ended to one scorer, which judges all of it.
+--
+-- Uses     beginning names requests
+-- Reads    trajectory:* chunk:*
+-- Writes   group:<n> due:reward asked:<who>
+-- ARGV[4]  group    text
+-- ARGV[5]  members  integer  how many it has
+-- ARGV[6]  request  integer  its number
+-- Returns  blobs of the final chunks, by member. None while a member goes on, once no member lacks
+--          its reward, or while another call has the group.
+
+local group, members, request = ARGV[4], tonumber(ARGV[5]), ARGV[6]
+local gkey, due = group_key(group), P .. 'due:reward'
+local order = order_of('group', request)
+if order == 'late' then return LATE end
+if order == 'again' and call('HGET', ASKED, 'group:given') == '0' then return {} end
+allow_growth()
+
+local function nothing()
+  remember('group', request, 'group:given', 0)
+  return {}
+end
+
+if order == 'new' and tonumber(call('HGET', gkey, 'judged_until') or '0') > now then return nothing() end
+local last, lacking = {}, {}
+for member = 0, members - 1 do
+  local tid = member_of(group, member)
+  local t = call('HMGET', trajectory_key(tid), 'next', 'final')
+  if t[1] then
+    if not t[2] then return nothing() end
+    local cid = chunk_id(tid, integer(t[1]) - 1)
+    last[#last + 1] = cid
+    if call('ZSCORE', due, cid) then lacking[#lacking + 1] = cid end
+  end
+end
+if #lacking == 0 then return nothing() end
+local until_s = now + S.scoring_deadline_s
+if order == 'new' then
+  call('HSET', gkey, 'judged_by', WHO, 'judged_until', string.format('%.17g', until_s))
+  for _, cid in ipairs(lacking) do call('ZADD', due, until_s, cid) end
+end
+remember('group', request, 'group:given', 1)
+local blobs = {}
+for _, cid in ipairs(last) do
+  local blob = call('HGET', chunk_key(cid), 'blob')
+  if blob then blobs[#blobs + 1] = blob end
+end
+return blobs
