@@ -70,7 +70,7 @@ class _Batch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Job:
+class _Judgement:
     """A response of a batch that waits for a call."""
 
     batch: _Batch
@@ -113,7 +113,7 @@ class VerifierPool:
         self._idle: asyncio.LifoQueue[SandboxProcess] = asyncio.LifoQueue(maxsize=config.processes)
         for process in self._processes:
             self._idle.put_nowait(process)
-        self._waiting: dict[VerifierSpec, deque[_Job]] = {}
+        self._waiting: dict[VerifierSpec, deque[_Judgement]] = {}
         self._counted_s = 0.0
         self._in_process: dict[str, Judge] = {}
         self._endpoints = _endpoints(config)
@@ -176,7 +176,7 @@ class VerifierPool:
         it becomes the VerifierFailure of its response."""
         batch = _Batch(responses, [None] * len(responses), on_judged or (lambda _: None))
         outcomes = batch.outcomes
-        jobs: dict[VerifierSpec, list[_Job]] = {}
+        jobs: dict[VerifierSpec, list[_Judgement]] = {}
         batches: dict[VerifierSpec, list[int]] = {}
         remote: list[int] = []
         for index, response in enumerate(responses):
@@ -188,7 +188,7 @@ class VerifierPool:
             if spec.name in self._endpoints:
                 remote.append(index)
             elif spec.sandboxed:
-                jobs.setdefault(spec, []).append(_Job(batch, index))
+                jobs.setdefault(spec, []).append(_Judgement(batch, index))
             else:
                 batches.setdefault(spec, []).append(index)
         batch.told(len(responses) - len(remote) - sum(map(len, (*batches.values(), *jobs.values()))))
@@ -283,7 +283,7 @@ class VerifierPool:
                 sandboxes[pid].end_overrun(f"had {number} processes, {most}; all were killed")
         return time.perf_counter() - began
 
-    async def _call_for(self, batch: _Batch, jobs: Mapping[VerifierSpec, Sequence[_Job]]) -> None:
+    async def _call_for(self, batch: _Batch, jobs: Mapping[VerifierSpec, Sequence[_Judgement]]) -> None:
         """Wait until all jobs of a batch have outcomes: by its own tasks, or by those of others
         that took its jobs along. Every call in front has its time limit."""
         num_jobs = sum(map(len, jobs.values()))
@@ -338,7 +338,7 @@ class VerifierPool:
                     self._waiting.setdefault(spec, deque()).appendleft(job)
                     job.batch.changed.set()
 
-    async def _judge(self, process: SandboxProcess, spec: VerifierSpec, jobs: Sequence[_Job]) -> None:
+    async def _judge(self, process: SandboxProcess, spec: VerifierSpec, jobs: Sequence[_Judgement]) -> None:
         """Judge by one call; by one each, where it fails or is late. A call is a piece of work."""
         judged = await process.call(spec, [job.response for job in jobs], self._timeout_s)
         if len(jobs) > 1 and not any(isinstance(outcome, Verdict) and outcome.judged for outcome in judged):
