@@ -1,4 +1,4 @@
-"""Tables of a run file for evaluation: `[evaluation]`, and the sets beside that of data.evaluation."""
+"""Tables of a run file for evaluation: `[evaluation]`, and sets beside that of data.evaluation."""
 
 from __future__ import annotations
 
