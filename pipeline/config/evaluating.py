@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Iterator
+from typing import Final, Self
 
 from pydantic import Field, model_validator
 
@@ -23,6 +24,17 @@ class EvaluationSetSection(Section):
     pass_at: Positive | None = setting(None, "As evaluation.pass_at.")
     temperature: float | None = setting(None, "As evaluation.temperature.", ge=0.0)
     top_p: float | None = setting(None, "As evaluation.top_p.", gt=0.0, le=1.0)
+    top_k: int | None = setting(None, "As evaluation.top_k.", ge=0)
+    min_p: float | None = setting(None, "As evaluation.min_p.", ge=0.0, le=1.0)
+    repetition_penalty: float | None = setting(None, "As evaluation.repetition_penalty.", gt=0.0)
+    presence_penalty: float | None = setting(None, "As evaluation.presence_penalty.", ge=-2.0, le=2.0)
+    frequency_penalty: float | None = setting(None, "As evaluation.frequency_penalty.", ge=-2.0, le=2.0)
+
+
+_SHARED: Final = tuple(
+    name for name in EvaluationSetSection.model_fields if name not in ("name", "files", "columns", "verifier")
+)
+"""Settings that a set may have of its own."""
 
 
 class EvaluationSection(Section):
@@ -36,7 +48,22 @@ class EvaluationSection(Section):
         None, "k of pass@k, the chance that one of k responses is right. Absent: samples_per_prompt."
     )
     temperature: float = setting(0.0, "0 is greedy. AIME practice: 1.0 with top_p 0.7.", ge=0.0)
-    top_p: float = setting(1.0, "May be below 1: evaluation trains nothing.", gt=0.0, le=1.0)
+    top_p: float = setting(
+        1.0, "Sample from the fewest tokens that reach this probability. Evaluation trains nothing.", gt=0.0, le=1.0
+    )
+    top_k: int = setting(0, "Sample from the so many likeliest tokens. 0: all.", ge=0)
+    min_p: float = setting(
+        0.0, "Sample from tokens with at least this share of the largest probability.", ge=0.0, le=1.0
+    )
+    repetition_penalty: float = setting(
+        1.0,
+        "Divisor of positive logits, factor of negative ones, of tokens in prompt or response. 1: off. As in vLLM.",
+        gt=0.0,
+    )
+    presence_penalty: float = setting(0.0, "Taken from the logit of each token in the response.", ge=-2.0, le=2.0)
+    frequency_penalty: float = setting(
+        0.0, "Taken from a token's logit for each time that it is in the response.", ge=-2.0, le=2.0
+    )
     timeout_s: float = setting(600.0, "After this time an evaluation counts the responses that are there.", gt=0.0)
     main: str | None = setting(
         None, "Set that patience and keep_best go by. Absent: data.evaluation, else the first of the sets."
@@ -48,9 +75,14 @@ class EvaluationSection(Section):
 
     def of_set(self, one: EvaluationSetSection) -> EvaluationSection:
         """Return the settings of a set: its own, else these."""
-        names = ("num_prompts", "samples_per_prompt", "pass_at", "temperature", "top_p")
-        given = {name: value for name in names if (value := getattr(one, name)) is not None}
+        given = {name: value for name in _SHARED if (value := getattr(one, name)) is not None}
         return self.model_copy(update=given)
+
+    def named(self) -> Iterator[tuple[str, EvaluationSection]]:
+        """Yield these settings, then those of each set, with their name in a message."""
+        yield "evaluation", self
+        for one in self.sets:
+            yield f"evaluation.sets {one.name}", self.of_set(one)
 
     @model_validator(mode="after")
     def _sets_agree(self) -> Self:
@@ -62,10 +94,7 @@ class EvaluationSection(Section):
                 f"evaluation.main is {self.main!r}, but evaluation.sets has {', '.join(names) or 'none'}; name one of them, "
                 "or leave it out"
             )
-        for what, one in (
-            ("evaluation", self),
-            *((f"evaluation.sets {one.name}", self.of_set(one)) for one in self.sets),
-        ):
+        for what, one in self.named():
             if one.pass_at is not None and one.pass_at > one.samples_per_prompt:
                 raise ValueError(
                     f"{what}: pass_at is {one.pass_at}, above samples_per_prompt {one.samples_per_prompt}; raise "

@@ -107,8 +107,6 @@ _REASONS: Final[Mapping[str, str]] = {
     "eps_clip_low_high": "set `algorithm.clip_low` and `algorithm.clip_high`",
     "epsilon_low": "set `algorithm.clip_low`",
     "use_remove_padding packing_samples": "there is no such setting: batches are always packed without padding",
-    "min_p": "there is no such setting: sampling has `generation.temperature`, `generation.top_p` and `generation.top_k`",
-    "repetition_penalty": "there is no such setting: it would make log-probs of another distribution than the learner's",
     "report_to use_wandb logger": "there is no such setting: a run has report.html, history.jsonl and "
     "`supervisor.metrics_port`",
 }

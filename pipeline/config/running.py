@@ -58,6 +58,12 @@ class GenerationSection(Section):
     temperature: float = setting(1.0, "Of sampling, and of the learner's log-probs. DAPO: 1.", gt=0.0)
     top_p: float = setting(1.0, "Must be 1: the learner's log-probs are of the whole distribution.", gt=0.0, le=1.0)
     top_k: int = setting(0, "Must be 0 (off), for the same reason.", ge=0)
+    min_p: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=0.0, le=1.0)
+    repetition_penalty: float = setting(
+        1.0, "Must be 1 (off): the learner's log-probs of a token do not depend on how often it came.", gt=0.0
+    )
+    presence_penalty: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=-2.0, le=2.0)
+    frequency_penalty: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=-2.0, le=2.0)
     stop_token_ids: tuple[int, ...] = setting((), "Besides the tokenizer's end-of-sequence token.")
     swap: Literal["token", "window"] = setting(
         "token", "New weights are loaded between two tokens, or between two windows."

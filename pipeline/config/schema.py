@@ -15,6 +15,7 @@ from pipeline.config.catalogue import Declaration, declare, rule_class
 from pipeline.config.evaluating import EvaluationSection
 from pipeline.config.judging import endpoint_verifiers
 from pipeline.config.rate_phases import rate_phases
+from pipeline.config.sampling import check_sampling
 from pipeline.ledger.types import Unit
 
 RANKED_BACKENDS = ("fsdp2", "deepspeed")
@@ -123,13 +124,7 @@ class RunConfig(Section):
                 f"weights.max_part_mb is {self.weights.max_part_mb} and wire.max_message_mb is {self.wire.max_message_mb}; a "
                 "part travels in one message, with a header: set max_part_mb below max_message_mb"
             )
-        if generation.top_p < 1.0 or generation.top_k > 0:
-            name = "top_p" if generation.top_p < 1.0 else "top_k"
-            raise ValueError(
-                f"generation.{name} is {getattr(self.generation, name)}, a truncated distribution. The learner computes "
-                "log-probs of the whole distribution, so its ratios would be wrong. Leave top_p at 1 and top_k at 0. "
-                "evaluation.top_p may truncate"
-            )
+        check_sampling(generation, self.evaluation)
         self._check_ranks()
         rate_phases(learner, self.run.num_updates)
         self._check_optimizer()

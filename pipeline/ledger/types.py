@@ -130,6 +130,11 @@ class EvaluationRequest:
     """The prompt that counts as its number 0, among the held-out prompts of all sets."""
     set: str = ""
     """The name of its evaluation set; empty for that of ``data.evaluation``."""
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,10 +77,16 @@ class Held:
     def request(self, config: RunConfig) -> WindowRequest:
         """Return the request for the next window, at the run's sampling or the evaluation's own."""
         generation, evaluation = config.generation, self.lease.evaluation
-        if evaluation is None:
-            sampling = SamplingParams(generation.temperature, generation.top_p, generation.top_k)
-        else:
-            sampling = SamplingParams(evaluation.temperature, evaluation.top_p)
+        of = generation if evaluation is None else evaluation
+        sampling = SamplingParams(
+            temperature=of.temperature,
+            top_p=of.top_p,
+            top_k=of.top_k,
+            min_p=of.min_p,
+            repetition_penalty=of.repetition_penalty,
+            presence_penalty=of.presence_penalty,
+            frequency_penalty=of.frequency_penalty,
+        )
         return WindowRequest(
             trajectory=self.trajectory,
             prompt_tokens=self.prompt.tokens,

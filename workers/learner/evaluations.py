@@ -79,6 +79,11 @@ class Evaluations:
                 samples_per_prompt=settings.samples_per_prompt,
                 temperature=settings.temperature,
                 top_p=settings.top_p,
+                top_k=settings.top_k,
+                min_p=settings.min_p,
+                repetition_penalty=settings.repetition_penalty,
+                presence_penalty=settings.presence_penalty,
+                frequency_penalty=settings.frequency_penalty,
                 first_prompt=held_out.first,
                 set=held_out.name,
             )

@@ -72,8 +72,22 @@ def run_file(tmp_path: Path) -> Path:
             "lower it",
         ),
         (["algorithm.name=a2c"], "dapo", "tppo"),
-        (["generation.top_p=0.9"], "top_p is 0.9, a truncated distribution", "Leave top_p at 1"),
-        (["generation.top_k=5"], "top_k is 5, a truncated distribution", "and top_k at 0"),
+        (["generation.top_p=0.9"], "top_p is 0.9, a truncated distribution", "Leave it at 1; evaluation.top_p may"),
+        (["generation.top_k=5"], "top_k is 5, a truncated distribution", "Leave it at 0; evaluation.top_k may"),
+        (["generation.min_p=0.1"], "min_p is 0.1, a truncated distribution", "Leave it at 0; evaluation.min_p may"),
+        (["generation.repetition_penalty=1.1"], "depends on how often each token came", "Leave it at 1"),
+        (["generation.presence_penalty=0.5"], "expected 0 in training", "evaluation.presence_penalty may be set"),
+        (["generation.frequency_penalty=-1"], "is -1, a distribution", "evaluation.frequency_penalty may be set"),
+        (
+            ["generation.engine=vllm", "generation.temperature=0.005"],
+            "generation.temperature is 0.005, and vLLM samples at 0.01 then",
+            "expected at least 0.01: raise it",
+        ),
+        (
+            ["generation.engine=vllm", 'evaluation.sets=[{name="a", files=["x"], temperature=0.001}]'],
+            "evaluation.sets a.temperature is 0.001",
+            "or 0 (greedy): raise it",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_reason_and_fix(
@@ -96,8 +110,26 @@ def test_a_configuration_that_was_resolved_without_the_removed_filter_is_still_r
     assert load_config([run_file], ["algorithm.name=tppo", "algorithm.prompt_filter=none"]).algorithm.name == "tppo"
 
 
-def test_evaluation_may_truncate_its_sampling(run_file: Path) -> None:
-    assert load_config([run_file], ["evaluation.top_p=0.7"]).evaluation.top_p == 0.7
+def test_evaluation_and_each_of_its_sets_may_be_sampled_otherwise(run_file: Path) -> None:
+    given = {
+        "top_p": 0.7,
+        "top_k": 20,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+    }
+    table = ", ".join(f"{name}={value}" for name, value in given.items())
+    sets = f'evaluation.sets=[{{name="a", files=["x"], {table}}}, {{name="b", files=["x"]}}]'
+    for overrides in ([f"evaluation.{name}={value}" for name, value in given.items()], [sets]):
+        evaluation = load_config([run_file], overrides).evaluation
+        (_, whole), *of_sets = evaluation.named()
+        found = of_sets[0][1] if of_sets else whole
+        assert {name: getattr(found, name) for name in given} == given
+        if of_sets:
+            assert [name for name, _ in of_sets] == ["evaluation.sets a", "evaluation.sets b"]
+            assert of_sets[1][1] == evaluation
+    assert load_config([run_file], ["evaluation.temperature=0.001"]).evaluation.temperature == 0.001
 
 
 @pytest.mark.parametrize("name", ["ppo", "vapo", "tppo", "reinforce++"])

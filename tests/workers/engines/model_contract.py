@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from protocol.errors import WeightsRejected
 from protocol.trajectory import FinishReason, Segment
+from tests.workers.engines.distributions import check_window
 from tests.workers.engines.generation_contract import (
     EMPTY,
     LIMIT,
@@ -27,6 +28,17 @@ from tests.workers.engines.generation_contract import (
 )
 from tests.workers.engines.tiny import VOCABULARY, plain_logprobs, tiny_model
 from workers.engines.generation.seam import GenerationEngine, SampledWindow, SamplingParams, WindowRequest
+
+KINDS = [
+    SamplingParams(1.0, top_k=3),
+    SamplingParams(1.0, top_p=0.4),
+    SamplingParams(0.8),
+    SamplingParams(0.0),
+    SamplingParams(1.3, min_p=0.2),
+    SamplingParams(1.2, 0.9, 20, 0.02),
+    SamplingParams(0.9, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=-0.3),
+    SamplingParams(1.0, 0.9, min_p=0.05, repetition_penalty=0.8),
+]
 
 
 def published(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -146,28 +158,41 @@ class ModelContract(GenerationContract):
             np.testing.assert_array_equal(window.tokens, truth[0, prompt.size :].numpy())
             check_logprobs(old, request(number, prompt=prompt, sampling=SamplingParams(0.0)), window)
 
-    def test_top_k_and_top_p_restrict_the_support_and_mixed_requests_share_a_batch(self, start, old) -> None:
-        kinds = [SamplingParams(1.0, top_k=3), SamplingParams(1.0, top_p=0.4), SamplingParams(0.8), SamplingParams(0.0)]
-        requests = [request(n, sampling=kinds[n % 4]) for n in range(16)]
+    def test_each_request_of_a_batch_is_sampled_from_its_own_distribution(self, start, old) -> None:
+        requests = [request(n, sampling=KINDS[n % len(KINDS)]) for n in range(16)]
         engine = start(num_slots=16)
         for each in requests:
             engine.submit(each)
         windows = drain(engine)
         for each in requests:
-            window = windows[each.trajectory]
-            if each.sampling.top_k == 0 and each.sampling.top_p == 1.0:
-                check_logprobs(old, each, window)
-                continue
-            sequence = np.concatenate([each.prompt_tokens, window.tokens]).astype(np.int64)
-            with torch.no_grad():
-                logits = old(torch.from_numpy(sequence)[None]).logits[0, each.prompt_tokens.size - 1 : -1].double()
-            probabilities = torch.softmax(logits, -1).numpy()
-            for row, token, logprob in zip(probabilities, window.tokens, window.behavior_logprobs, strict=True):
-                order = np.argsort(-row)
-                reached = int(np.searchsorted(np.cumsum(row[order]), each.sampling.top_p)) + 1
-                support = order[: each.sampling.top_k or reached]
-                assert token in support
-                assert abs(np.log(row[token] / row[support].sum()) - logprob) < 1e-4
+            chances = check_window(old, each, windows[each.trajectory])
+            if each.sampling.top_k or each.sampling.min_p:
+                assert min((row > 0.0).sum() for row in chances) < VOCABULARY
+
+    @pytest.mark.parametrize("elsewhere", [False, True])
+    def test_penalties_count_over_windows_whoever_samples_them(self, start, old, elsewhere: bool) -> None:
+        """They are large, so that a count that begins anew changes every log-prob."""
+        kinds = [
+            SamplingParams(0.8, frequency_penalty=1.1),
+            SamplingParams(0.8, presence_penalty=1.5),
+            SamplingParams(0.8, repetition_penalty=1.8),
+            SamplingParams(0.0, repetition_penalty=1.3, frequency_penalty=0.7),
+        ]
+        engines = [start(num_slots=4, stop=()) for _ in range(3 if elsewhere else 1)]
+        asked = [request(n, window=9, limit=27, sampling=kind) for n, kind in enumerate(kinds)]
+        for turn in range(3):
+            engine = engines[turn % len(engines)]
+            for each in asked:
+                engine.submit(each)
+            windows = drain(engine)
+            for each in asked:
+                check_window(old, each, windows[each.trajectory])
+            asked = [continued(each, windows[each.trajectory]) for each in asked]
+        for number, kind in enumerate(kinds):
+            alone = start(num_slots=2, stop=())
+            alone.submit(request(number, window=27, limit=27, sampling=kind))
+            whole = drain(alone)[asked[number].trajectory]
+            np.testing.assert_array_equal(whole.tokens, asked[number].response_tokens)
 
     def test_a_window_ends_by_stop_by_window_or_by_length_and_exactly_there(self, start) -> None:
         free = start(num_slots=1, stop=())

@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,26 @@ EVALUATION = [TrajectoryId("e0", prompt, sample) for prompt in range(2) for samp
 SCORERS = (Role.REWARD, Role.REFERENCE, Role.VALUE)
 
 
+TRAINED: dict[str, Any] = {
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 7,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.2,
+    "frequency_penalty": 0.3,
+}
+EVALUATED: dict[str, Any] = {
+    "temperature": 0.3,
+    "top_p": 0.6,
+    "top_k": 3,
+    "min_p": 0.4,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.6,
+    "frequency_penalty": 0.8,
+}
+
+
 def response(trajectory: TrajectoryId) -> list[int]:
     """Even members end by themselves within their third window; odd ones never do."""
     tokens = [10 + (7 * trajectory.group + 3 * trajectory.member + place) % 20 for place in range(LIMIT + 5)]
@@ -56,9 +77,7 @@ def config_of(folder: Path) -> RunConfig:
         ),
         "algorithm": AlgorithmSection(name="vapo", group_size=2, groups_per_update=2, kl_coefficient=0.1),
         # set directly, without the other settings that a run file may need beside it
-        "generation": GenerationSection(window_tokens=WINDOW, max_response_tokens=LIMIT).model_copy(
-            update={"temperature": 0.7, "top_p": 0.9, "top_k": 7}
-        ),
+        "generation": GenerationSection(window_tokens=WINDOW, max_response_tokens=LIMIT).model_copy(update=TRAINED),
         "wire": WireSection(send_timeout_s=5.0),
     }
     return small_config(folder).model_copy(update=sections)
@@ -98,7 +117,7 @@ async def sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sampled:
         )
         generator = Generator(ctx)
         await generator.setup()
-        asked = EvaluationRequest(0, 0, num_prompts=2, samples_per_prompt=2, temperature=0.3, top_p=0.6, first_prompt=1)
+        asked = EvaluationRequest(0, 0, num_prompts=2, samples_per_prompt=2, first_prompt=1, **EVALUATED)
         await ctx.ledger.request_evaluation(LEARNER, asked)
         async with asyncio.timeout(30.0):
             await generator.run()
@@ -135,7 +154,7 @@ async def test_every_window_request_has_its_prompt_its_prefix_and_the_runs_sampl
             whole(trajectory)[:start] for start in starts(trajectory)
         ]
         for request in requests:
-            assert request.sampling == SamplingParams(temperature=0.7, top_p=0.9, top_k=7)
+            assert request.sampling == SamplingParams(**TRAINED)
             assert (request.window_tokens, request.max_response_tokens, request.seed) == (WINDOW, LIMIT, SEED)
             assert request.prompt_tokens.tolist() == sampled.source.at(trajectory.group).tokens.tolist()
 
@@ -149,7 +168,7 @@ async def test_evaluation_is_sampled_from_held_out_prompts_at_the_evaluations_ow
             whole(trajectory)[:start] for start in starts(trajectory)
         ]
         for request in requests:
-            assert request.sampling == SamplingParams(temperature=0.3, top_p=0.6, top_k=0)
+            assert request.sampling == SamplingParams(**EVALUATED)
             assert (request.window_tokens, request.max_response_tokens, request.seed) == (WINDOW, LIMIT, SEED)
             assert request.prompt_tokens.tolist() == held_out[trajectory.group]
     assert len(sampled.engine.requests) == 3 * (len(TRAINING) + len(EVALUATION)), "each window once"

@@ -146,12 +146,21 @@ async def test_numbers_go_on_after_a_restart_and_prompts_are_those_there_are(tmp
 
 
 async def test_an_evaluation_is_asked_for_as_the_run_has_it_set(tmp_path: Path) -> None:
-    settings = {"num_prompts": 3, "samples_per_prompt": 5, "temperature": 0.7, "top_p": 0.6}
+    sampling = {
+        "temperature": 0.7,
+        "top_p": 0.6,
+        "top_k": 9,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "frequency_penalty": -0.4,
+    }
+    settings = {"num_prompts": 3, "samples_per_prompt": 5} | sampling
     async with _opened(tmp_path, **settings) as bench:
         await bench.evaluations.request(9)
         state = await bench.ledger.evaluation(0)
         assert state is not None
-        assert state.request == EvaluationRequest(0, 9, num_prompts=3, samples_per_prompt=5, temperature=0.7, top_p=0.6)
+        assert state.request == EvaluationRequest(0, 9, num_prompts=3, samples_per_prompt=5, **sampling)
 
 
 async def test_a_version_that_was_just_evaluated_is_not_evaluated_again(tmp_path: Path) -> None:
@@ -187,18 +196,26 @@ async def test_an_evaluation_is_recorded_in_the_step_in_which_it_is_no_longer_pe
 async def test_each_set_is_evaluated_with_its_settings_prompts_and_estimates(tmp_path: Path) -> None:
     sets = [
         {"name": "gsm8k", "files": ["g"], "num_prompts": 1},
-        {"name": "aime", "files": ["a"], "samples_per_prompt": 4, "temperature": 1.0, "top_p": 0.7, "pass_at": 2},
+        {
+            "name": "aime",
+            "files": ["a"],
+            "samples_per_prompt": 4,
+            "temperature": 1.0,
+            "top_p": 0.7,
+            "pass_at": 2,
+            "min_p": 0.2,
+        },
     ]
     async with _opened(tmp_path) as bench:
-        section = EvaluationSection.model_validate({"num_prompts": 4, "sets": sets, "main": "aime"})
+        section = EvaluationSection.model_validate({"num_prompts": 4, "top_k": 5, "sets": sets, "main": "aime"})
         bench.ctx.config = bench.ctx.config.model_copy(update={"evaluation": section})
         held_out = (HeldOutSource("gsm8k", 0, 5), HeldOutSource("aime", 5, 2))
         evaluations = Evaluations(bench.ctx, bench.rows.append, sets=held_out)
         await evaluations.request(3)
         first, second = [await bench.ledger.evaluation(number) for number in (0, 1)]
         assert first is not None and second is not None
-        assert first.request == EvaluationRequest(0, 3, 1, 1, 0.0, set="gsm8k")
-        assert second.request == EvaluationRequest(1, 3, 2, 4, 1.0, 0.7, first_prompt=5, set="aime")
+        assert first.request == EvaluationRequest(0, 3, 1, 1, 0.0, set="gsm8k", top_k=5)
+        assert second.request == EvaluationRequest(1, 3, 2, 4, 1.0, 0.7, 5, "aime", 5, 0.2)
         await bench.answer([0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
         await evaluations.collect()
         gsm8k, aime = bench.collected()

@@ -7,16 +7,68 @@ The uniform is that of the trajectory's stream at the response position
 (``workers.engines.model.rng``). The token is the inverse of the cumulative distribution there,
 summed in float64 in the order of the vocabulary. Kernels that differ in the last bit of a logit
 move a boundary by about 1e-7. A token changes only if the uniform falls within that distance of a
-boundary."""
+boundary.
+
+The distribution has the definitions and the order of vLLM's sampler. Penalties come first: for
+repetition over prompt and response, for frequency and presence over the response. Temperature,
+min-p, top-k and top-p follow, each on what the one before left, renormalised."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
+import numpy as np
 import torch
 
 from workers.engines.generation.seam import SamplingParams
+
+Contexts = Callable[[int], tuple[np.ndarray, int]]
+"""Returns a row's whole context, int [tokens], and how many of them are the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """The rows of a batch whose logits depend on the tokens before them."""
+
+    rows: list[int]
+    repetition: torch.Tensor
+    """float32 [len(rows), 1], as are the next two"""
+    frequency: torch.Tensor
+    presence: torch.Tensor
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], device: torch.device) -> Self | None:
+        """Gather the penalties of a batch's rows; None when no row has one."""
+        rows = [row for row, each in enumerate(params) if each.has_penalty]
+        if not rows:
+            return None
+        named = [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in (params[row] for row in rows)]
+        repetition, frequency, presence = torch.tensor(named, dtype=torch.float32, device=device).split(1, dim=1)
+        return cls(rows, repetition, frequency, presence)
+
+    def apply(self, logits: torch.Tensor, contexts: Contexts) -> torch.Tensor:
+        """Return logits [rows, vocabulary] with the penalties; only penalised contexts are read.
+
+        A token's logit, if it is in the context, is divided by the repetition penalty where it is
+        positive, and else multiplied. Then come the frequency penalty times its count in the
+        response, and the presence penalty if it is there."""
+        vocabulary = logits.shape[-1]
+        seen, counts = [], []
+        for row in self.rows:
+            context, num_prompt = contexts(row)
+            tokens = torch.from_numpy(np.asarray(context, np.int64))
+            seen.append(torch.bincount(tokens, minlength=vocabulary) > 0)
+            counts.append(torch.bincount(tokens[num_prompt:], minlength=vocabulary))
+        counted = torch.stack(counts).to(logits.device)
+        chosen = logits[self.rows]
+        repeated = torch.where(chosen > 0, chosen / self.repetition, chosen * self.repetition)
+        chosen = torch.where(torch.stack(seen).to(logits.device), repeated, chosen)
+        chosen = chosen - self.frequency * counted - self.presence * (counted > 0)
+        penalised = logits.clone()
+        penalised[self.rows] = chosen
+        return penalised
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +83,9 @@ class Distributions:
     """int64 [rows, 1], the vocabulary size where it is off; None when no row restricts any."""
     top_p: torch.Tensor | None
     """float32 [rows, 1]; present when ``top_k`` is."""
+    min_p: torch.Tensor | None = None
+    """float32 [rows, 1], logarithms, -inf where it is off; None when no row has one."""
+    penalties: Penalties | None = None
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], vocabulary: int, device: torch.device) -> Distributions:
@@ -40,6 +95,7 @@ class Distributions:
         restricted = any((0 < p.top_k < vocabulary or p.top_p < 1.0) and p.temperature > 0.0 for p in params)
         top_k = [p.top_k if p.top_k > 0 and p.temperature > 0.0 else vocabulary for p in params]
         top_p = [p.top_p if p.temperature > 0.0 else 1.0 for p in params]
+        min_p = [p.min_p if p.temperature > 0.0 else 0.0 for p in params]
 
         def column(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
             return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
@@ -49,20 +105,29 @@ class Distributions:
             greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
             top_k=column(top_k, torch.int64) if restricted else None,
             top_p=column(top_p, torch.float32) if restricted else None,
+            min_p=column(min_p, torch.float32).log() if any(min_p) else None,
+            penalties=Penalties.of(params, device),
         )
 
 
 def sample(
-    logits: torch.Tensor, distributions: Distributions, uniform: torch.Tensor
+    logits: torch.Tensor, distributions: Distributions, uniform: torch.Tensor, contexts: Contexts | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample from logits [rows, vocabulary]: int64 [rows] tokens and float32 [rows] log-probs.
 
-    Temperature first, then top-k, then top-p of what is left, renormalised. A greedy row takes the
-    first of its largest logits; its log-prob is that of the temperature-1 distribution.
-    ``uniform`` is float64 [rows] in (0, 1)."""
+    A greedy row takes the first of its largest logits, after penalties. Its log-prob is that of the
+    temperature-1 distribution. ``uniform`` is float64 [rows] in (0, 1). Raises ValueError for
+    penalties without ``contexts``."""
     scores = logits.float()
+    if distributions.penalties is not None:
+        if contexts is None:
+            raise ValueError("rows have penalties, which count tokens, and there are no contexts; give contexts")
+        scores = distributions.penalties.apply(scores, contexts)
     if distributions.divisor is not None:
         scores = scores / distributions.divisor
+    if distributions.min_p is not None:
+        least = scores.amax(dim=-1, keepdim=True) + distributions.min_p
+        scores = scores.masked_fill(scores < least, -torch.inf)
     if distributions.top_k is not None and distributions.top_p is not None:
         scores = scores.masked_fill(~_support(scores, distributions.top_k, distributions.top_p), -torch.inf)
     logprobs = torch.log_softmax(scores, dim=-1)

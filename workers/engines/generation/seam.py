@@ -21,13 +21,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The distribution to sample from."""
+    """The distribution to sample from; ``workers.engines.generation.sampling`` defines it."""
 
     temperature: float
     """0 is greedy; behaviour log-probs are then those of the temperature-1 distribution."""
     top_p: float = 1.0
     top_k: int = 0
     """0 is off."""
+    min_p: float = 0.0
+    """Least probability of a token, as a share of the largest; 0 is off."""
+    repetition_penalty: float = 1.0
+    """Divisor of positive logits, and factor of others, of tokens in prompt or response."""
+    presence_penalty: float = 0.0
+    """Taken from the logit of each token that is in the response."""
+    frequency_penalty: float = 0.0
+    """Taken from a token's logit once for each time that it is in the response."""
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether the distribution depends on which tokens were sampled before."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +69,7 @@ class SampledWindow:
     tokens: np.ndarray
     """int32 [new tokens], the stop token included"""
     behavior_logprobs: np.ndarray
-    """float32 [new tokens], of the distribution really sampled from (temperature, top-k, top-p)"""
+    """float32 [new tokens], of the distribution really sampled from, by ``SamplingParams``"""
     segments: tuple[Segment, ...]
     finish_reason: FinishReason
 

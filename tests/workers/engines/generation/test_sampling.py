@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.ids import TrajectoryId
+from tests.workers.engines.distributions import probabilities
 from workers.engines.generation.sampling import Distributions, sample
 from workers.engines.generation.seam import SamplingParams
 from workers.engines.model.rng import stream_key, uniforms
@@ -132,3 +133,69 @@ def test_a_token_of_probability_zero_is_never_drawn_even_at_the_ends_of_the_inte
     tokens, logprobs = sample(logits, Distributions.of([GENTLE] * 4, 8, CPU), uniform)
     assert tokens.tolist() == [3] * 4
     assert logprobs.tolist() == [0.0] * 4
+
+
+SETTINGS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    top_p=st.sampled_from([1.0, 0.8, 0.3]),
+    top_k=st.sampled_from([0, 1, 4]),
+    min_p=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    presence_penalty=st.sampled_from([0.0, 0.9, -0.6]),
+    frequency_penalty=st.sampled_from([0.0, 0.4, -0.3]),
+)
+
+
+@given(st.lists(SETTINGS, min_size=1, max_size=4), st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_frequencies_and_logprobs_are_those_of_the_definition(params: list[SamplingParams], seed: int) -> None:
+    """A grid of uniforms draws each token as often as its probability has room, to one draw."""
+    rng = np.random.default_rng(seed)
+    vocabulary, num = 12, 400
+    logits = 2.0 * rng.normal(size=(len(params), vocabulary)).astype(np.float32)
+    prompts = [rng.integers(0, vocabulary, size=rng.integers(1, 5)) for _ in params]
+    responses = [rng.integers(0, vocabulary, size=rng.integers(0, 9)) for _ in params]
+
+    def context(row: int) -> tuple[np.ndarray, int]:
+        return np.concatenate([prompts[row // num], responses[row // num]]), prompts[row // num].size
+
+    tokens, logprobs = sample(
+        torch.from_numpy(logits).repeat_interleave(num, dim=0),
+        Distributions.of([each for each in params for _ in range(num)], vocabulary, CPU),
+        ((torch.arange(num, dtype=torch.float64) + 0.5) / num).repeat(len(params)),
+        context,
+    )
+    for row, each in enumerate(params):
+        expected = probabilities(logits[row], each, prompts[row], responses[row])
+        drawn, told = tokens[row * num : (row + 1) * num], logprobs[row * num : (row + 1) * num]
+        assert expected[drawn].min() > 0.0
+        np.testing.assert_allclose(told, np.log(expected[drawn]), atol=1e-4)
+        counts = np.bincount(drawn, minlength=vocabulary)
+        if each.temperature == 0.0:
+            assert counts[expected.argmax()] == num
+        else:
+            assert np.abs(counts - num * expected).max() <= 1.01
+
+
+def test_penalties_without_contexts_are_an_error_and_no_other_distribution() -> None:
+    drawn = Distributions.of([GENTLE, SamplingParams(1.0, presence_penalty=0.5)], 8, CPU)
+    with pytest.raises(ValueError, match="give contexts"):
+        sample(torch.zeros(2, 8), drawn, torch.full((2,), 0.5, dtype=torch.float64))
+
+
+def test_rows_without_penalties_are_read_and_changed_by_no_context() -> None:
+    logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    params = [GENTLE, SamplingParams(1.0, repetition_penalty=3.0), GENTLE]
+    read: list[int] = []
+
+    def context(row: int) -> tuple[np.ndarray, int]:
+        read.append(row)
+        return np.array([1, 2, 3]), 1
+
+    uniform = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    tokens, logprobs = sample(logits, Distributions.of(params, 8, CPU), uniform, context)
+    alone = sample(logits, Distributions.of([GENTLE] * 3, 8, CPU), uniform)
+    assert read == [1]
+    for row in (0, 2):
+        assert (tokens[row], logprobs[row]) == (alone[0][row], alone[1][row])

@@ -199,7 +199,7 @@ class LocalEngine(TorchWeights):
             params = [occupant.request.sampling for occupant in slots.live()]
             self._distributions = Distributions.of(params, self._vocabulary, logits.device)
         uniform = torch.from_numpy(uniforms(arrays.keys[:n], lengths - arrays.offsets[:n])).to(logits.device)
-        chosen, chosen_logprobs = sample(logits, self._distributions, uniform)
+        chosen, chosen_logprobs = sample(logits, self._distributions, uniform, self._context)
         tokens, logprobs = chosen.cpu().numpy(), chosen_logprobs.cpu().numpy()
         if not np.isfinite(logprobs).all():
             raise Diverged(
@@ -214,6 +214,9 @@ class LocalEngine(TorchWeights):
         stopped = self._is_stop[tokens]
         over = stopped | (lengths == arrays.ends[:n])
         return self._finish(np.flatnonzero(over), stopped) if over.any() else []
+
+    def _context(self, row: int) -> tuple[np.ndarray, int]:
+        return self._slots.context(row), int(self._slots.arrays.offsets[row])
 
     def _finish(self, rows: np.ndarray, stopped: np.ndarray) -> list[SampledWindow]:
         ending: list[Occupant] = []

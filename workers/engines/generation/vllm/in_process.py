@@ -173,6 +173,10 @@ def sampling_params(request: CoreRequest, *, seeded: bool, as_they_come: bool = 
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
         max_tokens=request.max_tokens,
         stop_token_ids=list(request.stop_token_ids),
         # ours are all named above

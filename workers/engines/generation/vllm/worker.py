@@ -73,7 +73,10 @@ class StreamSampler(Sampler):
             return super().forward(logits, sampling_metadata, *args, **options)
         places = batch.num_tokens_no_spec[: self._keys.size]
         uniform = torch.from_numpy(uniforms(self._keys, places - self._offsets)).to(logits.device)
-        tokens, logprobs = sample(logits, self._distributions, uniform)
+        outputs = sampling_metadata.output_token_ids
+        tokens, logprobs = sample(
+            logits, self._distributions, uniform, lambda row: self._context(row, outputs, int(places[row]))
+        )
         if self.journal is not None:
             self.journal.write(self._lines, places, logprobs.numpy())
         chosen = tokens.to(torch.int32).unsqueeze(-1)
@@ -94,6 +97,19 @@ class StreamSampler(Sampler):
         column = token_ids.unsqueeze(-1)
         ranks = torch.zeros(token_ids.shape[0], dtype=torch.int64, device=token_ids.device)
         return LogprobsTensors(column.to(torch.int32), logprobs.gather(-1, column), ranks)
+
+    def _context(self, row: int, outputs: list[list[int]], length: int) -> tuple[np.ndarray, int]:
+        """Return a row's whole context, and the size of its prompt.
+
+        To vLLM an earlier response is a part of the prompt. It keeps ``outputs`` while a row has a
+        penalty."""
+        tokens = [*self._runner.requests[self._names[row]].prompt_token_ids, *outputs[row]]
+        if len(tokens) != length or min(tokens) < 0:
+            raise RuntimeError(
+                f"vLLM reports {len(tokens)} tokens of {self._names[row]}, the least {min(tokens)}; expected {length} from 0 "
+                "on, which penalties count: set the penalties to their defaults, or generation.engine to local"
+            )
+        return np.array(tokens), int(self._offsets[row])
 
     def _look_at(self, names: list[str], logits: torch.Tensor) -> None:
         """Gather the rows' streams and distributions, once for every change of the batch."""
@@ -116,8 +132,16 @@ class StreamSampler(Sampler):
 
     def _read(self, name: str, vocabulary: int) -> _Row:
         params = self._runner.requests[name].sampling_params
-        top_k = params.top_k if 0 < params.top_k < vocabulary else 0
-        return _Row((params.extra_args or {}).get(STREAM), SamplingParams(params.temperature, params.top_p, top_k))
+        sampling = SamplingParams(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k if 0 < params.top_k < vocabulary else 0,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+        )
+        return _Row((params.extra_args or {}).get(STREAM), sampling)
 
 
 class WorkerExtension:
