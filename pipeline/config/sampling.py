@@ -1,7 +1,7 @@
 """Rules of sampling: training samples from the distribution whose log-probs the learner computes.
 
 The learner divides all logits by ``generation.temperature``, and computes no more. So temperature
-is free in training. What changes the distribution in any other way is for evaluation alone."""
+is free in training. Other settings of the distribution are for evaluation alone."""
 
 from __future__ import annotations
 

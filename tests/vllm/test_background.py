@@ -16,8 +16,9 @@ from protocol.errors import EngineDied
 from protocol.trajectory import FinishReason
 from tests.vllm.cores import BLOCK, POSITIONS
 from tests.vllm.test_parity import probed
+from tests.workers.engines.distributions import check_window
 from tests.workers.engines.generation_contract import continued, drain, request
-from tests.workers.engines.model_contract import check_logprobs, forward, mixed_forward
+from tests.workers.engines.model_contract import KINDS, check_logprobs, forward, mixed_forward
 from tests.workers.engines.tiny import VOCABULARY, tiny_model
 from workers.engines.generation.seam import SampledWindow
 from workers.engines.generation.vllm.arguments import engine_arguments
@@ -74,14 +75,14 @@ def test_it_serves_the_distribution_and_the_streams_that_the_local_engine_does(c
     engine.load_weights(probed(old, tmp_path / "0"), 0)
     local = LocalEngine(tiny_model(), num_slots=8)
     local.load_weights(published(old), 0)
-    requests = [request(n, window=20) for n in range(12)]
+    requests = [request(n, window=20, sampling=KINDS[n % len(KINDS)]) for n in range(12)]
     for each in requests:
         engine.submit(each)
         local.submit(each)
     windows, truth = drain(engine), drain(local)
     for each in requests:
         np.testing.assert_array_equal(windows[each.trajectory].tokens, truth[each.trajectory].tokens)
-        check_logprobs(old, each, windows[each.trajectory])
+        check_window(old, each, windows[each.trajectory])
 
 
 @pytest.mark.parametrize(

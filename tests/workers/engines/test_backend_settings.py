@@ -11,12 +11,15 @@ import torch
 
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
+from pipeline.config.evaluating import EvaluationSection
 from pipeline.config.learning import AlgorithmSection, LearnerSection, ModelSection, ReferenceSection, ValueSection
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
+from protocol.errors import ConfigError
 from tests.pipeline.runtime.fakes import small_config
 from tests.workers.engines.tiny import plain_logprobs
 from workers.engines.generation.local.build import build_local
+from workers.engines.generation.vllm.build import check_counts
 from workers.engines.model.loading import load_model
 from workers.engines.model.optimizer import OptimizerSettings
 from workers.engines.model.rate_decay import RateDecay
@@ -125,3 +128,11 @@ def test_the_local_engine_has_the_runs_slots_stop_tokens_and_cache_policy(config
     assert engine.num_slots == 5
     assert engine._kv_policy == "recompute"
     assert 9 in np.flatnonzero(engine._is_stop)
+
+
+def test_penalties_of_a_response_are_refused_where_vllm_counts_by_window(config: RunConfig) -> None:
+    sets = [{"name": "a", "files": ["x"], "repetition_penalty": 1.2, "min_p": 0.1}]
+    check_counts(config.model_copy(update={"evaluation": EvaluationSection.model_validate({"sets": sets})}))
+    sets[0]["frequency_penalty"] = 0.5
+    with pytest.raises(ConfigError, match=r"evaluation.sets a.frequency_penalty is 0.5.*set it to 0"):
+        check_counts(config.model_copy(update={"evaluation": EvaluationSection.model_validate({"sets": sets})}))

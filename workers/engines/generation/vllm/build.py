@@ -33,8 +33,11 @@ def build_vllm(config: RunConfig, model_path: Path) -> VllmEngine:
     prepare_environment(generation.threads, generation.vllm.kv_cache_gb, on_cpu=device.type == "cpu")
     hf_config = AutoConfig.from_pretrained(model_path, local_files_only=True)
     arguments = arguments_of(config, model_path, on_cpu=device.type == "cpu")
+    core = start_core(config, arguments, on_cpu=device.type == "cpu")
+    if not core.has_streams:
+        check_counts(config)
     return VllmEngine(
-        start_core(config, arguments, on_cpu=device.type == "cpu"),
+        core,
         model_state(hf_config),
         num_slots=generation.num_slots,
         vocabulary=int(hf_config.get_text_config().vocab_size),
@@ -66,6 +69,20 @@ def start_core(config: RunConfig, arguments: dict[str, object], *, on_cpu: bool)
             f"vLLM does not start with {config.model.path}: {type(error).__name__}: {error}; change the model, "
             "[generation.vllm], or set generation.engine to local"
         ) from error
+
+
+def check_counts(config: RunConfig) -> None:
+    """Refuse penalties of the response's tokens where vLLM's own sampler counts them.
+
+    To that sampler earlier windows are a part of the prompt, so it would count from each window's
+    begin. Raises ConfigError."""
+    for what, settings in config.evaluation.named():
+        for name in ("presence_penalty", "frequency_penalty"):
+            if given := getattr(settings, name):
+                raise ConfigError(
+                    f"{what}.{name} is {given:g}, but vLLM samples {config.model.path} by a runner that counts a response's "
+                    "tokens from each window on; expected 0 there: set it to 0, or generation.engine to local"
+                )
 
 
 def prepare_environment(threads: int, kv_cache_gb: int, *, on_cpu: bool) -> None:
