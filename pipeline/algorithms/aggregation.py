@@ -9,13 +9,23 @@ ranks, times ``num_ranks`` where gradients are averaged."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
+from functools import cache
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from jaxtyping import Float, Real
 
+from pipeline.config.import_path import import_own, is_import_path
+from protocol.errors import ConfigError
+
 ROW_EPSILON = 1e-8
 """Added to a row's token count in seq-mean-token-mean (verl)."""
+
+
+OwnWeights: TypeAlias = Callable[[np.ndarray, float], Any]
+"""An aggregation of one's own, of ``num_loss_tokens`` and ``norm_length`` (:func:`row_weights`)."""
 
 
 class Aggregation(StrEnum):
@@ -39,13 +49,17 @@ def row_weights(
     """Return the weight of every loss token of each row, float64.
 
     ``num_loss_tokens`` are those of the whole mini-batch, over all ranks; or what each row shall
-    count for. Raises ValueError for an unknown mode, or a ``norm_length`` that is not positive."""
+    count for. ``mode`` is an :class:`Aggregation`, or the import path of :data:`OwnWeights`. Raises
+    ValueError for an unknown mode, or a ``norm_length`` that is not positive; ConfigError for
+    weights of one's own that are none."""
     if norm_length <= 0:
         raise ValueError(
             f"norm_length is {norm_length}; expected a positive length, such as the longest response allowed"
         )
     counts = np.asarray(num_loss_tokens, dtype=np.float64)
     present = (counts > 0).astype(np.float64)
+    if is_import_path(mode):
+        return _own_weights(mode, counts, norm_length) * present
     num_present = max(present.sum(), 1.0)
     match Aggregation(mode):
         case Aggregation.TOKEN_MEAN:
@@ -58,3 +72,26 @@ def row_weights(
             return present / num_present / norm_length
         case Aggregation.TOKEN_SUM:
             return present
+
+
+@cache
+def _own(path: str) -> OwnWeights:
+    found: Any = import_own("algorithm.loss_aggregation", path)
+    if not callable(found):
+        expected = "expected a function of num_loss_tokens and norm_length: name one"
+        raise ConfigError(f"algorithm.loss_aggregation {path!r} is {found!r}; {expected}")
+    return cast("OwnWeights", found)
+
+
+def _own_weights(path: str, counts: Float[np.ndarray, " rows"], norm_length: float) -> Float[np.ndarray, " rows"]:
+    own = _own(path)
+    expected = f"expected {counts.size} finite weights, none below 0: correct it"
+    try:
+        weights = np.asarray(own(counts, norm_length), dtype=np.float64)
+    except Exception as error:
+        ended = f"ended by {type(error).__name__}: {error}"
+        raise ConfigError(f"algorithm.loss_aggregation {path!r} {ended}; {expected}") from error
+    if weights.shape != counts.shape or not np.isfinite(weights).all() or (weights < 0.0).any():
+        got = f"returned {weights.tolist()!r:.80}"
+        raise ConfigError(f"algorithm.loss_aggregation {path!r} {got}; {expected}")
+    return weights

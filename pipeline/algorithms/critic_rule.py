@@ -165,7 +165,7 @@ class CriticRule(ABC):
         For a token mean each counts for the mean over the update's batch: then a token weighs the
         same in every mini-batch, ``sum / N_batch * num_minibatches`` (T-PPO's port)."""
         counts = [float(s.num_tokens) if s.score is None or not s.score.masked else 0.0 for s in stretches]
-        if self.objective.aggregation is not Aggregation.TOKEN_MEAN or not counts:
+        if self.objective.aggregation != Aggregation.TOKEN_MEAN or not counts:
             return counts
         return [sum(counts) / len(counts)] * len(counts)
 

@@ -137,7 +137,8 @@ class Objective:
     """c above 1, or 0 for none"""
     surrogate: str = Surrogate.CLIP
     """One of :class:`Surrogate`, or the import path of another one."""
-    aggregation: Aggregation = Aggregation.TOKEN_MEAN
+    aggregation: str = Aggregation.TOKEN_MEAN
+    """One of :class:`Aggregation`, or the import path of another one."""
     norm_length: float = 1.0
     """Divisor of seq-mean-token-sum-norm."""
     importance: Importance = Importance.TIS
@@ -168,7 +169,7 @@ class Objective:
             clip_high=section.clip_high,
             dual_clip=section.dual_clip,
             surrogate=section.surrogate,
-            aggregation=Aggregation(section.loss_aggregation),
+            aggregation=section.loss_aggregation,
             norm_length=float(config.generation.max_response_tokens),
             importance=Importance(section.importance),
             importance_cap=section.importance_cap,

@@ -62,12 +62,29 @@ BUILT_IN: Final[Mapping[str, str]] = {
 
 SURROGATES: Final = ("clip", "gspo", "cispo")
 """Functions of ``pipeline.algorithms.surrogate``. Another one is named by its import path."""
+AGGREGATIONS: Final = (
+    "token-mean",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "token-sum",
+)
+"""Modes of ``pipeline.algorithms.aggregation``. A function is named by its import path."""
 
 
 def known_surrogate(name: str) -> str:
     """Return ``name``. Raises ValueError: neither a built-in surrogate nor an import path."""
-    if name not in SURROGATES and not is_import_path(name):
-        raise ValueError(f"expected one of {', '.join(SURROGATES)}, or package.module:function of your own")
+    return _known(name, SURROGATES)
+
+
+def known_aggregation(name: str) -> str:
+    """Return ``name``. Raises ValueError: neither a mode of aggregation nor an import path."""
+    return _known(name, AGGREGATIONS)
+
+
+def _known(name: str, built_in: tuple[str, ...]) -> str:
+    if name not in built_in and not is_import_path(name):
+        raise ValueError(f"expected one of {', '.join(built_in)}, or package.module:function of your own")
     return name
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
 
 from pipeline.config.base import Fraction, Positive, Section, setting
-from pipeline.config.catalogue import known_surrogate, preset_of
+from pipeline.config.catalogue import known_aggregation, known_surrogate, preset_of
 from pipeline.config.data_sets import ColumnsSection, DataPath, DataSetSection
 from pipeline.config.import_path import search_also
 from pipeline.config.judging import EndpointSection, PartName, RewardFunctionSection
@@ -91,7 +91,9 @@ class AlgorithmSection(Section):
         "tppo, or package.module:Class of your own. It sets its source's settings as defaults.",
     )
     path: tuple[Path, ...] = setting(
-        (), "Folders with your rules' and surrogates' modules; searched after PYTHONPATH and what is installed."
+        (),
+        "Folders with the modules of your rules, surrogates and aggregations; searched after PYTHONPATH and what is "
+        "installed.",
     )
     group_size: Positive = setting(16, "G, responses a prompt. DAPO: 16.")
     groups_per_update: Positive = setting(32, "Prompts of one update's batch.")
@@ -105,9 +107,11 @@ class AlgorithmSection(Section):
     dual_clip: float = setting(
         10.0, "c > 1 bounds the loss where the advantage is negative. 0: off. DAPO recipe 10.", ge=0.0
     )
-    loss_aggregation: Literal[
-        "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"
-    ] = setting("token-mean", "How token losses are summed up: over all tokens alike (DAPO eq. 8), or by response.")
+    loss_aggregation: Annotated[str, AfterValidator(known_aggregation)] = setting(
+        "token-mean",
+        "How token losses are summed up: token-mean, over all tokens alike (DAPO eq. 8); seq-mean-token-mean, "
+        "seq-mean-token-sum, seq-mean-token-sum-norm, by response; token-sum; or package.module:function of your own.",
+    )
     normalize_std: bool = setting(True, "Divide group advantages by the unbiased std + 1e-6.")
     kl_coefficient: float = setting(0.0, "Weight of KL(policy || reference). 0 needs no reference.", ge=0.0)
     kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = setting(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
+from pipeline.algorithms.aggregation import row_weights
 from pipeline.algorithms.surrogate import SurrogateTerms, surrogate_loss
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
@@ -42,6 +43,7 @@ def check(config: RunConfig) -> None:
         _check_model(path, what)
     check_parameter_names(config)
     check_surrogate(config.algorithm.surrogate)
+    row_weights(np.array([3.0, 0.0, 5.0]), config.algorithm.loss_aggregation, norm_length=8.0)
 
 
 def check_devices(config: RunConfig) -> None:

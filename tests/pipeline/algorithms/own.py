@@ -8,16 +8,17 @@ from pathlib import Path
 README = Path(__file__).resolve().parents[3] / "pipeline" / "algorithms" / "README.md"
 
 
-def examples() -> tuple[str, str]:
-    """The example rule and the example surrogate."""
-    rule, surrogate = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    return rule, surrogate
+def examples() -> tuple[str, str, str]:
+    """The example rule, the example surrogate and the example aggregation."""
+    rule, surrogate, weights = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    return rule, surrogate, weights
 
 
 def own_objectives(folder: Path, package: str) -> Path:
-    """Write both into a package, whose name is no other test's; return the folder that holds it."""
-    rule, surrogate = examples()
+    """Write them into a package, whose name is no other test's; return the folder that holds it."""
+    rule, surrogate, weights = examples()
     (folder / package).mkdir()
     (folder / package / "rule.py").write_text(rule)
     (folder / package / "losses.py").write_text(surrogate)
+    (folder / package / "weights.py").write_text(weights)
     return folder

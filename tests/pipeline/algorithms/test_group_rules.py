@@ -89,7 +89,7 @@ def test_the_order_of_groups_changes_no_bit(order: list[int]) -> None:
 def test_a_name_brings_the_settings_of_its_source_and_each_can_still_be_given() -> None:
     gspo = _built("gspo").objective
     assert (gspo.surrogate, gspo.clip_low, gspo.clip_high, gspo.dual_clip) == (Surrogate.GSPO, 3e-4, 4e-4, 0.0)
-    assert gspo.aggregation is Aggregation.SEQ_MEAN_TOKEN_MEAN
+    assert gspo.aggregation == Aggregation.SEQ_MEAN_TOKEN_MEAN
     assert _built("gspo", clip_high=0.01).objective.clip_high == 0.01
     assert _built("cispo").objective.surrogate == Surrogate.CISPO
     assert isinstance(_built("dr-grpo"), DrGrpo)

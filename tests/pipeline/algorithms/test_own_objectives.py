@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from pipeline.algorithms import build
+from pipeline.algorithms.aggregation import Aggregation, row_weights
 from pipeline.algorithms.loss import token_loss
-from pipeline.algorithms.objective import Importance, Objective
+from pipeline.algorithms.objective import Importance, Objective, Surrogate
+from pipeline.config.catalogue import AGGREGATIONS, SURROGATES
 from pipeline.config.load import load_config, resolve_paths, write_resolved
 from pipeline.config.unread import unread
 from pipeline.ledger.types import Unit
@@ -166,9 +168,56 @@ def test_a_surrogate_without_a_gradient_is_refused_on_a_trial(
         check_surrogate(f"{module}:mine")
 
 
-def test_config_check_tries_a_surrogate_in_a_process_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "own_constant.py").write_text("def mine(terms): return terms.advantages\n")
-    config = op_config(tmp_path, "algorithm.surrogate=own_constant:mine", f"algorithm.path=['{tmp_path}']")
-    with pytest.raises(ConfigError, match="ended a trial by RuntimeError"):
+@pytest.mark.parametrize(
+    ("setting", "text", "complaint"),
+    [
+        ("surrogate", "def mine(terms): return terms.advantages\n", "ended a trial by RuntimeError"),
+        ("loss_aggregation", "def mine(counts, norm): return 1 / counts\n", r"returned .*expected 3 finite weights"),
+    ],
+)
+def test_config_check_tries_ones_own_loss_in_a_process_of_its_own(
+    tmp_path: Path, setting: str, text: str, complaint: str
+) -> None:
+    (tmp_path / "own_constant.py").write_text(text)
+    config = op_config(tmp_path, f"algorithm.{setting}=own_constant:mine", f"algorithm.path=['{tmp_path}']")
+    with pytest.raises(ConfigError, match=complaint):
         check_engines(config)
     assert "own_constant" not in sys.modules
+
+
+# -- aggregations ----------------------------------------------------------------------------------
+
+
+def test_an_aggregation_of_ones_own_weighs_each_responses_tokens(tmp_path: Path) -> None:
+    folder = own_objectives(tmp_path, "weighed")
+    config = op_config(tmp_path, "algorithm.loss_aggregation=weighed.weights:root_mean", f"algorithm.path=['{folder}']")
+    weights = Objective.from_config(config).row_weights(np.array([4, 0, 16]))
+    np.testing.assert_allclose(weights, [1 / 2 / 6, 0.0, 1 / 4 / 6])
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("def mine(counts, norm): return counts[1:]\n", r"returned \[2\.0\]; expected 2 finite weights"),
+        ("def mine(counts, norm): return counts * -norm\n", "none below 0"),
+        ("def mine(counts, norm): return counts / 0\n", "expected 2 finite weights"),
+        ("def mine(counts, norm): return missing\n", "ended by NameError"),
+        ("mine = 3\n", "is 3; expected a function of num_loss_tokens"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:divide by zero")
+def test_an_aggregation_without_weights_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, complaint: str, request: pytest.FixtureRequest
+) -> None:
+    module = f"own_weights_{abs(hash(request.node.name)) % 10**9}"
+    (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=complaint):
+        row_weights(np.array([1.0, 2.0]), f"{module}:mine")
+
+
+def test_what_is_neither_a_mode_nor_a_path_is_refused_with_the_modes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected one of token-mean, .*, or package\.module:function of your own"):
+        op_config(tmp_path, "algorithm.loss_aggregation=token-median")
+    assert tuple(Aggregation) == AGGREGATIONS
+    assert tuple(Surrogate) == SURROGATES
