@@ -17,7 +17,6 @@ from typing import NoReturn
 from pipeline.config.load import read_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.process.forking import serve
-from pipeline.runtime.threads import limit_threads, thread_environment
 from protocol import headrace
 from workers import __main__ as worker
 
@@ -48,7 +47,6 @@ def imports(config: RunConfig) -> Iterator[str]:
 def main() -> NoReturn:
     """Import, and fork workers until the supervisor has ended."""
     run_dir, descriptor = Path(sys.argv[1]), int(sys.argv[2])
-    limit_threads(1)
     for module in imports(read_resolved(run_dir)):
         importlib.import_module(module)
     if reason := unforkable():
@@ -63,8 +61,6 @@ def main() -> NoReturn:
 
 def _work(arguments: Sequence[str]) -> NoReturn:
     """Run the worker of a command line that ``headrace.command`` made."""
-    # Torch was imported under these limits.
-    os.environ.update(thread_environment(1))
     skipped = len(headrace.command("workers"))
     sys.argv[:] = ["workers", *arguments[skipped:]]
     worker.main()

@@ -22,6 +22,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.ledger.url import without_ledger_password
 from pipeline.process.descendants import WORKER_MARK, worker_mark
 from pipeline.process.forking import Fork, Reap, receive_answer, send_request
+from pipeline.runtime.threads import thread_environment
 from pipeline.supervisor.adopted_process import AdoptedProcess
 from protocol import headrace
 from protocol.ids import Role
@@ -52,10 +53,12 @@ def forks(config: RunConfig, role: Role) -> bool:
 
 
 def marked_environment(mark: str) -> dict[str, str]:
-    """Return this process's environment for a worker: its mark, and no password of the ledger.
+    """Return this process's environment for a worker: its mark, one thread for each numeric
+    library, and no password of the ledger.
 
-    The mark is first: ``/proc`` shows as much of it as the starter's environment was long."""
-    return {WORKER_MARK: mark} | without_ledger_password(os.environ) | {WORKER_MARK: mark}
+    The mark is first: ``/proc`` shows as much of it as the starter's environment was long. Numpy is
+    imported before a worker can limit its threads, and the starter must have none."""
+    return {WORKER_MARK: mark} | without_ledger_password(os.environ) | thread_environment(1) | {WORKER_MARK: mark}
 
 
 class Starter:

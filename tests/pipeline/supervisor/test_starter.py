@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from pipeline.config.load import write_resolved
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.process.records import process_runs
 from pipeline.runtime.threads import limit_threads, thread_environment
 from pipeline.supervisor.adopted_process import AdoptedProcess
 from pipeline.supervisor.processes import Processes
-from pipeline.supervisor.starter import Starter, StarterEnded, forks, marked_environment
+from pipeline.supervisor.run_folder import prepare_run_dir
+from pipeline.supervisor.starter import Starter, StarterEnded, forks, marked_environment, starter_command
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
 from workers.starter import imports
@@ -162,6 +164,22 @@ def test_a_wait_that_is_given_up_leaves_no_starter(run_dir: Path) -> None:
     assert not process_runs(starter.pid)
 
 
+def test_workers_are_forked_of_their_real_imports_whatever_threads_the_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in thread_environment(1):
+        monkeypatch.delenv(name, raising=False)
+    config = op_config(tmp_path)
+    run_dir = prepare_run_dir(config, resume=False)
+    write_resolved(config, run_dir)
+    starter = Starter(run_dir, starter_command(run_dir))
+    try:
+        starter.wait()
+    finally:
+        starter.close()
+    assert (run_dir / "logs" / "starter.out").read_text() == ""
+
+
 def test_workers_of_vllm_are_not_forked_and_its_modules_not_imported(tmp_path: Path) -> None:
     config = op_config(tmp_path, "generation.engine=vllm", "reference.backend=vllm")
     assert [role for role in Role if not forks(config, role)] == [Role.GENERATOR, Role.REFERENCE]
@@ -186,8 +204,9 @@ def test_a_process_that_holds_a_device_or_has_threads_is_not_forked(tmp_path: Pa
                 print(unforkable(sys.argv[1]))
             threading.Thread(target=sys.stdin.read, daemon=True).start()
             print(unforkable(sys.argv[1]))"""
-        command = [sys.executable, "-c", code, str(tmp_path)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        command, environment = [sys.executable, "-c", code, str(tmp_path)], marked_environment("test")
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
             assert process.stdout is not None
             return [process.stdout.readline().strip() for _ in range(3)]
 
