@@ -82,7 +82,7 @@ class EndpointSection(Section):
     )
     cache_entries: int = setting(10_000, "Numbers that are kept by content, so that a repeat costs no request.", ge=0)
     max_requests: Positive | None = setting(
-        None, "Budget: requests of one reward worker since its start. When it is spent, the run ends. Absent: no limit."
+        None, "Budget of the whole run, all workers and restarts. When it is spent, the run ends. Absent: no limit."
     )
 
     @model_validator(mode="after")

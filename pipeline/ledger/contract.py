@@ -112,6 +112,10 @@ class Ledger(Protocol):
     async def extend_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> None:
         """Extend the deadlines of chunks that ``who`` scores, and of groups that it was given."""
 
+    async def spend(self, who: Incarnation, name: str, *, limit: int) -> bool:
+        """Take one of ``limit`` of ``name``, for the whole run; return whether one was left."""
+        ...
+
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
         """Report a scorer's failure, with a traceback. The chunk is due again at once. After
         ``max_attempts`` its whole unit is dropped as a dead letter; returns whether it was."""

@@ -5,7 +5,7 @@ picture has more lines than its terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -85,7 +85,28 @@ def work_done(row: WorkerRow) -> str:
         )
     names = (("overdue", "overdue"), ("not_judged", "not judged in time"))
     further = [f", {counters[name]:,.0f} {words}" for name, words in names if counters.get(name)]
-    return f"{counters.get('scored', 0):,.0f} scored{''.join(further)}"
+    return f"{counters.get('scored', 0):,.0f} scored{''.join(further)}{''.join(_endpoints(counters))}"
+
+
+def _endpoints(counters: Mapping[str, float]) -> Iterator[str]:
+    """Yield the work of each endpoint of a reward worker."""
+    for counter in counters:
+        name, colon, what = counter.partition(":")
+        if not colon or what != "requests":
+            continue
+        of = {words: counters.get(f"{name}:{key}", 0) for key, words in _ENDPOINT_WORDS}
+        details = "".join(f", {number:,.0f} {words}" for words, number in of.items() if number)
+        mean_s = counters.get(f"{name}:request_s", 0.0) / max(1.0, counters[counter])
+        yield f"; {name}: {counters[counter]:,.0f} requests of {mean_s:.2f} s{details}"
+
+
+_ENDPOINT_WORDS = (
+    ("retries", "tried again"),
+    ("cached", "from the cache"),
+    ("rate_limited", "rate-limited"),
+    ("failed", "failed"),
+)
+"""Counters of ``pipeline.rewards.endpoint``."""
 
 
 def queue_table(rows: Sequence[QueueRow]) -> Table:

@@ -2,9 +2,14 @@
 
 One pool of connections, with a limit of requests in flight. A judgement has one deadline over all
 of its tries. An endpoint that is down, limits the rate or replies with something unreadable is
-tried again until then. After it the response fails, and is never wrong. Numbers are kept by the
-content of their request, a bounded number of them. The key comes from the environment; no error
-repeats it."""
+tried again until then. After it there is no number, and the response is never wrong. While the
+endpoint is down or limits the rate, that is no fault of the response (``OUTAGE``). Numbers are kept
+by the content of their request, a bounded number of them, and equal requests wait for one another.
+The key comes from the environment; no error repeats it.
+
+Counters, each behind the endpoint's name and a colon: ``requests``, ``retries`` (requests after a
+failed one), ``cached``, ``rate_limited`` (replies of status 429), ``failed`` (judgements without a
+number) and ``request_s`` (seconds of all requests)."""
 
 from __future__ import annotations
 
@@ -16,8 +21,9 @@ import math
 import os
 import random
 import re
-from collections import OrderedDict
-from collections.abc import AsyncIterator
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx2
@@ -33,23 +39,34 @@ _BEAT_S = 10.0
 _MAX_REPLY_BYTES = 1 << 20
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed."""
+_RATE_LIMITED = 429
+_LIMITING, _UNREADABLE = "limits the rate", "replies without a number"
 _SCORE = re.compile(r"score\W{0,8}(-?\d+(?:\.\d+)?)", re.IGNORECASE)
 
 
-class _FailedTry(Exception):
-    """A try failed."""
+Budget = Callable[[str, int], Awaitable[bool]]
+"""Takes one of so many requests to the endpoint of that name; returns whether one was left."""
+Count = Callable[[str, float], None]
+"""Adds to a counter."""
 
-    def __init__(self, why: str, *, again: bool = True, after_s: float = 0.0) -> None:
+
+class _FailedTry(Exception):
+    """A try failed; ``how`` the endpoint behaves, in a few words."""
+
+    def __init__(self, how: str, why: str, *, again: bool = True, after_s: float = 0.0) -> None:
         super().__init__(why)
-        self.again, self.after_s = again, after_s
+        self.how, self.again, self.after_s = how, again, after_s
 
 
 class HttpJudge:
     """One endpoint of ``reward.endpoints``."""
 
-    def __init__(self, name: str, settings: EndpointSection) -> None:
-        """Open no connection yet."""
+    def __init__(
+        self, name: str, settings: EndpointSection, *, budget: Budget | None = None, count: Count | None = None
+    ) -> None:
+        """Open no connection yet. Without ``budget``, ``max_requests`` are of this object alone."""
         self._name, self._settings = name, settings
+        self._budget, self._counted = budget or self._own_budget, count or (lambda name, amount: None)
         self._key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
         limits = httpx2.Limits(max_connections=settings.max_in_flight, max_keepalive_connections=settings.max_in_flight)
         self._client = httpx2.AsyncClient(
@@ -59,7 +76,15 @@ class HttpJudge:
         )
         self._room = asyncio.Semaphore(settings.max_in_flight)
         self._numbers: OrderedDict[bytes, Verdict] = OrderedDict()
-        self.num_requests = 0
+        self._asked: dict[bytes, asyncio.Event] = {}
+        self._spent: Counter[str] = Counter()
+        self._trouble = ""
+        self._answered_s = 0.0
+
+    @property
+    def trouble(self) -> str:
+        """How the endpoint behaves since its last number, while responses wait for it; or empty."""
+        return f"endpoint {self._name}, which {self._trouble}" if self._trouble and self._asked else ""
 
     async def check(self) -> None:
         """Look for the endpoint before anything starts. Raises ConfigError: it does not answer,
@@ -83,40 +108,78 @@ class HttpJudge:
         """Return a number for one response; a failure when there is none by the deadline."""
         body = self._body(response)
         content = hashlib.sha256(body).digest()
+        # equal requests in front have deadlines of their own
+        while content in self._asked:
+            await self._asked[content].wait()
         if content in self._numbers:
             self._numbers.move_to_end(content)
+            self._count("cached")
             return self._numbers[content]
-        why = "no try ended"
-        # those in front have deadlines of their own
-        async with self._room:
-            try:
-                async with asyncio.timeout(self._settings.timeout_s), _beating():
-                    pause_s = _FIRST_PAUSE_S
-                    while True:
-                        if self._settings.max_requests is not None and self.num_requests >= self._settings.max_requests:
-                            return self._spent()
-                        try:
-                            verdict = await self._try(body)
-                        except _FailedTry as error:
-                            why = str(error)
-                            if not error.again:
-                                return self._failure(why)
-                            await asyncio.sleep(max(error.after_s, pause_s * random.uniform(0.5, 1.0)))
-                            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                            continue
-                        self._keep(content, verdict)
-                        return verdict
-            except TimeoutError:
-                return self._failure(f"no number within {self._settings.timeout_s:g} s; the last try: {why}")
+        self._asked[content] = asyncio.Event()
+        try:
+            # those in front have deadlines of their own
+            async with self._room:
+                outcome = await self._ask(body)
+        finally:
+            self._asked.pop(content).set()
+        if isinstance(outcome, Verdict):
+            self._keep(content, outcome)
+        else:
+            self._count("failed")
+        return outcome
 
     async def aclose(self) -> None:
         """Close the connections. Repeated calls do nothing."""
         await self._client.aclose()
 
-    async def _try(self, body: bytes) -> Verdict:
-        self.num_requests += 1
+    async def _ask(self, body: bytes) -> VerifierOutcome:
+        """Try until there is a number, or no time or budget left. The ledger's time is not the
+        endpoint's."""
+        settings, asked_s = self._settings, time.monotonic()
+        left_s, pause_s = settings.timeout_s, _FIRST_PAUSE_S
+        why, num_tries, is_limited = "no try ended", 0, False
+        while left_s > 0.0:
+            if settings.max_requests is not None and not await self._budget(self._name, settings.max_requests):
+                return self._spent_all()
+            began_s = time.monotonic()
+            try:
+                async with asyncio.timeout(left_s), _beating():
+                    try:
+                        num_tries += 1
+                        verdict = await self._try(body, is_first=num_tries == 1)
+                    except _FailedTry as error:
+                        why = self._safe(str(error))
+                        self._trouble, is_limited = f"{error.how}: {why}", error.how == _LIMITING
+                        if not error.again:
+                            return self._failure(why)
+                        await asyncio.sleep(max(error.after_s, pause_s * random.uniform(0.5, 1.0)))
+                    else:
+                        self._trouble, self._answered_s = "", time.monotonic()
+                        return verdict
+            except TimeoutError:
+                self._trouble = self._trouble or f"does not answer within {settings.timeout_s:g} s"
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            left_s -= time.monotonic() - began_s
+        why = f"no number within {settings.timeout_s:g} s; the last try: {why}"
+        is_silent = self._answered_s < asked_s
+        return self._failure(why, is_outage=is_limited or (is_silent and await self._is_down()))
+
+    async def _is_down(self) -> bool:
+        """Return whether the endpoint answers nothing at all, so that no response is to blame."""
+        try:
+            async with asyncio.timeout(_CHECK_S):
+                reply = await self._client.get(self._settings.url.rstrip("/"))
+        except (TimeoutError, httpx2.HTTPError):
+            return True
+        return reply.status_code in _AGAIN
+
+    async def _try(self, body: bytes, *, is_first: bool) -> Verdict:
+        self._count("requests")
+        if not is_first:
+            self._count("retries")
         settings = self._settings
         url = settings.url if settings.model is None else f"{settings.url.rstrip('/')}/chat/completions"
+        began_s = time.monotonic()
         try:
             headers = {"Content-Type": "application/json"}
             async with self._client.stream("POST", url, content=body, headers=headers) as reply:
@@ -124,19 +187,24 @@ class HttpJudge:
                 async for part in reply.aiter_bytes():
                     data += part
                     if len(data) > _MAX_REPLY_BYTES:
-                        raise _FailedTry(f"a reply of more than {_MAX_REPLY_BYTES} bytes")
+                        raise _FailedTry(_UNREADABLE, f"a reply of more than {_MAX_REPLY_BYTES} bytes")
                 status, after = reply.status_code, reply.headers.get("Retry-After", "")
         except httpx2.HTTPError as error:
-            raise _FailedTry(_named(error)) from None
+            raise _FailedTry("does not answer", _named(error)) from None
+        finally:
+            self._count("request_s", time.monotonic() - began_s)
         text = data.decode("utf-8", "replace")
+        if status == _RATE_LIMITED:
+            self._count("rate_limited")
         if status != 200:
             after_s = float(after) if re.fullmatch(r"\d{1,6}(\.\d+)?", after) else 0.0
-            raise _FailedTry(f"status {status}: {text[:200]}", again=status in _AGAIN, after_s=after_s)
+            how = _LIMITING if status == _RATE_LIMITED else "fails" if status in _AGAIN else "refuses"
+            raise _FailedTry(how, f"status {status}: {text[:200]}", again=status in _AGAIN, after_s=after_s)
         try:
             told = json.loads(text)
             return self._number(told) if settings.model is None else self._score(told)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-            raise _FailedTry(f"a reply without a number: {text[:200]}") from None
+            raise _FailedTry(_UNREADABLE, f"a reply without a number: {text[:200]}") from None
 
     def _body(self, response: Response) -> bytes:
         if self._settings.model is None:
@@ -180,17 +248,26 @@ class HttpJudge:
         while len(self._numbers) > self._settings.cache_entries:
             self._numbers.popitem(last=False)
 
-    def _spent(self) -> VerifierFailure:
+    async def _own_budget(self, name: str, limit: int) -> bool:
+        self._spent[name] += 1
+        return self._spent[name] <= limit
+
+    def _count(self, name: str, amount: float = 1.0) -> None:
+        self._counted(f"{self._name}:{name}", amount)
+
+    def _spent_all(self) -> VerifierFailure:
         error = (
             f"reward.endpoints.{self._name}.max_requests is {self._settings.max_requests}, and all are spent; raise it, and go "
             "on with `headrace up --resume RUN`"
         )
         return VerifierFailure(kind=VerifierFailureKind.BUDGET, error=error)
 
-    def _failure(self, why: str) -> VerifierFailure:
-        if self._key:
-            why = why.replace(self._key, "(the key)")
-        return VerifierFailure(kind=VerifierFailureKind.UNREACHABLE, error=f"endpoint {self._name}: {why}")
+    def _failure(self, why: str, *, is_outage: bool = False) -> VerifierFailure:
+        kind = VerifierFailureKind.OUTAGE if is_outage else VerifierFailureKind.UNREACHABLE
+        return VerifierFailure(kind=kind, error=f"endpoint {self._name}: {self._safe(why)}")
+
+    def _safe(self, text: str) -> str:
+        return text.replace(self._key, "(the key)") if self._key else text
 
 
 @contextlib.asynccontextmanager

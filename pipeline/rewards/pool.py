@@ -42,7 +42,7 @@ from pipeline.rewards.verifier import (
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.rewards.endpoint import HttpJudge
+    from pipeline.rewards.endpoint import Budget, Count, HttpJudge
 
 MEMORY_BYTES = 2 << 30
 """Private memory that one sandbox process may hold."""
@@ -103,8 +103,11 @@ class VerifierPool:
         configured: Container[str] = (),
         memory_bytes: int = MEMORY_BYTES,
         max_processes: int = MAX_PROCESSES,
+        budget: Budget | None = None,
+        count: Count | None = None,
     ) -> None:
-        """``configured``: import paths that the configuration names; no other one is called."""
+        """``configured``: import paths that the configuration names; no other one is called.
+        ``budget`` and ``count`` are for endpoints."""
         self._configured = configured
         self._max_processes = max_processes
         self._timeout_s = config.timeout_s
@@ -116,7 +119,7 @@ class VerifierPool:
         self._waiting: dict[VerifierSpec, deque[_Judgement]] = {}
         self._counted_s = 0.0
         self._in_process: dict[str, Judge] = {}
-        self._endpoints = _endpoints(config)
+        self._endpoints = _endpoints(config, budget, count)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -129,6 +132,11 @@ class VerifierPool:
     def pids(self) -> list[int]:
         """Process ids of the living children."""
         return [process.pid for process in self._processes if process.pid is not None]
+
+    @property
+    def trouble(self) -> str:
+        """How an endpoint behaves for which responses wait, if not well; or empty."""
+        return next(filter(None, (endpoint.trouble for endpoint in self._endpoints.values())), "")
 
     async def start(self, verifiers: Iterable[str] = (), *, whole_group: bool = False) -> None:
         """Load the named verifiers now, so that a wrong name or a failing import is reported at
@@ -365,13 +373,16 @@ class VerifierPool:
         return self._in_process[spec.name]
 
 
-def _endpoints(config: RewardSection) -> dict[str, HttpJudge]:
+def _endpoints(config: RewardSection, budget: Budget | None, count: Count | None) -> dict[str, HttpJudge]:
     if not config.endpoints:
         return {}
     # an HTTP client is imported only where it is used
     from pipeline.rewards.endpoint import HttpJudge
 
-    return {ENDPOINT + name: HttpJudge(name, settings) for name, settings in config.endpoints.items()}
+    return {
+        ENDPOINT + name: HttpJudge(name, settings, budget=budget, count=count)
+        for name, settings in config.endpoints.items()
+    }
 
 
 def _has_died(outcome: VerifierOutcome) -> bool:

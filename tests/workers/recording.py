@@ -123,7 +123,7 @@ class RecordingPool:
         self.configured: Container[str] = ()
         self._judge = judge
 
-    def __call__(self, config: Any, *, configured: Container[str] = ()) -> RecordingPool:
+    def __call__(self, config: Any, *, configured: Container[str] = (), **_: object) -> RecordingPool:
         """Stand where the class of the pool stands."""
         self.config, self.configured = config, configured
         return self

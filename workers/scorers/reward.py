@@ -17,11 +17,14 @@ Each function of ``reward.functions`` adds a part to the reward of a training re
 A verifier that raises is not a wrong answer, nor is a response that the reward model cannot read.
 The failure is reported to the ledger with its traceback, and the chunk is handed out again. After
 the allowed attempts its group becomes a dead letter. An answer that is not judged within
-``reward.timeout_s`` is wrong, at once.
+``reward.timeout_s`` is wrong, at once. An endpoint that is down or limits the rate is no failure of
+the response. It stays here and is judged again, as often as that takes.
 
 Counters in the heartbeat: ``scored``, ``not_judged`` (of those, the answers that were wrong because
 of the time limit), ``failed``, ``overdue`` (picked up from the ledger), ``duplicates``.
-``waited_for_group`` counts responses put off until their group has ended."""
+``waited_for_group`` counts responses put off until their group has ended, ``waited_for_endpoint``
+those that an endpoint did not judge by its deadline since it was down. Those of endpoints are in
+``pipeline.rewards.endpoint``."""
 
 from __future__ import annotations
 
@@ -63,7 +66,9 @@ class Reward(Scorer):
             self.ctx.starting(loading(config.model.path))
             self._model = await self.ctx.compute(build_reward_model, config.model)
             self._weight, self._center = config.model.weight, config.model.center
-        self._pool = VerifierPool(config, configured=self.ctx.config.verifier_paths)
+        self._pool = VerifierPool(
+            config, configured=self.ctx.config.verifier_paths, budget=self._take_request, count=self.ctx.count
+        )
         await self._pool.start()
         self.max_batch = config.max_batch
         self._judges_groups = any(function.whole_group for function in config.functions.values())
@@ -107,10 +112,14 @@ class Reward(Scorer):
 
     def report_wait(self) -> None:
         """Report the work in flight, else the wait for the mailbox."""
-        if self._in_flight:
-            self.ctx.waiting_for(WaitingFor.COMPUTE, f"{len(self._in_flight)} responses in flight")
-        else:
+        if not self._in_flight:
             super().report_wait()
+            return
+        held, trouble = f"{len(self._in_flight)} responses in flight", self._pool.trouble
+        if trouble:
+            self.ctx.waiting_for(WaitingFor.ENDPOINT, f"{trouble} ({held})")
+        else:
+            self.ctx.waiting_for(WaitingFor.COMPUTE, held)
 
     def wants(self, chunk: TrajectoryChunk) -> bool:
         """Only a finished trajectory can be scored."""
@@ -167,6 +176,10 @@ class Reward(Scorer):
             if self._in_flight:
                 await self.ctx.ledger.extend_scoring(self.ctx.who, self.field, tuple(self._in_flight))
 
+    async def _take_request(self, endpoint: str, limit: int) -> bool:
+        """Take one request of an endpoint's budget, which is the run's."""
+        return await self.ride_out(lambda: self.ctx.ledger.spend(self.ctx.who, f"endpoint/{endpoint}", limit=limit))
+
     # -- one piece ---------------------------------------------------------------------------------
 
     async def _pieces(self, chunks: list[TrajectoryChunk]) -> list[Piece]:
@@ -191,12 +204,18 @@ class Reward(Scorer):
     async def _judge(self, piece: Piece) -> None:
         """Verify, shape and write."""
         verdicts = await self._verdicts(piece)
+        while _is_outage(verdicts) and not self.ctx.draining.is_set():
+            self.ctx.count("waited_for_endpoint", len(piece))
+            verdicts = await self._verdicts(piece)
         scored: list[tuple[TrajectoryChunk, Score]] = []
         for (chunk, score), verdict in zip(piece, verdicts, strict=True):
             if isinstance(verdict, VerifierFailure):
                 if verdict.kind is VerifierFailureKind.BUDGET:
                     # ends the run: more responses would be sampled for nothing
                     raise ConfigError(verdict.error)
+                if verdict.kind is VerifierFailureKind.OUTAGE:
+                    # in a drain: it becomes overdue
+                    continue
                 await self.fail(chunk, verdict.error)
                 continue
             if not verdict.judged:
@@ -252,6 +271,10 @@ class Reward(Scorer):
             await self.fail(chunks[0], traceback.format_exc())
             return []
         return [(chunk, score - self._center) for chunk, score in zip(chunks, scores, strict=True)]
+
+
+def _is_outage(verdicts: Sequence[VerifierOutcome]) -> bool:
+    return any(isinstance(one, VerifierFailure) and one.kind is VerifierFailureKind.OUTAGE for one in verdicts)
 
 
 def _response(chunk: TrajectoryChunk, model_score: float | None) -> Response:

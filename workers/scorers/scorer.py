@@ -110,21 +110,22 @@ class Scorer(Actor):
                 tasks.create_task(self._write(chunk, score))
 
     async def _write(self, chunk: TrajectoryChunk, score: Score) -> None:
-        status = await self._ride_out(lambda: self.ctx.ledger.write_score(self.ctx.who, chunk.id, score))
+        status = await self.ride_out(lambda: self.ctx.ledger.write_score(self.ctx.who, chunk.id, score))
         self.ctx.count("scored" if status is WriteStatus.STORED else "duplicates")
         self.ctx.delivered += 1
 
     async def fail(self, chunk: TrajectoryChunk, error: str) -> None:
         """Report that this chunk could not be scored, with a traceback. The log has an error once a
         minute, and few of them: all are counted, and those of dead letters are in the ledger."""
-        is_dead = await self._ride_out(lambda: self.ctx.ledger.fail_score(self.ctx.who, chunk.id, self.field, error))
+        is_dead = await self.ride_out(lambda: self.ctx.ledger.fail_score(self.ctx.who, chunk.id, self.field, error))
         self.ctx.count("failed")
         num_silent = self._complaints.due(_gist(error), "dead letter" if is_dead else "failed")
         if num_silent is not None:
             log = self.ctx.log.bind(num_not_logged=num_silent) if num_silent else self.ctx.log
             log.warning("scoring_failed", chunk=str(chunk.id), dead_letter=is_dead, error=error)
 
-    async def _ride_out(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def ride_out(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a call while the ledger is full."""
         return await ride_out(
             call,
             clock=self.ctx.clock,

@@ -215,6 +215,11 @@ class MemoryLedger:
         s, now = self._enter(who)
         scoring.extend(s, who, field, chunks, now)
 
+    async def spend(self, who: Incarnation, name: str, *, limit: int) -> bool:
+        """Take one of ``limit`` for the whole run; return whether one was left."""
+        s, _ = self._enter(who)
+        return scoring.spend(s, name, limit)
+
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
         """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""
         s, now = self._enter(who)

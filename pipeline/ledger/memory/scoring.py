@@ -48,6 +48,13 @@ def extend(s: LedgerState, who: Incarnation, field: Field, chunks: Iterable[Chun
             group.judged_until = until_s
 
 
+def spend(s: LedgerState, name: str, limit: int) -> bool:
+    """Take one of ``limit``; return whether one was left."""
+    is_left = s.spent[name] < limit
+    s.spent[name] += is_left
+    return is_left
+
+
 def fail(s: LedgerState, who: Incarnation, chunk: ChunkId, field: Field, error: str, now: float) -> bool:
     """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""
     if chunk not in s.due[field]:

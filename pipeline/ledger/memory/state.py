@@ -45,6 +45,7 @@ class LedgerState:
         self.admitted: Counter[str] = Counter()
         self.trained: Counter[str] = Counter()
         self.stored_by: Counter[str] = Counter()
+        self.spent: Counter[str] = Counter()
         self.dropped: dict[str, Counter[str]] = {"groups": Counter(), "trajectories": Counter(), "tokens": Counter()}
         self.groups: dict[int, GroupRecord] = {}
         self.trajectories: dict[TrajectoryId, TrajectoryRecord] = {}

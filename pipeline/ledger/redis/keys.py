@@ -13,7 +13,7 @@ for chunks that times 65,536 plus the chunk's index.
 |---|---|---|---|
 | ``{run}:spec`` | hash | the ledger's specification, setting -> text | the run |
 | ``{run}:settings`` | string | the same, as the scripts read it: one MessagePack map | the run |
-| ``{run}:counters`` | hash | version, credit, bytes, admitted, trained, dropped:reason, stored:<incarnation> | the run |
+| ``{run}:counters`` | hash | version, credit, bytes, admitted, trained, dropped:reason, stored:<who>, spent:<what> | the run |
 | ``{run}:epochs`` | hash | worker -> newest epoch; written by the registry, read by every script as the fence | the run |
 | ``{run}:groups`` | zset | numbers of groups that are not settled | the run |
 | ``{run}:group:<n>`` | hash | prompt, finals, missing, oldest, scored, accuracy, mixed, live, dropped, state | until settled |

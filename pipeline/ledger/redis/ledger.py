@@ -176,6 +176,11 @@ class RedisLedger:
         """Extend the deadlines of chunks that ``who`` scores, and of its groups."""
         await self._call("extend_scoring", who, field=field.value, chunks=[*map(str, chunks)])
 
+    async def spend(self, who: Incarnation, name: str, *, limit: int) -> bool:
+        """Take one of ``limit`` for the whole run; return whether one was left."""
+        async with self._requests.one_at_a_time() as number:
+            return bool(await self._call("spend", who, what=name, limit=limit, request=number))
+
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
         """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""
         text = error.encode("utf-8", "replace")

@@ -58,6 +58,8 @@ class Cause(StrEnum):
     """A generator could not make the published weights match their digest."""
     UNREACHABLE = "unreachable"
     """A worker cannot reach a mailbox on another host."""
+    ENDPOINT = "endpoint"
+    """A judge behind HTTP is down or limits the rate."""
     EXHAUSTED = "exhausted"
     CLOSED = "closed"
     FAILED = "failed"

@@ -72,6 +72,12 @@ def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> 
         return Chain((f"{name} is in quarantine{detail}",), Cause.QUARANTINE, name, Outlook.MENDS, doing)
     if at is WaitingFor.LEDGER:
         return ledger_chain(f"{name} waits for the ledger{detail}")
+    if at is WaitingFor.ENDPOINT:
+        doing = (
+            "see that it runs, and at its limits: it is tried again until it judges. No response counts as wrong or as failed "
+            "meanwhile"
+        )
+        return Chain((f"{name} waits for {row.detail}",), Cause.ENDPOINT, name, Outlook.YOU, doing)
     unreached = unreached_workers(row.unreached)
     is_cut_off = unreached - {Role.LEARNER} if at is WaitingFor.ROOM else Role.LEARNER in unreached
     if at in (WaitingFor.ROOM, WaitingFor.WEIGHTS) and is_cut_off:

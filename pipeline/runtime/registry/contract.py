@@ -30,6 +30,8 @@ class WaitingFor(StrEnum):
     """not waiting: computing"""
     COMPILE = "compile"
     """a first computation in this process: kernels are compiled, files are mapped"""
+    ENDPOINT = "endpoint"
+    """a judge behind HTTP, which is down or limits the rate"""
     LEDGER = "ledger"
     """the server's answer"""
     WEIGHTS = "weights"

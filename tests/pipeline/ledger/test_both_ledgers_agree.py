@@ -68,6 +68,7 @@ ANSWERED_ALIKE = {
         "give_back",
         "overdue",
         "finished_group",
+        "spend",
         "fail_score",
         "claim",
         "claim_finished",
@@ -383,6 +384,10 @@ class BothLedgers(RuleBasedStateMachine):
         _, chunk = data.draw(st.sampled_from(self.written))
         given = self.both("finished_group", who, chunk.id.trajectory.group, num_members=self.group_size)
         self.both("extend_scoring", who, Field.REWARD, tuple(one.id for one in given))
+
+    @rule(who=st.sampled_from([SCORER, OTHER_SCORER]), limit=st.integers(1, 4))
+    def spend(self, who, limit) -> None:
+        self.both("spend", who, "endpoint/quality", limit=limit)
 
     @precondition(lambda self: self.written)
     @rule(data=st.data(), field=st.sampled_from(Field))

@@ -456,6 +456,18 @@ async def test_deadlines_of_chunks_in_the_work_are_extended_and_those_of_others_
     assert [chunk.id for chunk in await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)] == [one.id]
 
 
+async def test_all_workers_together_spend_up_to_the_limit_and_a_higher_one_gives_more(bench):
+    ledger = await bench.open(make_spec())
+    other = Incarnation(Role.REWARD, "reward-1", 1)
+
+    async def spent(limit: int) -> list[bool]:
+        return [await ledger.spend(who, "endpoint/quality", limit=limit) for who in (SCORER, other, SCORER, other)]
+
+    assert await spent(3) == [True, True, True, False]
+    assert await ledger.spend(SCORER, "endpoint/another", limit=1)
+    assert await spent(5) == [True, True, False, False]
+
+
 @pytest.mark.parametrize("unit", Unit)
 async def test_work_that_scorers_fail_on_as_often_as_allowed_becomes_a_dead_letter(bench, unit):
     ledger = await bench.open(make_spec(unit))

@@ -176,3 +176,18 @@ def test_a_generator_tells_what_a_version_costs_it() -> None:
 def test_a_reward_worker_tells_how_many_answers_were_not_judged_in_time() -> None:
     [row] = worker_rows([_beat(Role.REWARD, "reward-0", scored=1200, not_judged=3)], now_s=1000.0, stuck_after_s=60.0)
     assert work_done(row) == "1,200 scored, 3 not judged in time"
+
+
+def test_a_reward_worker_tells_the_requests_retries_and_failures_of_each_endpoint() -> None:
+    counters = {
+        "scored": 90,
+        "own:requests": 4,
+        "own:request_s": 8,
+        "own:retries": 1,
+        "fast:requests": 2,
+        "own:cached": 6,
+    }
+    [row] = worker_rows([_beat(Role.REWARD, "reward-0", **counters)], now_s=1000.0, stuck_after_s=60.0)
+    assert work_done(row) == (
+        "90 scored; own: 4 requests of 2.00 s, 1 tried again, 6 from the cache; fast: 2 requests of 0.00 s"
+    )

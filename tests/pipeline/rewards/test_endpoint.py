@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +71,68 @@ async def test_a_fault_of_the_endpoint_is_tried_again_and_then_judged(fault: Rep
     with served(lambda body, number: fault) as server:
         (outcome,) = await judged(server, "12345", timeout_s=1.0)
         assert isinstance(outcome, VerifierFailure), "never a wrong answer"
-        assert outcome.kind is VerifierFailureKind.UNREACHABLE
+        is_limited = fault[0] == 429
+        assert outcome.kind is (VerifierFailureKind.OUTAGE if is_limited else VerifierFailureKind.UNREACHABLE)
         assert "no number within 1 s" in outcome.error
         assert len(server.requests) > 1
 
 
 async def test_an_endpoint_that_is_gone_fails_each_response_by_its_deadline() -> None:
     outcomes = await judged("http://127.0.0.1:9/v1", "a", "b", timeout_s=0.6)
-    assert [type(outcome) for outcome in outcomes] == [VerifierFailure] * 2
+    kinds = [outcome.kind for outcome in outcomes if isinstance(outcome, VerifierFailure)]
+    assert kinds == [VerifierFailureKind.OUTAGE] * 2, "no fault of the responses"
     assert "ConnectError" in str(outcomes[0])
+
+
+async def test_a_response_that_no_try_judges_while_others_are_judged_is_no_outage() -> None:
+    def reply(body: dict[str, Any], number: int) -> Reply:
+        return (503, b"too long") if "odd" in str(body) else by_length(body, number)
+
+    with served(reply) as server:
+        async with VerifierPool(section(server, timeout_s=0.8), configured=EVERYTHING) as pool:
+            outcomes = await pool.score([response("odd"), response("12345")])
+    assert isinstance(outcomes[1], Verdict)
+    assert isinstance(outcomes[0], VerifierFailure) and outcomes[0].kind is VerifierFailureKind.UNREACHABLE
+
+
+async def test_every_request_retry_cached_number_and_failure_is_counted() -> None:
+    counted: Counter[str] = Counter()
+
+    def count(name: str, amount: float) -> None:
+        counted[name] += 1
+        assert amount == 1.0 or (name == "quality:request_s" and amount >= 0.0)
+
+    replies: list[Reply] = [(429, b""), (503, b""), (200, judgement("Score: 5")), (401, b"no")]
+    with served(lambda body, number: replies[number]) as server:
+        async with VerifierPool(section(server), configured=EVERYTHING, count=count) as pool:
+            for text in ("a", "a", "b"):
+                await pool.score([response(text)])
+    assert counted == {
+        "quality:requests": 4,
+        "quality:request_s": 4,
+        "quality:retries": 2,
+        "quality:rate_limited": 1,
+        "quality:cached": 1,
+        "quality:failed": 1,
+    }
+
+
+async def test_the_trouble_of_an_endpoint_is_told_while_responses_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    replies: list[Reply] = [(429, {"slow down": KEY}), (200, judgement("Score: 5"))]
+    with served(lambda body, number: replies[number]) as server:
+        async with VerifierPool(section(server, api_key_env="JUDGE_KEY"), configured=EVERYTHING) as pool:
+            assert pool.trouble == ""
+            async with asyncio.TaskGroup() as tasks:
+                judging = tasks.create_task(pool.score([response("a")]))
+                async with asyncio.timeout(10.0):
+                    while not pool.trouble:  # noqa: ASYNC110  the server's thread announces nothing
+                        await asyncio.sleep(0.01)
+                told = pool.trouble
+                await judging
+            assert told.startswith("endpoint quality, which limits the rate: status 429")
+            assert KEY not in told
+            assert pool.trouble == ""
 
 
 async def test_a_refusal_that_no_repeat_mends_is_not_repeated_and_the_key_is_never_shown(
@@ -106,6 +161,9 @@ async def test_equal_requests_cost_one_and_the_cache_is_bounded() -> None:
                 (outcome,) = await pool.score([response(text)])
                 assert isinstance(outcome, Verdict) and outcome.accuracy == len(text) / 10
         assert len(server.requests) == 4, "a was pushed out by ccc"
+    with served(by_length, latency_s=0.1) as server:
+        assert len({str(outcome) for outcome in await judged(server, *(["same"] * 20))}) == 1
+        assert len(server.requests) == 1, "also at one time"
 
 
 async def test_a_spent_budget_fails_without_a_request() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.config.learning import RewardSection
 from pipeline.ledger.contract import Ledger
+from pipeline.runtime.registry.contract import WaitingFor
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, Role, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk
@@ -188,40 +189,62 @@ async def test_a_relative_judge_gets_the_whole_group_when_its_last_member_ends(t
             await worker.teardown()
 
 
-async def test_a_judge_that_is_down_is_tried_again_and_a_spent_budget_ends_the_run(tmp_path: Path) -> None:
-    down = {"url": "http://127.0.0.1:9/v1", "model": "judge", "timeout_s": 0.3}
-    section = RewardSection.model_validate({"endpoints": {"quality": down}})
-    config = small_config(tmp_path).model_copy(update={"reward": section})
-    async with scorer_context(tmp_path, config, Role.REWARD) as ctx:
-        worker = Reward(ctx)
-        await worker.setup()
-        try:
-            bench = Bench(ctx.ledger, worker)
-            chunks = await bench.finished("2", "is 3", verifier="endpoint/quality")
+async def test_a_reply_without_a_number_is_tried_again_and_then_a_dead_letter_and_no_score(tmp_path: Path) -> None:
+    with served(lambda body, number: (200, {"scores": []})) as server:
+        async with judging(tmp_path, server.url, timeout_s=0.4) as bench:
+            chunks = await bench.finished("2", "is 3", verifier="endpoint/own")
             assert await scores_of(bench, chunks) == [], "no score is written, least of all a wrong one"
-            assert worker.ctx.counters["failed"] == 2
-            (letter, *_) = await ctx.ledger.dead_letters()
-            assert "endpoint quality: no number within 0.3 s" in letter.error
-        finally:
-            await worker.teardown()
-        spent = {**down, "max_requests": 1}
-        section = RewardSection.model_validate({"endpoints": {"quality": spent}})
-        ctx.config = config.model_copy(update={"reward": section})
-        worker = Reward(ctx)
-        await worker.setup()
-        try:
-            bench = Bench(ctx.ledger, worker)
-            with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match="max_requests is 1, and all are spent")):
-                await scores_of(bench, await bench.finished("2", verifier="endpoint/quality"))
-        finally:
-            await worker.teardown()
+            assert bench.worker.ctx.counters["failed"] == 2
+            assert bench.worker.ctx.counters["own:retries"] >= 2
+            (letter, *_) = await bench.ledger.dead_letters()
+            assert "endpoint own: no number within 0.4 s" in letter.error
+
+
+async def test_responses_wait_as_long_as_their_judge_is_down_and_are_then_judged(tmp_path: Path) -> None:
+    is_up = threading.Event()
+
+    def reply(body: dict[str, Any], number: int) -> Reply:
+        return (200, {"scores": [1.0]}) if is_up.is_set() else (429, b"slow down")
+
+    with served(reply) as server:
+        async with judging(tmp_path, server.url, timeout_s=0.4) as bench:
+            ctx, clock = bench.worker.ctx, bench.worker.ctx.clock
+            assert isinstance(clock, ManualClock)
+            await bench.finished("2", "is 3", verifier="endpoint/own")
+            await clock.advance(6.0)
+            assert await bench.worker.serve(0.0) == 2
+            await until(lambda: ctx.counters.get("waited_for_endpoint", 0) >= 4)
+            await bench.worker.serve(0.0)
+            assert ctx.worker_state.kind is WaitingFor.ENDPOINT
+            told = "endpoint own, which limits the rate: status 429: slow down (2 responses in flight)"
+            assert ctx.worker_state.detail == told
+            assert "failed" not in ctx.counters and await ctx.ledger.dead_letters() == []
+            is_up.set()
+            await until(lambda: ctx.counters.get("scored") == 2)
+
+
+async def test_the_budget_of_requests_is_one_for_all_workers_and_restarts(tmp_path: Path) -> None:
+    with served(lambda body, number: (200, {"scores": [1.0]})) as server:
+        async with judging(tmp_path, server.url, max_requests=3) as bench:
+            ledger = bench.ledger
+            assert len(await scores_of(bench, await bench.finished("a", "b", verifier="endpoint/own"))) == 2
+        async with judging(tmp_path, server.url, max_requests=3) as again:
+            again.ledger = again.worker.ctx.ledger = ledger
+            assert len(await scores_of(again, await again.finished("c", verifier="endpoint/own"))) == 1
+            with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match="max_requests is 3, and all are spent")):
+                await scores_of(again, await again.finished("d", verifier="endpoint/own"))
+            assert await ledger.dead_letters() == [] and "failed" not in again.worker.ctx.counters
+        async with judging(tmp_path, server.url, max_requests=4) as raised:
+            raised.ledger = raised.worker.ctx.ledger = ledger
+            assert len(await scores_of(raised, await raised.finished("e", verifier="endpoint/own"))) == 1
+    assert len(server.requests) == 4
 
 
 @asynccontextmanager
-async def judging(tmp_path: Path, url: str, **settings: object) -> AsyncIterator[Bench]:
-    """A worker whose responses are judged over HTTP, at their deadlines."""
-    endpoint = {"url": url, "max_in_flight": 2, "timeout_s": 30.0}
-    section = RewardSection.model_validate({"endpoints": {"own": endpoint}, **settings})
+async def judging(tmp_path: Path, url: str, *, max_in_flight: int = 256, **settings: object) -> AsyncIterator[Bench]:
+    """A worker with responses that are judged over HTTP."""
+    endpoint = {"url": url, "max_in_flight": 2, "timeout_s": 30.0, **settings}
+    section = RewardSection.model_validate({"endpoints": {"own": endpoint}, "max_in_flight": max_in_flight})
     config = small_config(tmp_path).model_copy(update={"reward": section})
     async with scorer_context(tmp_path, config, Role.REWARD) as ctx:
         worker = Reward(ctx)

@@ -138,6 +138,15 @@ def test_a_trouble_that_the_update_can_do_without_is_told_last():
 # -- fields, and their scorers ---------------------------------------------------------------------
 
 
+def test_a_judge_that_is_down_is_named_and_waits_for_a_person():
+    told = "endpoint quality, which does not answer: ConnectError (12 responses in flight)"
+    view = scene([worker("reward-0", WaitingFor.ENDPOINT, told)], SAMPLED)
+    assert root(view) == (Cause.ENDPOINT, "reward-0", Outlook.YOU)
+    [chain] = explain(view).chains
+    assert chain.links[-1] == f"reward-0 waits for {told}"
+    assert "No response counts as wrong" in chain.next
+
+
 @pytest.mark.parametrize("kind", Unit)
 def test_a_missing_field_names_chunk_failures_deadline_and_the_scorer_that_is_gone(kind):
     view = replace(SAMPLED, unit=kind)
