@@ -128,10 +128,10 @@ class RunConfig(Section):
         self._check_ranks()
         rate_phases(learner, self.run.num_updates)
         self._check_optimizer()
-        if learner.lora.rank and learner.backend != "torch":
+        if learner.lora.rank and learner.backend == "emulated":
             raise ValueError(
-                f"learner.lora.rank is {learner.lora.rank}, but learner.backend {learner.backend} trains whole "
-                "models only; set learner.backend to torch, or learner.lora.rank to 0"
+                f"learner.lora.rank is {learner.lora.rank}, but learner.backend emulated has no model to adapt; set "
+                "learner.backend to torch, fsdp2 or deepspeed, or learner.lora.rank to 0"
             )
         if algorithm.group_size < 2 and rule.has_group_baseline:
             raise ValueError(

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from workers.engines.model.adapter import Adapter
-from workers.engines.training.trained_weights import WholeModel
+from workers.engines.training.trained_weights import TrainedModel, WholeForm
 
 RANK = 4
 SCALING = 2.0
@@ -21,10 +21,10 @@ def make_adapter(model: PreTrainedModel, *, seed: int = 0, size: float = 0.1) ->
 
     layers = {
         name.removesuffix(".weight"): (drawn(RANK, tensor.shape[1]), drawn(tensor.shape[0], RANK))
-        for name, tensor in WholeModel(model, None).tensors()
+        for name, tensor in TrainedModel(model, WholeForm(model, None)).tensors()
         if name.endswith("_proj.weight")
     }
-    return Adapter(layers, SCALING, below=WholeModel(model, None).tensors)
+    return Adapter(layers, SCALING, below=TrainedModel(model, WholeForm(model, None)).tensors)
 
 
 def merged(adapter: Adapter) -> dict[str, torch.Tensor]:

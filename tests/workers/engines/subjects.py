@@ -7,12 +7,13 @@ backend precedes each of its commands."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from protocol.errors import ConfigError
 from tests.workers.engines.tiny import ARCHITECTURES
 from workers.engines.model.loading import load_value_model, value_head
 from workers.engines.model.optimizer import OptimizerSettings
+from workers.engines.model.optimizers import freeze
 from workers.engines.training.policy_gradient import ForwardSettings
 from workers.engines.training.ranks.build import Ranks, make_training, make_value
 from workers.engines.training.ranks.group import Group, join
@@ -37,8 +39,11 @@ from workers.engines.value.regression import ValueSettings
 from workers.engines.value.seam import ValueEngine
 from workers.engines.value.torch import TorchValue
 
+if TYPE_CHECKING:
+    from workers.engines.training.lora import LoraSettings
+
 TIMEOUT_S = 60.0
-_MAKE, _FORGET, _END, _DISAGREE = -1, -2, -3, -4
+_MAKE, _FORGET, _END, _DISAGREE, _COMPARE = -1, -2, -3, -4, -5
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,18 @@ class Settings:
     micro_batch_tokens: int = 128
     gradient_checkpointing: bool = False
     autocast: torch.dtype | None = None
+    optimizer_name: str = "adamw-fused"
+    freeze: Sequence[str] = ()
+    lora_rank: int = 0
+    """With alpha twice as large; 0: no adapter."""
+
+    @property
+    def lora(self) -> LoraSettings | None:
+        if not self.lora_rank:
+            return None
+        from workers.engines.training.lora import LoraSettings
+
+        return LoraSettings(self.lora_rank, 2.0 * self.lora_rank)
 
     @property
     def forward(self) -> ForwardSettings:
@@ -67,6 +84,7 @@ class Settings:
             self.weight_decay,
             eps=self.eps,
             max_grad_norm=self.max_grad_norm,
+            name=self.optimizer_name,
         )
 
 
@@ -93,8 +111,13 @@ class Subject:
 
 
 def make_torch(model: PreTrainedModel, settings: Settings) -> TrainingBackend:
+    freeze(model, settings.freeze)
     return TorchTraining(
-        model, settings.forward, settings.optimizer, gradient_checkpointing=settings.gradient_checkpointing
+        model,
+        settings.forward,
+        settings.optimizer,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        lora=settings.lora,
     )
 
 
@@ -173,6 +196,19 @@ def disagree() -> None:
     group().agree(bytes([group().rank]) * 32, "configuration")
 
 
+def compare_ranks(backend: RankedTraining) -> None:
+    """Raise ConfigError unless every rank has the same trained weights, bit for bit."""
+    _say(_COMPARE)
+    _compare(backend)
+
+
+def _compare(backend: RankedTraining) -> None:
+    """Compare the trained weights of the newest backend with those of the other ranks."""
+    shards, names = backend._model.shards, sorted(backend._model._trained)
+    weights = [shards.weight(name).detach().contiguous().numpy().tobytes() for name in names]
+    group().agree(hashlib.sha256(b"".join(weights)).digest(), "weights")
+
+
 def follow_tests() -> None:
     """Be one of the other ranks, until rank 0 ends."""
     backends: dict[int, RankedTraining | RankedValue] = {}
@@ -182,6 +218,10 @@ def follow_tests() -> None:
         elif number == _DISAGREE:
             with pytest.raises(ConfigError, match="ranks 1 of 2"):
                 group().agree(bytes([group().rank]) * 32, "configuration")
+        elif number == _COMPARE:
+            newest = backends[max(backends)]
+            assert isinstance(newest, RankedTraining)
+            _compare(newest)
         elif number == _MAKE:
             told = json.loads(group().broadcast_bytes(None).tobytes())
             ranks = Ranks(group(), Lead(replace(group(), size=1), timeout_s=1e6))
@@ -231,6 +271,7 @@ def _lead(told: dict[str, Any]) -> Lead:
 
 
 def _build(model: PreTrainedModel, settings: Settings, stage: int, ranks: Ranks) -> RankedTraining:
+    freeze(model, settings.freeze)
     return make_training(
         model,
         settings.forward,
@@ -238,6 +279,7 @@ def _build(model: PreTrainedModel, settings: Settings, stage: int, ranks: Ranks)
         ranks,
         zero=_zero(stage),
         gradient_checkpointing=settings.gradient_checkpointing,
+        lora=settings.lora,
     )
 
 

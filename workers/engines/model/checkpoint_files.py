@@ -214,8 +214,9 @@ def put_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> No
             tensor.copy_(weights[name])
 
 
-def read_optimizer(parameters: Mapping[str, torch.Tensor], folder: Path) -> OptimizerState:
-    """Read an optimiser's state and the random streams. Raises DataError naming the file."""
+def read_optimizer(shapes: Mapping[str, torch.Size], folder: Path) -> OptimizerState:
+    """Read the optimiser's state of parameters of these ``shapes``, and the random streams. Raises
+    DataError naming the file."""
     path = folder / OPTIMIZER_FILE
     if not path.is_file():
         raise DataError(f"{path} is missing; resume from another checkpoint")
@@ -225,7 +226,7 @@ def read_optimizer(parameters: Mapping[str, torch.Tensor], folder: Path) -> Opti
         key, _, name = label.partition("/")
         if key == _RNG:
             rng[name] = tensor
-        elif name not in parameters or not _fits(key, tensor, parameters[name].shape):
+        elif name not in shapes or not _fits(key, tensor, shapes[name]):
             raise DataError(
                 f"{path} holds {label} of shape {tuple(tensor.shape)}, which fits no parameter; "
                 "resume with the model that the checkpoint was made from"

@@ -182,7 +182,7 @@ class GuardedOptimizer:
     def read(self, folder: Path, state: TrainingState) -> OptimizerState:
         """Read a :meth:`snapshot`, and change nothing. Raises DataError naming the file."""
         self._settings.check_state(state, folder)
-        return read_optimizer(self._parameters, folder)
+        return read_optimizer({name: value.shape for name, value in self._parameters.items()}, folder)
 
     def restore(self, read: OptimizerState, state: TrainingState) -> None:
         """Put back the read state: the next step is then that of the uninterrupted run."""

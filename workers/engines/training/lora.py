@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 from xxhash import xxh3_128_hexdigest
 
 from protocol.errors import ConfigError, DataError
-from workers.engines.model.adapter import Adapter
+from workers.engines.model.adapter import Adapter, merge
 from workers.engines.model.checkpoint_files import (
     make_skeleton,
     model_writer,
@@ -42,6 +42,7 @@ from workers.engines.model.checkpoint_files import (
     weight_owners,
 )
 from workers.engines.model.fingerprint import digest_tensors
+from workers.engines.training.trained_weights import Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,15 +68,17 @@ class LoraSettings:
     """Of A's first values."""
 
 
-class AdaptedModel:
-    """A frozen model with an adapter: what ``trained_weights.WholeModel`` is without one."""
+class AdapterForm:
+    """A frozen model with an adapter, as :class:`trained_weights.WeightsForm`."""
 
     def __init__(self, model: PreTrainedModel, settings: LoraSettings, tokenizer_from: Path | None) -> None:
         """Freeze ``model`` and put an adapter into it. Raises ConfigError for a wrong target."""
-        self._owners = list(dict.fromkeys(weight_owners(model).values()))
         self._skeleton = make_skeleton(model)
         self._tokenizer_from = tokenizer_from
-        self._base = xxh3_128_hexdigest(b"".join(digest_tensors(self._weights_of(model)).values()))
+        owners = list(dict.fromkeys(weight_owners(model).values()))
+        state = model.state_dict(keep_vars=True)
+        digests = digest_tensors((name, state[name].detach().to("cpu")) for name in owners)
+        self._base = xxh3_128_hexdigest(b"".join(digests.values()))
         self._config = LoraConfig(
             r=settings.rank,
             lora_alpha=settings.alpha,  # pyright: ignore[reportArgumentType]  # a factor, whatever its annotation says
@@ -85,46 +88,49 @@ class AdaptedModel:
             task_type="CAUSAL_LM",
         )
         head = model.get_output_embeddings()
-        self._peft = _inject(model, self._config, settings)
+        adapted = _inject(model, self._config, settings)
         # as peft writes it: a reader of the folder does not train
         self._config.inference_mode = True
-        self._model = model.eval()
-        self._layers: dict[str, Any] = {
-            name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)
-        }
-        for target in settings.target_modules:
-            if not any(name == target or name.endswith(f".{target}") for name in self._layers):
-                raise ConfigError(
-                    f"learner.lora.target_modules names {target}, but the model has no such layer; correct it, or leave it out "
-                    "for all linear layers of the blocks"
-                )
-        for name, layer in self._layers.items():
-            if not isinstance(layer, Linear) or layer.get_base_layer() is head:
-                raise ConfigError(
-                    f"learner.lora.target_modules names {name}, which is not a linear layer inside the model's blocks; name "
-                    "such layers only (q_proj, down_proj, ...), or leave target_modules out for all of them"
-                )
-        self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        model.eval()
+        layers: dict[str, Any] = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+        _check_layers(layers, settings, head)
+        self._scaling: float = next(iter(layers.values())).scaling[_ADAPTER]
+        self._parts = {name: _part_names(name) for name in layers}
+        self._is_transposed = {name: bool(layer.fan_in_fan_out) for name, layer in layers.items()}
+        state = model.state_dict(keep_vars=True)
+        inside = {f"{layer}.{kind}": f"{layer}.base_layer.{kind}" for layer in layers for kind in ("weight", "bias")}
+        self._inner = {name: name if name in state else inside[name] for name in owners}
+        """Of the weights from before the adapter -> in the model that computes."""
+        self.adapter_names = [name for parts in self._parts.values() for name in parts]
+        self.names = [*self._inner.values(), *self.adapter_names]
+        self.shapes = {name: state[name].shape for name in self.names}
+        written = get_peft_model_state_dict(adapted, adapter_name=_ADAPTER, save_embedding_layers=False)
+        assert set(written) == set(map(_written_name, self.adapter_names)), "peft's names of an adapter's tensors"
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the merged weights, made one at a time, and the live frozen ones."""
-        return self._weights_of(self._model)
+    def published(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the merged weights, made one at a time, and the frozen ones."""
+        for name, inner in self._inner.items():
+            tensor = weights[inner].detach()
+            layer = name.removesuffix(".weight")
+            if layer in self._parts and layer != name:
+                tensor = merge(tensor, *self._low_rank(layer, weights), self._scaling)
+            yield name, tensor.to("cpu")
 
-    def adapter(self) -> Adapter:
-        """Return the live adapter, and the frozen weights below it."""
-        layers: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        for name, layer in self._layers.items():
-            a, b = (part[_ADAPTER].weight.detach().to("cpu") for part in (layer.lora_A, layer.lora_B))
-            # of a layer whose weight lies transposed
-            layers[name] = (b.T, a.T) if layer.fan_in_fan_out else (a, b)
-        scaling: float = next(iter(self._layers.values())).scaling[_ADAPTER]
-        return Adapter(layers, scaling, below=lambda: self._weights_of(self._model, merged=False))
+    def adapter(self, parts: Weights, below: Callable[[], Weights]) -> Adapter:
+        """Return the adapter, on the weights from before it."""
 
-    def snapshot(self) -> Callable[[Path], None]:
-        """Copy adapter and merged weights; return the writer of ``model/`` and ``adapter/``."""
-        # merged weights are new tensors, and the others never change
-        write_model = model_writer(self._skeleton, dict(self.tensors()), self._tokenizer_from)
-        adapter = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._adapter().items()}
+        def frozen() -> Iterator[tuple[str, torch.Tensor]]:
+            weights = below()
+            return ((name, weights[inner].detach().to("cpu")) for name, inner in self._inner.items())
+
+        layers = {layer: self._low_rank(layer, parts) for layer in self._parts}
+        on_host = {layer: (a.to("cpu"), b.to("cpu")) for layer, (a, b) in layers.items()}
+        return Adapter(on_host, self._scaling, below=frozen)
+
+    def writer(self, weights: Weights) -> Callable[[Path], None]:
+        """Merge ``weights`` now; return the writer of ``model/`` and ``adapter/``."""
+        write_model = model_writer(self._skeleton, dict(self.published(weights)), self._tokenizer_from)
+        adapter = {_written_name(name): weights[name].detach().to("cpu").contiguous() for name in self.adapter_names}
 
         def write(folder: Path) -> None:
             write_model(folder)
@@ -136,7 +142,7 @@ class AdaptedModel:
 
         return write
 
-    def read(self, folder: Path) -> Callable[[], None]:
+    def read(self, folder: Path) -> dict[str, torch.Tensor]:
         """Read ``adapter/``, and see that ``model/`` is whole."""
         read_model(self._skeleton, folder)
         self._check_shape(folder / ADAPTER_FOLDER / _CONFIG_FILE)
@@ -152,38 +158,19 @@ class AdaptedModel:
                 f"{path} was trained on other weights than those of this run's start model; set model.path to the model that "
                 "the run began with"
             )
-        expected = self._adapter()
-        if {name: tensor.shape for name, tensor in found.items()} != {name: t.shape for name, t in expected.items()}:
+        expected = {_written_name(name): self.shapes[name] for name in self.adapter_names}
+        if {name: tensor.shape for name, tensor in found.items()} != expected:
             raise DataError(
                 f"{path} has an adapter of other layers or another rank than learner.lora; resume with the target_modules and "
                 "rank that it was made with"
             )
+        return {name: found[_written_name(name)] for name in self.adapter_names}
 
-        def put() -> None:
-            with torch.no_grad():
-                for name, tensor in expected.items():
-                    tensor.copy_(found[name])
-
-        return put
-
-    def _adapter(self) -> dict[str, torch.Tensor]:
-        """Return the adapter's live tensors by the names of peft's format."""
-        return get_peft_model_state_dict(self._peft, adapter_name=_ADAPTER, save_embedding_layers=False)
-
-    def _weights_of(self, model: PreTrainedModel, *, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield weights by the names from before the adapter, with or without its part."""
-        state = model.state_dict(keep_vars=True)
-        for name in self._owners:
-            if name in state:
-                yield name, state[name].detach().to("cpu")
-                continue
-            path, _, kind = name.rpartition(".")
-            layer = self._layers[path]
-            tensor = getattr(layer.get_base_layer(), kind).detach()
-            if kind == "weight" and merged:
-                with torch.no_grad():
-                    tensor = tensor + layer.get_delta_weight(_ADAPTER)
-            yield name, tensor.to("cpu")
+    def _low_rank(self, layer: str, weights: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return A [rank, columns] and B [rows, rank] for a weight of [rows, columns]."""
+        a, b = (weights[name].detach() for name in self._parts[layer])
+        # of a layer whose weight lies transposed
+        return (b.T.contiguous(), a.T.contiguous()) if self._is_transposed[layer] else (a, b)
 
     def _check_shape(self, path: Path) -> None:
         """Refuse an adapter of another scale. Raises DataError."""
@@ -196,6 +183,32 @@ class AdaptedModel:
             raise DataError(
                 f"{path} has rank {found[0]} and alpha {found[1]}, learner.lora has {self._config.r} and "
                 f"{self._config.lora_alpha}; resume with those that the checkpoint was made with"
+            )
+
+
+def _part_names(layer: str) -> tuple[str, str]:
+    """Return the names of a layer's A and B in the model that computes."""
+    return f"{layer}.lora_A.{_ADAPTER}.weight", f"{layer}.lora_B.{_ADAPTER}.weight"
+
+
+def _written_name(name: str) -> str:
+    """Return the name of an adapter's tensor in peft's format."""
+    return f"base_model.model.{name.removesuffix(f'.{_ADAPTER}.weight')}.weight"
+
+
+def _check_layers(layers: dict[str, Any], settings: LoraSettings, head: torch.nn.Module | None) -> None:
+    """Refuse targets that are no linear layers inside the blocks. Raises ConfigError."""
+    for target in settings.target_modules:
+        if not any(name == target or name.endswith(f".{target}") for name in layers):
+            raise ConfigError(
+                f"learner.lora.target_modules names {target}, but the model has no such layer; correct it, or leave it out "
+                "for all linear layers of the blocks"
+            )
+    for name, layer in layers.items():
+        if not isinstance(layer, Linear) or layer.get_base_layer() is head:
+            raise ConfigError(
+                f"learner.lora.target_modules names {name}, which is not a linear layer inside the model's blocks; name "
+                "such layers only (q_proj, down_proj, ...), or leave target_modules out for all of them"
             )
 
 

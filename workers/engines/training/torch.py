@@ -35,7 +35,7 @@ from workers.engines.training.policy_gradient import (
 )
 from workers.engines.training.publishing import PublishSettings, TorchPublishing, publish_settings
 from workers.engines.training.seam import StepResult
-from workers.engines.training.trained_weights import WholeModel
+from workers.engines.training.trained_weights import TrainedModel, WeightsForm, WholeForm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,12 +69,7 @@ class TorchTraining(TorchPublishing):
         self._model = prepare_packed(model).eval()
         self._policy = PackedPolicy(model, forward)
         self._max_tokens = forward.micro_batch_tokens
-        if lora is None:
-            self._weights = WholeModel(model, tokenizer_from)
-        else:
-            from workers.engines.training.lora import AdaptedModel
-
-            self._weights = AdaptedModel(model, lora, tokenizer_from)
+        self._weights = TrainedModel(model, weights_form(model, model, lora, tokenizer_from))
         if gradient_checkpointing:
             enable_gradient_checkpointing(model)
         self._optimizer = GuardedOptimizer(self._weights.parameters, optimizer, embedding_names(model))
@@ -150,6 +145,19 @@ def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
         lora=lora_settings(config),
         publishing=publish_settings(config),
     )
+
+
+def weights_form(
+    model: PreTrainedModel, skeleton: PreTrainedModel, lora: LoraSettings | None, tokenizer_from: Path | None
+) -> WeightsForm:
+    """Return the form of ``model``'s weights, and put an adapter of shape ``lora`` into it.
+    ``skeleton`` is the model itself, or the same on no device if ``model`` is cut later. Raises
+    ConfigError when the adapter does not fit."""
+    if lora is None:
+        return WholeForm(skeleton, tokenizer_from)
+    from workers.engines.training.lora import AdapterForm
+
+    return AdapterForm(model, lora, tokenizer_from)
 
 
 def lora_settings(config: RunConfig) -> LoraSettings | None:

@@ -17,6 +17,7 @@ from workers.engines.model.attention import PACKED_ATTENTION
 from workers.engines.model.checkpoint_files import make_skeleton
 from workers.engines.model.loading import load_model, load_value_model
 from workers.engines.model.optimizer import OptimizerSettings
+from workers.engines.model.optimizers import embedding_names, freeze
 from workers.engines.model.packed import prepare_packed
 from workers.engines.training.policy_gradient import ForwardSettings, PackedPolicy
 from workers.engines.training.publishing import PublishSettings, publish_settings
@@ -25,7 +26,14 @@ from workers.engines.training.ranks.lead import Lead
 from workers.engines.training.ranks.sharded import ShardedModel, Shards
 from workers.engines.training.ranks.training import RankedTraining
 from workers.engines.training.ranks.value import RankedValue
-from workers.engines.training.torch import enable_gradient_checkpointing, forward_settings, optimizer_settings
+from workers.engines.training.torch import (
+    enable_gradient_checkpointing,
+    forward_settings,
+    lora_settings,
+    optimizer_settings,
+    weights_form,
+)
+from workers.engines.training.trained_weights import WeightsForm, WholeForm
 from workers.engines.value.regression import PackedValue, ValueSettings
 from workers.engines.value.torch import value_optimizer_settings, value_settings
 
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
 
     from pipeline.config.learning import DeepSpeedSection
     from pipeline.config.schema import RunConfig
+    from workers.engines.training.lora import LoraSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,7 @@ def ranked_training(config: RunConfig) -> tuple[Ranks, RankedTraining]:
     """Make this rank of a run's learner on the start model. Raises as :func:`enter`; DataError."""
     ranks = enter(config, config.model.device, config.learner.threads)
     model = load_model(config.model.path, torch.float32, torch.device("cpu"), PACKED_ATTENTION)
+    freeze(model, config.learner.freeze)
     backend = make_training(
         model,
         forward_settings(config, ranks.group.device),
@@ -72,6 +82,7 @@ def ranked_training(config: RunConfig) -> tuple[Ranks, RankedTraining]:
         zero=config.learner.deepspeed if config.learner.backend == "deepspeed" else None,
         gradient_checkpointing=config.model.gradient_checkpointing,
         tokenizer_from=config.model.path,
+        lora=lora_settings(config),
         publishing=publish_settings(config),
     )
     return ranks, backend
@@ -86,15 +97,18 @@ def make_training(
     zero: DeepSpeedSection | None = None,
     gradient_checkpointing: bool = False,
     tokenizer_from: Path | None = None,
+    lora: LoraSettings | None = None,
     publishing: PublishSettings | None = None,
 ) -> RankedTraining:
     """Share ``model``, the same on every rank, out among them: by DeepSpeed for ``zero``, or FSDP2.
-    Raises EngineError when its sequences cannot be packed, or it cannot be cut."""
+    ``lora``: train an adapter on it. Raises EngineError when its sequences cannot be packed, or it
+    cannot be cut, and ConfigError when the adapter does not fit."""
     module = PackedPolicy(prepare_packed(model).eval(), forward)
+    form = weights_form(model, make_skeleton(model), lora, tokenizer_from)
     if gradient_checkpointing:
         # after eval(), which switches it off
         enable_gradient_checkpointing(model)
-    return RankedTraining(_share_out(module, model, optimizer, ranks, zero, tokenizer_from), forward, publishing)
+    return RankedTraining(_share_out(module, model, form, optimizer, ranks, zero), forward, publishing)
 
 
 def ranked_value(config: RunConfig) -> tuple[Ranks, RankedValue]:
@@ -123,25 +137,27 @@ def make_value(
 ) -> RankedValue:
     """Share a value model, with a scalar head, out among ranks, as :func:`make_training` does."""
     module = PackedValue(prepare_packed(model).eval(), settings)
-    return RankedValue(_share_out(module, model, optimizer, ranks, zero, tokenizer_from), settings)
+    form = WholeForm(make_skeleton(model), tokenizer_from)
+    return RankedValue(_share_out(module, model, form, optimizer, ranks, zero), settings)
 
 
 def _share_out(
     module: torch.nn.Module,
     model: PreTrainedModel,
+    form: WeightsForm,
     optimizer: OptimizerSettings,
     ranks: Ranks,
     zero: DeepSpeedSection | None,
-    tokenizer_from: Path | None,
 ) -> ShardedModel:
     """Cut ``model``, which ``module`` computes with, into shares."""
-    skeleton = make_skeleton(model)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    dtype = model.dtype
     if zero is None:
         from workers.engines.training.ranks.fsdp2 import Fsdp2Shards
 
-        shards: Shards = Fsdp2Shards(module, model, optimizer, ranks.group)
+        shards: Shards = Fsdp2Shards(module, model, optimizer, ranks.group, embedding_names(model))
     else:
         from workers.engines.training.ranks.zero import ZeroShards
 
         shards = ZeroShards(module, model, optimizer, ranks.group, zero)
-    return ShardedModel(skeleton, shards, optimizer, ranks.group, ranks.lead, tokenizer_from=tokenizer_from)
+    return ShardedModel(form, shards, optimizer, ranks.group, ranks.lead, trained=trained, dtype=dtype)

@@ -2,11 +2,12 @@
 
 Every method that computes waits for the other ranks. Each transformer layer is a unit of its own.
 The rest (embedding, last norm, head) is one more. So memory holds the whole weights of one layer
-and of that rest. The same guarded AdamW as in one process steps the shares. Its arithmetic is by
-element. The norm of the gradient is taken over all ranks."""
+and of that rest. The same guarded optimisers as in one process step the shares. AdamW's arithmetic
+is by element; Muon's products of matrices are torch's, over all ranks. So is the gradient's norm."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import cast
 
 import torch
@@ -26,10 +27,16 @@ class Fsdp2Shards:
     averages_gradients = True
 
     def __init__(
-        self, module: torch.nn.Module, model: torch.nn.Module, settings: OptimizerSettings, group: Group
+        self,
+        module: torch.nn.Module,
+        model: torch.nn.Module,
+        settings: OptimizerSettings,
+        group: Group,
+        embeddings: Collection[str] = (),
     ) -> None:
-        """Cut ``model``, whole on every rank, into shares; ``module`` around it is called. Raises
-        EngineError when it has no layers that transformers calls its own."""
+        """Cut ``model``, whole on every rank, into shares; ``module`` around it is called.
+        ``embeddings`` names parameters whose rows are tokens. Raises EngineError when the model has
+        no layers that transformers calls its own."""
         layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
         if not layers:
             raise EngineError(
@@ -46,7 +53,7 @@ class Fsdp2Shards:
         self._buffers = dict(model.named_buffers())
         self._settings = settings
         trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
-        self._optimizer = GuardedOptimizer(trained, settings)
+        self._optimizer = GuardedOptimizer(trained, settings, embeddings)
 
     @property
     def num_steps(self) -> int:
@@ -71,6 +78,10 @@ class Fsdp2Shards:
         """Return a whole parameter or buffer."""
         return _whole(self._parameters[name] if name in self._parameters else self._buffers[name])
 
+    def kinds(self, name: str) -> Sequence[str]:
+        """Return the kinds of a trained parameter's state after a step."""
+        return list(self._optimizer.state_of(name))
+
     def state(self, name: str, key: str) -> torch.Tensor:
         """Return a parameter's whole optimiser state of one kind."""
         return _whole(self._optimizer.state_of(name)[key])
@@ -88,8 +99,7 @@ class Fsdp2Shards:
     def put_state(self, name: str, key: str, value: torch.Tensor) -> None:
         """Set a parameter's optimiser state of one kind from its whole value."""
         parameter, state = self._parameters[name], self._optimizer.state_of(name)
-        state[key] = _share(value, parameter)
-        state[STEP] = torch.tensor(float(self.num_steps), device=parameter.device)
+        state[key] = value.to(parameter.device) if key == STEP else _share(value, parameter)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -55,8 +55,9 @@ class ValueStep(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gather(msgspec.Struct, frozen=True, tag=True):
-    """Bring all weights together on rank 0."""
+    """Bring tensors together on rank 0."""
 
+    names: list[str]
     with_optimizer: bool
 
 
@@ -64,6 +65,7 @@ class Put(msgspec.Struct, frozen=True, tag=True):
     """Take weights, then optimiser state, from rank 0, which broadcasts each tensor."""
 
     num_steps: int
+    weights: list[str]
     states: dict[str, list[str]]
     """State's name -> names of the parameters that have it."""
 

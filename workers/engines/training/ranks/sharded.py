@@ -9,35 +9,31 @@ a damaged one changes nothing anywhere. One full tensor at a time goes over the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from protocol.errors import EngineError
+from workers.engines.model.adapter import Adapter
 from workers.engines.model.checkpoint_files import (
     copy_to_host,
-    model_writer,
     optimizer_writer,
-    read_model,
     read_optimizer,
     read_training_state,
     restore_rng,
     snapshot_writer,
-    weight_owners,
 )
 from workers.engines.model.optimizer import AppliedStep, OptimizerSettings
 from workers.engines.training.ranks.group import Group
 from workers.engines.training.ranks.lead import Lead
 from workers.engines.training.ranks.messages import Command, Gather, Put
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from workers.engines.training.trained_weights import WeightsForm
 
 STEP = "step"
-"""AdamW's count of steps: one number, kept with every parameter."""
+"""AdamW's count of steps: one number, kept with every parameter that it steps."""
 
 
 class Shards(Protocol):
@@ -74,8 +70,12 @@ class Shards(Protocol):
         """Return a whole parameter, on any device; it may be the live one."""
         ...
 
+    def kinds(self, name: str) -> Sequence[str]:
+        """Return the kinds of a trained parameter's state after a step."""
+        ...
+
     def state(self, name: str, key: str) -> torch.Tensor:
-        """Return a parameter's whole optimiser state of one kind, ``exp_avg`` or ``exp_avg_sq``."""
+        """Return a parameter's whole optimiser state of a kind but :data:`STEP`, in its shape."""
         ...
 
     def put_weight(self, name: str, value: torch.Tensor) -> None:
@@ -83,7 +83,7 @@ class Shards(Protocol):
         ...
 
     def begin_states(self, num_steps: int) -> None:
-        """Forget all optimiser state after ``num_steps`` steps: moments are 0 until put."""
+        """Forget all optimiser state after ``num_steps`` steps: it is 0 until put."""
         ...
 
     def put_state(self, name: str, key: str, value: torch.Tensor) -> None:
@@ -113,34 +113,42 @@ class ShardedModel:
 
     def __init__(
         self,
-        skeleton: PreTrainedModel,
+        form: WeightsForm,
         shards: Shards,
         settings: OptimizerSettings,
         group: Group,
         lead: Lead,
         *,
-        tokenizer_from: Path | None,
+        trained: Iterable[str],
+        dtype: torch.dtype,
     ) -> None:
-        """Take care of this rank's ``shards``; ``skeleton`` is the same model on no device."""
-        self._skeleton = skeleton
+        """Take care of this rank's ``shards`` of ``form``'s tensors, in ``dtype``, of which those
+        named ``trained`` are stepped."""
+        self._form = form
         self.shards = shards
         self._settings = settings
         self.group = group
         self.lead = lead
-        self._tokenizer_from = tokenizer_from
-        self._shapes = {name: tensor.shape for name, tensor in skeleton.state_dict(keep_vars=True).items()}
-        self._names = list(dict.fromkeys(weight_owners(skeleton).values()))
-        self._trained = {name for name, parameter in skeleton.named_parameters() if parameter.requires_grad}
+        self._trained = set(trained)
+        self._dtype = dtype
         self._loaded: _Loaded | None = None
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gather the weights, then yield them by name, tied ones once: copies, on the CPU."""
-        yield from self._gather(with_optimizer=False).weights.items()
+        yield from self._form.published(self._gather(self._form.names).weights)
+
+    def adapter(self) -> Adapter | None:
+        """Gather the adapter, if there is one; the weights below it are gathered when read."""
+        names = list(self._form.adapter_names)
+        if not names:
+            return None
+        rest = [name for name in self._form.names if name not in set(names)]
+        return self._form.adapter(self._gather(names).weights, lambda: self._gather(rest).weights)
 
     def snapshot(self) -> Callable[[Path], None]:
         """Gather the state of an exact resume; return its writer, by the seam's contract."""
-        gathered = self._gather(with_optimizer=True)
-        write_model = model_writer(self._skeleton, gathered.weights, self._tokenizer_from)
+        gathered = self._gather(self._form.names, with_optimizer=True)
+        write_model = self._form.writer(gathered.weights)
         write_optimizer = optimizer_writer(gathered.states, self._settings.training_state(gathered.num_steps))
 
         return snapshot_writer(write_model, write_optimizer)
@@ -149,17 +157,15 @@ class ShardedModel:
         """Take back any backend's snapshot. On DataError, naming the file, nothing has changed."""
         state = read_training_state(folder)
         self._settings.check_state(state, folder)
-        weights = read_model(self._skeleton, folder)
-        parameters = {name: tensor for name, tensor in self._skeleton.named_parameters() if name in self._trained}
-        states, rng = read_optimizer(parameters, folder)
+        weights = self._form.read(folder)
+        states, rng = read_optimizer({name: self._form.shapes[name] for name in self._trained}, folder)
         kinds: dict[str, list[str]] = {}
         for name, kept in states.items():
             for key in kept:
                 kinds.setdefault(key, []).append(name)
-        kinds.pop(STEP, None)
         self._loaded = _Loaded(weights, states)
         try:
-            self.lead.run(Put(state.num_steps, kinds), self.obey)
+            self.lead.run(Put(state.num_steps, list(weights), kinds), self.obey)
         finally:
             self._loaded = None
         restore_rng(rng)
@@ -168,46 +174,46 @@ class ShardedModel:
         """Carry out a command on weights, with all ranks. Raises EngineError for another one."""
         match command:
             case Gather():
-                return self._bring_together(with_optimizer=command.with_optimizer)
+                return self._bring_together(command.names, with_optimizer=command.with_optimizer)
             case Put():
-                self._share_out(command.num_steps, command.states)
+                self._share_out(command)
                 return Gathered({}, {}, command.num_steps)
             case _:
                 raise EngineError(f"ranks received {type(command).__name__}, which is not for this model")
 
-    def _gather(self, *, with_optimizer: bool) -> Gathered:
-        return self.lead.run(Gather(with_optimizer), self.obey)
+    def _gather(self, names: Sequence[str], *, with_optimizer: bool = False) -> Gathered:
+        return self.lead.run(Gather(list(names), with_optimizer), self.obey)
 
-    def _bring_together(self, *, with_optimizer: bool) -> Gathered:
+    def _bring_together(self, names: Sequence[str], *, with_optimizer: bool) -> Gathered:
         shards = self.shards
         gathered = Gathered({}, {}, shards.num_steps)
-        for name in self._names:
+        for name in names:
             value = shards.weight(name)
             if self.group.is_lead:
                 gathered.weights[name] = copy_to_host(value)
         if not with_optimizer or not shards.num_steps:
             return gathered
-        for name in self._names:
-            if name not in self._trained:
-                continue
-            for key in ("exp_avg", "exp_avg_sq"):
-                value = shards.state(name, key)
+        for name in (name for name in names if name in self._trained):
+            for key in shards.kinds(name):
+                value = torch.tensor(float(shards.num_steps)) if key == STEP else shards.state(name, key)
                 if self.group.is_lead:
                     gathered.states[f"{key}/{name}"] = copy_to_host(value)
-            gathered.states[f"{STEP}/{name}"] = torch.tensor(float(shards.num_steps))
         return gathered
 
-    def _share_out(self, num_steps: int, kinds: Mapping[str, list[str]]) -> None:
+    def _share_out(self, command: Put) -> None:
         loaded = self._loaded
-        for name in self._names:
+        for name in command.weights:
             self.shards.put_weight(name, self._from_lead(name, loaded.weights[name] if loaded else None))
-        self.shards.begin_states(num_steps)
-        for key, names in sorted(kinds.items()):
+        self.shards.begin_states(command.num_steps)
+        for key, names in sorted(command.states.items()):
             for name in names:
-                self.shards.put_state(name, key, self._from_lead(name, loaded.states[name][key] if loaded else None))
+                if key == STEP:
+                    value = torch.tensor(float(command.num_steps))
+                else:
+                    value = self._from_lead(name, loaded.states[name][key] if loaded else None)
+                self.shards.put_state(name, key, value)
 
     def _from_lead(self, name: str, value: torch.Tensor | None) -> torch.Tensor:
-        dtype = self._skeleton.dtype
         if value is None:
-            return self.group.broadcast(torch.empty(self._shapes[name], dtype=dtype))
-        return self.group.broadcast(value.to(dtype).contiguous())
+            return self.group.broadcast(torch.empty(self._form.shapes[name], dtype=self._dtype))
+        return self.group.broadcast(value.to(self._dtype).contiguous())

@@ -29,6 +29,7 @@ from workers.engines.training.torch import MEMORY_ADVICE
 
 if TYPE_CHECKING:
     from pipeline.algorithms.objective import Objective
+    from workers.engines.model.adapter import Adapter
 
 
 class RankedTraining(RankedBackend, TorchPublishing):
@@ -50,8 +51,12 @@ class RankedTraining(RankedBackend, TorchPublishing):
         return self._lead.run(Step(list(samples), objective), self.obey)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Gather the weights, then yield them by name, tied ones once: copies, on the CPU."""
+        """Gather the weights, an adapter merged in, then yield them by name, tied ones once."""
         return self._model.tensors()
+
+    def adapter(self) -> Adapter | None:
+        """Gather the adapter, if one is trained."""
+        return self._model.adapter()
 
     def obey(self, command: Command) -> Any:
         """Carry out a command, with all ranks at once; the return value is meant for rank 0."""

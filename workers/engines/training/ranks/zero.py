@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -102,6 +102,11 @@ class ZeroShards:
         with self._zero.GatheredParameters([parameter]):
             return parameter.detach().clone()
 
+    def kinds(self, name: str) -> Sequence[str]:
+        """Return the kinds of AdamW's state."""
+        del name
+        return (*_MOMENTS, STEP)
+
     def state(self, name: str, key: str) -> torch.Tensor:
         """Return a parameter's whole optimiser state of one kind."""
         return self._tools.safe_get_full_optimizer_state(self._parameters[name], key)
@@ -114,12 +119,14 @@ class ZeroShards:
             self._buffers[name].copy_(value)
         elif self._stage < 3:
             parameter.copy_(value)
-            self._tools.safe_set_full_fp32_param(parameter, value.to(parameter.device))
+            if parameter.requires_grad:
+                self._tools.safe_set_full_fp32_param(parameter, value.to(parameter.device))
         else:
             with self._zero.GatheredParameters([parameter], modifier_rank=0):
                 if self._group.is_lead:
                     parameter.copy_(value)
-            self._tools.safe_set_local_fp32_param(parameter, self._part(parameter, value))
+            if parameter.requires_grad:
+                self._tools.safe_set_local_fp32_param(parameter, self._part(parameter, value))
 
     def begin_states(self, num_steps: int) -> None:
         """Forget all optimiser state."""
@@ -135,6 +142,9 @@ class ZeroShards:
     def put_state(self, name: str, key: str, value: torch.Tensor) -> None:
         """Set a parameter's optimiser state of one kind from its whole value."""
         parameter = self._parameters[name]
+        if key == STEP:
+            # begin_states has set it
+            return
         if self._stage < 3:
             self._tools.safe_set_full_optimizer_state(parameter, value.to(parameter.device), key)
         else:
