@@ -346,8 +346,8 @@ class ValueSection(Section):
 
 
 class LoraSection(Section):
-    """A LoRA adapter (peft, an extra), trained and published in place of the whole policy. Needs
-    the torch backend. It has no dropout, so that equal weights give a probability ratio of 1."""
+    """A LoRA adapter (peft, an extra), trained and published in place of the whole policy. It has
+    no dropout, so that equal weights give a probability ratio of 1."""
 
     rank: int = setting(0, "0: no adapter; the whole policy is trained.", ge=0)
     alpha: float = setting(32.0, "The adapter's output is scaled by alpha / rank.", gt=0.0)
@@ -387,9 +387,7 @@ class LearnerSection(Section):
     no_decay: tuple[str, ...] = setting(
         (), "Patterns of parameter names without weight decay, such as *embed_tokens*. Vectors never have it."
     )
-    freeze: tuple[str, ...] = setting(
-        (), "Patterns of parameter names that are not trained, such as model.layers.0.*. Needs the torch backend."
-    )
+    freeze: tuple[str, ...] = setting((), "Patterns of parameter names that are not trained, such as model.layers.0.*.")
     betas: tuple[float, float] = setting((0.9, 0.999), "Of AdamW.")
     adam_eps: float = setting(1e-8, "Of AdamW.", gt=0.0)
     max_grad_norm: float = setting(1.0, "Gradients are scaled down to this norm.", gt=0.0)

@@ -21,6 +21,9 @@ from pipeline.ledger.types import Unit
 RANKED_BACKENDS = ("fsdp2", "deepspeed")
 """Backends that shard one model among ranks."""
 
+RANKED_OPTIMIZERS = {"fsdp2": ("adamw-fused", "adamw", "muon"), "deepspeed": ("adamw-fused", "adamw")}
+"""Optimisers that can step shares: by element, or over all ranks by torch."""
+
 DEEPSPEED_OURS = frozenset(
     {
         "stage", "offload_optimizer", "offload_param", "zero_optimization", "optimizer", "scheduler", "gradient_clipping",
@@ -228,16 +231,12 @@ class RunConfig(Section):
     def _check_optimizer(self) -> None:
         """Refuse optimisers and parameter groups that a backend cannot have."""
         learner = self.learner
-        if learner.backend in RANKED_BACKENDS:
-            unusable = {
-                "optimizer": not learner.optimizer.startswith("adamw") or learner.optimizer == "adamw-8bit",
-                "freeze": bool(learner.freeze),
-            }
-            for name in (name for name, is_set in unusable.items() if is_set):
-                raise ValueError(
-                    f"learner.{name} is {getattr(learner, name)}, but learner.backend {learner.backend} shares out AdamW's "
-                    f"state on all weights; set learner.backend to torch, or leave {name} at its default"
-                )
+        taken = RANKED_OPTIMIZERS.get(learner.backend)
+        if taken is not None and learner.optimizer not in taken:
+            raise ValueError(
+                f"learner.optimizer is {learner.optimizer}, which steps whole tensors, but learner.backend {learner.backend} "
+                f"steps shares of them; set learner.optimizer to {' or '.join(taken)}, or learner.backend to torch"
+            )
         for name in ("freeze", "no_decay"):
             if getattr(learner, name) and learner.lora.rank:
                 raise ValueError(

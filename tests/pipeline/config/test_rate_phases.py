@@ -36,8 +36,12 @@ def test_a_schedule_ends_with_the_run_unless_it_is_shorter(
         (["learner.schedule=warmup-stable-decay", "learner.decay_updates=95"], "its fall 95; expected both to fit"),
         (["learner.schedule=cosin"], "learner.schedule"),
         (["learner.optimizer=sgd"], "learner.optimizer"),
-        (["learner.optimizer=muon", "learner.backend=fsdp2"], "optimizer is muon, but learner.backend fsdp2"),
-        (["learner.freeze=['lm_head.*']", "learner.backend=deepspeed"], "shares out AdamW's state on all weights"),
+        (
+            ["learner.optimizer=adafactor", "learner.backend=fsdp2"],
+            "is adafactor, which steps whole tensors, .* fsdp2 steps .* to adamw-fused or adamw or muon, or",
+        ),
+        (["learner.optimizer=adamw-8bit", "learner.backend=fsdp2"], "optimizer is adamw-8bit, which steps whole"),
+        (["learner.optimizer=muon", "learner.backend=deepspeed"], "deepspeed steps .* adamw-fused or adamw, or"),
         (["learner.freeze=['lm_head.*']", "learner.lora.rank=4"], "the adapter alone is trained; leave freeze out"),
     ],
 )

@@ -15,9 +15,8 @@ from tests.pipeline.op_config import op_config
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
-        (["learner.backend=fsdp2"], "learner.backend fsdp2 trains whole models only; set learner.backend to torch, or"),
-        (["learner.backend=deepspeed"], "learner.backend deepspeed trains whole models only"),
-        (["learner.backend=emulated", "generation.engine=emulated"], "backend emulated trains whole models only"),
+        (["learner.backend=emulated", "generation.engine=emulated"], "backend emulated has no model to adapt; set"),
+        (["learner.backend=deepspeed", "learner.optimizer=muon"], "muon, which steps whole tensors, .* or adamw, or"),
         (["learner.lora.rank=-1"], "learner.lora.rank"),
         (["learner.lora.alpha=0"], "learner.lora.alpha"),
         (["learner.lora.dropout=0.1"], "learner.lora.dropout"),

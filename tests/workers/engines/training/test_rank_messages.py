@@ -30,7 +30,9 @@ def told(command: Command) -> Command:
     return decode(np.frombuffer(bytearray(encode(command)), np.uint8))
 
 
-@pytest.mark.parametrize("command", [Idle(), Stop(), Gather(True), Put(3, {"exp_avg": ["a.weight"]})])
+@pytest.mark.parametrize(
+    "command", [Idle(), Stop(), Gather(["a.weight"], True), Put(3, ["a.weight"], {"exp_avg": ["a.weight"]})]
+)
 def test_plain_commands_arrive_as_they_were(command: Command) -> None:
     assert told(command) == command
 

@@ -19,9 +19,11 @@ from protocol.errors import DataError
 from tests.pipeline.op_config import op_config
 from tests.workers.engines.model.test_adapter import bytes_of
 from tests.workers.engines.subjects import (
+    FSDP2,
     RANKED,
     SMOOTH_EPS,
     TORCH,
+    ZERO,
     Settings,
     Subject,
     compare_ranks,
@@ -45,7 +47,7 @@ SAME = 1e-5
 adding in float32."""
 
 
-@pytest.fixture(params=RANKED, ids=lambda subject: subject.name)
+@pytest.fixture(params=RANKED if is_rank() else [FSDP2, ZERO[1]], ids=lambda subject: subject.name)
 def ranked(request: pytest.FixtureRequest) -> Iterator[Subject]:
     yield request.param
     forget_followers()

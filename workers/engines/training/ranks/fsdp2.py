@@ -3,7 +3,7 @@
 Every method that computes waits for the other ranks. Each transformer layer is a unit of its own.
 The rest (embedding, last norm, head) is one more. So memory holds the whole weights of one layer
 and of that rest. The same guarded optimisers as in one process step the shares. AdamW's arithmetic
-is by element; Muon's products of matrices are torch's, over all ranks. So is the gradient's norm."""
+is by element. Muon's products, by torch, are over all ranks, and so is the gradient's norm."""
 
 from __future__ import annotations
 
