@@ -115,18 +115,17 @@ class ZeroShards:
     def put_weight(self, name: str, value: torch.Tensor) -> None:
         """Set a parameter or buffer from its whole value, in the module and the stepped share."""
         parameter = self._parameters.get(name)
+        # DeepSpeed sets nothing in the stepped share for a frozen parameter: it has none
         if parameter is None:
             self._buffers[name].copy_(value)
         elif self._stage < 3:
             parameter.copy_(value)
-            if parameter.requires_grad:
-                self._tools.safe_set_full_fp32_param(parameter, value.to(parameter.device))
+            self._tools.safe_set_full_fp32_param(parameter, value.to(parameter.device))
         else:
             with self._zero.GatheredParameters([parameter], modifier_rank=0):
                 if self._group.is_lead:
                     parameter.copy_(value)
-            if parameter.requires_grad:
-                self._tools.safe_set_local_fp32_param(parameter, self._part(parameter, value))
+            self._tools.safe_set_local_fp32_param(parameter, self._part(parameter, value))
 
     def begin_states(self, num_steps: int) -> None:
         """Forget all optimiser state."""
