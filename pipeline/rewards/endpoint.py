@@ -34,6 +34,8 @@ from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, Verifi
 from protocol.errors import ConfigError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
+_LONGEST_AFTER_S = 60.0
+"""Limit of a Retry-After; then the endpoint is tried again in any case."""
 _CHECK_S = 5.0
 _BEAT_S = 10.0
 _MAX_REPLY_BYTES = 1 << 20
@@ -79,7 +81,7 @@ class HttpJudge:
         self._asked: dict[bytes, asyncio.Event] = {}
         self._spent: Counter[str] = Counter()
         self._trouble = ""
-        self._answered_s = 0.0
+        self._answered_s = self._not_before_s = 0.0
 
     @property
     def trouble(self) -> str:
@@ -118,7 +120,7 @@ class HttpJudge:
         self._asked[content] = asyncio.Event()
         try:
             # those in front have deadlines of their own
-            async with self._room:
+            async with self._room, _beating():
                 outcome = await self._ask(body)
         finally:
             self._asked.pop(content).set()
@@ -136,14 +138,20 @@ class HttpJudge:
         """Try until there is a number, or no time or budget left. The ledger's time is not the
         endpoint's."""
         settings, asked_s = self._settings, time.monotonic()
-        left_s, pause_s = settings.timeout_s, _FIRST_PAUSE_S
+        left_s, backoff_s = settings.timeout_s, _FIRST_PAUSE_S
         why, num_tries, is_limited = "no try ended", 0, False
         while left_s > 0.0:
+            pause_s = min(left_s, self._not_before_s - time.monotonic())
+            if pause_s > 0.0:
+                is_limited, why = True, self._trouble or why
+                await asyncio.sleep(pause_s)
+                left_s -= pause_s
+                continue
             if settings.max_requests is not None and not await self._budget(self._name, settings.max_requests):
                 return self._spent_all()
             began_s = time.monotonic()
             try:
-                async with asyncio.timeout(left_s), _beating():
+                async with asyncio.timeout(left_s):
                     try:
                         num_tries += 1
                         verdict = await self._try(body, is_first=num_tries == 1)
@@ -152,13 +160,16 @@ class HttpJudge:
                         self._trouble, is_limited = f"{error.how}: {why}", error.how == _LIMITING
                         if not error.again:
                             return self._failure(why)
-                        await asyncio.sleep(max(error.after_s, pause_s * random.uniform(0.5, 1.0)))
+                        if error.after_s > 0.0:
+                            self._not_before_s = time.monotonic() + min(error.after_s, _LONGEST_AFTER_S)
+                        else:
+                            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                     else:
                         self._trouble, self._answered_s = "", time.monotonic()
                         return verdict
             except TimeoutError:
                 self._trouble = self._trouble or f"does not answer within {settings.timeout_s:g} s"
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            backoff_s = min(2 * backoff_s, _LONGEST_PAUSE_S)
             left_s -= time.monotonic() - began_s
         why = f"no number within {settings.timeout_s:g} s; the last try: {why}"
         is_silent = self._answered_s < asked_s

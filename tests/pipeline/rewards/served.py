@@ -24,6 +24,8 @@ class Served:
         self.most_at_once = self.at_once = 0
         self.lock = threading.Lock()
         self.url = ""
+        self.retry_after = "0"
+        self.began_s: list[float] = []
 
 
 @contextmanager
@@ -42,6 +44,7 @@ def served(reply: Callable[[dict[str, Any], int], Reply], *, latency_s: float = 
             with state.lock:
                 number = len(state.requests)
                 state.requests.append(body)
+                state.began_s.append(time.monotonic())
                 state.keys.append(self.headers.get("Authorization"))
                 state.at_once += 1
                 state.most_at_once = max(state.most_at_once, state.at_once)
@@ -55,7 +58,7 @@ def served(reply: Callable[[dict[str, Any], int], Reply], *, latency_s: float = 
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             if status == 429:
-                self.send_header("Retry-After", "0")
+                self.send_header("Retry-After", state.retry_after)
             self.end_headers()
             self.wfile.write(data)
 

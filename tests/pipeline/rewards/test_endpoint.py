@@ -117,6 +117,24 @@ async def test_every_request_retry_cached_number_and_failure_is_counted() -> Non
     }
 
 
+async def test_no_request_is_made_before_the_time_that_a_rate_limit_names() -> None:
+    def reply(body: dict[str, Any], number: int) -> Reply:
+        return (429, b"") if number == 0 else by_length(body, number)
+
+    with served(reply) as server:
+        server.retry_after = "1"
+        outcomes = await judged(server, "a", "bb", "ccc", max_in_flight=1)
+        assert all(isinstance(outcome, Verdict) for outcome in outcomes)
+        first, second, *_ = server.began_s
+        assert second - first >= 1.0
+        assert len(server.requests) == 4
+    with served(lambda body, number: (429, b"")) as server:
+        server.retry_after = "30"
+        (outcome,) = await judged(server, "a", timeout_s=0.5)
+        assert isinstance(outcome, VerifierFailure) and outcome.kind is VerifierFailureKind.OUTAGE
+        assert len(server.requests) == 1
+
+
 async def test_the_trouble_of_an_endpoint_is_told_while_responses_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", KEY)
     replies: list[Reply] = [(429, {"slow down": KEY}), (200, judgement("Score: 5"))]
