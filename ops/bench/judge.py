@@ -1,4 +1,4 @@
-"""What a slow judge costs the generators: runs with a judge behind HTTP, against runs without one.
+"""Cost of a slow judge for the generators: runs with one behind HTTP, and runs without one.
 
     python -m ops.bench.judge --json bench-results/judge.json
 
