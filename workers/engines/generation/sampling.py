@@ -41,12 +41,12 @@ class Penalties:
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> Self | None:
         """Gather the penalties of a batch's rows; None when no row has one."""
-        rows = [row for row, each in enumerate(params) if each.has_penalty]
-        if not rows:
+        named = {row: (p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for row, p in enumerate(params)}
+        named = {row: penalties for row, penalties in named.items() if penalties != (1.0, 0.0, 0.0)}
+        if not named:
             return None
-        named = [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in (params[row] for row in rows)]
-        repetition, frequency, presence = torch.tensor(named, dtype=torch.float32, device=device).split(1, dim=1)
-        return cls(rows, repetition, frequency, presence)
+        columns = torch.tensor(list(named.values()), dtype=torch.float32, device=device)
+        return cls(list(named), *columns.split(1, dim=1))
 
     def apply(self, logits: torch.Tensor, contexts: Contexts) -> torch.Tensor:
         """Return logits [rows, vocabulary] with the penalties; only penalised contexts are read.

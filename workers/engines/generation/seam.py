@@ -37,11 +37,6 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Taken from a token's logit once for each time that it is in the response."""
 
-    @property
-    def has_penalty(self) -> bool:
-        """Whether the distribution depends on which tokens were sampled before."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class WindowRequest:
