@@ -19,7 +19,7 @@ class FinishReason(StrEnum):
     """Why a chunk ends."""
 
     STOP = "stop"
-    """A stop token was sampled; the trajectory is finished."""
+    """A stop token was sampled, or a stop string is complete; the trajectory is finished."""
     LENGTH = "length"
     """The response reached its limit; the trajectory is finished."""
     WINDOW = "window"
@@ -75,14 +75,16 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
     context_tokens: Int32Vector = msgspec.field(name="context_tokens:<i4")
     """int32 [earlier response tokens]: those of the chunks before this one, without the prompt."""
     tokens: Int32Vector = msgspec.field(name="tokens:<i4")
-    """int32 [tokens of this chunk], the stop token included when one was sampled."""
+    """int32 [tokens of this chunk], with the stop token, or all of that which completes a stop
+    string."""
     behavior_logprobs: Float32Vector = msgspec.field(name="behavior_logprobs:<f4")
     """float32 [tokens of this chunk]: log-probability under the distribution sampled from."""
     segments: tuple[Segment, ...]
     """In order; their lengths sum to ``tokens.size``."""
     finish_reason: FinishReason
     response_text: str | None = None
-    """The whole response decoded without special tokens; present on final chunks only."""
+    """The whole response decoded without special tokens, up to the end of its stop string; present
+    on final chunks only."""
     worker: str = ""
     """Incarnation that sampled it, for people: ``generator-0#3``."""
     created_s: float = 0.0

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+def _stop_string(text: str) -> str:
+    if not text or "\ufffd" in text:
+        raise ValueError(f"a stop string is {text!r}; expected characters of a text, so that a response can hold it")
+    return text
+
 
 Positive = Annotated[int, Field(gt=0)]
+StopStrings = tuple[Annotated[str, AfterValidator(_stop_string)], ...]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 

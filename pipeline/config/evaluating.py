@@ -7,7 +7,7 @@ from typing import Final, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import Positive, Section, setting
+from pipeline.config.base import Positive, Section, StopStrings, setting
 from pipeline.config.data_sets import ColumnsSection, DataPath
 
 
@@ -29,6 +29,8 @@ class EvaluationSetSection(Section):
     repetition_penalty: float | None = setting(None, "As evaluation.repetition_penalty.", gt=0.0)
     presence_penalty: float | None = setting(None, "As evaluation.presence_penalty.", ge=-2.0, le=2.0)
     frequency_penalty: float | None = setting(None, "As evaluation.frequency_penalty.", ge=-2.0, le=2.0)
+    stop_strings: StopStrings | None = setting(None, "As evaluation.stop_strings.")
+    max_response_tokens: Positive | None = setting(None, "As evaluation.max_response_tokens.")
 
 
 _SHARED: Final = tuple(
@@ -63,6 +65,10 @@ class EvaluationSection(Section):
     presence_penalty: float = setting(0.0, "Taken from the logit of each token in the response.", ge=-2.0, le=2.0)
     frequency_penalty: float = setting(
         0.0, "Taken from a token's logit for each time that it is in the response.", ge=-2.0, le=2.0
+    )
+    stop_strings: StopStrings | None = setting(None, "Absent: generation.stop_strings.")
+    max_response_tokens: Positive | None = setting(
+        None, "A response is cut at this length. Absent: generation.max_response_tokens, which is also the most."
     )
     timeout_s: float = setting(600.0, "After this time an evaluation counts the responses that are there.", gt=0.0)
     main: str | None = setting(

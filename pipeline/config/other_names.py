@@ -50,6 +50,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "staleness.eta": "staleness_threshold async_queue_size",
     "generation.max_response_tokens": "max_completion_length max_new_tokens max_response_length response_length "
     "generate_max_len",
+    "generation.stop_strings": "stop stop_words stop_sequences",
     "generation.num_slots": "max_num_seqs",
     "generation.engine": "use_vllm",
     "generation.vllm.tensor_parallel_size": "vllm_tensor_parallel_size tensor_model_parallel_size",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.config.base import Positive, Section, setting
+from pipeline.config.base import Positive, Section, StopStrings, setting
 
 
 class RunSection(Section):
@@ -65,6 +65,11 @@ class GenerationSection(Section):
     presence_penalty: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=-2.0, le=2.0)
     frequency_penalty: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=-2.0, le=2.0)
     stop_token_ids: tuple[int, ...] = setting((), "Besides the tokenizer's end-of-sequence token.")
+    stop_strings: StopStrings = setting(
+        (),
+        "A response ends with the token after which its text holds one of these. That token is trained on, whole; the "
+        "verifier sees the text up to the end of the stop string.",
+    )
     swap: Literal["token", "window"] = setting(
         "token", "New weights are loaded between two tokens, or between two windows."
     )

@@ -39,6 +39,13 @@ def check_sampling(generation: GenerationSection, evaluation: EvaluationSection)
             f"generation.{name} is {given:g}, {what}; expected {off} in training. {why}, so its ratios would be wrong. "
             f"Leave it at {off}; evaluation.{name} may be set"
         )
+    for what, one in evaluation.named():
+        if one.max_response_tokens is not None and one.max_response_tokens > generation.max_response_tokens:
+            raise ValueError(
+                f"{what}.max_response_tokens is {one.max_response_tokens}, above generation.max_response_tokens "
+                f"{generation.max_response_tokens}, for which engines and ledger have room; lower it, or raise "
+                "generation.max_response_tokens"
+            )
     if generation.engine == "vllm":
         temperatures = {"generation": generation.temperature} | {
             what: one.temperature for what, one in evaluation.named()

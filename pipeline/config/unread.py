@@ -90,6 +90,11 @@ _RULES = (
         lambda c: c.evaluation.every_updates == 0,
         "evaluation.every_updates is 0, so there is none while the run trains",
     ),
+    _Rule(
+        "generation.stop_strings evaluation.stop_strings",
+        lambda c: c.generation.engine == "emulated",
+        "generation.engine is emulated, whose responses are drawn beforehand",
+    ),
     _Rule("generation.vllm.", lambda c: c.generation.engine != "vllm", "generation.engine is not vllm"),
     _Rule("reference.vllm.", lambda c: c.reference.backend != "vllm", "reference.backend is not vllm"),
     _Rule("learner.deepspeed.", lambda c: c.learner.backend != "deepspeed", "learner.backend is not deepspeed"),

@@ -38,6 +38,10 @@ class TextTokenizer:
         self._special_tokens = dict(special_tokens)
         self._template_text = template
         self._template: jinja2.Template | None = None
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = {token.content: number for number, token in added.items() if token.special}
+        """Id of each special token, by its text."""
+        self._silent = frozenset(self.special_ids.values())
         self.digest = digest
         """Hex SHA-256 of the files it was read from."""
 
@@ -67,6 +71,11 @@ class TextTokenizer:
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of tokens; bytes that are not UTF-8 become U+FFFD."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+
+    def has_text(self, token: int) -> bool:
+        """Whether ``decode`` reads a token: special ones and ids that there are not have no
+        text."""
+        return token not in self._silent and self._tokenizer.id_to_token(token) is not None
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         """Return a conversation as text; as a prompt, up to where the assistant's answer begins.

@@ -135,6 +135,9 @@ class EvaluationRequest:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    stop_strings: tuple[str, ...] = ()
+    max_response_tokens: int | None = None
+    """None: the run's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from pipeline.preflight.model_folder import read_model_config
 from pipeline.preflight.optimizer import check_optimizer
 from pipeline.preflight.ranks import check_ranks
 from pipeline.preflight.reward_model import check_reward_model, longest_input
+from pipeline.preflight.stop_strings import check_stop_strings
 from pipeline.preflight.value_model import value_source
 from pipeline.preflight.vllm import ask_vllm, check_vllm, check_vllm_reference
 from pipeline.rewards.pool import VerifierPool
@@ -65,7 +66,9 @@ def preflight(config: RunConfig) -> Preflight:
     if config.value.path is not None and config.declaration.has_critic:
         value_source(config.value.path)
     _check_reward_model(config)
-    source = PromptSource(config, load_text_tokenizer(config.model.path))
+    tokenizer = load_text_tokenizer(config.model.path)
+    check_stop_strings(config, tokenizer)
+    source = PromptSource(config, tokenizer)
     findings = [f"model: {config.model.path} ({model.get('model_type', 'unknown type')})"]
     findings += [f"training: {line}" for line in source.report.lines()]
     if config.has_evaluation:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,14 @@ import pytest
 from transformers import PreTrainedModel
 
 from protocol.errors import EngineDied
+from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason
 from tests.vllm.cores import BLOCK, POSITIONS
 from tests.vllm.test_parity import probed
 from tests.workers.engines.distributions import check_window
 from tests.workers.engines.generation_contract import continued, drain, request
-from tests.workers.engines.model_contract import KINDS, check_logprobs, forward, mixed_forward
-from tests.workers.engines.tiny import VOCABULARY, tiny_model
+from tests.workers.engines.model_contract import KINDS, check_logprobs, end_of, forward, mixed_forward
+from tests.workers.engines.tiny import VOCABULARY, tiny_model, tiny_tokenizer
 from workers.engines.generation.seam import SampledWindow
 from workers.engines.generation.vllm.arguments import engine_arguments
 from workers.engines.generation.vllm.background import BackgroundCore
@@ -53,7 +55,8 @@ def new() -> PreTrainedModel:
 def engine_on(core: BackgroundCore, *, kv_policy: str = "keep", pause: str = "keep") -> VllmEngine:
     settings = {"kv_policy": kv_policy, "pause": pause}
     state = model_state(tiny_model().config)
-    return VllmEngine(core, state, num_slots=8, vocabulary=VOCABULARY, positions=POSITIONS, **settings)  # type: ignore[arg-type]
+    sizes = {"num_slots": 8, "vocabulary": VOCABULARY, "positions": POSITIONS}
+    return VllmEngine(core, state, tokenizer=tiny_tokenizer(), **sizes, **settings)  # type: ignore[arg-type]
 
 
 def begin(engine: VllmEngine) -> list[SampledWindow]:
@@ -123,6 +126,44 @@ def test_a_swap_in_flight_makes_true_segments_and_true_logprobs(
         else:
             truth = mixed_forward(old, new, each, window, kept=each.prompt_tokens.size + at - 1)
         np.testing.assert_allclose(window.behavior_logprobs, truth, atol=1e-3)
+
+
+@pytest.mark.parametrize("pause", ["keep", "wait", "abort"])
+def test_vllm_decodes_on_past_a_stop_string_and_no_token_after_it_is_kept(
+    core, old, tmp_path: Path, pause: str
+) -> None:
+    engine = engine_on(core, pause=pause)
+    engine.load_weights(probed(old, tmp_path / "0"), 0)
+    requests = [request(n, window=200, limit=200) for n in range(8)]
+    for each in requests:
+        engine.submit(each)
+    free = {name: window.tokens for name, window in drain(engine).items()}
+    stop = tiny_tokenizer().decode(free[requests[0].trajectory].tolist())[30:34]
+    asked = {each.trajectory: replace(each, stop_strings=(stop,)) for each in requests}
+    for each in asked.values():
+        engine.submit(each)
+    early = begin(engine)
+    # a swap to the same weights, by which some are cut
+    engine.load_weights(probed(old, tmp_path / "1"), 1)
+    rows = [*early, *drain(engine).values()]
+    windows = {window.trajectory: window for window in rows}
+    assert len(windows) == len(rows)
+    done: set[TrajectoryId] = set()
+    while len(done) < len(asked):
+        for name, window in windows.items():
+            check_window(old, asked[name], window)
+            assert window.tokens.size == sum(segment.num_tokens for segment in window.segments)
+            asked[name] = continued(asked[name], window)
+            if window.finish_reason.is_final:
+                done.add(name)
+                end = end_of(free[name], stop)
+                np.testing.assert_array_equal(asked[name].response_tokens, free[name][:end])
+                assert window.finish_reason is (FinishReason.LENGTH if end is None else FinishReason.STOP)
+        for name, each in asked.items():
+            if name not in done:
+                engine.submit(each)
+        windows = drain(engine)
+    assert end_of(free[requests[0].trajectory], stop) is not None
 
 
 @pytest.mark.parametrize("pause", ["wait", "abort"])

@@ -16,7 +16,7 @@ from tests.vllm.cores import BLOCK, POSITIONS, CorePool
 from tests.workers.engines.distributions import check_window
 from tests.workers.engines.generation_contract import continued, drain, request
 from tests.workers.engines.model_contract import KINDS, ModelContract, published
-from tests.workers.engines.tiny import VOCABULARY
+from tests.workers.engines.tiny import VOCABULARY, tiny_tokenizer
 from workers.engines.generation.seam import GenerationEngine, SampledWindow
 from workers.engines.generation.vllm.engine import VllmEngine
 from workers.engines.model.loading import model_state
@@ -43,6 +43,7 @@ class TestVllmInProcess(ModelContract):
             positions=POSITIONS,
             stop_token_ids=stop,
             kv_policy=kv_policy,
+            tokenizer=tiny_tokenizer(),
         )
 
     # vLLM refuses a Qwen2 of which only some layers slide

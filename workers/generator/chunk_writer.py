@@ -26,6 +26,7 @@ from protocol.codec import Encoded, encode_once
 from protocol.ids import ChunkId, Role
 from protocol.trajectory import FinishReason, TrajectoryChunk
 from workers.engines.generation.seam import SampledWindow
+from workers.engines.generation.stopping import text_to_stop
 from workers.generator.held_trajectories import Held, HeldTrajectories
 
 _NUM_WRITERS = 16
@@ -129,6 +130,9 @@ class ChunkWriter:
         text = None
         if window.finish_reason.is_final:
             text = self._tokenizer.decode(np.concatenate([held.response_tokens, window.tokens]).tolist())
+        stop_strings = held.stop_strings(self._ctx.config)
+        if text is not None and stop_strings and window.finish_reason is FinishReason.STOP:
+            text = text_to_stop(text, stop_strings)
         return TrajectoryChunk(
             id=ChunkId(window.trajectory, held.next_index),
             prompt=held.prompt,

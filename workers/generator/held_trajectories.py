@@ -74,6 +74,10 @@ class Held:
         """The trajectory's id."""
         return self.lease.trajectory
 
+    def stop_strings(self, config: RunConfig) -> tuple[str, ...]:
+        """Return the strings of which one ends the response: the run's, or the evaluation's own."""
+        return (config.generation if self.lease.evaluation is None else self.lease.evaluation).stop_strings
+
     def request(self, config: RunConfig) -> WindowRequest:
         """Return the request for the next window, at the run's sampling or the evaluation's own."""
         generation, evaluation = config.generation, self.lease.evaluation
@@ -92,9 +96,10 @@ class Held:
             prompt_tokens=self.prompt.tokens,
             response_tokens=self.response_tokens,
             window_tokens=generation.window_tokens,
-            max_response_tokens=generation.max_response_tokens,
+            max_response_tokens=of.max_response_tokens or generation.max_response_tokens,
             sampling=sampling,
             seed=config.run.seed,
+            stop_strings=self.stop_strings(config),
         )
 
 

@@ -71,6 +71,7 @@ class Evaluations:
         if policy_version == self._last_version:
             return
         self._last_version = policy_version
+        generation = self._ctx.config.generation
         for held_out, settings in self._sets.values():
             request = EvaluationRequest(
                 number=self.next_number,
@@ -84,6 +85,8 @@ class Evaluations:
                 repetition_penalty=settings.repetition_penalty,
                 presence_penalty=settings.presence_penalty,
                 frequency_penalty=settings.frequency_penalty,
+                stop_strings=generation.stop_strings if settings.stop_strings is None else settings.stop_strings,
+                max_response_tokens=settings.max_response_tokens,
                 first_prompt=held_out.first,
                 set=held_out.name,
             )

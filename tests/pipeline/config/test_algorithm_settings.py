@@ -78,6 +78,13 @@ def run_file(tmp_path: Path) -> Path:
         (["generation.repetition_penalty=1.1"], "depends on how often each token came", "Leave it at 1"),
         (["generation.presence_penalty=0.5"], "expected 0 in training", "evaluation.presence_penalty may be set"),
         (["generation.frequency_penalty=-1"], "is -1, a distribution", "evaluation.frequency_penalty may be set"),
+        (['generation.stop_strings=["a", ""]'], "a stop string is ''", "expected characters"),
+        (['evaluation.stop_strings=["\ufffd"]'], "a stop string is", "expected characters"),
+        (
+            ['evaluation.sets=[{name="a", files=["x"], max_response_tokens=4096}]'],
+            "evaluation.sets a.max_response_tokens is 4096, above generation.max_response_tokens 2048",
+            "lower it, or raise",
+        ),
         (
             ["generation.engine=vllm", "generation.temperature=0.005"],
             "generation.temperature is 0.005, and vLLM samples at 0.01 then",

@@ -54,6 +54,11 @@ def run_file(tmp_path: Path) -> Path:
         (["evaluation.num_prompts=5"], {"evaluation.num_prompts"}),
         (["evaluation.num_prompts=5", 'data.evaluation=["h.jsonl"]'], set()),
         (["generation.vllm.pause=wait"], {"generation.vllm.pause"}),
+        (['generation.stop_strings=["x"]'], set()),
+        (
+            ['generation.stop_strings=["x"]', "generation.engine=emulated", "learner.backend=emulated"],
+            {"generation.stop_strings"},
+        ),
         (["learner.lora.alpha=8"], {"learner.lora.alpha"}),
         (["learner.final_rate_share=0.1"], {"learner.final_rate_share"}),
         (["learner.schedule=cosine", "learner.final_rate_share=0.1"], set()),

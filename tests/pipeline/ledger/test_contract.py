@@ -541,7 +541,7 @@ async def test_a_window_without_credit_is_parked_and_goes_on_before_new_prompts(
 async def test_evaluation_goes_first_takes_no_credit_and_keeps_only_its_samples(bench):
     ledger = await bench.open(make_spec())
     request = EvaluationRequest(
-        3, policy_version=1, num_prompts=2, samples_per_prompt=1, temperature=0.0, min_p=0.1, frequency_penalty=0.5
+        *(3, 1, 2, 1, 0.0), min_p=0.1, frequency_penalty=0.5, stop_strings=("é", "b"), max_response_tokens=7
     )
     for _ in range(2):
         await ledger.request_evaluation(LEARNER, request)

@@ -46,6 +46,7 @@ def request(
     limit: int = LIMIT,
     sampling: SamplingParams | None = None,
     seed: int = 0,
+    stop_strings: tuple[str, ...] = (),
 ) -> WindowRequest:
     """Make a request; its prompt depends on its group, four members a group."""
     if prompt is None:
@@ -59,6 +60,7 @@ def request(
         max_response_tokens=limit,
         sampling=sampling or SamplingParams(1.0),
         seed=seed,
+        stop_strings=stop_strings,
     )
 
 

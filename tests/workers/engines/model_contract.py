@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from protocol.errors import WeightsRejected
+from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Segment
 from tests.workers.engines.distributions import check_window
 from tests.workers.engines.generation_contract import (
@@ -26,7 +28,7 @@ from tests.workers.engines.generation_contract import (
     drain,
     request,
 )
-from tests.workers.engines.tiny import VOCABULARY, plain_logprobs, tiny_model
+from tests.workers.engines.tiny import VOCABULARY, plain_logprobs, tiny_model, tiny_tokenizer
 from workers.engines.generation.seam import GenerationEngine, SampledWindow, SamplingParams, WindowRequest
 
 KINDS = [
@@ -216,6 +218,80 @@ class ModelContract(GenerationContract):
             assert (got.finish_reason, got.tokens.size) == (reason, num)
             np.testing.assert_array_equal(got.tokens, tokens[:num])
 
+    @pytest.mark.parametrize("window", [1, 3, 40])
+    def test_a_stop_string_ends_a_response_with_the_token_that_completes_it(self, start, old, window: int) -> None:
+        """It spans tokens, and with small windows their borders, and engines take turns."""
+        tokenizer, numbers = tiny_tokenizer(), range(6)
+        free = {n: each.tokens for n, each in self.whole(start, numbers).items()}
+        texts = {n: tokenizer.decode(tokens.tolist()) for n, tokens in free.items()}
+        # of four letters, so that tokens share it; the first response has it late
+        stop = texts[0][-9:-5]
+        ends = {n: end_of(tokens, stop) for n, tokens in free.items()}
+        assert ends[0] is not None
+        assert free[0].size - 5 < ends[0] < free[0].size
+        engines = [start(num_slots=4), start(num_slots=3)]
+        asked = {n: request(n, window=window, stop_strings=("never", stop)) for n in numbers}
+        reasons: dict[int, FinishReason] = {}
+        num_sampled = turn = 0
+        while len(reasons) < len(asked):
+            engine, turn = engines[turn % 2], turn + 1
+            for n in asked:
+                if n not in reasons:
+                    engine.submit(asked[n])
+            for n, got in by_number(drain(engine)).items():
+                check_window(old, asked[n], got)
+                assert got.tokens.size == sum(segment.num_tokens for segment in got.segments) > 0
+                num_sampled += got.tokens.size
+                asked[n] = continued(asked[n], got)
+                if got.finish_reason.is_final:
+                    reasons[n] = got.finish_reason
+        for n, end in ends.items():
+            np.testing.assert_array_equal(asked[n].response_tokens, free[n][:end])
+            by_itself = FinishReason.STOP if free[n][-1] == STOP else FinishReason.LENGTH
+            assert reasons[n] == (by_itself if end is None else FinishReason.STOP)
+        assert sum(engine.stats().num_sampled_tokens for engine in engines) == num_sampled
+
+    def test_a_stop_string_wins_over_a_limit_at_the_same_token_and_a_limit_before_it(self, start) -> None:
+        free = self.whole(start, [0])[0].tokens
+        stop = tiny_tokenizer().decode(free.tolist())[10:13]
+        end = end_of(free, stop)
+        assert end is not None
+        for limit, reason in ((end, FinishReason.STOP), (end - 1, FinishReason.LENGTH)):
+            for window in (2, limit):
+                engine, asked = start(), request(window=window, limit=limit, stop_strings=(stop,))
+                while True:
+                    engine.submit(asked)
+                    (got,) = drain(engine).values()
+                    asked = continued(asked, got)
+                    if got.finish_reason.is_final:
+                        break
+                assert (got.finish_reason, asked.response_tokens.size) == (reason, limit)
+
+    def test_cut_and_forgotten_requests_leave_no_stop_string_behind(self, start) -> None:
+        free = self.whole(start, [0])[0].tokens
+        text = tiny_tokenizer().decode(free.tolist())
+        stop = text[12:16]
+        end = end_of(free, stop)
+        assert end is not None
+        for leave in ("cut", "forget"):
+            engine = start(num_slots=1)
+            asked = request(window=LIMIT, stop_strings=(stop,))
+            engine.submit(asked)
+            early = engine.advance(2)
+            assert early == []
+            if leave == "cut":
+                (window,) = engine.cut()
+                asked = continued(asked, window)
+            else:
+                engine.forget(asked.trajectory)
+            # the same trajectory without stop strings, and then with them
+            engine.submit(replace(asked, stop_strings=()))
+            (whole,) = drain(engine).values()
+            np.testing.assert_array_equal(np.concatenate([asked.response_tokens, whole.tokens]), free)
+            engine.submit(asked)
+            (rest,) = drain(engine).values()
+            np.testing.assert_array_equal(np.concatenate([asked.response_tokens, rest.tokens]), free[:end])
+
     def test_a_retained_slot_is_not_used_for_a_context_that_went_on_elsewhere(self, start, old) -> None:
         engine = start(stop=())
         first = request(window=5)
@@ -288,6 +364,17 @@ class ModelContract(GenerationContract):
         engine.load_weights(good | {"lm_head.weight": good["model.embed_tokens.weight"].clone()}, 1)
         engine.submit(request(0))
         check_logprobs(new, request(0), drain(engine)[request(0).trajectory])
+
+
+def end_of(tokens: np.ndarray, stop: str) -> int | None:
+    """Return after how many tokens the text holds a stop string; None when it never does."""
+    tokenizer = tiny_tokenizer()
+    return next((n for n in range(1, tokens.size + 1) if stop in tokenizer.decode(tokens[:n].tolist())), None)
+
+
+def by_number(windows: Mapping[TrajectoryId, SampledWindow]) -> dict[int, SampledWindow]:
+    """Return windows by the number of their request."""
+    return {4 * name.group + name.member: window for name, window in windows.items()}
 
 
 def forward(model: PreTrainedModel, asked: WindowRequest, window: SampledWindow) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, decoders, models
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -18,6 +19,7 @@ from transformers import (
 )
 
 from pipeline.algorithms.batching import TrainingSample
+from pipeline.data.tokenizer import TextTokenizer
 
 VOCABULARY = 64
 ARCHITECTURES: dict[str, tuple[type, type[PreTrainedModel]]] = {
@@ -53,6 +55,18 @@ def tiny_model(
     # in place; transformers' own method loses the type
     torch.nn.Module.to(model, dtype)
     return model
+
+
+def tiny_tokenizer() -> TextTokenizer:
+    """Make a tokenizer of the tiny models' vocabulary: of one to three letters each, token 1
+    special."""
+    names = [
+        chr(ord("a") + number % 5) * (1 + number % 3) + chr(ord("A") + number // 5) for number in range(VOCABULARY)
+    ]
+    tokenizer = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token=names[0]))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([names[1]])
+    return TextTokenizer(tokenizer, {}, None, "")
 
 
 def ragged(rng: np.random.Generator, num: int, longest: int = 90) -> list[tuple[np.ndarray, int]]:

@@ -58,6 +58,10 @@ EVALUATED: dict[str, Any] = {
     "frequency_penalty": 0.8,
 }
 
+STOP_STRINGS = ("+-", "never")
+ENDED: dict[str, Any] = {"stop_strings": ("ab", "cd"), "max_response_tokens": LIMIT - 1}
+"""Of the evaluation."""
+
 
 def response(trajectory: TrajectoryId) -> list[int]:
     """Even members end by themselves within their third window; odd ones never do."""
@@ -77,7 +81,9 @@ def config_of(folder: Path) -> RunConfig:
         ),
         "algorithm": AlgorithmSection(name="vapo", group_size=2, groups_per_update=2, kl_coefficient=0.1),
         # set directly, without the other settings that a run file may need beside it
-        "generation": GenerationSection(window_tokens=WINDOW, max_response_tokens=LIMIT).model_copy(update=TRAINED),
+        "generation": GenerationSection(window_tokens=WINDOW, max_response_tokens=LIMIT).model_copy(
+            update={**TRAINED, "stop_strings": STOP_STRINGS}
+        ),
         "wire": WireSection(send_timeout_s=5.0),
     }
     return small_config(folder).model_copy(update=sections)
@@ -117,7 +123,7 @@ async def sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sampled:
         )
         generator = Generator(ctx)
         await generator.setup()
-        asked = EvaluationRequest(0, 0, num_prompts=2, samples_per_prompt=2, first_prompt=1, **EVALUATED)
+        asked = EvaluationRequest(0, 0, num_prompts=2, samples_per_prompt=2, first_prompt=1, **EVALUATED, **ENDED)
         await ctx.ledger.request_evaluation(LEARNER, asked)
         async with asyncio.timeout(30.0):
             await generator.run()
@@ -155,6 +161,7 @@ async def test_every_window_request_has_its_prompt_its_prefix_and_the_runs_sampl
         ]
         for request in requests:
             assert request.sampling == SamplingParams(**TRAINED)
+            assert request.stop_strings == STOP_STRINGS
             assert (request.window_tokens, request.max_response_tokens, request.seed) == (WINDOW, LIMIT, SEED)
             assert request.prompt_tokens.tolist() == sampled.source.at(trajectory.group).tokens.tolist()
 
@@ -169,7 +176,8 @@ async def test_evaluation_is_sampled_from_held_out_prompts_at_the_evaluations_ow
         ]
         for request in requests:
             assert request.sampling == SamplingParams(**EVALUATED)
-            assert (request.window_tokens, request.max_response_tokens, request.seed) == (WINDOW, LIMIT, SEED)
+            assert {name: getattr(request, name) for name in ENDED} == ENDED
+            assert (request.window_tokens, request.seed) == (WINDOW, SEED)
             assert request.prompt_tokens.tolist() == held_out[trajectory.group]
     assert len(sampled.engine.requests) == 3 * (len(TRAINING) + len(EVALUATION)), "each window once"
 
@@ -190,7 +198,20 @@ async def test_chunks_hold_what_was_sampled_after_the_prefix_that_it_was_sampled
                 assert (chunk.finish_reason, chunk.response_text) == (FinishReason.WINDOW, None)
             else:
                 ended = FinishReason.STOP if trajectory.member % 2 == 0 else FinishReason.LENGTH
-                assert (chunk.finish_reason, chunk.response_text) == (ended, tokenizer.decode(tokens))
+                assert chunk.finish_reason is ended
+                if trajectory == TRAINING[0]:
+                    assert tokenizer.decode(tokens).startswith("789+-=")
+                    assert chunk.response_text == "789+-", "up to its stop string"
+                else:
+                    assert chunk.response_text == tokenizer.decode(tokens)
+                    has_string = "+-" in tokenizer.decode(tokens)
+                    assert has_string is (trajectory == TRAINING[1]), "cut at the limit, it is whole"
+
+
+async def test_an_evaluations_text_ends_with_its_own_stop_string(sampled: Sampled) -> None:
+    texts = {chunk.trajectory: chunk.response_text for chunk in sampled.received[Role.REWARD].values()}
+    assert texts[EVALUATION[0]] == "789+-=ab"
+    assert texts[EVALUATION[2]] == "bcd"
 
 
 async def test_scorers_get_what_they_score_and_no_more(sampled: Sampled) -> None:

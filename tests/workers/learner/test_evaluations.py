@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -53,7 +53,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def _opened(tmp_path: Path, **settings: float) -> AsyncIterator[Bench]:
+async def _opened(tmp_path: Path, **settings: Any) -> AsyncIterator[Bench]:
     clock = ManualClock()
     ledger = MemoryLedger(lambda _: 1, clock.time)
     await ledger.open(make_spec())
@@ -146,7 +146,7 @@ async def test_numbers_go_on_after_a_restart_and_prompts_are_those_there_are(tmp
 
 
 async def test_an_evaluation_is_asked_for_as_the_run_has_it_set(tmp_path: Path) -> None:
-    sampling = {
+    sampling: dict[str, Any] = {
         "temperature": 0.7,
         "top_p": 0.6,
         "top_k": 9,
@@ -155,6 +155,7 @@ async def test_an_evaluation_is_asked_for_as_the_run_has_it_set(tmp_path: Path) 
         "presence_penalty": 0.3,
         "frequency_penalty": -0.4,
     }
+    sampling |= {"stop_strings": ("Q:",), "max_response_tokens": 5}
     settings = {"num_prompts": 3, "samples_per_prompt": 5} | sampling
     async with _opened(tmp_path, **settings) as bench:
         await bench.evaluations.request(9)
@@ -168,6 +169,17 @@ async def test_a_version_that_was_just_evaluated_is_not_evaluated_again(tmp_path
         for version in (8, 9, 9):
             await bench.evaluations.request(version)
         assert bench.evaluations.pending == ((0, 8), (1, 9))
+
+
+async def test_an_evaluation_ends_responses_as_training_does_unless_it_is_set(tmp_path: Path) -> None:
+    sets = [{"name": "a", "files": ["a"]}, {"name": "b", "files": ["b"], "stop_strings": []}]
+    async with _opened(tmp_path, sets=sets) as bench:
+        generation = bench.ctx.config.generation.model_copy(update={"stop_strings": ("</b>",)})
+        bench.ctx.config = bench.ctx.config.model_copy(update={"generation": generation})
+        held_out = (HeldOutSource("a", 0, 5), HeldOutSource("b", 5, 2))
+        await Evaluations(bench.ctx, bench.rows.append, sets=held_out).request(3)
+        states = [await bench.ledger.evaluation(number) for number in (0, 1)]
+        assert [state and state.request.stop_strings for state in states] == [("</b>",), ()]
 
 
 async def test_an_evaluation_is_recorded_in_the_step_in_which_it_is_no_longer_pending(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ class WindowRequest:
     sampling: SamplingParams
     seed: int
     """The run's; the token at response position p is drawn from stream (seed, trajectory, p)."""
+    stop_strings: tuple[str, ...] = ()
+    """The response ends with the first token after which its text holds one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class SampledWindow:
 
     trajectory: TrajectoryId
     tokens: np.ndarray
-    """int32 [new tokens], the stop token included"""
+    """int32 [new tokens], the stop token included, or the token that completes a stop string"""
     behavior_logprobs: np.ndarray
     """float32 [new tokens], of the distribution really sampled from, by ``SamplingParams``"""
     segments: tuple[Segment, ...]

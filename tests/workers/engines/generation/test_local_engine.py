@@ -22,7 +22,7 @@ from protocol.errors import ConfigError, DataError, EngineError
 from protocol.ids import TrajectoryId
 from tests.workers.engines.generation_contract import drain, request
 from tests.workers.engines.model_contract import ModelContract, published
-from tests.workers.engines.tiny import VOCABULARY, tiny_model
+from tests.workers.engines.tiny import VOCABULARY, tiny_model, tiny_tokenizer
 from workers.engines.build import build_engine
 from workers.engines.generation.local import dense
 from workers.engines.generation.local.cache import SlotCache, SlotLayer
@@ -41,7 +41,9 @@ class LocalContract(ModelContract):
         stop: Iterable[int] = (1,),
         kv_policy: Literal["keep", "recompute"] = "keep",
     ) -> GenerationEngine:
-        return LocalEngine(model, num_slots=num_slots, stop_token_ids=stop, kv_policy=kv_policy)
+        return LocalEngine(
+            model, num_slots=num_slots, stop_token_ids=stop, kv_policy=kv_policy, tokenizer=tiny_tokenizer()
+        )
 
 
 class TestLocalEngineByTransformers(LocalContract):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pipeline.data.tokenizer import load_text_tokenizer
 from workers.engines.generation.local.engine import LocalEngine
 from workers.engines.model.loading import load_model, load_tokenizer, resolve_device, resolve_dtype, stop_token_ids
 
@@ -26,4 +27,5 @@ def build_local(config: RunConfig, model_path: Path) -> LocalEngine:
         num_slots=generation.num_slots,
         stop_token_ids=stop_token_ids(load_tokenizer(model_path), model, generation.stop_token_ids),
         kv_policy=generation.kv_policy,
+        tokenizer=load_text_tokenizer(model_path),
     )

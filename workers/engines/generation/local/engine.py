@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -27,9 +27,13 @@ from workers.engines.generation.local.forward import SlotForward
 from workers.engines.generation.local.slots import Occupant, SlotTable
 from workers.engines.generation.sampling import Distributions, sample
 from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
+from workers.engines.generation.stopping import StopSearch, stop_search
 from workers.engines.generation.torch_weights import TorchWeights
 from workers.engines.generation.windows import check_request, is_live_already
 from workers.engines.model.rng import uniforms
+
+if TYPE_CHECKING:
+    from pipeline.data.tokenizer import TextTokenizer
 
 ADMIT_SHARE = 16
 """New requests enter once 1 / ADMIT_SHARE of the slots is free: any prefill costs about a step."""
@@ -47,14 +51,18 @@ class LocalEngine(TorchWeights):
         num_slots: int,
         stop_token_ids: Iterable[int] = (),
         kv_policy: Literal["keep", "recompute"] = "keep",
+        tokenizer: TextTokenizer | None = None,
     ) -> None:
-        """Take over a model, whose weights count only from the first ``load_weights`` on."""
+        """Take over a model, whose weights count only from the first ``load_weights`` on. Requests
+        with stop strings need the tokenizer."""
         self._forward = SlotForward(model, num_slots)
         self._slots = SlotTable(num_slots, self._forward.cache)
         self._waiting: deque[WindowRequest] = deque()
         self._waiting_names: set[TrajectoryId] = set()
         self._steps_held = 0
         self._kv_policy = kv_policy
+        self._tokenizer = tokenizer
+        self._searches: dict[TrajectoryId, StopSearch] = {}
         self._must_recompute = False
         self.num_slots = num_slots
         self.policy_version = -1
@@ -78,12 +86,15 @@ class LocalEngine(TorchWeights):
         held = self._slots.find(request.trajectory)
         if (held is not None and held.is_live) or request.trajectory in self._waiting_names:
             raise is_live_already(request)
+        if request.stop_strings:
+            self._searches[request.trajectory] = stop_search(request, self._tokenizer)
         self._waiting.append(request)
         self._waiting_names.add(request.trajectory)
 
     @torch.inference_mode()
     def forget(self, trajectory: TrajectoryId) -> None:
         """Free all state of a trajectory, live, waiting or retained; unknown ones are ignored."""
+        self._searches.pop(trajectory, None)
         if trajectory in self._waiting_names:
             self._waiting_names.remove(trajectory)
             self._waiting = deque(request for request in self._waiting if request.trajectory != trajectory)
@@ -101,6 +112,7 @@ class LocalEngine(TorchWeights):
         """End every live request at the present token, by the seam's contract."""
         self._waiting.clear()
         self._waiting_names.clear()
+        self._searches.clear()
         live = self._slots.live()
         lengths = self._slots.arrays.lengths
         windows = [self._window(o, FinishReason.WINDOW) for o in live if lengths[o.row] > o.start]
@@ -211,9 +223,18 @@ class LocalEngine(TorchWeights):
         lengths += 1
         self._num_decode_steps += 1
         self._num_sampled_tokens += n
-        stopped = self._is_stop[tokens]
+        stopped = self._is_stop[tokens] | self._complete_stop_strings(tokens)
         over = stopped | (lengths == arrays.ends[:n])
         return self._finish(np.flatnonzero(over), stopped) if over.any() else []
+
+    def _complete_stop_strings(self, tokens: np.ndarray) -> np.ndarray:
+        """Return bool [rows]: whose text holds a stop string with its new token."""
+        stopped = np.zeros(tokens.size, bool)
+        if self._searches:
+            for occupant in self._slots.live():
+                search = self._searches.get(occupant.trajectory)
+                stopped[occupant.row] = search is not None and search.feed([int(tokens[occupant.row])]) is not None
+        return stopped
 
     def _context(self, row: int) -> tuple[np.ndarray, int]:
         return self._slots.context(row), int(self._slots.arrays.offsets[row])
@@ -233,6 +254,7 @@ class LocalEngine(TorchWeights):
                 reason = FinishReason.WINDOW
             windows.append(self._window(occupant, reason))
             ending.append(occupant)
+            self._searches.pop(occupant.trajectory, None)
         for occupant, window in zip(ending, windows, strict=True):
             self._slots.end(occupant, retain=not window.finish_reason.is_final)
         self._settle()

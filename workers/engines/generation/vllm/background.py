@@ -118,6 +118,10 @@ class BackgroundCore:
         except queue.Empty:
             return [sample for sample in samples if self._streams.pop(sample.name, None) is not None]
 
+    def sampled(self, name: str, start: int) -> Sequence[int]:
+        """Return the tokens of a live request that were reported by now, from ``start`` on."""
+        return self._streams[name].tokens[start:]
+
     def cut(self, names: Sequence[str]) -> list[CoreSample]:
         """End requests at the present token; return those with a token, ended ones among them."""
 

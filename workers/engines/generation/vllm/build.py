@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoConfig
 
+from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.preflight.vllm import check_versions
 from protocol.errors import ConfigError, EngineError
 from workers.engines.generation.vllm.arguments import arguments_of
@@ -48,6 +49,7 @@ def build_vllm(config: RunConfig, model_path: Path) -> VllmEngine:
         kv_policy=generation.kv_policy,
         pause=generation.vllm.pause,
         tolerance=tolerance(config),
+        tokenizer=load_text_tokenizer(model_path),
     )
 
 

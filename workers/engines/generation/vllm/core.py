@@ -6,7 +6,7 @@ caller's thread, and ``background`` drives processes that run on by themselves."
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -52,6 +52,16 @@ class CoreSample:
     is_over: bool
     """False when it was cut."""
 
+    def up_to(self, num_tokens: int) -> CoreSample:
+        """Return the first ``num_tokens`` of its tokens."""
+        left, spans = num_tokens, list[tuple[int, int]]()
+        for version, size in self.spans:
+            if left > 0:
+                spans.append((version, min(size, left)))
+            left -= size
+        tokens, logprobs = self.tokens[:num_tokens], self.logprobs[:num_tokens]
+        return replace(self, tokens=tokens, logprobs=logprobs, spans=tuple(spans))
+
 
 class Core(Protocol):
     """vLLM with a model, for one thread."""
@@ -73,6 +83,10 @@ class Core(Protocol):
     def step(self, timeout_s: float) -> list[CoreSample]:
         """Decode once, or wait at most ``timeout_s`` for a core that decodes by itself; return the
         samples that are over. Raises EngineDied."""
+        ...
+
+    def sampled(self, name: str, start: int) -> Sequence[int]:
+        """Return the tokens of a live request that were sampled so far, from ``start`` on."""
         ...
 
     def cut(self, names: Sequence[str]) -> list[CoreSample]:

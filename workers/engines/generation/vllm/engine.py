@@ -24,7 +24,7 @@ import itertools
 import secrets
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -34,12 +34,16 @@ from protocol.errors import Diverged, EngineDied, EngineError, ParityFailed
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Segment
 from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
+from workers.engines.generation.stopping import StopSearch, stop_search
 from workers.engines.generation.torch_weights import TorchWeights
 from workers.engines.generation.vllm.core import Core, CoreRequest, CoreSample
 from workers.engines.generation.windows import check_request, is_live_already
 from workers.engines.model.check_weights import fit_weights
 from workers.engines.model.rng import stream_key
 from workers.engines.model.weights_file import ParityProbe, PublishedWeights
+
+if TYPE_CHECKING:
+    from pipeline.data.tokenizer import TextTokenizer
 
 TURN_S = 0.02
 """Longest wait for a core in the background, a step."""
@@ -66,11 +70,13 @@ class VllmEngine(TorchWeights):
         kv_policy: Literal["keep", "recompute"] = "keep",
         pause: PauseMode = "keep",
         tolerance: float = 1e-3,
+        tokenizer: TextTokenizer | None = None,
     ) -> None:
         """Drive a core, whose weights count only from the first ``load_weights`` on.
 
         ``state`` has names and shapes, as ``state_dict(keep_vars=True)`` of transformers' model.
-        ``tolerance`` is the largest mean difference of log-probs to the learner's, in nats."""
+        ``tolerance`` is the largest mean difference of log-probs to the learner's, in nats. With
+        stop strings, requests need the tokenizer."""
         self._core = core
         self._state = state
         self._num_slots = num_slots
@@ -80,6 +86,8 @@ class VllmEngine(TorchWeights):
         self._kv_policy = kv_policy
         self._pause: PauseMode = pause
         self._tolerance = tolerance
+        self._tokenizer = tokenizer
+        self._searches: dict[TrajectoryId, StopSearch] = {}
         self._policy_version = -1
         self._waiting: deque[WindowRequest] = deque()
         self._live: dict[str, WindowRequest] = {}
@@ -127,6 +135,8 @@ class VllmEngine(TorchWeights):
         name = request.trajectory
         if name in self._names or any(waiting.trajectory == name for waiting in self._waiting):
             raise is_live_already(request)
+        if request.stop_strings:
+            self._searches[name] = stop_search(request, self._tokenizer)
         self._waiting.append(request)
 
     def forget(self, trajectory: TrajectoryId) -> None:
@@ -134,6 +144,7 @@ class VllmEngine(TorchWeights):
         self._waiting = deque(request for request in self._waiting if request.trajectory != trajectory)
         self._ready = [window for window in self._ready if window.trajectory != trajectory]
         self._salts.pop(trajectory, None)
+        self._searches.pop(trajectory, None)
         name = self._names.pop(trajectory, None)
         if name is not None:
             del self._live[name]
@@ -143,10 +154,13 @@ class VllmEngine(TorchWeights):
         """End every live request at the present token, by the seam's contract."""
         self._waiting.clear()
         windows, self._ready = [*self._ready, *self._cut_live()], []
+        self._searches.clear()
         return windows
 
     def _cut_live(self) -> list[SampledWindow]:
         windows = self._windows(self._core.cut(list(self._live))) if self._live else []
+        for request in self._live.values():
+            self._searches.pop(request.trajectory, None)
         self._live.clear()
         self._names.clear()
         return windows
@@ -207,31 +221,45 @@ class VllmEngine(TorchWeights):
     def _step(self) -> list[SampledWindow]:
         try:
             before = self._core.num_steps()
-            samples = self._core.step(TURN_S)
-            # a core that decodes by itself may have stood still meanwhile
-            if self._core.num_steps() != before:
-                work.step()
-            return self._windows(samples)
+            windows = self._turn()
         except EngineDied as error:
             self._failure = error
             raise
+        # a core that decodes by itself may have stood still meanwhile
+        if self._core.num_steps() != before:
+            work.step()
+        return windows
+
+    def _turn(self) -> list[SampledWindow]:
+        """Return the windows that ended by themselves, and those that a stop string ends."""
+        windows = self._windows(self._core.step(TURN_S))
+        ended: list[str] = []
+        for trajectory, search in self._searches.items():
+            name = self._names.get(trajectory)
+            if name is not None and search.feed(self._core.sampled(name, search.num_tokens)) is not None:
+                ended.append(name)
+        return [*windows, *self._windows(self._core.cut(ended))] if ended else windows
 
     def _windows(self, samples: Iterable[CoreSample]) -> list[SampledWindow]:
         windows: list[SampledWindow] = []
         for sample in samples:
             request = self._live.pop(sample.name)
             del self._names[request.trajectory]
-            windows.append(self._window(request, sample))
+            search = self._searches.pop(request.trajectory, None)
+            # vLLM may have gone on after the end of the response
+            end = search.feed(sample.tokens[search.num_tokens :].tolist()) if search is not None else None
+            kept = sample if end is None else sample.up_to(end)
+            windows.append(self._window(request, kept, is_stopped=end is not None))
         return windows
 
-    def _window(self, request: WindowRequest, sample: CoreSample) -> SampledWindow:
+    def _window(self, request: WindowRequest, sample: CoreSample, *, is_stopped: bool) -> SampledWindow:
         if not np.isfinite(sample.logprobs).all():
             raise Diverged(
                 f"policy version {sample.spans[-1][0]} gives log-probs that are not finite: training has diverged; lower "
                 "learner.learning_rate, and resume from a checkpoint of an earlier version (remove the later ones)"
             )
         length = request.response_tokens.size + sample.tokens.size
-        if sample.is_over and sample.tokens[-1] in self._stop:
+        if is_stopped or (sample.is_over and sample.tokens[-1] in self._stop):
             reason = FinishReason.STOP
         elif sample.is_over and length >= request.max_response_tokens:
             reason = FinishReason.LENGTH
@@ -284,7 +312,7 @@ class VllmEngine(TorchWeights):
         windows: list[SampledWindow] = []
         turns = 0
         while self._live:
-            windows += self._windows(self._core.step(TURN_S))
+            windows += self._turn()
             turns += 1
             if turns * TURN_S > DRAIN_S and not windows:
                 raise EngineDied(f"no live window ended within {DRAIN_S:g} s; vLLM hangs: a new engine takes its place")

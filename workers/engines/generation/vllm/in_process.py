@@ -75,6 +75,10 @@ class InProcessCore:
         del timeout_s
         return [self._sample(output) for output in self._step()]
 
+    def sampled(self, name: str, start: int) -> Sequence[int]:
+        """Return the tokens of a live request from ``start`` on."""
+        return self._state(name).detokenizer.output_token_ids[start:]
+
     def cut(self, names: Sequence[str]) -> list[CoreSample]:
         """End requests at the present token; return those with a sampled token."""
         samples = [sample for sample in map(self._partial, names) if sample.tokens.size]
