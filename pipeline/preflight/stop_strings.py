@@ -8,8 +8,9 @@ from protocol.errors import ConfigError
 
 
 def check_stop_strings(config: RunConfig, tokenizer: TextTokenizer) -> None:
-    """Raise ConfigError for a stop string that no response can hold: part of it is a special token,
-    which is no text, or the tokenizer writes it otherwise."""
+    """Raise ConfigError for a stop string that no response can hold.
+
+    A part of it is a special token, which is no text, or the tokenizer writes it otherwise."""
     given = {"generation": config.generation.stop_strings}
     given |= {what: one.stop_strings or () for what, one in config.evaluation.named()}
     for what, strings in given.items():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipeline.data.tokenizer import TextTokenizer
 
 _MARGIN = 16
-"""Characters at the front of a tail that may differ from the whole text's: a decoder treats the
+"""Characters at the front of a tail that may differ from the whole text's. A decoder treats the
 first token of a text in its own way."""
 _LEAST = 32
 """Tokens of a tail that is not cut."""
