@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.load import resolve_paths, to_toml
@@ -15,25 +16,41 @@ from protocol import headrace
 _LAST_LINES = 12
 
 
-def ask(module: str, config: RunConfig, *, timeout_s: float) -> str | None:
-    """Run a module's check of a configuration in a process of its own; return its refusal. The
-    module's ``main`` takes the file from the command line. The refusal is the last lines on
-    standard error; None without one. Raises TimeoutError: no answer in time; the process was
-    ended."""
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The result of a check in a process of its own."""
+
+    refusal: str | None
+    """The last lines on standard error of a check that failed; None for one that passed."""
+    notes: str
+    """Standard output, stripped."""
+
+
+def ask(module: str, config: RunConfig, *, timeout_s: float) -> CheckReport:
+    """Run a module's check of a configuration in a process of its own. The module's ``main`` takes
+    the file from the command line. Raises TimeoutError: no answer in time; the process was ended.
+    """
     with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
         path = Path(folder) / "config.toml"
         # The ledger's URL may have a password.
         path.touch(mode=0o600)
         path.write_text(to_toml(resolve_paths(config)))
-        try:
-            done = subprocess.run(
-                headrace.command(module, str(path)),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=timeout_s,
-                env=without_ledger_password(os.environ),
-            )
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"{module} has not answered within {timeout_s:g} s") from None
-    return "\n".join(done.stderr.strip().splitlines()[-_LAST_LINES:]) if done.returncode else None
+        return run(module, str(path), timeout_s=timeout_s)
+
+
+def run(module: str, *arguments: str, timeout_s: float) -> CheckReport:
+    """Run a module's ``main`` in a process of its own. Raises TimeoutError as :func:`ask`."""
+    try:
+        done = subprocess.run(
+            headrace.command(module, *arguments),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=without_ledger_password(os.environ),
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"{module} has not answered within {timeout_s:g} s") from None
+    reason = "\n".join(done.stderr.strip().splitlines()[-_LAST_LINES:])
+    refusal = (reason or f"exit code {done.returncode}") if done.returncode else None
+    return CheckReport(refusal, done.stdout.strip())

@@ -28,7 +28,7 @@ from pipeline.preflight.engines import check_engines
 from pipeline.preflight.ledger_size import check_ledger_size
 from pipeline.preflight.lora import check_lora
 from pipeline.preflight.memory_needs import is_cpu, judge, needs, read_shape, room_here
-from pipeline.preflight.model_folder import read_model_config
+from pipeline.preflight.model_folder import longest_context, read_model_config
 from pipeline.preflight.optimizer import check_optimizer
 from pipeline.preflight.ranks import check_ranks
 from pipeline.preflight.reward_model import check_reward_model, longest_input
@@ -78,8 +78,7 @@ def preflight(config: RunConfig) -> Preflight:
     findings += [*_check_memory(config, model), *check_ranks(config), *check_lora(config)]
     findings += [*check_optimizer(config), *in_words(config)]
     findings.append(check_ledger_size(config))
-    if trial := check_engines(config):
-        findings.append(trial)
+    findings += check_engines(config)
     if config.reward.model is not None:
         _check_conversation(config.reward.model, source)
         findings.append(f"reward model: {config.reward.model.path}")
@@ -127,12 +126,12 @@ def _check_held_out(config: RunConfig, source: PromptSource) -> list[str]:
 
 
 def _check_length(config: RunConfig, model: dict[str, Any]) -> None:
-    limit = model.get("max_position_embeddings")
     needed = config.data.max_prompt_tokens + config.generation.max_response_tokens
-    if isinstance(limit, int) and needed > limit:
+    limit, because = longest_context(model)
+    if limit is not None and needed > limit:
         raise ConfigError(
-            f"data.max_prompt_tokens + generation.max_response_tokens is {needed}, but {config.model.path} was made for "
-            f"{limit} positions: lower one of them"
+            f"data.max_prompt_tokens + generation.max_response_tokens is {needed}, but {config.model.path} {because}: lower "
+            "one of them"
         )
 
 

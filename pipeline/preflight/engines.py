@@ -1,8 +1,8 @@
 """Checks that our own engines can compute a run's models, without importing torch here.
 
 For a known type of model on the CPU, the answer is known. Else ``workers.engines.check`` makes a
-trial pass in a process of its own. Torch alone finds devices, and only a pass shows whether an
-architecture can be packed."""
+trial pass in a process of its own. Torch alone finds devices, and only a pass shows how an
+architecture can be computed."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ _ASK_S = 300.0
 """Longest wait for the trial passes, which take some seconds, mostly torch's import."""
 
 
-def check_engines(config: RunConfig) -> str | None:
-    """Return a sentence about the trial passes; None when none was needed. Raises ConfigError: a
+def check_engines(config: RunConfig) -> list[str]:
+    """Return sentences about the trial passes; none when none was needed. Raises ConfigError: a
     device is absent, or an engine cannot compute a model of the run."""
     names = _uncertain(config)
     if not names:
-        return None
+        return []
     try:
-        reason = ask("workers.engines.check", config, timeout_s=_ASK_S)
+        answer = ask("workers.engines.check", config, timeout_s=_ASK_S)
     except TimeoutError as error:
         late = f"the trial pass of {', '.join(names)} did not end: {error}"
         raise ConfigError(f"{late}; try again when the machine is less busy") from None
-    if reason is not None:
-        raise ConfigError(reason)
-    return f"engines: {', '.join(names)} can be computed here (trial pass without weights)"
+    if answer.refusal is not None:
+        raise ConfigError(answer.refusal)
+    notes = [f"engines: {note}" for note in answer.notes.splitlines()]
+    return [f"engines: {', '.join(names)} can be computed here (trial pass)", *notes]
 
 
 def _uncertain(config: RunConfig) -> list[str]:

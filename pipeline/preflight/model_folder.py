@@ -31,6 +31,31 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""Names that types of models give to their number of positions."""
+_CHANGING = ("dynamic", "longrope")
+
+
+def longest_context(config: dict[str, Any]) -> tuple[int | None, str]:
+    """Return the most tokens that a model computes alike in every row, and why, in words; None for
+    any number.
+
+    The rotary positions of some models change for all tokens once a sequence in the row is longer
+    than those of pre-training. Log-probs would depend on what else is in a batch."""
+    text: dict[str, Any] = config.get("text_config") or config
+    limit = next((text[name] for name in _LENGTHS if isinstance(text.get(name), int)), None)
+    because = f"was made for {limit} positions"
+    rotary: dict[str, Any] = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    for each in (rotary, *(part for part in rotary.values() if isinstance(part, dict))):
+        kind = each.get("rope_type", each.get("type"))
+        if kind in _CHANGING:
+            original = each.get("original_max_position_embeddings") or text.get("original_max_position_embeddings")
+            if isinstance(original or limit, int):
+                limit = original or limit
+                because = f"has rotary positions of kind {kind}, which are the same in every row up to {limit} only"
+    return limit, because
+
+
 def weight_bytes(folder: Path) -> int:
     """Return the size of a model's weight files. Raises DataError without any."""
     return sum(file.stat().st_size for file in _weight_files(folder))

@@ -113,7 +113,7 @@ def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[
 def ask_vllm(config: RunConfig) -> None:
     """Run vLLM's own checks of model and arguments. Raises ConfigError with its reason."""
     try:
-        reason = ask("workers.engines.generation.vllm.check", config, timeout_s=ASK_S)
+        reason = ask("workers.engines.generation.vllm.check", config, timeout_s=ASK_S).refusal
     except TimeoutError:
         raise ConfigError(
             f"vLLM did not report within {ASK_S:g} s whether it can serve {config.model.path}; try again with less to "

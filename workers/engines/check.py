@@ -1,19 +1,18 @@
 """Whether our engines can compute a run's models, on the devices that it names.
 
 The check reads a resolved configuration file. Its exit code is 0, or 2 with the reason on standard
-error. The import of torch takes seconds. No weights are read: each model is built on torch's meta
-device, where a forward pass computes shapes alone.
+error. Standard output has a line for each model that takes a slower way. The import of torch takes
+seconds.
 
-A model is computed right only if its tokens meet nowhere but in our attention. So the pass counts
-calls. Our attention must have been called once in each layer, and nothing else that mixes tokens (a
-convolution along the row) may have been called. Refused are layers that keep a state of their own,
-add positions to scores (ALiBi), cap scores or have sinks."""
+A model makes the trial pass that its workers make (``workers.engines.model.trial``): with its own
+weights where they are small. A larger one is built on torch's meta device, where a forward pass
+computes shapes alone. Its numbers are compared when its workers start."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,28 +21,29 @@ from pipeline.algorithms.aggregation import row_weights
 from pipeline.algorithms.surrogate import SurrogateTerms, surrogate_loss
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
+from pipeline.preflight.model_folder import weight_bytes
 from pipeline.process.exit_codes import ExitCode
-from protocol.errors import ConfigError, EngineError, HeadraceError
-from workers.engines.model.loading import resolve_device
+from protocol.errors import ConfigError, DataError, EngineError, HeadraceError
+from workers.engines.model.loading import load_model, load_value_model, resolve_device
 from workers.engines.model.optimizers import check_patterns
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
-_LENGTHS = (3, 5)
-"""Of the sequences of the trial pass."""
-_MIXES = (torch.nn.Conv1d,)
+MOST_BYTES = 1 << 30
+"""Of a model's weight files, for a trial with them."""
 _OURS = ("torch", "fsdp2", "deepspeed")
 
 
-def check(config: RunConfig) -> None:
-    """Raise ConfigError, DataError or EngineError for the first thing that cannot be computed."""
+def check(config: RunConfig) -> list[str]:
+    """Return what is to be known of how models are computed. Raises ConfigError, DataError or
+    EngineError for the first thing that cannot be computed."""
     check_devices(config)
-    for path, what in _wanted(config):
-        _check_model(path, what)
+    notes = [note for path, what in _wanted(config) if (note := _check_model(path, what))]
     check_parameter_names(config)
     check_surrogate(config.algorithm.surrogate)
     row_weights(np.array([3.0, 0.0, 5.0]), config.algorithm.loss_aggregation, norm_length=8.0)
+    return notes
 
 
 def check_devices(config: RunConfig) -> None:
@@ -111,134 +111,97 @@ def check_parameter_names(config: RunConfig) -> None:
 
 
 def _wanted(config: RunConfig) -> list[tuple[Path, str]]:
-    """Return each model with the kind of engine that is to compute it: slots, packed, or value."""
+    """Return each model with what is to compute it, a key of ``_REFUSALS``."""
     wanted: list[tuple[Path, str]] = []
     if config.generation.engine == "local":
         wanted.append((config.model.path, "slots"))
     if config.learner.backend in _OURS:
-        wanted.append((config.model.path, "packed"))
+        wanted.append((config.model.path, "packed" if config.learner.backend == "torch" else "shared"))
     if config.needs_reference and config.reference.backend == "torch":
         wanted.append((config.reference_model, "packed"))
     if config.has_critic and config.value.backend in _OURS:
-        wanted.append((config.value.path or config.model.path, "value"))
+        is_whole = config.value.backend == "torch"
+        wanted.append((config.value.path or config.model.path, "value" if is_whole else "shared value"))
     return list(dict.fromkeys(wanted))
 
 
-def _check_model(path: Path, what: str) -> None:
+_REFUSALS = {
+    "slots": "the local engine cannot serve it",
+    "packed": "it cannot be trained or scored",
+    "shared": "it cannot be trained in shares",
+    "value": "it cannot be a critic",
+    "shared value": "it cannot be a critic in shares",
+}
+
+
+def _check_model(path: Path, what: str) -> str | None:
+    """Return what is to be known of how a model is computed, or None. Raises ConfigError."""
     from transformers import AutoConfig
 
-    names = {
-        "slots": "the local engine cannot serve it",
-        "packed": "it cannot be packed",
-        "value": "it cannot be a critic",
-    }
     try:
+        if weight_bytes(path) <= MOST_BYTES:
+            on_cpu = torch.device("cpu")
+            load = load_value_model if "value" in what else load_model
+            return try_model(load(path, torch.float32, on_cpu), what)
         loaded = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        try_model(loaded, what)
-    except (EngineError, ConfigError) as error:
-        raise ConfigError(f"{path}: {names[what]}: {error}") from error
+        return try_model(without_weights(loaded, what), what)
+    except (EngineError, ConfigError, DataError) as error:
+        raise ConfigError(f"{path}: {_REFUSALS[what]}: {error}") from error
     except Exception as error:
         if isinstance(error, NotImplementedError) or "meta" in str(error):
             # the model reads values, which meta tensors do not have: it cannot be tried in this way
-            return
+            return f"{path} is too large for a trial with its weights; its workers make one when they start"
         raise ConfigError(
-            f"{path}: {names[what]}: a trial pass without weights ended by {type(error).__name__}: {error}; choose another "
-            "model (Qwen2, Qwen3 and Llama do)"
+            f"{path}: {_REFUSALS[what]}: a trial pass ended by {type(error).__name__}: {error}; choose another model (Qwen2, "
+            "Qwen3 and Llama do)"
         ) from error
 
 
-def try_model(config: PretrainedConfig, what: str) -> None:
-    """Build a model of ``config`` on no device and pass two sequences through it.
+def without_weights(config: PretrainedConfig, what: str) -> PreTrainedModel:
+    """Return a model of ``config`` on torch's meta device. Raises EngineError for no such model."""
+    from transformers import AutoModelForCausalLM
 
-    ``what`` is ``slots`` (local engine), ``packed`` (learner, reference) or ``value`` (critic).
-    Raises EngineError when it would not be computed right, and the errors of the model's own code.
-    """
-    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+    from workers.engines.model.critic import critic_class
 
-    from workers.engines.generation.local.dense import is_dense
-
-    layers = config.get_text_config().num_hidden_layers
-    with torch.device("meta"), torch.no_grad():
-        kind = AutoModelForTokenClassification if what == "value" else AutoModelForCausalLM
-        model = kind.from_config(config, dtype=torch.bfloat16).eval()
-        if what == "slots" and is_dense(model):
-            # our own forward computes all of it
-            return
-        with _MixerCount(model) as counted:
-            (_try_slots if what == "slots" else _try_packed)(model)
-    if counted.mixers:
-        raise EngineError(
-            f"{type(model).__name__} mixes tokens by {', '.join(sorted(counted.mixers))} too, so that sequences in one row "
-            "would see one another; choose another model (Qwen2, Qwen3 and Llama do)"
-        )
-    if counted.attention != layers:
-        raise EngineError(
-            f"{type(model).__name__} has {layers} layers, of which {counted.attention} call attention through transformers' "
-            "AttentionInterface; choose another model (Qwen2, Qwen3 and Llama do)"
-        )
+    with torch.device("meta"):
+        if "value" not in what:
+            return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        config.num_labels = 1
+        kind: Any = critic_class(config)
+        return kind(config).to(torch.bfloat16).eval()
 
 
-def _try_packed(model: Any) -> None:
-    from workers.engines.model.packed import PackedTokens, hidden_packed, prepare_packed
+def try_model(model: PreTrainedModel, what: str) -> str | None:
+    """Pass two sequences through a model, which may be on ``meta``, as its worker does. Return
+    what is to be known of how it is computed, or None.
 
-    sequences = [np.zeros(length, np.int64) for length in _LENGTHS]
-    batch = PackedTokens.of(sequences, [1] * len(sequences), torch.device("meta"))
-    hidden_packed(prepare_packed(model), batch)
+    ``what`` is a key of ``_REFUSALS``. Raises EngineError when it would not be computed right, and
+    the errors of the model's own code."""
+    from workers.engines.generation.local.choice import make_forward
+    from workers.engines.generation.local.lone import LoneForward
+    from workers.engines.model.critic import value_head
+    from workers.engines.model.packed import keep_packed, packing_of, prepare_packed
 
-
-def _try_slots(model: Any) -> None:
-    from workers.engines.generation.local.forward import SlotForward
-
-    forward = SlotForward(model, num_slots=len(_LENGTHS))
-    forward.decode(np.zeros(len(_LENGTHS), np.int64), np.array(_LENGTHS) - 1)
-
-
-class _MixerCount:
-    """Counts calls that mix tokens, while a pass is made."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.attention = 0
-        self.mixers: set[str] = set()
-        self._handles = [
-            module.register_forward_pre_hook(self._mixed) for module in model.modules() if isinstance(module, _MIXES)
-        ]
-
-    def _mixed(self, module: torch.nn.Module, _: Any) -> None:
-        self.mixers.add(type(module).__name__)
-
-    def __enter__(self) -> Self:
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-        from workers.engines.generation.local.attention import SLOT_ATTENTION
-        from workers.engines.model.attention import PACKED_ATTENTION
-
-        self._functions: dict[str, Any] = {}
-        for name in (PACKED_ATTENTION, SLOT_ATTENTION):
-            self._functions[name] = ALL_ATTENTION_FUNCTIONS[name]
-            ALL_ATTENTION_FUNCTIONS.register(name, self._counting(self._functions[name]))
-        return self
-
-    def _counting(self, function: Any) -> Any:
-        def count(*args: Any, **kwargs: Any) -> Any:
-            self.attention += 1
-            return function(*args, **kwargs)
-
-        return count
-
-    def __exit__(self, *_: object) -> None:
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-        for name, function in self._functions.items():
-            ALL_ATTENTION_FUNCTIONS.register(name, function)
-        for handle in self._handles:
-            handle.remove()
+    name = type(model).__name__
+    if what == "slots":
+        if isinstance(make_forward(model, num_slots=2), LoneForward):
+            return f"{name}: the local engine computes a row at a time, which is slow; vLLM may serve it faster"
+        return None
+    if "value" in what:
+        value_head(model)
+    if "shared" in what:
+        keep_packed(model)
+    elif reason := packing_of(prepare_packed(model)).unpacked_because:
+        return f"{name}: sequences are padded, not packed ({reason})"
+    return None
 
 
 def main() -> ExitCode:
     """Check the configuration file that the command line names; return the process's exit code."""
     try:
-        check(load_config([Path(sys.argv[1])]))
+        notes = check(load_config([Path(sys.argv[1])]))
     except HeadraceError as error:
         sys.stderr.write(f"{error}\n")
         return ExitCode.CONFIG
+    sys.stdout.write("".join(f"{note}\n" for note in dict.fromkeys(notes)))
     return ExitCode.OK

@@ -1,23 +1,26 @@
-"""A model that no engine of ours can compute is refused before the start; a model of a known type
-needs no trial."""
+"""A model that no engine of ours can compute is refused before the start. A model that takes a
+slower way is named. A model of a known type needs no trial."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer, Olmo2MLP
 
 from pipeline.preflight.checks import preflight
 from pipeline.preflight.engines import KNOWN, check_engines
+from pipeline.preflight.model_folder import longest_context
 from protocol.errors import ConfigError, EngineError
 from tests.pipeline.op_config import MODEL, op_config
-from workers.engines.check import try_model
+from tests.workers.engines.families import PACKED, family_model
+from workers.engines.check import try_model, without_weights
+from workers.engines.model.packed import packing_of, prepare_packed
 
 SMALL = {
     "vocab_size": 512,
@@ -33,45 +36,69 @@ def small(kind: str, **more: Any) -> PretrainedConfig:
     return CONFIG_MAPPING[kind](**settings)
 
 
-@pytest.mark.parametrize("what", ["slots", "packed", "value"])
-@pytest.mark.parametrize("kind", sorted(KNOWN))
-def test_a_type_that_is_never_asked_for_passes_the_trial(kind: str, what: str) -> None:
-    try_model(small(kind), what)
+def test_a_type_that_is_never_asked_for_is_among_those_computed_without_padding() -> None:
+    assert PACKED.keys() >= KNOWN
 
 
-@pytest.mark.parametrize("what", ["slots", "packed"])
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe", "mixtral", "gpt_neox"])
-def test_other_types_that_our_engines_compute_pass_it_too(kind: str, what: str) -> None:
-    try_model(small(kind), what)
+@pytest.mark.parametrize("what", ["slots", "packed", "shared", "value"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe", "mixtral", "gpt_neox", "gemma2", "gpt_oss"])
+def test_a_large_model_makes_its_trial_without_weights(kind: str, what: str) -> None:
+    more = {"num_local_experts": 4} if kind == "gpt_oss" else {}
+    assert try_model(without_weights(small(kind, **more), what), what) is None
 
 
-@pytest.mark.parametrize("what", ["slots", "packed"])
-@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "bloom", "falcon", "mamba", "mpt", "rwkv", "lfm2"])
-def test_an_architecture_that_an_engine_cannot_compute_is_refused(kind: str, what: str) -> None:
-    sizes = {"hidden_size": 64, "vocab_size": 512, "num_attention_heads": 4}
-    more = {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2} if kind == "lfm2" else {}
-    config = CONFIG_MAPPING[kind]() if kind in ("mpt", "gpt_oss") else CONFIG_MAPPING[kind](**sizes, **more)
-    with pytest.raises(EngineError):
-        try_model(config, what)
+@pytest.mark.parametrize("what", ["packed", "value"])
+@pytest.mark.parametrize("kind", ["bloom", "mamba", "mpt", "lfm2"])
+def test_a_model_whose_sequences_are_padded_is_named(kind: str, what: str) -> None:
+    note = try_model(family_model(kind, torch.float32), "packed")
+    assert note is not None and "sequences are padded, not packed" in note
+
+
+def test_a_model_that_is_sampled_a_row_at_a_time_is_named() -> None:
+    note = try_model(family_model("bloom", torch.float32), "slots")
+    assert note is not None and "computes a row at a time, which is slow" in note
+
+
+def test_a_model_that_sees_later_tokens_is_refused() -> None:
+    encoder = AutoModelForCausalLM.from_config(small("bert", pad_token_id=0)).eval()
+    with pytest.raises(
+        EngineError, match="BertLMHeadModel is not causal: a token's numbers change with those after it"
+    ):
+        try_model(encoder, "packed")
+
+
+def test_a_model_that_keeps_its_state_to_itself_cannot_be_sampled_from() -> None:
+    hidden = AutoModelForCausalLM.from_config(small("recurrent_gemma", num_hidden_layers=3)).eval()
+    with pytest.raises(EngineError, match=r"cannot be sampled token by token: .* generation\.engine = 'vllm'"):
+        try_model(hidden, "slots")
+
+
+@pytest.mark.parametrize("what", ["shared", "shared value"])
+def test_a_model_whose_sequences_are_padded_is_not_cut_into_shares(what: str) -> None:
+    model = family_model("bloom", torch.float32)
+    if what == "shared value":
+        model = without_weights(model.config, what)
+    with pytest.raises(EngineError, match=r"computed in padded batches .*; set the backend to torch"):
+        try_model(model, what)
+
+
+def reason_of(model: PreTrainedModel) -> str:
+    return packing_of(prepare_packed(model)).unpacked_because
 
 
 def test_a_layer_that_does_not_come_to_our_attention_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
-
-    forward = Qwen2DecoderLayer.forward
+    forward = Olmo2DecoderLayer.forward
 
     def skip(self, hidden_states, *args, **kwargs):
         return hidden_states if self.self_attn.layer_idx else forward(self, hidden_states, *args, **kwargs)
 
-    monkeypatch.setattr(Qwen2DecoderLayer, "forward", skip)
-    with pytest.raises(EngineError, match="has 2 layers, of which 1 call attention"):
-        try_model(small("qwen2"), "packed")
+    assert reason_of(family_model("olmo2")) == ""
+    monkeypatch.setattr(Olmo2DecoderLayer, "forward", skip)
+    assert "of its 2 layers, 1 call attention" in reason_of(family_model("olmo2"))
 
 
-def test_a_convolution_along_the_row_is_refused_although_attention_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
-
-    init, forward = Qwen2MLP.__init__, Qwen2MLP.forward
+def test_a_convolution_along_the_row_is_seen_although_attention_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    init, forward = Olmo2MLP.__init__, Olmo2MLP.forward
 
     def with_convolution(self, config):
         init(self, config)
@@ -80,28 +107,60 @@ def test_a_convolution_along_the_row_is_refused_although_attention_is_ours(monke
     def convolve(self, x):
         return forward(self, self.short(x.transpose(1, 2)).transpose(1, 2))
 
-    monkeypatch.setattr(Qwen2MLP, "__init__", with_convolution)
-    monkeypatch.setattr(Qwen2MLP, "forward", convolve)
-    with pytest.raises(EngineError, match="mixes tokens by Conv1d"):
-        try_model(small("qwen2"), "packed")
+    monkeypatch.setattr(Olmo2MLP, "__init__", with_convolution)
+    monkeypatch.setattr(Olmo2MLP, "forward", convolve)
+    assert "it mixes tokens by Conv1d too" in reason_of(family_model("olmo2"))
 
 
-def _model_of(folder: Path, kind: str) -> Path:
-    """Return a copy of the small model whose config.json names another type."""
-    path = folder / kind
-    shutil.copytree(MODEL, path)
-    settings = json.loads((path / "config.json").read_text())
-    text = {key: settings[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings")}
-    (path / "config.json").write_text(json.dumps({"model_type": kind, "architectures": ["X"], **text}))
-    return path
+def test_tokens_that_mix_by_arithmetic_alone_are_seen_by_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = Olmo2MLP.forward
+    monkeypatch.setattr(Olmo2MLP, "forward", lambda self, x: forward(self, x + 0.1 * x.cumsum(1)))
+    assert "its numbers differ from transformers' own" in reason_of(family_model("olmo2"))
+
+
+def test_a_window_that_does_not_come_to_our_attention_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial's sequences are shorter than most windows."""
+    model = family_model("olmo3")
+    assert reason_of(family_model("olmo3")) == ""
+    for layer in model.model.layers:
+        layer.self_attn.sliding_window = None
+    assert "of its 2 layers with a window, 0 hand it to attention" in reason_of(model)
 
 
 def test_a_configuration_with_such_a_model_is_refused_with_its_name_and_the_way_out(tmp_path: Path) -> None:
-    config = op_config(tmp_path, f"model.path={_model_of(tmp_path, 'bloom')}")
+    path = tmp_path / "bert"
+    shutil.copytree(MODEL, path)
+    for file in path.glob("*.safetensors*"):
+        file.unlink()
+    AutoModelForCausalLM.from_config(small("bert", pad_token_id=0)).save_pretrained(path)
     with pytest.raises(
-        ConfigError, match=r"bloom: the local engine cannot serve it: BloomForCausalLM .* choose another model"
+        ConfigError,
+        match=r"bert: the local engine cannot serve it: .* Choose another model \(Qwen2, Qwen3 and Llama do\)",
     ):
-        preflight(config)
+        preflight(op_config(tmp_path, f"model.path={path}"))
+
+
+@pytest.mark.parametrize(
+    ("model", "limit"),
+    [
+        ({"max_position_embeddings": 512}, 512),
+        ({"n_positions": 256}, 256),
+        ({"max_seq_len": 128}, 128),
+        ({"text_config": {"max_position_embeddings": 64}}, 64),
+        ({"model_type": "bloom"}, None),
+        ({"max_position_embeddings": 512, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 512),
+        ({"max_position_embeddings": 512, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, 512),
+        (
+            {
+                "max_position_embeddings": 512,
+                "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 32},
+            },
+            32,
+        ),
+    ],
+)
+def test_a_response_fits_positions_that_are_the_same_in_every_row(model: dict[str, Any], limit: int | None) -> None:
+    assert longest_context(model)[0] == limit
 
 
 def test_cuda_that_is_asked_for_and_not_there_is_refused_by_its_setting(tmp_path: Path) -> None:
@@ -113,4 +172,4 @@ def test_cuda_that_is_asked_for_and_not_there_is_refused_by_its_setting(tmp_path
 
 def test_models_of_known_types_on_auto_devices_cost_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.preflight.engines.ask", lambda *_, **__: pytest.fail("a process was started"))
-    assert check_engines(op_config(tmp_path)) is None
+    assert check_engines(op_config(tmp_path)) == []

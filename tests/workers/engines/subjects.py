@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 from pipeline.config.learning import DeepSpeedSection
 from protocol.errors import ConfigError
 from tests.workers.engines.tiny import ARCHITECTURES
-from workers.engines.model.loading import load_value_model, value_head
+from workers.engines.model.critic import value_head
+from workers.engines.model.loading import load_value_model
 from workers.engines.model.optimizer import OptimizerSettings
 from workers.engines.model.optimizers import freeze
 from workers.engines.training.policy_gradient import ForwardSettings

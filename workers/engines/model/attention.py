@@ -7,7 +7,10 @@ The function is registered with transformers under :data:`PACKED_ATTENTION`, and
 carries this name calls it in every layer. No mask is registered under the name, so transformers
 makes none: the layout alone decides which tokens see each other. On CUDA in half precision the row
 goes to a variable-length kernel as it is. Elsewhere sequences of similar length meet in small
-padded buckets, inside attention only. Every other layer works on the N tokens and nothing else."""
+padded buckets, inside attention only. Every other layer works on the N tokens and nothing else.
+
+Soft caps and attention sinks are computed in the buckets. A sink is one more key, whose score is
+the head's own number and whose value is 0 (gpt-oss)."""
 
 from __future__ import annotations
 
@@ -102,6 +105,8 @@ def packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     packed_layout: PackedLayout | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -110,21 +115,16 @@ def packed_attention(
     Query is [1, query heads, N, head dim]; key and value have key heads, which divide query heads.
     ``scaling`` is head dim ** -0.5 when absent. Dropout is ignored: a policy's log-probs must not
     depend on chance. With ``sliding_window`` a token sees so many tokens back, itself included.
+    ``softcap`` c makes scores ``c tanh(s / c)``. ``s_aux`` are the sinks' scores, [query heads].
 
     Returns [1, N, query heads, head dim], and None in place of attention weights. Raises
-    EngineError without a layout, with a mask, or for soft-capped scores and attention sinks."""
+    EngineError without a layout, with a mask, or for sinks together with a soft cap."""
     if packed_layout is None or attention_mask is not None:
         raise EngineError(
             f"attention {PACKED_ATTENTION} was called "
             f"{'without packed_layout' if packed_layout is None else 'with a mask'}; "
             "run the model through workers.engines.model.packed, or load it with another attn_implementation"
         )
-    for name in ("softcap", "s_aux"):
-        if options.get(name) is not None:
-            raise EngineError(
-                f"the model's attention uses {name}, which packed attention cannot compute; "
-                "train a model without it (Qwen2, Qwen3 and Llama have none)"
-            )
     if query.device.type != "meta" and torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -133,10 +133,11 @@ def packed_attention(
     window = sliding_window if sliding_window is not None and sliding_window < packed_layout.max_length else None
     # [N, heads, head dim]: one row of memory per token, so that gathering a token copies one piece
     query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and _varlen_kernel() is not None:
+    in_half = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+    if in_half and softcap is None and s_aux is None and _varlen_kernel() is not None:
         output = _attend_varlen(query, key, value, packed_layout, scaling, window)
     else:
-        output = _attend_buckets(query, key, value, packed_layout, scaling, window)
+        output = _attend_buckets(query, key, value, packed_layout, scaling, window, softcap, s_aux)
     return output.unsqueeze(0), None
 
 
@@ -147,21 +148,84 @@ def _attend_buckets(
     layout: PackedLayout,
     scaling: float | None,
     window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     outputs: list[torch.Tensor] = []
-    grouped = query.shape[1] != key.shape[1]
+    is_plain = softcap is None and sinks is None
     for bucket in layout.buckets:
         shape = (bucket.num_sequences, bucket.length)
         q, k, v = (
             tensor.index_select(0, bucket.gather).unflatten(0, shape).transpose(1, 2) for tensor in (query, key, value)
         )
-        mask = _window_mask(bucket.length, window, query.device) if window is not None else None
         # Padding lies to the right, so a causal mask alone keeps every real token from seeing it.
-        attended = scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
-        )
+        if is_plain and window is None:
+            attended = scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
+            )
+        else:
+            mask = _window_mask(bucket.length, window or bucket.length, query.device)
+            attended = attend(q, k, v, mask, scaling, softcap, sinks)
         outputs.append(attended.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs).index_select(0, layout.scatter)
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attend by a mask, with soft-capped scores or sinks if given, and return what SDPA does.
+
+    Query is [n, query heads, T, head dim]; key and value [n, key heads, S, head dim]. ``mask`` is
+    bool, True where a key is seen, or added to scores; it broadcasts to [n, query heads, T, S].
+    ``sinks`` are [query heads]. Raises EngineError for sinks and a soft cap at once."""
+    if sinks is not None and softcap is not None:
+        raise EngineError("attention has sinks and a soft cap at once, which is not computed here")
+    grouped = query.shape[1] != key.shape[1]
+    if softcap is not None:
+        if grouped:
+            repeats = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+        scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        scores = softcap * torch.tanh(scores / softcap)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        weights = torch.softmax(scores, -1, dtype=torch.float64 if scores.dtype == torch.float64 else torch.float32)
+        return weights.to(value.dtype) @ value
+    if sinks is not None:
+        query, key, value, mask, scaling = _with_sinks(query, key, value, mask, scaling, sinks)
+    attended = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
+    return attended if sinks is None else attended[..., :-_SINK_WIDTH]
+
+
+_SINK_WIDTH = 8
+"""Numbers that sinks add to a head's width; only the first is used: kernels want multiples of 8."""
+
+
+def _with_sinks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    sinks: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float]:
+    """Add a last key that every query sees and whose value is 0. One more number of each query
+    makes its score, and is 0 in all other keys."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    query, key, value = (torch.nn.functional.pad(tensor, (0, _SINK_WIDTH)) for tensor in (query, key, value))
+    score = (sinks.to(query.dtype) / scale).view(1, -1, 1).expand(query.shape[:-1])
+    query = torch.cat([query[..., :-_SINK_WIDTH], score[..., None], query[..., 1 - _SINK_WIDTH :]], -1)
+    sink = torch.zeros_like(key[:, :, :1])
+    sink[..., -_SINK_WIDTH] = 1.0
+    if mask is not None:
+        mask = torch.nn.functional.pad(mask, (0, 1), value=True if mask.dtype == torch.bool else 0.0)
+    return query, torch.cat([key, sink], 2), torch.cat([value, torch.zeros_like(value[:, :, :1])], 2), mask, scale
 
 
 def _attend_varlen(

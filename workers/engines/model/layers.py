@@ -12,33 +12,12 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from pipeline.process import work
-from protocol.errors import EngineError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FORWARD = 1.0 / 3.0
 """Share of the forward pass in forward and backward: backward computes twice as much."""
-
-_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
-
-
-def attend_by(attention: str, model: PreTrainedModel, *, unfit: str, verb: str, refusal: str) -> PreTrainedModel:
-    """Make ``model`` call a registered attention, and count its layers, from now on; return it.
-    Raises EngineError when it mixes tokens by more than transformers' attention interface."""
-    kinds = set(getattr(model.config, "layer_types", None) or ()) - _ATTENTION_LAYERS
-    if kinds:
-        raise EngineError(
-            f"{type(model).__name__} has layers of kind {', '.join(sorted(kinds))}, which {unfit}; "
-            f"only {', '.join(sorted(_ATTENTION_LAYERS))} layers can be {verb}: choose another model"
-        )
-    model.set_attn_implementation(attention)
-    if model.config._attn_implementation != attention:
-        raise EngineError(
-            f"{type(model).__name__} does not call attention through transformers' AttentionInterface, so {refusal}; "
-            "choose another model (Qwen2, Qwen3 and Llama do)"
-        )
-    return count_layers(model)
 
 
 def count_layers(model: PreTrainedModel) -> PreTrainedModel:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pipeline.preflight.value_model import HEAD_PREFIXES, ValueSource, value_source
-from protocol.errors import ConfigError, DataError, EngineError
+from protocol.errors import ConfigError, DataError
 from workers.engines.model.layers import count_files
 
 if TYPE_CHECKING:
@@ -49,27 +49,27 @@ def resolve_dtype(name: str) -> torch.dtype:
         raise ConfigError(f"dtype is {name!r}, expected one of {', '.join(DTYPES)}") from None
 
 
-def load_model(
-    path: Path, dtype: torch.dtype, device: torch.device, attn_implementation: str | None = None
-) -> PreTrainedModel:
+def load_model(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """Load a causal language model from a folder as ``dtype`` on ``device``, in evaluation mode.
-
-    ``attn_implementation`` names an attention function known to transformers. Raises DataError when
-    the folder is missing, or does not hold a causal language model."""
+    Raises DataError when the folder is missing, or does not hold a causal language model."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     count_files()
     _check_folder(path, "config.json", "a model")
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=attn_implementation, **_OURS_ONLY
-        )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True, **_OURS_ONLY)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise DataError(
             f"{path} does not load as a causal language model of transformers: {error}; "
             "give a folder written by save_pretrained"
         ) from error
+    model, report = loaded
+    if report["missing_keys"]:
+        raise DataError(
+            f"{path} lacks weights that a {type(model).__name__} has: {sorted(map(str, report['missing_keys']))[:4]}; they "
+            "would be random: give a complete folder written by save_pretrained"
+        )
     # moves in place
     torch.nn.Module.to(model, device)
     return model.eval()
@@ -85,9 +85,7 @@ def model_state(config: PretrainedConfig) -> dict[str, torch.Tensor]:
     return model.state_dict(keep_vars=True)
 
 
-def load_value_model(
-    path: Path, dtype: torch.dtype, device: torch.device, attn_implementation: str | None = None
-) -> PreTrainedModel:
+def load_value_model(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """Load a value model: a backbone with a scalar head at every token, in evaluation mode.
 
     From a causal language model its layers are taken, and the head starts at 0. So every value is 0
@@ -96,9 +94,11 @@ def load_value_model(
     no longer 0.)
 
     Arguments are those of :func:`load_model`. Raises DataError when the folder holds neither kind
-    of model, or transformers has no token classifier of this architecture."""
-    from transformers import AutoModelForTokenClassification
+    of model, EngineError when transformers knows no language model of its type."""
+    from transformers import AutoConfig
     from transformers.utils import logging
+
+    from workers.engines.model.critic import critic_class, value_head
 
     count_files()
     source = value_source(path)
@@ -106,21 +106,19 @@ def load_value_model(
     # that the language model's head is not used, and ours is new, is meant
     logging.set_verbosity_error()
     try:
-        model, report = AutoModelForTokenClassification.from_pretrained(
-            path,
-            num_labels=1,
-            dtype=dtype,
-            attn_implementation=attn_implementation,
-            output_loading_info=True,
-            **_OURS_ONLY,
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config.num_labels = 1
+        loaded: Any = critic_class(config).from_pretrained(
+            path, config=config, dtype=dtype, output_loading_info=True, **_OURS_ONLY
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise DataError(
-            f"{path} does not load as a value model (a token classifier of transformers): {error}; give value.path an "
-            "architecture that has one, such as Qwen2, Qwen3 or Llama"
+            f"{path} does not load as a value model (a language model's layers with a head of one output): {error}; give "
+            "value.path a folder written by save_pretrained"
         ) from error
     finally:
         logging.set_verbosity(verbosity)
+    model, report = loaded
     head = value_head(model)
     missing = [str(name) for name in report["missing_keys"]]
     if source is ValueSource.BACKBONE:
@@ -163,18 +161,6 @@ def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> P
     # moves in place
     torch.nn.Module.to(model, device)
     return model.eval()
-
-
-def value_head(model: PreTrainedModel) -> torch.nn.Linear:
-    """Return the linear layer that reads values off hidden states. EngineError without one."""
-    for name in HEAD_PREFIXES:
-        head = getattr(model, name.removesuffix("."), None)
-        if isinstance(head, torch.nn.Linear) and head.out_features == 1:
-            return head
-    raise EngineError(
-        f"{type(model).__name__} has no linear head with one output under {' or '.join(HEAD_PREFIXES)}; choose a model whose "
-        "token classifier ends in one (Qwen2, Qwen3 and Llama do)"
-    )
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:

@@ -8,7 +8,7 @@ recomputed for its gradient. So memory holds ``MAX_LOGITS`` logits whatever the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -19,9 +19,20 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.algorithms.batching import PackedBatch
+from pipeline.preflight.engines import KNOWN
 from protocol.errors import EngineError
 from workers.engines.model.attention import PACKED_ATTENTION, PackedLayout
-from workers.engines.model.layers import attend_by, count_part
+from workers.engines.model.layers import count_layers, count_part
+from workers.engines.model.trial import (
+    attend_eagerly,
+    backbone,
+    difference,
+    plain_hidden,
+    trial,
+    trial_tokens,
+    try_attention,
+    unlike_attention,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,7 +41,7 @@ MAX_LOGITS = 1 << 26
 """Logits alive at once: 64 Mi, or 256 MiB in fp32 (a row of 150,000 words: 447 tokens at once)."""
 
 _Scores: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
-_LOGIT_SCALING = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_PACKING = "headrace_packing"
 
 
 class Entropy(Enum):
@@ -98,10 +109,74 @@ class TokenScores:
     """[M], or None when not requested"""
 
 
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a model computes a row of sequences."""
+
+    unpacked_because: str = ""
+    """Why sequences go through the model in padded batches; empty where they stay packed."""
+    is_head_last: bool = True
+    """Whether logits are what the head returns for the last hidden states, unchanged."""
+
+
 def prepare_packed(model: PreTrainedModel) -> PreTrainedModel:
-    """Make ``model`` attend by packed layout, and count its layers; see :func:`attend_by`."""
-    refusal = "its sequences cannot be packed"
-    return attend_by(PACKED_ATTENTION, model, unfit="would mix packed sequences", verb="packed", refusal=refusal)
+    """Make ``model`` compute rows of sequences, packed where that is right, and count its layers.
+
+    A model of an unknown type makes a trial pass (``workers.engines.model.trial``). If packed
+    attention does not do for it, sequences of similar length go through it in padded batches.
+    Raises EngineError when padding changes the model's numbers too."""
+    setattr(model, _PACKING, _find_packing(model))
+    return count_layers(model)
+
+
+def keep_packed(model: PreTrainedModel) -> PreTrainedModel:
+    """Prepare a model whose sequences stay packed. Raises EngineError for another: padded batches
+    are many passes, and ranks that share a model would make different numbers of them."""
+    if reason := packing_of(prepare_packed(model)).unpacked_because:
+        raise EngineError(
+            f"{type(model).__name__} is computed in padded batches ({reason}), which shares over ranks cannot be; set the "
+            "backend to torch, or choose another model (Qwen2, Qwen3 and Llama do)"
+        )
+    return model
+
+
+def packing_of(model: PreTrainedModel) -> Packing:
+    """Return how a model of :func:`prepare_packed` computes rows."""
+    return getattr(model, _PACKING)
+
+
+def _find_packing(model: PreTrainedModel) -> Packing:
+    if model.config.model_type in KNOWN and unlike_attention(model) is None:
+        model.set_attn_implementation(PACKED_ATTENTION)
+        return Packing()
+    attend_eagerly(model)
+    truth = trial(lambda: plain_hidden(model))
+    is_head_last = truth.is_meta or _is_head_last(model)
+    sequences = trial_tokens(model)
+    batch = PackedTokens.of(sequences, [1] * len(sequences), model.device)
+    reason = try_attention(model, PACKED_ATTENTION, lambda: _hidden_packed(model, batch), truth)
+    if not reason:
+        return Packing(is_head_last=is_head_last)
+    attend_eagerly(model)
+    if truth.is_meta:
+        return Packing(unpacked_because=reason)
+    if wrong := difference(trial(lambda: _hidden_padded(model, batch)), truth):
+        raise EngineError(
+            f"{type(model).__name__} is not causal: a token's numbers change with those after it ({wrong}); choose a "
+            "decoder-only language model (Qwen2, Qwen3 and Llama are)"
+        )
+    return Packing(unpacked_because=reason, is_head_last=is_head_last)
+
+
+@torch.no_grad()
+def _is_head_last(model: PreTrainedModel) -> bool:
+    head = model.get_output_embeddings()
+    if head is None:
+        return False
+    tokens = torch.from_numpy(trial_tokens(model)[0])[None].to(model.device)
+    logits = model(input_ids=tokens, use_cache=False)[0]
+    made = head(backbone(model)(input_ids=tokens, use_cache=False)[0]).to(logits.dtype)
+    return torch.equal(made, logits)
 
 
 def score_packed(
@@ -116,10 +191,15 @@ def score_packed(
     ``model`` went through :func:`prepare_packed`. Logits are divided by ``temperature``; that of
     sampling makes these the sampler's log-probs. Bigger batches than ``max_logits`` are computed in
     parts."""
+    packing = packing_of(model)
     vocabulary = int(model.config.get_text_config().vocab_size)
     rows = max(1, max_logits // vocabulary)
     num_scored = batch.targets.numel()
-    if num_scored <= rows or _scales_logits(model):
+    if packing.unpacked_because and not packing.is_head_last:
+        logits = _each_bucket(batch, lambda tokens: model(input_ids=tokens, use_cache=False)[0])
+        logits = logits.index_select(0, batch.positions)
+        return TokenScores(*score_logits(logits, batch.targets, temperature, entropy))
+    if not packing.unpacked_because and (num_scored <= rows or not packing.is_head_last):
         output = model(
             input_ids=batch.tokens.unsqueeze(0),
             position_ids=batch.layout.position_ids.unsqueeze(0),
@@ -152,12 +232,33 @@ def score_packed(
 
 def hidden_packed(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:
     """Return the last hidden states [N, hidden] under a model of :func:`prepare_packed`."""
-    return model.base_model(
+    return (_hidden_padded if packing_of(model).unpacked_because else _hidden_packed)(model, batch)
+
+
+def _hidden_packed(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:
+    return backbone(model)(
         input_ids=batch.tokens.unsqueeze(0),
         position_ids=batch.layout.position_ids.unsqueeze(0),
         use_cache=False,
         packed_layout=batch.layout,
-    ).last_hidden_state.squeeze(0)
+    )[0].squeeze(0)
+
+
+def _hidden_padded(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:
+    return _each_bucket(batch, lambda tokens: backbone(model)(input_ids=tokens, use_cache=False)[0])
+
+
+def _each_bucket(batch: PackedTokens, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Compute int64 [sequences, length] tokens of each bucket, and return the results in row order,
+    [N, ...]. Padding lies to the right, where no token of a causal model sees it."""
+    layout = batch.layout
+    made: list[torch.Tensor] = []
+    for bucket in layout.buckets:
+        tokens = batch.tokens.index_select(0, bucket.gather).unflatten(0, (bucket.num_sequences, bucket.length))
+        made.append(compute(tokens).flatten(0, 1))
+        # some models have no layers that count
+        count_part(made[-1], 0.0)
+    return torch.cat(made).index_select(0, layout.scatter)
 
 
 def score_logits(logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: Entropy) -> _Scores:
@@ -173,9 +274,3 @@ def score_logits(logits: torch.Tensor, targets: torch.Tensor, temperature: float
     with torch.set_grad_enabled(torch.is_grad_enabled() and entropy is Entropy.DIFFERENTIATE):
         everything = torch.log_softmax(logits, dim=-1)
         return logprobs, -(everything.exp() * everything).sum(dim=-1)
-
-
-def _scales_logits(model: PreTrainedModel) -> bool:
-    """Whether the model changes logits after its head, so that only its ``forward`` is right."""
-    config = model.config.get_text_config()
-    return any(getattr(config, name, None) not in (None, 1.0) for name in _LOGIT_SCALING)

@@ -12,7 +12,6 @@ import torch
 from pipeline.algorithms.batching import plan_micro_batches
 from pipeline.process import work
 from protocol.errors import ConfigError
-from workers.engines.model.attention import PACKED_ATTENTION
 from workers.engines.model.loading import load_model, resolve_device, resolve_dtype
 from workers.engines.model.micro_batches import share_of_plan
 from workers.engines.model.packed import PackedTokens, prepare_packed, score_packed
@@ -59,7 +58,7 @@ def build_scoring(config: RunConfig, model_path: Path) -> TorchScoring:
     device = resolve_device(config.reference.device)
     if device.type == "cpu":
         torch.set_num_threads(config.reference.threads)
-    model = load_model(model_path, resolve_dtype(config.model.dtype), device, PACKED_ATTENTION)
+    model = load_model(model_path, resolve_dtype(config.model.dtype), device)
     return TorchScoring(
         model, temperature=config.generation.temperature, micro_batch_tokens=config.reference.micro_batch_tokens
     )

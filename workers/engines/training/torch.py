@@ -17,7 +17,6 @@ from pipeline.algorithms.batching import TrainingSample, plan_micro_batches, tok
 from pipeline.config.rate_phases import rate_phases
 from pipeline.preflight.lora import check_lora
 from pipeline.process import work
-from workers.engines.model.attention import PACKED_ATTENTION
 from workers.engines.model.checkpoint_files import read_training_state, snapshot_writer
 from workers.engines.model.loading import load_model, resolve_device
 from workers.engines.model.micro_batches import memory_errors
@@ -134,7 +133,7 @@ def build_training(config: RunConfig, model_path: Path) -> TorchTraining:
     device = resolve_device(config.model.device)
     if device.type == "cpu":
         torch.set_num_threads(config.learner.threads)
-    model = load_model(model_path, torch.float32, device, PACKED_ATTENTION)
+    model = load_model(model_path, torch.float32, device)
     freeze(model, config.learner.freeze)
     return TorchTraining(
         model,

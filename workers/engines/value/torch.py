@@ -13,7 +13,6 @@ import torch
 
 from pipeline.algorithms.batching import plan_micro_batches, tokens_at_once
 from pipeline.process import work
-from workers.engines.model.attention import PACKED_ATTENTION
 from workers.engines.model.checkpoint_files import (
     put_model,
     read_model,
@@ -115,7 +114,7 @@ def build_value(config: RunConfig, model_path: Path) -> TorchValue:
     if device.type == "cpu":
         torch.set_num_threads(config.value.threads)
     return TorchValue(
-        load_value_model(model_path, torch.float32, device, PACKED_ATTENTION),
+        load_value_model(model_path, torch.float32, device),
         value_settings(config, device),
         value_optimizer_settings(config),
         tokenizer_from=model_path,

@@ -107,14 +107,10 @@ class TestLocalEngine(LocalContract):
             engine.submit(request(number))
         assert len(drain(engine)) == 6
 
-    def test_an_attention_with_sinks_or_soft_caps_is_refused(self) -> None:
+    def test_slot_attention_without_a_step_is_refused(self) -> None:
         from workers.engines.generation.local.attention import slot_attention
-        from workers.engines.generation.local.cache import DecodeStep
 
-        step = DecodeStep(torch.arange(1), torch.zeros(1, dtype=torch.int64), 1, None)
         states = torch.zeros(1, 2, 1, 32)
-        with pytest.raises(EngineError, match="softcap"):
-            slot_attention(torch.nn.Identity(), states, states, states, slot_step=step, softcap=30.0)
         with pytest.raises(EngineError, match="without a step"):
             slot_attention(torch.nn.Identity(), states, states, states)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GraniteConfig, GraniteForCausalLM
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as eager_softcap
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as eager_sinks
 
 from protocol.errors import EngineError
 from tests.workers.engines.tiny import ARCHITECTURES, VOCABULARY, plain_logprobs, ragged, tiny_model
-from workers.engines.model.attention import PACKED_ATTENTION, PackedLayout
+from workers.engines.model.attention import PACKED_ATTENTION, PackedLayout, packed_attention
 from workers.engines.model.packed import MAX_LOGITS, Entropy, PackedTokens, prepare_packed, score_packed
 
 CPU = torch.device("cpu")
@@ -142,8 +146,33 @@ def test_calling_a_packed_model_without_a_layout_is_refused() -> None:
         model(input_ids=torch.tensor([[2, 3, 4]]), use_cache=False)
 
 
-def test_layers_that_would_mix_sequences_are_refused() -> None:
+def test_a_known_type_with_layers_of_another_kind_makes_the_trial() -> None:
     model = tiny_model()
-    model.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(EngineError, match="linear_attention, which would mix packed sequences"):
+    model.config.layer_types = ["full_attention", "chunked_attention"]
+    with pytest.raises(EngineError, match="a trial pass ended by KeyError: 'chunked_attention'"):
         prepare_packed(model)
+
+
+@pytest.mark.parametrize("changed", [{"softcap": 2.0}, {"s_aux": torch.tensor([0.5, -1.0, 2.0, 0.0])}])
+def test_soft_caps_and_sinks_are_those_of_transformers_own_attention(changed: dict[str, Any]) -> None:
+    """Of two key heads for four query heads, in half precision too."""
+    layout = PackedLayout.of([7, 5], CPU)
+    torch.manual_seed(0)
+    query, key, value = (2 * torch.randn(1, heads, 12, 8) for heads in (4, 2, 2))
+    module = SimpleNamespace(num_key_value_groups=2, training=False, sinks=changed.get("s_aux"))
+    for dtype, near in ((torch.float64, 1e-5), (torch.bfloat16, 0.05)):
+        q, k, v = (tensor.to(dtype) for tensor in (query, key, value))
+        found, _ = packed_attention(None, q, k, v, None, packed_layout=layout, **changed)
+        for start, end in ((0, 7), (7, 12)):
+            future = torch.full((end - start, end - start), -torch.inf, dtype=dtype).triu(1)[None, None]
+            eager: Any = eager_sinks if "s_aux" in changed else eager_softcap
+            parts = [tensor[:, :, start:end] for tensor in (q, k, v)]
+            expected, _ = eager(module, *parts, future, scaling=8**-0.5, softcap=changed.get("softcap"))
+            torch.testing.assert_close(found[:, start:end], expected, atol=near, rtol=near)
+
+
+def test_sinks_and_a_soft_cap_at_once_are_refused() -> None:
+    part = torch.zeros(1, 1, 2, 8)
+    with pytest.raises(EngineError, match="sinks and a soft cap at once"):
+        layout = PackedLayout.of([2], CPU)
+        packed_attention(None, part, part, part, None, packed_layout=layout, softcap=1.0, s_aux=torch.zeros(1))

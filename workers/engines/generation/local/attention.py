@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 
 from protocol.errors import EngineError
 from workers.engines.generation.local.cache import DecodeStep
-from workers.engines.model.attention import PackedLayout, packed_attention
+from workers.engines.model.attention import PackedLayout, attend, packed_attention
 
 SLOT_ATTENTION = "headrace_slots"
 """Name under which transformers knows :func:`slot_attention`."""
@@ -31,6 +31,8 @@ def slot_attention(
     attention_mask: torch.Tensor | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     packed_layout: PackedLayout | None = None,
     slot_step: DecodeStep | None = None,
     **options: Any,
@@ -40,28 +42,25 @@ def slot_attention(
     Query is [n, query heads, 1, head dim] in a step, [1, query heads, N, head dim] in a prefill.
     Key and value are [n, key heads, longest, head dim] or [1, key heads, N, head dim]. ``scaling``
     is 1/sqrt(head dim) when absent. By ``sliding_window`` a token sees itself and so many - 1
-    before it.
+    before it. ``softcap`` and ``s_aux`` (sinks) are as in packed attention.
 
     Returns [n, 1, query heads, head dim] or [1, N, query heads, head dim], and None for weights.
-    Raises EngineError without a step, with a mask, for ``softcap`` and ``s_aux`` (sinks)."""
+    Raises EngineError without a step, or with a mask."""
     if packed_layout is not None:
         return packed_attention(
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window,
-            packed_layout=packed_layout, **options,
+            softcap=softcap, s_aux=s_aux, packed_layout=packed_layout, **options,
         )  # fmt: skip
     if slot_step is None or attention_mask is not None:
         raise EngineError(
             f"attention {SLOT_ATTENTION} was called {'without a step' if slot_step is None else 'with a mask'}; "
             "run the model through workers.engines.generation.local, or load it with another attn_implementation"
         )
-    if options.get("softcap") is not None or options.get("s_aux") is not None:
-        raise EngineError(
-            "the model's attention uses softcap or attention sinks, which the local engine cannot compute; "
-            "use a model without them (Qwen2, Qwen3 and Llama have none)"
-        )
     mask = slot_step.mask
     if sliding_window is not None and sliding_window < slot_step.longest:
         mask = _windowed(slot_step, sliding_window, query.dtype)
+    if softcap is not None or s_aux is not None:
+        return attend(query, key, value, mask, scaling, softcap, s_aux).transpose(1, 2), None
     num_rows, query_heads, _, head_dim = query.shape
     key_heads = key.shape[1]
     grouped = query.reshape(num_rows, key_heads, query_heads // key_heads, head_dim)

@@ -11,7 +11,7 @@ caches. Memory is bounded by slots x (longest prompt + longest response)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import Cache
@@ -52,6 +52,29 @@ class PrefillStep:
     """int64 [m]: slot row that it goes to."""
     positions: torch.Tensor
     """int64 [m]: place in that row."""
+
+
+class RowStore(Protocol):
+    """The memory behind the rows of a slot table."""
+
+    max_length: int
+
+    def reserve(self, num_rows: int, length: int) -> None:
+        """Make room for ``num_rows`` rows of ``length`` tokens."""
+        ...
+
+    def move(self, targets: list[int], sources: list[int], length: int) -> None:
+        """Move what rows ``sources`` hold to rows ``targets``, all at once."""
+        ...
+
+    def release(self) -> None:
+        """Give all memory back."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held."""
+        ...
 
 
 class SlotLayer(CacheLayerMixin):

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from protocol.errors import Diverged, EngineError
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason
-from workers.engines.generation.local.forward import SlotForward
+from workers.engines.generation.local.choice import make_forward
 from workers.engines.generation.local.slots import Occupant, SlotTable
 from workers.engines.generation.sampling import Distributions, sample
 from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
@@ -55,7 +55,7 @@ class LocalEngine(TorchWeights):
     ) -> None:
         """Take over a model, whose weights count only from the first ``load_weights`` on. Requests
         with stop strings need the tokenizer."""
-        self._forward = SlotForward(model, num_slots)
+        self._forward = make_forward(model, num_slots)
         self._slots = SlotTable(num_slots, self._forward.cache)
         self._waiting: deque[WindowRequest] = deque()
         self._waiting_names: set[TrajectoryId] = set()

@@ -1,5 +1,7 @@
 """Runs a causal language model on the slot cache: prefill of contexts, decode of a token a row.
 
+The model attends by slot attention, which ``workers.engines.generation.local.choice`` has tried.
+
 A prefill fills the cache for all but a context's last token. That token goes through the next
 decode step, so every token is sampled at one place. Contexts are laid end to end without padding. A
 prompt that members of a group share is computed once. Small models of the dense family go through
@@ -19,7 +21,7 @@ from workers.engines.generation.local.cache import DecodeStep, PrefillStep, Slot
 from workers.engines.generation.local.dense import DenseForward, is_dense
 from workers.engines.generation.local.weights import replace_weights, unserved_weights
 from workers.engines.model.attention import PackedLayout
-from workers.engines.model.layers import attend_by
+from workers.engines.model.trial import backbone
 
 PREFILL_TOKENS = 8192
 """Tokens of one prefill forward; a longer context goes alone."""
@@ -29,8 +31,8 @@ class SlotForward:
     """A model and its slot cache."""
 
     def __init__(self, model: PreTrainedModel, num_slots: int) -> None:
-        unfit, refusal = "keep state outside the slot cache", "the local engine cannot serve it"
-        self.model = attend_by(SLOT_ATTENTION, model, unfit=unfit, verb="served", refusal=refusal).eval()
+        model.set_attn_implementation(SLOT_ATTENTION)
+        self.model = model.eval()
         self.config = model.config.get_text_config()
         self.cache = SlotCache(self.config.num_hidden_layers, num_slots)
         self.device = model.device
@@ -88,7 +90,7 @@ class SlotForward:
             self._dense.prefill(tokens, self.cache, layout)
         else:
             # the base model: a prefill needs keys and values, no logits
-            self.model.base_model(
+            backbone(self.model)(
                 input_ids=tokens[None],
                 position_ids=layout.position_ids[None],
                 past_key_values=self.cache,

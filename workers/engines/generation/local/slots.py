@@ -14,7 +14,7 @@ import numpy as np
 
 from protocol.ids import TrajectoryId
 from protocol.trajectory import Segment
-from workers.engines.generation.local.cache import SlotCache
+from workers.engines.generation.local.cache import RowStore
 from workers.engines.generation.seam import WindowRequest
 from workers.engines.generation.windows import segments
 from workers.engines.model.rng import stream_key
@@ -68,7 +68,7 @@ class SlotTable:
     """Rows of one engine, and the cache whose rows they are."""
 
     num_slots: int
-    cache: SlotCache
+    cache: RowStore
     num_live: int = 0
     occupants: list[Occupant | None] = field(default_factory=list)
     """By row."""

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from pipeline.config.load import to_toml
-from workers.engines.model.attention import PACKED_ATTENTION
 from workers.engines.model.checkpoint_files import make_skeleton
 from workers.engines.model.loading import load_model, load_value_model
 from workers.engines.model.optimizer import OptimizerSettings
 from workers.engines.model.optimizers import embedding_names, freeze
-from workers.engines.model.packed import prepare_packed
+from workers.engines.model.packed import keep_packed
 from workers.engines.training.policy_gradient import ForwardSettings, PackedPolicy
 from workers.engines.training.publishing import PublishSettings, publish_settings
 from workers.engines.training.ranks.group import Group, join, peers
@@ -72,7 +71,7 @@ def enter(config: RunConfig, device: str, threads: int) -> Ranks:
 def ranked_training(config: RunConfig) -> tuple[Ranks, RankedTraining]:
     """Make this rank of a run's learner on the start model. Raises as :func:`enter`; DataError."""
     ranks = enter(config, config.model.device, config.learner.threads)
-    model = load_model(config.model.path, torch.float32, torch.device("cpu"), PACKED_ATTENTION)
+    model = load_model(config.model.path, torch.float32, torch.device("cpu"))
     freeze(model, config.learner.freeze)
     backend = make_training(
         model,
@@ -103,7 +102,7 @@ def make_training(
     """Share ``model``, the same on every rank, out among them: by DeepSpeed for ``zero``, or FSDP2.
     ``lora``: train an adapter on it. Raises EngineError when its sequences cannot be packed, or it
     cannot be cut, and ConfigError when the adapter does not fit."""
-    module = PackedPolicy(prepare_packed(model).eval(), forward)
+    module = PackedPolicy(keep_packed(model).eval(), forward)
     form = weights_form(model, make_skeleton(model), lora, tokenizer_from)
     if gradient_checkpointing:
         # after eval(), which switches it off
@@ -116,7 +115,7 @@ def ranked_value(config: RunConfig) -> tuple[Ranks, RankedValue]:
     path = config.value.path or config.model.path
     ranks = enter(config, config.value.device, config.value.threads)
     engine = make_value(
-        load_value_model(path, torch.float32, torch.device("cpu"), PACKED_ATTENTION),
+        load_value_model(path, torch.float32, torch.device("cpu")),
         value_settings(config, ranks.group.device),
         value_optimizer_settings(config),
         ranks,
@@ -136,7 +135,7 @@ def make_value(
     tokenizer_from: Path | None = None,
 ) -> RankedValue:
     """Share a value model, with a scalar head, out among ranks, as :func:`make_training` does."""
-    module = PackedValue(prepare_packed(model).eval(), settings)
+    module = PackedValue(keep_packed(model).eval(), settings)
     form = WholeForm(make_skeleton(model), tokenizer_from)
     return RankedValue(_share_out(module, model, form, optimizer, ranks, zero), settings)
 

@@ -1,0 +1,138 @@
+"""Runs a language model a row at a time, each with the cache that the model itself makes.
+
+For models that the slot cache cannot serve: recurrent layers, convolutions, attention that adds
+positions to its scores. A decode step is a pass for each row, so that its time grows with the rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from pipeline.process import work
+from protocol.errors import EngineError
+from workers.engines.generation.local.weights import replace_weights, unserved_weights
+from workers.engines.model.trial import attend_eagerly
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_NAMES = ("past_key_values", "cache_params", "state")
+"""Names under which models take and return what they keep of a context."""
+
+
+class LoneRows:
+    """What each row keeps of its context: a model's own cache, or None for an empty context."""
+
+    def __init__(self) -> None:
+        self.max_length = 0
+        self.kept: list[Any] = []
+
+    def reserve(self, num_rows: int, length: int) -> None:
+        """Make room for ``num_rows`` rows; caches grow by themselves."""
+        del length
+        self.kept += [None] * (num_rows - len(self.kept))
+
+    def move(self, targets: list[int], sources: list[int], length: int) -> None:
+        """Move what rows ``sources`` hold to rows ``targets``, all at once."""
+        del length
+        self.reserve(max([*targets, *sources], default=-1) + 1, 0)
+        held = [self.kept[row] for row in sources]
+        for row in set(sources) - set(targets):
+            self.kept[row] = None
+        for row, cache in zip(targets, held, strict=True):
+            self.kept[row] = cache
+
+    def release(self) -> None:
+        """Forget every context."""
+        self.kept.clear()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the tensors that rows keep."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(self.kept, set()))
+
+
+class LoneForward:
+    """A model whose rows are computed one after another; otherwise as ``SlotForward``."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        attend_eagerly(model)
+        self.model = model.eval()
+        self.config = model.config.get_text_config()
+        self.cache = LoneRows()
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take new weights. Raises WeightsRejected, and changes nothing, when they do not fit."""
+        replace_weights(self.model, tensors)
+
+    def unserved(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the names of tensors that the next step would not be computed with."""
+        return unserved_weights(self.model, tensors)
+
+    def prefill(self, contexts: Sequence[np.ndarray], rows: Sequence[int]) -> int:
+        """Fill rows with all but the last token of int32 contexts; return the tokens computed."""
+        self.cache.reserve(max(rows) + 1, 0)
+        wanted: dict[bytes, tuple[np.ndarray, list[int]]] = {}
+        for context, row in zip(contexts, rows, strict=True):
+            wanted.setdefault(context[:-1].tobytes(), (context[:-1], []))[1].append(row)
+        total = sum(head.size for head, _ in wanted.values())
+        with work.task("prefill", float(total), "tokens"):
+            for head, sharing in wanted.values():
+                kept = None
+                if head.size:
+                    with work.part(head.size / total):
+                        _, kept = self._pass(head.astype(np.int64), None)
+                for number, row in enumerate(sharing):
+                    self.cache.kept[row] = copy.deepcopy(kept) if number else kept
+        return total
+
+    def decode(self, tokens: np.ndarray, positions: np.ndarray) -> torch.Tensor:
+        """Feed int64 [n] tokens at ``positions`` of n rows; return logits [n, vocabulary]."""
+        del positions
+        self.cache.reserve(tokens.size, 0)
+        logits: list[torch.Tensor] = []
+        for row in range(tokens.size):
+            made, self.cache.kept[row] = self._pass(tokens[row : row + 1], self.cache.kept[row])
+            logits.append(made)
+        return torch.stack(logits)
+
+    def _pass(self, tokens: np.ndarray, kept: Any) -> tuple[torch.Tensor, Any]:
+        """Return the last token's logits [vocabulary], and what is kept afterwards."""
+        row = torch.from_numpy(tokens)[None].to(self.model.device)
+        given = {} if kept is None else {self._name: kept}
+        output = self.model(input_ids=row, use_cache=True, **given)
+        if kept is None:
+            self._name = _name_of(self.model, output)
+        return output.logits[0, -1], getattr(output, self._name)
+
+
+def _name_of(model: PreTrainedModel, output: Any) -> str:
+    for name in _NAMES:
+        if getattr(output, name, None) is not None:
+            return name
+    raise EngineError(
+        f"{type(model).__name__} returns none of {', '.join(_NAMES)}, so that a context cannot be kept; choose another model"
+    )
+
+
+def _tensors(value: Any, seen: set[int]) -> list[torch.Tensor]:
+    """Return the tensors that a cache holds, at any depth, once each."""
+    if id(value) in seen:
+        return []
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        parts = list(cast("dict[Any, Any]", value).values())
+    elif isinstance(value, list | tuple):
+        parts = list(cast("list[Any]", value))
+    elif type(value).__module__.startswith("transformers."):
+        parts = list(vars(value).values())
+    else:
+        return []
+    return [tensor for part in parts for tensor in _tensors(part, seen)]

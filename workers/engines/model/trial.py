@@ -1,0 +1,173 @@
+"""A trial pass of a model: whether a way of computing it agrees with transformers' own.
+
+The truth is a pass over each sequence alone, by the model's own code with ``eager`` attention: the
+other attention functions of transformers drop soft caps without a word. Another way is right if its
+numbers are the same up to rounding. On ``meta`` there are no numbers, so that only the calls count.
+
+A short pass does not show everything, so that calls count as well. Our attention must have been
+called once in each layer, with a window in each layer that has one. Nothing else that mixes tokens
+(a convolution along the row) may have been called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from protocol.errors import EngineError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+EAGER = "eager"
+"""Attention as a model's own file has it."""
+
+_LENGTHS = (9, 5)
+"""Of the sequences of a trial pass."""
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Largest difference that rounding explains, as a share of the numbers' length."""
+_MIXES = (torch.nn.Conv1d,)
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
+
+
+def trial_tokens(model: PreTrainedModel) -> list[np.ndarray]:
+    """Return int64 sequences of different lengths, the same for all models of one vocabulary."""
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, vocabulary, length) for length in _LENGTHS]
+
+
+def attend_eagerly(model: PreTrainedModel) -> None:
+    """Make a model compute by its own code alone."""
+    if model.config._attn_implementation not in (None, EAGER):
+        model.set_attn_implementation(EAGER)
+
+
+def backbone(model: PreTrainedModel) -> torch.nn.Module:
+    """Return a model without its head. Raises EngineError for one that does not name it apart."""
+    base = model.base_model
+    if base is model:
+        # Llama 4 names a prefix that it does not have
+        base = getattr(model, "model", None)
+    if not isinstance(base, torch.nn.Module):
+        raise EngineError(f"{type(model).__name__} does not name its layers apart from its head; choose another model")
+    return base
+
+
+@torch.no_grad()
+def plain_hidden(model: PreTrainedModel) -> torch.Tensor:
+    """Return the last hidden states [N, hidden] of the trial's sequences, each alone, by a model
+    that attends eagerly; nothing on ``meta``, where masks cannot be made."""
+    if model.device.type == "meta":
+        return torch.empty(0, device="meta")
+    rows = [torch.from_numpy(tokens)[None].to(model.device) for tokens in trial_tokens(model)]
+    return torch.cat([backbone(model)(input_ids=row, use_cache=False)[0][0] for row in rows])
+
+
+def difference(found: torch.Tensor, truth: torch.Tensor) -> str | None:
+    """Return how two tensors differ by more than rounding, in words; None if they do not."""
+    if truth.is_meta:
+        return None
+    if found.shape != truth.shape:
+        return f"its numbers have shape {tuple(found.shape)}, expected {tuple(truth.shape)}"
+    share = float((found.double() - truth.double()).norm() / truth.double().norm().clamp_min(1e-30))
+    allowed = _TOLERANCE.get(truth.dtype, 1e-1)
+    # written so that NaN is a difference
+    return None if share <= allowed else f"its numbers differ from transformers' own by {share:.1e} of their length"
+
+
+def unlike_attention(model: PreTrainedModel) -> str | None:
+    """Return which layers of a model are not attention, in words; None if all are."""
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _ATTENTION_LAYERS
+    return f"it has layers of kind {', '.join(sorted(kinds))}" if kinds else None
+
+
+@torch.no_grad()
+def trial(attempt: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Return the result of a trial pass. Raises EngineError for an error of the model's own code,
+    except for too little memory, and for numbers that ``meta`` does not have."""
+    try:
+        return attempt()
+    except (EngineError, torch.OutOfMemoryError, NotImplementedError):
+        raise
+    except Exception as error:
+        if "meta" in str(error):
+            raise
+        raise EngineError(f"a trial pass ended by {type(error).__name__}: {error}") from error
+
+
+def try_attention(
+    model: PreTrainedModel, name: str, attempt: Callable[[], torch.Tensor], truth: torch.Tensor, *, passes: int = 1
+) -> str:
+    """Make ``model`` attend by the registered function ``name``, and compare an attempt, of so many
+    ``passes``, with the truth. Return why the function does not do, in words; nothing if it does.
+    """
+    if unlike := unlike_attention(model):
+        return unlike
+
+    def attend() -> torch.Tensor:
+        model.set_attn_implementation(name)
+        if model.config._attn_implementation != name:
+            raise EngineError("it does not call attention through transformers' AttentionInterface")
+        return attempt()
+
+    try:
+        with _Calls(model, name, passes) as calls:
+            found = trial(attend)
+    except EngineError as error:
+        return str(error)
+    return calls.complaint() or difference(found, truth) or ""
+
+
+class _Calls:
+    """Counts calls that mix tokens, while a pass is made."""
+
+    def __init__(self, model: PreTrainedModel, name: str, passes: int) -> None:
+        self._name, self._passes = name, passes
+        self._text = model.config.get_text_config()
+        self._attention = self._windowed = 0
+        self._mixers: set[str] = set()
+        self._modules = [module for module in model.modules() if isinstance(module, _MIXES)]
+
+    def complaint(self) -> str | None:
+        """Return why the calls of one pass are not those of plain attention; None if they are."""
+        layers = int(self._text.num_hidden_layers)
+        if self._mixers:
+            return f"it mixes tokens by {', '.join(sorted(self._mixers))} too"
+        if self._attention != layers * self._passes:
+            called = f"{self._attention / self._passes:g} call attention through transformers' AttentionInterface"
+            return f"of its {layers} layers, {called}"
+        wanted = self._layers_with_window(layers)
+        if self._windowed < wanted * self._passes:
+            return f"of its {wanted} layers with a window, {self._windowed / self._passes:g} hand it to attention"
+        return None
+
+    def _layers_with_window(self, layers: int) -> int:
+        kinds = getattr(self._text, "layer_types", None)
+        if kinds:
+            return sum(kind == "sliding_attention" for kind in kinds)
+        has_window = getattr(self._text, "sliding_window", None) and getattr(self._text, "use_sliding_window", True)
+        return layers if has_window else 0
+
+    def __enter__(self) -> Self:
+        self._function = ALL_ATTENTION_FUNCTIONS[self._name]
+
+        def count(*args: Any, **kwargs: Any) -> Any:
+            self._attention += 1
+            self._windowed += kwargs.get("sliding_window") is not None
+            return self._function(*args, **kwargs)
+
+        def mixed(module: torch.nn.Module, _inputs: Any) -> None:
+            self._mixers.add(type(module).__name__)
+
+        ALL_ATTENTION_FUNCTIONS.register(self._name, count)
+        self._handles = [module.register_forward_pre_hook(mixed) for module in self._modules]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ALL_ATTENTION_FUNCTIONS.register(self._name, self._function)
+        for handle in self._handles:
+            handle.remove()
