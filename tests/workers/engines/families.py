@@ -134,7 +134,7 @@ def family_model(name: str, dtype: torch.dtype = torch.float64, *, seed: int = 0
     torch.nn.Module.to(model, dtype)
     with torch.no_grad():
         for parameter in model.parameters():
-            # no norm weighs 1 everywhere and no bias is 0, else a part without effect would not show
+            # no norm weighs 1 everywhere and no bias is 0: each part has an effect
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     return model.eval()

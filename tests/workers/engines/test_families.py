@@ -1,5 +1,5 @@
-"""Each family of language models is computed as transformers computes it, or it is refused: the
-learner's log-probs and gradients, the local engine's, and the critic's values."""
+"""Each family of language models is computed as transformers computes it: the learner's log-probs
+and gradients, the local engine's log-probs, and the critic's values."""
 
 from __future__ import annotations
 

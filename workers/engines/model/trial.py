@@ -1,6 +1,6 @@
 """A trial pass of a model: whether a way of computing it agrees with transformers' own.
 
-The truth is a pass over each sequence alone, by the model's own code with ``eager`` attention: the
+The truth is a pass over each sequence alone, by the model's own code with ``eager`` attention. The
 other attention functions of transformers drop soft caps without a word. Another way is right if its
 numbers are the same up to rounding. On ``meta`` there are no numbers, so that only the calls count.
 
@@ -60,7 +60,7 @@ def backbone(model: PreTrainedModel) -> torch.nn.Module:
 @torch.no_grad()
 def plain_hidden(model: PreTrainedModel) -> torch.Tensor:
     """Return the last hidden states [N, hidden] of the trial's sequences, each alone, by a model
-    that attends eagerly; nothing on ``meta``, where masks cannot be made."""
+    that attends eagerly. On ``meta``, where masks cannot be made, return nothing."""
     if model.device.type == "meta":
         return torch.empty(0, device="meta")
     rows = [torch.from_numpy(tokens)[None].to(model.device) for tokens in trial_tokens(model)]

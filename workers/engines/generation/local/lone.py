@@ -26,7 +26,7 @@ _NAMES = ("past_key_values", "cache_params", "state")
 
 
 class LoneRows:
-    """What each row keeps of its context: a model's own cache, or None for an empty context."""
+    """The rows of a lone forward: of each a model's own cache, or None for an empty context."""
 
     def __init__(self) -> None:
         self.max_length = 0
