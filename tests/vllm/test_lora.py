@@ -62,7 +62,7 @@ def merged(engine: VllmEngine, arrived: Publication, base: np.ndarray, path: Pat
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_what_vllm_samples_has_the_learners_log_probs_at_every_version_of_the_adapter(
+def test_what_vllm_samples_has_the_learners_log_probs_at_every_version(
     cores: CorePool, tmp_path: Path, tied: bool
 ) -> None:
     trained = learner(tied=tied)
