@@ -1,4 +1,4 @@
-"""Marks progress of long work on a model, layer by layer (``pipeline.process.work``).
+"""Layers of a model: progress of long work (``pipeline.process.work``), and what they recompute.
 
 A mark is made at the end of every layer, forward and backward. Every loaded tensor and every saved
 file makes one too. The computation stays the same."""
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
 FORWARD = 1.0 / 3.0
 """Share of the forward pass in forward and backward: backward computes twice as much."""
+
+
+def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
+    """Checkpoint every layer by its training flag alone, so that no dropout is active. A later
+    ``eval()`` switches it off."""
+    model.gradient_checkpointing_enable()
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
 
 
 def count_layers(model: PreTrainedModel) -> PreTrainedModel:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches, tokens_at_once
 from pipeline.config.rate_phases import rate_phases
 from pipeline.preflight.lora import check_lora
 from pipeline.process import work
 from workers.engines.model.checkpoint_files import read_training_state, snapshot_writer
+from workers.engines.model.layers import enable_gradient_checkpointing
 from workers.engines.model.loading import load_model, resolve_device
 from workers.engines.model.micro_batches import memory_errors
 from workers.engines.model.optimizer import GRADIENT, GuardedOptimizer, OptimizerSettings
@@ -194,11 +194,3 @@ def optimizer_settings(config: RunConfig) -> OptimizerSettings:
         decay=decay,
         no_decay=learner.no_decay,
     )
-
-
-def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Checkpoint every layer by its training flag alone, so that no dropout is active."""
-    model.gradient_checkpointing_enable()
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True

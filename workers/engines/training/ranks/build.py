@@ -14,6 +14,7 @@ import torch
 
 from pipeline.config.load import to_toml
 from workers.engines.model.checkpoint_files import make_skeleton
+from workers.engines.model.layers import enable_gradient_checkpointing
 from workers.engines.model.loading import load_model, load_value_model
 from workers.engines.model.optimizer import OptimizerSettings
 from workers.engines.model.optimizers import embedding_names, freeze
@@ -26,7 +27,6 @@ from workers.engines.training.ranks.sharded import ShardedModel, Shards
 from workers.engines.training.ranks.training import RankedTraining
 from workers.engines.training.ranks.value import RankedValue
 from workers.engines.training.torch import (
-    enable_gradient_checkpointing,
     forward_settings,
     lora_settings,
     optimizer_settings,
