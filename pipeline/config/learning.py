@@ -328,6 +328,7 @@ class ValueSection(Section):
     )
     batch_trajectories: Positive = setting(512, "Finished trajectories of one value step.")
     micro_batch_tokens: Positive | None = setting(None, "As learner.micro_batch_tokens.")
+    gradient_checkpointing: bool = setting(False, "As model.gradient_checkpointing.")
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Compute type; weights stay float32.")
     device: str = setting("auto", "auto: cuda if torch finds a GPU, else cpu.")
     threads: Positive = setting(1, "Torch threads on a CPU.")

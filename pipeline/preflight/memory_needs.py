@@ -138,7 +138,7 @@ def _trained(name: str, shape: Shape, config: RunConfig, *, is_value: bool, on_c
     state = int(trained * (2.0 if is_value else _STATE_SHARE.get(config.learner.optimizer, 2.0)))
     # how much is frozen is known to the model alone
     stepped = 0 if config.learner.freeze and not is_value else trained + state
-    checkpointing = config.model.gradient_checkpointing and not is_value
+    checkpointing = (config.value if is_value else config.model).gradient_checkpointing
     copied = {"copy for a checkpoint": trained + state, "process": section.ranks * PROCESS_BYTES}
     if not on_cpu:
         return Need(name, copied, stepped)

@@ -23,6 +23,7 @@ from pipeline.preflight.memory_needs import (
 from pipeline.runtime.machine import Machine
 from protocol.errors import ConfigError
 from protocol.ids import Role
+from tests.pipeline.op_config import op_config
 from tests.pipeline.runtime.fakes import small_config
 
 QWEN = Shape(494_032_768, layers=24, hidden=896, intermediate=4864, key_width=128, vocabulary=151_936)
@@ -119,3 +120,16 @@ def test_an_adapter_needs_neither_gradients_nor_optimiser_of_the_whole(tmp_path:
     lora = config.learner.lora.model_copy(update={"rank": 8})
     adapted = config.model_copy(update={"learner": config.learner.model_copy(update={"lora": lora})})
     assert _needs(adapted)["learner"].certain == 4 * QWEN.num_weights
+
+
+def test_checkpointing_is_counted_for_policy_and_critic_each_by_its_own_setting(tmp_path: Path) -> None:
+    def activations(*overrides: str) -> list[int]:
+        config = op_config(tmp_path, "algorithm.name=ppo", *overrides)
+        found = needs(config, QWEN, FEW | {Role.VALUE: 1}, QWEN, on_cpu=lambda _: True)
+        return [need.parts["activations"] for need in found if need.name in ("learner", "value")]
+
+    kept, less = activation_bytes(QWEN, 1024), activation_bytes(QWEN, 1024, checkpointing=True)
+    assert less < kept / 10
+    assert activations() == [kept, kept]
+    assert activations("model.gradient_checkpointing=true") == [less, kept]
+    assert activations("value.gradient_checkpointing=true") == [kept, less]

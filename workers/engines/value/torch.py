@@ -20,6 +20,7 @@ from workers.engines.model.checkpoint_files import (
     snapshot_model,
     snapshot_writer,
 )
+from workers.engines.model.layers import enable_gradient_checkpointing
 from workers.engines.model.loading import load_value_model, resolve_device
 from workers.engines.model.micro_batches import memory_errors
 from workers.engines.model.optimizer import GRADIENT, GuardedOptimizer, OptimizerSettings
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from pipeline.config.schema import RunConfig
-MEMORY_ADVICE = "lower value.micro_batch_tokens"
+MEMORY_ADVICE = "lower value.micro_batch_tokens or set value.gradient_checkpointing"
 
 
 class TorchValue:
@@ -51,12 +52,15 @@ class TorchValue:
         settings: ValueSettings,
         optimizer: OptimizerSettings,
         *,
+        gradient_checkpointing: bool = False,
         tokenizer_from: Path | None = None,
     ) -> None:
         """Serve and train ``model``, a token classifier with one output, from now on its own.
         Raises EngineError when its sequences cannot be packed, or it has no scalar head."""
         # without dropout: values of one version are the same numbers twice
         self._model = prepare_packed(model).eval()
+        if gradient_checkpointing:
+            enable_gradient_checkpointing(model)
         self._value = PackedValue(model, settings)
         self._settings = settings
         self._tokenizer_from = tokenizer_from
@@ -117,6 +121,7 @@ def build_value(config: RunConfig, model_path: Path) -> TorchValue:
         load_value_model(model_path, torch.float32, device),
         value_settings(config, device),
         value_optimizer_settings(config),
+        gradient_checkpointing=config.value.gradient_checkpointing,
         tokenizer_from=model_path,
     )
 

@@ -3,9 +3,12 @@ must not."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,9 +18,12 @@ from pipeline.config.schema import RunConfig
 from tests.pipeline.op_config import op_config
 from tests.workers.engines.generation_contract import bytes_of
 from tests.workers.engines.tiny import make_samples, tiny_model
-from workers.engines.build import build_training_backend
+from tests.workers.engines.value.test_ranked_value import samples
+from workers.engines.build import build_training_backend, build_value_engine
 from workers.engines.model.weights_file import view_weights
-from workers.engines.training.seam import TrainingBackend
+from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.training.seam import StepResult, TrainingBackend
+from workers.engines.value.seam import ValueStepResult
 
 BACKENDS = ["torch", "fsdp2", "deepspeed"]
 RATE = 1e-5
@@ -40,7 +46,7 @@ def weights(backend: TrainingBackend) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in backend.tensors()}
 
 
-def kept_bytes(backend: TrainingBackend) -> int:
+def kept_bytes(step: Callable[[], StepResult | ValueStepResult]) -> int:
     """Return the bytes that a step's forward passes keep for their backward passes."""
     kept: dict[int, torch.Tensor] = {}
 
@@ -48,10 +54,9 @@ def kept_bytes(backend: TrainingBackend) -> int:
         kept[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    own = {tensor.untyped_storage().data_ptr() for _, tensor in backend.tensors()}
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        assert backend.step(make_samples(), Objective()).applied
-    return sum(tensor.untyped_storage().nbytes() for at, tensor in kept.items() if at not in own)
+        assert step().applied
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -62,11 +67,28 @@ def test_checkpointing_keeps_less_for_the_backward_pass_and_makes_the_same_step(
         made = build_training_backend(
             config_of(tmp_path, f"model.gradient_checkpointing={setting}", f"learner.backend={backend}")
         )
-        sizes.append(kept_bytes(made))
+        sizes.append(kept_bytes(partial(made.step, make_samples(), Objective())))
         stepped.append(weights(made))
     assert sizes[1] < sizes[0] / 4
     for name, tensor in stepped[0].items():
         torch.testing.assert_close(stepped[1][name], tensor, rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_checkpointing_of_the_critic_keeps_less_and_learns_the_same_values(tmp_path: Path, backend: str) -> None:
+    sizes: list[int] = []
+    values: list[np.ndarray] = []
+    asked = [ScoringRequest(sample.tokens, sample.response_length) for sample in samples(9)]
+    for setting in ("false", "true"):
+        settings = [f"value.gradient_checkpointing={setting}", f"value.backend={backend}", "value.learning_rate=0.01"]
+        made = build_value_engine(config_of(tmp_path, "algorithm.name=ppo", "value.warmup_steps=0", *settings))
+        # the head is 0 at first, and no gradient passes through it
+        assert made.step(samples(0)).applied
+        sizes.append(kept_bytes(partial(made.step, samples(1))))
+        values.append(np.concatenate(made.values(asked)))
+    assert sizes[1] < sizes[0] / 4
+    assert np.abs(values[0]).max() > 0.01
+    np.testing.assert_allclose(values[1], values[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("published", ["float32", "bfloat16"])

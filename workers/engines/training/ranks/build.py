@@ -120,6 +120,7 @@ def ranked_value(config: RunConfig) -> tuple[Ranks, RankedValue]:
         value_optimizer_settings(config),
         ranks,
         zero=config.value.deepspeed if config.value.backend == "deepspeed" else None,
+        gradient_checkpointing=config.value.gradient_checkpointing,
         tokenizer_from=path,
     )
     return ranks, engine
@@ -132,10 +133,13 @@ def make_value(
     ranks: Ranks,
     *,
     zero: DeepSpeedSection | None = None,
+    gradient_checkpointing: bool = False,
     tokenizer_from: Path | None = None,
 ) -> RankedValue:
     """Share a value model, with a scalar head, out among ranks, as :func:`make_training` does."""
     module = PackedValue(keep_packed(model).eval(), settings)
+    if gradient_checkpointing:
+        enable_gradient_checkpointing(model)
     form = WholeForm(make_skeleton(model), tokenizer_from)
     return RankedValue(_share_out(module, model, form, optimizer, ranks, zero), settings)
 
