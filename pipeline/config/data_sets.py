@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainValidator, model_validator
 
-from pipeline.config.base import Section, setting
+from pipeline.config.base import Positive, Section, StopStrings, setting
 
+SHAPING: Final = {
+    "top_p": 1,
+    "top_k": 0,
+    "min_p": 0,
+    "repetition_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+}
+"""Settings of the distribution that are for evaluation, with the value at which they change
+nothing."""
 HUB_PREFIX = "hf://datasets/"
 
 
@@ -59,3 +69,20 @@ class DataSetSection(Section):
     weight: float = setting(1.0, "Its share of the prompts is weight / sum of weights. 0: not used.", ge=0.0)
     columns: ColumnsSection | None = setting(None, "Its columns. Absent: data.columns.")
     verifier: str | None = setting(None, "Verifier of its lines that name none. Absent: data.verifier.")
+    stop_strings: StopStrings | None = setting(None, "Absent: generation.stop_strings.")
+    max_response_tokens: Positive | None = setting(
+        None, "A response is cut at this length. Absent: generation.max_response_tokens, which is also the most."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_distribution(cls, given: Any) -> Any:
+        """Refuse a distribution of a training set's own, with the reason."""
+        for name in (*SHAPING, "temperature") if isinstance(given, dict) else ():
+            if name in given:
+                raise ValueError(
+                    f"data.sets {given.get('name', '')}: {name} is {given[name]!r}, but all training sets are sampled at "
+                    "generation.temperature, from the whole distribution, since learner and reference compute log-probs of "
+                    "that one alone; remove it: stop_strings and max_response_tokens may differ by set"
+                )
+        return given

@@ -60,6 +60,10 @@ class DataSection(Section):
         """Whether every training prompt needs a difficulty."""
         return self.curriculum != "none" or self.min_difficulty is not None or self.max_difficulty is not None
 
+    def set_of(self, prompt_id: str) -> DataSetSection | None:
+        """Return the training set of a prompt, with whose name its id begins; None without sets."""
+        return next((one for one in self.sets if prompt_id.startswith(f"{one.name}/")), None)
+
     @model_validator(mode="after")
     def _has_data(self) -> Self:
         is_missing = "train" not in self.model_fields_set and not self.sets
@@ -76,6 +80,12 @@ class DataSection(Section):
         names = [one.name for one in self.sets]
         if len(names) > len(set(names)):
             raise ValueError(f"data.sets has the names {', '.join(names)}; give each set a name of its own")
+        for name in names:
+            if inner := next((other for other in names if other.startswith(f"{name}/")), None):
+                raise ValueError(
+                    f"data.sets has the names {name} and {inner}, with which ids of prompts begin; expected none that "
+                    "goes on after another and a slash: rename one"
+                )
         if self.sets and sum(one.weight for one in self.sets) <= 0.0:
             raise ValueError("the weights of data.sets sum to 0, so no prompt would be drawn; set one above 0")
         return self

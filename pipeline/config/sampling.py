@@ -7,25 +7,18 @@ from __future__ import annotations
 
 from typing import Final
 
+from pipeline.config.data_sets import SHAPING
 from pipeline.config.evaluating import EvaluationSection
+from pipeline.config.learning import DataSection, RewardSection
 from pipeline.config.running import GenerationSection
 
-_OFF: Final = {
-    "top_p": 1,
-    "top_k": 0,
-    "min_p": 0,
-    "repetition_penalty": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-}
-"""Settings that are for evaluation, with the value at which they change nothing."""
 _LEAST_OF_VLLM: Final = 0.01
 """vLLM samples at this temperature when a lower one is set, but for 0."""
 
 
 def check_sampling(generation: GenerationSection, evaluation: EvaluationSection) -> None:
     """Raise ValueError for sampling that the learner's log-probs do not follow, or vLLM changes."""
-    for name, off in _OFF.items():
+    for name, off in SHAPING.items():
         given = getattr(generation, name)
         if given == off:
             continue
@@ -39,13 +32,6 @@ def check_sampling(generation: GenerationSection, evaluation: EvaluationSection)
             f"generation.{name} is {given:g}, {what}; expected {off} in training. {why}, so its ratios would be wrong. "
             f"Leave it at {off}; evaluation.{name} may be set"
         )
-    for what, one in evaluation.named():
-        if one.max_response_tokens is not None and one.max_response_tokens > generation.max_response_tokens:
-            raise ValueError(
-                f"{what}.max_response_tokens is {one.max_response_tokens}, above generation.max_response_tokens "
-                f"{generation.max_response_tokens}, for which engines and ledger have room; lower it, or raise "
-                "generation.max_response_tokens"
-            )
     if generation.engine == "vllm":
         temperatures = {"generation": generation.temperature} | {
             what: one.temperature for what, one in evaluation.named()
@@ -56,3 +42,27 @@ def check_sampling(generation: GenerationSection, evaluation: EvaluationSection)
                     f"{what}.temperature is {temperature:g}, and vLLM samples at {_LEAST_OF_VLLM} then; expected at least "
                     f"{_LEAST_OF_VLLM}{', or 0 (greedy)' if what != 'generation' else ''}: raise it"
                 )
+
+
+def check_limits(generation: GenerationSection, data: DataSection, evaluation: EvaluationSection) -> None:
+    """Raise ValueError for a set whose responses may be longer than the run's."""
+    limits = {what: one.max_response_tokens for what, one in evaluation.named()}
+    limits |= {f"data.sets {one.name}": one.max_response_tokens for one in data.sets}
+    for what, limit in limits.items():
+        if limit is not None and limit > generation.max_response_tokens:
+            raise ValueError(
+                f"{what}.max_response_tokens is {limit}, above generation.max_response_tokens "
+                f"{generation.max_response_tokens}, for which engines and ledger have room; lower it, or raise "
+                "generation.max_response_tokens"
+            )
+
+
+def check_punishment(reward: RewardSection, data: DataSection) -> None:
+    """Raise ValueError for a set with a limit of its own beside one interval of punishment."""
+    for one in data.sets:
+        if one.max_response_tokens is not None and "soft" in reward.overlong:
+            raise ValueError(
+                f"data.sets {one.name}.max_response_tokens is {one.max_response_tokens}, and reward.overlong is "
+                f"{reward.overlong}, whose punishment ends at generation.max_response_tokens for all; remove the set's limit, "
+                "or set reward.overlong to filter or none"
+            )

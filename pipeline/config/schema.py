@@ -15,7 +15,7 @@ from pipeline.config.catalogue import Declaration, declare, rule_class
 from pipeline.config.evaluating import EvaluationSection
 from pipeline.config.judging import endpoint_verifiers
 from pipeline.config.rate_phases import rate_phases
-from pipeline.config.sampling import check_sampling
+from pipeline.config.sampling import check_limits, check_punishment, check_sampling
 from pipeline.ledger.types import Unit
 
 RANKED_BACKENDS = ("fsdp2", "deepspeed")
@@ -128,6 +128,8 @@ class RunConfig(Section):
                 "part travels in one message, with a header: set max_part_mb below max_message_mb"
             )
         check_sampling(generation, self.evaluation)
+        check_limits(generation, self.data, self.evaluation)
+        check_punishment(reward, self.data)
         self._check_ranks()
         rate_phases(learner, self.run.num_updates)
         self._check_optimizer()

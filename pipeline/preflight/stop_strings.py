@@ -13,6 +13,7 @@ def check_stop_strings(config: RunConfig, tokenizer: TextTokenizer) -> None:
     A part of it is a special token, which is no text, or the tokenizer writes it otherwise."""
     given = {"generation": config.generation.stop_strings}
     given |= {what: one.stop_strings or () for what, one in config.evaluation.named()}
+    given |= {f"data.sets {one.name}": one.stop_strings or () for one in config.data.sets}
     for what, strings in given.items():
         for stop in strings:
             for special, token in tokenizer.special_ids.items():

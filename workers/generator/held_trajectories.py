@@ -22,8 +22,9 @@ from enum import StrEnum
 
 import numpy as np
 
+from pipeline.config.data_sets import DataSetSection
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.types import Lease
+from pipeline.ledger.types import EvaluationRequest, Lease
 from protocol.errors import EngineError
 from protocol.ids import TrajectoryId
 from protocol.trajectory import Prompt
@@ -75,12 +76,18 @@ class Held:
         return self.lease.trajectory
 
     def stop_strings(self, config: RunConfig) -> tuple[str, ...]:
-        """Return the strings of which one ends the response: the run's, or the evaluation's own."""
-        return (config.generation if self.lease.evaluation is None else self.lease.evaluation).stop_strings
+        """Return the strings of which one ends the response: of its set, else the run's."""
+        own = self._own(config)
+        return config.generation.stop_strings if own is None or own.stop_strings is None else own.stop_strings
+
+    def _own(self, config: RunConfig) -> EvaluationRequest | DataSetSection | None:
+        """Return the settings of the evaluation, or of the training set, that it is from."""
+        data = config.data
+        return self.lease.evaluation or (data.set_of(self.prompt.prompt_id) if data.sets else None)
 
     def request(self, config: RunConfig) -> WindowRequest:
         """Return the request for the next window, at the run's sampling or the evaluation's own."""
-        generation, evaluation = config.generation, self.lease.evaluation
+        generation, evaluation, own = config.generation, self.lease.evaluation, self._own(config)
         of = generation if evaluation is None else evaluation
         sampling = SamplingParams(
             temperature=of.temperature,
@@ -96,7 +103,7 @@ class Held:
             prompt_tokens=self.prompt.tokens,
             response_tokens=self.response_tokens,
             window_tokens=generation.window_tokens,
-            max_response_tokens=of.max_response_tokens or generation.max_response_tokens,
+            max_response_tokens=(own and own.max_response_tokens) or generation.max_response_tokens,
             sampling=sampling,
             seed=config.run.seed,
             stop_strings=self.stop_strings(config),

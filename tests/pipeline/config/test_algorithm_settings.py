@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.load import load_config
+from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import Unit
 from protocol.errors import ConfigError
 
@@ -86,6 +87,12 @@ def run_file(tmp_path: Path) -> Path:
             "lower it, or raise",
         ),
         (
+            ['data.sets=[{name="a", train=["x"], temperature=0.5}]'],
+            "data.sets a: temperature is 0.5, but all training sets are sampled at generation.temperature",
+            "remove it",
+        ),
+        (['data.sets=[{name="a", train=["x"], repetition_penalty=1.1}]'], "from the whole distribution", "remove it"),
+        (
             ["generation.engine=vllm", "generation.temperature=0.005"],
             "generation.temperature is 0.005, and vLLM samples at 0.01 then",
             "expected at least 0.01: raise it",
@@ -115,6 +122,18 @@ def test_advantages_are_clamped_where_a_source_does_so(run_file: Path) -> None:
 
 def test_a_configuration_that_was_resolved_without_the_removed_filter_is_still_read(run_file: Path) -> None:
     assert load_config([run_file], ["algorithm.name=tppo", "algorithm.prompt_filter=none"]).algorithm.name == "tppo"
+
+
+def test_a_training_sets_limit_is_within_the_runs_and_without_a_soft_punishment() -> None:
+    def load(limit: int, **reward: object) -> RunConfig:
+        sets = [{"name": "a", "train": ["x"], "max_response_tokens": limit}]
+        return RunConfig.model_validate({"model": {"path": "m"}, "data": {"sets": sets}, "reward": reward})
+
+    assert load(64, overlong="filter").data.sets[0].max_response_tokens == 64
+    with pytest.raises(ValueError, match=r"data.sets a.max_response_tokens is 4096, above .* 2048.*lower it, or raise"):
+        load(4096)
+    with pytest.raises(ValueError, match=r"punishment ends at generation.max_response_tokens.*remove the set's limit"):
+        load(64, overlong="soft", overlong_cache_tokens=8)
 
 
 def test_evaluation_and_each_of_its_sets_may_be_sampled_otherwise(run_file: Path) -> None:

@@ -255,6 +255,9 @@ def test_sets_are_drawn_by_weight_with_columns_and_verifier_of_their_own(
     stream = [source.at(position) for position in range(16)]
     of_words = [prompt for prompt in stream if prompt.prompt_id.startswith("words/")]
     assert len(of_words) == 4
+    assert [run.data.set_of(prompt.prompt_id) for prompt in of_words] == [run.data.sets[1]] * 4
+    found = [run.data.set_of(f"{prefix}sums/1") for prefix in ("", "a/", "words")]
+    assert found == [run.data.sets[0], None, None]
     assert {(prompt.answer, prompt.verifier) for prompt in of_words} == {("yes", "dapo_math")}
     assert {prompt.verifier for prompt in stream if prompt.prompt_id.startswith("sums/")} == {"arithmetic"}
     for first in (0, 8):
@@ -284,6 +287,7 @@ def test_other_weights_are_another_stream(tmp_path: Path, tokenizer: TextTokeniz
         ({"sets": [{"name": "a", "train": ["x"], "weight": 0}]}, "the weights of data.sets sum to 0"),
         ({"sets": [{"name": "a", "train": ["x"], "weight": -1}]}, "greater than or equal to 0"),
         ({"sets": [{"name": "a", "train": ["x"]}, {"name": "a", "train": ["y"]}]}, "a name of its own"),
+        ({"sets": [{"name": "a/b", "train": ["x"]}, {"name": "a", "train": ["y"]}]}, "names a and a/b, with which ids"),
         ({"sets": [{"name": "a", "train": ["x"]}], "train": ["y"]}, "both given"),
         ({}, "both missing"),
         ({"train": ["hf://models/a/b"]}, "hf://datasets/OWNER/NAME"),

@@ -267,30 +267,33 @@ class ModelContract(GenerationContract):
                         break
                 assert (got.finish_reason, asked.response_tokens.size) == (reason, limit)
 
-    def test_cut_and_forgotten_requests_leave_no_stop_string_behind(self, start) -> None:
+    def test_a_request_that_has_left_leaves_no_stop_string_behind(self, start) -> None:
         free = self.whole(start, [0])[0].tokens
         text = tiny_tokenizer().decode(free.tolist())
         stop = text[12:16]
         end = end_of(free, stop)
         assert end is not None
-        for leave in ("cut", "forget"):
+        for leave in ("cut", "forget", "window"):
             engine = start(num_slots=1)
-            asked = request(window=LIMIT, stop_strings=(stop,))
+            asked = request(window=2 if leave == "window" else LIMIT, stop_strings=(stop,))
             engine.submit(asked)
             early = engine.advance(2)
-            assert early == []
-            if leave == "cut":
-                (window,) = engine.cut()
-                asked = continued(asked, window)
-            else:
+            assert len(early) == (leave == "window")
+            if leave == "forget":
                 engine.forget(asked.trajectory)
+            else:
+                (window,) = early or engine.cut()
+                asked = replace(continued(asked, window), window_tokens=LIMIT)
             # the same trajectory without stop strings, and then with them
             engine.submit(replace(asked, stop_strings=()))
             (whole,) = drain(engine).values()
             np.testing.assert_array_equal(np.concatenate([asked.response_tokens, whole.tokens]), free)
+            num_steps = engine.stats().num_decode_steps
             engine.submit(asked)
             (rest,) = drain(engine).values()
             np.testing.assert_array_equal(np.concatenate([asked.response_tokens, rest.tokens]), free[:end])
+            # nothing is decoded that would be thrown away
+            assert engine.stats().num_decode_steps - num_steps <= rest.tokens.size + 2 < free.size
 
     def test_a_retained_slot_is_not_used_for_a_context_that_went_on_elsewhere(self, start, old) -> None:
         engine = start(stop=())

@@ -4,15 +4,17 @@ it."""
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pipeline.ledger.types import Lease
+from pipeline.config.schema import RunConfig
+from pipeline.ledger.types import EvaluationRequest, Lease
 from protocol.errors import EngineError
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, Segment, TrajectoryChunk
@@ -211,3 +213,24 @@ def test_what_was_granted_first_is_resumed_first() -> None:
     for place in (2, 0, 1):
         held.extend(held.take(TRAJECTORIES[place]), np.array([0], np.int32))
     assert [one.trajectory for one in held.resumable] == [TRAJECTORIES[place] for place in (2, 0, 1)]
+
+
+def test_a_response_ends_by_the_settings_of_its_training_set_else_the_runs() -> None:
+    sets = [
+        {"name": "a", "train": ["x"], "stop_strings": ["Q:"], "max_response_tokens": 64},
+        {"name": "b", "train": ["x"], "stop_strings": []},
+        {"name": "c", "train": ["x"]},
+    ]
+    generation = {"stop_strings": ["END"], "max_response_tokens": 512}
+    config = RunConfig.model_validate({"model": {"path": "m"}, "data": {"sets": sets}, "generation": generation})
+    expected = {"a/b/1": (("Q:",), 64), "b/a/1": ((), 512), "c/1": (("END",), 512), "aa/1": (("END",), 512)}
+    for prompt_id, (stop_strings, limit) in expected.items():
+        prompt = msgspec.structs.replace(PROMPT, prompt_id=prompt_id)
+        held = HeldTrajectories(NUM_SLOTS).hold(lease_of(TRAJECTORIES[0], 1), prompt)
+        request = held.request(config)
+        assert (request.stop_strings, request.max_response_tokens) == (stop_strings, limit)
+        assert held.stop_strings(config) == stop_strings
+    asked = EvaluationRequest(0, 0, 1, 1, 0.0, stop_strings=("x",), max_response_tokens=7)
+    lease = replace(lease_of(TRAJECTORIES[0], 0), evaluation=asked)
+    request = HeldTrajectories(NUM_SLOTS).hold(lease, msgspec.structs.replace(PROMPT, prompt_id="a/1")).request(config)
+    assert (request.stop_strings, request.max_response_tokens) == (("x",), 7)
