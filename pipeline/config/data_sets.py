@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 from pydantic import Field, PlainValidator, model_validator
 
@@ -78,11 +78,12 @@ class DataSetSection(Section):
     @classmethod
     def _one_distribution(cls, given: Any) -> Any:
         """Refuse a distribution of a training set's own, with the reason."""
-        for name in (*SHAPING, "temperature") if isinstance(given, dict) else ():
-            if name in given:
+        table = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+        for name in (*SHAPING, "temperature"):
+            if name in table:
                 raise ValueError(
-                    f"data.sets {given.get('name', '')}: {name} is {given[name]!r}, but all training sets are sampled at "
+                    f"data.sets {table.get('name', '')}: {name} is {table[name]!r}, but all training sets are sampled at "
                     "generation.temperature, from the whole distribution, since learner and reference compute log-probs of "
                     "that one alone; remove it: stop_strings and max_response_tokens may differ by set"
                 )
-        return given
+        return cast("Any", given)
