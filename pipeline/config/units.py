@@ -78,7 +78,11 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 """By unit: the settings that have it, by the last part of their key."""
 _BY_NAME: Final = {name: unit for unit, names in _NAMES.items() for name in names}
 
-_BY_KEY: Final[Mapping[str, str]] = {"value.clip_high": "value", "value.clip_low": "value"}
+_BY_KEY: Final[Mapping[str, str]] = {
+    "value.clip_high": "value",
+    "value.clip_low": "value",
+    "reward.max_in_flight": "responses",
+}
 
 
 def unit_of(key: str) -> str | None:

@@ -37,7 +37,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
 _LONGEST_AFTER_S = 60.0
 """Limit of a Retry-After; then the endpoint is tried again in any case."""
 _CHECK_S = 5.0
-_BEAT_S = 10.0
+_BEAT_S = 1.0
 _MAX_REPLY_BYTES = 1 << 20
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed."""
