@@ -24,7 +24,7 @@ ROLE_ORDER = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VA
 _LONG = {WaitingFor.COMPILE, WaitingFor.DISK, WaitingFor.QUARANTINE, WaitingFor.STARTING}
 _PATIENT = _LONG | {WaitingFor.DRAINING, WaitingFor.STOPPED}
 """Waits with time limits of their own (``pipeline.supervisor.watchdog``)."""
-_ENDS = _PATIENT | {WaitingFor.COMPUTE}
+_ENDS = _PATIENT | {WaitingFor.COMPUTE, WaitingFor.ENDPOINT}
 
 
 class Health(StrEnum):
@@ -255,7 +255,8 @@ def doing(row: WorkerRow) -> str:
 
 
 def _waited_for(row: WorkerRow, workers: Sequence[WorkerRow]) -> WorkerRow | None:
-    """Return the worker that can end this wait: the busiest, else the one longest still."""
+    """Return the worker that can end this wait: one that an endpoint holds up, the busiest, or
+    the one longest still."""
     match row.waiting_for:
         case WaitingFor.INPUT:
             scorers_too = {Role.REWARD, Role.REFERENCE, Role.VALUE} if row.role is Role.LEARNER else set[Role]()
@@ -271,4 +272,7 @@ def _waited_for(row: WorkerRow, workers: Sequence[WorkerRow]) -> WorkerRow | Non
     candidates = [other for other in workers if other.role in roles]
     if not candidates:
         return None
-    return max(candidates, key=lambda other: (other.waiting_for is WaitingFor.COMPUTE, other.since_progress_s))
+    order = (WaitingFor.COMPUTE, WaitingFor.ENDPOINT)
+    return max(
+        candidates, key=lambda other: (*(other.waiting_for is at for at in reversed(order)), other.since_progress_s)
+    )

@@ -81,7 +81,7 @@ class HttpJudge:
         self._asked: dict[bytes, asyncio.Event] = {}
         self._spent: Counter[str] = Counter()
         self._trouble = ""
-        self._answered_s = self._not_before_s = 0.0
+        self._not_before_s = 0.0
 
     @property
     def trouble(self) -> str:
@@ -137,7 +137,7 @@ class HttpJudge:
     async def _ask(self, body: bytes) -> VerifierOutcome:
         """Try until there is a number, or no time or budget left. The ledger's time is not the
         endpoint's."""
-        settings, asked_s = self._settings, time.monotonic()
+        settings = self._settings
         left_s, backoff_s = settings.timeout_s, _FIRST_PAUSE_S
         why, num_tries, is_limited = "no try ended", 0, False
         while left_s > 0.0:
@@ -165,15 +165,14 @@ class HttpJudge:
                         else:
                             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                     else:
-                        self._trouble, self._answered_s = "", time.monotonic()
+                        self._trouble = ""
                         return verdict
             except TimeoutError:
                 self._trouble = self._trouble or f"does not answer within {settings.timeout_s:g} s"
             backoff_s = min(2 * backoff_s, _LONGEST_PAUSE_S)
             left_s -= time.monotonic() - began_s
         why = f"no number within {settings.timeout_s:g} s; the last try: {why}"
-        is_silent = self._answered_s < asked_s
-        return self._failure(why, is_outage=is_limited or (is_silent and await self._is_down()))
+        return self._failure(why, is_outage=is_limited or await self._is_down())
 
     async def _is_down(self) -> bool:
         """Return whether the endpoint answers nothing at all, so that no response is to blame."""
@@ -267,10 +266,8 @@ class HttpJudge:
         self._counted(f"{self._name}:{name}", amount)
 
     def _spent_all(self) -> VerifierFailure:
-        error = (
-            f"reward.endpoints.{self._name}.max_requests is {self._settings.max_requests}, and all are spent; raise it, and go "
-            "on with `headrace up --resume RUN`"
-        )
+        key = f"reward.endpoints.{self._name}.max_requests"
+        error = f"{key} is {self._settings.max_requests}, and all are spent; `headrace up --resume RUN --set {key}=N` raises it"
         return VerifierFailure(kind=VerifierFailureKind.BUDGET, error=error)
 
     def _failure(self, why: str, *, is_outage: bool = False) -> VerifierFailure:

@@ -93,6 +93,17 @@ def test_the_bottleneck_is_the_worker_at_the_end_of_the_waits():
     assert bottleneck(workers) == "learner-0 waits for reward-0, which is at compute: 16 responses"
 
 
+def test_a_judge_that_is_down_is_what_everything_waits_for():
+    workers = rows(
+        beat("learner-0", WaitingFor.INPUT),
+        beat("generator-0", WaitingFor.CREDIT, still_s=9.0),
+        beat("reference-0", WaitingFor.COMPUTE),
+        beat("reward-0", WaitingFor.ENDPOINT, detail="endpoint quality, which does not answer"),
+    )
+    told = "learner-0 waits for reward-0, which is at endpoint: endpoint quality, which does not answer"
+    assert bottleneck(workers) == told
+
+
 def test_waits_that_form_a_ring_are_named_and_do_not_hang():
     workers = rows(beat("learner-0", WaitingFor.WEIGHTS), beat("generator-0", WaitingFor.WEIGHTS))
     assert bottleneck(workers) == "learner-0 waits for generator-0, which is at weights"

@@ -192,7 +192,7 @@ async def test_a_spent_budget_fails_without_a_request() -> None:
     failed = kinds[2]
     assert isinstance(failed, VerifierFailure)
     assert failed.kind is VerifierFailureKind.BUDGET
-    assert "raise it, and go on" in failed.error
+    assert "--set reward.endpoints.quality.max_requests=N" in failed.error
 
 
 async def test_a_reward_of_your_own_behind_http_adds_any_number_as_a_part() -> None:
