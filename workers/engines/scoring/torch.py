@@ -30,7 +30,7 @@ class TorchScoring:
         """Freeze ``model``. Raises ConfigError (temperature 0 or below) or EngineError."""
         if not temperature > 0.0:
             raise ConfigError(f"temperature is {temperature}, expected above 0; score greedy sampling at 1")
-        self._model = prepare_packed(model).eval().requires_grad_(False)
+        self._model = prepare_packed(model.eval()).requires_grad_(False)
         self._temperature = temperature
         self._micro_batch_tokens = micro_batch_tokens
 

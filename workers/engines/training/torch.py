@@ -65,7 +65,7 @@ class TorchTraining(TorchPublishing):
         Checkpoints take the tokenizer files of ``tokenizer_from``. Raises EngineError when the
         model's sequences cannot be packed, and ConfigError when the adapter does not fit."""
         # without dropout: a ratio must be 1 while the weights are the same
-        self._model = prepare_packed(model).eval()
+        self._model = prepare_packed(model.eval())
         self._policy = PackedPolicy(model, forward)
         self._max_tokens = forward.micro_batch_tokens
         self._weights = TrainedModel(model, weights_form(model, model, lora, tokenizer_from))

@@ -58,7 +58,7 @@ class TorchValue:
         """Serve and train ``model``, a token classifier with one output, from now on its own.
         Raises EngineError when its sequences cannot be packed, or it has no scalar head."""
         # without dropout: values of one version are the same numbers twice
-        self._model = prepare_packed(model).eval()
+        self._model = prepare_packed(model.eval())
         if gradient_checkpointing:
             enable_gradient_checkpointing(model)
         self._value = PackedValue(model, settings)

@@ -102,10 +102,10 @@ def make_training(
     """Share ``model``, the same on every rank, out among them: by DeepSpeed for ``zero``, or FSDP2.
     ``lora``: train an adapter on it. Raises EngineError when its sequences cannot be packed, or it
     cannot be cut, and ConfigError when the adapter does not fit."""
-    module = PackedPolicy(keep_packed(model).eval(), forward)
+    module = PackedPolicy(keep_packed(model.eval()), forward)
     form = weights_form(model, make_skeleton(model), lora, tokenizer_from)
     if gradient_checkpointing:
-        # after eval(), which switches it off
+        # after eval(), which would switch it off
         enable_gradient_checkpointing(model)
     return RankedTraining(_share_out(module, model, form, optimizer, ranks, zero), forward, publishing)
 
@@ -137,7 +137,7 @@ def make_value(
     tokenizer_from: Path | None = None,
 ) -> RankedValue:
     """Share a value model, with a scalar head, out among ranks, as :func:`make_training` does."""
-    module = PackedValue(keep_packed(model).eval(), settings)
+    module = PackedValue(keep_packed(model.eval()), settings)
     if gradient_checkpointing:
         enable_gradient_checkpointing(model)
     form = WholeForm(make_skeleton(model), tokenizer_from)
