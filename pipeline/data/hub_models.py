@@ -35,6 +35,11 @@ def pin_models(config: RunConfig) -> RunConfig:
     return config.model_copy(update=changed) if changed else config
 
 
+def pinned_model(path: Path) -> Path:
+    """Return the folder of a model: ``path``, or that of a name on the hub. Raises as above."""
+    return _pinned(path) or path
+
+
 def hub_name(folder: Path) -> str | None:
     """Return ``OWNER/NAME@COMMIT`` of a model's folder in the hub's cache; None for any other."""
     found = _FOLDER.fullmatch(folder.parent.parent.name)

@@ -224,7 +224,7 @@ def read_shape(model: Path, config: Mapping[str, Any]) -> Shape | None:
         intermediate = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 4 * hidden)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
-    num_weights, vocabulary = _count_weights(model), int(text.get("vocab_size") or 0)
+    num_weights, vocabulary = count_weights(model), int(text.get("vocab_size") or 0)
     return Shape(num_weights, layers, hidden, intermediate, keys * head_dim, vocabulary) if num_weights else None
 
 
@@ -247,7 +247,7 @@ def is_cpu(device: str, devices: Path = Path("/dev")) -> bool:
     return device == "cpu" or (device == "auto" and not any(devices.glob("nvidia[0-9]*")))
 
 
-def _count_weights(model: Path) -> int:
+def count_weights(model: Path) -> int:
     """Return the number of weights in a folder's safetensors files, by their headers."""
     try:
         heads = [read_head(path) for path in sorted(model.glob("*.safetensors"))]

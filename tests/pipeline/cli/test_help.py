@@ -17,7 +17,7 @@ from protocol.errors import ConfigError
 COMMANDS = [
     [],
     *([name] for name in ("up", "down", "scale", "status", "why", "queues", "audit", "peek", "requeue")),
-    *([name] for name in ("score", "report", "samples", "export", "dead-letters")),
+    *([name] for name in ("score", "report", "samples", "export", "check-model", "dead-letters")),
     *(["dead-letters", name] for name in ("list", "show", "retry")),
     ["config"],
     ["config", "check"],

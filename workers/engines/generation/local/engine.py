@@ -24,6 +24,8 @@ from protocol.errors import Diverged, EngineError
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason
 from workers.engines.generation.local.choice import make_forward
+from workers.engines.generation.local.forward import SlotForward
+from workers.engines.generation.local.lone import LoneForward
 from workers.engines.generation.local.slots import Occupant, SlotTable
 from workers.engines.generation.sampling import Distributions, sample
 from workers.engines.generation.seam import EngineStats, SampledWindow, WindowRequest
@@ -71,6 +73,11 @@ class LocalEngine(TorchWeights):
         self._is_stop[list(stop_token_ids)] = True
         self._distributions: Distributions | None = None
         self._num_decode_steps = self._num_sampled_tokens = self._num_prefill_tokens = 0
+
+    @property
+    def forward(self) -> SlotForward | LoneForward:
+        """How the model is computed."""
+        return self._forward
 
     @property
     def cache_bytes(self) -> int:

@@ -1,0 +1,48 @@
+"""``headrace check-model``: whether and how our engines compute a model, before a run names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pipeline.cli.common import aligned, echo_json, json_option
+from protocol.printable import printable
+
+_EPILOG = """\b
+Examples:
+  headrace check-model models/mine
+  headrace check-model hf://Qwen/Qwen2.5-0.5B --json
+  headrace check-model models/mine --device cuda
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("model", metavar="PATH|hf://NAME")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--timeout", "timeout_s", default=1800.0, show_default=True, help="Longest wait in seconds.")
+@json_option
+def check_model(model: str, device: str, timeout_s: float, as_json: bool) -> int:
+    """Compare learner, local engine and critic with plain transformers on a model.
+
+    The table has the largest difference of a log-prob, that of the gradient as a share of its
+    length, and the speed on short sequences. The exit code is 0 when every engine computes the
+    model, and 2 otherwise."""
+    import msgspec
+
+    from pipeline.data.hub_models import pinned_model
+    from pipeline.preflight.model_report import remarks_of, report_model, rows_of
+    from pipeline.process.exit_codes import ExitCode
+
+    report = report_model(pinned_model(Path(model)), device, timeout_s=timeout_s)
+    if as_json:
+        found = msgspec.to_builtins(report)
+        rights = [{**part, "right": one.is_right} for part, one in zip(found["parts"], report.parts, strict=True)]
+        echo_json({**found, "right": report.is_right, "parts": rights})
+    else:
+        size = f"{report.num_weights / 1e6:,.2f} million weights"
+        click.echo(printable(f"{report.path}: {report.architecture}, {size}, float32 on {report.device}"))
+        click.echo()
+        for line in [*aligned(rows_of(report)), "", *remarks_of(report)]:
+            click.echo(printable(line))
+    return ExitCode.OK if report.is_right else ExitCode.CONFIG
