@@ -80,7 +80,8 @@ def test_what_the_learner_publishes_is_what_the_local_engine_samples_from(family
     engine.load_weights(published, 1)
     assert engine.unserved(published) == []
     truth = plain(policy)
-    requests = [request(number, prompt=range(2, 4 + 3 * number), window=12) for number in range(5)]
+    # pairs share a prompt, and rows end at different times
+    requests = [request(n, prompt=range(2, 4 + 3 * (n // 2)), window=6 + 3 * (n % 3)) for n in range(5)]
     for each in requests:
         engine.submit(each)
     windows = drain(engine)
