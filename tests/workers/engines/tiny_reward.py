@@ -9,6 +9,8 @@ import torch
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    Gemma2Config,
+    Gemma2ForSequenceClassification,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForSequenceClassification,
@@ -39,6 +41,8 @@ def tiny_reward_model(architecture: str = "qwen3", *, seed: int = 0, **changes: 
         shared |= {"pad_token_id": 0, **changes}
         return BertForSequenceClassification(BertConfig(**shared)).eval()
     shared |= {"num_key_value_heads": 1, "head_dim": 16, "pad_token_id": None, "bos_token_id": None, **changes}
+    if architecture == "gemma2":
+        return Gemma2ForSequenceClassification(Gemma2Config(**shared)).eval()
     return Qwen3ForSequenceClassification(Qwen3Config(**shared)).eval()
 
 

@@ -158,6 +158,9 @@ def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> P
             f"{path} lacks weights that a reward model needs: {sorted(map(str, report['missing_keys']))[:4]}; its scores would "
             "be random: give reward.model.path a complete folder written by save_pretrained"
         )
+    # transformers' other attention functions drop soft caps without a word
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")
     # moves in place
     torch.nn.Module.to(model, device)
     return model.eval()
