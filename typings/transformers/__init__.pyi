@@ -19,6 +19,10 @@ from transformers.models.auto.modeling_auto import AutoModelForTokenClassificati
 from transformers.models.auto.tokenization_auto import AutoTokenizer as AutoTokenizer
 from transformers.models.bert.configuration_bert import BertConfig as BertConfig
 from transformers.models.bert.modeling_bert import BertForSequenceClassification as BertForSequenceClassification
+from transformers.models.gemma2.configuration_gemma2 import Gemma2Config as Gemma2Config
+from transformers.models.gemma2.modeling_gemma2 import (
+    Gemma2ForSequenceClassification as Gemma2ForSequenceClassification,
+)
 from transformers.models.gpt2.configuration_gpt2 import GPT2Config as GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel as GPT2LMHeadModel
 from transformers.models.granite.configuration_granite import GraniteConfig as GraniteConfig
