@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import json
@@ -242,10 +243,15 @@ async def test_what_a_ledger_does_is_read_from_its_servers_file(redis_client: re
     assert isinstance(claim, Claim)
     await ledger.settle(learner, (claim.claim_id,))
     await registry.set_run_status(RunStatus(RunState.FINISHED, "1 updates done"))
-    events = list(LedgerHistory(run, truth=lambda c: c.num_tokens > 0).read(read_transactions(Path(folder))))
+    end, events = Status("finished", "1 updates done"), list[object]()
+    # while the disk syncs the file, the server puts off what it appends
+    async with asyncio.timeout(20.0):
+        while end not in events:
+            events = list(LedgerHistory(run, truth=lambda c: c.num_tokens > 0).read(read_transactions(Path(folder))))
+            await asyncio.sleep(0.05)
     kinds = [event for event in events if not isinstance(event, Tally)]
     assert Epoch("generator-0", 1) in kinds and Published(3) in kinds and Admitted(0) in kinds
-    assert Held("t.0.0", "generator-0#1") in kinds and Status("finished", "1 updates done") in kinds
+    assert Held("t.0.0", "generator-0#1") in kinds and end in kinds
     (stored,) = [event for event in kinds if isinstance(event, Stored)]
     assert (stored.chunk, stored.who, stored.end, stored.is_true) == (
         "t.0.0.0",
