@@ -114,7 +114,7 @@ def measure(work: Path, url: str | None, *, seed: int, num_updates: int) -> Judg
         *FLEET,
         *(() if url is None else with_judge(url)),
         f"model.path={prepare_model(work / 'model')}",
-        f'data.train=["{unverified(prepare_data(work / "data"))}"]',
+        f'data.train=["{prepare_data(work / "data")}"]',
         f"run.name={'alone' if url is None else 'judged'}-{seed}",
         f"run.dir={work}",
         f"run.seed={seed}",
@@ -141,15 +141,6 @@ def measure(work: Path, url: str | None, *, seed: int, num_updates: int) -> Judg
         request_s=counters.get("judge:request_s", 0.0) / max(1.0, num_judged),
         num_failed=counters.get("judge:failed", 0.0),
     )
-
-
-def unverified(path: Path) -> Path:
-    """Return a copy of prompts that name no verifier, so that the run's own judges them."""
-    copy = path.with_name("unverified.jsonl")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    lines = [json.dumps({name: value for name, value in row.items() if name != "verifier"}) for row in rows]
-    copy.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return copy
 
 
 def with_judge(url: str) -> tuple[str, ...]:

@@ -145,9 +145,12 @@ def prepare_model(folder: Path) -> Path:
 
 
 def prepare_data(folder: Path) -> Path:
-    """Write prompts and return their file."""
+    """Write prompts that name no verifier, so that the run's own judges them; return their file."""
     path = folder / "train.jsonl"
     write_file(path, Split.TRAIN, _NUM_PROMPTS, 0)
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [json.dumps({name: value for name, value in row.items() if name != "verifier"}) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path.resolve()
 
 

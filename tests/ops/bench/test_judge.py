@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from ops.bench import judge
-from ops.bench.judge import FLEET, JudgedRun, judge_server, unverified, with_judge
+from ops.bench.judge import FLEET, JudgedRun, judge_server, with_judge
 from ops.bench.overlap.scenarios import CONFIG
 from pipeline.config.load import load_config
 
@@ -22,12 +22,6 @@ def test_both_runs_are_configurations_and_differ_in_the_judge_alone() -> None:
     assert judged.data.verifier == "endpoint/judge"
     assert judged.reward.endpoints["judge"].max_in_flight == 64
     assert judged.model_copy(update={"reward": alone.reward, "data": alone.data}) == alone
-
-
-def test_prompts_name_no_verifier_that_would_replace_the_judge(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1=", "answer": "2", "verifier": "arithmetic"}\n')
-    rows = unverified(tmp_path / "train.jsonl").read_text().splitlines()
-    assert [json.loads(row) for row in rows] == [{"prompt": "1+1=", "answer": "2"}]
 
 
 async def test_the_judge_takes_its_latency_and_replies_with_a_score(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.bench.overlap.ideal import Costs, ideal_update_s
+from ops.bench.overlap.measure import prepare_data
 from ops.bench.overlap.scenarios import CONFIG, SCENARIOS, Scenario
 from ops.bench.overlap.verifier import judge
 from pipeline.config.load import load_config
+from pipeline.data.source import PromptSource
+from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.rewards.verifier import Response
 
 ROOT = Path(__file__).parents[3]
@@ -53,3 +56,10 @@ def test_a_third_of_the_prompts_have_no_signal() -> None:
 
 def _response(number: int, member: int) -> Response:
     return Response(prompt_text=f"p{number}", response_text=f"r{member}", answer="1", verifier="arithmetic")
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_every_prompt_is_judged_by_the_scenarios_own_verifier(scenario: Scenario, tmp_path: Path) -> None:
+    config = load_config([ROOT / CONFIG], [*scenario.overrides, f"data.train=['{prepare_data(tmp_path)}']"])
+    source = PromptSource(config, load_text_tokenizer(ROOT / config.model.path))
+    assert source.verifiers == {config.data.verifier}
