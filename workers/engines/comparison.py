@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +62,7 @@ class _Comparison:
             name="learner",
             how="padded batches" if reason else "packed rows",
             logprobs=float((found - self.truth).abs().max()),
-            gradient=_apart(gradient, self._gradient) if gradient and self._gradient else None,
+            gradient=apart(gradient, self._gradient) if gradient and self._gradient else None,
             tokens_per_s=speed,
             note=f"sequences are padded: {reason}" if reason else "",
         )
@@ -99,10 +99,20 @@ def logprobs_of(model: PreTrainedModel, tokens: np.ndarray, num_scored: int) -> 
     return torch.log_softmax(logits, -1).gather(1, row[0, 1:, None])[-num_scored:, 0]
 
 
-def _apart(found: list[torch.Tensor | None], truth: list[torch.Tensor | None]) -> float:
-    pairs = [(one, other) for one, other in zip(found, truth, strict=True) if one is not None and other is not None]
-    error = sum(float((one - other).norm() ** 2) for one, other in pairs)
-    return (error / max(1e-60, sum(float(other.norm() ** 2) for _, other in pairs))) ** 0.5
+def apart(found: Sequence[torch.Tensor | None], truth: Sequence[torch.Tensor | None]) -> float:
+    """Return the length of the difference of two gradients, as a share of the second's; a parameter
+    without a gradient counts as 0."""
+    pairs = [(one, other) for one, other in zip(found, truth, strict=True) if one is not None or other is not None]
+    error = sum(float(_less(one, other).norm() ** 2) for one, other in pairs)
+    return (error / max(1e-60, sum(float(other.norm() ** 2) for _, other in pairs if other is not None))) ** 0.5
+
+
+def _less(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor:
+    if one is not None and other is not None:
+        return one - other
+    found = one if one is not None else other
+    assert found is not None, "one of them has a gradient"
+    return found
 
 
 def _engine(model: PreTrainedModel) -> tuple[PartReport, float]:
@@ -127,16 +137,16 @@ def _engine(model: PreTrainedModel) -> tuple[PartReport, float]:
     speed = _SLOTS * _WINDOW / (time.perf_counter() - began)
     is_lone = isinstance(engine.forward, LoneForward)
     attend_eagerly(model)
-    apart = 0.0
+    worst = 0.0
     for window in windows:
         sequence = np.concatenate([prompts[window.trajectory.member], window.tokens])
         with torch.no_grad():
             truth = logprobs_of(model, sequence, window.tokens.size).cpu().numpy()
-        apart = max(apart, float(np.abs(truth - window.behavior_logprobs).max()))
+        worst = max(worst, float(np.abs(truth - window.behavior_logprobs).max()))
     note = "each row is a pass of its own, which is slow; vLLM may serve it faster" if is_lone else ""
     how = "a row at a time" if is_lone else "slot cache"
     held = sum(prompt.size + _WINDOW for prompt in prompts)
-    part = PartReport(name="local engine", how=how, logprobs=apart, tokens_per_s=speed, note=note)
+    part = PartReport(name="local engine", how=how, logprobs=worst, tokens_per_s=speed, note=note)
     return part, cache / held
 
 
@@ -151,8 +161,8 @@ def _critic(path: Path, device: torch.device, comparison: _Comparison) -> PartRe
     rows = [torch.from_numpy(tokens.astype(np.int64))[None].to(device) for tokens in comparison.sequences]
     truth = torch.cat([head(backbone(critic)(input_ids=row, use_cache=False)[0][0]) for row in rows])
     found = head(hidden_packed(prepare_packed(critic), comparison.batch))
-    apart = float((found - truth).abs().max() / truth.abs().max())
-    return PartReport(name="critic", how=f"values of {type(critic).__name__}", logprobs=apart)
+    largest = float((found - truth).abs().max() / truth.abs().max())
+    return PartReport(name="critic", how=f"values of {type(critic).__name__}", logprobs=largest)
 
 
 def compare(path: Path, device_name: str) -> ModelReport:
