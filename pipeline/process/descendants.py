@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -19,8 +20,12 @@ SANDBOX_MARK = "HEADRACE_SANDBOX"
 """Environment variable of a verifier's sandbox and its descendants; its value is a random name."""
 
 _PROC = Path("/proc")
-_ROUNDS = 50
+_ROUNDS = 100
 """Most searches for processes that were started during the killing."""
+_KERNEL_THREAD = 0x00200000
+"""Flag of a process without memory of its own (``PF_KTHREAD``)."""
+_EXEC_S = 0.01
+"""Pause before the next search, when a process was in the middle of ``exec``."""
 
 
 def worker_mark(run_dir: Path, worker: str | None = None) -> str:
@@ -30,27 +35,45 @@ def worker_mark(run_dir: Path, worker: str | None = None) -> str:
 
 def marked(name: str, beginning: str) -> list[int]:
     """Return this user's other processes whose variable ``name`` starts with ``beginning``."""
+    return _search(name, beginning)[0]
+
+
+def _search(name: str, beginning: str) -> tuple[list[int], bool]:
+    """Return the processes so marked, and whether a process without an environment yet was met."""
     wanted = os.fsencode(f"{name}={beginning}")
     found: list[int] = []
+    is_executing = False
     for pid in _pids():
         # The process has ended, or is another user's.
         with suppress(OSError):
             environment = (_PROC / str(pid) / "environ").read_bytes()
+            is_executing |= not environment and _executes(pid)
             if pid != os.getpid() and any(entry.startswith(wanted) for entry in environment.split(b"\0")):
                 found.append(pid)
-    return found
+    return found, is_executing
+
+
+def _executes(pid: int) -> bool:
+    """Return whether a process is in the middle of ``exec``: its new memory has no environment yet.
+
+    Its parent has already gone on, so a kill may come just now."""
+    state, *fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    # proc(5): flags and env_end are fields 9 and 51; the first one here is field 4.
+    return state not in (b"Z", b"X") and not int(fields[5]) & _KERNEL_THREAD and int(fields[47]) == 0
 
 
 def end_marked(name: str, beginning: str) -> int:
     """Kill every process so marked, and those that it starts meanwhile; return their number."""
     ended: set[int] = set()
     for _ in range(_ROUNDS):
-        left = marked(name, beginning)
+        left, is_executing = _search(name, beginning)
         for pid in left:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         ended.update(left)
-        if not left:
+        if is_executing:
+            time.sleep(_EXEC_S)
+        elif not left:
             break
     return len(ended)
 

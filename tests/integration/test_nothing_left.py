@@ -103,7 +103,8 @@ class Run:
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 90.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
-            assert time.monotonic() < deadline, f"{what} did not come:\n{self.output.read_text()[-4000:]}"
+            left = "\n".join(self.left())
+            assert time.monotonic() < deadline, f"{what} did not come:\n{self.output.read_text()[-4000:]}\n{left}"
             time.sleep(0.05)
 
     def until_in_full_swing(self) -> None:
