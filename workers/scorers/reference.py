@@ -20,10 +20,10 @@ from protocol.ids import Role
 from protocol.trajectory import Field, ReferenceScore, TrajectoryChunk
 from workers.engines.build import build_scoring_engine
 from workers.engines.scoring.seam import ScoringEngine, ScoringRequest
-from workers.scorers.scorer import Scorer
+from workers.scorers.scorer import BatchScorer
 
 
-class Reference(Scorer):
+class Reference(BatchScorer):
     """Adds frozen-policy log-probs to every chunk."""
 
     role: ClassVar[Role] = Role.REFERENCE

@@ -125,12 +125,6 @@ class Reward(Scorer):
         """Only a finished trajectory can be scored."""
         return chunk.finish_reason.is_final
 
-    async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Judge a batch to its end, without a limit of responses in flight."""
-        async with asyncio.TaskGroup() as tasks:
-            for piece in await self._pieces(chunks):
-                tasks.create_task(self._judge(piece))
-
     # -- in flight ---------------------------------------------------------------------------------
 
     def _room(self) -> int:

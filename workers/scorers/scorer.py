@@ -39,15 +39,6 @@ class Scorer(Actor):
         super().__init__(ctx)
         self._complaints = Complaints(ctx.clock.monotonic)
 
-    @abc.abstractmethod
-    async def score(self, chunks: list[TrajectoryChunk]) -> None:
-        """Compute the field for a batch; end each chunk with ``write_all`` or ``fail``."""
-
-    def amount(self, chunks: list[TrajectoryChunk]) -> tuple[float, str]:
-        """Return the amount of a batch's work, and its unit."""
-        tokens = sum(int(c.prompt.tokens.size + c.context_tokens.size + c.tokens.size) for c in chunks)
-        return float(tokens), "tokens"
-
     def wants(self, chunk: TrajectoryChunk) -> bool:
         """Whether this role adds anything to ``chunk``."""
         return True
@@ -66,16 +57,9 @@ class Scorer(Actor):
         while not self.ctx.draining.is_set():
             await self.serve()
 
+    @abc.abstractmethod
     async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
-        """Score chunks that arrive within ``timeout_s``, at times overdue ones; return how many."""
-        batch = await self.take(timeout_s, self.max_batch)
-        if batch:
-            self.ctx.waiting_for(WaitingFor.COMPUTE)
-            self.ctx.held = len(batch)
-            await self._score(batch)
-            self.ctx.held = 0
-            self.ctx.progress(len(batch))
-        return len(batch)
+        """Take chunks that arrive within ``timeout_s``, at times overdue ones; return how many."""
 
     async def take(self, timeout_s: float, room: int) -> list[TrajectoryChunk]:
         """Return up to ``room`` chunks that arrive within ``timeout_s``, at times overdue ones."""
@@ -85,19 +69,6 @@ class Scorer(Actor):
             self._next_overdue_s = now + _OVERDUE_EVERY_S
             batch += await self._overdue(room - len(batch))
         return batch
-
-    async def drain(self) -> None:
-        """Score the chunks that are in the mailbox already, for at most half a drain.
-
-        While senders go on, the mailbox never empties. The remaining chunks become overdue and go
-        to other workers."""
-        until_s = self.ctx.clock.monotonic() + self.ctx.config.supervisor.drain_timeout_s / 2
-        while self.ctx.clock.monotonic() < until_s and (batch := await self.receive(0.0, self.max_batch)):
-            await self._score(batch)
-
-    async def _score(self, batch: list[TrajectoryChunk]) -> None:
-        with self.ctx.work.task("scoring", *self.amount(batch)):
-            await self.score(batch)
 
     async def teardown(self) -> None:
         """Close the mailbox."""
@@ -155,6 +126,43 @@ class Scorer(Actor):
         if chunks:
             self.ctx.count("overdue", len(chunks))
         return chunks
+
+
+class BatchScorer(Scorer):
+    """A scorer that computes one batch after another."""
+
+    @abc.abstractmethod
+    async def score(self, chunks: list[TrajectoryChunk]) -> None:
+        """Compute the field for a batch; end each chunk with ``write_all`` or ``fail``."""
+
+    def amount(self, chunks: list[TrajectoryChunk]) -> tuple[float, str]:
+        """Return the amount of a batch's work, and its unit."""
+        tokens = sum(int(c.prompt.tokens.size + c.context_tokens.size + c.tokens.size) for c in chunks)
+        return float(tokens), "tokens"
+
+    async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
+        """Score chunks that arrive within ``timeout_s``, at times overdue ones; return how many."""
+        batch = await self.take(timeout_s, self.max_batch)
+        if batch:
+            self.ctx.waiting_for(WaitingFor.COMPUTE)
+            self.ctx.held = len(batch)
+            await self._score(batch)
+            self.ctx.held = 0
+            self.ctx.progress(len(batch))
+        return len(batch)
+
+    async def drain(self) -> None:
+        """Score the chunks that are in the mailbox already, for at most half a drain.
+
+        While senders go on, the mailbox never empties. The remaining chunks become overdue and go
+        to other workers."""
+        until_s = self.ctx.clock.monotonic() + self.ctx.config.supervisor.drain_timeout_s / 2
+        while self.ctx.clock.monotonic() < until_s and (batch := await self.receive(0.0, self.max_batch)):
+            await self._score(batch)
+
+    async def _score(self, batch: list[TrajectoryChunk]) -> None:
+        with self.ctx.work.task("scoring", *self.amount(batch)):
+            await self.score(batch)
 
 
 def _gist(error: str) -> str:

@@ -37,7 +37,7 @@ from workers.checkpoint_writer import CheckpointWriter
 from workers.engines.build import build_value_engine
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.seam import ValueEngine, ValueSample, ValueStepResult
-from workers.scorers.scorer import Scorer
+from workers.scorers.scorer import BatchScorer
 
 _IDLE_S = 0.25
 _IDLE_CHECKPOINT_S = 10.0
@@ -45,7 +45,7 @@ _MAX_TURNS_BETWEEN_STEPS = 8
 """Full batches served in a row before a step that could be taken is taken."""
 
 
-class Value(Scorer):
+class Value(BatchScorer):
     """Values every training chunk, and learns to."""
 
     role: ClassVar[Role] = Role.VALUE

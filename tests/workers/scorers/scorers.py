@@ -16,9 +16,11 @@ from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Incarnation, Role
+from protocol.trajectory import TrajectoryChunk
 from tests.manual_clock import ManualClock
 from tests.pipeline.ledger.builders import make_spec
 from tests.transports import zmq_transport
+from workers.scorers.reward import Reward
 
 
 @asynccontextmanager
@@ -46,3 +48,10 @@ async def scorer_context(tmp_path: Path, config: RunConfig, role: Role) -> Async
             yield ctx
         finally:
             ctx.close()
+
+
+async def judge_all(worker: Reward, chunks: list[TrajectoryChunk]) -> None:
+    """Let a reward worker judge chunks by its own pieces, to their end."""
+    async with asyncio.TaskGroup() as tasks:
+        for piece in await worker._pieces(chunks):
+            tasks.create_task(worker._judge(piece))

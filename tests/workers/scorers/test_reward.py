@@ -24,7 +24,7 @@ from tests.pipeline.ledger.builders import GENERATOR, make_chunk
 from tests.pipeline.rewards.served import Reply, served
 from tests.pipeline.runtime.fakes import small_config
 from tests.workers.engines.tiny_reward import TEMPLATE, write_reward_model
-from tests.workers.scorers.scorers import scorer_context
+from tests.workers.scorers.scorers import judge_all, scorer_context
 from workers.engines.build import build_reward_model
 from workers.scorers.reward import Reward
 
@@ -72,7 +72,7 @@ async def scores_of(bench: Bench, chunks: list[TrajectoryChunk]) -> list[RewardS
         await Reward.write_all(bench.worker, scored)
 
     bench.worker.write_all = keep  # type: ignore[method-assign, assignment]
-    await bench.worker.score(chunks)
+    await judge_all(bench.worker, chunks)
     return [written[chunk.id] for chunk in chunks if chunk.id in written]
 
 
@@ -338,7 +338,7 @@ async def test_two_workers_that_receive_the_last_members_of_a_group_judge_it_onc
                 await ctx.ledger.write_chunk(GENERATOR, chunk)
             async with asyncio.TaskGroup() as tasks:
                 for worker, chunk in zip(workers, chunks, strict=True):
-                    tasks.create_task(worker.score([chunk]))
+                    tasks.create_task(judge_all(worker, [chunk]))
             both = [worker.ctx.counters for worker in workers]
             assert sorted(counters.get("scored", 0) for counters in both) == [0, 2]
             assert sum(counters.get("duplicates", 0) for counters in both) == 0

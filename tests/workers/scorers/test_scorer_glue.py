@@ -39,6 +39,7 @@ from tests.workers.recording import (
     RecordingValue,
     tail_scores,
 )
+from tests.workers.scorers.scorers import judge_all
 from workers.scorers.reference import Reference
 from workers.scorers.reward import Reward
 from workers.scorers.value import Value
@@ -259,7 +260,7 @@ async def test_a_response_is_judged_whole_and_its_reward_sums_the_configured_par
         await worker.setup()
         finals = [chunk for chunk in bench.chunks if worker.wants(chunk)]
         assert [chunk.id.index for chunk in finals] == [2, 1, 2, 1], "only whole responses are scored"
-        await worker.score(finals)
+        await judge_all(worker, finals)
         assert pool.config is section and pool.configured == config.verifier_paths
         assert [(prompt.text, text) for prompt, text in model.asked] == [
             (f"prompt {chunk.trajectory.group}", chunk.response_text) for chunk in finals
