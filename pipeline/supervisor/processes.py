@@ -1,4 +1,4 @@
-"""Worker processes: started or adopted, signalled, reaped.
+"""Worker processes: started or adopted, stopped, reaped. The launcher of this host.
 
 *Consumes* commands. *Produces* processes in sessions of their own, so that a terminal's Ctrl-C
 reaches the supervisor alone; ``<run_dir>/logs/<worker>.out``; a record of each for a later
@@ -25,6 +25,7 @@ from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.last_error import LastError, printed_error
 from pipeline.supervisor.adopted_process import AdoptedProcess
+from pipeline.supervisor.launchers.seam import Job, JobState
 from pipeline.supervisor.starter import NAME as STARTER
 from pipeline.supervisor.starter import Starter, StarterEnded, marked_environment
 from protocol import headrace
@@ -186,10 +187,20 @@ class Processes:
             process.wait()
         self._ended(found.worker)
 
-    def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to a worker that is still there."""
+    def stop(self, name: str, *, now: bool = False) -> None:
+        """Request a worker's drain, or with ``now`` kill it; an ended one is left."""
         if child := self._children.get(name):
-            child.process.send_signal(number)
+            child.process.send_signal(signal.SIGKILL if now else signal.SIGTERM)
+
+    def listing(self) -> dict[str, Job]:
+        """Return the workers held here, and those that ended since the last ``reap``."""
+        host = records.this_host()
+        jobs = {exit_.worker: Job(exit_.role, JobState.ENDED, host, exit_.code) for exit_ in self._unstarted}
+        for name, child in self._children.items():
+            code = child.process.poll()
+            state = JobState.RUNNING if code is None else JobState.ENDED
+            jobs[name] = Job(child.role, state, f"{host}, process {child.process.pid}", code)
+        return jobs
 
     def reap(self) -> list[Exit]:
         """Return the processes that ended since the last call."""
@@ -269,7 +280,7 @@ class Processes:
             except OSError as error:
                 log.warning("output_not_truncated", file=path.name, reason=str(error))
 
-    def last_lines(self, worker: str) -> str:
+    def logs(self, worker: str) -> str:
         """Return the last lines of a worker's terminal output; empty without any."""
         return "\n".join(self._output(worker).splitlines()[-_LAST_LINES:])
 

@@ -336,7 +336,7 @@ class Supervisor:
         """Fence and kill frozen and stuck workers; fence unmanaged workers that fell silent."""
         for worker, reason in self._watchdog.look(beats, self._processes.pids, now, overdue_s).items():
             await registry.fence(worker)
-            self._processes.signal(worker, signal.SIGKILL)
+            self._processes.stop(worker, now=True)
             kept = None if self._watchdog.is_silent(worker, now) else self._kept(worker)
             if self._plan.replace(worker, reason, kept=kept):
                 log.error("worker_replaced", worker=worker, reason=reason)
@@ -370,10 +370,10 @@ class Supervisor:
                 case Verb.START:
                     self._processes.start(action.role, action.worker)
                 case Verb.DRAIN:
-                    self._processes.signal(action.worker, signal.SIGTERM)
+                    self._processes.stop(action.worker)
                 case Verb.KILL:
                     log.error("drain_timed_out", worker=action.worker, action="killed; others lease what it held")
-                    self._processes.signal(action.worker, signal.SIGKILL)
+                    self._processes.stop(action.worker, now=True)
 
     def _note(self, exit_: Exit, now: float) -> None:
         was_draining = self._plan.is_draining(exit_.worker)
@@ -399,7 +399,7 @@ class Supervisor:
         if self._num_signals > 1:
             return RunOutcome(ExitCode.INTERRUPTED, status)
         if failure is not None:
-            return RunOutcome(as_own(failure.exit_code), status, failure, self._processes.last_lines(failure.worker))
+            return RunOutcome(as_own(failure.exit_code), status, failure, self._processes.logs(failure.worker))
         if status.state is RunState.FAILED:
             return RunOutcome(self._failed_code, status)
         if self._is_starved:

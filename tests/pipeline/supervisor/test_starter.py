@@ -113,8 +113,8 @@ def prepared(run_dir: Path, *words: str, forked_roles: frozenset[Role] = frozens
 
 def is_forked(processes: Processes, name: str) -> bool:
     """Whether a worker is a fork: the fake starter's program marks such a worker."""
-    until(lambda: bool(processes.last_lines(name)))
-    return "in session" in processes.last_lines(name)
+    until(lambda: bool(processes.logs(name)))
+    return "in session" in processes.logs(name)
 
 
 def test_only_roles_that_may_be_forked_are_forked(run_dir: Path) -> None:

@@ -58,7 +58,7 @@ async def test_the_newest_incarnation_is_adopted_signalled_and_reaped(
     assert adopted == ["generator-0"]
     assert processes.pids == {"generator-0": process.pid}
     assert processes.reap() == []
-    processes.signal("generator-0", signal.SIGKILL)
+    processes.stop("generator-0", now=True)
     process.wait()
     [ended] = processes.reap()
     assert (ended.worker, ended.role, ended.code) == ("generator-0", Role.GENERATOR, -signal.SIGKILL)

@@ -1,0 +1,102 @@
+"""The contract of launchers, on a place of each kind with programs that stand in for workers.
+
+A stand-in worker writes ``begun NAME`` and waits. SIGTERM ends it with code 0 after ``drained
+NAME``. A file ``crash-NAME`` in the place's folder makes it end with code 7."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pipeline.supervisor.launchers.seam import Job, JobState, Launcher
+from protocol.ids import Role
+
+LIMIT_S = 30.0
+
+
+class Place(Protocol):
+    """A kind of place, with a launcher."""
+
+    def launcher(self) -> Launcher:
+        """Return a launcher; a second one is that of a later supervisor."""
+        ...
+
+    def crash(self, worker: str) -> None:
+        """Make a running stand-in end with code 7."""
+        ...
+
+    def lose(self, worker: str) -> None:
+        """Kill a running stand-in with all around it, as when its host is lost."""
+        ...
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + LIMIT_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return value
+
+
+def until_state(launcher: Launcher, worker: str, state: JobState) -> Job:
+    def seen() -> Job | None:
+        job = launcher.listing().get(worker)
+        return job if job is not None and job.state is state else None
+
+    return until(seen)
+
+
+class LauncherContract:
+    """Claims about every launcher. A subclass gives the fixture ``place``."""
+
+    def test_a_started_worker_is_listed_as_running_with_its_role_and_place(self, place: Place) -> None:
+        launcher = place.launcher()
+        assert launcher.listing() == {}
+        launcher.start(Role.REWARD, "reward-0")
+        job = until_state(launcher, "reward-0", JobState.RUNNING)
+        assert job.role is Role.REWARD and job.place and job.exit_code is None
+
+    def test_a_stopped_worker_drains_and_is_listed_as_ended_well(self, place: Place) -> None:
+        launcher = place.launcher()
+        launcher.start(Role.GENERATOR, "generator-0")
+        launcher.start(Role.GENERATOR, "generator-1")
+        for worker in ("generator-0", "generator-1"):
+            until(lambda worker=worker: f"begun {worker}" in launcher.logs(worker))
+        launcher.stop("generator-1")
+        assert until_state(launcher, "generator-1", JobState.ENDED).exit_code == 0
+        assert "drained generator-1" in launcher.logs("generator-1")
+        assert launcher.listing()["generator-0"].state is JobState.RUNNING
+        launcher.stop("generator-7")
+
+    def test_a_crash_is_listed_with_its_exit_code_and_its_last_words(self, place: Place) -> None:
+        launcher = place.launcher()
+        launcher.start(Role.GENERATOR, "generator-0")
+        until(lambda: "begun generator-0" in launcher.logs("generator-0"))
+        place.crash("generator-0")
+        assert until_state(launcher, "generator-0", JobState.ENDED).exit_code == 7
+        assert "crashed generator-0" in launcher.logs("generator-0")
+
+    def test_a_worker_that_is_ended_at_once_does_not_drain(self, place: Place) -> None:
+        launcher = place.launcher()
+        launcher.start(Role.GENERATOR, "generator-0")
+        until(lambda: "begun generator-0" in launcher.logs("generator-0"))
+        launcher.stop("generator-0", now=True)
+        assert until_state(launcher, "generator-0", JobState.ENDED).exit_code != 0
+        assert "drained" not in launcher.logs("generator-0")
+
+    def test_a_lost_worker_is_listed_as_ended_badly(self, place: Place) -> None:
+        launcher = place.launcher()
+        launcher.start(Role.GENERATOR, "generator-0")
+        until(lambda: "begun generator-0" in launcher.logs("generator-0"))
+        place.lose("generator-0")
+        assert until_state(launcher, "generator-0", JobState.ENDED).exit_code != 0
+
+    def test_an_ended_worker_can_be_started_again(self, place: Place) -> None:
+        launcher = place.launcher()
+        launcher.start(Role.GENERATOR, "generator-0")
+        until(lambda: "begun generator-0" in launcher.logs("generator-0"))
+        place.crash("generator-0")
+        until_state(launcher, "generator-0", JobState.ENDED)
+        launcher.start(Role.GENERATOR, "generator-0")
+        until_state(launcher, "generator-0", JobState.RUNNING)
