@@ -37,6 +37,7 @@ drops also end this copy: as a dead letter, for a value that is not finite, and 
 ``queues``          the ledger's queues by name
 ``admin``           an operator's side: what the next update waits for, putting work back
 ``address``, ``url``  where a run's ledger is; the password in its URL
+``token``           what lets another host join a run as one role
 ``server/``         the embedded server, and the promises of external ones
 ``memory/``         the ledger in this process: the oracle of the other's tests
 ``redis/``          the ledger on a server: keys, connection, and one Lua script a transition

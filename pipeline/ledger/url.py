@@ -1,14 +1,20 @@
-"""Passwords in settings: never shown, written to no record.
+"""Passwords in settings: never shown, written to no record; and options of a ledger URL.
 
-Of a run's files only ``ledger.json`` holds the ledger's password; its owner alone may read it."""
+Of a run's files only ``ledger.json`` holds the ledger's password; its owner alone may read it. On a
+joined host ``ledger.token`` does."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import parse_qs, unquote, urlsplit
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 MASK = "***"
+JOINED_BY: Final = "token"
+"""Option of a ledger URL: path of the file that has user and secret (``pipeline.ledger.token``)."""
+AUTHORITY: Final = "ssl_ca_certs"
 _URL_SETTING = "HEADRACE__LEDGER__URL"
 _LEDGER_VARIABLES = frozenset({"REDIS_URL", "REDISCLI_AUTH", _URL_SETTING})
 _USER = re.compile(r"(\w://)\S*@")
@@ -47,3 +53,35 @@ def _passwords(url: str) -> set[str]:
 def is_hidden(url: str) -> bool:
     """Return whether ``hide_password`` has shortened ``url``."""
     return f"//{MASK}@" in url or f"password={MASK}" in url
+
+
+def has_credentials(url: str) -> bool:
+    """Return whether a ledger URL names a user, a password or a token file."""
+    place = url.partition("://")[2].partition("?")[0].partition("/")[0]
+    return "@" in place or any(has_option(url, name) for name in ("username", "password", JOINED_BY))
+
+
+def has_option(url: str, name: str) -> bool:
+    """Return whether a URL has the option ``name``."""
+    return any(option.partition("=")[0] == name for option in _options(url))
+
+
+def with_options(url: str, options: Mapping[str, str]) -> str:
+    """Return a URL with further options, quoted."""
+    added = [f"{name}={quote(value)}" for name, value in options.items()]
+    return f"{url.partition('?')[0]}?{'&'.join([*_options(url), *added])}"
+
+
+def split_token_file(url: str) -> tuple[str, Path | None]:
+    """Return a URL without its token file, and the file's path."""
+    options = _options(url)
+    found = [option for option in options if option.startswith(f"{JOINED_BY}=")]
+    if not found:
+        return url, None
+    kept = "&".join(option for option in options if option not in found)
+    place = url.partition("?")[0]
+    return f"{place}?{kept}" if kept else place, Path(unquote(found[-1].partition("=")[2]))
+
+
+def _options(url: str) -> list[str]:
+    return [option for option in url.partition("?")[2].split("&") if option]

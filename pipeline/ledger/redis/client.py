@@ -1,13 +1,15 @@
 """Connections of every process to the ledger server.
 
 A URL is ``redis://``, ``rediss://`` (TLS) or ``unix://``, with a password if the server has one, or
-names Sentinels (``pipeline.ledger.redis.sentinel``). A client has limits of waiting, and repeats
-nothing itself: ``pipeline.ledger.redis.connection`` is the one layer that repeats."""
+names Sentinels (``pipeline.ledger.redis.sentinel``). It may name a token file in place of a
+password (``pipeline.ledger.token``). A client has limits of waiting, and repeats nothing itself:
+``pipeline.ledger.redis.connection`` is the one layer that repeats."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import hiredis
@@ -17,10 +19,11 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 
 from pipeline.ledger.redis.sentinel import SCHEMES as SENTINEL_SCHEMES
 from pipeline.ledger.redis.sentinel import master_pool, parse_sentinel_url
-from pipeline.ledger.url import hide_password
+from pipeline.ledger.url import hide_password, split_token_file
 from protocol.errors import ConfigError
 
 
@@ -117,6 +120,24 @@ _OURS = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _Uni
 _SCHEMES = ("redis://", "rediss://", "unix://", *SENTINEL_SCHEMES)
 
 
+class _TokenFile(CredentialProvider):
+    """User and secret of a token file, read again for each connection."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def get_credentials(self) -> tuple[str, str]:
+        """Return user and secret. Raises ConfigError."""
+        from pipeline.ledger.token import read_token
+
+        token = read_token(self._path)
+        return token.user, token.secret
+
+    async def get_credentials_async(self) -> tuple[str, str]:
+        """Return user and secret. Raises ConfigError."""
+        return self.get_credentials()
+
+
 class CallTimeouts(NamedTuple):
     """How long calls wait for a server that does not serve them, in seconds."""
 
@@ -154,9 +175,11 @@ def connect(
     no server answers and ``disk_trouble`` returns a reason: it cannot start there. A connection
     without an answer for ``timeout_s`` is made anew. ``password`` overrides the URL's. With all
     ``max_connections`` in use a caller waits up to ``timeout_s``. ``tls`` takes redis-py's
-    ``ssl_*`` settings, such as ``ssl_ca_certs``. Raises ConfigError for a bad URL."""
+    ``ssl_*`` settings, such as ``ssl_ca_certs``. Raises ConfigError for a bad URL. Calls raise it
+    for a bad token file."""
     if not url.startswith(_SCHEMES):
         raise ConfigError(f"ledger URL is {hide_password(url)!r}; expected one that starts with {', '.join(_SCHEMES)}")
+    url, token_file = split_token_file(url)
     timeout_s = min(timeout_s, patience_s)
     settings: dict[str, Any] = {
         "max_connections": max_connections,
@@ -168,7 +191,9 @@ def connect(
     }
     if not url.startswith("unix://"):
         settings |= {"socket_connect_timeout": timeout_s, "socket_keepalive": True}
-    if password is not None:
+    if token_file is not None:
+        settings["credential_provider"] = _TokenFile(token_file)
+    elif password is not None:
         settings["password"] = password
     if client_name is not None:
         settings["client_name"] = client_name

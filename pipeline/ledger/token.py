@@ -1,0 +1,129 @@
+"""Join tokens: what lets another host join one run as one role.
+
+A token is a user of the ledger's server, with its secret. It travels as a file of mode 0600, and no
+process needs it in its arguments or environment. The URL of a joined host's ledger names that file
+(``token=PATH``). Each new connection reads it again, so a rotated token needs no restart."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from pipeline.files import write_private
+from pipeline.ledger.url import AUTHORITY, JOINED_BY, has_credentials, has_option, hide_password, with_options
+from protocol.errors import ConfigError
+from protocol.ids import Role, is_worker_name
+
+ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.LEARNER)
+"""Roles of workers; a supervisor joins no run."""
+_MAX_BYTES = 1 << 16
+_OTHERS = 0o077
+_ID = re.compile(r"[a-z0-9-]{1,64}")
+_SECRET = re.compile(r"[A-Za-z0-9_-]{32,128}")
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True):
+    """The permission of a host to join: run, role, and a user of the ledger's server.
+
+    Example: ``Token(run="demo", role=Role.GENERATOR, id="generator-3f9a1c07", secret=...)``."""
+
+    run: str
+    role: Role
+    id: str
+    """Names the token for ever; not secret."""
+    secret: str
+    """At least 32 characters, URL-safe."""
+    ca: str = ""
+    """PEM text of the authority that signed the server's certificate; "" for the system's."""
+
+    @property
+    def user(self) -> str:
+        """The token's user on the ledger's server."""
+        return user_name(self.run, self.id)
+
+    def __repr__(self) -> str:
+        """Return the token without its secret."""
+        return f"Token(run={self.run!r}, role={self.role.value!r}, id={self.id!r})"
+
+
+def user_name(run: str, token_id: str) -> str:
+    """Return the name of a token's user on the ledger's server."""
+    return f"headrace:{run}:{token_id}"
+
+
+def read_token(path: Path) -> Token:
+    """Return the token in a file. Raises ConfigError: absent, others may read it, no token."""
+    again = "copy the file again from where `headrace tokens create` or `rotate` wrote it"
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"token file {path} cannot be read: {error.strerror}; {again}") from error
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & _OTHERS:
+        raise ConfigError(
+            f"token file {path} has mode {mode:04o}, so others may read it; expected 0600: chmod 600 {path}. "
+            "If others can have read it, `headrace tokens rotate` replaces its secret"
+        )
+    try:
+        token = msgspec.json.decode(data, type=Token)
+    # The error can repeat a part of the file, so it is left out.
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ConfigError(f"token file {path} holds no join token; {again}") from None
+    checks = {
+        "run": is_worker_name(token.run),
+        "role": token.role in ROLES,
+        "id": _ID.fullmatch(token.id) is not None,
+        "secret": _SECRET.fullmatch(token.secret) is not None,
+    }
+    if wrong := [name for name, is_good in checks.items() if not is_good]:
+        raise ConfigError(f"token file {path} holds no join token: its {' and '.join(wrong)} cannot be; {again}")
+    return token
+
+
+def write_token(path: Path, token: Token) -> None:
+    """Write a token file of mode 0600 in one step. Raises ConfigError."""
+    try:
+        write_private(path, msgspec.json.format(msgspec.json.encode(token)) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"token file {path} cannot be written: {error.strerror}; give another path") from error
+
+
+def ledger_url(url: str, token: Token, folder: Path) -> str:
+    """Return the URL with which a worker reaches the ledger as ``token``; it holds no secret.
+
+    Writes ``ledger.token`` into ``folder``, and ``ledger-ca.pem`` where the token has an authority.
+    Both have mode 0600, and the URL names them. A new secret for the same token is written to the
+    same file; each new connection reads it.
+
+    Args:
+        url: The server's address without user and password: ``redis://``, ``rediss://``,
+            ``unix://`` or a Sentinel form. ``ssl_ca_certs`` in it has priority over the token's.
+        token: Names the user.
+        folder: A private folder of this host.
+
+    Raises ConfigError: the URL has a password of its own, or would send the secret in the clear to
+    a server with a certificate."""
+    if has_credentials(url):
+        raise ConfigError(
+            f"ledger URL {hide_password(url)!r} has a user or password; expected the address alone, as "
+            "rediss://HOST:6379/0, since the token has both"
+        )
+    if token.ca and not url.startswith("rediss"):
+        raise ConfigError(
+            f"ledger URL is {hide_password(url)!r}, and the token names its server's authority; expected rediss://, which "
+            "keeps the token's secret from the network"
+        )
+    path, authority = folder / "ledger.token", folder / "ledger-ca.pem"
+    write_token(path, token)
+    options = {JOINED_BY: path}
+    if token.ca and not has_option(url, AUTHORITY):
+        write_private(authority, token.ca.encode())
+        options[AUTHORITY] = authority
+    return with_options(url, {name: str(path.absolute()) for name, path in options.items()})
