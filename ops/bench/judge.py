@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import threading
 import time
@@ -24,11 +23,9 @@ from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from ops.bench.fleet_run import last_counters, train
-from ops.bench.overlap.measure import prepare_data, prepare_model
-from ops.bench.overlap.scenarios import CONFIG
+from ops.bench.fleet_run import last_counters
+from ops.bench.overlap.measure import run_fleet
 from ops.bench.table import Spread, provenance, show, write_json
-from pipeline.config.load import load_config, resolve_paths
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
 from protocol.errors import DataError
 
@@ -110,19 +107,9 @@ def judge_server() -> Iterator[str]:
 def measure(work: Path, url: str | None, *, seed: int, num_updates: int) -> JudgedRun:
     """Run the fleet once, with the judge at ``url`` or without one. Raises DataError when the run
     fails."""
-    overrides = [
-        *FLEET,
-        *(() if url is None else with_judge(url)),
-        f"model.path={prepare_model(work / 'model')}",
-        f'data.train=["{prepare_data(work / "data")}"]',
-        f"run.name={'alone' if url is None else 'judged'}-{seed}",
-        f"run.dir={work}",
-        f"run.seed={seed}",
-        f"run.num_updates={num_updates}",
-    ]
-    config = resolve_paths(load_config([CONFIG], overrides))
-    shutil.rmtree(config.run_dir, ignore_errors=True)
-    train([CONFIG], overrides, config.run_dir)
+    overrides = [*FLEET, *(() if url is None else with_judge(url))]
+    name = "alone" if url is None else "judged"
+    config = run_fleet(overrides, name, work, seed=seed, num_updates=num_updates)
     rows = [row for row in read_history(config.run_dir / HISTORY_NAME) if isinstance(row, UpdateRow)]
     steady = rows[_WARMUP_UPDATES:]
     steady_s = steady[-1].at_s - rows[_WARMUP_UPDATES - 1].at_s

@@ -15,6 +15,10 @@ from protocol.errors import DataError, WeightsDamaged
 _SINGLE = "model.safetensors"
 _SHARDED = "model.safetensors.index.json"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""Names that types of models give to their number of positions."""
+_CHANGING = ("dynamic", "longrope")
+"""Kinds of rotary positions that depend on the longest sequence in a row."""
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
@@ -29,11 +33,6 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         if file.suffix == ".safetensors":
             _head(file)
     return config
-
-
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""Names that types of models give to their number of positions."""
-_CHANGING = ("dynamic", "longrope")
 
 
 def longest_context(config: dict[str, Any]) -> tuple[int | None, str]:

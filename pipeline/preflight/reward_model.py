@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.preflight.model_folder import read_model_config, tensor_names
+from pipeline.preflight.model_folder import longest_context, read_model_config, tensor_names
 from protocol.errors import ConfigError, DataError
 
 _HEADS = ("score.", "classifier.", "classification_head.", "logits_proj.")
@@ -46,15 +46,12 @@ def longest_input(folder: Path, config: dict[str, Any], max_tokens: int | None) 
     """Return the most tokens that a reward model reads; None without a limit. ``max_tokens``, the
     setting, may be above the tokenizer's limit. Raises ConfigError: it is above the model's
     positions."""
-    text: dict[str, Any] = config.get("text_config") or config
-    positions = text.get("max_position_embeddings") or text.get("n_positions")
+    positions, because = longest_context(config)
     if max_tokens is not None:
-        if isinstance(positions, int) and max_tokens > positions:
-            raise ConfigError(
-                f"reward.model.max_tokens is {max_tokens}, but {folder} was made for {positions} positions; lower it"
-            )
+        if positions is not None and max_tokens > positions:
+            raise ConfigError(f"reward.model.max_tokens is {max_tokens}, but {folder} {because}; lower it")
         return max_tokens
-    limits = [limit for limit in (positions, _tokenizer_limit(folder)) if isinstance(limit, int)]
+    limits = [limit for limit in (positions, _tokenizer_limit(folder)) if limit is not None]
     return min(limits, default=None)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -63,8 +64,14 @@ class Measured:
 def measure(scenario: Scenario, work: Path, *, seed: int, num_updates: int) -> Measured:
     """Run a scenario. Raises DataError when the run fails."""
     name = "".join(letter if letter.isalnum() else "-" for letter in scenario.name)[:40].strip("-")
+    return _read(scenario, run_fleet(scenario.overrides, name, work, seed=seed, num_updates=num_updates))
+
+
+def run_fleet(overrides: Sequence[str], name: str, work: Path, *, seed: int, num_updates: int) -> RunConfig:
+    """Train by a fleet with emulated models to its end, and return its configuration. An earlier
+    run of the same name and seed in ``work`` is removed. Raises DataError when the run fails."""
     overrides = [
-        *scenario.overrides,
+        *overrides,
         f"model.path={prepare_model(work / 'model')}",
         f'data.train=["{prepare_data(work / "data")}"]',
         f"run.name={name}-{seed}",
@@ -75,7 +82,7 @@ def measure(scenario: Scenario, work: Path, *, seed: int, num_updates: int) -> M
     config = resolve_paths(load_config([CONFIG], overrides))
     shutil.rmtree(config.run_dir, ignore_errors=True)
     train([CONFIG], overrides, config.run_dir)
-    return _read(scenario, config)
+    return config
 
 
 def _read(scenario: Scenario, config: RunConfig) -> Measured:

@@ -14,6 +14,7 @@ import torch
 from pipeline.preflight.value_model import HEAD_PREFIXES, ValueSource, value_source
 from protocol.errors import ConfigError, DataError
 from workers.engines.model.layers import count_files
+from workers.engines.model.trial import attend_eagerly
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -160,7 +161,7 @@ def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> P
         )
     # transformers' other attention functions drop soft caps without a word
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
-        model.set_attn_implementation("eager")
+        attend_eagerly(model)
     # moves in place
     torch.nn.Module.to(model, device)
     return model.eval()

@@ -45,8 +45,9 @@ class WeightsForm(Protocol):
         """Yield the policy's weights by the names that transformers reads, on the CPU."""
         ...
 
-    def adapter(self, parts: Weights, below: Callable[[], Weights]) -> Adapter:
-        """Return the adapter of ``parts``, above all other tensors, which ``below`` returns."""
+    def adapter(self, parts: Weights, below: Callable[[], Weights]) -> Adapter | None:
+        """Return the adapter of ``parts``, above all other tensors, which ``below`` returns; None
+        where all are the policy's own."""
         ...
 
     def writer(self, weights: Weights) -> Callable[[Path], None]:
@@ -76,9 +77,8 @@ class WholeForm:
         for name in self.names:
             yield name, weights[name].detach().to("cpu")
 
-    def adapter(self, parts: Weights, below: Callable[[], Weights]) -> Adapter:
-        """There is none: raise NotImplementedError."""
-        raise NotImplementedError
+    def adapter(self, parts: Weights, below: Callable[[], Weights]) -> None:
+        """Return None: there is no adapter."""
 
     def writer(self, weights: Weights) -> Callable[[Path], None]:
         """Return the writer of ``model/``."""
@@ -105,8 +105,6 @@ class TrainedModel:
 
     def adapter(self) -> Adapter | None:
         """Return the live adapter, and the frozen weights below it, if there is one."""
-        if not self._form.adapter_names:
-            return None
         return self._form.adapter(self._live(), self._live)
 
     def snapshot(self) -> Callable[[Path], None]:
