@@ -17,22 +17,13 @@ from transformers import AutoModelForCausalLM
 from pipeline.cli import headrace
 from pipeline.preflight.model_report import ModelReport, remarks_of, rows_of
 from protocol.errors import ConfigError, DataError
+from tests.pipeline.cli.probe import run_command
 from tests.pipeline.op_config import MODEL
 from tests.pipeline.preflight.test_engines import small
 from tests.workers.engines.families import family_model
 from workers.engines import comparison
 from workers.engines.comparison import compare
 from workers.engines.model.packed import PackedTokens, TokenScores, score_packed
-
-_PROBE = """
-import json, sys
-from pipeline.cli import main
-try:
-    main(json.loads(sys.argv[1]))
-except SystemExit as ending:
-    code = ending.code
-print("\\n@" + json.dumps([code, sorted(sys.modules)]))
-"""
 
 
 def table_of(report: ModelReport) -> dict[str, list[str]]:
@@ -45,12 +36,8 @@ def folder_of(family: str, folder: Path) -> Path:
 
 
 def test_the_command_compares_in_a_process_of_its_own_and_imports_no_torch(tmp_path: Path) -> None:
-    words = json.dumps(["check-model", str(folder_of("gemma2", tmp_path)), "--device", "cpu", "--json"])
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBE, words], capture_output=True, text=True, timeout=300, check=True
-    )
-    printed, _, rest = done.stdout.rpartition("\n@")
-    code, modules = json.loads(rest)
+    words = ["check-model", str(folder_of("gemma2", tmp_path)), "--device", "cpu", "--json"]
+    printed, code, modules = run_command(words, timeout_s=300)
     assert code == 0 and {"torch", "transformers"}.isdisjoint(modules)
     report = json.loads(printed)
     assert report["right"] and report["architecture"] == "Gemma2ForCausalLM"

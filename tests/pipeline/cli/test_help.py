@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from click.testing import CliRunner
 
 from pipeline.cli import headrace
 from protocol.errors import ConfigError
+from tests.pipeline.cli.probe import run_command
 
 COMMANDS = [
     [],
@@ -25,15 +25,6 @@ COMMANDS = [
     ["config", "explain"],
 ]
 HEAVY = {"torch", "transformers", "vllm", "matplotlib", "math_verify", "pyarrow", "huggingface_hub"}
-_PROBE = """
-import json, sys
-from pipeline.cli import main
-try:
-    main(json.loads(sys.argv[1]))
-except SystemExit as ending:
-    code = ending.code
-print("\\n@" + json.dumps([code, sorted(sys.modules)]))
-"""
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words) or "headrace")
@@ -56,12 +47,10 @@ def test_help_fits_a_terminal_of_80_columns_and_is_not_cut(command: list[str]) -
 
 @pytest.mark.parametrize("command", [[], ["up"], ["status"], ["score"], ["config", "check"]], ids=str)
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
-    words = json.dumps([*command, "--help"])
-    done = subprocess.run([sys.executable, "-c", _PROBE, words], capture_output=True, text=True, timeout=60, check=True)
-    code, modules = json.loads(done.stdout.rpartition("\n@")[2])
+    _, code, modules = run_command([*command, "--help"])
     assert code == 0
     assert HEAVY.isdisjoint(modules)
-    assert not {"redis", "zmq", "pydantic", "rich"} & set(modules), "a --help needs click alone"
+    assert not {"redis", "zmq", "pydantic", "rich"} & modules, "a --help needs click alone"
 
 
 def _main(*words: str) -> subprocess.CompletedProcess[str]:

@@ -96,24 +96,30 @@ def endpoint() -> Iterator[str]:
         thread.join()
 
 
-def pinned(tmp_path: Path, endpoint: str, *names: str, **more: str) -> list[dict[str, Any]]:
-    """Pin and fetch each name in a process of its own: the client reads its settings at import."""
-    root = Path(__file__).parents[3]
+def run_on_hub(script: str, folder: Path, hub: str, *words: str, **more: str) -> list[dict[str, Any]]:
+    """Run a script with a hub; return what it prints, a JSON object a line.
+
+    It has a process of its own, for the client reads its settings at import."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
-        "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(tmp_path / "cache"),
+        "HF_ENDPOINT": hub,
+        "HF_HOME": str(folder / "cache"),
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "PYTHONPATH": str(root),
+        "PYTHONPATH": str(Path(__file__).parents[3]),
         **more,
     }
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *names],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-c", script, *words],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert TOKEN not in done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def pinned(folder: Path, hub: str, *names: str, **more: str) -> list[dict[str, Any]]:
+    """Pin and fetch each name."""
+    return run_on_hub(SCRIPT, folder, hub, *names, **more)
 
 
 def test_a_pattern_on_the_hub_becomes_its_files_with_their_commit(tmp_path: Path, endpoint: str) -> None:

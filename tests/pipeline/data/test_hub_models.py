@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from pipeline.config.load import load_config, resolve_paths
 from pipeline.data.hub_models import hub_name, pin_models
 from protocol.errors import ConfigError
 from tests.pipeline.data import test_hub
-from tests.pipeline.data.test_hub import COMMIT, GATED, PLAIN, PRIVATE, TOKEN, endpoint
+from tests.pipeline.data.test_hub import COMMIT, GATED, PLAIN, PRIVATE, TOKEN, endpoint, run_on_hub
 from tests.pipeline.op_config import MODEL, write_config
 
 __all__ = ["endpoint"]
@@ -48,20 +45,8 @@ def model_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pinned(folder: Path, hub: str, *names: str, **more: str) -> list[dict[str, Any]]:
-    """Pin each name in a process of its own: the client reads its settings at import."""
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
-        "HF_ENDPOINT": hub,
-        "HF_HOME": str(folder / "cache"),
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "PYTHONPATH": str(Path(__file__).parents[3]),
-        **more,
-    }
-    command = [sys.executable, "-c", f"KEYS = {KEYS}\n{SCRIPT}", str(write_config(folder)), *names]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert TOKEN not in done.stdout + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    """Pin each name as the model of every role."""
+    return run_on_hub(f"KEYS = {KEYS}\n{SCRIPT}", folder, hub, str(write_config(folder)), *names, **more)
 
 
 def test_a_model_on_the_hub_becomes_the_folder_of_its_commit(tmp_path: Path, endpoint: str) -> None:
