@@ -26,9 +26,9 @@ from pipeline.config.import_path import own_sources
 from pipeline.config.load import parse_config
 from pipeline.process.exit_codes import ExitCode, exit_code_of
 from pipeline.training.checkpoints import list_checkpoints, read_checkpoint
-from pipeline.update_log.folder import UPDATES_FOLDER, LoggedUpdate, read_log
-from pipeline.update_log.plan import Leg, Plan, Source, UpdateSpan, make_plan, stretches, version_of
-from pipeline.update_log.records import Digests, Start
+from pipeline.training.update_log.folder import UPDATES_FOLDER, LoggedUpdate, read_log
+from pipeline.training.update_log.plan import Leg, Plan, Source, UpdateSpan, make_plan, stretches, version_of
+from pipeline.training.update_log.records import Digests, Start
 from protocol.errors import ConfigError, DataError, HeadraceError
 from workers.engines.build import build_training_backend
 from workers.engines.training.seam import TrainingBackend

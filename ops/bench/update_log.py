@@ -26,7 +26,7 @@ import torch
 from ops.bench.table import interleaved_medians, show, write_json
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import Claim, ClaimedUnit, ScoredChunk, Unit
-from pipeline.update_log.folder import UPDATES_FOLDER
+from pipeline.training.update_log.folder import UPDATES_FOLDER
 from protocol.codec import to_blob
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import (

@@ -27,7 +27,7 @@ import pytest
 
 from pipeline.config.load import load_config, resolve_paths, to_toml
 from pipeline.ledger.server.binary import find_server
-from pipeline.update_log.folder import UPDATES_FOLDER, read_log
+from pipeline.training.update_log.folder import UPDATES_FOLDER, read_log
 from protocol.errors import DataError
 from tests.two_hosts import ADDRESSES, ROOT, Host, two_hosts
 from workers.engines.emulated.journal import read_journal

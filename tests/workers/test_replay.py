@@ -24,7 +24,7 @@ from pipeline.config.catalogue import rule_class
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import Claim, ClaimedUnit, Unit
 from pipeline.training.checkpoints import CheckpointFolder
-from pipeline.update_log.folder import read_log
+from pipeline.training.update_log.folder import read_log
 from protocol.errors import ConfigError, DataError, Diverged
 from protocol.ids import Incarnation, Role
 from tests.pipeline.algorithms.own import own_objectives

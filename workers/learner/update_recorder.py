@@ -16,8 +16,8 @@ from pipeline.config.import_path import own_sources
 from pipeline.config.load import to_toml
 from pipeline.ledger.types import Claim, ClaimedUnit
 from pipeline.training.checkpoints import list_checkpoints
-from pipeline.update_log.folder import UPDATES_FOLDER, LogWriter
-from pipeline.update_log.records import Batch, Origin, Start, UpdateOutcome, pack_units
+from pipeline.training.update_log.folder import UPDATES_FOLDER, LogWriter
+from pipeline.training.update_log.records import Batch, Origin, Start, UpdateOutcome, pack_units
 from protocol.ids import Incarnation
 from workers.engines.training.seam import TrainingBackend
 from workers.learner.policy_update import Prepared, Stepped

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.update_log.folder import LogWriter, read_log
-from pipeline.update_log.plan import Checkpoints, Plan, Source, make_plan, stretches, version_of
-from pipeline.update_log.records import Origin
-from tests.pipeline.update_log.logs import append_update, start
+from pipeline.training.update_log.folder import LogWriter, read_log
+from pipeline.training.update_log.plan import Checkpoints, Plan, Source, make_plan, stretches, version_of
+from pipeline.training.update_log.records import Origin
+from tests.pipeline.training.update_log.logs import append_update, start
 
 
 def segment(

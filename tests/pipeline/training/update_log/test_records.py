@@ -16,7 +16,7 @@ from pipeline.algorithms import build
 from pipeline.config.learning import DataSection, ModelSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import ClaimedUnit
-from pipeline.update_log.records import FRAME_BYTES, pack_units, unpack_units
+from pipeline.training.update_log.records import FRAME_BYTES, pack_units, unpack_units
 from protocol.errors import ChecksumMismatch
 from protocol.trajectory import TrajectoryChunk
 from tests.pipeline.algorithms.value_units import Response, chunk_units, group_units, responses, trajectory_units

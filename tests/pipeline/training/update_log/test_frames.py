@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.update_log.frames import Scan, encode_frame, read_record, scan
-from pipeline.update_log.records import Batch, End, Record, pack_units
+from pipeline.training.update_log.frames import Scan, encode_frame, read_record, scan
+from pipeline.training.update_log.records import Batch, End, Record, pack_units
 from protocol.errors import DataError
-from tests.pipeline.update_log.logs import start, units
+from tests.pipeline.training.update_log.logs import start, units
 
 
 @cache

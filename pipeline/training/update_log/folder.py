@@ -16,8 +16,18 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from pipeline.ledger.types import ClaimedUnit
-from pipeline.update_log.frames import Frame, encode_frame, read_record, scan
-from pipeline.update_log.records import FORMAT, Batch, End, Origin, Record, Start, Units, UpdateOutcome, unpack_units
+from pipeline.training.update_log.frames import Frame, encode_frame, read_record, scan
+from pipeline.training.update_log.records import (
+    FORMAT,
+    Batch,
+    End,
+    Origin,
+    Record,
+    Start,
+    Units,
+    UpdateOutcome,
+    unpack_units,
+)
 from protocol.errors import DataError
 
 UPDATES_FOLDER = "updates"

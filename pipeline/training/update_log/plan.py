@@ -14,8 +14,8 @@ from enum import Enum
 
 from xxhash import xxh3_128_digest
 
-from pipeline.update_log.folder import LoggedUpdate, LogSegment
-from pipeline.update_log.records import Digests, Origin, Start
+from pipeline.training.update_log.folder import LoggedUpdate, LogSegment
+from pipeline.training.update_log.records import Digests, Origin, Start
 
 Checkpoints = Mapping[tuple[int, int], str]
 """(policy version, number of updates) -> name of the checkpoint's folder."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.ledger.types import ClaimedUnit
-from pipeline.update_log.folder import LogWriter
-from pipeline.update_log.records import Batch, Digests, Origin, Start, UpdateOutcome, pack_units
+from pipeline.training.update_log.folder import LogWriter
+from pipeline.training.update_log.records import Batch, Digests, Origin, Start, UpdateOutcome, pack_units
 from tests.pipeline.algorithms.value_units import group_units, responses
 
 

@@ -19,7 +19,7 @@ from typing import BinaryIO, Final
 import msgspec
 from xxhash import xxh3_64_intdigest, xxh32_intdigest
 
-from pipeline.update_log.records import KINDS, Record
+from pipeline.training.update_log.records import KINDS, Record
 from protocol.errors import DataError
 
 _HEAD = struct.Struct("<4sB3xIIQ")

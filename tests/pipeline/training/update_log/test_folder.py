@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.update_log.folder import LogWriter, read_log
-from pipeline.update_log.records import Origin
+from pipeline.training.update_log.folder import LogWriter, read_log
+from pipeline.training.update_log.records import Origin
 from protocol.errors import DataError
-from tests.pipeline.update_log.logs import append_update, one_segment, start, units
+from tests.pipeline.training.update_log.logs import append_update, one_segment, start, units
 from tests.protocol.samples import same
 
 
