@@ -1,4 +1,5 @@
-"""Claims about names: one meaning a word, in classes and in CONTRIBUTING's glossary."""
+"""Claims about names and sizes: one meaning a word, in classes and in CONTRIBUTING's glossary; few
+rooms and small modules."""
 
 from __future__ import annotations
 
@@ -6,12 +7,16 @@ import ast
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("protocol", "pipeline", "workers")
 WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z][a-z0-9]+|[A-Z]+")
 SHARED_BY = 3
 """Classes whose names end in one noun, from which on the glossary has the noun."""
+MOST_ROOMS = 14
+MOST_LINES = 450
+MEDIAN_LINES = 130
 
 
 def classes() -> dict[str, list[str]]:
@@ -55,3 +60,26 @@ def test_a_noun_that_several_class_names_end_in_stands_in_the_glossary() -> None
     nouns = set(glossary())
     missing = {noun: names for noun, names in ends.items() if len(names) >= SHARED_BY and noun not in nouns}
     assert missing == {}, "CONTRIBUTING, Words, says what these nouns mean; one meaning each"
+
+
+def test_pipeline_has_at_most_fourteen_rooms_all_listed_and_no_loose_module() -> None:
+    top = [
+        path for path in (ROOT / "pipeline").iterdir() if path.name not in ("__pycache__", "__init__.py", "py.typed")
+    ]
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    listed = re.findall(
+        r"^\| `([a-z_]+)` \|", text.split("The rooms of `pipeline`", 1)[1].split("\n\n", 2)[1], re.MULTILINE
+    )
+    assert sorted(path.name for path in top if path.is_dir()) == sorted(listed)
+    assert [path.name for path in top if path.is_file()] == []
+    assert len(listed) <= MOST_ROOMS
+
+
+def test_the_shipped_modules_are_small() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    }
+    assert {path: length for path, length in lengths.items() if length > MOST_LINES} == {}
+    assert median(length for path, length in lengths.items() if not path.endswith("__init__.py")) <= MEDIAN_LINES
