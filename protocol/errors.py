@@ -104,3 +104,7 @@ class ParityFailed(EngineError):
 
 class StorageFailed(HeadraceError, OSError):
     """The disk refused to hold a checkpoint; the one before is untouched."""
+
+
+class StoreUnavailable(HeadraceError, ConnectionError):
+    """An object store does not answer. A later try may succeed; nothing of the run waits for it."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, cast
 from pydantic import Field, PlainValidator, model_validator
 
 from pipeline.config.base import Positive, Section, StopStrings, setting
+from pipeline.files.urls import check_url, is_url
 
 SHAPING: Final = {
     "top_p": 1,
@@ -23,20 +24,23 @@ HUB_PREFIX = "hf://datasets/"
 
 
 def _data_path(given: Any) -> Path | str:
-    """Return a name on the hub as text, and any other path as Path."""
+    """Return a name on the hub or a URL as text, and any other path as Path."""
     if isinstance(given, str) and given.startswith("hf:"):
         if given.startswith(HUB_PREFIX):
             return given
         raise ValueError(
             f"a data set on the hub is written {HUB_PREFIX}OWNER/NAME/FILE or {HUB_PREFIX}OWNER/NAME@REVISION/FILE"
         )
+    if isinstance(given, str) and is_url(given):
+        url, mark, digest = given.partition("#")
+        return check_url(url) + mark + digest
     if not isinstance(given, str | Path) or not str(given):
         raise ValueError("expected a path")
     return Path(given)
 
 
 DataPath = Annotated[Path | str, PlainValidator(_data_path)]
-"""A file, a glob, or a file on the hub, which is a text."""
+"""A file or a glob; or a file on the hub or in an object store, which is a text."""
 
 
 class ColumnsSection(Section):

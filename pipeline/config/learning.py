@@ -33,7 +33,7 @@ class DataSection(Section):
     train: tuple[DataPath, ...] = setting(
         (),
         "JSONL or Parquet files in the form of Headrace, GSM8K, TRL, verl or OpenRLHF. More columns are kept. A path "
-        "may have * and ?, or be hf://datasets/OWNER/NAME/FILE.",
+        "may have * and ?, or be hf://datasets/OWNER/NAME/FILE, s3://BUCKET/FILE or gs://BUCKET/FILE.",
     )
     sets: tuple[DataSetSection, ...] = setting((), "Several data sets with weights, in place of train.")
     columns: ColumnsSection = ColumnsSection()

@@ -1,12 +1,13 @@
-"""From the paths of a configuration to files: globs, and names on the hub."""
+"""From the paths of a configuration to files: globs, names on the hub, and URLs."""
 
 from __future__ import annotations
 
 import glob
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
-from pipeline.config.data_sets import DataSetSection
+from pipeline.config.data_sets import HUB_PREFIX, DataSetSection
 from pipeline.config.evaluating import EvaluationSetSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.hub import fetch, parse_hub_name, pin
@@ -15,8 +16,8 @@ from protocol.errors import DataError
 
 def pin_data(config: RunConfig) -> RunConfig:
     """Return a configuration that names each data file by itself, those on the hub with their
-    commit. A run keeps it: files that appear later change nothing. Raises DataError: a pattern
-    matches no file, or a hub's file cannot be had."""
+    commit and those of object stores with their digest. A run keeps it: files that appear later
+    change nothing. Raises DataError: a pattern matches no file, or a file cannot be had."""
     data = config.data
     sets = tuple(_pinned_set(one) for one in data.sets)
     held_out = tuple(_pinned_files(one) for one in config.evaluation.sets)
@@ -35,7 +36,16 @@ def named_files(entries: Iterable[Path | str]) -> tuple[Path | str, ...]:
 
 def local_file(entry: Path | str) -> Path:
     """Return the file of a single entry, on this host. Raises DataError."""
-    return entry if isinstance(entry, Path) else fetch(parse_hub_name(entry))
+    if isinstance(entry, Path):
+        return entry
+    return fetch(parse_hub_name(entry)) if entry.startswith(HUB_PREFIX) else _remote().fetched(entry)
+
+
+def _remote() -> ModuleType:
+    # Deferred: only runs with such data need it.
+    from pipeline.data import remote
+
+    return remote
 
 
 def _pinned_set(one: DataSetSection) -> DataSetSection:
@@ -50,7 +60,9 @@ def _pinned_files(one: EvaluationSetSection) -> EvaluationSetSection:
 
 def _named(entry: Path | str) -> list[Path | str]:
     if isinstance(entry, str):
-        return [str(source) for source in pin(parse_hub_name(entry))]
+        if entry.startswith(HUB_PREFIX):
+            return [str(source) for source in pin(parse_hub_name(entry))]
+        return [*_remote().pin_url(entry)]
     if not glob.has_magic(str(entry)) or entry.exists():
         return [entry]
     found = sorted(glob.glob(str(entry), recursive=True))  # noqa: PTH207  a pattern may be absolute

@@ -35,6 +35,7 @@ import msgspec
 import structlog
 
 from pipeline.files import write_private
+from pipeline.files.urls import without_store_credentials
 from pipeline.ledger.address import LedgerAddress, known_url, read_ledger_url, write_address
 from pipeline.ledger.server.binary import ServerBinary, find_server
 from pipeline.ledger.server.lock import take_lock
@@ -271,6 +272,7 @@ class EmbeddedServer:
                 stdout=output,
                 stderr=output,
                 cwd=self._folder,
+                env=without_store_credentials(os.environ),
                 start_new_session=True,
                 pass_fds=(lock,),
             )

@@ -80,3 +80,14 @@ def test_a_worker_inherits_no_password_of_the_ledger(tmp_path: Path, monkeypatch
     processes.close()
     assert environment["KEPT"] == "as it is"
     assert "hidden-words" not in str(environment)
+
+
+def test_a_worker_inherits_no_credentials_of_object_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key-of-a-test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-a-test")
+    monkeypatch.setenv("COPY", "secret-of-a-test")
+    processes = started(tmp_path)
+    processes.start(Role.GENERATOR, "generator-0")
+    _, environment = told(tmp_path)
+    processes.close()
+    assert "of-a-test" not in str(environment)

@@ -1,0 +1,81 @@
+"""URLs of object stores: ``s3://BUCKET/PATH``, ``gs://BUCKET/PATH``, ``file:///FOLDER``.
+
+Credentials come from the store's own places alone: the environment, profiles, the machine's
+identity. A URL never holds them, so it may stand in settings, logs and reports. Worker processes
+need none: files are fetched and copied by the command and by the supervisor's copying process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+EXTRAS: Final = {"s3": "s3", "gs": "gcs"}
+"""By scheme, the extra of the distribution that reads it; others need none."""
+_SCHEMES: Final = ("s3", "gs", "file", "memory")
+_URL: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+_QUERY: Final = re.compile(r"\?.*=")
+_CREDENTIALS: Final = frozenset(
+    {
+        "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    }
+)  # fmt: skip
+_FSSPEC: Final = ("FSSPEC_S3", "FSSPEC_GS", "FSSPEC_GCS")
+"""Begin the variables by which fsspec takes options, keys included."""
+_LEAST_CHARS: Final = 8
+"""Values shorter than this are no secret of a store."""
+
+
+def is_url(text: str) -> bool:
+    """Return whether a text is a URL of any kind, rather than a path."""
+    return _URL.match(text) is not None
+
+
+def scheme_of(url: str) -> str:
+    """Return a URL's scheme, as in ``s3``; "" for a path."""
+    found = _URL.match(url)
+    return found["scheme"] if found else ""
+
+
+def check_url(text: str) -> str:
+    """Return a URL of an object store, without a slash at its end. Raises ValueError in a sentence:
+    another scheme, no bucket, or credentials inside."""
+    found = _URL.match(text)
+    if found is None or found["scheme"] not in _SCHEMES:
+        shown = f"{found['scheme']}://" if found else repr(text)
+        raise ValueError(
+            f"{shown} is no URL of an object store; expected s3://BUCKET/PATH, gs://BUCKET/PATH or file:///FOLDER"
+        )
+    rest = found["rest"].rstrip("/")
+    if found["scheme"] in EXTRAS and ("@" in rest.partition("/")[0] or _QUERY.search(rest)):
+        raise ValueError(
+            "a URL has no name, password or query: credentials come from the environment, a profile or the machine's "
+            "identity, an endpoint from AWS_ENDPOINT_URL; remove them from the URL"
+        )
+    if "::" in rest or (not rest.partition("/")[0] and found["scheme"] != "file"):
+        raise ValueError(f"it names no bucket; expected {found['scheme']}://BUCKET/PATH")
+    if found["scheme"] == "file" and not rest.startswith("/"):
+        raise ValueError("it is relative; expected file:///FOLDER, with three slashes")
+    return f"{found['scheme']}://{rest}"
+
+
+def join(url: str, *names: str) -> str:
+    """Return the URL of something below another."""
+    return "/".join((url.rstrip("/"), *names))
+
+
+def without_store_credentials(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the credentials of object stores, and without copies of their
+    values under other names. A process that reads ``~/.aws`` can still find a profile there."""
+    secrets = {
+        environment[name]
+        for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
+        if len(environment.get(name, "")) >= _LEAST_CHARS
+    }
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _CREDENTIALS and not name.startswith(_FSSPEC) and not any(secret in value for secret in secrets)
+    }
