@@ -191,7 +191,7 @@ async def _what_drains(run_dir: Path) -> str:
 def _in_words(beats: Sequence[Heartbeat]) -> str:
     from pipeline.observability.status import doing, worker_rows
 
-    rows = worker_rows(beats, now_s=time.time(), stuck_after_s=None)
+    rows = worker_rows(beats, stuck_after_s=None)
     return ", ".join(f"{row.worker} ({doing(row)})" for row in rows)
 
 
@@ -279,4 +279,4 @@ def _may_live(beat: Heartbeat) -> bool:
     from pipeline.runtime.liveness import is_silent
 
     is_gone = beat.host == socket.gethostname() and not process_runs(beat.pid)
-    return not is_gone and not is_silent(beat.at_s, time.time())
+    return not is_gone and not is_silent(beat.silent_s)

@@ -36,15 +36,17 @@ class StatusReport:
     """Groups and tokens that were admitted, trained and dropped."""
     waits: str
     """The worker that everything waits for, in one sentence."""
+    clocks: str
+    """Workers whose clocks differ from the ledger's, in one sentence; empty without any."""
 
 
 async def read_status(at: Attached) -> StatusReport:
     """Read workers, progress and waits of a connected run."""
-    from pipeline.observability.status import bottleneck, role_rows, worker_rows
+    from pipeline.observability.status import bottleneck, clock_words, role_rows, worker_rows
     from pipeline.supervisor.run_folder import supervisor_pid
 
     beats = await at.registry.heartbeats()
-    workers = worker_rows(beats, now_s=time.time(), stuck_after_s=at.settings.supervisor.stuck_after_s)
+    workers = worker_rows(beats, stuck_after_s=at.settings.supervisor.stuck_after_s)
     fleet = await at.registry.fleet()
     state = await at.registry.run_status()
     return StatusReport(
@@ -56,6 +58,7 @@ async def read_status(at: Attached) -> StatusReport:
         workers=workers,
         totals=await at.ledger.totals(),
         waits=bottleneck(workers),
+        clocks=clock_words(workers),
     )
 
 
@@ -84,6 +87,8 @@ async def status(at: Attached, as_json: bool) -> None:
     if found.workers:
         console.print(fleet_table(found.workers))
         console.print(found.waits)
+    if found.clocks:
+        console.print(found.clocks)
     console.print(groups_line(found.totals), tokens_line(found.totals), sep="\n")
     if warning := durability_line(found.totals.num_unflushed):
         console.print(warning)
@@ -121,8 +126,7 @@ async def audit(at: Attached, as_json: bool) -> int:
     from pipeline.runtime.liveness import is_silent
 
     found = await at.ledger.audit()
-    beats, now = await at.registry.heartbeats(), time.time()
-    live = {str(beat.who) for beat in beats if not is_silent(beat.at_s, now)}
+    live = {str(beat.who) for beat in await at.registry.heartbeats() if not is_silent(beat.silent_s)}
     window_tokens = at.config.generation.window_tokens
     regenerated = read_regenerated(at.run_dir, found.tokens_stored, live, window_tokens=window_tokens)
     if as_json:

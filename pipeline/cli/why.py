@@ -102,7 +102,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
         state=state.state,
         detail=state.detail,
         has_supervisor=supervisor_pid(at.run_dir) is not None,
-        workers=worker_rows(beats, now_s=time.time(), stuck_after_s=settings.stuck_after_s),
+        workers=worker_rows(beats, stuck_after_s=settings.stuck_after_s),
         wanted={
             worker_name(role, n): role for role, many in (fleet.counts if fleet else {}).items() for n in range(many)
         },

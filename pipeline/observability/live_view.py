@@ -75,7 +75,7 @@ class View(AbstractContextManager["View"]):
 
     def _workers(self, snapshot: RunSnapshot) -> list[WorkerRow]:
         settings = self._config.supervisor
-        return worker_rows(snapshot.heartbeats, now_s=time.time(), stuck_after_s=settings.stuck_after_s)
+        return worker_rows(snapshot.heartbeats, stuck_after_s=settings.stuck_after_s)
 
 
 class PlainView(View):

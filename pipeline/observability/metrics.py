@@ -36,14 +36,15 @@ class HeartbeatCollector(Collector):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._heartbeats: tuple[Heartbeat, ...] = ()
+        self._read_s = clock.monotonic()
 
     def update(self, heartbeats: Iterable[Heartbeat]) -> None:
         """Set the latest heartbeats."""
-        self._heartbeats = tuple(heartbeats)
+        self._heartbeats, self._read_s = tuple(heartbeats), self._clock.monotonic()
 
     def collect(self) -> Iterable[Metric]:
         """Return every metric."""
-        now = self._clock.time()
+        since_s = self._clock.monotonic() - self._read_s
         up = GaugeMetricFamily("headrace_up", "1 while the heartbeat is fresh", labels=_WORKER)
         progress = CounterMetricFamily("headrace_progress", "Turns of the main loop", labels=_WORKER)
         still = GaugeMetricFamily("headrace_seconds_since_progress", "Since the loop last moved", labels=_WORKER)
@@ -53,9 +54,9 @@ class HeartbeatCollector(Collector):
         counters = GaugeMetricFamily("headrace_counter", "The role's own counters", labels=[*_WORKER, "name"])
         for beat in self._heartbeats:
             labels = [str(beat.who.role), beat.who.worker]
-            up.add_metric(labels, float(not is_silent(beat.at_s, now)))
+            up.add_metric(labels, float(not is_silent(beat.silent_s + since_s)))
             progress.add_metric(labels, beat.progress)
-            still.add_metric(labels, max(0.0, now - beat.progress_at_s))
+            still.add_metric(labels, max(0.0, beat.at_s - beat.progress_at_s + beat.silent_s + since_s))
             version.add_metric(labels, beat.policy_version)
             resident.add_metric(labels, beat.rss_bytes)
             waiting.add_metric([*labels, str(beat.waiting_for)], 1.0)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from pipeline.process.work import WorkReport, piece_limit_s
-from pipeline.runtime.liveness import is_silent
+from pipeline.runtime.liveness import clock_differs, is_silent
 from pipeline.runtime.registry.contract import OTHER_LINKS, Heartbeat, LinkReport, RunStatus, WaitingFor, link_name
 from protocol.ids import Role
 from protocol.printable import printable_line
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pipeline.ledger.types import QueueStat, Totals
 
 _A_MOMENT_S = 2.0
+_MAX_CLOCKS = 4
+"""Hosts named for their clocks."""
 _LEAST_SHARE = 0.02
 """Least share done for an estimate of the remaining time."""
 ROLE_ORDER = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.SUPERVISOR)
@@ -65,6 +67,8 @@ class WorkerRow:
     """Unreachable mailboxes, in words."""
     refused: str = ""
     """The disk's refusal, in words."""
+    clock_ahead_s: float = 0.0
+    """Its host's clock less the ledger's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +138,16 @@ class QueueRow:
     num_gaps: int = 0
 
 
-def worker_rows(heartbeats: Iterable[Heartbeat], *, now_s: float, stuck_after_s: float | None) -> list[WorkerRow]:
+def worker_rows(heartbeats: Iterable[Heartbeat], *, stuck_after_s: float | None) -> list[WorkerRow]:
     """Return one row a worker, by role and name. ``stuck_after_s``: the setting."""
-    rows = [_worker_row(beat, now_s, stuck_after_s) for beat in heartbeats]
+    rows = [_worker_row(beat, stuck_after_s) for beat in heartbeats]
     return sorted(rows, key=lambda row: (ROLE_ORDER.index(row.role), len(row.worker), row.worker))
 
 
-def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float | None) -> WorkerRow:
-    # Clocks of two hosts may differ; negative ages count as 0.
-    since_heartbeat_s = max(0.0, now_s - beat.at_s)
+def _worker_row(beat: Heartbeat, stuck_after_s: float | None) -> WorkerRow:
     since_progress_s = max(0.0, beat.at_s - max(beat.progress_at_s, beat.moved_at_s))
     health = Health.LIVE
-    if is_silent(beat.at_s, now_s):
+    if is_silent(beat.silent_s):
         health = Health.SILENT
     elif beat.waiting_for not in _PATIENT:
         has_work = beat.waiting_for is WaitingFor.COMPUTE
@@ -165,14 +167,15 @@ def _worker_row(beat: Heartbeat, now_s: float, stuck_after_s: float | None) -> W
         policy_version=beat.policy_version,
         progress=beat.progress,
         since_progress_s=since_progress_s,
-        since_heartbeat_s=since_heartbeat_s,
-        uptime_s=max(0.0, now_s - beat.started_s),
+        since_heartbeat_s=beat.silent_s,
+        uptime_s=max(0.0, beat.at_s - beat.started_s + beat.silent_s),
         rss_bytes=beat.rss_bytes,
         counters=beat.counters,
         work=work_row(beat.work),
         storing=work_row(beat.storing),
         unreached=printable_line(beat.unreached),
         refused=printable_line(beat.refused),
+        clock_ahead_s=beat.clock_ahead_s,
     )
 
 
@@ -182,6 +185,28 @@ def work_row(report: WorkReport) -> WorkRow | None:
         return None
     remaining_s = report.remaining_s if report.share >= _LEAST_SHARE else None
     return WorkRow(report.kind, report.share, report.elapsed_s, remaining_s, report.per_s, report.unit)
+
+
+def clock_words(workers: Iterable[WorkerRow]) -> str:
+    """Return a sentence on workers whose clocks differ from the ledger's; empty without any."""
+    by_host: dict[str, list[WorkerRow]] = {}
+    for row in workers:
+        if clock_differs(row.clock_ahead_s):
+            by_host.setdefault(row.host, []).append(row)
+    if not by_host:
+        return ""
+    named = [_clock_of(host, rows) for host, rows in sorted(by_host.items())]
+    more = f"; and {len(named) - _MAX_CLOCKS} more hosts" if len(named) > _MAX_CLOCKS else ""
+    return (
+        f"clocks differ from the ledger's: {'; '.join(named[:_MAX_CLOCKS])}{more}. Work is not affected; times in logs and "
+        "histories are. Set these clocks (NTP)"
+    )
+
+
+def _clock_of(host: str, rows: list[WorkerRow]) -> str:
+    ahead_s = rows[0].clock_ahead_s
+    more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+    return f"{rows[0].worker}{more} on {host} by {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}"
 
 
 def role_rows(workers: Iterable[WorkerRow], wanted: Mapping[Role, int] | None) -> list[RoleRow]:

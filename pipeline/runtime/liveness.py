@@ -33,11 +33,19 @@ UNLISTED_AFTER_S: Final = 10.0
 REPLACED_AFTER_S: Final = 20.0
 """A worker without a heartbeat for so long is replaced, unless ``supervisor.silent_after_s``
 differs."""
+CLOCK_DIFFERS_S: Final = 5.0
+"""A clock that differs by more is named: a heartbeat is on its way for two seconds at most."""
 RESTARTED_WITHIN_S: Final = 20.0
 """A worker that ended is at work again within this, or has ended again."""
 
 
-def is_silent(at_s: float, now_s: float) -> bool:
-    """Return whether a worker with its last heartbeat at ``at_s`` is silent at ``now_s``, both in
-    wall-clock seconds."""
-    return now_s - at_s > SILENT_AFTER_S
+def is_silent(silent_s: float) -> bool:
+    """Return whether a worker is silent whose last heartbeat arrived so many seconds ago.
+
+    The registry's clock counts them (``Heartbeat.silent_s``): clocks of two hosts may differ."""
+    return silent_s > SILENT_AFTER_S
+
+
+def clock_differs(clock_ahead_s: float) -> bool:
+    """Return whether a worker's clock differs from the ledger's by more than a heartbeat's way."""
+    return abs(clock_ahead_s) > CLOCK_DIFFERS_S

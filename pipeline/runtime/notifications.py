@@ -4,8 +4,10 @@
                       ─> each subscriber clears its own, and reads
 
 An event means that the topic may have changed; the subscriber reads what has. An event too many
-does no harm. Against a lost one, every subscriber also reads after ``LOOK_ANYWAY_S``. One
-connection waits for all topics, with a time limit."""
+does no harm. One connection waits for all topics, with a time limit, and then looks where each
+topic stands. So silent mailboxes and a server that lost its last writes are noticed, too. Every
+subscriber also reads after ``LOOK_ANYWAY_S``: a thousand workers that look every two seconds would
+keep the server busier than their heartbeats."""
 
 from __future__ import annotations
 
@@ -16,9 +18,8 @@ from pipeline.runtime.clock import Clock
 from pipeline.runtime.registry.contract import Registry, Topic
 from protocol.errors import LedgerError
 
-LOOK_ANYWAY_S: Final = 2.0
-"""A subscriber's limit without an event. A server that lost its last writes may number its
-notifications anew, and a worker that falls silent makes none."""
+LOOK_ANYWAY_S: Final = 30.0
+"""A subscriber's limit without an event."""
 _LISTEN_S: Final = 2.5
 """Half of what a client waits for an answer (``pipeline.ledger.redis.client``)."""
 _AGAIN_S: Final = 1.0

@@ -92,7 +92,7 @@ class CriticView:
     """The awaited event, in words."""
 
 
-def view_critic(heartbeats: Iterable[Heartbeat], config: RunConfig, *, now_s: float) -> CriticView:
+def view_critic(heartbeats: Iterable[Heartbeat], config: RunConfig) -> CriticView:
     """Read the value worker's heartbeat. The gate of a silent worker is as last reported."""
     beat = next((beat for beat in heartbeats if beat.who.role is Role.VALUE), None)
     if beat is None:
@@ -100,8 +100,8 @@ def view_critic(heartbeats: Iterable[Heartbeat], config: RunConfig, *, now_s: fl
     settings = config.value
     counters = beat.counters
     is_open = counters.get(GATE_OPEN, 0.0) >= 1.0
-    if is_silent(beat.at_s, now_s):
-        return CriticView(is_open, False, f"the value worker: silent for {now_s - beat.at_s:.0f} s")
+    if is_silent(beat.silent_s):
+        return CriticView(is_open, False, f"the value worker: silent for {beat.silent_s:.0f} s")
     if GATE_OPEN not in counters:
         return CriticView(False, True, "the value worker to start")
     words = told(counters, settings.min_explained_variance, settings.pretrain_steps)

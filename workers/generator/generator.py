@@ -32,7 +32,7 @@ from pipeline.process import work
 from pipeline.process.work import TIMES_SLOWEST
 from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.liveness import is_silent
-from pipeline.runtime.registry.contract import WaitingFor, unreached_workers
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.role_sender import RoleSender
 from pipeline.weights import TURNS
 from protocol.errors import EngineDied, ParityFailed, WeightsRejected
@@ -101,15 +101,9 @@ class Neighbours:
         now_s = self._ctx.clock.monotonic()
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + _LOOK_EVERY_S
-            beats, at_s = await self._ctx.registry.heartbeats(), self._ctx.clock.time()
-            self._reach_scorers = any(
-                beat.who.role is Role.GENERATOR
-                and beat.who.worker != self._ctx.who.worker
-                and beat.policy_version >= 0
-                and not unreached_workers(beat.unreached) - {Role.LEARNER}
-                and not is_silent(beat.at_s, at_s)
-                for beat in beats
-            )
+            found = await self._ctx.registry.reaching_generators()
+            me = self._ctx.who.worker
+            self._reach_scorers = any(name != me and not is_silent(silent_s) for name, silent_s in found.items())
         return self._reach_scorers
 
 

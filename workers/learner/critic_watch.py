@@ -8,6 +8,7 @@ from __future__ import annotations
 from pipeline.ledger.types import ClaimRefused, DropReason
 from pipeline.runtime.actor import ActorContext
 from pipeline.training.critic_gate import CriticView, opens, view_critic
+from protocol.ids import Role
 
 
 class CriticWatch:
@@ -21,8 +22,8 @@ class CriticWatch:
 
     async def look(self) -> None:
         """Read the value worker's heartbeat."""
-        beats = await self._ctx.registry.heartbeats()
-        self.view = view_critic(beats, self._ctx.config, now_s=self._ctx.clock.time())
+        beats = await self._ctx.registry.heartbeats(Role.VALUE)
+        self.view = view_critic(beats, self._ctx.config)
         self.is_open |= self.view.is_open
 
     @property

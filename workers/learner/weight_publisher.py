@@ -86,7 +86,7 @@ class WeightPublisher:
         The backend must still have that version's weights. Raises WeightsDamaged when these give
         other bytes now; a new learner publishes under a new number."""
         ctx = self._ctx
-        beats = await ctx.registry.heartbeats()
+        beats = await ctx.registry.heartbeats(Role.GENERATOR, below_version=policy_version)
         if not any(beat.counters.get("rejected_version") == policy_version for beat in beats):
             return
         writes = {BASE_VERSION: self._write_base, policy_version: partial(self._write, policy_version)}
@@ -146,8 +146,8 @@ class WeightPublisher:
         amid: dict[str, _Amid] = {}
         while laggards := [
             beat
-            for beat in await ctx.registry.heartbeats()
-            if _lags(beat, oldest_allowed, ctx.clock.time()) and not ctx.draining.is_set()
+            for beat in await ctx.registry.heartbeats(Role.GENERATOR, below_version=oldest_allowed)
+            if _is_awaited(beat) and not ctx.draining.is_set()
         ]:
             names = ", ".join(f"{beat.who.worker} (version {beat.policy_version})" for beat in laggards)
             now = ctx.clock.monotonic()
@@ -186,6 +186,9 @@ class _Amid:
         )
 
 
-def _lags(beat: Heartbeat, oldest_allowed: int, now_s: float) -> bool:
-    is_live = not is_silent(beat.at_s, now_s) and beat.waiting_for is not WaitingFor.DRAINING
-    return beat.who.role is Role.GENERATOR and is_live and 0 <= beat.policy_version < oldest_allowed
+def _is_awaited(laggard: Heartbeat) -> bool:
+    return (
+        laggard.policy_version >= 0
+        and not is_silent(laggard.silent_s)
+        and laggard.waiting_for is not WaitingFor.DRAINING
+    )

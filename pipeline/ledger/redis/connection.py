@@ -56,6 +56,8 @@ class PipelinedConnection:
             raise TypeError(f"a {kind} cannot be taken over; make the client with pipeline.ledger.redis.client.connect")
         self._timeouts = call_timeouts(client)
         self._num_troubled = 0
+        self.num_connects = 0
+        """A change of it means: perhaps another server, or one that has lost its last writes."""
         self.on_trouble: Callable[[str], None] = lambda _: None
         """Called with the reason why calls are repeated, for people; with "" after the last."""
         self._connection: OwnConnection | None = None
@@ -144,6 +146,7 @@ class PipelinedConnection:
             try:
                 self._connection = connection = self._connection or self._pool.get_available_connection()
                 self._stream = _Stream(connection, await connection.take_over(), self._timeouts.timeout_s)
+                self.num_connects += 1
             except exceptions.RedisError as error:
                 failure = error
                 raise

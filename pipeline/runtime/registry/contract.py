@@ -79,10 +79,11 @@ def unreached_workers(words: str) -> set[str]:
     return {part.split()[0] for part in words.split("; ") if part.strip()}
 
 
-class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker's state, written every second by a thread of its own.
 
-    The main loop counts ``progress``, so that a live heartbeat thread cannot hide a dead loop."""
+    The main loop counts ``progress``, so that a live heartbeat thread cannot hide a dead loop.
+    Clocks of two hosts may differ: its times are compared only with one another."""
 
     who: Incarnation
     pid: int
@@ -121,6 +122,16 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Unreachable endpoints, in words; empty for none. ``unreached_workers`` reads it."""
     refused: str = ""
     """Last refusal of its disk, in words; empty without one."""
+    silent_s: float = 0.0
+    """Set by the registry when it is read: seconds since its arrival, by the registry's clock."""
+    clock_ahead_s: float = 0.0
+    """Set by the registry: the worker's clock less the registry's, at its arrival."""
+
+    @property
+    def reaches_scorers(self) -> bool:
+        """Whether this is a generator with weights that names no scorer as unreachable."""
+        unreached = unreached_workers(self.unreached) - {Role.LEARNER}
+        return self.who.role is Role.GENERATOR and self.policy_version >= 0 and not unreached
 
 
 class WeightsAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +183,7 @@ class Topic(StrEnum):
     """Subject of news."""
 
     ENDPOINTS = "endpoints"
-    """a mailbox was opened, or its worker was fenced or has departed; silence is no news"""
+    """a mailbox was opened, or its worker was fenced, has departed, fell silent or is back"""
     RUN = "run"
     """the run's state"""
     WEIGHTS = "weights"
@@ -211,8 +222,17 @@ class Registry(Protocol):
         """Remove endpoint and heartbeat, at a good end."""
         ...
 
-    async def heartbeats(self) -> list[Heartbeat]:
-        """Return the last heartbeat of every worker that has not departed, by name."""
+    async def heartbeats(self, role: Role | None = None, *, below_version: int | None = None) -> list[Heartbeat]:
+        """Return the last heartbeat of every worker that has not departed, by name.
+
+        Args:
+            role: of this role only; others are not read.
+            below_version: with a role, those at a lower policy version, or at none (-1)."""
+        ...
+
+    async def reaching_generators(self) -> dict[str, float]:
+        """Return the last two generators whose heartbeats have ``reaches_scorers``, with the
+        seconds since."""
         ...
 
     async def set_fleet(self, fleet: Fleet) -> None:
@@ -250,7 +270,8 @@ class Registry(Protocol):
 
         Return the changed topics, each with a cursor to pass as ``seen`` next time. The change can
         be read by then. Changes between two calls are returned by the second, several of a topic as
-        one."""
+        one. Silence is noticed at the end of a call. A server that has lost its last writes returns
+        the topics that they were of."""
         ...
 
     async def aclose(self) -> None:

@@ -7,11 +7,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
 from protocol.errors import Fenced
 from protocol.ids import Incarnation, Role
+
+_NO_NEWS = "0 "
+"""The cursor before the first news."""
 
 
 @dataclass(slots=True)
@@ -21,10 +26,13 @@ class _Worker:
     endpoint: tuple[str, str] | None = None
     heartbeat: Heartbeat | None = None
     seen_s: float = float("-inf")
+    """By the monotonic clock."""
+    reaches_s: float = float("-inf")
+    """When a heartbeat last had ``reaches_scorers``, if the last one had."""
 
     def forget(self) -> None:
         self.role = self.endpoint = self.heartbeat = None
-        self.seen_s = float("-inf")
+        self.seen_s = self.reaches_s = float("-inf")
 
 
 @dataclass(slots=True)
@@ -78,10 +86,23 @@ class MemoryRegistry:
         if known is not None and known.epoch == who.epoch:
             self._forget(known)
 
-    async def heartbeats(self) -> list[Heartbeat]:
+    async def heartbeats(self, role: Role | None = None, *, below_version: int | None = None) -> list[Heartbeat]:
         """Return the last heartbeats, by name."""
-        beats = (known.heartbeat for _, known in sorted(self._workers.items()))
-        return [beat for beat in beats if beat is not None]
+        now_s = self.clock.monotonic()
+        found = [
+            msgspec.structs.replace(known.heartbeat, silent_s=now_s - known.seen_s)
+            for _, known in sorted(self._workers.items())
+            if known.heartbeat is not None
+        ]
+        return [beat for beat in found if is_wanted(beat, role, below_version)]
+
+    async def reaching_generators(self) -> dict[str, float]:
+        """Return the last two that reach scorers, and the seconds since."""
+        now_s = self.clock.monotonic()
+        since = {
+            name: now_s - known.reaches_s for name, known in self._workers.items() if known.reaches_s > float("-inf")
+        }
+        return dict(sorted(since.items(), key=lambda item: item[1])[:2])
 
     async def set_fleet(self, fleet: Fleet) -> None:
         """Set the desired fleet."""
@@ -117,11 +138,8 @@ class MemoryRegistry:
         """Wait for changes, at most ``timeout_s``."""
         deadline = self.clock.monotonic() + timeout_s
         while True:
-            found = {
-                topic: str(self._notifications[topic])
-                for topic in seen
-                if self._notifications[topic] > int(seen[topic] or 0)
-            }
+            cursors = {topic: self._cursor(topic) for topic in seen}
+            found = {topic: cursor for topic, cursor in cursors.items() if cursor not in (seen[topic], _NO_NEWS)}
             left_s = deadline - self.clock.monotonic()
             if found or left_s <= 0.0:
                 return found
@@ -140,9 +158,16 @@ class MemoryRegistry:
         known = self._workers.get(heartbeat.who.worker)
         if known is None or known.epoch != heartbeat.who.epoch:
             return False
-        known.heartbeat = heartbeat
+        known.heartbeat = msgspec.structs.replace(heartbeat, clock_ahead_s=heartbeat.at_s - self.clock.time())
         known.seen_s = self.clock.monotonic()
+        known.reaches_s = known.seen_s if heartbeat.reaches_scorers else float("-inf")
         return True
+
+    def _cursor(self, topic: Topic) -> str:
+        since = self.clock.monotonic() - self.unlisted_after_s
+        mailboxes = sorted(self._workers.items()) if topic is Topic.ENDPOINTS else []
+        silent = [name for name, known in mailboxes if known.endpoint is not None and known.seen_s < since]
+        return f"{self._notifications[topic]} {','.join(silent)}"
 
     def _changed(self, topic: Topic) -> None:
         self._notifications[topic] += 1
@@ -172,6 +197,12 @@ class MemoryHeartbeatWriter:
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
+
+
+def is_wanted(beat: Heartbeat, role: Role | None, below_version: int | None) -> bool:
+    """Return whether ``heartbeats`` returns this one for its arguments."""
+    is_below = below_version is None or beat.policy_version < below_version
+    return role is None or (beat.who.role is role and is_below)
 
 
 def check_newest(who: Incarnation, newest: int) -> None:

@@ -1,7 +1,12 @@
 """The registry in Redis, beside the ledger. ``pipeline.ledger.redis.keys`` has its keys.
 
 News is a stream of one entry for each topic. One connection of each worker waits for it (XREAD
-BLOCK). The script that makes a change also writes its news.
+BLOCK). The script that makes a change also writes its news. A wait without news ends with a look at
+where the topics stand, so that subscribers need not look themselves.
+
+No call's cost grows with the number of workers, but ``heartbeats`` of all. Mailboxes are read as
+changes since the last read. An index by role and policy version answers who lags. The server notes
+each heartbeat's time of arrival, so clocks of two hosts are never compared.
 
 Writes that belong together are one Lua script (``scripts/``). It compares the epoch, so a fenced
 incarnation changes nothing, however late its request arrives. All scripts work at the server's
@@ -10,8 +15,8 @@ memory limit. Values are JSON, readable in ``redis-cli``."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 import redis.asyncio
@@ -22,11 +27,20 @@ from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
-from pipeline.runtime.registry.memory import check_grows, check_newest
+from pipeline.runtime.registry.memory import check_grows, check_newest, is_wanted
 from pipeline.runtime.registry.scripts import SCRIPTS
 from protocol.ids import Incarnation, Role
 
 _NEWS = {Topic.ENDPOINTS: "endpoint_news", Topic.WEIGHTS: "weights_news", Topic.RUN: "run_news"}
+_TOLD = (Topic.ENDPOINTS, Topic.RUN, Topic.WEIGHTS)
+"""In the order of ``news.lua``'s answer."""
+_RANKS: Final = {role: rank for rank, role in enumerate(Role)}
+_ROLE_SPAN: Final = 1 << 40
+"""Between two roles; above every policy version."""
+_NO_BOUND: Final = _ROLE_SPAN - 1
+_StoredHeartbeat = tuple[float, Heartbeat]
+"""The server's time of its arrival, in seconds, and the heartbeat."""
+_heartbeats = msgspec.json.Decoder(_StoredHeartbeat)
 
 
 class _Endpoint(msgspec.Struct, frozen=True):
@@ -50,6 +64,10 @@ class RedisRegistry:
         """A connection of its own, since a wait for news would hold up other calls."""
         self._keys = _keys_of(run)
         self._unlisted_after_s = unlisted_after_s
+        self._mailboxes: dict[str, _Endpoint] = {}
+        """All mailboxes as of the change ``_known``, on the connection ``_known_on``."""
+        self._known = self._known_on = 0
+        self._reading = asyncio.Lock()
 
     async def register(self, role: Role, worker: str) -> Incarnation:
         """Return a new incarnation with the next epoch."""
@@ -71,22 +89,42 @@ class RedisRegistry:
 
     async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
         """Return the endpoints of a role's recently live workers."""
-        flat: list[bytes] = await self._run("live_endpoints", silent_after=self._unlisted_after_s)
-        entries = {
-            name.decode(): msgspec.json.decode(entry, type=_Endpoint)
-            for name, entry in zip(flat[::2], flat[1::2], strict=True)
+        async with self._reading:
+            silent = await self._read_mailboxes()
+        return {
+            name: (entry.endpoint, entry.public_key)
+            for name, entry in self._mailboxes.items()
+            if entry.role is role and name not in silent
         }
-        return {name: (entry.endpoint, entry.public_key) for name, entry in entries.items() if entry.role is role}
 
     async def depart(self, who: Incarnation) -> None:
         """Remove endpoint and heartbeat, unless a newer incarnation exists."""
         await self._run("depart", worker=who.worker, epoch=who.epoch)
 
-    async def heartbeats(self) -> list[Heartbeat]:
+    async def heartbeats(self, role: Role | None = None, *, below_version: int | None = None) -> list[Heartbeat]:
         """Return the last heartbeats, by name."""
-        blobs: list[bytes] = await self._command("HVALS", self._keys["heartbeats"])
-        beats = [msgspec.json.decode(blob, type=Heartbeat) for blob in blobs]
-        return sorted(beats, key=lambda beat: beat.who.worker)
+        read: tuple[str, ...] = ("HVALS", self._keys["heartbeats"])
+        if role is not None:
+            least = standing(role, -1)
+            most = standing(role, (_NO_BOUND if below_version is None else below_version) - 1)
+            names: list[str] = await self._command("ZRANGEBYSCORE", self._keys["versions"], least, most)
+            if not names:
+                return []
+            read = ("HMGET", self._keys["heartbeats"], *names)
+        with ledger_faults("registry heartbeats"):
+            now, blobs = await self._connection.ask_all([("TIME",), read])
+        now_s = _seconds(now)
+        beats = [read_heartbeat(blob, now_s) for blob in blobs if blob is not None]
+        # one may have beaten again since the index was read
+        return sorted((b for b in beats if is_wanted(b, role, below_version)), key=lambda beat: beat.who.worker)
+
+    async def reaching_generators(self) -> dict[str, float]:
+        """Return the last two that reach scorers, and the seconds since."""
+        with ledger_faults("registry reaching"):
+            asked = [("TIME",), ("ZREVRANGE", self._keys["reaching"], 0, 1, "WITHSCORES")]
+            now, found = await self._connection.ask_all(asked)
+        pairs = found if found and isinstance(found[0], list) else list(zip(found[::2], found[1::2], strict=True))
+        return {name.decode(): _seconds(now) - float(at) for name, at in pairs}
 
     async def set_fleet(self, fleet: Fleet) -> None:
         """Set the desired fleet."""
@@ -133,10 +171,18 @@ class RedisRegistry:
         topics = {self._keys[_NEWS[topic]].encode(): topic for topic in seen}
         # 0 would be for ever
         milliseconds = max(1, round(1000.0 * timeout_s))
-        since = [seen[topic] or "0" for topic in topics.values()]
+        known = {topic: cursor.partition(" ")[::2] for topic, cursor in seen.items()}
+        since = [known[topic][0] or "0" for topic in topics.values()]
         with ledger_faults("registry XREAD"):
             reply = await self._listening.ask("XREAD", "BLOCK", milliseconds, "STREAMS", *topics, *since)
-        return {topics[key]: entries[-1][0].decode() for key, entries in dict(reply or {}).items()}
+            if reply:
+                told = {topics[key]: entries[-1][0].decode() for key, entries in dict(reply).items()}
+                return {topic: f"{last} {known[topic][1]}" for topic, last in told.items()}
+            arguments = {"silent_after": self._unlisted_after_s}
+            *ids, silent = await SCRIPTS.run(self._listening, "news", self._keys, arguments)
+        cursors = {topic: f"{last.decode()} " for topic, last in zip(_TOLD, ids, strict=True)}
+        cursors[Topic.ENDPOINTS] += ",".join(sorted(name.decode() for name in silent))
+        return {topic: cursors[topic] for topic in seen if cursors[topic] != " ".join(known[topic])}
 
     def on_trouble(self, tell: Callable[[str], None]) -> None:
         """Have ``tell`` called with why calls are repeated, in words, and with "" afterwards."""
@@ -154,6 +200,23 @@ class RedisRegistry:
     async def _command(self, *arguments: Any) -> Any:
         with ledger_faults(f"registry {arguments[0]}"):
             return await self._connection.ask(*arguments)
+
+    async def _read_mailboxes(self) -> set[str]:
+        """Read the mailboxes' changes since the last read; return the silent workers."""
+        while True:
+            known = self._known if self._known_on == self._connection.num_connects else 0
+            last, silent, *flat = await self._run("live_endpoints", known=known, silent_after=self._unlisted_after_s)
+            # On a new connection there may be another server, with other numbers.
+            if not known or self._known_on == self._connection.num_connects:
+                break
+        if not known:
+            self._mailboxes.clear()
+        self._known, self._known_on = last, self._connection.num_connects
+        for name, entry in zip(flat[::2], flat[1::2], strict=True):
+            self._mailboxes.pop(name.decode(), None)
+            if entry:
+                self._mailboxes[name.decode()] = msgspec.json.decode(entry, type=_Endpoint)
+        return {name.decode() for name in silent}
 
     async def _run(self, script: str, **arguments: object) -> Any:
         with ledger_faults(f"registry {script}"):
@@ -176,7 +239,13 @@ class RedisHeartbeatWriter:
         Raises LedgerUnavailable, after ``timeout_s`` at most."""
         who = heartbeat.who
         with ledger_faults("heartbeat"):
-            arguments = {"worker": who.worker, "epoch": who.epoch, "heartbeat": msgspec.json.encode(heartbeat)}
+            arguments = {
+                "worker": who.worker,
+                "epoch": who.epoch,
+                "heartbeat": msgspec.json.encode(heartbeat),
+                "standing": standing(who.role, heartbeat.policy_version),
+                "reaches": heartbeat.reaches_scorers,
+            }
             return bool(self._runner.run(SCRIPTS.run(self._connection, "beat", self._keys, arguments)))
 
     def close(self) -> None:
@@ -189,9 +258,24 @@ class RedisHeartbeatWriter:
         await self._client.aclose()
 
 
+def standing(role: Role, policy_version: int) -> int:
+    """Return role and policy version as one number: a role's workers are a range of it."""
+    return _RANKS[role] * _ROLE_SPAN + policy_version + 1
+
+
+def read_heartbeat(stored: bytes, now_s: float) -> Heartbeat:
+    """Return a stored heartbeat; ``now_s`` is the server's time of the reading, in seconds."""
+    arrived_s, beat = _heartbeats.decode(stored)
+    return msgspec.structs.replace(beat, silent_s=max(0.0, now_s - arrived_s), clock_ahead_s=beat.at_s - arrived_s)
+
+
+def _seconds(answer: Sequence[bytes]) -> float:
+    """Return TIME's answer in seconds since 1970."""
+    return int(answer[0]) + int(answer[1]) / 1e6
+
+
 def _keys_of(run: str) -> dict[str, str]:
     """Return the registry's keys of one run, as the scripts' headers name them."""
-    plain = (keys.epochs, keys.endpoints, keys.heartbeats, keys.seen, keys.fleet, keys.weights, keys.run_status)
-    names = ("epochs", "endpoints", "heartbeats", "seen", "fleet", "weights", "run_status")
-    news = {_NEWS[topic]: keys.notifications(run, topic) for topic in Topic}
-    return {name: key(run) for name, key in zip(names, plain, strict=True)} | news
+    names = ("epochs", "endpoints", "endpoint_changes", "heartbeats", "seen", "versions", "reaching")
+    plain = {name: getattr(keys, name)(run) for name in (*names, "fleet", "weights", "run_status")}
+    return plain | {_NEWS[topic]: keys.notifications(run, topic) for topic in Topic}

@@ -64,7 +64,7 @@ def letter() -> DeadLetter:
 
 
 def of_status(_: Path, __: pytest.MonkeyPatch) -> str:
-    rows = worker_rows(beats(), now_s=1000.0, stuck_after_s=60.0)
+    rows = worker_rows(beats(), stuck_after_s=60.0)
     console = Console(file=io.StringIO(), width=160)
     # as the command has it
     console.print(bottleneck(rows), highlight=False, markup=False)
@@ -76,7 +76,7 @@ def of_queues(_: Path, __: pytest.MonkeyPatch) -> str:
 
 
 def of_why(folder: Path, _: pytest.MonkeyPatch) -> str:
-    rows = worker_rows(beats(), now_s=1000.0, stuck_after_s=60.0)
+    rows = worker_rows(beats(), stuck_after_s=60.0)
     seen = Snapshot(f"runs/{HOSTILE}", RunState.RUNNING, HOSTILE, True, workers=rows, ledger_error=HOSTILE)
     chain = Chain((HOSTILE, HOSTILE), Cause.LEDGER, HOSTILE, Outlook.YOU, HOSTILE)
     made = Explanation(HOSTILE, Outlook.YOU, (chain,), (HOSTILE,))

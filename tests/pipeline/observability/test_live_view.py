@@ -74,8 +74,8 @@ def test_the_picture_tells_state_progress_accuracy_and_ledger_at_any_width(tmp_p
 
 
 def test_a_fleet_larger_than_the_screen_shows_the_unwell_first(tmp_path: Path) -> None:
-    beats = [*BEATS[:-1], _beat(Role.GENERATOR, "generator-19", at_s=900.0)]
-    rows = worker_rows(beats, now_s=1000.0, stuck_after_s=60.0)
+    beats = [*BEATS[:-1], msgspec.structs.replace(_beat(Role.GENERATOR, "generator-19"), silent_s=100.0)]
+    rows = worker_rows(beats, stuck_after_s=60.0)
     text = _text(fleet_table(rows, max_rows=5), 100)
     assert "generator-19" in text
     assert "silent for 100 s" in text
@@ -169,12 +169,12 @@ def test_tables_are_readable_on_a_narrow_terminal() -> None:
 
 def test_a_generator_tells_what_a_version_costs_it() -> None:
     beat = _beat(Role.GENERATOR, "generator-0", sampled_tokens=10, weight_swaps=4, weights_pause_s=0.01)
-    [row] = worker_rows([beat], now_s=1000.0, stuck_after_s=60.0)
+    [row] = worker_rows([beat], stuck_after_s=60.0)
     assert work_done(row).endswith("paused 2.5 ms a version")
 
 
 def test_a_reward_worker_tells_how_many_answers_were_not_judged_in_time() -> None:
-    [row] = worker_rows([_beat(Role.REWARD, "reward-0", scored=1200, not_judged=3)], now_s=1000.0, stuck_after_s=60.0)
+    [row] = worker_rows([_beat(Role.REWARD, "reward-0", scored=1200, not_judged=3)], stuck_after_s=60.0)
     assert work_done(row) == "1,200 scored, 3 not judged in time"
 
 
@@ -187,7 +187,7 @@ def test_a_reward_worker_tells_the_requests_retries_and_failures_of_each_endpoin
         "fast:requests": 2,
         "own:cached": 6,
     }
-    [row] = worker_rows([_beat(Role.REWARD, "reward-0", **counters)], now_s=1000.0, stuck_after_s=60.0)
+    [row] = worker_rows([_beat(Role.REWARD, "reward-0", **counters)], stuck_after_s=60.0)
     assert work_done(row) == (
         "90 scored; own: 4 requests of 2.00 s, 1 tried again, 6 from the cache; fast: 2 requests of 0.00 s"
     )

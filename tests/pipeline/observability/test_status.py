@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.ledger.types import QueueStat
 from pipeline.observability.metrics import MetricsServer
-from pipeline.observability.status import Health, bottleneck, queue_rows, role_rows, worker_rows
+from pipeline.observability.status import Health, bottleneck, clock_words, queue_rows, role_rows, worker_rows
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
 from protocol.errors import ConfigError
@@ -25,7 +25,7 @@ def beat(worker: str, waiting_for: WaitingFor, *, at_s: float = NOW, still_s: fl
 
 
 def rows(*beats: Heartbeat):
-    return worker_rows(beats, now_s=NOW, stuck_after_s=60.0)
+    return worker_rows(beats, stuck_after_s=60.0)
 
 
 def test_workers_are_listed_by_role_then_in_the_order_people_count():
@@ -57,8 +57,8 @@ def test_a_worker_whose_pieces_end_or_that_has_just_begun_is_shown_as_well():
     assert (row.health, row.since_progress_s) == (Health.LIVE, 3.0)
     slow = WorkReport(steps=2, slowest_s=50.0)
     beats = [beat("learner-0", WaitingFor.COMPUTE, still_s=200.0, work=slow)]
-    assert worker_rows(beats, now_s=NOW, stuck_after_s=None)[0].health is Health.LIVE
-    assert worker_rows(beats, now_s=NOW, stuck_after_s=100.0)[0].health is Health.STUCK
+    assert worker_rows(beats, stuck_after_s=None)[0].health is Health.LIVE
+    assert worker_rows(beats, stuck_after_s=100.0)[0].health is Health.STUCK
 
 
 def test_waiting_long_is_not_being_stuck():
@@ -71,16 +71,29 @@ def test_a_loop_that_does_not_turn_is_stuck_but_a_checkpoint_takes_its_time():
 
 
 def test_a_worker_without_heartbeats_is_silent_and_not_counted_as_there():
-    workers = rows(beat("generator-0", WaitingFor.COMPUTE), beat("generator-1", WaitingFor.COMPUTE, at_s=NOW - 30.0))
+    workers = rows(beat("generator-0", WaitingFor.COMPUTE), beat("generator-1", WaitingFor.COMPUTE, silent_s=30.0))
     assert [row.health for row in workers] == [Health.LIVE, Health.SILENT]
     (role, missing) = role_rows(workers, {Role.GENERATOR: 2, Role.REWARD: 1})
     assert (role.role, role.num_live, role.num_wanted) == (Role.GENERATOR, 1, 2)
     assert (missing.role, missing.num_live, missing.num_wanted) == (Role.REWARD, 0, 1)
 
 
-def test_a_clock_ahead_of_ours_is_not_a_negative_age():
-    (row,) = rows(beat("reward-0", WaitingFor.INPUT, at_s=NOW + 5.0))
-    assert row.since_heartbeat_s == 0.0
+@pytest.mark.parametrize("ahead_s", [-60.0, 60.0])
+def test_a_worker_whose_clock_differs_is_as_live_and_as_old_as_any_other(ahead_s: float):
+    there = {"at_s": NOW + ahead_s, "started_s": NOW + ahead_s - 30.0, "clock_ahead_s": ahead_s, "silent_s": 0.5}
+    (row,) = rows(beat("reward-0", WaitingFor.INPUT, **there))
+    assert (row.health, row.since_heartbeat_s, row.uptime_s) == (Health.LIVE, 0.5, 30.5)
+
+
+def test_status_names_the_worker_and_the_host_whose_clock_differs():
+    assert clock_words(rows(beat("reward-0", WaitingFor.INPUT, clock_ahead_s=4.0))) == ""
+    far = [beat(f"generator-{n}", WaitingFor.INPUT, host="far", clock_ahead_s=61.0) for n in range(2)]
+    late = [beat(f"reward-{n}", WaitingFor.INPUT, host=f"late-{n}", clock_ahead_s=-7.2) for n in range(4)]
+    words = clock_words(rows(*far, *late))
+    assert "generator-0 and 1 more on far by 61 s ahead; reward-0 on late-0 by 7 s behind" in words
+    assert words.endswith(
+        "and 1 more hosts. Work is not affected; times in logs and histories are. Set these clocks (NTP)"
+    )
 
 
 def test_the_bottleneck_is_the_worker_at_the_end_of_the_waits():
@@ -136,7 +149,7 @@ def test_a_scrape_tells_of_the_whole_fleet():
         server.update(
             [
                 beat("generator-0", WaitingFor.ROOM, links=links, counters={"chunks": 8.0}, policy_version=4),
-                beat("reward-0", WaitingFor.INPUT, at_s=NOW - 60.0),
+                beat("reward-0", WaitingFor.INPUT, silent_s=60.0),
             ]
         )
         text = urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5.0).read().decode()

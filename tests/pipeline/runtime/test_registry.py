@@ -75,6 +75,12 @@ def beat_of(who: Incarnation, **changes: object) -> Heartbeat:
     return Heartbeat(**{**fields, **changes})  # type: ignore[arg-type]
 
 
+async def heartbeats(registry: Registry, role: Role | None = None, **asked: int) -> list[Heartbeat]:
+    """Return the heartbeats as they were written: without the registry's own additions."""
+    found = await registry.heartbeats(role, **asked)
+    return [msgspec.structs.replace(beat, silent_s=0.0, clock_ahead_s=0.0) for beat in found]
+
+
 def announcement(version: int, digest: str = "xxh3-128:0") -> WeightsAnnouncement:
     return WeightsAnnouncement(policy_version=version, digest=digest, path="/w", num_bytes=1, host="h")
 
@@ -93,9 +99,68 @@ async def test_epochs_of_a_worker_only_grow_and_are_its_own(subject: Subject):
 async def test_a_heartbeat_comes_back_as_it_was_written(subject: Subject):
     who = await subject.registry.register(Role.GENERATOR, "generator-0")
     assert await asyncio.to_thread(subject.writer.beat, beat_of(who))
-    assert await subject.registry.heartbeats() == [beat_of(who)]
+    assert await heartbeats(subject.registry) == [beat_of(who)]
     assert await asyncio.to_thread(subject.writer.beat, beat_of(who, progress=8))
     assert [beat.progress for beat in await subject.registry.heartbeats()] == [8]
+
+
+async def test_heartbeats_of_a_role_and_of_laggards_are_read_without_the_others(subject: Subject):
+    registry, beats = subject.registry, {}
+    for role, worker, version in (
+        (Role.GENERATOR, "generator-0", 3), (Role.GENERATOR, "generator-1", 5), (Role.GENERATOR, "generator-2", -1),
+        (Role.VALUE, "value", 0), (Role.LEARNER, "learner", 5),
+    ):  # fmt: skip
+        beats[worker] = beat_of(await registry.register(role, worker), policy_version=version)
+        assert await asyncio.to_thread(subject.writer.beat, beats[worker])
+    assert await heartbeats(registry, Role.VALUE) == [beats["value"]]
+    assert await heartbeats(registry, Role.REWARD) == []
+    assert await heartbeats(registry, Role.GENERATOR) == [beats[f"generator-{n}"] for n in range(3)]
+    assert await heartbeats(registry, Role.GENERATOR, below_version=5) == [beats["generator-0"], beats["generator-2"]]
+    assert await heartbeats(registry, Role.GENERATOR, below_version=0) == [beats["generator-2"]]
+    # it takes the newer version, another departs, and a third is fenced
+    beats["generator-0"] = msgspec.structs.replace(beats["generator-0"], policy_version=6)
+    assert await asyncio.to_thread(subject.writer.beat, beats["generator-0"])
+    assert await heartbeats(registry, Role.GENERATOR, below_version=6) == [beats["generator-1"], beats["generator-2"]]
+    await registry.depart(beats["generator-2"].who)
+    await registry.fence("generator-1")
+    assert await heartbeats(registry, Role.GENERATOR) == [beats["generator-0"]]
+
+
+async def test_the_last_generators_that_reach_scorers_are_known_with_their_age(subject: Subject):
+    registry = subject.registry
+    assert await registry.reaching_generators() == {}
+
+    async def beat(worker: str, **changes: object) -> Incarnation:
+        who = await registry.register(Role.REWARD if worker.startswith("reward") else Role.GENERATOR, worker)
+        assert await asyncio.to_thread(subject.writer.beat, beat_of(who, **changes))
+        return who
+
+    await beat("reward-0")
+    await beat("generator-0", policy_version=-1)
+    await beat("generator-1", unreached="reward-0 at tcp://10.0.0.1:1 (no answer for 9 s)")
+    assert await registry.reaching_generators() == {}
+    last = [await beat(f"generator-{n}") for n in range(2, 5)]
+    # the learner is no scorer
+    last.append(await beat("generator-5", unreached="learner at tcp://10.0.0.1:1 (no answer for 9 s)"))
+    found = await registry.reaching_generators()
+    assert set(found) == {"generator-4", "generator-5"}
+    assert all(0.0 <= age_s < 5.0 for age_s in found.values())
+    await registry.depart(last[-1])
+    await registry.fence("generator-4")
+    assert set(await registry.reaching_generators()) == {"generator-2", "generator-3"}
+    cut_off = beat_of(last[0], unreached="reward-0 at tcp://10.0.0.1:1 (no answer for 9 s)")
+    assert await asyncio.to_thread(subject.writer.beat, cut_off)
+    assert set(await registry.reaching_generators()) == {"generator-3"}
+
+
+@pytest.mark.parametrize("ahead_s", [-60.0, 0.0, 60.0])
+async def test_a_heartbeats_age_is_by_the_registrys_clock_whatever_the_workers_shows(subject: Subject, ahead_s: float):
+    who = await subject.registry.register(Role.REWARD, "reward-0")
+    assert await asyncio.to_thread(subject.writer.beat, beat_of(who, at_s=time.time() + ahead_s))
+    await asyncio.sleep(0.1)
+    (beat,) = await subject.registry.heartbeats()
+    assert 0.1 <= beat.silent_s < 5.0
+    assert ahead_s - 5.0 < beat.clock_ahead_s < ahead_s + 1.0
 
 
 async def test_a_fenced_incarnation_cannot_beat_bind_publish_or_remove_its_successor(subject: Subject):
@@ -112,7 +177,7 @@ async def test_a_fenced_incarnation_cannot_beat_bind_publish_or_remove_its_succe
         await registry.announce_weights(old, announcement(1))
     await registry.depart(old)
 
-    assert await registry.heartbeats() == [beat_of(new)]
+    assert await heartbeats(registry) == [beat_of(new)]
     assert await registry.endpoints(Role.LEARNER) == {"learner-0": ("ipc://new", "")}
     assert await registry.weights() is None
 
@@ -304,6 +369,101 @@ async def test_a_silent_worker_is_offered_no_messages_until_it_is_heard_again(
     await asyncio.to_thread(writer.close)
 
 
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+async def test_silence_and_its_end_are_news_of_the_mailboxes_and_of_no_other_worker(
+    kind: str, redis_client: redis.asyncio.Redis, redis_server: str
+):
+    """A reader gets it at the end of its wait, and need not look again and again."""
+    if kind == "memory":
+        memory = MemoryRegistry(unlisted_after_s=0.3)
+        registry, writer = memory, memory.writer()
+    else:
+        # the server's clock is read in whole seconds
+        registry, writer = (
+            RedisRegistry(redis_client, "r", unlisted_after_s=1.0),
+            RedisHeartbeatWriter(redis_server, "r"),
+        )
+    who = await registry.register(Role.REWARD, "reward-0")
+    # without a mailbox
+    await registry.register(Role.GENERATOR, "generator-0")
+    await registry.set_endpoint(who, "ipc://r")
+    seen = await caught_up(registry)
+    assert await registry.endpoints(Role.REWARD) != {}
+    assert await registry.notifications(seen, timeout_s=0.01) == {}
+    found: dict[Topic, str] = {}
+    async with asyncio.timeout(10.0):
+        while not found:
+            found = await registry.notifications(seen, timeout_s=0.05)
+    assert list(found) == [Topic.ENDPOINTS]
+    assert await registry.endpoints(Role.REWARD) == {}
+    seen |= found
+    assert await registry.notifications(seen, timeout_s=0.01) == {}, "it is told once"
+    assert await asyncio.to_thread(writer.beat, beat_of(who))
+    found = await registry.notifications(seen, timeout_s=0.01)
+    assert list(found) == [Topic.ENDPOINTS]
+    assert await registry.endpoints(Role.REWARD) != {}
+    await asyncio.to_thread(writer.close)
+
+
+async def test_a_reader_asks_for_the_mailboxes_that_changed_and_not_for_all(redis_client: redis.asyncio.Redis):
+    registry, writer = RedisRegistry(redis_client, "many"), RedisRegistry(redis_client, "many")
+    whos = [await writer.register(Role.REWARD, f"reward-{n}") for n in range(50)]
+    for who in whos:
+        await writer.set_endpoint(who, f"ipc://{who.worker}")
+    assert len(await registry.endpoints(Role.REWARD)) == 50
+
+    async def answer_bytes() -> int:
+        """Return the bytes of the server's answer to one more read."""
+        before = (await redis_client.info("stats"))["total_net_output_bytes"]
+        await registry.endpoints(Role.REWARD)
+        after = (await redis_client.info("stats"))["total_net_output_bytes"]
+        again = (await redis_client.info("stats"))["total_net_output_bytes"]
+        return after - before - (again - after)
+
+    assert await answer_bytes() < 100, "nothing has changed"
+    await writer.set_endpoint(whos[7], "ipc://elsewhere")
+    await writer.depart(whos[8])
+    await writer.fence("reward-9")
+    assert await answer_bytes() < 500
+    found = await registry.endpoints(Role.REWARD)
+    assert found == await RedisRegistry(redis_client, "many").endpoints(Role.REWARD)
+    assert len(found) == 48 and found["reward-7"] == ("ipc://elsewhere", "")
+
+
+async def test_a_reader_of_a_server_that_lost_its_last_writes_reads_all_mailboxes_again(redis_server: str):
+    client = connect(redis_server)
+    await client.flushall()
+    registry, other = RedisRegistry(connect(redis_server), "lost"), RedisRegistry(connect(redis_server), "lost")
+    for n in range(3):
+        await other.set_endpoint(await other.register(Role.REWARD, f"reward-{n}"), f"ipc://{n}")
+    seen = await caught_up(registry)
+    assert len(await registry.endpoints(Role.REWARD)) == 3
+    await client.flushall()
+    for n in range(3, 6):
+        await other.set_endpoint(await other.register(Role.REWARD, f"reward-{n}"), f"ipc://{n}")
+    # as a restart does
+    await client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert set(await registry.endpoints(Role.REWARD)) == {"reward-3", "reward-4", "reward-5"}
+    assert set(await registry.notifications(seen, timeout_s=0.01)) == {Topic.ENDPOINTS}
+    for each in (registry, other):
+        await each.aclose()
+    await client.aclose()
+
+
+async def test_news_whose_numbers_went_back_is_told_all_the_same(redis_client: redis.asyncio.Redis):
+    """A server that takes another's place has lost its last writes, and its clock is behind."""
+    registry = RedisRegistry(redis_client, "back")
+    await registry.set_run_status(RunStatus(RunState.RUNNING))
+    key = b"{back}:news:run"
+    assert await redis_client.xlen(key) == 1
+    seen = await caught_up(registry)
+    await redis_client.delete(key)
+    await redis_client.xadd(key, {"changed": 1}, id="1-1")
+    found = await registry.notifications(seen, timeout_s=0.01)
+    assert list(found) == [Topic.RUN]
+    assert await registry.notifications(seen | found, timeout_s=0.01) == {}
+
+
 async def test_two_runs_under_one_server_do_not_see_each_other(redis_client: redis.asyncio.Redis):
     one, other = RedisRegistry(redis_client, "one"), RedisRegistry(redis_client, "other")
     await one.register(Role.REWARD, "reward-0")
@@ -326,7 +486,7 @@ async def test_a_server_at_its_memory_limit_still_takes_heartbeats_versions_and_
         await registry.set_run_status(RunStatus(RunState.STOPPING))
         assert (await registry.register(Role.REWARD, "reward-0")).epoch == 1
         assert await registry.weights() == announcement(1)
-        assert await registry.heartbeats() == [beat_of(who)]
+        assert await heartbeats(registry) == [beat_of(who)]
         await registry.fence("learner-0")
         assert set(await registry.notifications(NOTHING_HEARD, timeout_s=0.001)) == set(Topic)
     finally:

@@ -70,32 +70,33 @@ def test_the_gate_opens_once_and_for_good_and_a_restart_changes_nothing(explaine
     assert openings == whole.is_open
 
 
-def beat(counters: dict[str, float], *, at_s: float = 100.0) -> Heartbeat:
+def beat(counters: dict[str, float], *, silent_s: float = 1.0) -> Heartbeat:
     return Heartbeat(
         who=Incarnation(Role.VALUE, "value", 1),
         pid=1,
         host="here",
-        at_s=at_s,
+        at_s=100.0,
         started_s=0.0,
         progress=1,
-        progress_at_s=at_s,
+        progress_at_s=100.0,
         waiting_for=WaitingFor.INPUT,
         counters=counters,
+        silent_s=silent_s,
     )
 
 
 def test_the_learner_is_told_how_far_the_critic_is() -> None:
     counters = {GATE_OPEN: 0.0, VALUE_STEPS: 3.0, EXPLAINED_VARIANCE: 0.0204}
-    view = view_critic([beat(counters)], CONFIG, now_s=101.0)
+    view = view_critic([beat(counters)], CONFIG)
     assert (view.is_open, view.is_live) == (False, True)
     assert view.detail == "critic: explained variance 0.02 of 0.1, step 3 of 50"
-    assert view_critic([beat(counters | {GATE_OPEN: 1.0})], CONFIG, now_s=101.0).is_open
+    assert view_critic([beat(counters | {GATE_OPEN: 1.0})], CONFIG).is_open
 
 
 def test_a_value_worker_that_is_silent_or_not_there_is_named() -> None:
-    nobody = view_critic([], CONFIG, now_s=100.0)
+    nobody = view_critic([], CONFIG)
     assert not nobody.is_open and not nobody.is_live and "no heartbeat" in nobody.detail
-    silent = view_critic([beat({GATE_OPEN: 0.0})], CONFIG, now_s=112.0)
+    silent = view_critic([beat({GATE_OPEN: 0.0}, silent_s=12.0)], CONFIG)
     assert not silent.is_live and silent.detail == "the value worker: silent for 12 s"
-    starting = view_critic([beat({})], CONFIG, now_s=101.0)
+    starting = view_critic([beat({})], CONFIG)
     assert not starting.is_open and starting.is_live and starting.detail == "the value worker to start"

@@ -1,24 +1,31 @@
 -- depart.lua: forget a worker that leaves in good order; nothing when a newer incarnation of it
 -- exists. Its epoch stays.
 --
--- KEYS[1]  epochs         hash     worker -> newest epoch
--- KEYS[2]  endpoints      hash     worker -> where its mailbox listens
--- KEYS[3]  heartbeats     hash     worker -> its last heartbeat
--- KEYS[4]  seen           zset     worker by the server's time of its last sign of life
--- KEYS[5]  endpoint_news  stream   one entry
--- ARGV[1]  worker         text
--- ARGV[2]  epoch          integer  of the caller
+-- Uses     mailboxes
+-- KEYS[1]  epochs            hash     worker -> newest epoch
+-- KEYS[2]  endpoints         hash     worker -> where its mailbox listens
+-- KEYS[3]  heartbeats        hash     worker -> its last heartbeat
+-- KEYS[4]  seen              zset     worker by the server's time of its last sign of life
+-- KEYS[5]  versions          zset     worker by role and policy version
+-- KEYS[6]  reaching          zset     generator that reaches its scorers by the server's time
+-- KEYS[7]  endpoint_changes  zset     worker by the number of its mailbox's last change
+-- KEYS[8]  endpoint_news     stream   one entry
+-- ARGV[1]  worker            text
+-- ARGV[2]  epoch             integer  of the caller
 -- Returns  1 when it was forgotten, else 0
 
-local epochs, endpoints, heartbeats, seen, endpoint_news = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local epochs, endpoints, heartbeats, seen, versions = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local reaching, endpoint_changes, endpoint_news = KEYS[6], KEYS[7], KEYS[8]
 local worker, epoch = ARGV[1], ARGV[2]
 if redis.call('HGET', epochs, worker) ~= epoch then
   return 0
 end
 local had_endpoint = redis.call('HDEL', endpoints, worker)
 redis.call('HDEL', heartbeats, worker)
-redis.call('ZREM', seen, worker)
+for _, index in ipairs({ seen, versions, reaching }) do
+  redis.call('ZREM', index, worker)
+end
 if had_endpoint == 1 then
-  redis.call('XADD', endpoint_news, 'MAXLEN', 1, '*', 'worker', worker)
+  note_change(endpoint_changes, endpoint_news, worker)
 end
 return 1

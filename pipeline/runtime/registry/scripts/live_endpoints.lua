@@ -1,20 +1,19 @@
--- live_endpoints.lua: read the endpoints of the workers that gave a sign of life lately.
+-- live_endpoints.lua: read the mailboxes that changed since a reader's last call, and which are
+-- silent.
 --
--- KEYS[1]  endpoints     hash     worker -> role, endpoint and public key, JSON
--- KEYS[2]  seen          zset     worker by the server's time of its last sign of life
--- ARGV[1]  silent_after  number?  seconds after which a silent worker is left out
--- Returns  worker, JSON, worker, JSON ...
+-- Uses     mailboxes silent
+-- KEYS[1]  endpoints         hash     worker -> role, endpoint and public key, JSON
+-- KEYS[2]  seen              zset     worker by the server's time of its last sign of life
+-- KEYS[3]  endpoint_changes  zset     worker by the number of its mailbox's last change
+-- ARGV[1]  known             integer  the last change that the reader knows; 0 for none
+-- ARGV[2]  silent_after      number   seconds after which a silent worker is left out
+-- Returns  { number of the last change, silent workers, worker, JSON or '' for no mailbox, ... }
 
-local endpoints, seen = KEYS[1], KEYS[2]
-local silent_after = ARGV[1]
-local since = redis.call('TIME')[1] - silent_after
-local found = {}
-local bound = redis.call('HGETALL', endpoints) -- few: most workers have no mailbox
-for place = 1, #bound, 2 do
-  local at = redis.call('ZSCORE', seen, bound[place])
-  if at and tonumber(at) >= since then
-    found[#found + 1] = bound[place]
-    found[#found + 1] = bound[place + 1]
-  end
+local endpoints, seen, endpoint_changes = KEYS[1], KEYS[2], KEYS[3]
+local known, silent_after = ARGV[1], ARGV[2]
+local found = { last_change(endpoint_changes), silent_mailboxes(endpoints, seen, silent_after) }
+for _, worker in ipairs(redis.call('ZRANGEBYSCORE', endpoint_changes, '(' .. known, '+inf')) do
+  found[#found + 1] = worker
+  found[#found + 1] = redis.call('HGET', endpoints, worker) or ''
 end
 return found

@@ -1,25 +1,32 @@
 -- register.lua: hand out the next epoch of a worker, which fences every earlier incarnation of it.
 --
--- KEYS[1]  epochs         hash    worker -> newest epoch
--- KEYS[2]  endpoints      hash    worker -> where its mailbox listens
--- KEYS[3]  heartbeats     hash    worker -> its last heartbeat
--- KEYS[4]  seen           zset    worker by the server's time of its last sign of life
--- KEYS[5]  endpoint_news  stream  one entry
--- ARGV[1]  worker         text
--- ARGV[2]  begins         flag    a new incarnation begins its life; else the worker is only fenced
+-- Uses     mailboxes
+-- KEYS[1]  epochs            hash    worker -> newest epoch
+-- KEYS[2]  endpoints         hash    worker -> where its mailbox listens
+-- KEYS[3]  heartbeats        hash    worker -> its last heartbeat
+-- KEYS[4]  seen              zset    worker by the server's time of its last sign of life
+-- KEYS[5]  versions          zset    worker by role and policy version
+-- KEYS[6]  reaching          zset    generator that reaches its scorers by the server's time
+-- KEYS[7]  endpoint_changes  zset    worker by the number of its mailbox's last change
+-- KEYS[8]  endpoint_news     stream  one entry
+-- ARGV[1]  worker            text
+-- ARGV[2]  begins            flag    a new incarnation begins its life; else the worker is only fenced
 -- Returns  the new epoch
 --
 -- The removals come first on purpose: a server at its memory limit refuses a script's growing
 -- writes, except after one that cannot grow. Registering must work then too, since it is learners
 -- and scorers that make room.
 
-local epochs, endpoints, heartbeats, seen, endpoint_news = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local epochs, endpoints, heartbeats, seen, versions = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local reaching, endpoint_changes, endpoint_news = KEYS[6], KEYS[7], KEYS[8]
 local worker, begins = ARGV[1], ARGV[2] == '1'
 local had_endpoint = redis.call('HDEL', endpoints, worker)
 redis.call('HDEL', heartbeats, worker)
-redis.call('ZREM', seen, worker)
+for _, index in ipairs({ seen, versions, reaching }) do
+  redis.call('ZREM', index, worker)
+end
 if had_endpoint == 1 then
-  redis.call('XADD', endpoint_news, 'MAXLEN', 1, '*', 'worker', worker)
+  note_change(endpoint_changes, endpoint_news, worker)
 end
 local epoch = redis.call('HINCRBY', epochs, worker, 1)
 if begins then
