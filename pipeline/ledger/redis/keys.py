@@ -1,6 +1,6 @@
 """Every key that a run keeps in Redis: name, type, meaning, lifetime.
 
-All keys of a run begin with one hash tag, ``{run}:``, so a cluster keeps the whole run in one slot.
+All keys of a run have one hash tag, ``{run}``, so a cluster keeps the whole run in one slot.
 A script is routed by its one key (``counters``) and derives all others from that key's tag. They
 have the same slot, and one node serves a whole slot. So derived keys are safe in a cluster.
 
@@ -52,6 +52,12 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:weights`` | string | registry: the newest published weights | the run |
 | ``{run}:run_status`` | string | registry: the run's state and the sentence that explains it | the run |
 | ``{run}:news:<topic>`` | stream | registry: one entry, written with every change of weights, endpoints or run | the run |
+| ``{run}:keys`` | set | join tokens whose hosts' CURVE keys are permitted; ``run`` for the run's host | the run |
+| ``{run}:keys:<token>`` | hash | public CURVE key -> host, of the hosts that joined with this token | until revoked |
+| ``{run}:news:keys`` | stream | one entry, written with every change of permitted keys | the run |
+| ``tokens:{run}`` | hash | join token -> its role and the digest of its secret, JSON | until revoked |
+
+``tokens:{run}`` alone does not begin with the tag: a join token may read every key that does.
 
 ``{run}:group:<n>`` has ``judged_by`` and ``judged_until`` while a scorer judges the whole group.
 
@@ -111,3 +117,13 @@ fleet = _one("fleet")
 weights = _one("weights")
 run_status = _one("run_status")
 notifications = _each("news")
+
+# Join tokens, and the CURVE keys that their hosts may use.
+permitted = _one("keys")
+permitted_of = _each("keys")
+key_news = _one("news:keys")
+
+
+def tokens(run: str) -> str:
+    """Return the key of a run's join tokens, which no token may read."""
+    return "tokens:" + prefix(run).removesuffix(":")

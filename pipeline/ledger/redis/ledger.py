@@ -101,8 +101,12 @@ class RedisLedger:
         flat = [text for pair in (texts | extra).items() for text in pair]
         both = {"spec": keys.spec(self._run), "settings": keys.settings(self._run)}
         with ledger_faults("open"):
-            arguments = {"packed": _settings(spec, texts, credit), "texts": flat}
-            there = await SCRIPTS.run(self._connection, "open", both, arguments)
+            # A join token may read these keys, and may not write them.
+            asked = [("HGETALL", both["spec"]), ("EXISTS", both["settings"])]
+            there, is_whole = await self._connection.ask_all(asked)
+            if not (there and is_whole):
+                arguments = {"packed": _settings(spec, texts, credit), "texts": flat}
+                there = await SCRIPTS.run(self._connection, "open", both, arguments)
         have = {name.decode(): text.decode() for name, text in _pairs(there).items()}
         if have != texts | extra:
             raise mismatch(have, spec)

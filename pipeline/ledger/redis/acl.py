@@ -1,0 +1,74 @@
+"""The rules of a join token's user on the ledger's server: which commands, on which keys.
+
+A user reads all keys of its run but the tokens, and of no other run. It writes what its role
+writes, also inside scripts. So only a learner's token can publish weights, claim, settle and end
+the run. Roles share the work's own keys: the server does not keep a generator from writing scores.
+Redis 6.2 does not distinguish reads from writes. There a user may write all that it may read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from pipeline.ledger.redis import keys
+from protocol.ids import Role
+
+CONNECTION: Final = ("ping", "select", "client|setname")
+"""Besides AUTH and HELLO, which every user may send."""
+READS: Final = (
+    *("exists", "get", "hexists", "hget", "hgetall", "hkeys", "hmget", "hstrlen", "hvals", "llen", "lrange", "scard"),
+    *("sismember", "smembers", "time", "xlen", "xrange", "xread", "zcard", "zcount", "zrange", "zrangebyscore"),
+    *("zrevrange", "zrevrangebyscore", "zscore", "strlen", "getrange"),
+)
+WRITES: Final = (
+    *("del", "eval", "evalsha", "expire", "hdel", "hincrby", "hset", "hsetnx", "lpush", "lrem", "ltrim", "sadd", "set"),
+    *("srem", "waitaof", "xadd", "zadd", "zrem", "zremrangebyrank", "zremrangebyscore"),
+)
+COMMANDS: Final = (*CONNECTION, *READS, *WRITES)
+"""All that workers send, and what the scripts call. None reaches beyond the keys that it names."""
+
+_EVERY: Final = (
+    *("counters", "epochs", "endpoints", "endpoint_changes", "heartbeats", "seen", "versions", "reaching"),
+    *("news:endpoints", "news:keys", "asked:*", "never", "home"),
+)
+"""``home``: what a joined host sends home."""
+_WORK: Final = (
+    *("groups", "group:*", "trajectory:*", "chunk:*", "open", "parked", "running", "running_age", "ready", "ready_age"),
+    *("holders", "held:*", "due:*", "finished", "finished:*", "finished_claim:*", "evaluation_open", "evaluation:*"),
+)
+_LEARNING: Final = (
+    *("again", "dead", "claims", "claim:*", "lineage", "milestones", "finished_claims", "weights", "news:weights"),
+    *("run_status", "news:run"),
+)
+WRITTEN: Final = {
+    Role.GENERATOR: (*_EVERY, *_WORK, "again"),
+    Role.REWARD: (*_EVERY, *_WORK, "dead"),
+    Role.REFERENCE: (*_EVERY, *_WORK, "dead"),
+    Role.VALUE: (*_EVERY, *_WORK, "dead", "finished_claims"),
+    Role.LEARNER: (*_EVERY, *_WORK, *_LEARNING),
+}
+"""Keys of the run, without its prefix, that a role writes. ``*`` stands for any text."""
+OWNERS: Final = ("spec", "settings", "fleet", "manifest", "keys")
+"""Keys of the run that the run's owner alone writes."""
+
+
+def user_rules(
+    run: str, token_id: str, role: Role, digests: Iterable[str], *, commands: Iterable[str], tells_reads: bool
+) -> list[str]:
+    """Return the arguments of ACL SETUSER behind the user's name; they replace what it had.
+
+    Args:
+        run: Name of the run.
+        token_id: Its own host keys are writable, no other token's.
+        role: Decides which keys it writes.
+        digests: SHA-256 of the secrets that are accepted, in hex.
+        commands: Those of ``COMMANDS`` that the server knows.
+        tells_reads: Whether the server distinguishes reads from writes (Redis 7 and later, Valkey)."""
+    prefix = keys.prefix(run)
+    if tells_reads:
+        written = (*WRITTEN[role], f"keys:{token_id}")
+        patterns = [f"%R~{prefix}*", *(f"~{prefix}{name}" for name in written)]
+    else:
+        patterns = [f"~{prefix}*"]
+    allowed = [f"+{command}" for command in commands]
+    return ["reset", "on", *(f"#{digest}" for digest in digests), *patterns, "resetchannels", "-@all", *allowed]

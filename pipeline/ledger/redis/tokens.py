@@ -1,0 +1,265 @@
+"""Join tokens on the ledger's server: made, listed, revoked, rotated, and kept.
+
+The records in the ledger are the truth; the server's users are made from them. A server that was
+started anew, or has become the master, has no such users. ``keep`` makes them again, and removes
+those without a record. Records hold digests of secrets, never a secret.
+
+The server's clock decides when an old secret ends."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import redis.asyncio
+from redis import exceptions
+
+from pipeline.ledger.redis import keys
+from pipeline.ledger.redis.acl import COMMANDS, user_rules
+from pipeline.ledger.redis.connection import PipelinedConnection
+from pipeline.ledger.redis.errors import ledger_faults
+from pipeline.ledger.token import ROLES, Token, user_name
+from protocol.errors import ConfigError, LedgerError
+from protocol.ids import Role
+
+_ID_BYTES = 4
+_SECRET_BYTES = 32
+
+
+class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A token as the ledger knows it."""
+
+    role: Role
+    digest: str
+    """SHA-256 of the secret, in hex."""
+    created_s: float
+    rotated_s: float = 0.0
+    """0 before the first rotation."""
+    old_digest: str = ""
+    """Of the secret before the last rotation."""
+    old_until_s: float = 0.0
+    """The old secret is accepted until then, by the server's clock."""
+
+    def digests(self, now_s: float) -> tuple[str, ...]:
+        """Return the digests of the secrets that are accepted at ``now_s``."""
+        return (self.digest, self.old_digest) if self.old_digest and now_s < self.old_until_s else (self.digest,)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """A token as ``headrace tokens list`` shows it."""
+
+    id: str
+    role: Role
+    created_s: float
+    rotated_s: float
+    hosts: tuple[str, ...]
+    """That have joined with it over tcp."""
+    num_connections: int | None
+    """To the server now; None where it does not list them."""
+    is_overlapping: bool
+    """The secret before the last rotation is still accepted."""
+
+
+class NoTokens(ConfigError):
+    """The ledger's server permits no ACL commands to this user."""
+
+
+class TokenAdmin:
+    """The owner's side of a run's tokens. Every method raises LedgerUnavailable and NoTokens."""
+
+    def __init__(self, client: redis.asyncio.Redis, run: str) -> None:
+        self._run = run
+        self._connection = PipelinedConnection(client)
+        self._commands: tuple[str, ...] | None = None
+        self._tells_reads = True
+        self._applied: set[str] = set()
+        """Tokens whose rules this process has written."""
+
+    async def create(self, role: Role, *, ca: str = "") -> Token:
+        """Make a token and its user. ``ca``: PEM text of the authority of the server's certificate.
+        Raises ConfigError for a role that joins no run."""
+        if role not in ROLES:
+            raise ConfigError(f"--role {role}: expected {', '.join(ROLES)}; a supervisor joins no run")
+        token = Token(
+            run=self._run,
+            role=role,
+            id=f"{role.value}-{secrets.token_hex(_ID_BYTES)}",
+            secret=secrets.token_urlsafe(_SECRET_BYTES),
+            ca=ca,
+        )
+        record = TokenRecord(role=role, digest=_digest(token.secret), created_s=await self._now_s())
+        # The user first: a server that permits none is left without a record.
+        await self._make_user(token.id, record, record.created_s)
+        await self._write(token.id, record)
+        await self._ask("SADD", keys.permitted(self._run), token.id)
+        return token
+
+    async def rotate(self, token_id: str, *, overlap_s: float, ca: str = "") -> Token:
+        """Give a token another secret. The one before is accepted for ``overlap_s`` more seconds.
+
+        Without an overlap its connections end at once. Raises ConfigError for an unknown token."""
+        record, now_s = await self._record(token_id), await self._now_s()
+        secret = secrets.token_urlsafe(_SECRET_BYTES)
+        record = msgspec.structs.replace(
+            record,
+            digest=_digest(secret),
+            rotated_s=now_s,
+            old_digest=record.digest if overlap_s > 0 else "",
+            old_until_s=now_s + overlap_s,
+        )
+        await self._write(token_id, record)
+        await self._make_user(token_id, record, now_s)
+        if overlap_s <= 0:
+            await self._end_connections(token_id)
+        return Token(run=self._run, role=record.role, id=token_id, secret=secret, ca=ca)
+
+    async def revoke(self, token_id: str) -> tuple[str, ...]:
+        """Remove a token, its user and its hosts' keys; return the workers that it had connected.
+
+        The server ends the user's connections. Raises ConfigError for an unknown token."""
+        await self._record(token_id)
+        workers = tuple(dict.fromkeys(name for name in await self._connected(token_id) if name))
+        # The record first: otherwise a supervisor would make the user again.
+        await self._ask("HDEL", keys.tokens(self._run), token_id)
+        await self._ask("SREM", keys.permitted(self._run), token_id)
+        await self._acl("DELUSER", user_name(self._run, token_id))
+        await self._ask("DEL", keys.permitted_of(self._run, token_id))
+        await self._ask("XADD", keys.key_news(self._run), "MAXLEN", 1, "*", "revoked", token_id)
+        return workers
+
+    async def rows(self) -> list[TokenRow]:
+        """Return all tokens, oldest first."""
+        now_s, found = await self._now_s(), await self._records()
+        rows: list[TokenRow] = []
+        for token_id, record in sorted(found.items(), key=lambda item: (item[1].created_s, item[0])):
+            hosts = await self._ask("HVALS", keys.permitted_of(self._run, token_id))
+            try:
+                num_connections = len(await self._connected(token_id))
+            except LedgerError:
+                num_connections = None
+            names = tuple(sorted({host.decode(errors="replace") for host in hosts}))
+            times = record.created_s, record.rotated_s
+            is_overlapping = len(record.digests(now_s)) > 1
+            rows.append(TokenRow(token_id, record.role, *times, names, num_connections, is_overlapping))
+        return rows
+
+    async def keep(self) -> None:
+        """Make the server's users equal the records: after a restart, a failover, an overlap's end.
+
+        A user who loses an old secret loses its connections, which come back with the new one."""
+        now_s, records = await self._now_s(), await self._records()
+        if not records and not self._applied:
+            return
+        own = user_name(self._run, "")
+        users = {name.removeprefix(own) for name in await self._user_names() if name.startswith(own)}
+        for token_id in users - set(records):
+            await self._acl("DELUSER", user_name(self._run, token_id))
+        self._applied &= users & set(records)
+        for token_id, record in records.items():
+            accepted = await self._accepted(token_id) if token_id in users else set[str]()
+            wanted = set(record.digests(now_s))
+            if accepted == wanted and token_id in self._applied:
+                continue
+            await self._make_user(token_id, record, now_s)
+            if accepted - wanted:
+                await self._end_connections(token_id)
+            # Revoked meanwhile: the user must not outlive its record.
+            if await self._ask("HGET", keys.tokens(self._run), token_id) is None:
+                await self._acl("DELUSER", user_name(self._run, token_id))
+
+    async def aclose(self) -> None:
+        """Release the connection."""
+        await self._connection.aclose()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    async def _make_user(self, token_id: str, record: TokenRecord, now_s: float) -> None:
+        if self._commands is None:
+            self._commands = await self._known_commands()
+        rules = user_rules(
+            self._run,
+            token_id,
+            record.role,
+            record.digests(now_s),
+            commands=self._commands,
+            tells_reads=self._tells_reads,
+        )
+        try:
+            await self._acl("SETUSER", user_name(self._run, token_id), *rules)
+        except LedgerError as error:
+            if not self._tells_reads or "%R~" not in str(error):
+                raise
+            self._tells_reads = False
+            await self._make_user(token_id, record, now_s)
+        self._applied.add(token_id)
+
+    async def _known_commands(self) -> tuple[str, ...]:
+        """Return the commands of ``COMMANDS`` that this server has."""
+        names = [command.partition("|")[0] for command in COMMANDS]
+        found = await self._ask("COMMAND", "INFO", *names)
+        return tuple(command for command, row in zip(COMMANDS, found, strict=True) if row)
+
+    async def _user_names(self) -> list[str]:
+        return [name.decode(errors="replace") for name in await self._acl("USERS")]
+
+    async def _accepted(self, token_id: str) -> set[str]:
+        """Return the digests that the server accepts for a token's user."""
+        found = _pairs(await self._acl("GETUSER", user_name(self._run, token_id)) or [])
+        return {digest.decode() for digest in found.get(b"passwords", ())}
+
+    async def _end_connections(self, token_id: str) -> None:
+        await self._ask("CLIENT", "KILL", "USER", user_name(self._run, token_id))
+
+    async def _connected(self, token_id: str) -> list[str]:
+        """Return the names of the connections of a token's user."""
+        user, text = user_name(self._run, token_id), (await self._ask("CLIENT", "LIST")).decode(errors="replace")
+        rows = (dict(part.partition("=")[::2] for part in line.split(" ")) for line in text.splitlines())
+        return [row.get("name", "") for row in rows if row.get("user") == user]
+
+    async def _record(self, token_id: str) -> TokenRecord:
+        records = await self._records()
+        if token_id not in records:
+            known = ", ".join(sorted(records)) or "none"
+            raise ConfigError(f"run {self._run} has no token {token_id!r}; it has {known}: `headrace tokens list`")
+        return records[token_id]
+
+    async def _records(self) -> dict[str, TokenRecord]:
+        found = _pairs(await self._ask("HGETALL", keys.tokens(self._run)))
+        return {name.decode(): msgspec.json.decode(text, type=TokenRecord) for name, text in found.items()}
+
+    async def _write(self, token_id: str, record: TokenRecord) -> None:
+        await self._ask("HSET", keys.tokens(self._run), token_id, msgspec.json.encode(record))
+
+    async def _now_s(self) -> float:
+        seconds, microseconds = await self._ask("TIME")
+        return int(seconds) + int(microseconds) / 1e6
+
+    async def _acl(self, *words: str) -> Any:
+        try:
+            return await self._ask("ACL", *words)
+        except LedgerError as error:
+            cause = error.__cause__
+            if isinstance(cause, exceptions.NoPermissionError) or "unknown command" in str(cause).lower():
+                raise NoTokens(
+                    f"the ledger's server permits no ACL commands to this user ({cause}); join tokens are users of that "
+                    "server. Have its administrator allow +acl, or give the run a server of its own"
+                ) from error
+            raise
+
+    async def _ask(self, *command: Any) -> Any:
+        with ledger_faults(f"tokens: {command[0]}"):
+            return await self._connection.ask(*command)
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _pairs(found: Any) -> Mapping[bytes, Any]:
+    """Return a reply's pairs: a map by RESP 3, a list by RESP 2."""
+    return dict(found.items() if hasattr(found, "items") else zip(found[::2], found[1::2], strict=True))
