@@ -18,7 +18,7 @@ CONNECTION: Final = ("ping", "select", "client|setname")
 READS: Final = (
     *("exists", "get", "hexists", "hget", "hgetall", "hkeys", "hmget", "hstrlen", "hvals", "llen", "lrange", "scard"),
     *("sismember", "smembers", "time", "xlen", "xrange", "xread", "zcard", "zcount", "zrange", "zrangebyscore"),
-    *("zrevrange", "zrevrangebyscore", "zscore", "strlen", "getrange"),
+    *("xrevrange", "zrevrange", "zrevrangebyscore", "zscore", "strlen", "getrange"),
 )
 WRITES: Final = (
     *("del", "eval", "evalsha", "expire", "hdel", "hincrby", "hset", "hsetnx", "lpush", "lrem", "ltrim", "sadd", "set"),
@@ -63,7 +63,7 @@ def user_rules(
         role: Decides which keys it writes.
         digests: SHA-256 of the secrets that are accepted, in hex.
         commands: Those of ``COMMANDS`` that the server knows.
-        tells_reads: Whether the server distinguishes reads from writes (Redis 7 and later, Valkey)."""
+        tells_reads: Whether the server distinguishes reads from writes: Redis 7, Valkey."""
     prefix = keys.prefix(run)
     if tells_reads:
         written = (*WRITTEN[role], f"keys:{token_id}")

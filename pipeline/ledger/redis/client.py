@@ -21,10 +21,33 @@ from redis.asyncio.sentinel import SentinelManagedConnection, SentinelManagedSSL
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
+from pipeline.ledger.redis.sentinel import REFUSED, SentinelRefused, TokenRefused, master_pool, parse_sentinel_url
 from pipeline.ledger.redis.sentinel import SCHEMES as SENTINEL_SCHEMES
-from pipeline.ledger.redis.sentinel import master_pool, parse_sentinel_url
 from pipeline.ledger.url import hide_password, split_token_file
 from protocol.errors import ConfigError
+
+
+class _TokenFile(CredentialProvider):
+    """User and secret of a token file, read again for each connection."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._user = "no token yet"
+
+    def __str__(self) -> str:
+        return f"{self._user} of {self._path}"
+
+    def get_credentials(self) -> tuple[str, str]:
+        """Return user and secret. Raises ConfigError."""
+        from pipeline.ledger.token import read_token
+
+        token = read_token(self._path)
+        self._user = token.user
+        return token.user, token.secret
+
+    async def get_credentials_async(self) -> tuple[str, str]:
+        """Return user and secret. Raises ConfigError."""
+        return self.get_credentials()
 
 
 class OwnConnection(AbstractConnection):
@@ -81,6 +104,11 @@ class OwnConnection(AbstractConnection):
         await self.disconnect(nowait=True)
         try:
             await self._connect_once()
+        except REFUSED as error:
+            await self.disconnect(nowait=True)
+            if not isinstance(self.credential_provider, _TokenFile) or isinstance(error, SentinelRefused):
+                raise
+            raise TokenRefused(f"{self.credential_provider}: {error}") from error
         except BaseException:
             await self.disconnect(nowait=True)
             raise
@@ -118,24 +146,6 @@ class _Unix(OwnConnection, UnixDomainSocketConnection):
 
 _OURS = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}
 _SCHEMES = ("redis://", "rediss://", "unix://", *SENTINEL_SCHEMES)
-
-
-class _TokenFile(CredentialProvider):
-    """User and secret of a token file, read again for each connection."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def get_credentials(self) -> tuple[str, str]:
-        """Return user and secret. Raises ConfigError."""
-        from pipeline.ledger.token import read_token
-
-        token = read_token(self._path)
-        return token.user, token.secret
-
-    async def get_credentials_async(self) -> tuple[str, str]:
-        """Return user and secret. Raises ConfigError."""
-        return self.get_credentials()
 
 
 class CallTimeouts(NamedTuple):

@@ -10,7 +10,9 @@ A connection that is lost, or silent for too long, is closed, and all its comman
 That is safe: writes are keyed, and calls that give out or take back are numbered, so the server
 knows a repeat. Commands are also repeated when the server cannot serve now, or its disk takes no
 writes. A full disk is tolerated of a server that is away, too, since it cannot start there. A
-refused password ends a call at once. This is the one layer that repeats.
+refused password ends a call at once. A token that was accepted before is tried again for a while.
+Its file may have another secret by then, or its server the user again. This is the one layer that
+repeats.
 
 Each call has one deadline (``pipeline.ledger.redis.client.CallTimeouts``) for waiting, connecting
 and repeating; no server can stretch it by trickling bytes. A cancelled caller's answer is
@@ -27,7 +29,7 @@ import hiredis
 import redis.asyncio
 from redis import exceptions
 
-from pipeline.ledger.redis.client import OwnConnection, call_timeouts
+from pipeline.ledger.redis.client import OwnConnection, TokenRefused, call_timeouts
 from pipeline.ledger.redis.errors import NOT_NOW, is_disk_failure, is_refusal
 
 T = TypeVar("T")
@@ -41,6 +43,9 @@ _READ_BYTES = 1 << 18
 _KEPT_BYTES = 1 << 20
 """Of the parser's memory. Otherwise it is freed after every long answer and allocated again."""
 _NOT_YET = object()
+REFUSED_PATIENCE_S: Final = 10.0
+"""A refused token that was accepted before is tried again for so long. A supervisor makes its user
+again after a restart or failover, and a rotated file has to arrive."""
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 _Asking: TypeAlias = "Callable[[_Stream], Awaitable[T]]"
@@ -85,7 +90,8 @@ class PipelinedConnection:
 
     async def _repeated(self, asking: _Asking[T]) -> T:
         now = asyncio.get_running_loop().time
-        last_of_all, deadline = now() + self._timeouts.disk_s, now() + self._timeouts.lost_s
+        began = now()
+        last_of_all, deadline = began + self._timeouts.disk_s, began + self._timeouts.lost_s
         pause, error, troubled = _FIRST_PAUSE_S, None, False
         try:
             while True:
@@ -94,7 +100,9 @@ class PipelinedConnection:
                         return await self._once(asking)
                 except (exceptions.ConnectionError, exceptions.TimeoutError, *NOT_NOW) as failure:
                     if is_refusal(failure):
-                        raise
+                        if self._stream is None or not isinstance(failure, TokenRefused):
+                            raise
+                        deadline = min(deadline, began + REFUSED_PATIENCE_S)
                     error = failure
                 except exceptions.ResponseError as failure:
                     if not is_disk_failure(failure):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
 from redis import exceptions
 
-from pipeline.ledger.redis.sentinel import REFUSED, SentinelRefused
+from pipeline.ledger.redis.sentinel import REFUSED, SentinelRefused, TokenRefused
 from pipeline.ledger.validation import nothing_kept, unmarked
 from protocol.errors import Fenced, LedgerDiskFailed, LedgerError, LedgerFull, LedgerRefused, LedgerUnavailable
 
@@ -22,6 +23,7 @@ NOT_NOW: Final = (
 
 RAISED: Final = (exceptions.RedisError, OSError)
 """By the Redis client."""
+_FORBIDDEN: Final = re.compile(r"NOPERM|ACL failure|can't run this command|can't access at least one of the keys")
 
 
 def is_disk_failure(error: BaseException) -> bool:
@@ -58,6 +60,11 @@ def ledger_fault(doing: str, error: exceptions.RedisError | OSError) -> LedgerEr
             "ACL's. Put sentinel_password=... (and sentinel_username=...) behind the `?` of ledger.url or REDIS_URL, "
             "then continue with `headrace up --resume`"
         )
+    if isinstance(error, TokenRefused):
+        return LedgerRefused(
+            f"{doing}: the ledger server refused the join token {error}; it was revoked or rotated, or is of another server. "
+            "`headrace tokens list` names the run's tokens; copy the file of `headrace tokens rotate` or `create` here"
+        )
     if is_refusal(error):
         return LedgerRefused(
             f"{doing}: the ledger server refused the password, or the lack of one ({error}); expected its requirepass or "
@@ -90,6 +97,12 @@ def _from_reply(doing: str, error: exceptions.ResponseError) -> LedgerError:
         return LedgerDiskFailed(
             f"{doing}: the ledger server cannot write its append-only file, and refuses writes; nothing was changed. Make room "
             f"on the disk of its folder; the run then continues by itself ({text})"
+        )
+    # A script's command is refused with the text alone; the server's words differ by version.
+    if isinstance(error, exceptions.NoPermissionError) or _FORBIDDEN.search(text):
+        return LedgerRefused(
+            f"{doing}: the ledger server does not permit this to its user ({text}); expected a join token of this run and "
+            "of this role, as `headrace tokens create --role ROLE` makes it, or the owner's password"
         )
     if isinstance(error, NOT_NOW):
         return LedgerUnavailable(f"{doing}: the ledger server cannot serve now ({text}); try again")

@@ -84,6 +84,10 @@ class SentinelRefused(exceptions.AuthenticationError):
     """The Sentinels refused their password, or the lack of one."""
 
 
+class TokenRefused(exceptions.AuthenticationError):
+    """The server refused a join token's secret, or has no such user."""
+
+
 class _Sentinels(asyncio_sentinel.Sentinel):
     """Distinguishes Sentinels that refuse a password from absent ones; redis-py does not."""
 

@@ -65,12 +65,12 @@ class TokenRow:
     """The secret before the last rotation is still accepted."""
 
 
-class NoTokens(ConfigError):
+class AclRefused(ConfigError):
     """The ledger's server permits no ACL commands to this user."""
 
 
 class TokenAdmin:
-    """The owner's side of a run's tokens. Every method raises LedgerUnavailable and NoTokens."""
+    """The owner's side of a run's tokens. Every method raises LedgerUnavailable and AclRefused."""
 
     def __init__(self, client: redis.asyncio.Redis, run: str) -> None:
         self._run = run
@@ -245,7 +245,7 @@ class TokenAdmin:
         except LedgerError as error:
             cause = error.__cause__
             if isinstance(cause, exceptions.NoPermissionError) or "unknown command" in str(cause).lower():
-                raise NoTokens(
+                raise AclRefused(
                     f"the ledger's server permits no ACL commands to this user ({cause}); join tokens are users of that "
                     "server. Have its administrator allow +acl, or give the run a server of its own"
                 ) from error

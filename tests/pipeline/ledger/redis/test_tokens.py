@@ -1,0 +1,285 @@
+"""Join tokens on a real server: what each may do, how it ends, and how it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+import redis.asyncio
+
+from pipeline.ledger.redis import keys
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.connection import PipelinedConnection
+from pipeline.ledger.redis.errors import ledger_faults
+from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.ledger.redis.tokens import AclRefused, TokenAdmin
+from pipeline.ledger.token import ROLES, Token, ledger_url, write_token
+from pipeline.runtime.registry.contract import Fleet, RunState, RunStatus, WeightsAnnouncement
+from pipeline.runtime.registry.redis import RedisRegistry
+from protocol.errors import ConfigError, LedgerRefused
+from protocol.ids import Role
+from tests.own_server import own_server
+from tests.pipeline.ledger.builders import make_spec
+
+pytestmark = pytest.mark.timeout(60)
+RUN = "test"
+OWNER_URL = "redis://:pw@127.0.0.1:{port}/0"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with own_server(tmp_path_factory.mktemp("server"), "requirepass pw", "save ''", url=OWNER_URL) as url:
+        yield url
+
+
+@dataclass
+class Owner:
+    url: str
+    client: redis.asyncio.Redis
+    admin: TokenAdmin
+    folder: Path
+
+    @property
+    def address(self) -> str:
+        return self.url.replace(":pw@", "")
+
+    def url_of(self, token: Token) -> str:
+        folder = self.folder / token.id
+        folder.mkdir(exist_ok=True)
+        return ledger_url(self.address, token, folder)
+
+
+@pytest.fixture
+async def owner(server: str, tmp_path: Path) -> AsyncIterator[Owner]:
+    client = connect(server)
+    await client.flushall()
+    admin = TokenAdmin(client, RUN)
+    yield Owner(server, client, admin, tmp_path)
+    for row in await admin.rows():
+        await admin.revoke(row.id)
+    await admin.aclose()
+    await client.aclose()
+
+
+@asynccontextmanager
+async def joined(owner: Owner, token: Token, *, patience_s: float = 5.0) -> AsyncIterator[PipelinedConnection]:
+    client = connect(owner.url_of(token), patience_s=patience_s, client_name=f"{token.role}-0")
+    connection = PipelinedConnection(client)
+    try:
+        yield connection
+    finally:
+        await connection.aclose()
+        await client.aclose()
+
+
+async def ask(connection: PipelinedConnection, *command: str | bytes | float) -> object:
+    with ledger_faults("test"):
+        return await connection.ask(*command)
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_token_reaches_its_own_run_and_nothing_else(role: Role, owner: Owner) -> None:
+    await owner.client.set("{other}:settings", "theirs")
+    await owner.client.set("{test}:settings", "ours")
+    async with joined(owner, await owner.admin.create(role)) as connection:
+        assert await ask(connection, "GET", "{test}:settings") == b"ours"
+        for command in (
+            ("GET", "{other}:settings"),
+            ("HSET", "{other}:counters", "a", 1),
+            ("EVAL", "return redis.call('GET', '{other}:settings')", 1, "{test}:counters"),
+            ("EVAL", "return redis.call('HGETALL', 'tokens:{test}')", 1, "{test}:counters"),
+            ("HGETALL", keys.tokens(RUN)),
+            ("SADD", keys.permitted(RUN), "generator-1"),
+            ("HSET", keys.permitted_of(RUN, "run"), "key", "host"),
+            ("SET", "{test}:settings", "mine"),
+            ("SET", "{test}:fleet", "{}"),
+            ("ACL", "LIST"),
+            ("ACL", "SETUSER", "default", "nopass"),
+            ("CONFIG", "GET", "*"),
+            ("CLIENT", "LIST"),
+            ("KEYS", "*"),
+            ("SCAN", 0),
+            ("FLUSHALL",),
+            ("SCRIPT", "FLUSH"),
+            ("PUBLISH", "a", "b"),
+            ("MONITOR",),
+        ):
+            with pytest.raises(LedgerRefused, match="does not permit this to its user"):
+                await ask(connection, *command)
+        assert await ask(connection, "PING") == b"PONG"
+    assert await owner.client.get("{test}:settings") == b"ours"
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_only_a_learners_token_publishes_weights_and_ends_the_run(role: Role, owner: Owner) -> None:
+    client = connect(owner.url_of(await owner.admin.create(role)))
+    ledger, registry = RedisLedger(client, RUN), RedisRegistry(client, RUN)
+    await RedisLedger(owner.client, RUN).open(make_spec())
+    await ledger.open(make_spec())
+    who = await registry.register(role, f"{role}-0")
+    weights = WeightsAnnouncement(policy_version=1, digest="xxh3-128:0", path="/w", num_bytes=1, host="h")
+    calls = (
+        lambda: registry.announce_weights(who, weights),
+        lambda: registry.set_run_status(RunStatus(RunState.FINISHED)),
+        lambda: ask(PipelinedConnection(client), "HSET", keys.claims(RUN), "learner#1/1", 0),
+    )
+    for call in calls:
+        if role is Role.LEARNER:
+            await call()
+        else:
+            with pytest.raises(LedgerRefused, match="of this role"):
+                await call()
+    with pytest.raises(LedgerRefused):
+        await registry.set_fleet(Fleet({}))
+    await registry.aclose()
+    await ledger.aclose()
+
+
+async def test_a_revoked_token_ends_its_connections_and_keys_at_once(owner: Owner) -> None:
+    token, other = await owner.admin.create(Role.GENERATOR), await owner.admin.create(Role.REWARD)
+    async with joined(owner, token, patience_s=1.0) as connection, joined(owner, other) as stays:
+        await ask(connection, "HSET", keys.permitted_of(RUN, token.id), "key", "host")
+        assert await ask(stays, "PING") == b"PONG"
+        assert [(row.id, row.hosts, row.num_connections) for row in await owner.admin.rows()] == [
+            (token.id, ("host",), 1),
+            (other.id, (), 1),
+        ]
+
+        async def is_ended() -> None:
+            with pytest.raises(
+                LedgerRefused, match=f"refused the join token headrace:test:{token.id} of .*was revoked"
+            ):
+                await ask(connection, "XREAD", "BLOCK", 900, "STREAMS", "{test}:news:run", "0")
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(is_ended())
+            await asyncio.sleep(0)
+            assert await owner.admin.revoke(token.id) == ("generator-0",)
+        assert await ask(stays, "PING") == b"PONG"
+    assert not await owner.client.exists(keys.permitted_of(RUN, token.id))
+    assert [row.id for row in await owner.admin.rows()] == [other.id]
+    assert await owner.client.smembers(keys.permitted(RUN)) == {other.id.encode()}
+    with pytest.raises(ConfigError, match=f"no token '{token.id}'; it has {other.id}"):
+        await owner.admin.revoke(token.id)
+
+
+async def test_a_wrong_secret_is_refused_at_once(owner: Owner) -> None:
+    token = await owner.admin.create(Role.GENERATOR)
+    began = time.monotonic()
+    for wrong in (
+        msgspec.structs.replace(token, secret="x" * 43),
+        msgspec.structs.replace(token, id="generator-0"),
+        msgspec.structs.replace(token, run="another"),
+    ):
+        async with joined(owner, wrong, patience_s=30.0) as connection:
+            with pytest.raises(LedgerRefused, match="refused the join token") as refused:
+                await ask(connection, "PING")
+            assert token.secret not in repr(refused.value) and wrong.secret not in repr(refused.value)
+    assert time.monotonic() - began < 5.0
+
+
+async def test_a_rotated_token_needs_no_restart(owner: Owner) -> None:
+    token = await owner.admin.create(Role.GENERATOR)
+    async with joined(owner, token, patience_s=30.0) as connection:
+        await ask(connection, "PING")
+        rotated = await owner.admin.rotate(token.id, overlap_s=0.0)
+        assert (rotated.id, rotated.role, rotated.run) == (token.id, token.role, RUN)
+        assert rotated.secret != token.secret
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(ask(connection, "PING"))
+            await asyncio.sleep(0.1)
+            assert not waiting.done(), "refused, and tried again"
+            write_token(owner.folder / token.id / "ledger.token", rotated)
+        assert waiting.result() == b"PONG"
+    async with joined(owner, token) as late:
+        with pytest.raises(LedgerRefused):
+            await ask(late, "PING")
+
+
+async def test_both_secrets_are_accepted_until_the_overlap_ends(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = await owner.admin.create(Role.GENERATOR)
+    rotated = await owner.admin.rotate(token.id, overlap_s=3600.0)
+    await owner.admin.keep()
+    assert [row.is_overlapping for row in await owner.admin.rows()] == [True]
+    async with joined(owner, token, patience_s=0.5) as old, joined(owner, rotated) as new:
+        # One folder a token: the old connection is made before the new file is there.
+        write_token(owner.folder / token.id / "ledger.token", token)
+        assert await ask(old, "PING") == b"PONG"
+        write_token(owner.folder / token.id / "ledger.token", rotated)
+        assert await ask(new, "PING") == b"PONG"
+        write_token(owner.folder / token.id / "ledger.token", token)
+        now_s = await owner.admin._now_s()
+
+        async def later() -> float:
+            return now_s + 3601.0
+
+        monkeypatch.setattr(owner.admin, "_now_s", later)
+        await owner.admin.keep()
+        with pytest.raises(LedgerRefused):
+            await ask(old, "PING")
+        write_token(owner.folder / token.id / "ledger.token", rotated)
+        assert await ask(new, "PING") == b"PONG"
+
+
+async def test_a_server_that_forgot_its_users_gets_them_again(owner: Owner) -> None:
+    token = await owner.admin.create(Role.REWARD)
+    await owner.client.acl_setuser("headrace:test:generator-none", enabled=True, passwords=["+stranger"])
+    await owner.client.acl_setuser("headrace:other:generator-none", enabled=True)
+    async with joined(owner, token, patience_s=30.0) as connection:
+        await ask(connection, "PING")
+        await owner.client.acl_deluser(token.user)
+        # Another process, as the supervisor's after `headrace tokens create`.
+        keeper = TokenAdmin(owner.client, RUN)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(ask(connection, "GET", "{test}:settings"))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            await keeper.keep()
+        assert waiting.result() is None
+        users = [name for name in map(str, await owner.client.acl_users()) if name.startswith("headrace:")]
+        assert sorted(users) == ["headrace:other:generator-none", token.user]
+        await owner.admin.revoke(token.id)
+        await keeper.keep()
+        assert token.user not in await owner.client.acl_users()
+        await keeper.aclose()
+    await owner.client.acl_deluser("headrace:other:generator-none")
+
+
+async def test_a_server_without_acl_commands_gets_a_sentence(tmp_path: Path) -> None:
+    weak = "user weak on >pw ~* &* +@all -acl"
+    with own_server(tmp_path, "requirepass pw", weak, url=OWNER_URL) as url:
+        client = connect(url.replace(":pw@", "weak:pw@"))
+        admin = TokenAdmin(client, RUN)
+        with pytest.raises(AclRefused, match=r"permits no ACL commands to this user .*Have its administrator"):
+            await admin.create(Role.GENERATOR)
+        assert await client.keys("*") == []
+        await admin.keep()
+        await admin.aclose()
+        await client.aclose()
+    with own_server(tmp_path / "renamed", "requirepass pw", 'rename-command ACL ""', url=OWNER_URL) as url:
+        client = connect(url)
+        admin = TokenAdmin(client, RUN)
+        with pytest.raises(AclRefused, match="permits no ACL commands"):
+            await admin.create(Role.GENERATOR)
+        await admin.aclose()
+        await client.aclose()
+
+
+async def test_the_ledger_and_its_server_hold_no_secret(owner: Owner) -> None:
+    await owner.client.config_set("slowlog-log-slower-than", 0)
+    token = await owner.admin.create(Role.GENERATOR)
+    rotated = await owner.admin.rotate(token.id, overlap_s=60.0)
+    async with joined(owner, rotated) as connection:
+        await ask(connection, "PING")
+    stored = [await owner.client.dump(key) for key in await owner.client.keys("*")]
+    known = repr((stored, await owner.client.acl_list(), await owner.client.slowlog_get(128), await owner.admin.rows()))
+    assert token.id in known
+    for secret in (token.secret, rotated.secret):
+        assert secret not in known
