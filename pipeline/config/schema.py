@@ -14,6 +14,7 @@ from pipeline.config.base import Section
 from pipeline.config.catalogue import Declaration, declare, rule_class
 from pipeline.config.evaluating import EvaluationSection
 from pipeline.config.judging import endpoint_verifiers
+from pipeline.config.launching import LaunchSection
 from pipeline.config.rate_phases import rate_phases
 from pipeline.config.sampling import check_limits, check_punishment, check_sampling
 from pipeline.ledger.types import Unit
@@ -56,6 +57,7 @@ class RunConfig(Section):
     weights: running.WeightsSection = running.WeightsSection()
     supervisor: running.SupervisorSection = running.SupervisorSection()
     fleet: running.FleetSection = running.FleetSection()
+    launch: LaunchSection = LaunchSection()
     emulation: running.EmulationSection = running.EmulationSection()
 
     @property

@@ -61,6 +61,16 @@ def has_credentials(url: str) -> bool:
     return "@" in place or any(has_option(url, name) for name in ("username", "password", JOINED_BY))
 
 
+def without_credentials(url: str) -> str:
+    """Return a ledger URL without user, password and paths of this host, for other hosts."""
+    scheme, separator, rest = url.partition("?")[0].partition("://")
+    # A password may hold a slash, and an unquoted @.
+    place = rest.rpartition("@")[2]
+    own = ("username", "password", JOINED_BY, AUTHORITY)
+    kept = [option for option in _options(url) if option.partition("=")[0] not in own]
+    return f"{scheme}{separator}{place}" + (f"?{'&'.join(kept)}" if kept else "")
+
+
 def has_option(url: str, name: str) -> bool:
     """Return whether a URL has the option ``name``."""
     return any(option.partition("=")[0] == name for option in _options(url))

@@ -18,7 +18,7 @@ from protocol.errors import HeadraceError
 from protocol.ids import Role
 
 
-class LaunchFailed(HeadraceError):
+class LaunchFailed(HeadraceError, OSError):
     """A place does not start, stop or list jobs. A repeat may succeed."""
 
 

@@ -1,0 +1,103 @@
+"""Settings of launchers: where workers of the scaling roles are started, and with which resources.
+
+``pipeline.supervisor.launchers`` reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator
+
+from pipeline.config.base import Positive, Section, setting
+
+SCALING_ROLES: Final = ("generator", "reward", "reference")
+
+
+def _scaling_role(name: str) -> str:
+    if name not in SCALING_ROLES:
+        raise ValueError(f"{name!r} is launched nowhere; expected {', '.join(SCALING_ROLES)}")
+    return name
+
+
+ScalingRole = Annotated[str, AfterValidator(_scaling_role)]
+
+
+class ResourcesSection(Section):
+    """Requests of one worker of a role to Slurm, Kubernetes or Ray."""
+
+    cpus: Positive = setting(1, "Processor cores.")
+    gpus: int = setting(0, "GPUs.", ge=0)
+    memory_gb: Positive | None = setting(None, "Memory. Absent: what the place gives without a request.")
+
+
+class SshSection(Section):
+    """Hosts that are reached by the system's ssh client, with its configuration and keys."""
+
+    hosts: tuple[str, ...] = setting((), "HOST or USER@HOST, or names of ssh's configuration. Workers take turns.")
+    options: tuple[str, ...] = setting((), 'Further options of ssh, as ["-p", "2222"].')
+
+
+class SlurmSection(Section):
+    """Jobs of a Slurm cluster, one a worker. ``headrace up`` runs where sbatch is."""
+
+    options: tuple[str, ...] = setting((), 'Further options of sbatch, as ["--partition=gpu", "--time=8:00:00"].')
+    folder: Path = setting(
+        Path("~/.headrace/slurm"),
+        "For token files and outputs of jobs, on a file system that the nodes see. Nothing else is shared.",
+    )
+
+
+class KubernetesSection(Section):
+    """Pods of a Kubernetes cluster, one a worker, by kubectl."""
+
+    image: str = setting("headrace:latest", "Container image that has Headrace.")
+    namespace: str = setting("default", "Namespace of all objects.", pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
+    context: str | None = setting(None, "kubectl's context. Absent: its current one, or the pod's own account.")
+    cache_gb: Positive = setting(50, "Largest cache of a pod's files.")
+    storage_gb: Positive = setting(100, "Volume of the run's host: its folder, with checkpoints.")
+    max_replicas: Positive = setting(16, "Most elastic workers of a role, which the autoscaler starts.")
+    queue_depth: Positive = setting(64, "Entries of a role's queue for which the autoscaler has one elastic worker.")
+
+
+class RaySection(Section):
+    """Actors of a Ray cluster, one a worker."""
+
+    address: str | None = setting(None, "The cluster's address. Absent: RAY_ADDRESS, else a cluster on this host.")
+    strategy: Literal["SPREAD", "PACK"] = setting(
+        "SPREAD", "Whether a role's workers spread over nodes or fill one first."
+    )
+    autoscale: bool = setting(
+        False, "Number of generators by demand: more while the learner waits, fewer while units wait for it."
+    )
+    max_generators: Positive = setting(16, "Most generators that are started by demand.")
+
+
+class LaunchSection(Section):
+    """Where workers of the scaling roles are started. The learner and the value worker stay with
+    the supervisor."""
+
+    on: Literal["local", "ssh", "slurm", "kubernetes", "ray"] = setting(
+        "local", "local: processes of this host. Elsewhere each worker is a `headrace join` of its own."
+    )
+    roles: tuple[ScalingRole, ...] = setting(
+        SCALING_ROLES, "Roles that are launched there; the others stay on this host."
+    )
+    program: tuple[str, ...] = setting(("headrace",), "Command of Headrace on the place.")
+    ledger_url: str | None = setting(
+        None, "The ledger's address as the place reaches it, without user and password. Absent: ledger.url."
+    )
+    poll_s: float = setting(2.0, "Time between two looks at the place.", gt=0.0)
+    answer_s: float = setting(60.0, "Limit of one call of ssh, Slurm or kubectl.", gt=0.0)
+    ssh: SshSection = SshSection()
+    slurm: SlurmSection = SlurmSection()
+    kubernetes: KubernetesSection = KubernetesSection()
+    ray: RaySection = RaySection()
+    generator: ResourcesSection = ResourcesSection()
+    reward: ResourcesSection = ResourcesSection()
+    reference: ResourcesSection = ResourcesSection()
+
+    def resources(self, role: str) -> ResourcesSection:
+        """Return what a worker of a role requests."""
+        found = {"generator": self.generator, "reward": self.reward, "reference": self.reference}
+        return found.get(role, ResourcesSection())

@@ -1,0 +1,94 @@
+"""The launcher that a configuration names, and what it would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.config.launching import LaunchSection
+from pipeline.config.schema import RunConfig
+from pipeline.ledger.token import Token, read_token
+from pipeline.ledger.url import has_credentials, is_hidden, without_credentials
+from pipeline.supervisor.fleet_plan import worker_name
+from pipeline.supervisor.fleet_size import desired_counts
+from pipeline.supervisor.launchers.join_command import JoinCommand, TokenOf
+from pipeline.supervisor.launchers.seam import Launcher
+from protocol.errors import ConfigError
+from protocol.ids import Role
+
+TOKENS = "tokens"
+"""Folder of the tokens of a run's launched roles, in the run's folder."""
+
+
+def launched_roles(settings: LaunchSection) -> frozenset[Role]:
+    """Return the roles whose workers are launched elsewhere; none for ``local``."""
+    return frozenset(Role(role) for role in settings.roles) if settings.on != "local" else frozenset()
+
+
+def launched_workers(config: RunConfig) -> list[tuple[Role, str]]:
+    """Return role and name of each worker that the configuration launches elsewhere."""
+    roles = launched_roles(config.launch)
+    wanted = desired_counts(config).items()
+    return [(role, worker_name(role, number)) for role, count in wanted if role in roles for number in range(count)]
+
+
+def join_command(config: RunConfig, token_of: TokenOf) -> JoinCommand:
+    """Return the command of launched workers.
+
+    Raises ConfigError: other hosts could not reach the ledger or the mailboxes by these
+    settings."""
+    settings = config.launch
+    if config.wire.transport != "tcp":
+        raise ConfigError(
+            f"launch.on is {settings.on}, and wire.transport {config.wire.transport} reaches no other host; set "
+            "wire.transport to tcp"
+        )
+    url = settings.ledger_url or config.ledger.url
+    if url is None or url.startswith("unix://"):
+        raise ConfigError(
+            f"launch.on is {settings.on}, but ledger.url is {url}, which no other host reaches; give a server's address, as "
+            "rediss://HOST:6379/0"
+        )
+    if settings.ledger_url is not None and (has_credentials(url) or is_hidden(url)):
+        raise ConfigError(
+            "launch.ledger_url has a user or a password, which would be in arguments of processes; give the address alone: "
+            "the token has both"
+        )
+    return JoinCommand(config.run.name, without_credentials(url), token_of, settings.program)
+
+
+def tokens_of(run_dir: Path) -> TokenOf:
+    """Return the reader of a run's tokens for launched roles."""
+
+    def token_of(role: Role) -> Token:
+        return read_token(run_dir / TOKENS / f"{role}.token")
+
+    return token_of
+
+
+def build_launcher(settings: LaunchSection, join: JoinCommand) -> Launcher:
+    """Return the configured launcher. Raises ConfigError: it cannot work on this host."""
+    match settings.on:
+        case "slurm":
+            from pipeline.supervisor.launchers.slurm import SlurmLauncher
+
+            return SlurmLauncher(settings, join)
+        case _:
+            raise ConfigError(f"launch.on is {settings.on}, which starts processes of this host")
+
+
+def dry_run(config: RunConfig) -> str:
+    """Return what would be submitted for the configured fleet; nothing is started, and no program
+    of the place is needed."""
+    settings = config.launch
+    if settings.on == "local":
+        counts = ", ".join(f"{count} {role}" for role, count in desired_counts(config).items())
+        return f"# processes of this host: {counts}\n"
+    join = join_command(config, tokens_of(config.run_dir))
+    match settings.on:
+        case "slurm":
+            from pipeline.supervisor.launchers.slurm import job_script
+
+            scripts = [job_script(settings, join, role, worker) for role, worker in launched_workers(config)]
+            return "\n".join(scripts)
+        case _:
+            raise ConfigError(f"launch.on is {settings.on}, whose jobs are no text")

@@ -1,0 +1,36 @@
+"""The command that a launcher runs on its place, and the token that it needs there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipeline.ledger.token import Token
+from protocol.ids import Role
+
+TokenOf = Callable[[Role], Token]
+"""Returns the token of a role; called at each start, so that a rotated one is used."""
+_WORKER = re.compile(r"([a-z]+)-\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class JoinCommand:
+    """``headrace join`` for the workers of one run."""
+
+    run: str
+    url: str
+    """The ledger's address as the place reaches it, without user and password."""
+    token_of: TokenOf
+    program: tuple[str, ...] = ("headrace",)
+
+    def words(self, role: Role, worker: str, token_file: str) -> list[str]:
+        """Return the command line; the secret is in ``token_file`` alone."""
+        return [*self.program, "join", self.url, "--token", token_file, "--role", str(role), "--name", worker]
+
+
+def role_of(worker: str) -> Role | None:
+    """Return the role of a launched worker's name, as ``generator-3``; None for another name."""
+    found = _WORKER.fullmatch(worker)
+    roles = {str(role): role for role in Role}
+    return roles.get(found[1]) if found else None

@@ -1,0 +1,160 @@
+"""Jobs of a Slurm cluster: one a worker, by sbatch, scancel, squeue and scontrol.
+
+The job's script calls ``srun headrace join``. It never holds the token's secret, since others may
+read scripts of jobs. The token is a file of mode 0600 in a folder that the nodes see, beside what
+the jobs print. Slurm requeues no job: the supervisor starts it again, within its budgets.
+
+SIGTERM goes to the job's steps alone, which is scancel's way, so that join drains and srun returns
+its exit code."""
+
+from __future__ import annotations
+
+import getpass
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.config.launching import LaunchSection, ResourcesSection
+from pipeline.ledger.token import write_token
+from pipeline.supervisor.launchers.join_command import JoinCommand, role_of
+from pipeline.supervisor.launchers.output_tail import last_lines
+from pipeline.supervisor.launchers.programs import ask, call, require
+from pipeline.supervisor.launchers.seam import Job, JobState
+from protocol.ids import Role
+
+_FORMAT = "%i|%j|%T|%R"
+_WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
+_BY_ITSELF = frozenset({"COMPLETED", "FAILED"})
+"""States of jobs whose exit code is that of their worker."""
+_ENDED = _BY_ITSELF | frozenset(
+    {
+        "BOOT_FAIL", "CANCELLED", "DEADLINE", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL",
+        "REVOKED", "TIMEOUT",
+    }
+)  # fmt: skip
+
+
+class SlurmLauncher:
+    """Starts jobs of one run.
+
+    Raises ConfigError: Slurm's commands are not on PATH."""
+
+    def __init__(self, settings: LaunchSection, join: JoinCommand) -> None:
+        require("sbatch", "scancel", "squeue", "scontrol", why="launch.on is slurm")
+        self._settings, self._join = settings, join
+        self._folder = job_folder(settings, join.run)
+        self._codes: dict[str, int | None] = {}
+        """Exit codes by number of the job: Slurm soon forgets a job that has ended."""
+
+    def start(self, role: Role, worker: str, /) -> None:
+        """Submit a job."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_token(self._folder / f"{role}.token", self._join.token_of(role))
+        self._call(["sbatch", "--parsable"], text=job_script(self._settings, self._join, role, worker))
+
+    def stop(self, worker: str, /, *, now: bool = False) -> None:
+        """Cancel a waiting job; send SIGTERM to the steps of a running one, or kill it."""
+        for number, job in self._jobs().get(worker, []):
+            if job.state is JobState.WAITING:
+                self._call(["scancel", number])
+            elif job.state is JobState.RUNNING:
+                # --full: the script too, which would otherwise outlive its steps
+                self._call(
+                    ["scancel", "--signal=KILL", "--full", number] if now else ["scancel", "--signal=TERM", number]
+                )
+
+    def listing(self) -> dict[str, Job]:
+        """Return the newest job of each worker."""
+        found: dict[str, Job] = {}
+        for worker, jobs in self._jobs().items():
+            number, job = max(jobs, key=lambda numbered: int(numbered[0]))
+            found[worker] = job if job.state is not JobState.ENDED else self._ended(number, job)
+        return found
+
+    def logs(self, worker: str, /) -> str:
+        """Return the last lines of its output, in the folder of jobs."""
+        return last_lines(self._folder / f"{worker}.out")
+
+    def _jobs(self) -> dict[str, list[tuple[str, Job]]]:
+        """Return number and state of the run's jobs by worker."""
+        words = ["squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}", f"--format={_FORMAT}"]
+        prefix = job_name(self._join.run, "")
+        jobs: dict[str, list[tuple[str, Job]]] = {}
+        for line in self._call(words).splitlines():
+            number, name, state, where = (line.strip().split("|", 3) + [""] * 4)[:4]
+            worker = name.removeprefix(prefix)
+            role = role_of(worker) if name.startswith(prefix) else None
+            if role is not None and number.isdecimal():
+                jobs.setdefault(worker, []).append((number, _job(role, number, state, where)))
+        return jobs
+
+    def _ended(self, number: str, job: Job) -> Job:
+        if number not in self._codes:
+            self._codes[number] = self._exit_code(number) if job.reason in _BY_ITSELF else None
+        return Job(job.role, job.state, job.place, self._codes[number], job.reason)
+
+    def _exit_code(self, number: str) -> int | None:
+        """Return a job's exit code; None once Slurm has forgotten it."""
+        words = ["scontrol", "--oneliner", "show", "job", number]
+        answer = ask(words, timeout_s=self._settings.answer_s)
+        fields = dict(field.split("=", 1) for field in answer.output.split() if "=" in field)
+        code, _, number_of_signal = fields.get("ExitCode", "").partition(":")
+        if not code.isdecimal():
+            return None
+        return -int(number_of_signal) if number_of_signal.isdecimal() and int(number_of_signal) else int(code)
+
+    def _call(self, words: Sequence[str], text: str = "") -> str:
+        return call(words, timeout_s=self._settings.answer_s, text=text)
+
+
+def job_folder(settings: LaunchSection, run: str) -> Path:
+    """Return the folder of a run's token files and outputs, which the nodes see."""
+    return settings.slurm.folder.expanduser() / run
+
+
+def job_name(run: str, worker: str) -> str:
+    """Return the name by which a worker's job is found again."""
+    return f"headrace.{run}.{worker}"
+
+
+def job_script(settings: LaunchSection, join: JoinCommand, role: Role, worker: str) -> str:
+    """Return the script of a worker's job, as sbatch reads it."""
+    folder = job_folder(settings, join.run)
+    options = [
+        f"--job-name={job_name(join.run, worker)}",
+        f"--output={folder / worker}.out",
+        "--open-mode=append",
+        "--no-requeue",
+        "--nodes=1",
+        "--ntasks=1",
+        *_resources(settings.resources(role)),
+        *settings.slurm.options,
+    ]
+    command = shlex.join(join.words(role, worker, str(folder / f"{role}.token")))
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {shlex.quote(option)}" for option in options),
+        "",
+        f"exec srun --ntasks=1 {command}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _resources(wanted: ResourcesSection) -> list[str]:
+    options = [f"--cpus-per-task={wanted.cpus}"]
+    if wanted.gpus:
+        options.append(f"--gres=gpu:{wanted.gpus}")
+    if wanted.memory_gb is not None:
+        options.append(f"--mem={wanted.memory_gb}G")
+    return options
+
+
+def _job(role: Role, number: str, state: str, where: str) -> Job:
+    """Return a job by squeue's words: where it runs, or in brackets why it waits."""
+    place = f"Slurm job {number}" if where.startswith("(") or not where else f"Slurm job {number} on {where}"
+    if state in _ENDED:
+        return Job(role, JobState.ENDED, place, reason=state)
+    if state in _WAITING:
+        return Job(role, JobState.WAITING, place, reason=where.strip("()"))
+    return Job(role, JobState.RUNNING, place)
