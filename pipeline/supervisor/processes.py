@@ -23,9 +23,9 @@ from pipeline.files import cut
 from pipeline.process import records
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.exit_codes import ExitCode
-from pipeline.process.last_error import LastError, printed_error
+from pipeline.process.last_error import printed_error
 from pipeline.supervisor.adopted_process import AdoptedProcess
-from pipeline.supervisor.launchers.seam import Job, JobState
+from pipeline.supervisor.launchers.seam import Exit, Job, JobState
 from pipeline.supervisor.starter import NAME as STARTER
 from pipeline.supervisor.starter import Starter, StarterEnded, marked_environment
 from protocol import headrace
@@ -38,20 +38,6 @@ _TAIL_BYTES = 64 << 10
 _LAST_LINES = 20
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """An ended process."""
-
-    worker: str
-    role: Role
-    pid: int
-    code: int
-    """Negative for the signal that killed it."""
-    error: LastError | None = None
-    """The error that it wrote down or printed."""
-    delivered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

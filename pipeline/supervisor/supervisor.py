@@ -48,8 +48,9 @@ from pipeline.runtime.signals import leave_terminals, own_terminals, stop_signal
 from pipeline.supervisor import leftovers
 from pipeline.supervisor.fleet_plan import Action, FleetFailure, FleetPlan, Intensity, RestartPolicy, Verb
 from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts
+from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.monitor import Monitor
-from pipeline.supervisor.processes import Command, Exit, Processes, worker_command
+from pipeline.supervisor.processes import Command, Processes, worker_command
 from pipeline.supervisor.run_folder import server_lock
 from pipeline.supervisor.starter import forks, starter_command
 from pipeline.supervisor.takeover import take_over

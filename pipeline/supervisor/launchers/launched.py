@@ -22,8 +22,7 @@ import structlog
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.last_error import last_error, printed_error
 from pipeline.runtime.registry.contract import Heartbeat
-from pipeline.supervisor.launchers.seam import Job, JobState, Launcher, LaunchFailed
-from pipeline.supervisor.processes import Exit
+from pipeline.supervisor.launchers.seam import Exit, Job, JobState, Launcher, LaunchFailed
 from protocol.ids import Role
 
 _LOST = -signal.SIGKILL

@@ -19,7 +19,7 @@ _SHOWN_CHARS = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProgramAnswer:
     """How a program ended."""
 
     code: int
@@ -43,7 +43,7 @@ def require(*programs: str, why: str) -> None:
             )
 
 
-def ask(words: Sequence[str], *, timeout_s: float, text: str = "") -> Answer:
+def ask(words: Sequence[str], *, timeout_s: float, text: str = "") -> ProgramAnswer:
     """Run a program, with ``text`` as its input. Raises LaunchFailed: it does not start, or does
     not end in time."""
     try:
@@ -61,7 +61,7 @@ def ask(words: Sequence[str], *, timeout_s: float, text: str = "") -> Answer:
         raise LaunchFailed(f"{words[0]} does not start: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise LaunchFailed(f"{words[0]} gave no answer within {timeout_s:g} s (launch.answer_s)") from error
-    return Answer(ended.returncode, ended.stdout, ended.stderr)
+    return ProgramAnswer(ended.returncode, ended.stdout, ended.stderr)
 
 
 def call(words: Sequence[str], *, timeout_s: float, text: str = "") -> str:

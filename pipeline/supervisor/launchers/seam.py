@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from pipeline.process.last_error import LastError
 from protocol.errors import HeadraceError
 from protocol.ids import Role
 
@@ -43,6 +44,21 @@ class Job:
     """Of an ended job; negative for the signal that killed it, None when its place lost it."""
     reason: str = ""
     """Why it waits or how it ended, in the place's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """An ended worker."""
+
+    worker: str
+    role: Role
+    pid: int
+    """0 on another host."""
+    code: int
+    """Negative for the signal that killed it."""
+    error: LastError | None = None
+    """The error that it wrote down or printed."""
+    delivered: int = 0
 
 
 class Launcher(Protocol):
