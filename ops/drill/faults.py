@@ -28,17 +28,20 @@ import msgspec
 
 from ops.drill.events import Ending, Event, Faulted, Killed, Left, SupervisorEnded, Told
 from ops.drill.fleet import RUN, DrillFleet, until
+from ops.drill.hosts import HostNetwork
 from ops.drill.leftovers import leftovers
-from ops.drill.network import HostName, TwoHosts
 from ops.drill.nowhere import Nowhere
 from ops.drill.relay import Relays
 from ops.drill.schedule import ASKED, WIRE, FaultKind, PlannedFault
+from ops.drill.switch import CUT, WHOLE
 from ops.drill.truth import Asking, Naming, Struck, ask_until_named
 from ops.drill.witness import servers_of
 from pipeline.ledger.redis import keys
 from pipeline.runtime.registry.contract import Heartbeat
 from protocol.ids import Role
 
+FLEET_HOST, GUEST_HOST = "fleet", "guest"
+"""Where the supervisor, its workers and the ledger are, and where one more generator is."""
 _STATE_S = 3.0
 _TIGHT_S = 0.001
 _DISK_BYTES = {"checkpoints": 8 << 20, "ledger": 96 << 20}
@@ -66,7 +69,7 @@ class Site:
 
     fleet: DrillFleet
     relays: Relays | None = None
-    hosts: TwoHosts | None = None
+    network: HostNetwork | None = None
     disks: set[str] = field(default_factory=set[str])
     """Folders of the run that lie on a small disk of their own."""
     nowhere: dict[str, str] = field(default_factory=dict[str, str])
@@ -394,18 +397,18 @@ class Striking:
 
     def _cut_link(self) -> None:
         """Let a generator work on the other host, and pull the cable."""
-        fleet, hosts = self._site.fleet, self._site.hosts
-        if hosts is None:
+        fleet, network = self._site.fleet, self._site.network
+        if network is None:
             self._site.notes.append(f"{self.fault.kind}: left out (no right to make network namespaces)")
             return
         self.target = "guest-generator"
-        guest = fleet.start_worker(Role.GENERATOR, self.target, host=hosts.on(HostName.GUEST))
+        guest = fleet.start_worker(Role.GENERATOR, self.target, host=network[GUEST_HOST].on())
         self._undo.append(guest.terminate)
         if not until(lambda: self._sends(self.target), _GUEST_S):
             self._site.notes.append(f"{self.fault.kind}: {self.target} sent nothing within {_GUEST_S:g} s")
         self._mark(self.target)
-        hosts.cut()
-        self._undo.append(hosts.repair)
+        network.plug(GUEST_HOST, CUT)
+        self._undo.append(lambda: network.plug(GUEST_HOST, WHOLE))
 
     def _sends(self, worker: str) -> bool:
         beat = self._site.fleet.beats().get(worker)

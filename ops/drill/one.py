@@ -6,7 +6,6 @@ end."""
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,9 +13,9 @@ from pathlib import Path
 
 from ops.drill.check import KillCost, Limits, Violation, check, kill_costs
 from ops.drill.events import Audited, Event, Finished, Stalled
-from ops.drill.faults import Site, Striking, interpose, look_for_leftovers, small_disk
+from ops.drill.faults import FLEET_HOST, GUEST_HOST, Site, Striking, interpose, look_for_leftovers, small_disk
 from ops.drill.fleet import DrillFleet, each_turn
-from ops.drill.network import ADDRESS, HostName, two_hosts
+from ops.drill.hosts import SpaceRefused, host_network
 from ops.drill.record import read_events
 from ops.drill.relay import Relays
 from ops.drill.schedule import WIRE, FaultKind, Plan
@@ -121,13 +120,15 @@ def drill(
         *(_LOCAL if engine == "local" else ()),
     ]
     with contextlib.ExitStack() as stack:
-        hosts = None
+        network = None
         if FaultKind.LINK_CUT in plan.kinds:
-            hosts = stack.enter_context(two_hosts(f"drill{os.getpid()}-{plan.seed}"))
-        if hosts is not None:
-            settings += ["wire.transport=tcp", f"wire.host={ADDRESS[HostName.FLEET]}"]
-        fleet = DrillFleet(folder, settings, host=hosts.on(HostName.FLEET) if hosts else ())
-        site = Site(fleet, hosts=hosts)
+            # the fault notes what is left out
+            with contextlib.suppress(SpaceRefused):
+                network = stack.enter_context(host_network(FLEET_HOST, GUEST_HOST, apart=False))
+        if network is not None:
+            settings += ["wire.transport=tcp", f"wire.host={network[FLEET_HOST].address}"]
+        fleet = DrillFleet(folder, settings, host=network[FLEET_HOST].on() if network else ())
+        site = Site(fleet, network=network)
         if plan.kinds & WIRE:
             site.relays = Relays(folder / "relays", plan.seed)
         for kind, name in _DISKS.items():

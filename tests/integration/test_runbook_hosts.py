@@ -25,13 +25,14 @@ from typing import Any
 
 import pytest
 
+from ops.drill.hosts import Host, SpaceRefused, host_network
 from pipeline.config.load import load_config, resolve_paths, to_toml
 from pipeline.ledger.server.binary import find_server
 from pipeline.training.update_log.folder import UPDATES_FOLDER, read_log
 from protocol.errors import DataError
-from tests.two_hosts import ADDRESSES, ROOT, Host, two_hosts
 from workers.engines.emulated.journal import read_journal
 
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "ops" / "RUNBOOK.md"
 RUN = "far"
 _WAIT_S = 90.0
@@ -73,6 +74,16 @@ def blocks(title: str) -> list[str]:
     """Return the commands of a section."""
     section = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
     return re.findall(r"```(?:sh)?\n(.*?)```", section, re.DOTALL)
+
+
+@contextmanager
+def network(hidden: Path) -> Iterator[tuple[Host, Host]]:
+    """Make two hosts; a folder is each one's own."""
+    try:
+        with host_network("host-a", "host-b", hidden=[hidden], versions=[4]) as made:
+            yield made["host-a"], made["host-b"]
+    except SpaceRefused as error:
+        pytest.skip(str(error))
 
 
 def until(condition: Callable[[], Any], what: str, output: Path) -> Any:
@@ -183,12 +194,10 @@ def test_the_pages_commands_let_another_hosts_workers_do_a_runs_work_until_it_en
     assert [line.split()[4] for line in on_b.splitlines()] == ["generator", "reward"], on_b
     outputs = {name: tmp_path / f"{name}.out" for name in ("ledger", "a", "b", "down", "audit")}
     run_dir = shared / "runs" / RUN
-    with two_hosts(4) as (a, b):
-        addresses = [address.partition("/")[0] for address in ADDRESSES[4]]
-        a.knows({"host-a": "127.0.1.1", "host-b": addresses[1]}, tmp_path / "hosts-a")
-        b.knows({"host-b": "127.0.1.1", "host-a": addresses[0]}, tmp_path / "hosts-b")
-        b.run("mount", "-t", "tmpfs", "none", "/dev/shm")
-        b.run("mount", "-t", "tmpfs", "none", str(ledger))
+    with network(ledger) as (a, b):
+        addresses = [a.address, b.address]
+        a.knows({"host-a": "127.0.1.1", "host-b": b.address}, tmp_path / "hosts-a")
+        b.knows({"host-b": "127.0.1.1", "host-a": a.address}, tmp_path / "hosts-b")
 
         begin = server[: server.index("export REDIS_URL")] + certificate + f"exec {sys.executable} ../relay.py\n"
         with running(a, begin, ledger, outputs["ledger"], environment):

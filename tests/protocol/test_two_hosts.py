@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.two_hosts import ADDRESSES, two_hosts
+from ops.drill.hosts import Host, HostNetwork, SpaceRefused, host_network
+from ops.drill.switch import CUT
 
+ROOT = Path(__file__).parents[2]
 MAILBOX = """
 import asyncio, sys
 from pathlib import Path
@@ -51,45 +55,62 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.fixture
+def network(ip: int) -> Iterator[HostNetwork]:
+    try:
+        with host_network("host-a", "host-b", versions=[ip]) as made:
+            yield made
+    except SpaceRefused as error:
+        pytest.skip(str(error))
+
+
+def start(host: Host, *command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(host.on(*command, folder=ROOT), stdout=subprocess.PIPE, text=True)
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ip", [4, 6])
-def test_an_advertised_address_is_reached_by_another_host_until_the_cable_is_cut(tmp_path: Path, ip: int) -> None:
-    with two_hosts(ip) as (one, other):
-        bound, address = {4: "0.0.0.0", 6: "[::]"}[ip], ADDRESSES[ip][0].partition("/")[0]
-        mailbox = one.start(sys.executable, "-c", MAILBOX, bound, str(tmp_path / "keys"))
-        output = mailbox.stdout
-        assert output is not None
-        try:
-            endpoint, key = output.readline().split()
-            assert address in endpoint, "not its name, which nobody knows there"
-            assert ":56" in endpoint, "a port of the range"
-            send = (sys.executable, "-c", SENDER, endpoint, key, str(tmp_path / "keys"))
-            assert other.run(*send, "20", "ends").split() == ["took", "reached"]
-            assert output.readline().strip() == "received"
-            other.run("ip", "link", "set", other.link, "down")
-            assert other.run(*send, "2", "ends").split() == ["refused", "unreached"]
-        finally:
-            mailbox.kill()
-            mailbox.wait()
-            output.close()
+def test_an_advertised_address_is_reached_by_another_host_until_the_cable_is_cut(
+    tmp_path: Path, network: HostNetwork, ip: int
+) -> None:
+    one, other = network.hosts.values()
+    bound = {4: "0.0.0.0", 6: "[::]"}[ip]
+    mailbox = start(one, sys.executable, "-c", MAILBOX, bound, str(tmp_path / "keys"))
+    output = mailbox.stdout
+    assert output is not None
+    try:
+        endpoint, key = output.readline().split()
+        assert one.addresses[ip] in endpoint, "not its name, which nobody knows there"
+        assert ":56" in endpoint, "a port of the range"
+        send = (sys.executable, "-c", SENDER, endpoint, key, str(tmp_path / "keys"))
+        assert other.run(*send, "20", "ends", folder=ROOT).split() == ["took", "reached"]
+        assert output.readline().strip() == "received"
+        network.plug("host-b", CUT)
+        assert other.run(*send, "2", "ends", folder=ROOT).split() == ["refused", "unreached"]
+    finally:
+        mailbox.kill()
+        mailbox.wait()
+        output.close()
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("then", ["sends on", "is idle"])
-def test_a_link_that_stood_when_the_cable_was_pulled_counts_as_not_reached(tmp_path: Path, then: str) -> None:
-    with two_hosts(4) as (one, other):
-        mailbox = one.start(sys.executable, "-c", MAILBOX, "0.0.0.0", str(tmp_path / "keys"))
-        assert mailbox.stdout is not None
-        endpoint, key = mailbox.stdout.readline().split()
-        sender = other.start(sys.executable, "-c", SENDER, endpoint, key, str(tmp_path / "keys"), "20", then)
-        assert sender.stdout is not None
-        try:
-            assert sender.stdout.readline().split() == ["took", "reached"]
-            other.run("ip", "link", "set", other.link, "down")
-            assert sender.stdout.readline().strip() == "cut"
-        finally:
-            for process in (mailbox, sender):
-                process.kill()
-                process.wait()
-                assert process.stdout is not None
-                process.stdout.close()
+@pytest.mark.parametrize(("ip", "then"), [(4, "sends on"), (4, "is idle")])
+def test_a_link_that_stood_when_the_cable_was_pulled_counts_as_not_reached(
+    tmp_path: Path, network: HostNetwork, then: str
+) -> None:
+    one, other = network.hosts.values()
+    mailbox = start(one, sys.executable, "-c", MAILBOX, "0.0.0.0", str(tmp_path / "keys"))
+    assert mailbox.stdout is not None
+    endpoint, key = mailbox.stdout.readline().split()
+    sender = start(other, sys.executable, "-c", SENDER, endpoint, key, str(tmp_path / "keys"), "20", then)
+    assert sender.stdout is not None
+    try:
+        assert sender.stdout.readline().split() == ["took", "reached"]
+        network.plug("host-b", CUT)
+        assert sender.stdout.readline().strip() == "cut"
+    finally:
+        for process in (mailbox, sender):
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()

@@ -40,7 +40,6 @@ from ops.drill.events import (
 from ops.drill.fleet import DrillFleet
 from ops.drill.ledger_history import LedgerHistory
 from ops.drill.leftovers import leftovers
-from ops.drill.network import ADDRESS, HostName, two_hosts
 from ops.drill.nowhere import Nowhere, Way
 from ops.drill.record import crashes, servers
 from ops.drill.relay import Relays, damage
@@ -413,28 +412,6 @@ def test_everything_that_a_run_may_leave_is_found_and_its_files_are_not_called_t
 
 
 # -- hosts and addresses ---------------------------------------------------------------------------
-
-
-def test_a_cable_between_two_hosts_is_pulled_and_put_in_again() -> None:
-    with two_hosts(f"t{os.getpid()}") as hosts:
-        if hosts is None:
-            assert os.geteuid() != 0, "root may make network namespaces here"
-            return
-        talk = (
-            "import socket, sys; s = socket.socket(); s.settimeout(1.0); "
-            "print(s.connect_ex((sys.argv[1], 9)) in (0, 111), end='')"
-        )
-
-        def reached() -> str:
-            command = [*hosts.on(HostName.GUEST), sys.executable, "-c", talk, ADDRESS[HostName.FLEET]]
-            return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-
-        # refused by the other host, so it is there
-        assert reached() == "True"
-        hosts.cut()
-        assert reached() == "False"
-        hosts.repair()
-        assert reached() == "True"
 
 
 @pytest.mark.parametrize("way", list(Way))

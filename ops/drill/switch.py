@@ -1,0 +1,133 @@
+"""A switch between hosts that are namespaces of one machine, with the faults of real networks.
+
+*Consumes* IP packets of each host's TUN device. *Produces* the same packets at their destination:
+late, or never, by the fault of each cable. *Waits for* packets on a thread of its own, which
+``close`` ends.
+
+Not every kernel has ``netem``. Here a cable's delay, loss and cuts need a TUN device alone."""
+
+from __future__ import annotations
+
+import heapq
+import ipaddress
+import os
+import random
+import selectors
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MAX_PACKET_BYTES = 65_536
+_LOOK_S = 0.05
+_DESTINATION = {4: slice(16, 20), 6: slice(24, 40)}
+"""Where a packet of an IP version has its destination (RFC 791, RFC 8200)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cable:
+    """How a host's cable carries packets."""
+
+    delay_s: float = 0.0
+    """Of each packet, in each direction."""
+    loss: float = 0.0
+    """Share of packets that are lost, in each direction."""
+    sends: bool = True
+    """Whether packets of the host leave it."""
+    receives: bool = True
+    """Whether packets for the host reach it."""
+
+
+WHOLE = Cable()
+CUT = Cable(sends=False, receives=False)
+
+
+def arrival_s(sender: Cable, receiver: Cable, now_s: float, rng: random.Random) -> float | None:
+    """Return when a packet of now arrives over two cables; None for one that is lost."""
+    if not (sender.sends and receiver.receives):
+        return None
+    if rng.random() < sender.loss or rng.random() < receiver.loss:
+        return None
+    return now_s + sender.delay_s + receiver.delay_s
+
+
+@dataclass(order=True, slots=True)
+class _Late:
+    at_s: float
+    number: int
+    to: int = field(compare=False)
+    packet: bytes = field(compare=False)
+
+
+class Switch:
+    """Carries packets between TUN devices, by the destination in each.
+
+    Args:
+        devices: Each IP address -> descriptor of its host's device.
+        seed: Of the losses."""
+
+    def __init__(self, devices: Mapping[str, int], *, seed: int = 0) -> None:
+        self._addresses = {ipaddress.ip_address(address).packed: device for address, device in devices.items()}
+        self._devices = dict(devices)
+        self._cables = dict.fromkeys(devices.values(), WHOLE)
+        self._rng = random.Random(seed)
+        self._late: list[_Late] = []
+        self._number = 0
+        self._is_closing = threading.Event()
+        self.num_lost = 0
+        """Packets that did not arrive."""
+        for device in self._cables:
+            os.set_blocking(device, False)
+        self._thread = threading.Thread(target=self._run, name="switch", daemon=True)
+        self._thread.start()
+
+    def plug(self, address: str, cable: Cable) -> None:
+        """Give the host of an address another cable, from now on."""
+        self._cables[self._devices[address]] = cable
+
+    def close(self) -> None:
+        """End the switch; the devices stay open."""
+        self._is_closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for device in self._cables:
+                selector.register(device, selectors.EVENT_READ)
+            while not self._is_closing.is_set():
+                wait_s = _LOOK_S
+                if self._late:
+                    wait_s = min(wait_s, max(0.0, self._late[0].at_s - time.monotonic()))
+                for key, _ in selector.select(wait_s):
+                    self._take(key.fd)
+                self._deliver()
+
+    def _take(self, sender: int) -> None:
+        """Take all packets that wait in a device."""
+        while True:
+            try:
+                packet = os.read(sender, _MAX_PACKET_BYTES)
+            except BlockingIOError:
+                return
+            receiver = self._addresses.get(packet[_DESTINATION[packet[0] >> 4]])
+            # to all, or to an address that no host has
+            if receiver is None:
+                continue
+            at_s = arrival_s(self._cables[sender], self._cables[receiver], time.monotonic(), self._rng)
+            if at_s is None:
+                self.num_lost += 1
+                continue
+            self._number += 1
+            heapq.heappush(self._late, _Late(at_s, self._number, receiver, packet))
+
+    def _deliver(self) -> None:
+        now_s = time.monotonic()
+        while self._late and self._late[0].at_s <= now_s:
+            late = heapq.heappop(self._late)
+            # a full device drops a packet, as a full switch does
+            with suppress(OSError):
+                os.write(late.to, late.packet)
