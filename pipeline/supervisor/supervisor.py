@@ -4,10 +4,9 @@
 heartbeats and the run's state. *Produces* processes, restarts, and the run's end. *Waits for*
 signals and exits, a fifth of a second at a time.
 
-``fleet_plan`` and ``watchdog`` decide; ``processes`` starts, signals and reaps; this module joins
-them, and keeps the embedded ledger server alive (``monitor``). A frozen or stuck worker is fenced
-first and killed then, so that its late writes have no effect. Workers of an earlier supervisor are
-adopted (``takeover``). If they have other settings, they are drained and started again.
+``host_fleet`` carries out on processes what ``fleet_plan`` and ``watchdog`` decide. This module
+joins it to the run, and keeps the embedded ledger server alive (``monitor``). Workers of an earlier
+supervisor are adopted (``takeover``). If they have other settings, they are drained and started again.
 
 The first Ctrl-C (or SIGTERM, or SIGHUP of a closing terminal) drains the fleet. A second Ctrl-C or
 SIGTERM ends it at once. Neither needs the ledger's answer."""
@@ -46,16 +45,15 @@ from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunSt
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.signals import leave_terminals, own_terminals, stop_signals
 from pipeline.supervisor import leftovers
-from pipeline.supervisor.fleet_plan import Action, FleetFailure, FleetPlan, Intensity, RestartPolicy, Verb
+from pipeline.supervisor.fleet_plan import FleetFailure
 from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts
+from pipeline.supervisor.host_fleet import DIED_WELL, HostFleet, meaning
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.monitor import Monitor
-from pipeline.supervisor.processes import Command, Processes, worker_command
+from pipeline.supervisor.processes import Command, worker_command
 from pipeline.supervisor.run_folder import server_lock
 from pipeline.supervisor.starter import forks, starter_command
 from pipeline.supervisor.takeover import take_over
-from pipeline.supervisor.watchdog import Timeouts, Watchdog
-from pipeline.training.checkpoints import CHECKPOINTS, VALUE_CHECKPOINTS, newest_name
 from protocol.errors import ConfigError, LedgerError, LedgerRefused
 from protocol.ids import Role
 
@@ -70,7 +68,6 @@ _ANSWER_S = 2.0
 """Limit of the ledger's answer, short enough for signals and exits to be handled in time."""
 _SERVER_PATIENCE_S = 60.0
 """Limit of a mute embedded server; less where ledger.outage_timeout_s is less."""
-_DIED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED, ExitCode.FENCED})
 
 log = structlog.get_logger(__name__)
 
@@ -92,21 +89,10 @@ class Supervisor:
     def __init__(
         self, config: RunConfig, run_dir: Path, spec: LedgerSpec, *, command: Command = worker_command
     ) -> None:
-        settings = config.supervisor
         self._config, self._run_dir, self._spec = config, run_dir, spec
-        self._processes = Processes(run_dir, command)
+        self._fleet = HostFleet(config, run_dir, command)
+        self._processes, self._plan = self._fleet.processes, self._fleet.plan
         self._is_forking = command is worker_command and config.supervisor.preload
-        self._plan = FleetPlan(
-            RestartPolicy(
-                infrastructure=Intensity(settings.max_restarts, settings.restart_window_s),
-                data=Intensity(settings.max_data_failures, settings.data_failure_window_s),
-                backoff_s=settings.backoff_s,
-                drain_timeout_s=settings.drain_timeout_s,
-                drain_ceiling_s=settings.drain_ceiling_s,
-            )
-        )
-        self._timeouts = _timeouts(config)
-        self._watchdog = Watchdog(self._timeouts)
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
         self._num_signals = 0
         self._stop_requested = threading.Event()
@@ -216,7 +202,7 @@ class Supervisor:
         if adopted and earlier is not None:
             if not _works_the_same(earlier, self._config):
                 log.warning("workers_restarted", why="they were started with other settings", workers=adopted)
-                self._carry_out(self._plan.recycle(time.monotonic()))
+                self._fleet.carry_out(self._plan.recycle(time.monotonic()))
             # As `headrace scale` left it.
             elif earlier.fleet == self._config.fleet:
                 wanted = await registry.fleet() or wanted
@@ -258,8 +244,8 @@ class Supervisor:
                 self._next_look_s = now + _LOOK_EVERY_S
                 status = await self._look(monitor, status, ended, now)
             if status.state is not RunState.RUNNING:
-                self._carry_out(self._plan.stop(now))
-            self._carry_out(self._plan.due(now))
+                self._fleet.carry_out(self._plan.stop(now))
+            self._fleet.carry_out(self._plan.due(now))
             if status.state is not RunState.RUNNING and self._plan.is_down:
                 return status
             await asyncio.sleep(_TICK_S)
@@ -271,17 +257,18 @@ class Supervisor:
             beats = await monitor.registry.heartbeats()
             if status.state is RunState.RUNNING:
                 status = await self._steer(monitor.registry, now)
-            await self._fence_exited(monitor.registry, ended, beats)
-            await self._replace(monitor.registry, beats, now, await monitor.overdue(now))
+            await self._fleet.fence_exited(monitor.registry, ended, beats)
+            await self._fleet.replace(monitor.registry, beats, now, await monitor.overdue(now))
+            await self._fence_silent(monitor.registry, beats, now)
             await monitor.show(status, beats, self._plan, now)
         except LedgerRefused as error:
-            self._watchdog.blind(now)
+            self._fleet.watchdog.blind(now)
             if status.state is RunState.RUNNING:
                 self._failed_code = ExitCode.CONFIG
                 status = self._ending() or RunStatus(RunState.FAILED, str(error))
         # The ledger is away or was emptied; workers wait for its restart too.
         except LedgerError:
-            self._watchdog.blind(now)
+            self._fleet.watchdog.blind(now)
             if status.state is RunState.RUNNING:
                 status = self._ending() or status
         return status
@@ -308,7 +295,7 @@ class Supervisor:
         if status.state is RunState.RUNNING:
             fleet = await registry.fleet()
             if fleet is not None and self._is_allowed(fleet):
-                self._carry_out(self._plan.want(fleet.counts, now))
+                self._fleet.carry_out(self._plan.want(fleet.counts, now))
         return status
 
     def _is_allowed(self, fleet: Fleet) -> bool:
@@ -324,30 +311,11 @@ class Supervisor:
         self._refused = None
         return True
 
-    async def _fence_exited(self, registry: Registry, ended: Sequence[Exit], beats: Sequence[Heartbeat]) -> None:
-        """Fence workers that ended badly, so that their heartbeats leave the registry."""
-        beating = {(beat.who.worker, beat.pid) for beat in beats}
-        for exit_ in ended:
-            if exit_.code not in _DIED_WELL and (exit_.worker, exit_.pid) in beating:
-                await registry.fence(exit_.worker)
-
-    async def _replace(
-        self, registry: Registry, beats: Sequence[Heartbeat], now: float, overdue_s: dict[Role, float]
-    ) -> None:
-        """Fence and kill frozen and stuck workers; fence unmanaged workers that fell silent."""
-        for worker, reason in self._watchdog.look(beats, self._processes.pids, now, overdue_s).items():
-            await registry.fence(worker)
-            self._processes.stop(worker, now=True)
-            kept = None if self._watchdog.is_silent(worker, now) else self._kept(worker)
-            if self._plan.replace(worker, reason, kept=kept):
-                log.error("worker_replaced", worker=worker, reason=reason)
-        for beat in beats:
-            worker = beat.who.worker
-            if self._processes.pids.get(worker) == beat.pid and (moved_s := self._watchdog.moved_s(worker)) is not None:
-                self._plan.moved(worker, moved_s, self._timeouts.drain_limit_s(beat))
+    async def _fence_silent(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
+        """Fence workers that another process started, once they have fallen silent."""
         host = socket.gethostname()
         gone = {beat.pid for beat in beats if beat.host == host and not process_runs(beat.pid)}
-        for worker, reason in self._watchdog.departed(beats, self._processes.pids, gone, now).items():
+        for worker, reason in self._fleet.watchdog.departed(beats, self._processes.pids, gone, now).items():
             await registry.fence(worker)
             log.warning("unmanaged_worker_fenced", worker=worker, reason=reason)
 
@@ -365,35 +333,13 @@ class Supervisor:
         else:
             self._processes.kill_all()
 
-    def _carry_out(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            match action.verb:
-                case Verb.START:
-                    self._processes.start(action.role, action.worker)
-                case Verb.DRAIN:
-                    self._processes.stop(action.worker)
-                case Verb.KILL:
-                    log.error("drain_timed_out", worker=action.worker, action="killed; others lease what it held")
-                    self._processes.stop(action.worker, now=True)
-
     def _note(self, exit_: Exit, now: float) -> None:
         was_draining = self._plan.is_draining(exit_.worker)
-        # A worker's loop obeys SIGTERM; a worker that dies of it holds nothing.
-        code = ExitCode.OK if was_draining and exit_.code == -signal.SIGTERM else exit_.code
-        kept = self._kept(exit_.worker)
-        self._plan.exited(exit_.worker, code, now, error=exit_.error, delivered=exit_.delivered, kept=kept)
+        code = self._fleet.note(exit_, now)
         if exit_.role is Role.LEARNER:
             self._is_starved |= code == ExitCode.STARVED
-            if was_draining and self._plan.is_stopping and code not in _DIED_WELL:
+            if was_draining and self._plan.is_stopping and code not in DIED_WELL:
                 self._learner_drain_code = code if code > 0 else ExitCode.DRAIN_TIMEOUT
-        if code not in (ExitCode.OK, ExitCode.STARVED):
-            error = {} if exit_.error is None else {"error": str(exit_.error)}
-            log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=meaning(code), **error)
-
-    def _kept(self, worker: str) -> str | None:
-        """Return a learning worker's newest checkpoint, "" for none; None for other workers."""
-        folders = {str(Role.LEARNER): CHECKPOINTS, str(Role.VALUE): VALUE_CHECKPOINTS}
-        return newest_name(self._run_dir / folders[worker]) if worker in folders else None
 
     def _outcome(self, status: RunStatus) -> RunOutcome:
         failure = self._plan.failure
@@ -416,24 +362,3 @@ def _works_the_same(one: RunConfig, other: RunConfig) -> bool:
     """Whether workers of both configurations work alike; fleet size and supervision may differ."""
     same = {"fleet": other.fleet, "supervisor": other.supervisor}
     return one.model_copy(update=same) == other
-
-
-def _timeouts(config: RunConfig) -> Timeouts:
-    settings = config.supervisor
-    return Timeouts(
-        stuck_after_s=settings.stuck_after_s,
-        start_timeout_s=settings.start_timeout_s,
-        silent_after_s=settings.silent_after_s,
-        checkpoint_timeout_s=settings.checkpoint_timeout_s,
-        drain_timeout_s=settings.drain_timeout_s,
-        outage_timeout_s=config.ledger.outage_timeout_s,
-        send_timeout_s=config.wire.send_timeout_s,
-    )
-
-
-def meaning(exit_code: int) -> str:
-    """Return an exit code in words."""
-    if exit_code < 0:
-        return f"killed by {signal.Signals(-exit_code).name}"
-    values = {int(code): code.name.lower().replace("_", " ") for code in ExitCode}
-    return values.get(exit_code, "unknown")

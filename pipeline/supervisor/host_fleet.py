@@ -1,0 +1,120 @@
+"""The workers of one host: what the plan decides is carried out on processes, and watched.
+
+A supervisor of a run has one, and so has a joined host. A frozen or stuck worker is fenced first
+and killed then, so that its late writes have no effect."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import structlog
+
+from pipeline.config.schema import RunConfig
+from pipeline.process.exit_codes import ExitCode
+from pipeline.runtime.registry.contract import Heartbeat, Registry
+from pipeline.supervisor.fleet_plan import Action, FleetPlan, Intensity, RestartPolicy, Verb
+from pipeline.supervisor.launchers.seam import Exit
+from pipeline.supervisor.processes import Command, Processes
+from pipeline.supervisor.watchdog import Timeouts, Watchdog
+from pipeline.training.checkpoints import CHECKPOINTS, VALUE_CHECKPOINTS, newest_name
+from protocol.ids import Role
+
+DIED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED, ExitCode.FENCED})
+
+log = structlog.get_logger(__name__)
+
+
+class HostFleet:
+    """The plan, the processes and the watchdog of one host's workers."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, command: Command) -> None:
+        self._run_dir = run_dir
+        self.processes = Processes(run_dir, command)
+        self.plan = FleetPlan(_restart_policy(config))
+        self._timeouts = _timeouts(config)
+        self.watchdog = Watchdog(self._timeouts)
+
+    def carry_out(self, actions: Sequence[Action]) -> None:
+        """Start, drain and kill."""
+        for action in actions:
+            match action.verb:
+                case Verb.START:
+                    self.processes.start(action.role, action.worker)
+                case Verb.DRAIN:
+                    self.processes.stop(action.worker)
+                case Verb.KILL:
+                    log.error("drain_timed_out", worker=action.worker, action="killed; others lease what it held")
+                    self.processes.stop(action.worker, now=True)
+
+    def note(self, exit_: Exit, now: float) -> int:
+        """Tell the plan of an end; return its exit code as it counts."""
+        was_draining = self.plan.is_draining(exit_.worker)
+        # A worker's loop obeys SIGTERM; a worker that dies of it holds nothing.
+        code = ExitCode.OK if was_draining and exit_.code == -signal.SIGTERM else exit_.code
+        kept = self._kept(exit_.worker)
+        self.plan.exited(exit_.worker, code, now, error=exit_.error, delivered=exit_.delivered, kept=kept)
+        if code not in (ExitCode.OK, ExitCode.STARVED):
+            error = {} if exit_.error is None else {"error": str(exit_.error)}
+            log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=meaning(code), **error)
+        return code
+
+    async def fence_exited(self, registry: Registry, ended: Sequence[Exit], beats: Sequence[Heartbeat]) -> None:
+        """Fence workers that ended badly, so that their heartbeats leave the registry."""
+        beating = {(beat.who.worker, beat.pid) for beat in beats}
+        for exit_ in ended:
+            if exit_.code not in DIED_WELL and (exit_.worker, exit_.pid) in beating:
+                await registry.fence(exit_.worker)
+
+    async def replace(
+        self, registry: Registry, beats: Sequence[Heartbeat], now: float, overdue_s: Mapping[Role, float]
+    ) -> None:
+        """Fence and kill frozen and stuck workers, which are started again."""
+        for worker, reason in self.watchdog.look(beats, self.processes.pids, now, overdue_s).items():
+            await registry.fence(worker)
+            self.processes.stop(worker, now=True)
+            kept = None if self.watchdog.is_silent(worker, now) else self._kept(worker)
+            if self.plan.replace(worker, reason, kept=kept):
+                log.error("worker_replaced", worker=worker, reason=reason)
+        for beat in beats:
+            worker = beat.who.worker
+            if self.processes.pids.get(worker) == beat.pid and (moved_s := self.watchdog.moved_s(worker)) is not None:
+                self.plan.moved(worker, moved_s, self._timeouts.drain_limit_s(beat))
+
+    def _kept(self, worker: str) -> str | None:
+        """Return a learning worker's newest checkpoint, "" for none; None for other workers."""
+        folders = {str(Role.LEARNER): CHECKPOINTS, str(Role.VALUE): VALUE_CHECKPOINTS}
+        return newest_name(self._run_dir / folders[worker]) if worker in folders else None
+
+
+def _restart_policy(config: RunConfig) -> RestartPolicy:
+    settings = config.supervisor
+    return RestartPolicy(
+        infrastructure=Intensity(settings.max_restarts, settings.restart_window_s),
+        data=Intensity(settings.max_data_failures, settings.data_failure_window_s),
+        backoff_s=settings.backoff_s,
+        drain_timeout_s=settings.drain_timeout_s,
+        drain_ceiling_s=settings.drain_ceiling_s,
+    )
+
+
+def _timeouts(config: RunConfig) -> Timeouts:
+    settings = config.supervisor
+    return Timeouts(
+        stuck_after_s=settings.stuck_after_s,
+        start_timeout_s=settings.start_timeout_s,
+        silent_after_s=settings.silent_after_s,
+        checkpoint_timeout_s=settings.checkpoint_timeout_s,
+        drain_timeout_s=settings.drain_timeout_s,
+        outage_timeout_s=config.ledger.outage_timeout_s,
+        send_timeout_s=config.wire.send_timeout_s,
+    )
+
+
+def meaning(exit_code: int) -> str:
+    """Return an exit code in words."""
+    if exit_code < 0:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    values = {int(code): code.name.lower().replace("_", " ") for code in ExitCode}
+    return values.get(exit_code, "unknown")
