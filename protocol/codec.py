@@ -20,7 +20,7 @@ from xxhash import xxh3_64_intdigest
 from protocol.arrays import Buffer, pack_array, pack_large_array, unpack_array
 from protocol.errors import ChecksumMismatch, MalformedMessage, UnknownMessage, UnknownVersion
 from protocol.limits import FREE_BODY_BYTES, MAX_ENVELOPE_BYTES, MAX_TEXT_BYTES, NUM_FRAMES, check_size, check_values
-from protocol.messages import SCHEMA_VERSION, Message, WeightsPart
+from protocol.messages import SCHEMA_VERSION, FilePart, Message, WeightsPart
 from protocol.trajectory import Score, TrajectoryChunk
 from protocol.validate import check_consistency, check_vectors
 
@@ -85,6 +85,7 @@ def _tag_of(cls: type) -> str:
 Storable: TypeAlias = Message | Score
 _MESSAGE_TAGS: dict[type, str] = {cls: _tag_of(cls) for cls in get_args(Message)}
 _TAGS: dict[type, str] = {cls: _tag_of(cls) for cls in (*get_args(Message), *get_args(Score))}
+_LARGE = (WeightsPart, FilePart)
 _encode = msgspec.msgpack.Encoder(enc_hook=pack_array).encode
 _encode_large = msgspec.msgpack.Encoder(enc_hook=pack_large_array).encode
 _decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
@@ -210,7 +211,7 @@ def _encode_body(obj: Storable) -> bytes:
     check_vectors(obj)
     check_consistency(obj)
     try:
-        body = _encode_large(obj) if obj.__class__ is WeightsPart else _encode(obj)
+        body = _encode_large(obj) if obj.__class__ in _LARGE else _encode(obj)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise MalformedMessage(f"a {type(obj).__name__} cannot be encoded: {_told(error)}") from error
     if (

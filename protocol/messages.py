@@ -40,5 +40,27 @@ class WeightsPart(msgspec.Struct, frozen=True, kw_only=True, tag="weights_part",
     """The version that the delta starts from; -1: bytes of the version itself."""
 
 
-Message = TrajectoryChunk | WeightsRequest | WeightsPart
+class FileRequest(msgspec.Struct, frozen=True, kw_only=True, tag="file_request", omit_defaults=True):
+    """Requests a range of a file of the run's manifest, from the run's host."""
+
+    digest: str
+    """As in the manifest: ``sha256:hex``."""
+    offset: int
+    """First byte wanted."""
+    max_bytes: int
+    """Upper bound of the answer's data."""
+
+
+class FilePart(msgspec.Struct, frozen=True, kw_only=True, tag="file_part", omit_defaults=True):
+    """A range of a file. ``data`` is empty when no such file is served."""
+
+    digest: str
+    offset: int
+    total_bytes: int
+    """Size of the whole file; 0 when it is not served."""
+    data: Uint8Vector = msgspec.field(name="data:|u1")
+    """uint8 [bytes of this part]"""
+
+
+Message = TrajectoryChunk | WeightsRequest | WeightsPart | FileRequest | FilePart
 """All messages of a mailbox."""

@@ -12,7 +12,7 @@ import numpy as np
 from protocol.arrays import FLOAT32, INT32, UINT8
 from protocol.errors import MalformedMessage
 from protocol.limits import MAX_DEPTH
-from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
+from protocol.messages import BASE_VERSION, FilePart, FileRequest, Message, WeightsPart, WeightsRequest
 from protocol.trajectory import ReferenceScore, Score, TrajectoryChunk, ValueScore
 
 
@@ -36,7 +36,7 @@ def check_vectors(obj: Message | Score) -> None:
         _check_vector("logprobs", obj.logprobs, FLOAT32)
     elif isinstance(obj, ValueScore):
         _check_vector("values", obj.values, FLOAT32)
-    elif isinstance(obj, WeightsPart):
+    elif isinstance(obj, WeightsPart | FilePart):
         _check_vector("data", obj.data, UINT8)
 
 
@@ -50,9 +50,15 @@ def check_consistency(obj: Message | Score) -> None:
                 f"weights request for version {obj.version}, offset {obj.offset}, max_bytes {obj.max_bytes}; "
                 f"expected {BASE_VERSION} or more, 0 or more, and above 0"
             )
-    elif isinstance(obj, WeightsPart) and not 0 <= obj.offset <= obj.total_bytes - obj.data.size:
+    elif isinstance(obj, FileRequest):
+        if obj.offset < 0 or obj.max_bytes <= 0:
+            raise MalformedMessage(
+                f"file request with offset {obj.offset}, max_bytes {obj.max_bytes}; expected 0 or more, and above 0"
+            )
+    elif isinstance(obj, WeightsPart | FilePart) and not 0 <= obj.offset <= obj.total_bytes - obj.data.size:
+        what = "weights" if isinstance(obj, WeightsPart) else "file"
         raise MalformedMessage(
-            f"weights part of {obj.data.size} bytes at offset {obj.offset} is not within a file of {obj.total_bytes} bytes"
+            f"{what} part of {obj.data.size} bytes at offset {obj.offset} is not within a file of {obj.total_bytes} bytes"
         )
 
 

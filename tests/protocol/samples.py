@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protocol.codec import Storable
 from protocol.ids import ChunkId, TrajectoryId
-from protocol.messages import BASE_VERSION, WeightsPart, WeightsRequest
+from protocol.messages import BASE_VERSION, FilePart, FileRequest, WeightsPart, WeightsRequest
 from protocol.trajectory import (
     FinishReason,
     Prompt,
@@ -66,6 +66,10 @@ def samples() -> dict[str, Storable]:
         "weights_delta_request": WeightsRequest(version=4, offset=0, max_bytes=1 << 20, base=3),
         "weights_delta_part": WeightsPart(
             version=4, offset=0, total_bytes=9, data=np.arange(9, dtype=np.uint8), base=3
+        ),
+        "file_request": FileRequest(digest="sha256:" + "0f" * 32, offset=8, max_bytes=1 << 20),
+        "file_part": FilePart(
+            digest="sha256:" + "0f" * 32, offset=8, total_bytes=600, data=np.arange(9, dtype=np.uint8)
         ),
         "reward": RewardScore(reward=0.75, accuracy=1.0, parts={"correct": 1.0, "overlong": -0.25}, masked=True),
         "reference": ReferenceScore(logprobs=-np.arange(100, dtype=np.float32)),

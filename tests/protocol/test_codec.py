@@ -28,7 +28,7 @@ from protocol.errors import (
     WireError,
 )
 from protocol.limits import FREE_BODY_BYTES, MAX_TEXT_BYTES, check_values
-from protocol.messages import Message, WeightsPart
+from protocol.messages import FilePart, Message, WeightsPart
 from protocol.trajectory import Prompt, ReferenceScore, RewardScore, Score, Segment, TrajectoryChunk, ValueScore
 from tests.protocol.samples import chunk, chunks, packed, request, same, samples
 
@@ -110,7 +110,7 @@ def test_empty_and_strided_arrays_travel() -> None:
     assert same(from_blob(to_blob(part), WeightsPart), part)
 
 
-@pytest.mark.parametrize("cls", [Prompt, TrajectoryChunk, ReferenceScore, ValueScore, WeightsPart])
+@pytest.mark.parametrize("cls", [Prompt, TrajectoryChunk, ReferenceScore, ValueScore, WeightsPart, FilePart])
 def test_the_name_of_every_array_field_ends_in_its_dtype(cls: type) -> None:
     vectors = [field for field in msgspec.structs.fields(cls) if hasattr(field.type, "dtype")]
     assert vectors
