@@ -1,4 +1,5 @@
-"""``workers.starter RUN_DIR DESCRIPTOR ROOM``: imports what a run's workers import, and forks them.
+"""``workers.starter RUN_DIR [ROLE ...] DESCRIPTOR ROOM``: imports what a run's workers import, and
+forks them. With roles: those roles' workers alone.
 
 The supervisor starts it (``pipeline.supervisor.starter``), and it ends with the supervisor. Its
 workers go on. It owns no thread, no CUDA context and no connection when it forks."""
@@ -10,7 +11,7 @@ import importlib
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,43 +19,45 @@ from pipeline.config.load import read_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.process.forking import serve
 from protocol import headrace
+from protocol.ids import Role
 from workers import __main__ as worker
 
-_ROLES = (
-    "workers.generator.generator",
-    "workers.learner.learner",
-    "workers.scorers.reference",
-    "workers.scorers.reward",
-    "workers.scorers.value",
-)
+_ROLES = {
+    Role.GENERATOR: "workers.generator.generator",
+    Role.LEARNER: "workers.learner.learner",
+    Role.REFERENCE: "workers.scorers.reference",
+    Role.REWARD: "workers.scorers.reward",
+    Role.VALUE: "workers.scorers.value",
+}
 
 
-def imports(config: RunConfig) -> Iterator[str]:
-    """Yield the modules that the workers of a configuration import, but for vLLM's."""
-    yield from _ROLES
-    if config.generation.engine == "local":
+def imports(config: RunConfig, roles: Collection[Role] = tuple(_ROLES)) -> Iterator[str]:
+    """Yield the modules that workers of these roles import in a configuration, but for vLLM's."""
+    yield from (module for role, module in _ROLES.items() if role in roles)
+    if Role.GENERATOR in roles and config.generation.engine == "local":
         yield "workers.engines.generation.local.build"
-    if config.learner.backend == "torch":
+    if Role.LEARNER in roles and config.learner.backend == "torch":
         yield "workers.engines.training.torch"
-    if config.needs_reference and config.reference.backend == "torch":
+    if Role.REFERENCE in roles and config.needs_reference and config.reference.backend == "torch":
         yield "workers.engines.scoring.torch"
-    if config.declaration.has_critic and config.value.backend == "torch":
+    if Role.VALUE in roles and config.declaration.has_critic and config.value.backend == "torch":
         yield "workers.engines.value.torch"
-    if config.reward.model is not None:
+    if Role.REWARD in roles and config.reward.model is not None:
         yield "workers.engines.scoring.reward_model"
 
 
 def main() -> NoReturn:
     """Import, and fork workers until the supervisor has ended."""
-    run_dir, descriptor = Path(sys.argv[1]), int(sys.argv[2])
-    for module in imports(read_resolved(run_dir)):
+    run_dir, *roles, descriptor, _ = sys.argv[1:]
+    given = tuple(map(Role, roles)) or tuple(_ROLES)
+    for module in imports(read_resolved(Path(run_dir)), given):
         importlib.import_module(module)
     if reason := unforkable():
         sys.exit(f"{reason}; workers import for themselves")
     gc.collect()
     # Imported modules are no garbage: left alone, their memory stays shared.
     gc.freeze()
-    with socket.socket(fileno=descriptor) as channel:
+    with socket.socket(fileno=int(descriptor)) as channel:
         serve(channel, _work)
     os._exit(0)
 

@@ -116,7 +116,12 @@ def write_resolved(config: RunConfig, run_dir: Path) -> Path:
 
 def to_toml(config: RunConfig) -> str:
     """Return every set value as TOML. Absent settings (None) are left out: TOML has no null."""
-    return tomli_w.dumps(_without_none(public_settings(config)))
+    return settings_to_toml(public_settings(config))
+
+
+def settings_to_toml(settings: Tree) -> str:
+    """Return a tree of plain values as TOML, without those that are None."""
+    return tomli_w.dumps(_without_none(settings))
 
 
 def resolve_paths(config: RunConfig) -> RunConfig:

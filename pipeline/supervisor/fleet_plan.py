@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 import signal
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -132,8 +132,11 @@ class Worker:
 class FleetPlan:
     """The desired fleet and the present one."""
 
-    def __init__(self, policy: RestartPolicy) -> None:
+    def __init__(self, policy: RestartPolicy, name: Callable[[Role, int], str] | None = None) -> None:
+        """``name``: role and number -> a worker's name, which ends in the number; by default
+        ``worker_name``."""
         self._policy = policy
+        self._name = name or worker_name
         self._workers: dict[str, Worker] = {}
         self._data_failures: dict[Role, deque[float]] = {}
         self.is_stopping = False
@@ -198,13 +201,12 @@ class FleetPlan:
         numbers first, are drained. A worker that ended well without a drain (by a signal from
         outside) is wanted again, and is started after a pause."""
         actions: list[Action] = []
-        for role, count in counts.items():
-            for number in range(count):
-                name = worker_name(role, number)
-                if name not in self._workers:
-                    self._workers[name] = Worker(name, role)
+        wanted = {self._name(role, number): role for role, count in counts.items() for number in range(count)}
+        for name, role in wanted.items():
+            if name not in self._workers:
+                self._workers[name] = Worker(name, role)
         for worker in list(self._workers.values()):
-            if _number(worker.name) >= counts.get(worker.role, 0):
+            if worker.name not in wanted:
                 actions += self._retire(worker, now_s)
             elif worker.phase is WorkerPhase.ENDED and self.failure is None:
                 self._failed(worker, -signal.SIGTERM, now_s)

@@ -6,7 +6,7 @@ and killed then, so that its late writes have no effect."""
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -14,7 +14,7 @@ import structlog
 from pipeline.config.schema import RunConfig
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Heartbeat, Registry
-from pipeline.supervisor.fleet_plan import Action, FleetPlan, Intensity, RestartPolicy, Verb
+from pipeline.supervisor.fleet_plan import Action, FleetPlan, Intensity, RestartPolicy, Verb, worker_name
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.processes import Command, Processes
 from pipeline.supervisor.watchdog import Timeouts, Watchdog
@@ -29,10 +29,13 @@ log = structlog.get_logger(__name__)
 class HostFleet:
     """The plan, the processes and the watchdog of one host's workers."""
 
-    def __init__(self, config: RunConfig, run_dir: Path, command: Command) -> None:
+    def __init__(
+        self, config: RunConfig, run_dir: Path, command: Command, name: Callable[[Role, int], str] = worker_name
+    ) -> None:
+        """``name``: role and number -> a worker's name."""
         self._run_dir = run_dir
         self.processes = Processes(run_dir, command)
-        self.plan = FleetPlan(_restart_policy(config))
+        self.plan = FleetPlan(_restart_policy(config), name)
         self._timeouts = _timeouts(config)
         self.watchdog = Watchdog(self._timeouts)
 
@@ -49,7 +52,7 @@ class HostFleet:
                     self.processes.stop(action.worker, now=True)
 
     def note(self, exit_: Exit, now: float) -> int:
-        """Tell the plan of an end; return its exit code as it counts."""
+        """Record an end in the plan; return its exit code as it counts."""
         was_draining = self.plan.is_draining(exit_.worker)
         # A worker's loop obeys SIGTERM; a worker that dies of it holds nothing.
         code = ExitCode.OK if was_draining and exit_.code == -signal.SIGTERM else exit_.code

@@ -17,6 +17,7 @@ from pipeline.ledger.server.disk import disk_trouble
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.server.probe import Sight
 from pipeline.ledger.server.watch import ServerWatch
+from pipeline.ledger.types import QueueStat
 from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
@@ -119,8 +120,7 @@ class Monitor:
         """Return the age of each scoring role's work beyond its deadline, at most 1 s old."""
         if now >= self._next_overdue_s:
             self._next_overdue_s = now + _OVERDUE_CHECK_S
-            ages = {queue.name: queue.oldest_age_s or 0.0 for queue in await self._ledger.queues()}
-            self._overdue_s = {role: ages[role] - self._scoring_deadline_s for role in _SCORERS if role in ages}
+            self._overdue_s = overdue_ages(await self._ledger.queues(), self._scoring_deadline_s)
         return self._overdue_s
 
     async def show(self, status: RunStatus, beats: Sequence[Heartbeat], plan: FleetPlan, now: float) -> None:
@@ -137,3 +137,9 @@ class Monitor:
         # A busy terminal misses one picture; a closed one misses all.
         with suppress(OSError):
             self._watch(snapshot)
+
+
+def overdue_ages(queues: Sequence[QueueStat], scoring_deadline_s: float) -> dict[Role, float]:
+    """Return the age of each scoring role's work beyond its deadline, in seconds."""
+    ages = {queue.name: queue.oldest_age_s or 0.0 for queue in queues}
+    return {role: ages[role] - scoring_deadline_s for role in _SCORERS if role in ages}

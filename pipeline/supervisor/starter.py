@@ -41,9 +41,10 @@ class StarterEnded(Exception):
     """The starter has ended, or does not answer."""
 
 
-def starter_command(run_dir: Path) -> list[str]:
-    """Return the command line of a starter, but for its last two arguments."""
-    return headrace.command("workers.starter", str(run_dir))
+def starter_command(run_dir: Path, *roles: Role) -> list[str]:
+    """Return the command line of a starter, but for its last two arguments. ``roles``: those whose
+    workers it forks; all by default."""
+    return headrace.command("workers.starter", str(run_dir), *map(str, roles))
 
 
 def forks(config: RunConfig, role: Role) -> bool:

@@ -6,7 +6,8 @@ signals and exits, a fifth of a second at a time.
 
 ``host_fleet`` carries out on processes what ``fleet_plan`` and ``watchdog`` decide. This module
 joins it to the run, and keeps the embedded ledger server alive (``monitor``). Workers of an earlier
-supervisor are adopted (``takeover``). If they have other settings, they are drained and started again.
+supervisor are adopted (``takeover``). If they have other settings, they are drained and started
+again.
 
 The first Ctrl-C (or SIGTERM, or SIGHUP of a closing terminal) drains the fleet. A second Ctrl-C or
 SIGTERM ends it at once. Neither needs the ledger's answer."""
@@ -19,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -129,8 +130,9 @@ class Supervisor:
             patience_s = self._server_patience_s
             monitor = Monitor(registry, ledger, server, metrics, watch, watch_every_s, deadline_s, patience_s)
             try:
-                await self._begin(registry)
-                status = await self._supervise(monitor)
+                with self._other_hosts():
+                    await self._begin(registry)
+                    status = await self._supervise(monitor)
                 await self._conclude(registry, ledger, status)
             finally:
                 await asyncio.to_thread(self._processes.close)
@@ -163,6 +165,14 @@ class Supervisor:
 
         with MetricsServer(port, RealClock()) as metrics:
             yield metrics
+
+    def _other_hosts(self) -> AbstractContextManager[object]:
+        """Serve hosts that join, where links leave this one."""
+        if self._config.wire.transport != "tcp":
+            return nullcontext()
+        from pipeline.supervisor.joining.run_host import RunHost
+
+        return RunHost(self._config, self._run_dir, read_ledger_url(self._run_dir))
 
     def _open_ledger(self) -> EmbeddedServer | None:
         settings = self._config.ledger

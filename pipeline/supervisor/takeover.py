@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
 
 import structlog
 
@@ -17,7 +18,9 @@ from pipeline.supervisor.fleet_plan import FleetPlan
 from pipeline.supervisor.processes import Processes
 from protocol.ids import Role
 
-_OURS = re.compile(rf"{Role.LEARNER}|{Role.VALUE}|({Role.GENERATOR}|{Role.REWARD}|{Role.REFERENCE})-\d+")
+_OWN = re.compile(
+    rf"supervisor|starter|{Role.LEARNER}|{Role.VALUE}|({Role.GENERATOR}|{Role.REWARD}|{Role.REFERENCE})-\d+"
+)
 
 log = structlog.get_logger(__name__)
 
@@ -27,8 +30,16 @@ def may_adopt(epoch: int, newest: int) -> bool:
     return epoch in (0, newest)
 
 
-async def take_over(processes: Processes, plan: FleetPlan, registry: Registry) -> list[str]:
-    """Adopt running workers and end fenced ones; return the adopted. Raises LedgerUnavailable."""
+def is_own(worker: str) -> bool:
+    """Whether a name is one that the run's own supervisor gives."""
+    return _OWN.fullmatch(worker) is not None
+
+
+async def take_over(
+    processes: Processes, plan: FleetPlan, registry: Registry, ours: Callable[[str], bool] = is_own
+) -> list[str]:
+    """Adopt running workers and end fenced ones; return the adopted. Raises LedgerUnavailable.
+    ``ours`` returns whether a name is one that this supervisor gives."""
     adopted: dict[str, int] = {}
     for found in processes.find():
         if may_adopt(found.epoch, await registry.epoch(found.worker)):
@@ -41,7 +52,7 @@ async def take_over(processes: Processes, plan: FleetPlan, registry: Registry) -
     for beat in await registry.heartbeats():
         worker = beat.who.worker
         is_adopted = adopted.get(worker) == beat.pid
-        if beat.host == socket.gethostname() and _OURS.fullmatch(worker) and not is_adopted:
+        if beat.host == socket.gethostname() and ours(worker) and not is_adopted:
             await registry.fence(worker)
             log.info("stale_worker_fenced", worker=worker, pid=beat.pid)
     if adopted:

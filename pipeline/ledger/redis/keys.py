@@ -51,6 +51,8 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:fleet`` | string | registry: the desired number of workers by role | the run |
 | ``{run}:weights`` | string | registry: the newest published weights | the run |
 | ``{run}:run_status`` | string | registry: the run's state and the sentence that explains it | the run |
+| ``{run}:manifest`` | string | what another host needs to join: code version, settings, files | until the run's next start |
+| ``{run}:home`` | stream | joined hosts' logs and tallies on their way to the run's folder, at most 256 | until received |
 | ``{run}:news:<topic>`` | stream | registry: one entry, written with every change of weights, endpoints or run | the run |
 | ``{run}:keys`` | set | join tokens whose hosts' CURVE keys are permitted; ``run`` for the run's host | the run |
 | ``{run}:keys:<token>`` | hash | public CURVE key -> host, of the hosts that joined with this token | until revoked |
@@ -117,6 +119,10 @@ fleet = _one("fleet")
 weights = _one("weights")
 run_status = _one("run_status")
 notifications = _each("news")
+
+# Joining hosts.
+manifest = _one("manifest")
+home = _one("home")
 
 # Join tokens, and the CURVE keys that their hosts may use.
 permitted = _one("keys")

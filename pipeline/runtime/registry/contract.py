@@ -6,7 +6,7 @@ server. ``MemoryRegistry`` and ``RedisRegistry`` implement it; one contract suit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -228,6 +228,10 @@ class Registry(Protocol):
         Args:
             role: of this role only; others are not read.
             below_version: with a role, those at a lower policy version, or at none (-1)."""
+        ...
+
+    async def heartbeats_of(self, workers: Collection[str]) -> list[Heartbeat]:
+        """Return the last heartbeats of these workers, of those that have not departed, by name."""
         ...
 
     async def reaching_generators(self) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -95,6 +95,10 @@ class MemoryRegistry:
             if known.heartbeat is not None
         ]
         return [beat for beat in found if is_wanted(beat, role, below_version)]
+
+    async def heartbeats_of(self, workers: Collection[str]) -> list[Heartbeat]:
+        """Return the last heartbeats of these workers, by name."""
+        return [beat for beat in await self.heartbeats() if beat.who.worker in workers]
 
     async def reaching_generators(self) -> dict[str, float]:
         """Return the last two that reach scorers, and the seconds since."""

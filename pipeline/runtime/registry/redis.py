@@ -15,7 +15,7 @@ memory limit. Values are JSON, readable in ``redis-cli``."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -111,12 +111,22 @@ class RedisRegistry:
             if not names:
                 return []
             read = ("HMGET", self._keys["heartbeats"], *names)
+        beats = await self._read_heartbeats(read)
+        # one may have beaten again since the index was read
+        return sorted((b for b in beats if is_wanted(b, role, below_version)), key=lambda beat: beat.who.worker)
+
+    async def heartbeats_of(self, workers: Collection[str]) -> list[Heartbeat]:
+        """Return the last heartbeats of these workers, by name."""
+        if not workers:
+            return []
+        beats = await self._read_heartbeats(("HMGET", self._keys["heartbeats"], *workers))
+        return sorted(beats, key=lambda beat: beat.who.worker)
+
+    async def _read_heartbeats(self, read: Sequence[str]) -> list[Heartbeat]:
         with ledger_faults("registry heartbeats"):
             now, blobs = await self._connection.ask_all([("TIME",), read])
         now_s = _seconds(now)
-        beats = [read_heartbeat(blob, now_s) for blob in blobs if blob is not None]
-        # one may have beaten again since the index was read
-        return sorted((b for b in beats if is_wanted(b, role, below_version)), key=lambda beat: beat.who.worker)
+        return [read_heartbeat(blob, now_s) for blob in blobs if blob is not None]
 
     async def reaching_generators(self) -> dict[str, float]:
         """Return the last two that reach scorers, and the seconds since."""

@@ -100,6 +100,8 @@ async def test_a_heartbeat_comes_back_as_it_was_written(subject: Subject):
     who = await subject.registry.register(Role.GENERATOR, "generator-0")
     assert await asyncio.to_thread(subject.writer.beat, beat_of(who))
     assert await heartbeats(subject.registry) == [beat_of(who)]
+    assert [beat.who for beat in await subject.registry.heartbeats_of([who.worker, "another"])] == [who]
+    assert await subject.registry.heartbeats_of(["another"]) == await subject.registry.heartbeats_of([]) == []
     assert await asyncio.to_thread(subject.writer.beat, beat_of(who, progress=8))
     assert [beat.progress for beat in await subject.registry.heartbeats()] == [8]
 

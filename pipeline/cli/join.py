@@ -1,0 +1,168 @@
+"""``headrace join``: this host's workers for a run of another host.
+
+*Consumes* the ledger's address and a token. *Produces* workers, until the run ends. *Waits for* the
+run and its files. *Unblocked by* the run's host, or by Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli.common import PATH, echo_json, json_option
+from protocol.errors import ConfigError
+from protocol.ids import Role, is_worker_name
+from protocol.printable import printable
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+    from pipeline.supervisor.joining.joined_folder import JoinedFolder
+    from pipeline.supervisor.joining.joined_supervisor import JoinOutcome
+
+_ROLES = ("generator", "reward", "reference")
+_EPILOG = """\b
+Examples:
+  headrace join rediss://ledger.example:6379/0 --token generator.token --count 4
+  headrace join --run demo --role reward      # REDIS_URL has the address and the password
+
+\b
+Exit codes:
+  0    the run has ended, or Ctrl-C: the workers drained
+  2    token, clock, version, role or a file is wrong; the sentence says which
+  3    the ledger's server does not answer
+  9    this host's disk or memory failed
+  130  stopped twice, or before a worker was started
+
+Workers that fail more often than supervisor.max_restarts allows end the command with the worker's
+exit code. The run and other hosts go on.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("url", required=False, metavar="[LEDGER_URL]")
+@click.option("--token", type=PATH, help="File that `headrace tokens create` wrote; it names run and role.")
+@click.option("--run", "run_name", metavar="NAME", help="The run's name, where there is no token.")
+@click.option("--role", type=click.Choice(_ROLES), help="Role of the workers. Default: the token's role.")
+@click.option("--count", type=click.IntRange(1, 1024), default=1, show_default=True, help="How many workers.")
+@click.option("--name", default="", help="The one worker's name, unique in the run: for launchers.")
+@click.option(
+    "--dir", "base", type=PATH, help="Where the joined folder is made. Default: ~/.local/state/headrace/joined."
+)
+@click.option(
+    "--wait", "wait_s", type=float, default=60.0, show_default=True, metavar="SECONDS", help="For the run to begin."
+)
+@json_option
+def join(
+    url: str | None,
+    token: Path | None,
+    run_name: str | None,
+    role: str | None,
+    count: int,
+    name: str,
+    base: Path | None,
+    wait_s: float,
+    as_json: bool,
+) -> int:
+    """Give a run of another host workers of this one, until it ends."""
+    from pipeline.ledger.url import hide_password
+    from pipeline.runtime.log import log_to_stderr, open_log
+    from pipeline.supervisor.joining.join import JoinRequest
+    from pipeline.supervisor.joining.join import join as join_run
+    from pipeline.supervisor.joining.joined_folder import claimed_folder, default_base
+
+    log_to_stderr()
+    if url is not None and hide_password(url) != url:
+        raise ConfigError(
+            "the ledger URL has a password, which every user of this host sees in the process list; give the address alone "
+            "with --token FILE, or put the whole URL into REDIS_URL"
+        )
+    url = url or os.environ.get("REDIS_URL")
+    if url is None:
+        raise click.UsageError("no ledger: give its URL, for example rediss://HOST:6379/0, or set REDIS_URL")
+    run, wanted = _named(token, run_name, role)
+    if name and (count > 1 or not is_worker_name(name)):
+        raise click.UsageError(
+            f"--name {name!r:.80} cannot name {count} workers; expected --count 1 and a name as generator-2"
+        )
+    with claimed_folder((base or default_base()).absolute(), run, wanted, name) as folder:
+        url = _with_token(url, token, folder)
+        request = JoinRequest(url, run, wanted, count, wait_s)
+        who = folder.worker_name(Role.SUPERVISOR, 0)
+        log = open_log(folder.path, role=Role.SUPERVISOR, worker=who, run=run)
+
+        def began() -> None:
+            click.echo(
+                f"joined {run} as {count} {wanted} {'worker' if count == 1 else 'workers'} of {socket.gethostname()}; "
+                f"logs: {folder.path / 'logs'}",
+                err=True,
+            )
+
+        try:
+            outcome = asyncio.run(join_run(request, folder, check=_checker(wanted), began=began))
+        finally:
+            log.close()
+        return _report(folder, outcome, as_json=as_json)
+
+
+def _named(token: Path | None, run: str | None, role: str | None) -> tuple[str, Role]:
+    """Return run and role, of the token or as given."""
+    if token is None:
+        if run is None or role is None:
+            raise click.UsageError("which run, and as what? Give --token FILE, or --run NAME and --role ROLE")
+        return run, Role(role)
+    from pipeline.ledger.token import read_token
+
+    read = read_token(token)
+    if run not in (None, read.run) or role not in (None, str(read.role)):
+        given = " ".join(word for word in (run, role) if word)
+        raise ConfigError(
+            f"token file {token} is for {read.role} workers of the run {read.run}, and the command wants {given}; leave --run "
+            "and --role out, or give another token"
+        )
+    if str(read.role) not in _ROLES:
+        raise ConfigError(
+            f"token file {token} is for a {read.role}, which the run's host starts; expected {', '.join(_ROLES)}"
+        )
+    return read.run, read.role
+
+
+def _with_token(url: str, token: Path | None, folder: JoinedFolder) -> str:
+    if token is None:
+        return url
+    from pipeline.ledger.token import ledger_url, read_token
+
+    return ledger_url(url, read_token(token), folder.path)
+
+
+def _checker(role: Role) -> Callable[[RunConfig], None]:
+    """Return the check of what this host lacks for a role."""
+
+    def check(config: RunConfig) -> None:
+        engine = {Role.GENERATOR: config.generation.engine, Role.REFERENCE: config.reference.backend}.get(role)
+        if engine == "vllm":
+            from pipeline.preflight.vllm import check_versions
+
+            check_versions()
+
+    return check
+
+
+def _report(folder: JoinedFolder, outcome: JoinOutcome, *, as_json: bool) -> int:
+    if as_json:
+        failed = outcome.worker or None
+        echo_json(
+            {"folder": folder.path, "detail": outcome.detail, "exit_code": outcome.exit_code, "failed_worker": failed}
+        )
+    else:
+        click.echo(printable(outcome.detail))
+    if outcome.worker:
+        click.echo(f"\nlast lines of {outcome.worker}:\n{printable(outcome.last_lines)}", err=True)
+        click.echo(f"its log: {folder.path / 'logs' / f'{outcome.worker}.jsonl'}", err=True)
+    sys.stdout.flush()
+    return outcome.exit_code

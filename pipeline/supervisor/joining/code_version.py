@@ -1,0 +1,54 @@
+"""Which Headrace this is: its version, and a digest of its own sources.
+
+Hosts of one run have the same of both: messages, scripts and sampling must agree."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from protocol.errors import ConfigError
+from protocol.headrace import PACKAGES
+
+_ROOT = Path(__file__).parents[3]
+_SOURCES = (".py", ".lua")
+
+
+class CodeVersion(msgspec.Struct, frozen=True):
+    """One Headrace, as installed on a host."""
+
+    version: str
+    """Of the distribution."""
+    digest: str
+    """sha256 of the sources, in hex; the first 12 characters."""
+
+    def __str__(self) -> str:
+        return f"{self.version} (sources {self.digest})"
+
+
+def own_version(root: Path = _ROOT) -> CodeVersion:
+    """Return the version of the Headrace that runs here. ``root`` has its packages."""
+    hasher = hashlib.sha256()
+    for package in PACKAGES:
+        for path in sorted(path for path in (root / package).rglob("*") if path.suffix in _SOURCES):
+            content = path.read_bytes()
+            hasher.update(f"{path.relative_to(root)} {len(content)}\n".encode() + content)
+    try:
+        version = metadata.version("headrace")
+    except metadata.PackageNotFoundError:
+        version = "of a source tree"
+    return CodeVersion(version, hasher.hexdigest()[:12])
+
+
+def check_same(theirs: CodeVersion, ours: CodeVersion) -> None:
+    """Raise ConfigError when this host's Headrace is not the run's."""
+    if theirs == ours:
+        return
+    if theirs.version != ours.version:
+        remedy = f"install headrace {theirs.version} on this host"
+    else:
+        remedy = "both are of one version, with other sources: install the same commit on both hosts"
+    raise ConfigError(f"this host has Headrace {ours}, and the run was started with {theirs}; {remedy}")

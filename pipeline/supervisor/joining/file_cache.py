@@ -1,0 +1,159 @@
+"""The account's cache of files by content: a file is fetched once for all runs of a host.
+
+    <cache>/<digest>            a whole file, mode 0400
+    <cache>/<digest>.partial    one that is being fetched, locked by its process
+
+The cache is ``$XDG_CACHE_HOME/headrace/files``, by default below ``~/.cache``. A file's digest is
+checked before each use. A damaged file is removed, and fetched again. A partial file that a dead
+process left is continued."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+import structlog
+
+from pipeline.supervisor.joining.manifest import ManifestFile, digest_file
+from protocol.errors import ConfigError, StorageFailed
+from protocol.private import ensure_private_folder
+
+_POLL_S: Final = 0.05
+_READ_BYTES: Final = 1 << 20
+
+_log = structlog.get_logger(__name__)
+
+
+class CachedFileDamaged(Exception):
+    """A fetched file's bytes are not those of its digest."""
+
+
+def cache_folder() -> Path:
+    """Return this account's cache of files."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "headrace" / "files"
+
+
+class FileCache:
+    """Files by digest, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder. Raises ConfigError: it cannot be made, or is not ours alone."""
+        ensure_private_folder(folder)
+        self._folder = folder
+
+    def path(self, digest: str) -> Path:
+        """Return where the file with a digest is, or would be."""
+        return self._folder / digest.replace(":", "-")
+
+    def find(self, file: ManifestFile) -> Path | None:
+        """Return the whole, undamaged file; None when it must be fetched. Reads all of it."""
+        path = self.path(file.digest)
+        try:
+            if path.stat().st_size == file.num_bytes and digest_file(path) == file.digest:
+                return path
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _log.warning("cached_file_unreadable", path=str(path), reason=str(error))
+        _log.warning("cached_file_damaged", path=str(path), place=file.place, action="fetched again")
+        path.unlink(missing_ok=True)
+        return None
+
+    @contextlib.contextmanager
+    def filling(self, file: ManifestFile, *, timeout_s: float) -> Iterator[PartialFile]:
+        """Hold the partial file with a digest, when no other process does. Raises StorageFailed by
+        the disk, and ConfigError when another process still holds it at the deadline."""
+        partial = self.path(file.digest + ".partial")
+        with _on_disk(partial, file):
+            held = _locked(partial, timeout_s=timeout_s)
+        with held:
+            filled = PartialFile(held, partial, self.path(file.digest), file)
+            yield filled
+            if not filled.num_bytes:
+                partial.unlink(missing_ok=True)
+
+
+class PartialFile:
+    """A file that grows up to its last byte."""
+
+    def __init__(self, held: IO[bytes], partial: Path, whole: Path, file: ManifestFile) -> None:
+        self._held, self._partial, self._whole, self._file = held, partial, whole, file
+        self._hasher = hashlib.sha256()
+        held.seek(0)
+        while data := held.read(_READ_BYTES):
+            self._hasher.update(data)
+        self.num_bytes = held.tell()
+        """Bytes that are here; the next one is wanted."""
+        if self.num_bytes > file.num_bytes:
+            self.restart()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all bytes are here."""
+        return self.num_bytes == self._file.num_bytes
+
+    def append(self, data: memoryview) -> None:
+        """Write the next bytes. Raises StorageFailed: the disk refuses them."""
+        with _on_disk(self._partial, self._file):
+            self._held.write(data)
+            self._held.flush()
+        self._hasher.update(data)
+        self.num_bytes += len(data)
+
+    def restart(self) -> None:
+        """Remove all bytes."""
+        self._held.seek(0)
+        self._held.truncate()
+        self._hasher, self.num_bytes = hashlib.sha256(), 0
+
+    def finish(self) -> Path:
+        """Make the whole file of it. Raises CachedFileDamaged, after ``restart``; StorageFailed."""
+        got = f"sha256:{self._hasher.hexdigest()}"
+        if got != self._file.digest:
+            self.restart()
+            raise CachedFileDamaged(f"{self._file.place} came with digest {got}, expected {self._file.digest}")
+        with _on_disk(self._partial, self._file):
+            os.fsync(self._held.fileno())
+            os.fchmod(self._held.fileno(), 0o400)
+            self._partial.replace(self._whole)
+        return self._whole
+
+
+def _locked(path: Path, *, timeout_s: float) -> IO[bytes]:
+    """Open and lock a partial file that is still at its path."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "r+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
+        except FileNotFoundError:
+            # Its process has just made the whole file of it.
+            pass
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                file.close()
+                raise ConfigError(
+                    f"{path} is still being fetched by another process after {timeout_s:g} s; end that process, or try again"
+                ) from None
+            time.sleep(_POLL_S)
+        file.close()
+
+
+@contextlib.contextmanager
+def _on_disk(path: Path, file: ManifestFile) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailed(
+            f"{path.parent} cannot hold {file.place} of {file.num_bytes:,} bytes: {error.strerror}; make room there, or set "
+            "XDG_CACHE_HOME to a folder with room"
+        ) from error

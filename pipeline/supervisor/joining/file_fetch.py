@@ -1,0 +1,128 @@
+"""Fetches a manifest's files from the run's host into the cache.
+
+A part may take ``_PART_S``, and a first connection ``_REACH_S``. All digests are checked.
+
+A file of which a beginning is here is continued from there. If its digest does not match then, it
+is fetched once more from its first byte. Another mismatch means that the file was changed on the
+run's host since the run was started."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from pipeline.supervisor.joining.file_cache import CachedFileDamaged, FileCache, PartialFile
+from pipeline.supervisor.joining.manifest import ManifestFile
+from protocol.channel import Requester
+from protocol.errors import ConfigError, DataError, DeadlineExceeded
+from protocol.hosts import own_address
+from protocol.messages import FilePart, FileRequest
+
+_PART_S: Final = 30.0
+_REACH_S: Final = 10.0
+_TRY_S: Final = 1.0
+_OTHERS_S: Final = 3600.0
+"""Limit of another process of this host that fetches the same file."""
+
+_log = structlog.get_logger(__name__)
+
+
+async def fetch_files(
+    files: Sequence[ManifestFile], cache: FileCache, requester: Requester, endpoint: str, *, max_part_bytes: int
+) -> dict[str, Path]:
+    """Return digest -> file in the cache; what is not there is fetched.
+
+    Raises ConfigError: the run's host cannot be reached, or does not permit this one. Raises
+    DataError: it has no such file any more. Raises StorageFailed: the disk takes no more."""
+    found: dict[str, Path] = {}
+    num_bytes, started = 0, time.monotonic()
+    for file in files:
+        if file.digest in found:
+            continue
+        path = await asyncio.to_thread(cache.find, file)
+        if path is None:
+            path = await _fetch(file, cache, requester, endpoint, max_part_bytes)
+            num_bytes += file.num_bytes
+        found[file.digest] = path
+    if num_bytes:
+        _log.info("files_fetched", num_bytes=num_bytes, seconds=round(time.monotonic() - started, 3))
+    return found
+
+
+async def _fetch(
+    file: ManifestFile, cache: FileCache, requester: Requester, endpoint: str, max_part_bytes: int
+) -> Path:
+    holding = cache.filling(file, timeout_s=_OTHERS_S)
+    partial = await asyncio.to_thread(holding.__enter__)
+    try:
+        # Another process may have fetched it meanwhile.
+        if (path := await asyncio.to_thread(cache.find, file)) is not None:
+            return path
+        for _ in range(2):
+            await _fill(partial, file, requester, endpoint, max_part_bytes)
+            try:
+                return await asyncio.to_thread(partial.finish)
+            except CachedFileDamaged as error:
+                _log.warning("fetched_file_damaged", reason=str(error))
+        raise DataError(
+            f"{file.place} is not the file that the run was started with: its digest is not {file.digest}. It was changed on "
+            "the run's host since; put the old content back, or start the run again"
+        )
+    finally:
+        await asyncio.to_thread(holding.__exit__, None, None, None)
+
+
+async def _fill(
+    partial: PartialFile, file: ManifestFile, requester: Requester, endpoint: str, max_part_bytes: int
+) -> None:
+    while not partial.is_whole:
+        request = FileRequest(digest=file.digest, offset=partial.num_bytes, max_bytes=max_part_bytes)
+        part = await _ask(requester, endpoint, request)
+        if part.data.size == 0 or part.total_bytes != file.num_bytes:
+            raise DataError(
+                f"the run's host at {endpoint} no longer has {file.place} as the run was started with it: expected "
+                f"{file.num_bytes:,} bytes, got {part.total_bytes:,}; put it back there, or start the run again"
+            )
+        if part.offset != partial.num_bytes or part.data.size > max_part_bytes:
+            raise DataError(
+                f"requested bytes from {partial.num_bytes} of {file.place}, got {part.data.size} from {part.offset}; is "
+                f"{endpoint} the run's host?"
+            )
+        await asyncio.to_thread(partial.append, part.data.data)
+
+
+async def _ask(requester: Requester, endpoint: str, request: FileRequest) -> FilePart:
+    """Return the answer to a request. Raises ConfigError: nothing can be reached there, or it
+    answers something else."""
+    deadline = time.monotonic() + _PART_S
+    while True:
+        # Nothing is sent before the handshake, so a short try repeats nothing.
+        timeout_s = _TRY_S if requester.unreached_s() else _PART_S
+        try:
+            part = await requester.request(request, timeout_s=timeout_s)
+        except DeadlineExceeded:
+            unreached_s = requester.unreached_s()
+            if unreached_s >= _REACH_S or time.monotonic() > deadline:
+                raise ConfigError(_unreached(endpoint, unreached_s)) from None
+            continue
+        if not isinstance(part, FilePart) or part.digest != request.digest:
+            raise ConfigError(f"{endpoint} answered a {type(part).__name__}; is it the run's host?")
+        return part
+
+
+def _unreached(endpoint: str, unreached_s: float) -> str:
+    """Return why nothing came from the run's host, from where, and what to do."""
+    here = f"{socket.gethostname()} ({own_address()})"
+    if unreached_s:
+        return (
+            f"the run's host serves files at {endpoint}, which cannot be reached from {here}: no handshake for "
+            f"{unreached_s:.0f} s. Open wire.ports in its firewall, or set wire.advertise_host to an address that this host "
+            "reaches; or it does not permit this host's key"
+        )
+    return f"the run's host at {endpoint} is connected to {here}, and sent no part for {_PART_S:g} s; look at its load"

@@ -1,0 +1,170 @@
+"""The way home of what a joined host's workers write: logs, terminal output and tallies.
+
+The files stay in the joined folder. An entry of bounded size, one a second at most, has what is new
+in them. The run's host writes it into the run's folder, under the same names.
+
+Of a log that grows faster, the newest part is sent. The receiver marks what is missing by a line.
+Names are checked by the receiver: an entry reaches no other file, and no file of the run's own
+workers."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from pipeline.files import cut, write_private
+from pipeline.observability.regenerated_tokens import FOLDER as TALLIES
+from pipeline.process.records import FOLDER as PROCESSES
+from protocol.ids import Role, is_worker_name
+
+MAX_ENTRY_BYTES: Final = 64 << 10
+"""Bytes of logs in one entry."""
+_MAX_BEHIND_BYTES: Final = 1 << 20
+"""Of a log that is further behind, the beginning is left out."""
+_MAX_TALLY_BYTES: Final = 64
+_MAX_TALLIES: Final = 256
+_MAX_FILE_BYTES: Final = 32 << 20
+_LOG = re.compile(r"(?P<worker>.+)\.(?:jsonl|out)")
+_OFFSETS: Final = "home.json"
+_ALONE: Final = frozenset({str(Role.SUPERVISOR), str(Role.LEARNER), str(Role.VALUE), "starter"})
+"""Names that only the run's host gives."""
+
+_log = structlog.get_logger(__name__)
+
+
+class HomePiece(msgspec.Struct, frozen=True):
+    """A part of a log."""
+
+    name: str
+    """``generator-hostb-x3f9a1-0.jsonl``"""
+    file: int
+    """Inode: a log that was renamed begins anew."""
+    offset: int
+    data: bytes
+
+
+class HomeEntry(msgspec.Struct, frozen=True):
+    """Pieces and tallies that one joined host sends at once."""
+
+    pieces: tuple[HomePiece, ...] = ()
+    tallies: dict[str, bytes] = {}
+    """Whole files, by name."""
+
+
+class HomeReader:
+    """Reads what is new in a joined folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[str, tuple[int, int]] = {}
+        self._tallies: dict[str, bytes] = {}
+
+    def take(self) -> bytes:
+        """Return the next entry; empty when there is nothing new. An entry that was not delivered
+        is missing at home, and is marked there."""
+        pieces: list[HomePiece] = []
+        room = MAX_ENTRY_BYTES
+        for path in sorted((self._folder / "logs").glob("*")):
+            if room > 0 and _LOG.fullmatch(path.name) and (piece := self._piece(path, room)) is not None:
+                pieces.append(piece)
+                room -= len(piece.data)
+        tallies = self._changed_tallies()
+        return msgspec.msgpack.encode(HomeEntry(tuple(pieces), tallies)) if pieces or tallies else b""
+
+    def _piece(self, path: Path, room: int) -> HomePiece | None:
+        try:
+            with path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                known, offset = self._offsets.get(path.name, (0, 0))
+                if found.st_ino != known or found.st_size < offset:
+                    # It was renamed or cut, and began anew.
+                    offset = 0
+                size = found.st_size
+                if size - offset > _MAX_BEHIND_BYTES:
+                    offset = size - MAX_ENTRY_BYTES
+                data = os.pread(file.fileno(), room, offset)
+        except OSError:
+            return None
+        self._offsets[path.name] = found.st_ino, offset + len(data)
+        return HomePiece(path.name, found.st_ino, offset, data) if data else None
+
+    def _changed_tallies(self) -> dict[str, bytes]:
+        changed: dict[str, bytes] = {}
+        for path in sorted((self._folder / TALLIES).glob("*"))[-_MAX_TALLIES:]:
+            try:
+                content = path.read_bytes()
+            except OSError:
+                continue
+            if content and self._tallies.get(path.name) != content:
+                changed[path.name] = self._tallies[path.name] = content
+        return changed
+
+
+class HomeWriter:
+    """Writes entries into the run's folder."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._offsets = _read_offsets(run_dir / _OFFSETS)
+
+    def write(self, encoded: bytes) -> None:
+        """Write one entry; refuse what is none, and names that are not a joined worker's. Raises
+        OSError."""
+        try:
+            entry = msgspec.msgpack.decode(encoded, type=HomeEntry)
+        except (msgspec.DecodeError, ValueError) as error:
+            _log.warning("home_entry_refused", reason=str(error)[:200])
+            return
+        for piece in entry.pieces:
+            found = _LOG.fullmatch(piece.name)
+            if found is not None and self._is_joined(found["worker"]) and len(piece.data) <= MAX_ENTRY_BYTES:
+                self._append(piece)
+            else:
+                _log.warning("home_entry_refused", name=piece.name[:80])
+        self._put_tallies(entry.tallies)
+
+    def save(self) -> None:
+        """Record how far each log has come, so that a repeat writes nothing twice. Raises
+        OSError."""
+        write_private(self._run_dir / _OFFSETS, msgspec.json.encode(self._offsets))
+
+    def _is_joined(self, worker: str) -> bool:
+        """Whether a name may be that of a worker elsewhere: no process here has it."""
+        if not is_worker_name(worker) or worker in _ALONE:
+            return False
+        return not (self._run_dir / PROCESSES / f"{worker}.json").exists()
+
+    def _append(self, piece: HomePiece) -> None:
+        path, (known, expected) = self._run_dir / "logs" / piece.name, self._offsets.get(piece.name, (0, 0))
+        data, end = piece.data, piece.offset + len(piece.data)
+        expected = expected if piece.file == known else 0
+        if piece.offset < expected <= end:
+            data = data[expected - piece.offset :]
+        elif piece.offset > expected:
+            data = f"[{piece.offset - expected} bytes did not arrive; the joined host has them]\n".encode() + data
+        self._offsets[piece.name] = piece.file, end
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "ab") as file:
+            file.write(data)
+        cut(path, max_bytes=_MAX_FILE_BYTES)
+
+    def _put_tallies(self, tallies: Mapping[str, bytes]) -> None:
+        folder = self._run_dir / TALLIES
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for name, content in tallies.items():
+            worker, _, epoch = name.rpartition(".")
+            if self._is_joined(worker) and epoch.isdecimal() and len(content) <= _MAX_TALLY_BYTES:
+                write_private(folder / name, content)
+
+
+def _read_offsets(path: Path) -> dict[str, tuple[int, int]]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, tuple[int, int]])
+    except (OSError, msgspec.DecodeError):
+        return {}

@@ -1,0 +1,220 @@
+"""``headrace join``: from a ledger's address to workers of a run, on another host.
+
+    ledger ──> clocks, versions, manifest ──> joined folder ──> files ──> workers
+                                                          └──> imports ──┘
+
+The hosts share nothing but the ledger and the wire. Imports and files come at the same time. All
+that is wrong on this host is found before a worker starts."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import msgspec
+
+from pipeline.config.load import read_resolved
+from pipeline.config.schema import RunConfig
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.join_board import JoinBoard
+from pipeline.ledger.url import hide_password
+from pipeline.process.exit_codes import Interrupted
+from pipeline.runtime.registry.contract import RunState
+from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.worker_process import leaves
+from pipeline.supervisor.joining.code_version import check_same, own_version
+from pipeline.supervisor.joining.file_cache import FileCache, cache_folder
+from pipeline.supervisor.joining.file_fetch import fetch_files
+from pipeline.supervisor.joining.joined_folder import JoinedFolder, link_files, write_folder
+from pipeline.supervisor.joining.joined_supervisor import JoinedSupervisor, JoinOutcome
+from pipeline.supervisor.joining.manifest import Manifest, ManifestFile, ManifestHead
+from pipeline.supervisor.processes import Command, worker_command
+from protocol.channel import Requester
+from protocol.errors import ConfigError, LedgerUnavailable
+from protocol.ids import Role
+from protocol.zeromq import CurveKeys, ZmqTransport
+
+MAX_CLOCK_DIFFERENCE_S: Final = 2.0
+"""A worker counts as silent after 5 s (``pipeline.runtime.liveness``): less than half of it."""
+_POLL_S: Final = 0.2
+_ANSWER_S: Final = 2.0
+_PATIENCE_S: Final = 5.0
+_ENDED: Final = (RunState.STOPPING, RunState.FINISHED, RunState.FAILED)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """The arguments of one ``headrace join``."""
+
+    ledger_url: str
+    run: str
+    role: Role
+    count: int
+    wait_s: float
+    """How long to wait for a run that has not begun."""
+
+
+async def join(
+    request: JoinRequest,
+    folder: JoinedFolder,
+    *,
+    check: Callable[[RunConfig], None] = lambda _: None,
+    began: Callable[[], None] = lambda: None,
+    command: Command = worker_command,
+) -> JoinOutcome:
+    """Join a run and stay until it ends.
+
+    Args:
+        request: Ledger, run, role and number of workers.
+        folder: A claimed folder.
+        check: Raises ConfigError for what this host lacks, before large files are fetched.
+        began: Called once the workers are about to be started.
+        command: Command line of a worker.
+
+    Raises ConfigError: clocks or versions differ, the role is not wanted, or the run's host cannot
+    be reached. Raises LedgerRefused, LedgerUnavailable, DataError, StorageFailed, Interrupted."""
+    manifest = await _agreed(request)
+    keys = CurveKeys.load_or_create(folder.path / "keys")
+    write_folder(folder, manifest, request.ledger_url)
+    transport = _transport(folder, manifest, keys)
+    try:
+        requester = transport.requester(manifest.endpoint, server_key=manifest.public_key)
+        files = manifest.files_of(request.role)
+        # The configuration may name a rule in them.
+        await _bring(manifest, folder, [file for file in files if file.place.startswith("code/")], requester)
+        config = read_resolved(folder.path)
+        check(config)
+        supervisor = JoinedSupervisor(config, folder, request.count, command=command)
+        with supervisor.signals():
+            try:
+                await _prepare(supervisor, _bring(manifest, folder, files, requester))
+            except BaseException:
+                await asyncio.to_thread(supervisor.close)
+                raise
+            requester.close()
+            began()
+            return await supervisor.run(request.ledger_url)
+    finally:
+        transport.close()
+
+
+async def _agreed(request: JoinRequest) -> Manifest:
+    """Return the manifest of a run that this host may join."""
+    client = connect(request.ledger_url, timeout_s=_ANSWER_S, patience_s=_PATIENCE_S)
+    board, registry = JoinBoard(client, request.run), RedisRegistry(client, request.run)
+    try:
+        _check_clock(await board.clock_difference_s())
+        encoded = await _published(request, board, registry)
+    except LedgerUnavailable as error:
+        raise LedgerUnavailable(
+            f"the ledger at {hide_password(request.ledger_url)} cannot be reached from {socket.gethostname()}: {error}"
+        ) from error
+    finally:
+        await registry.aclose()
+        await board.aclose()
+    check_same(_decoded(encoded, ManifestHead).code, own_version())
+    manifest = _decoded(encoded, Manifest)
+    if manifest.trouble:
+        raise ConfigError(f"no host can join the run {request.run}: {manifest.trouble}")
+    _check_role(manifest, request.role)
+    return manifest
+
+
+async def _published(request: JoinRequest, board: JoinBoard, registry: RedisRegistry) -> bytes:
+    """Wait for the run and its manifest."""
+    deadline = time.monotonic() + request.wait_s
+    while True:
+        status, encoded = await registry.run_status(), await board.manifest()
+        if status.state in _ENDED:
+            raise ConfigError(
+                f"the run {request.run} is {status.state}: {status.detail}; go on with it by `headrace up --resume`, then join"
+            )
+        if status.state is RunState.RUNNING and encoded:
+            return encoded
+        if time.monotonic() > deadline:
+            if status.state is RunState.STARTING:
+                raise ConfigError(
+                    f"the ledger has no run {request.run!r} after {request.wait_s:g} s; start it with `headrace up` on this "
+                    "ledger, or correct the name"
+                )
+            raise ConfigError(
+                f"the run {request.run} lets no host join after {request.wait_s:g} s: its files are still being read, or it "
+                "was started with wire.transport ipc; start it with --set wire.transport=tcp --set wire.host=0.0.0.0"
+            )
+        await asyncio.sleep(_POLL_S)
+
+
+def _check_clock(difference_s: float) -> None:
+    if abs(difference_s) > MAX_CLOCK_DIFFERENCE_S:
+        ahead = "behind" if difference_s > 0 else "ahead of"
+        raise ConfigError(
+            f"the clock of {socket.gethostname()} is {abs(difference_s):.1f} s {ahead} that of the ledger's server; expected "
+            f"at most {MAX_CLOCK_DIFFERENCE_S:g} s, since hosts judge one another's silence by it: set the clock (NTP), and "
+            "join again"
+        )
+
+
+def _check_role(manifest: Manifest, role: Role) -> None:
+    """Raise ConfigError for a role that the run does not need, or cannot have elsewhere."""
+    settings = manifest.settings
+    if role is Role.REFERENCE and not settings["algorithm"]["kl_coefficient"] and not settings["reference"]["always"]:
+        raise ConfigError(
+            "the run needs no reference workers: algorithm.kl_coefficient is 0; join as generator or reward"
+        )
+    if role is Role.GENERATOR and settings["weights"]["path"] == "file":
+        raise ConfigError(
+            "weights.path of the run is file, so generators of other hosts get no weights; start it with weights.path auto"
+        )
+
+
+def _decoded(encoded: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(encoded, type=kind)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ConfigError(
+            f"the run's manifest cannot be read: {error}; expected one of Headrace {own_version()}: install the run's version"
+        ) from error
+
+
+def _transport(folder: JoinedFolder, manifest: Manifest, keys: CurveKeys) -> ZmqTransport:
+    wire = manifest.settings["wire"]
+    return ZmqTransport(
+        folder.worker_name(Role.SUPERVISOR, 0),
+        high_water_mark=int(wire["high_water_mark"]),
+        max_message_bytes=int(wire["max_message_mb"]) << 20,
+        keys=keys,
+    )
+
+
+async def _bring(manifest: Manifest, folder: JoinedFolder, files: list[ManifestFile], requester: Requester) -> None:
+    """Put files at their places; those that the cache has not are fetched."""
+    part_bytes = int(manifest.settings["weights"]["max_part_mb"]) << 20
+    cached = await fetch_files(
+        files, FileCache(cache_folder()), requester, manifest.endpoint, max_part_bytes=part_bytes
+    )
+    await asyncio.to_thread(link_files, folder, files, cached)
+
+
+async def _prepare(supervisor: JoinedSupervisor, bringing: Coroutine[None, None, None]) -> None:
+    """Fetch files while imports are done. Raises the first error of either, or Interrupted."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(_interrupt(supervisor))
+            preparing = tasks.create_task(asyncio.to_thread(supervisor.prepare))
+            await tasks.create_task(bringing)
+            await preparing
+            watch.cancel()
+    except BaseExceptionGroup as group:
+        supervisor.stopped.set()
+        raise leaves(group)[0] from None
+
+
+async def _interrupt(supervisor: JoinedSupervisor) -> None:
+    await supervisor.stopped.wait()
+    raise Interrupted("stopped before a worker was started")

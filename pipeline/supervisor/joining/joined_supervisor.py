@@ -1,0 +1,210 @@
+"""The supervisor of a joined host: keeps its workers alive until the run ends.
+
+It turns exits, its own workers' heartbeats and the run's state into processes, restarts, and
+entries on their way home. It looks at signals and exits every fifth of a second.
+
+The rules are those of the run's supervisor (``host_fleet``): restart budgets, fences, adoption. A
+failure here ends this host's workers; the run and other hosts go on. The number of workers is this
+host's own, not that of ``headrace scale``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import structlog
+
+from pipeline.config.schema import RunConfig
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.join_board import JoinBoard
+from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.process.exit_codes import ExitCode, as_own
+from pipeline.runtime.registry.contract import Registry, RunState
+from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.signals import leave_terminals, own_terminals, stop_signals
+from pipeline.supervisor import leftovers
+from pipeline.supervisor.host_fleet import HostFleet
+from pipeline.supervisor.joining.home import HomeReader
+from pipeline.supervisor.joining.joined_folder import JoinedFolder
+from pipeline.supervisor.launchers.seam import Exit
+from pipeline.supervisor.monitor import overdue_ages
+from pipeline.supervisor.processes import Command, worker_command
+from pipeline.supervisor.starter import forks, starter_command
+from pipeline.supervisor.takeover import take_over
+from protocol.errors import LedgerError, LedgerRefused
+from protocol.ids import Role
+
+_TICK_S: Final = 0.2
+_LOOK_EVERY_S: Final = 0.5
+_HOME_EVERY_S: Final = 1.0
+_OVERDUE_EVERY_S: Final = 5.0
+_ANSWER_S: Final = 2.0
+_ENDED: Final = (RunState.STOPPING, RunState.FINISHED, RunState.FAILED)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOutcome:
+    """How a joined host's part of a run ended."""
+
+    exit_code: int
+    detail: str
+    worker: str = ""
+    """The worker that failed, if one did."""
+    last_lines: str = ""
+
+
+class JoinedSupervisor:
+    """The workers of one joined folder, whose lock the caller holds."""
+
+    def __init__(
+        self, config: RunConfig, folder: JoinedFolder, count: int, *, command: Command = worker_command
+    ) -> None:
+        self._config, self._folder, self._counts = config, folder, {folder.role: count}
+        self._fleet = HostFleet(config, folder.path, command, folder.worker_name)
+        self._is_forking = command is worker_command and config.supervisor.preload and forks(config, folder.role)
+        self._num_signals = 0
+        self.stopped = asyncio.Event()
+        """Set by a signal, or by who gives the start up."""
+        self._next_look_s = self._next_home_s = self._next_overdue_s = 0.0
+        self._overdue_s: dict[Role, float] = {}
+        self._home = HomeReader(folder.path)
+        self._refusal = ""
+
+    def prepare(self) -> None:
+        """Start the process of which workers are forked, and wait for its imports. Blocks."""
+        if self._is_forking:
+            command = starter_command(self._folder.path, self._folder.role)
+            forked: Callable[[Role], bool] = partial(forks, self._config)
+            self._fleet.processes.prepare(command, forked, self.stopped.is_set)
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Obey signals: the first drains, a second ends at once."""
+        loop = asyncio.get_running_loop()
+        numbers, terminals = stop_signals(), own_terminals()
+        for number in numbers:
+            loop.add_signal_handler(number, self._on_signal, number, terminals)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    async def run(self, ledger_url: str) -> JoinOutcome:
+        """Keep the workers alive until the run ends, a signal comes, or the workers are given up.
+        Raises LedgerUnavailable: the ledger does not answer at the start."""
+        run = self._config.run.name
+        clients = [connect(ledger_url, timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S) for _ in range(2)]
+        registry, ledger, board = (
+            RedisRegistry(clients[0], run),
+            RedisLedger(clients[0], run),
+            JoinBoard(clients[1], run),
+        )
+        try:
+            await take_over(self._fleet.processes, self._fleet.plan, registry, self._folder.is_own)
+            ending = await self._supervise(registry, ledger, board)
+            await self._send_home(board)
+        finally:
+            await asyncio.to_thread(self._fleet.processes.close)
+            await registry.aclose()
+            await board.aclose()
+            leftovers.clear(self._folder.path)
+        return self._outcome(ending)
+
+    def close(self) -> None:
+        """End what ``prepare`` started, where ``run`` was not reached."""
+        self._fleet.processes.close()
+
+    async def _supervise(self, registry: Registry, ledger: RedisLedger, board: JoinBoard) -> str:
+        ending, plan = "", self._fleet.plan
+        while True:
+            now = time.monotonic()
+            ended = self._fleet.processes.reap()
+            for exit_ in ended:
+                self._fleet.note(exit_, now)
+            if ended or now >= self._next_look_s:
+                self._next_look_s = now + _LOOK_EVERY_S
+                ending = await self._look(registry, ledger, ended, now) or ending or self._own_end()
+            if now >= self._next_home_s:
+                self._next_home_s = now + _HOME_EVERY_S
+                await asyncio.to_thread(self._fleet.processes.bound_outputs)
+                await self._send_home(board)
+            if ending:
+                self._fleet.carry_out(plan.stop(now))
+            self._fleet.carry_out(plan.due(now))
+            if ending and plan.is_down:
+                return ending
+            await asyncio.sleep(_TICK_S)
+
+    async def _look(self, registry: Registry, ledger: RedisLedger, ended: Sequence[Exit], now: float) -> str:
+        """Read the ledger and act on it; return why the run is over, empty while it goes on."""
+        fleet = self._fleet
+        try:
+            status = await registry.run_status()
+            beats = await registry.heartbeats_of(list(fleet.processes.pids))
+            await fleet.fence_exited(registry, ended, beats)
+            await fleet.replace(registry, beats, now, await self._overdue(ledger, now))
+        except LedgerRefused as error:
+            fleet.watchdog.blind(now)
+            self._refusal = str(error)
+            return self._refusal
+        except LedgerError:
+            # Workers wait for it too.
+            fleet.watchdog.blind(now)
+            return ""
+        if status.state in _ENDED:
+            return f"the run is {status.state}: {status.detail}"
+        if status.state is RunState.STARTING:
+            return "the ledger has no record of the run any more: its server was emptied or lost its file"
+        if not fleet.plan.is_stopping:
+            fleet.carry_out(fleet.plan.want(self._counts, now))
+        return ""
+
+    async def _overdue(self, ledger: RedisLedger, now: float) -> dict[Role, float]:
+        if now >= self._next_overdue_s:
+            self._next_overdue_s = now + _OVERDUE_EVERY_S
+            self._overdue_s = overdue_ages(await ledger.queues(), self._config.ledger.scoring_deadline_s)
+        return self._overdue_s
+
+    async def _send_home(self, board: JoinBoard) -> None:
+        """Send new lines and tallies. Refused entries stay here, and are marked at home."""
+        entry = await asyncio.to_thread(self._home.take)
+        if entry:
+            with contextlib.suppress(LedgerError):
+                await board.send_home(entry)
+
+    def _own_end(self) -> str:
+        failure = self._fleet.plan.failure
+        if failure is not None:
+            return f"{failure.worker} {failure.reason} (exit code {failure.exit_code}); the run and other hosts go on"
+        return "stopped by a signal; the run and other hosts go on" if self._num_signals else ""
+
+    def _on_signal(self, number: signal.Signals, terminals: tuple[int, ...]) -> None:
+        if number is signal.SIGHUP:
+            leave_terminals(terminals)
+            if self._num_signals:
+                return
+        self._num_signals += 1
+        self._next_look_s = 0.0
+        self.stopped.set()
+        if self._num_signals == 1:
+            log.warning("join_stopping", how="drains to a window boundary; a second Ctrl-C ends at once")
+        else:
+            self._fleet.processes.kill_all()
+
+    def _outcome(self, ending: str) -> JoinOutcome:
+        failure = self._fleet.plan.failure
+        if self._num_signals > 1:
+            return JoinOutcome(ExitCode.INTERRUPTED, ending)
+        if failure is not None:
+            lines = self._fleet.processes.logs(failure.worker)
+            return JoinOutcome(as_own(failure.exit_code), ending, failure.worker, lines)
+        return JoinOutcome(ExitCode.CONFIG if self._refusal else ExitCode.OK, ending)

@@ -1,0 +1,220 @@
+"""The manifest of a run: what another host needs to join it, in the ledger.
+
+It has the resolved configuration with a *place* for each path, and each file's place, size, digest
+and roles. A place is a path below the folder of files that a joined host makes. Prompt files keep
+their names, which prompt ids begin with.
+
+Files by role: a generator needs prompts, and the model's folder without its weights, which it
+takes from the learner. A reward worker needs the reward model, a reference worker its model. All
+need the folders of code that the configuration names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from pipeline.config.describe import public_settings
+from pipeline.config.schema import RunConfig
+from pipeline.data.places import local_file
+from pipeline.supervisor.joining.code_version import CodeVersion, own_version
+from protocol.errors import ConfigError
+from protocol.ids import Role
+
+JOINING_ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE)
+"""Roles of which a run may have workers on other hosts."""
+JOURNALS: Final = "journals"
+MAX_CODE_FILES: Final = 5_000
+MAX_CODE_BYTES: Final = 256 << 20
+_WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
+_NOT_NEEDED: Final = (".bin", ".bin.index.json", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
+"""Other forms of weights, which no engine reads."""
+
+Setting = tuple[str | int, ...]
+"""Path of a setting: keys of tables, and positions in lists."""
+
+
+class ManifestFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that some roles need."""
+
+    place: str
+    """Relative, with ``/``: ``data/train-0/train.jsonl``."""
+    num_bytes: int
+    digest: str
+    """``sha256:hex``"""
+    roles: tuple[Role, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings and files of a run, as a joined host needs them."""
+
+    code: CodeVersion
+    settings: dict[str, Any]
+    """The resolved configuration, without passwords; paths are places."""
+    places: tuple[tuple[str | int, ...], ...]
+    """The settings whose values are places."""
+    files: tuple[ManifestFile, ...] = ()
+    endpoint: str = ""
+    """Where the run's host serves the files."""
+    public_key: str = ""
+    """CURVE key of that endpoint."""
+    trouble: str = ""
+    """Why no host can join, in words; empty when hosts can."""
+
+    def files_of(self, role: Role) -> list[ManifestFile]:
+        """Return the files that workers of a role read."""
+        return [file for file in self.files if role in file.roles]
+
+
+class ManifestHead(msgspec.Struct, frozen=True):
+    """The common part of the manifests of all versions of Headrace."""
+
+    code: CodeVersion
+
+
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """A file of this host, its place, and the roles that need it."""
+
+    path: Path
+    place: str
+    roles: tuple[Role, ...]
+
+
+def make_manifest(config: RunConfig) -> tuple[Manifest, dict[str, Path]]:
+    """Return the manifest of a run without an endpoint, and the file of each digest here.
+
+    Reads every file once. Raises ConfigError: a folder of code holds too much; DataError: a prompt
+    file cannot be had; OSError: a file cannot be read."""
+    settings = public_settings(config)
+    settings["ledger"].pop("url")
+    settings["value"]["path"] = None
+    places: list[Setting] = []
+    needed: list[_Needed] = []
+
+    def put(setting: Setting, place: str, files: Iterable[_Needed]) -> None:
+        _set(settings, setting, place)
+        places.append(setting)
+        needed.extend(files)
+
+    for setting, entry in _prompt_files(config):
+        path = local_file(entry)
+        place = f"data/{'-'.join(map(str, setting[1:]))}/{path.name}"
+        put(setting, place, [_Needed(path, place, (Role.GENERATOR,))])
+    put(("model", "path"), "model", _model_files(config))
+    if config.model.reference_path is not None:
+        place = "reference_model"
+        put(("model", "reference_path"), place, _folder(config.model.reference_path, place, (Role.REFERENCE,)))
+    if config.reward.model is not None:
+        place = "reward_model"
+        put(("reward", "model", "path"), place, _folder(config.reward.model.path, place, (Role.REWARD,)))
+    for section, folders in (("reward", config.reward.path), ("algorithm", config.algorithm.path)):
+        for index, folder in enumerate(folders):
+            place = f"code/{section}-{index}/{folder.name}"
+            put((section, "path", index), place, _code(folder, place, f"{section}.path"))
+    if config.emulation.journal is not None:
+        put(("emulation", "journal"), JOURNALS, ())
+    files, served = _digested(needed)
+    return Manifest(code=own_version(), settings=settings, places=tuple(places), files=files), served
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return a manifest as the ledger holds it."""
+    return msgspec.json.encode(manifest)
+
+
+def digest_file(path: Path) -> str:
+    """Return a file's digest. Raises OSError."""
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def put_setting(settings: dict[str, Any], setting: Setting, value: object) -> None:
+    """Set one setting of a tree of tables and lists. Raises LookupError or TypeError: it has no
+    such table."""
+    _set(settings, setting, value)
+
+
+def setting_at(settings: dict[str, Any], setting: Setting) -> Any:
+    """Return one setting of a tree. Raises LookupError or TypeError: it is not there."""
+    held: Any = settings
+    for key in setting:
+        held = held[key]
+    return held
+
+
+def _set(settings: dict[str, Any], setting: Setting, value: object) -> None:
+    setting_at(settings, setting[:-1])[setting[-1]] = value
+
+
+def _prompt_files(config: RunConfig) -> Iterator[tuple[Setting, Path | str]]:
+    """Yield the setting and the entry of every prompt file; a run's patterns are resolved."""
+    groups: list[tuple[Setting, tuple[Path | str, ...]]] = [
+        (("data", "train"), config.data.train),
+        (("data", "evaluation"), config.data.evaluation),
+        *((("data", "sets", index, "train"), one.train) for index, one in enumerate(config.data.sets)),
+        *((("evaluation", "sets", index, "files"), one.files) for index, one in enumerate(config.evaluation.sets)),
+    ]
+    for setting, entries in groups:
+        for index, entry in enumerate(entries):
+            yield (*setting, index), entry
+
+
+def _model_files(config: RunConfig) -> Iterator[_Needed]:
+    """Yield the start model's files: weights for a reference alone."""
+    is_reference = config.needs_reference and config.model.reference_path is None
+    weighing = (Role.REFERENCE,) if is_reference else ()
+    for file in _folder(config.model.path, "model", (Role.GENERATOR, *weighing)):
+        if not file.path.name.endswith(_WEIGHTS):
+            yield file
+        elif weighing:
+            yield _Needed(file.path, file.place, weighing)
+
+
+def _folder(folder: Path, place: str, roles: tuple[Role, ...]) -> Iterator[_Needed]:
+    """Yield the files of a model's folder, and its chat templates."""
+    for path in sorted([*folder.glob("*"), *folder.glob("additional_chat_templates/*.jinja")]):
+        if path.is_file() and not path.name.startswith(".") and not path.name.endswith(_NOT_NEEDED):
+            yield _Needed(path, f"{place}/{path.relative_to(folder).as_posix()}", roles)
+
+
+def _code(folder: Path, place: str, setting: str) -> Iterator[_Needed]:
+    """Yield the files of a folder of code, without caches and hidden files. Raises ConfigError."""
+    num_files = num_bytes = 0
+    for path in _walk(folder):
+        num_files, num_bytes = num_files + 1, num_bytes + path.stat().st_size
+        if num_files > MAX_CODE_FILES or num_bytes > MAX_CODE_BYTES:
+            raise ConfigError(
+                f"{setting} names {folder}, which has more than {MAX_CODE_FILES} files or {MAX_CODE_BYTES >> 20} MiB, and "
+                "joining hosts would fetch all of it; expected a folder of code alone: put the modules into one of their own"
+            )
+        yield _Needed(path, f"{place}/{path.relative_to(folder).as_posix()}", JOINING_ROLES)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name == "__pycache__" or path.suffix == ".pyc":
+            continue
+        if path.is_dir():
+            # An environment has a python of its own, and is installed, not fetched.
+            if not path.is_symlink() and not (path / "pyvenv.cfg").exists():
+                yield from _walk(path)
+        elif path.is_file():
+            yield path
+
+
+def _digested(needed: Iterable[_Needed]) -> tuple[tuple[ManifestFile, ...], dict[str, Path]]:
+    digests: dict[Path, str] = {}
+    files: list[ManifestFile] = []
+    served: dict[str, Path] = {}
+    for one in needed:
+        digest = digests[one.path] = digests.get(one.path) or digest_file(one.path)
+        served[digest] = one.path
+        files.append(ManifestFile(place=one.place, num_bytes=one.path.stat().st_size, digest=digest, roles=one.roles))
+    return tuple(files), served

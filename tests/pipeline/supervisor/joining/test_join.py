@@ -1,0 +1,173 @@
+"""Claims about joining: the files that arrive, the checks, and the sentences of refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pipeline.config.load import read_resolved
+from pipeline.data.source import PromptSource
+from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.ledger.address import read_ledger_url
+from pipeline.process.exit_codes import ExitCode
+from pipeline.process.records import process_runs
+from pipeline.runtime.registry.contract import RunState
+from pipeline.supervisor.joining.code_version import CodeVersion
+from pipeline.supervisor.joining.manifest import Manifest, encode_manifest
+from protocol.errors import ConfigError, DataError
+from protocol.ids import Role
+from tests.pipeline.supervisor.joining.meeting import Meeting, meeting, until
+
+pytestmark = pytest.mark.timeout(90)
+
+
+async def published(run: Meeting) -> Manifest:
+    return msgspec.json.decode(await until(run.board.manifest), type=Manifest)
+
+
+async def test_a_joined_host_has_workers_of_its_own_until_the_run_ends(
+    tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with meeting(tmp_path, redis_server, monkeypatch) as run:
+        seen: list[int] = []
+
+        async def two_live() -> bool:
+            seen[:] = [beat.pid for beat in await run.registry.heartbeats()]
+            return len(seen) == 2
+
+        with run.claimed() as place:
+            async with asyncio.TaskGroup() as tasks:
+                joining = tasks.create_task(run.join(place, count=2))
+                tasks.create_task(run.end_soon(two_live))
+            names = {place.worker_name(Role.GENERATOR, number) for number in range(2)}
+        assert joining.result().exit_code == ExitCode.OK
+        assert "finished: by the test" in joining.result().detail
+        assert not any(map(process_runs, seen))
+    # The last lines arrive before the run's host ends.
+    for name in names:
+        log = (place.path / "logs" / f"{name}.jsonl").read_bytes()
+        assert b"worker_ended" in log
+        assert (run.run_dir / "logs" / f"{name}.jsonl").read_bytes() == log
+
+
+async def test_a_joined_folder_has_the_runs_prompts_and_settings_and_no_path_of_its_host(
+    tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with meeting(tmp_path, redis_server, monkeypatch) as run:
+        with run.claimed() as place:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(run.join(place))
+                tasks.create_task(run.end_soon(lambda: _any(run)))
+            ours = read_resolved(place.path)
+            assert str(run.folder / "home") not in (place.path / "config.toml").read_text()
+            assert read_ledger_url(place.path) == redis_server
+            sources = [PromptSource(config, load_text_tokenizer(config.model.path)) for config in (run.config, ours)]
+            assert sources[0].digest == sources[1].digest
+            assert ours.algorithm == run.config.algorithm
+            weights = [path.name for path in (place.files / "model").iterdir() if path.suffix == ".safetensors"]
+            assert weights == [], "a generator takes its weights from the learner"
+
+
+async def _any(run: Meeting) -> bool:
+    return bool(await run.registry.heartbeats())
+
+
+async def test_another_version_of_headrace_is_refused_with_both_versions_and_the_remedy(
+    tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with meeting(tmp_path, redis_server, monkeypatch) as run:
+        manifest = await published(run)
+        for code, remedy in (
+            (CodeVersion("9.9.9", "0" * 12), "install headrace 9.9.9 on this host"),
+            (CodeVersion(manifest.code.version, "0" * 12), "install the same commit on both hosts"),
+        ):
+            await run.board.set_manifest(encode_manifest(msgspec.structs.replace(manifest, code=code)))
+            with run.claimed() as place, pytest.raises(ConfigError, match=remedy) as refused:
+                await run.join(place)
+            assert str(code) in str(refused.value) and str(manifest.code) in str(refused.value)
+
+
+@pytest.mark.parametrize(("difference_s", "words"), [(61.0, "61.0 s behind"), (-61.0, "61.0 s ahead of")])
+async def test_a_clock_a_minute_apart_is_refused_with_the_difference(
+    tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch, difference_s: float, words: str
+) -> None:
+    async with meeting(tmp_path, redis_server, monkeypatch) as run:
+        await published(run)
+
+        async def apart(_: object) -> float:
+            return difference_s
+
+        monkeypatch.setattr("pipeline.ledger.redis.join_board.JoinBoard.clock_difference_s", apart)
+        with run.claimed() as place, pytest.raises(ConfigError, match=f"{words} that of the ledger's server"):
+            await run.join(place)
+
+
+async def test_the_servers_clock_is_compared_with_this_hosts(redis_server: str, tmp_path: Path, monkeypatch) -> None:
+    async with meeting(tmp_path, redis_server, monkeypatch) as run:
+        assert abs(await run.board.clock_difference_s()) < 0.5
+        import time
+
+        now = time.time
+        monkeypatch.setattr("pipeline.ledger.redis.join_board.time.time", lambda: now() - 60.0)
+        assert 59.5 < await run.board.clock_difference_s() < 60.5
+
+
+async def test_a_run_that_has_ended_or_never_was_is_refused(
+    tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with meeting(tmp_path, redis_server, monkeypatch) as run:
+        with run.claimed() as place:
+            with pytest.raises(ConfigError, match="has no run 'another'"):
+                await run.join(place, run="another", wait_s=0.1)
+            await run.set(RunState.FINISHED, "50 updates done")
+            with pytest.raises(ConfigError, match="is finished: 50 updates done"):
+                await run.join(place)
+
+
+async def test_a_runs_host_out_of_reach_is_named_with_this_host(
+    tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.supervisor.joining.file_fetch._REACH_S", 1.0)
+    async with meeting(tmp_path, redis_server, monkeypatch) as run:
+        manifest = await published(run)
+        away = msgspec.structs.replace(manifest, endpoint="tcp://127.0.0.1:1")
+        await run.board.set_manifest(encode_manifest(away))
+        with (
+            run.claimed() as place,
+            pytest.raises(ConfigError, match=r"tcp://127\.0\.0\.1:1, which cannot be reached from"),
+        ):
+            await run.join(place)
+
+
+async def test_a_file_that_was_changed_on_the_runs_host_is_refused_by_name(
+    tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with meeting(tmp_path, redis_server, monkeypatch) as run:
+        await published(run)
+        data = tmp_path / "home" / "train.jsonl"
+        data.write_bytes(data.read_bytes().replace(b'"2"', b'"3"'))
+        with run.claimed() as place, pytest.raises(DataError, match=r"data/train-0/train\.jsonl is not the file"):
+            await run.join(place)
+
+
+async def test_workers_that_fail_too_often_end_the_join_and_not_the_run(
+    tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with meeting(tmp_path, redis_server, monkeypatch, "supervisor.max_data_failures=1") as run:
+        with run.claimed() as place:
+            outcome = await run.join(place, script="crash")
+        assert outcome.exit_code == ExitCode.FAILURE
+        assert "the run and other hosts go on" in outcome.detail
+        assert "the last words of a crash" in outcome.last_lines
+        assert (await run.registry.run_status()).state is RunState.RUNNING
+
+
+async def test_a_role_that_the_run_does_not_need_is_refused(
+    tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with meeting(tmp_path, redis_server, monkeypatch) as run:
+        with run.claimed(Role.REFERENCE) as place, pytest.raises(ConfigError, match="needs no reference workers"):
+            await run.join(place)
