@@ -12,6 +12,7 @@ VLLM   ?= .venv-vllm
 LORA   ?= .venv-lora
 RAY    ?= .venv-ray
 TRL    ?= .venv-trl
+PLACES ?= .venv-places
 RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
 # Which build of torch: cpu, or an exact version such as 2.12.1+cu126; empty: whichever pip takes.
 # TORCH_INDEX: an index's URL or a folder of wheels that has it; empty: where pip looks anyway.
@@ -30,7 +31,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-units test-fleets test-long test-vllm test-lora vllm ray trl static types check format drill bench fuzz soak mutants real-size clean
+.PHONY: help demo test test-units test-fleets test-long test-vllm test-lora test-places vllm ray trl static types check format drill bench fuzz soak mutants real-size clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -134,6 +135,16 @@ $(LORA)/.run: $(VENV)/.dev
 test-lora: $(LORA)/.run ## LoRA by peft and 8-bit AdamW by bitsandbytes, in an environment of its own: .venv-lora
 	$(LORA)/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile tests/workers/engines/training/test_lora.py tests/workers/engines/training/test_ranked_lora.py tests/pipeline/preflight/test_lora.py tests/integration/test_lora.py tests/workers/engines/model/test_optimizers.py
 
+$(PLACES)/.run: $(VENV)/.dev
+	@echo "Installing kubernetes-validate and asyncssh into $(PLACES), on top of $(VENV): about 150 MB"
+	$(BIN)/python -m venv $(PLACES)
+	$(BIN)/python -c $(packages) > "$$($(PLACES)/bin/python -c $(packages))/on-top-of.pth"
+	$(PLACES)/bin/python -m pip install --quiet 'kubernetes-validate>=1.37,<2' 'asyncssh>=2.21,<3'
+	@touch $@
+
+test-places: $(PLACES)/.run ## Kubernetes objects by the API's schemas, and ssh to a real server, in an environment of its own: .venv-places
+	$(PLACES)/bin/python -m pytest -q tests/places
+
 static: $(VENV)/.dev ## format, lint, floors, Lua, plain English, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -190,4 +201,4 @@ real-size: $(VENV)/.dev ## three updates of a 0.5 B model with default settings:
 	$(BIN)/python -m ops.bench.real_size --interrupt 0.5
 
 clean: ## remove the environments and caches, never runs
-	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) $(PLACES) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

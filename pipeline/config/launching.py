@@ -75,7 +75,7 @@ class RaySection(Section):
 
 class LaunchSection(Section):
     """Where workers of the scaling roles are started. The learner and the value worker stay with
-    the supervisor."""
+    the supervisor; in Kubernetes, learner is what its pod requests."""
 
     on: Literal["local", "ssh", "slurm", "kubernetes", "ray"] = setting(
         "local", "local: processes of this host. Elsewhere each worker is a `headrace join` of its own."
@@ -96,6 +96,7 @@ class LaunchSection(Section):
     generator: ResourcesSection = ResourcesSection()
     reward: ResourcesSection = ResourcesSection()
     reference: ResourcesSection = ResourcesSection()
+    learner: ResourcesSection = ResourcesSection()
 
     def resources(self, role: str) -> ResourcesSection:
         """Return what a worker of a role requests."""

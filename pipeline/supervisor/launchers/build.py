@@ -72,6 +72,10 @@ def build_launcher(settings: LaunchSection, join: JoinCommand) -> Launcher:
             from pipeline.supervisor.launchers.slurm import SlurmLauncher
 
             return SlurmLauncher(settings, join)
+        case "kubernetes":
+            from pipeline.supervisor.launchers.kubernetes import KubernetesLauncher
+
+            return KubernetesLauncher(settings, join)
         case _:
             raise ConfigError(f"launch.on is {settings.on}, which starts processes of this host")
 
@@ -90,5 +94,14 @@ def dry_run(config: RunConfig) -> str:
 
             scripts = [job_script(settings, join, role, worker) for role, worker in launched_workers(config)]
             return "\n".join(scripts)
+        case "kubernetes":
+            from pipeline.config.load import to_toml
+            from pipeline.supervisor.launchers.kubernetes import manifests
+
+            roles = {role: count for role, count in desired_counts(config).items() if role in launched_roles(settings)}
+            # The run's host reads the ledger's address, with its password, from a Secret.
+            address = {"ledger": config.ledger.model_copy(update={"url": None})}
+            launch = {"launch": settings.model_copy(update={"ledger_url": join.url})}
+            return manifests(settings, join, roles, to_toml(config.model_copy(update=address | launch)))
         case _:
             raise ConfigError(f"launch.on is {settings.on}, whose jobs are no text")

@@ -1,0 +1,296 @@
+"""Kubernetes objects of a run, as plain values: pods of workers, and what holds the run's host.
+
+    StatefulSet RUN             the run's host: `headrace up`, with learner and value worker
+    Pod RUN-generator-0 ...     the fleet's workers, which the run's host starts and stops
+    Deployment RUN-generator-elastic ...   workers beyond the fleet, which an autoscaler adds
+    HorizontalPodAutoscaler, PodDisruptionBudget, Service, ConfigMap, ServiceAccount, Role, RoleBinding
+    Secret RUN-generator-token ...         written by the run's host when it starts a role
+
+A container runs as an ordinary user. It reads a token from a memory-backed file of mode 0600, which
+an init container copies: a Secret's volume is readable by the pod's group."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any, Final
+
+from pipeline.config.launching import KubernetesSection, LaunchSection, ResourcesSection
+from pipeline.ledger.token import Token
+from pipeline.supervisor.launchers.join_command import JoinCommand
+from protocol.ids import Role
+
+Manifest = dict[str, Any]
+
+WORKER_LABEL: Final = "headrace/worker"
+CONTAINER: Final = "worker"
+METRICS_PORT: Final = 9464
+_USER: Final = 1000
+_GRACE_S: Final = 600
+"""Between SIGTERM and SIGKILL when a node is drained."""
+_TOKEN: Final = "/token/token"  # noqa: S105  a path
+_MAX_NAME: Final = 40
+"""Leaves room for worker and suffix within a label's 63 characters."""
+
+
+def slug(run: str) -> str:
+    """Return a run's name as Kubernetes allows it, unique for the run."""
+    plain = re.sub(r"[^a-z0-9-]", "-", run.lower()).strip("-") or "run"
+    if plain == run and len(run) <= _MAX_NAME and plain[0].isalpha():
+        return run
+    return f"run-{plain[: _MAX_NAME - 14].strip('-')}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
+
+
+def labels(run: str, role: Role) -> dict[str, str]:
+    """Return the labels of a role's objects."""
+    return {
+        "app.kubernetes.io/name": "headrace",
+        "app.kubernetes.io/instance": slug(run),
+        "app.kubernetes.io/component": str(role),
+    }
+
+
+def pod_name(run: str, worker: str) -> str:
+    """Return the name of a worker's pod."""
+    return f"{slug(run)}-{worker}"
+
+
+def token_secret(run: str, token: Token, text: str, namespace: str) -> Manifest:
+    """Return the Secret of a role's token. ``text`` is the token file."""
+    name = _secret_name(run, token.role)
+    return _object("v1", "Secret", name, namespace, labels(run, token.role), type="Opaque", stringData={"token": text})
+
+
+def worker_pod(settings: LaunchSection, join: JoinCommand, role: Role, worker: str) -> Manifest:
+    """Return the pod of one worker of the fleet. The supervisor starts it again; the kubelet does
+    not."""
+    own = labels(join.run, role) | {WORKER_LABEL: worker}
+    words = join.words(role, worker, _TOKEN)
+    spec = _worker_spec(settings, join, role, words) | {"restartPolicy": "Never"}
+    return _object("v1", "Pod", pod_name(join.run, worker), settings.kubernetes.namespace, own, spec=spec)
+
+
+def elastic_objects(settings: LaunchSection, join: JoinCommand, role: Role) -> list[Manifest]:
+    """Return what adds workers of a role by demand: Deployment, autoscaler, disruption budget."""
+    name, namespace = f"{slug(join.run)}-{role}-elastic", settings.kubernetes.namespace
+    own = labels(join.run, role) | {"headrace/elastic": "true"}
+    words = join.words(role, "", _TOKEN)[:-2]
+    deployment = {
+        "selector": {"matchLabels": own},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 1}},
+        "template": {"metadata": {"labels": own}, "spec": _worker_spec(settings, join, role, words)},
+    }
+    return [
+        _object("apps/v1", "Deployment", name, namespace, own, spec=deployment),
+        _object(
+            "autoscaling/v2",
+            "HorizontalPodAutoscaler",
+            name,
+            namespace,
+            own,
+            spec=_autoscaler(settings, join.run, role, name),
+        ),
+        _object(
+            "policy/v1",
+            "PodDisruptionBudget",
+            name,
+            namespace,
+            own,
+            spec={"maxUnavailable": 1, "selector": {"matchLabels": own}},
+        ),
+    ]
+
+
+def run_host_objects(settings: LaunchSection, run: str, config_toml: str) -> list[Manifest]:
+    """Return what holds the run's host: its pod, account, configuration and disruption budget."""
+    place, name, own = settings.kubernetes, slug(run), labels(run, Role.SUPERVISOR)
+    rules = [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "get", "list", "delete"]},
+        {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
+        {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create", "get"]},
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create", "get", "patch", "update"]},
+    ]
+    account = {"kind": "ServiceAccount", "name": name, "namespace": place.namespace}
+    role_ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    budget = {"maxUnavailable": 0, "selector": {"matchLabels": own}}
+    ports = [{"name": "metrics", "port": METRICS_PORT, "targetPort": "metrics"}]
+    service = {"clusterIP": "None", "selector": own, "ports": ports}
+    rbac = "rbac.authorization.k8s.io/v1"
+    return [
+        _object("v1", "ServiceAccount", name, place.namespace, own),
+        _object(rbac, "Role", name, place.namespace, own, rules=rules),
+        _object(rbac, "RoleBinding", name, place.namespace, own, subjects=[account], roleRef=role_ref),
+        _object("v1", "ConfigMap", name, place.namespace, own, data={"run.toml": config_toml}),
+        _object("v1", "Service", name, place.namespace, own, spec=service),
+        _object("policy/v1", "PodDisruptionBudget", name, place.namespace, own, spec=budget),
+        _object("apps/v1", "StatefulSet", name, place.namespace, own, spec=_run_host(settings, run, own)),
+    ]
+
+
+def _run_host(settings: LaunchSection, run: str, own: dict[str, str]) -> Manifest:
+    place, name = settings.kubernetes, slug(run)
+    program = " ".join(settings.program)
+    # A finished run's pod stays, so that its folder can be read; a failed one is started again.
+    script = (
+        f"if [ -f /runs/{run}/config.toml ]; then set -- --resume /runs/{run}; else set -- /config/run.toml; fi\n"
+        f'{program} up "$@" --plain --set run.dir=/runs --set supervisor.metrics_port={METRICS_PORT} '
+        "--set supervisor.metrics_host=0.0.0.0 &\n"
+        "trap 'kill -TERM $!' TERM\nwait $!; wait $! || exit $?\nexec sleep infinity\n"
+    )
+    probe = {"httpGet": {"path": "/metrics", "port": "metrics"}, "periodSeconds": 10, "timeoutSeconds": 5}
+    container = {
+        "name": "up",
+        "image": place.image,
+        "command": ["sh", "-c", script],
+        "env": [
+            # The supervisor alone reads it; its workers get no copy.
+            {"name": "REDIS_URL", "valueFrom": {"secretKeyRef": {"name": f"{name}-ledger", "key": "url"}}},
+            _pod_address(),
+        ],
+        "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
+        "startupProbe": probe | {"failureThreshold": 120},
+        "readinessProbe": probe | {"failureThreshold": 3},
+        "livenessProbe": probe | {"failureThreshold": 12},
+        "resources": _requests(settings.learner),
+        "securityContext": _container_security(),
+        "volumeMounts": [
+            {"name": "runs", "mountPath": "/runs"},
+            {"name": "config", "mountPath": "/config", "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  in the container
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  in the container
+        ],
+    }
+    pod = {
+        "serviceAccountName": name,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": _GRACE_S,
+        "securityContext": _pod_security(),
+        "containers": [container],
+        "volumes": [{"name": "config", "configMap": {"name": name}}, _memory("shm"), {"name": "tmp", "emptyDir": {}}],
+    }
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": f"{place.storage_gb}Gi"}}}
+    return {
+        "serviceName": name,
+        "replicas": 1,
+        "selector": {"matchLabels": own},
+        "template": {"metadata": {"labels": own}, "spec": pod},
+        "volumeClaimTemplates": [{"metadata": {"name": "runs"}, "spec": claim}],
+    }
+
+
+def _worker_spec(settings: LaunchSection, join: JoinCommand, role: Role, words: list[str]) -> Manifest:
+    place = settings.kubernetes
+    copying: Manifest = {
+        "name": "token",
+        "image": place.image,
+        "command": ["install", "-m", "600", "/secret/token", _TOKEN],
+        "securityContext": _container_security(),
+        "volumeMounts": [
+            {"name": "secret", "mountPath": "/secret", "readOnly": True},
+            {"name": "token", "mountPath": "/token"},
+        ],
+    }
+    # Files of probes: a registered worker, and a supervisor whose loop turns.
+    ready = {"exec": {"command": ["sh", "-c", "ls /cache/headrace/joined/*/processes/*.life.json"]}}
+    container: Manifest = {
+        "name": CONTAINER,
+        "image": place.image,
+        "command": words,
+        "env": [{"name": "XDG_CACHE_HOME", "value": "/cache"}, {"name": "HOME", "value": "/cache"}, _pod_address()],
+        "readinessProbe": ready | {"periodSeconds": 10, "timeoutSeconds": 5},
+        "startupProbe": ready | {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 180},
+        "resources": _requests(settings.resources(role)),
+        "securityContext": _container_security(),
+        "volumeMounts": [
+            {"name": "token", "mountPath": "/token"},
+            {"name": "cache", "mountPath": "/cache"},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  in the container
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  in the container
+        ],
+    }
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": _GRACE_S,
+        "securityContext": _pod_security(),
+        "initContainers": [copying],
+        "containers": [container],
+        "volumes": [
+            {"name": "secret", "secret": {"secretName": _secret_name(join.run, role), "defaultMode": 0o440}},
+            _memory("token"),
+            _memory("shm"),
+            {"name": "cache", "emptyDir": {"sizeLimit": f"{place.cache_gb}Gi"}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+
+
+def _autoscaler(settings: LaunchSection, run: str, role: Role, deployment: str) -> Manifest:
+    """Scorers follow the depth of their queue. Generators follow the learner: the more of its time
+    it waits for units, the more of them."""
+    place: KubernetesSection = settings.kubernetes
+    if role is Role.GENERATOR:
+        name, chosen, target = "headrace_learner_waits", {}, {"type": "Value", "value": "100m"}
+    else:
+        name, chosen = "headrace_queue_depth", {"queue": str(role)}
+        target = {"type": "AverageValue", "averageValue": str(place.queue_depth)}
+    selector = {"matchLabels": {"run": run} | chosen}
+    return {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment},
+        "minReplicas": 1,
+        "maxReplicas": place.max_replicas,
+        "metrics": [
+            {"type": "External", "external": {"metric": {"name": name, "selector": selector}, "target": target}}
+        ],
+        "behavior": {
+            "scaleUp": {"policies": [{"type": "Pods", "value": 2, "periodSeconds": 60}]},
+            "scaleDown": {
+                "stabilizationWindowSeconds": 300,
+                "policies": [{"type": "Pods", "value": 1, "periodSeconds": 60}],
+            },
+        },
+    }
+
+
+def _secret_name(run: str, role: Role) -> str:
+    return f"{slug(run)}-{role}-token"
+
+
+def _object(version: str, kind: str, name: str, namespace: str, own: dict[str, str], **body: Any) -> Manifest:
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"name": name, "namespace": namespace, "labels": own},
+    } | body
+
+
+def _requests(wanted: ResourcesSection) -> Manifest:
+    requests = {"cpu": str(wanted.cpus)}
+    limits: dict[str, str] = {}
+    if wanted.memory_gb is not None:
+        requests["memory"] = limits["memory"] = f"{wanted.memory_gb}Gi"
+    if wanted.gpus:
+        limits["nvidia.com/gpu"] = str(wanted.gpus)
+    return {"requests": requests, "limits": limits} if limits else {"requests": requests}
+
+
+def _memory(name: str) -> Manifest:
+    return {"name": name, "emptyDir": {"medium": "Memory"}}
+
+
+def _pod_address() -> Manifest:
+    return {"name": "HEADRACE_ADVERTISE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+
+
+def _pod_security() -> Manifest:
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": _USER,
+        "runAsGroup": _USER,
+        "fsGroup": _USER,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _container_security() -> Manifest:
+    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
