@@ -275,9 +275,9 @@ class SupervisorSection(Section):
 class FleetSection(Section):
     """How many workers of each role. Usually a fleet file of its own."""
 
-    generator: Positive = setting(1, "Processes that sample.")
-    reward: Positive = setting(1, "Processes that score finished responses.")
-    reference: int = setting(1, "Processes. They start only if the algorithm needs them.", ge=0)
+    generator: int = setting(1, "Processes that sample. 0: they join from other hosts.", ge=0)
+    reward: int = setting(1, "Processes that score finished responses. 0: they join.", ge=0)
+    reference: int = setting(1, "Processes, if the algorithm needs them. 0: they join.", ge=0)
     value: int = setting(1, "One process. It starts only if the algorithm has a critic.", ge=0, le=1)
     max_workers: Positive | None = setting(
         None,

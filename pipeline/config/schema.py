@@ -190,10 +190,19 @@ class RunConfig(Section):
                     f"reward.endpoints.{name}.max_in_flight is {endpoint.max_in_flight}, and reward.max_in_flight "
                     f"{reward.max_in_flight}, all that a worker judges at once: raise reward.max_in_flight, or lower it"
                 )
-        if self.needs_reference and self.fleet.reference < 1:
-            needed = "reference log-probs are needed (kl_coefficient > 0 or reference.always)"
-            raise ValueError(f"{needed}, but fleet.reference is 0")
+        self._check_fleet()
         return self
+
+    def _check_fleet(self) -> None:
+        """Refuse a fleet without workers of a role, where none can join from another host."""
+        counts = {"generator": self.fleet.generator, "reward": self.fleet.reward}
+        if self.needs_reference:
+            counts["reference"] = self.fleet.reference
+        for role in (role for role, count in counts.items() if not count and self.wire.transport != "tcp"):
+            raise ValueError(
+                f"fleet.{role} is 0, and this run needs {role} workers. Set it to 1 or more. Or set wire.transport to tcp, by "
+                "which other hosts reach the run, and start them there with `headrace join`"
+            )
 
     def _check_importance(self) -> None:
         """Refuse corrections that contradict each other, and bounds that are none."""

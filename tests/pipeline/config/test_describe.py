@@ -226,7 +226,7 @@ def test_no_name_of_ours_counts_as_another_systems() -> None:
         ("learner.betas=[0.9]", "`learner.betas` has too few values$"),
         ("run.seed=x", "expected an integer"),
         ("data.shuffle=perhaps", "expected a boolean"),
-        ("fleet.generator=0", "expected a value greater than 0$"),
+        ("generation.num_slots=0", "expected a value greater than 0$"),
         ("algorithm.importance_level=clap", "expected 'token', 'sequence' or 'geometric'$"),
         ("generation.vllm=3", r"expected a section of settings, for example --set generation\.vllm\.NAME=VALUE$"),
     ],

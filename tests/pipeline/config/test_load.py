@@ -15,7 +15,9 @@ from pipeline.config.load import (
     resolve_paths,
     write_resolved,
 )
+from pipeline.supervisor.fleet_size import desired_counts
 from protocol.errors import ConfigError
+from protocol.ids import Role
 
 MINIMAL = """
 [model]
@@ -120,6 +122,15 @@ def test_settings_that_contradict_each_other_are_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         load_config([run_file], ["fleet.reference=0", override])
+
+
+@pytest.mark.parametrize("role", ["generator", "reward", "reference"])
+def test_a_role_without_workers_here_needs_a_wire_by_which_others_join(run_file: Path, role: str) -> None:
+    settings = [f"fleet.{role}=0", "reference.always=true"]
+    with pytest.raises(ConfigError, match=rf"fleet\.{role} is 0, .* `headrace join`"):
+        load_config([run_file], settings)
+    config = load_config([run_file], [*settings, "wire.transport=tcp"])
+    assert desired_counts(config)[Role(role)] == 0
 
 
 def test_the_resolved_file_reads_back_as_the_same_configuration(run_file: Path, tmp_path: Path) -> None:
