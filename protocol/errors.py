@@ -42,6 +42,10 @@ class MessageTooLarge(WireError, ValueError):
     """The message is over the size limit and was refused before decoding."""
 
 
+class PeerRefused(WireError, PermissionError):
+    """The sender's key is no longer permitted."""
+
+
 class ChannelClosed(HeadraceError, ConnectionError):
     """The channel was closed by its owner."""
 

@@ -48,16 +48,34 @@ class Inbound:
         self._peers: dict[str, _Peer] = {}
         self._complaints = Complaints(clock)
 
-    def read(self, frames: Sequence[Buffer], *, address: Callable[[], str] = lambda: "") -> Delivery | None:
-        """Return the message, or None when it was refused. ``address`` names an unnamed peer."""
-        opened = self.open(frames, address=address)
+    def read(
+        self,
+        frames: Sequence[Buffer],
+        *,
+        address: Callable[[], str] = lambda: "",
+        check: Callable[[str], None] | None = None,
+    ) -> Delivery | None:
+        """Return the message, or None when it was refused. ``address`` names an unnamed peer.
+        ``check``: as in ``open``."""
+        opened = self.open(frames, address=address, check=check)
         if opened is None:
             return None
         message, envelope = opened
         return Delivery(message, envelope.sender, envelope.sequence, envelope.sent_s)
 
-    def open(self, frames: Sequence[Buffer], *, address: Callable[[], str]) -> tuple[Message, Envelope] | None:
-        """Return message and envelope, or None when the message was refused."""
+    def open(
+        self, frames: Sequence[Buffer], *, address: Callable[[], str], check: Callable[[str], None] | None = None
+    ) -> tuple[Message, Envelope] | None:
+        """Return message and envelope, or None when the message was refused.
+
+        ``check`` gets the address first, and raises WireError for a peer that is not permitted."""
+        if check is not None:
+            try:
+                check(address())
+            except WireError as error:
+                # Its own words would have counted it under a permitted peer's name.
+                self.refuse(address() or UNNAMED, error)
+                return None
         try:
             message, envelope = decode(frames, max_bytes=self._max_bytes)
         except WireError as error:

@@ -78,6 +78,10 @@ class CurveKeys:
                 _log.warning("key file holds no public key", path=str(path))
         return found
 
+    def permits_name(self, name: str) -> bool:
+        """Return whether the folder has a key file of this name now."""
+        return (self.folder / f"{name}.pub").is_file()
+
     def serve(self, raw: zmq.Socket[bytes]) -> None:
         """Make a binding socket require a permitted key of every client."""
         raw.setsockopt(zmq.CURVE_SERVER, 1)
@@ -129,6 +133,11 @@ class KeyAuthenticator(ThreadAuthenticator):
         """Return the name of the client's key file."""
         key = z85.encode(client_public_key).decode("ascii")
         return self._keys.allowed().get(key, key)
+
+
+def is_public_key(text: str) -> bool:
+    """Return whether ``text`` is a public CURVE key of 40 characters (Z85)."""
+    return _KEY.fullmatch(text.encode()) is not None
 
 
 def _create_once(path: Path, data: bytes) -> None:

@@ -1,7 +1,8 @@
 """Counts the connections refused at a tcp endpoint, and logs one a minute and reason.
 
 They lack CURVE, have an unknown key, or expect another server's key. libzmq refuses
-them during the handshake. No mailbox receives a message of theirs.
+them during the handshake. No mailbox receives a message of theirs. A connection that libzmq has
+accepted stays open when its key is removed; from then on its messages are refused here.
 
 *Waits for* libzmq's events of one listening socket, on a thread that ends with the socket."""
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
+from collections.abc import Callable
 
 import structlog
 import zmq
@@ -16,6 +19,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from protocol.channel import LinkStats
 from protocol.complaints import Complaints
+from protocol.errors import PeerRefused
+from protocol.zeromq.curve import CurveKeys
 
 STRANGERS = "(refused keys)"
 """The peer name of refused connections."""
@@ -32,14 +37,25 @@ _EVENTS = (
     | zmq.EVENT_MONITOR_STOPPED
 )
 _JOIN_S = 5.0
+_LOOK_S = 0.2
+_MAX_NAMES = 4096
 _numbers = itertools.count()
 _log = structlog.get_logger("headrace.wire")
 
 
 class Door:
-    """Counts refused connections of one socket, from before it is bound until it is closed."""
+    """Counts refused connections of one socket, from before it is bound until it is closed.
+    Refuses messages of peers whose keys were removed."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], raw: zmq.Socket[bytes]) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        raw: zmq.Socket[bytes],
+        keys: CurveKeys,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._keys, self._clock = keys, clock
+        self._looked: dict[str, tuple[bool, float]] = {}
         address = f"inproc://headrace-door-{next(_numbers)}"
         self.num_refused = 0
         raw.monitor(address, _EVENTS)
@@ -48,6 +64,22 @@ class Door:
         events.connect(address)
         self._thread = threading.Thread(target=self._watch, args=(events,), name="door", daemon=True)
         self._thread.start()
+
+    def check(self, name: str) -> None:
+        """Look whether a peer's key is still permitted, five times a second at most.
+
+        ``name``: of its key file, as the authenticator gave it. Raises PeerRefused."""
+        now = self._clock()
+        is_permitted, until = self._looked.get(name, (False, 0.0))
+        if now >= until:
+            if len(self._looked) >= _MAX_NAMES:
+                self._looked.clear()
+            is_permitted = self._keys.permits_name(name)
+            self._looked[name] = is_permitted, now + _LOOK_S
+        if not is_permitted:
+            raise PeerRefused(
+                f"the key of {name} is no longer in {self._keys.folder}; permit it again to receive from it"
+            )
 
     def stats(self) -> list[LinkStats]:
         """Return the refused connections as counters of one more peer; empty without any."""

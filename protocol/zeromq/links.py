@@ -73,6 +73,7 @@ class ZmqMailbox:
     def __init__(self, socket: AsyncSocket, *, endpoint: str, max_message_bytes: int, door: Door | None = None) -> None:
         self._socket = socket
         self._door = door
+        self._check = door.check if door else None
         self.endpoint = endpoint
         self._inbound = Inbound(endpoint, max_bytes=max_message_bytes)
 
@@ -81,7 +82,7 @@ class ZmqMailbox:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while (received := await self._socket.take(timeout_s=deadline - loop.time())) is not None:
-            delivery = self._inbound.read(received.frames, address=received.address)
+            delivery = self._inbound.read(received.frames, address=received.address, check=self._check)
             if delivery is not None:
                 return delivery
         return None

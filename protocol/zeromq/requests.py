@@ -96,6 +96,7 @@ class ZmqResponder:
     ) -> None:
         self._socket = socket
         self._door = door
+        self._check = door.check if door else None
         self._complaints = Complaints()
         self.endpoint = endpoint
         self._sender = sender
@@ -108,7 +109,7 @@ class ZmqResponder:
         deadline = loop.time() + timeout_s
         while (received := await self._socket.take(timeout_s=deadline - loop.time())) is not None:
             route, *frames = received.frames
-            opened = self._inbound.open(frames, address=received.address)
+            opened = self._inbound.open(frames, address=received.address, check=self._check)
             if opened is None:
                 continue
             message, envelope = opened

@@ -107,7 +107,7 @@ class ZmqTransport:
             if self._authenticator is None:
                 self._authenticator = KeyAuthenticator(self._context, self._keys)
             self._keys.serve(socket.raw)
-            door = Door(self._context, socket.raw)
+            door = Door(self._context, socket.raw, self._keys)
             self._doors.append(door)
         bound = socket.bind(endpoint)
         if told:

@@ -14,6 +14,7 @@ import zmq
 
 from protocol.endpoints import ipc_endpoint
 from protocol.errors import ChannelClosed, ConfigError, DeadlineExceeded
+from protocol.messages import Message
 from protocol.zeromq import CurveKeys, ZmqTransport
 from protocol.zeromq.door import STRANGERS
 from protocol.zeromq.links import ZmqMailbox
@@ -87,6 +88,41 @@ async def test_a_refused_connection_is_logged_once_and_counted_each_time(server:
         "its key is not in the folder of keys"
     ]
     assert len([entry for entry in logs if entry.get("key") == stranger_keys.public]) == 1
+
+
+async def test_a_removed_key_ends_what_its_open_connections_may_send(
+    server: ZmqTransport, keys: CurveKeys, tmp_path: Path
+) -> None:
+    peer_keys = CurveKeys.load_or_create(tmp_path / "peer")
+    file = keys.folder / "peer.pub"
+    file.write_text(peer_keys.public)
+    mailbox, responder = server.mailbox(ANY_PORT), server.responder(ANY_PORT)
+
+    async def answer(message: Message) -> Message:
+        return message
+
+    with closing(transport("peer", peer_keys)) as peer:
+        link = peer.sender(mailbox.endpoint, server_key=server.public_key)
+        asking = peer.requester(responder.endpoint, server_key=server.public_key)
+        assert await link.send(request(), timeout_s=5.0)
+        assert await mailbox.receive(timeout_s=5.0) is not None
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(responder.serve_one(answer, timeout_s=5.0))
+            await asking.request(request(), timeout_s=5.0)
+        file.unlink()
+        await asyncio.sleep(0.25)
+        assert await link.send(request(), timeout_s=5.0), "the connection itself stays"
+        assert await mailbox.receive(timeout_s=0.3) is None
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(responder.serve_one(answer, timeout_s=0.5))
+            with pytest.raises(DeadlineExceeded):
+                await asking.request(request(), timeout_s=0.3)
+        assert not serving.result()
+        assert [(link.peer, link.num_refused) for link in mailbox.stats()][-1] == ("peer", 1)
+        file.write_text(peer_keys.public)
+        await asyncio.sleep(0.25)
+        assert await link.send(request(), timeout_s=5.0)
+        assert await mailbox.receive(timeout_s=5.0) is not None
 
 
 async def refused(owner: ZmqMailbox | ZmqResponder) -> int:

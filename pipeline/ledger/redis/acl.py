@@ -16,7 +16,21 @@ from protocol.ids import Role
 CONNECTION: Final = ("ping", "select", "client|setname")
 """Besides AUTH and HELLO, which every user may send."""
 READS: Final = (
-    *("exists", "get", "hexists", "hget", "hgetall", "hkeys", "hmget", "hstrlen", "hvals", "llen", "lrange", "scard"),
+    *(
+        "exists",
+        "get",
+        "hexists",
+        "hget",
+        "hgetall",
+        "hkeys",
+        "hlen",
+        "hmget",
+        "hstrlen",
+        "hvals",
+        "llen",
+        "lrange",
+        "scard",
+    ),
     *("sismember", "smembers", "time", "xlen", "xrange", "xread", "zcard", "zcount", "zrange", "zrangebyscore"),
     *("xrevrange", "zrevrange", "zrevrangebyscore", "zscore", "strlen", "getrange"),
 )

@@ -104,15 +104,21 @@ class OwnConnection(AbstractConnection):
         await self.disconnect(nowait=True)
         try:
             await self._connect_once()
-        except REFUSED as error:
+        except BaseException as error:
             await self.disconnect(nowait=True)
-            if not isinstance(self.credential_provider, _TokenFile) or isinstance(error, SentinelRefused):
-                raise
-            raise TokenRefused(f"{self.credential_provider}: {error}") from error
-        except BaseException:
-            await self.disconnect(nowait=True)
+            if isinstance(self.credential_provider, _TokenFile):
+                self._raise_refusal(self.credential_provider, error)
             raise
         return cast("asyncio.StreamWriter", self._writer).transport
+
+    def _raise_refusal(self, file: _TokenFile, error: BaseException) -> None:
+        """Raise TokenRefused, or the ConfigError of a bad file. On a unix socket redis-py wraps
+        them in a ConnectionError."""
+        for part in (error, *error.args):
+            if isinstance(part, ConfigError):
+                raise part from None
+            if isinstance(part, REFUSED) and not isinstance(part, SentinelRefused):
+                raise TokenRefused(f"{file}: {part}") from error
 
     def error_of(self, text: str) -> Exception:
         """Return redis-py's exception for an error reply."""

@@ -90,8 +90,8 @@ class PipelinedConnection:
 
     async def _repeated(self, asking: _Asking[T]) -> T:
         now = asyncio.get_running_loop().time
-        began = now()
-        last_of_all, deadline = began + self._timeouts.disk_s, began + self._timeouts.lost_s
+        last_of_all, deadline = now() + self._timeouts.disk_s, now() + self._timeouts.lost_s
+        refused_until = 0.0
         pause, error, troubled = _FIRST_PAUSE_S, None, False
         try:
             while True:
@@ -102,7 +102,8 @@ class PipelinedConnection:
                     if is_refusal(failure):
                         if self._stream is None or not isinstance(failure, TokenRefused):
                             raise
-                        deadline = min(deadline, began + REFUSED_PATIENCE_S)
+                        refused_until = refused_until or now() + REFUSED_PATIENCE_S
+                        deadline = min(deadline, refused_until)
                     error = failure
                 except exceptions.ResponseError as failure:
                     if not is_disk_failure(failure):

@@ -142,7 +142,7 @@ class TokenAdmin:
                 num_connections = len(await self._connected(token_id))
             except LedgerError:
                 num_connections = None
-            names = tuple(sorted({host.decode(errors="replace") for host in hosts}))
+            names = tuple(sorted({host.decode(errors="replace").partition(" ")[2] for host in hosts}))
             times = record.created_s, record.rotated_s
             is_overlapping = len(record.digests(now_s)) > 1
             rows.append(TokenRow(token_id, record.role, *times, names, num_connections, is_overlapping))

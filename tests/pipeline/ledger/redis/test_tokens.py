@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
 import redis
 import redis.asyncio
 
+from pipeline.ledger.redis import connection as connection_module
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.connection import PipelinedConnection
@@ -25,7 +27,7 @@ from pipeline.runtime.registry.contract import Fleet, RunState, RunStatus, Weigh
 from pipeline.runtime.registry.redis import RedisRegistry
 from protocol.errors import ConfigError, LedgerRefused
 from protocol.ids import Role
-from tests.own_server import own_server
+from tests.own_server import free_ports, own_server
 from tests.pipeline.ledger.builders import make_spec
 
 pytestmark = pytest.mark.timeout(60)
@@ -35,7 +37,8 @@ OWNER_URL = "redis://:pw@127.0.0.1:{port}/0"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with own_server(tmp_path_factory.mktemp("server"), "requirepass pw", "save ''", url=OWNER_URL) as url:
+    folder = tmp_path_factory.mktemp("server")
+    with own_server(folder, "requirepass pw", "save ''", f"unixsocket {folder}/s", url=OWNER_URL) as url:
         yield url
 
 
@@ -145,7 +148,7 @@ async def test_only_a_learners_token_publishes_weights_and_ends_the_run(role: Ro
 async def test_a_revoked_token_ends_its_connections_and_keys_at_once(owner: Owner) -> None:
     token, other = await owner.admin.create(Role.GENERATOR), await owner.admin.create(Role.REWARD)
     async with joined(owner, token, patience_s=1.0) as connection, joined(owner, other) as stays:
-        await ask(connection, "HSET", keys.permitted_of(RUN, token.id), "key", "host")
+        await ask(connection, "HSET", keys.permitted_of(RUN, token.id), "key", "7 host")
         assert await ask(stays, "PING") == b"PONG"
         assert [(row.id, row.hosts, row.num_connections) for row in await owner.admin.rows()] == [
             (token.id, ("host",), 1),
@@ -170,8 +173,16 @@ async def test_a_revoked_token_ends_its_connections_and_keys_at_once(owner: Owne
         await owner.admin.revoke(token.id)
 
 
-async def test_a_wrong_secret_is_refused_at_once(owner: Owner) -> None:
+@pytest.mark.parametrize("is_unix", [False, True], ids=["tcp", "unix"])
+async def test_a_wrong_secret_or_file_is_refused_at_once(is_unix: bool, owner: Owner) -> None:
     token = await owner.admin.create(Role.GENERATOR)
+    if is_unix:
+        config = cast("dict[str, str]", await owner.client.config_get("unixsocket"))
+        owner = replace(owner, url=f"unix://{config['unixsocket']}")
+    async with joined(owner, token, patience_s=30.0) as connection:
+        (owner.folder / token.id / "ledger.token").chmod(0o644)
+        with pytest.raises(ConfigError, match="others may read it"):
+            await ask(connection, "PING")
     began = time.monotonic()
     for wrong in (
         msgspec.structs.replace(token, secret="x" * 43),
@@ -250,6 +261,38 @@ async def test_a_server_that_forgot_its_users_gets_them_again(owner: Owner) -> N
         assert token.user not in await owner.client.acl_users()
         await keeper.aclose()
     await owner.client.acl_deluser("headrace:other:generator-none")
+
+
+async def test_a_token_outlasts_a_restart_however_long_the_server_was_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "REFUSED_PATIENCE_S", 1.0)
+    [port] = free_ports(1)
+    settings = (f"port {port}", "requirepass pw", "appendonly yes", "save ''")
+    token_url = ""
+    async with AsyncExitStack() as ends, asyncio.TaskGroup() as tasks:
+        with own_server(tmp_path, *settings, url=f"redis://:pw@127.0.0.1:{port}/0") as url:
+            client = connect(url)
+            ends.push_async_callback(client.aclose)
+            token = await TokenAdmin(client, RUN).create(Role.GENERATOR)
+            token_url = ledger_url(url.replace(":pw@", ""), token, tmp_path)
+            worker_client = connect(token_url, patience_s=20.0)
+            ends.push_async_callback(worker_client.aclose)
+            worker = PipelinedConnection(worker_client)
+            ends.push_async_callback(worker.aclose)
+            assert await ask(worker, "PING") == b"PONG"
+        waiting = tasks.create_task(ask(worker, "GET", "{test}:settings"))
+        # Longer than a refusal is put up with: the time counts from the first refusal.
+        await asyncio.sleep(1.2)
+        with own_server(tmp_path, *settings, url=f"redis://:pw@127.0.0.1:{port}/0") as url:
+            await asyncio.sleep(0.3)
+            assert not waiting.done()
+            keeper_client = connect(url)
+            ends.push_async_callback(keeper_client.aclose)
+            keeper = TokenAdmin(keeper_client, RUN)
+            ends.push_async_callback(keeper.aclose)
+            await keeper.keep()
+            assert await waiting is None
 
 
 async def test_a_server_without_acl_commands_gets_a_sentence(tmp_path: Path) -> None:

@@ -1,0 +1,171 @@
+"""Keeps a host's ``keys`` folder equal to the CURVE keys that the run's ledger permits.
+
+*Consumes* the permitted keys, and the ``.pub`` files of this host. *Produces* a ``.pub`` file for
+each permitted key, named ``joined.TOKEN.HOST.DIGEST.pub``, and removes those of revoked ones. Files
+of other names are left alone. *Waits for* a change of the keys in the ledger, a second at a time.
+
+The run's host publishes every key of its folder that it did not mirror. A joined host publishes its
+own. So mailboxes on either side accept each other without a copied file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from pipeline.files import write_private
+from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.permitted_keys import OF_RUN, REPEAT_EVERY_S, PermittedKey, PermittedKeys
+from pipeline.ledger.token import read_token, write_token
+from protocol.errors import ConfigError, LedgerError, LedgerRefused
+from protocol.zeromq.curve import CurveKeys, is_public_key
+
+PREFIX: Final = "joined."
+_LOOK_S = 1.0
+_ANSWER_S = 3.0
+_PATIENCE_S = 12.0
+"""Longer than a token is tried again."""
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChanges:
+    """Changes of a folder: file name -> public key to write, and file names to remove."""
+
+    write: Mapping[str, str]
+    remove: frozenset[str]
+
+
+def key_changes(present: Iterable[str], permitted: Iterable[PermittedKey], own: Iterable[str]) -> KeyChanges:
+    """Return the changes that make a folder permit ``permitted``, by the files' names alone.
+
+    Args:
+        present: Names of the folder's files.
+        permitted: All keys that the ledger permits. Malformed ones are passed over.
+        own: Public keys that the folder has in files of its own."""
+    known = set(own)
+    wanted = {_file_name(one): one.public for one in permitted if is_public_key(one.public) and one.public not in known}
+    there = {name for name in present if name.startswith(PREFIX) and name.endswith(".pub")}
+    return KeyChanges(
+        {name: public for name, public in wanted.items() if name not in there}, frozenset(there - set(wanted))
+    )
+
+
+def _file_name(key: PermittedKey) -> str:
+    host = re.sub(r"[^A-Za-z0-9_-]", "-", key.host)[:64] or "host"
+    token = re.sub(r"[^A-Za-z0-9_-]", "-", key.token)[:64]
+    return f"{PREFIX}{token}.{host}.{hashlib.sha256(key.public.encode()).hexdigest()[:16]}.pub"
+
+
+class KeyMirror:
+    """One host's folder, by the ledger's keys."""
+
+    def __init__(self, permitted: PermittedKeys, keys: CurveKeys, token: str) -> None:
+        self._permitted, self._keys, self._token = permitted, keys, token
+        self._published: dict[str, str] | None = None
+        self._repeat_at_s = 0.0
+
+    async def publish(self, now_s: float) -> None:
+        """Permit this host's keys in the ledger: where they have changed, and again after a while.
+
+        ``now_s``: by a monotonic clock."""
+        own = self._own()
+        if self._token != OF_RUN:
+            own = {self._keys.public: own[self._keys.public]}
+        if own != self._published or now_s >= self._repeat_at_s:
+            await self._permitted.permit(self._token, own)
+            self._published, self._repeat_at_s = own, now_s + REPEAT_EVERY_S
+
+    async def apply(self) -> KeyChanges:
+        """Make the folder equal to the ledger's keys; return what was changed. Raises OSError."""
+        permitted = await self._permitted.read()
+        folder = self._keys.folder
+        changes = key_changes((path.name for path in folder.iterdir()), permitted, self._own())
+        for name, public in changes.write.items():
+            write_private(folder / name, public.encode() + b"\n")
+        for name in changes.remove:
+            (folder / name).unlink(missing_ok=True)
+        return changes
+
+    def _own(self) -> dict[str, str]:
+        """Return public key -> host of the files that are not mirrored."""
+        return {public: name for public, name in self._keys.allowed().items() if not name.startswith(PREFIX)}
+
+
+async def mirror_keys(
+    url: str, run: str, keys: CurveKeys, *, token: str = OF_RUN, token_files: tuple[Path, Path] | None = None
+) -> None:
+    """Mirror the permitted keys into ``keys.folder`` until cancelled.
+
+    While the ledger is away, or the disk takes no writes, the folder stays as it is.
+
+    Args:
+        url: The ledger's, with a token file on a joined host.
+        run: Name of the run.
+        keys: This host's pair, and the folder.
+        token: Id of the join token; ``OF_RUN`` on the run's host.
+        token_files: The token file that an operator replaces to rotate it, and its copy that the
+            URL names. The copy follows within a second.
+
+    Raises LedgerRefused: the token was revoked, or the password is wrong."""
+    client = connect(url, timeout_s=_ANSWER_S, patience_s=_PATIENCE_S)
+    permitted = PermittedKeys(client, run)
+    mirror = KeyMirror(permitted, keys, token)
+    seen, trouble, is_stale = "0", "", True
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(_follow_forever(*token_files)) if token_files else None
+            try:
+                while True:
+                    try:
+                        await mirror.publish(time.monotonic())
+                        if is_stale:
+                            changes = await mirror.apply()
+                            if changes.write or changes.remove:
+                                _log.info("keys_mirrored", added=sorted(changes.write), removed=sorted(changes.remove))
+                        newest = await permitted.changed(seen, timeout_s=_LOOK_S)
+                        is_stale, seen = newest != seen, newest
+                        trouble = ""
+                    except LedgerRefused:
+                        raise
+                    except (LedgerError, OSError) as error:
+                        if not trouble:
+                            _log.warning("keys_not_mirrored", reason=str(error))
+                        # The ledger may have lost its last writes.
+                        mirror = KeyMirror(permitted, keys, token)
+                        trouble, is_stale = str(error), True
+                        await asyncio.sleep(_LOOK_S)
+            finally:
+                if following is not None:
+                    following.cancel()
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    finally:
+        await permitted.aclose()
+        await client.aclose()
+
+
+def follow_token(source: Path, copy: Path) -> bool:
+    """Copy a token file that has changed; return whether it has. An unreadable one is passed over,
+    since it may be half copied."""
+    with contextlib.suppress(ConfigError):
+        token = read_token(source)
+        if token != read_token(copy):
+            write_token(copy, token)
+            return True
+    return False
+
+
+async def _follow_forever(source: Path, copy: Path) -> None:
+    while True:
+        if follow_token(source, copy):
+            _log.info("token_rotated", path=str(source))
+        await asyncio.sleep(_LOOK_S)
