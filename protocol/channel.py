@@ -41,6 +41,17 @@ class Delivery:
     """Sender's wall-clock time in seconds since 1970."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReceivedRequest:
+    """One request out of a responder, to be answered once."""
+
+    message: Message
+    sender: str
+    sequence: int
+    route: bytes
+    """The way back, for the responder alone."""
+
+
 class Sender(Protocol):
     """The sending end of one link."""
 
@@ -94,8 +105,10 @@ class Mailbox(Protocol):
 class Requester(Protocol):
     """Sends requests to one responder, and waits for answers. Weights between hosts use it."""
 
-    async def request(self, message: Message, *, timeout_s: float) -> Message:
-        """Return the answer. Raises DeadlineExceeded, ChannelClosed, or a WireError."""
+    async def request(self, message: Message, *, timeout_s: float, unreached_s: float | None = None) -> Message:
+        """Return the answer. Raises DeadlineExceeded, ChannelClosed, or a WireError.
+
+        ``unreached_s``: DeadlineExceeded, too, once the responder has been unreachable so long."""
         ...
 
     def unreached_s(self) -> float:
@@ -112,6 +125,15 @@ class Responder(Protocol):
     @property
     def endpoint(self) -> str:
         """Address for requesters."""
+        ...
+
+    async def next_request(self, *, timeout_s: float) -> ReceivedRequest | None:
+        """Return the next readable request; None when none came in time. An unreadable request is
+        counted and dropped. Raises ChannelClosed."""
+        ...
+
+    def reply(self, request: ReceivedRequest, answer: Message) -> None:
+        """Answer a request, now or later, in any order; an answer without a reader is dropped."""
         ...
 
     async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:

@@ -15,7 +15,7 @@ BASE_VERSION = -1
 
 
 class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="weights_request", omit_defaults=True):
-    """Requests a range of a published weight file, or of a delta, from the learner."""
+    """Requests a range of a published weight file, or of a delta, from the learner or a relay."""
 
     version: int
     """0 or more, or BASE_VERSION."""
@@ -24,7 +24,12 @@ class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="weights_req
     max_bytes: int
     """Upper bound of the answer's data."""
     base: int = -1
-    """A version that the generator holds: a delta from it will do. -1: none."""
+    """A version that the requester holds: a delta from it will do. With ``digest``, only that delta
+    will do. -1: none."""
+    digest: str = ""
+    """The announced digest of the version; empty: any file of that number."""
+    wants_digests: bool = False
+    """Requests the digests of the version's parts in place of its bytes."""
 
 
 class WeightsPart(msgspec.Struct, frozen=True, kw_only=True, tag="weights_part", omit_defaults=True):
@@ -38,6 +43,8 @@ class WeightsPart(msgspec.Struct, frozen=True, kw_only=True, tag="weights_part",
     """uint8 [bytes of this part]"""
     base: int = -1
     """The version that the delta starts from; -1: bytes of the version itself."""
+    is_coming: bool = False
+    """The source lacks these bytes and is receiving them: repeat the request."""
 
 
 class FileRequest(msgspec.Struct, frozen=True, kw_only=True, tag="file_request", omit_defaults=True):

@@ -215,6 +215,18 @@ class WeightsSection(Section):
     )
     max_part_mb: Positive = setting(4, "Largest part of a version sent to another host; below wire.max_message_mb.")
     fetch_timeout_s: float = setting(30.0, "Limit of fetching one part.", gt=0.0)
+    relay: bool = setting(
+        True,
+        "A host that fetches versions serves them to other hosts. Off: it fetches from the learner, for hosts that can "
+        "only dial out.",
+    )
+    num_connections: Positive = setting(
+        4, "Connections of one transfer between hosts; each I/O thread encrypts some of them."
+    )
+    part_digest: Literal["xxh3-128", "sha256"] = setting(
+        "xxh3-128",
+        "Of each part of a version between hosts. xxh3-128 finds damage. sha256 finds forgery by a host of this run, too.",
+    )
     max_generator_lag: Positive = setting(2, "Versions that a live generator may lag before the learner waits for it.")
     ack_timeout_s: float = setting(30.0, "A generator that took no weights for this long is fenced.", gt=0.0)
 

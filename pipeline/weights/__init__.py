@@ -1,13 +1,17 @@
 """Carries policy versions from the learner to the generators, verified by digest.
 
-``tensorfile`` is a version's file format (safetensors). ``segments`` are files that two processes
-map. ``store`` holds the learner's versions. ``delta`` is the difference of two versions. ``wire``
-fetches from another host. The workers' ends are ``workers.learner.weight_publisher`` and
+``tensorfile`` is a version's file format (safetensors). ``shared_files`` are files that several
+processes map. ``store`` holds the learner's versions. ``delta`` is the difference of two versions.
+The workers' ends are ``workers.learner.weight_publisher`` and
 ``workers.generator.weight_receiver``.
 
 On one host a version is written once, to memory-backed storage where the host has some, and every
-generator maps the same pages. Other hosts request ranges over ZeroMQ, of the whole version or of a
-delta. Tokens get a version only after the digest of all its bytes has matched.
+generator maps the same pages. Tokens get a version only after the digest of all its bytes has
+matched.
+
+Other hosts fetch a delta, or all *parts* of a version, over ZeroMQ. One worker of a host fetches
+(``host_folder``, ``host_fetch``, ``wire``). It serves each part to other hosts once the digest of
+the part has matched (``parts``, ``relay``, ``serving``). ``relay_plan`` has the tree of hosts.
 
 Adapters have a *base*, the frozen weights that they are added to: one more file, under
 ``BASE_VERSION``. Every announcement has its digest. Each generator merges the two."""

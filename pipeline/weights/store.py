@@ -16,6 +16,7 @@ from pipeline.process import work
 from pipeline.runtime.registry.contract import WeightsAnnouncement
 from pipeline.weights.delta import encode
 from pipeline.weights.digest import Digest, digest_buffer
+from pipeline.weights.parts import PART_BYTES, PartDigests
 from pipeline.weights.shared_files import SharedFile, SharedFileWriter
 from pipeline.weights.tensorfile import Publication, read_contents
 from protocol.endpoints import run_tag
@@ -36,7 +37,7 @@ def weights_folder(run_dir: Path, *, shared_memory: bool) -> Path:
 
 
 def fetched_folder(run_dir: Path, *, shared_memory: bool) -> Path:
-    """Return the folder for weights fetched from another host; each worker has a folder in it."""
+    """Return the folder for weights fetched from another host, for all workers of this one."""
     folder = weights_folder(run_dir, shared_memory=shared_memory)
     return folder.with_name(f"{folder.name}-fetched")
 
@@ -59,6 +60,8 @@ class StoredWeights:
     policy_version: int
     segment: SharedFile
     digest: str
+    parts: PartDigests | None = None
+    """None: no other host fetches it."""
 
     @property
     def path(self) -> Path:
@@ -78,8 +81,20 @@ class StoredWeights:
 class WeightsStore:
     """The learner's newest ``keep`` versions, immutable while held, and adapters' base weights."""
 
-    def __init__(self, folder: Path, *, keep: int, max_part_bytes: int) -> None:
-        """Publish into ``folder``, which is emptied. ConfigError when another user owns it."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        max_part_bytes: int,
+        part_digest: str | None = None,
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        """Publish into ``folder``, which is emptied. ConfigError when another user owns it.
+
+        ``part_digest``: algorithm of the parts' digests, for other hosts; None: there are none."""
+        self._part_digest = part_digest
+        self._part_bytes = part_bytes
         self._folder = folder
         self._keep = keep
         self._max_part_bytes = max_part_bytes
@@ -93,11 +108,13 @@ class WeightsStore:
         segment = self._writer.take(publication.num_bytes)
         try:
             digest = write_publication(segment.data, publication)
+            algorithm = self._part_digest
+            parts = None if algorithm is None else PartDigests.of(segment.data, self._part_bytes, algorithm)
             segment.name(self._folder / file_name(policy_version))
         except BaseException:
             self._writer.discard(segment)
             raise
-        stored = StoredWeights(policy_version, segment, digest)
+        stored = StoredWeights(policy_version, segment, digest, parts)
         replaced, self._held[policy_version] = self._held.get(policy_version), stored
         if replaced is not None:
             self._writer.forget(replaced.segment)
@@ -117,6 +134,8 @@ class WeightsStore:
             host=socket.gethostname(),
             endpoint=endpoint,
             base=base and self.announcement(base, endpoint=endpoint),
+            part_bytes=self._part_bytes if stored.parts is not None else 0,
+            parts_digest=stored.parts.digest if stored.parts is not None else "",
         )
 
     def held(self, policy_version: int) -> StoredWeights | None:
@@ -124,30 +143,26 @@ class WeightsStore:
         return self._held.get(policy_version)
 
     def answer(self, request: Message) -> WeightsPart:
-        """Return a range of the delta from the held version if it is short, else of the version.
+        """Return a range of the delta from the held version if it is short, else of the version, or
+        of the digests of its parts.
 
         The part is empty when the version is gone. Making a delta takes about the time of reading
         both versions twice. Raises UnknownMessage for anything but a WeightsRequest."""
         if not isinstance(request, WeightsRequest):
             raise UnknownMessage(f"the weights endpoint got a {type(request).__name__}; it answers WeightsRequest only")
         stored = self._held.get(request.version)
-        if stored is None:
-            return _nothing(request)
+        if stored is None or request.digest not in ("", stored.digest):
+            return nothing(request)
+        if request.wants_digests:
+            table = b"" if stored.parts is None else stored.parts.table
+            return range_of(request, np.frombuffer(table, np.uint8), base=-1, max_bytes=self._max_part_bytes)
         delta = None if request.base < 0 else self._delta(request.base, stored)
         if delta is not None:
-            return self._range(request, np.frombuffer(delta, np.uint8), base=request.base)
-        return self._range(request, stored.segment.data, base=-1)
-
-    def _range(self, request: WeightsRequest, data: np.ndarray, *, base: int) -> WeightsPart:
-        if not 0 <= request.offset < data.size or request.max_bytes <= 0:
-            return _nothing(request)
-        return WeightsPart(
-            version=request.version,
-            offset=request.offset,
-            total_bytes=data.size,
-            data=data[request.offset : request.offset + min(request.max_bytes, self._max_part_bytes)],
-            base=base,
-        )
+            delta_bytes = np.frombuffer(delta, np.uint8)
+            return range_of(request, delta_bytes, base=request.base, max_bytes=self._max_part_bytes)
+        if request.base >= 0 and request.digest:
+            return nothing(request)
+        return range_of(request, stored.segment.data, base=-1, max_bytes=self._max_part_bytes)
 
     def _delta(self, base_version: int, stored: StoredWeights) -> bytes | None:
         """Return the delta between two held versions, made once."""
@@ -192,6 +207,21 @@ def write_publication(data: np.ndarray, publication: Publication) -> str:
     return str(digest)
 
 
-def _nothing(request: WeightsRequest) -> WeightsPart:
+def range_of(request: WeightsRequest, data: np.ndarray, *, base: int, max_bytes: int) -> WeightsPart:
+    """Return the requested range of ``data``, uint8 [bytes]; empty when it lies outside."""
+    if not 0 <= request.offset < data.size or request.max_bytes <= 0:
+        return nothing(request)
+    return WeightsPart(
+        version=request.version,
+        offset=request.offset,
+        total_bytes=data.size,
+        data=data[request.offset : request.offset + min(request.max_bytes, max_bytes)],
+        base=base,
+    )
+
+
+def nothing(request: WeightsRequest, *, is_coming: bool = False) -> WeightsPart:
     """Return an answer without data: only an empty file has a valid offset then."""
-    return WeightsPart(version=request.version, offset=0, total_bytes=0, data=np.empty(0, np.uint8))
+    return WeightsPart(
+        version=request.version, offset=0, total_bytes=0, data=np.empty(0, np.uint8), is_coming=is_coming
+    )

@@ -1,38 +1,32 @@
-"""Weights from another host, in ranges over ZeroMQ: of a delta if possible, else of the version.
+"""Bytes of one version from another host, in ranges over ZeroMQ: of a delta, or of parts.
 
-Parts have at most ``max_part_bytes``, and one is requested at a time. All allocations are bounded
-by the announcement in the ledger, never by a peer's numbers. If a delta's result does not match the
-announced digest, the whole version is fetched (a *refresh*)."""
+Several connections fetch from one *source*, the learner or a relay, one range each at a time. All
+allocations are bounded by the announcement in the ledger, never by a peer's numbers. Each part is
+checked by its own digest before it is used (``pipeline.weights.parts``)."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
-import os
-import shutil
-import time
+from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Self
 
 import numpy as np
-import structlog
 
+from pipeline.runtime.clock import Clock
 from pipeline.runtime.registry.contract import WeightsAnnouncement
-from pipeline.weights.delta import apply
-from pipeline.weights.digest import Digest
-from pipeline.weights.shared_files import SharedFile, SharedFileWriter
-from pipeline.weights.store import MAX_DELTA_SHARE, fetched_folder, file_name
-from pipeline.weights.tensorfile import read_contents
+from pipeline.weights.parts import PartDigests, table_bytes
+from pipeline.weights.relay import Holding
+from pipeline.weights.store import MAX_DELTA_SHARE
 from protocol.channel import Requester
-from protocol.errors import WeightsDamaged, WeightsRejected
+from protocol.errors import DeadlineExceeded, WeightsDamaged, WeightsRejected, WireError
 from protocol.messages import WeightsPart, WeightsRequest
-from protocol.private import ensure_private_folder
 
-_STILL_S = 60.0
-"""An unlocked folder unchanged for this long is a dead worker's."""
-
-_log = structlog.get_logger(__name__)
+UNREACHED_S = 1.5
+"""A source without a connection for this long has failed."""
+SOURCE_FAILURES = (FileNotFoundError, TimeoutError, ConnectionError, WeightsRejected, WireError)
+"""Errors of one source, after which another source is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +39,15 @@ class Base:
     """uint8 [bytes of the version]"""
 
 
+@dataclass(frozen=True, slots=True)
+class WeightsSource:
+    """Where a version can be fetched."""
+
+    worker: str
+    endpoint: str
+    public_key: str = ""
+
+
 @dataclass(slots=True)
 class FetchCounts:
     """Counts of one version's transfer."""
@@ -53,179 +56,170 @@ class FetchCounts:
     num_deltas: int = 0
     num_refreshes: int = 0
     """Whole versions fetched after a failed delta."""
-
-
-class FetchFolder:
-    """One worker's folder of fetched versions: memory-backed where the host has such storage.
-
-    The folder is locked while the worker lives. A worker that starts removes the folders of killed
-    ones, after a delay: a folder that is just being made is not locked yet."""
-
-    def __init__(self, run_dir: Path, name: str, *, shared_memory: bool) -> None:
-        """Make the folder ``name``, of that worker; remove dead ones. ConfigError if not ours."""
-        parent = fetched_folder(run_dir, shared_memory=shared_memory)
-        ensure_private_folder(parent)
-        self._folder = parent / name
-        for folder in parent.iterdir():
-            if folder != self._folder:
-                _remove_if_dead(folder)
-        self._writer = SharedFileWriter(self._folder)
-        self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        # a frozen earlier incarnation may hold the lock: as good
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._held: SharedFile | None = None
-
-    def take(self, num_bytes: int) -> SharedFile:
-        """Return a file to fill. Raises OSError when there is no room."""
-        return self._writer.take(num_bytes)
-
-    def keep(self, segment: SharedFile, policy_version: int) -> Path:
-        """Name a verified file, and retire the one before. The same version is replaced."""
-        path = self._folder / file_name(policy_version)
-        segment.name(path)
-        before, self._held = self._held, segment
-        if before is not None and before.path == path:
-            self._writer.forget(before)
-        elif before is not None:
-            self._writer.retire(before)
-        return segment.path
-
-    def discard(self, segment: SharedFile) -> None:
-        """Give up a file with wrong bytes."""
-        self._writer.discard(segment)
-
-    def close(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        os.close(self._lock)
-
-
-def _remove_if_dead(folder: Path) -> None:
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        if time.time() - os.fstat(fd).st_mtime > _STILL_S:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError:
-        return
-    finally:
-        os.close(fd)
+    num_lost: int = 0
+    """Sources that failed while others were left."""
 
 
 class WireFetch:
-    """The transfer of one version."""
+    """The transfer of one version from one source. Use in a ``with`` block."""
 
     def __init__(
-        self, announcement: WeightsAnnouncement, requester: Requester, *, max_part_bytes: int, timeout_s: float
+        self,
+        wanted: WeightsAnnouncement,
+        source: WeightsSource,
+        requesters: list[Requester],
+        clock: Clock,
+        counts: FetchCounts,
+        *,
+        timeout_s: float,
     ) -> None:
-        """Fetch the announced version from ``requester``; ``timeout_s`` limits each part."""
-        self._wanted = announcement
-        self._requester = requester
-        self._max_part_bytes = max_part_bytes
+        """``requesters``: connections to the source. ``timeout_s``: limit of each answer, and of
+        waiting for parts that are still to come."""
+        self._wanted = wanted
+        self._source = source
+        self._requesters = requesters
+        self._clock = clock
+        self._counts = counts
         self._timeout_s = timeout_s
-        self.received = FetchCounts()
+        self._moved_s = clock.monotonic()
 
-    async def fetch(self, folder: FetchFolder, base: Base | None) -> Path:
-        """Return the file of the wanted version, verified.
+    def __enter__(self) -> Self:
+        return self
 
-        Raises FileNotFoundError when a newer version is announced, WeightsDamaged by its digest,
-        WeightsRejected for contradictory answers, DeadlineExceeded by a part, OSError by the disk.
-        """
-        segment = await asyncio.to_thread(folder.take, self._wanted.num_bytes)
-        try:
-            await self._fill(segment, base)
-            return folder.keep(segment, self._wanted.policy_version)
-        except BaseException:
-            folder.discard(segment)
-            raise
+    def __exit__(self, *_: object) -> None:
+        for requester in self._requesters:
+            requester.close()
 
-    async def _fill(self, segment: SharedFile, base: Base | None) -> None:
-        first = await self._ask(0, -1 if base is None else base.policy_version)
-        if base is not None and first.base == base.policy_version:
-            if await self._build(segment, base, first):
-                return
-            self.received.num_refreshes += 1
-            first = await self._ask(0, -1)
-        await self._copy(segment, first)
+    async def delta(self, base: int) -> bytearray | None:
+        """Return the delta from version ``base``, unverified; None when the source has none.
 
-    async def _build(self, segment: SharedFile, base: Base, part: WeightsPart) -> bool:
-        """Build the version from a delta that begins with ``part``; return whether it is right."""
-        total = part.total_bytes
+        Raises SOURCE_FAILURES."""
+        first = await self._ask(self._requesters[0], 0, base=base)
+        if first is None or first.base != base:
+            return None
+        total = first.total_bytes
         if total > self._wanted.num_bytes // MAX_DELTA_SHARE:
             raise WeightsRejected(
                 f"a delta of {total} bytes was offered for a version of {self._wanted.num_bytes} bytes"
             )
         delta = bytearray(total)
-        place = 0
-        while True:
-            delta[place : place + part.data.size] = part.data.data
-            place += part.data.size
-            if place >= total:
-                break
-            part = await self._ask(place, base.policy_version)
-            if part.base != base.policy_version or part.total_bytes != total:
-                raise FileNotFoundError(f"the delta from version {base.policy_version} was dropped during the transfer")
-        self.received.num_deltas += 1
-        try:
-            digest = await asyncio.to_thread(_apply, memoryview(delta), base, segment.data)
-        except WeightsDamaged as error:
-            digest = str(error)
-        if digest == self._wanted.digest:
-            return True
-        wanted = self._wanted
-        _log.warning(
-            "weights_delta_refused",
-            version=wanted.policy_version, base=base.policy_version, got=digest, expected=wanted.digest,
-        )  # fmt: skip
-        return False
+        size = first.data.size
+        delta[:size] = first.data.data
+        offsets = deque(range(size, total, size))
 
-    async def _copy(self, segment: SharedFile, part: WeightsPart) -> None:
-        """Copy the whole version from ``part`` on. Raises WeightsDamaged if the digest differs."""
-        digest = Digest()
-        place = 0
-        while True:
-            if part.base != -1 or part.total_bytes != segment.data.size:
+        async def fetch_one(requester: Requester, offset: int) -> None:
+            part = await self._ask(requester, offset, base=base)
+            if part is None or part.base != base or part.total_bytes != total:
+                raise FileNotFoundError(f"the delta from version {base} was dropped during the transfer")
+            if part.data.size != min(size, total - offset):
                 raise WeightsRejected(
-                    f"version {self._wanted.policy_version} has {segment.data.size} bytes by its announcement, "
-                    f"{part.total_bytes} by the learner"
+                    f"a part of a delta has {part.data.size} bytes, expected {min(size, total - offset)}"
                 )
-            digest.update(part.data)
-            segment.data[place : place + part.data.size] = part.data
-            place += part.data.size
-            if place == segment.data.size:
-                break
-            part = await self._ask(place, -1)
-        if str(digest) != self._wanted.digest:
-            raise WeightsDamaged(
-                f"version {self._wanted.policy_version} came with digest {digest}, expected {self._wanted.digest}"
-            )
+            delta[offset : offset + part.data.size] = part.data.data
 
-    async def _ask(self, offset: int, base: int) -> WeightsPart:
+        await self._pull(lambda: offsets.popleft() if offsets else None, offsets.appendleft, fetch_one)
+        return delta
+
+    async def parts(self, holding: Holding) -> None:
+        """Fetch all parts that ``holding`` lacks. On a failure those that came stay in it.
+
+        Raises SOURCE_FAILURES: WeightsDamaged for a part with another digest."""
+        if holding.digests is None:
+            holding.digests = await self._digests()
+        part_bytes = self._wanted.part_bytes
+
+        async def fetch_one(requester: Requester, index: int) -> None:
+            part = await self._ask(requester, index * part_bytes)
+            if part is None or part.base != -1 or part.total_bytes != self._wanted.num_bytes:
+                raise WeightsRejected(
+                    f"version {self._wanted.policy_version} has {self._wanted.num_bytes} bytes by its announcement, "
+                    f"{0 if part is None else part.total_bytes} by {self._source.worker}"
+                )
+            if not holding.put(index, part.data):
+                raise WeightsDamaged(
+                    f"part {index} of version {self._wanted.policy_version} came from {self._source.worker} with another "
+                    f"digest than its announced one, in version {self._wanted.digest}"
+                )
+
+        await self._pull(holding.take, holding.put_back, fetch_one)
+
+    async def _digests(self) -> PartDigests:
+        """Return the digests of the parts, which match the announced digest of them all."""
+        wanted = self._wanted
+        table = bytearray(table_bytes(wanted.num_bytes, wanted.part_bytes, wanted.parts_digest))
+        place = 0
+        while place < len(table):
+            part = await self._ask(self._requesters[0], place, wants_digests=True)
+            if part is None or part.total_bytes != len(table):
+                raise WeightsRejected(
+                    f"{self._source.worker} has {0 if part is None else part.total_bytes} bytes of digests of version "
+                    f"{wanted.policy_version}, expected {len(table)}"
+                )
+            table[place : place + part.data.size] = part.data.data
+            place += part.data.size
+        return PartDigests.read(wanted.num_bytes, wanted.part_bytes, wanted.parts_digest, bytes(table))
+
+    async def _pull(
+        self,
+        take: Callable[[], int | None],
+        put_back: Callable[[int], None],
+        fetch_one: Callable[[Requester, int], Awaitable[None]],
+    ) -> None:
+        """Fetch all that ``take`` gives, on every connection at once."""
+        failures: list[Exception] = []
+
+        async def run(requester: Requester) -> None:
+            while not failures and (item := take()) is not None:
+                is_done = False
+                try:
+                    await fetch_one(requester, item)
+                    is_done = True
+                except SOURCE_FAILURES as error:
+                    failures.append(error)
+                finally:
+                    if not is_done:
+                        put_back(item)
+
+        async with asyncio.TaskGroup() as tasks:
+            for requester in self._requesters:
+                tasks.create_task(run(requester))
+        if failures:
+            raise failures[0]
+
+    async def _ask(
+        self, requester: Requester, offset: int, *, base: int = -1, wants_digests: bool = False
+    ) -> WeightsPart | None:
+        """Return a range; None where the source has no delta. Raises SOURCE_FAILURES."""
         version = self._wanted.policy_version
-        part = await self._requester.request(
-            WeightsRequest(version=version, offset=offset, max_bytes=self._max_part_bytes, base=base),
-            timeout_s=self._timeout_s,
+        request = WeightsRequest(
+            version=version,
+            offset=offset,
+            max_bytes=self._wanted.part_bytes,
+            base=base,
+            digest=self._wanted.digest,
+            wants_digests=wants_digests,
         )
-        if not isinstance(part, WeightsPart) or part.version != version:
-            raise WeightsRejected(f"requested bytes {offset}.. of version {version}, got a {type(part).__name__}")
-        if part.data.size == 0:
-            raise FileNotFoundError(f"the learner no longer holds version {version}; take the newest announcement")
-        if part.offset != offset or part.data.size > min(self._max_part_bytes, part.total_bytes - offset):
+        while True:
+            part = await requester.request(request, timeout_s=self._timeout_s, unreached_s=UNREACHED_S)
+            if not isinstance(part, WeightsPart) or part.version != version:
+                raise WeightsRejected(f"requested bytes {offset}.. of version {version}, got a {type(part).__name__}")
+            if part.data.size:
+                break
+            if not part.is_coming and base >= 0:
+                return None
+            if not part.is_coming:
+                raise FileNotFoundError(
+                    f"{self._source.worker} does not hold version {version} any more; take the newest announcement"
+                )
+            if self._clock.monotonic() - self._moved_s > self._timeout_s:
+                raise DeadlineExceeded(
+                    f"{self._source.worker} has received nothing more of version {version} for {self._timeout_s:g} s"
+                )
+        if part.offset != offset or part.data.size > min(self._wanted.part_bytes, part.total_bytes - offset):
             raise WeightsRejected(
                 f"requested bytes from {offset} of version {version}, got {part.data.size} from {part.offset} of "
                 f"{part.total_bytes}"
             )
-        self.received.num_bytes += part.data.size
+        self._moved_s = self._clock.monotonic()
+        self._counts.num_bytes += part.data.size
         return part
-
-
-def _apply(delta: memoryview, base: Base, out: np.ndarray) -> str:
-    """Build a version; return its digest. Raises WeightsDamaged for a bad delta or another base."""
-    prelude, digest = apply(delta, base.data, out, head_bytes=read_contents(base.data).head_bytes)
-    if prelude.base_digest != base.digest:
-        raise WeightsDamaged(f"a delta from {prelude.base_digest} was offered for {base.digest}")
-    return digest

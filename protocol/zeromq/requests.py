@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 import zmq
 
-from protocol.channel import LinkStats
+from protocol.channel import LinkStats, ReceivedRequest
 from protocol.codec import decode, encode, read_claims
 from protocol.complaints import Complaints
 from protocol.errors import DeadlineExceeded, WireError
@@ -22,6 +22,9 @@ from protocol.messages import Message
 from protocol.zeromq.door import Door
 from protocol.zeromq.sockets import POLLOUT, AsyncSocket
 from protocol.zeromq.watch import HandshakeWatch
+
+_LOOK_S = 0.25
+"""Between two looks at the connection while an answer is awaited."""
 
 _log = structlog.get_logger("headrace.wire")
 
@@ -45,27 +48,30 @@ class ZmqRequester:
         self._sequence = 0
         self._turn = asyncio.Lock()
 
-    async def request(self, message: Message, *, timeout_s: float) -> Message:
+    async def request(self, message: Message, *, timeout_s: float, unreached_s: float | None = None) -> Message:
         """As ``Requester.request``. Requests take turns."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline), self._turn:
-                return await self._ask(message, deadline - loop.time())
+                return await self._ask(message, deadline - loop.time(), unreached_s)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"no answer from {self.endpoint} to a {type(message).__name__} within {timeout_s:g} s; is its worker alive?"
             ) from error
 
-    async def _ask(self, message: Message, timeout_s: float) -> Message:
+    async def _ask(self, message: Message, timeout_s: float, unreached_s: float | None) -> Message:
         self._sequence += 1
         frames = encode(message, sender=self._sender, sequence=self._sequence, sent_s=time.time())
+        deadline = time.monotonic() + timeout_s
         while True:
-            if not await self._socket.ready(POLLOUT, timeout_s=timeout_s):
-                raise TimeoutError
-            if self._socket.put(frames):
+            left_s = self._next_look_s(deadline, unreached_s)
+            if await self._socket.ready(POLLOUT, timeout_s=left_s) and self._socket.put(frames):
                 break
-        while (received := await self._socket.take(timeout_s=timeout_s)) is not None:
+        while True:
+            left_s = self._next_look_s(deadline, unreached_s)
+            if (received := await self._socket.take(timeout_s=left_s)) is None:
+                continue
             try:
                 decoded, envelope = decode(received.frames, max_bytes=self._max_bytes)
             except WireError:
@@ -75,7 +81,19 @@ class ZmqRequester:
                 continue
             if envelope.sequence == self._sequence:
                 return decoded
-        raise TimeoutError
+
+    def _next_look_s(self, deadline: float, unreached_s: float | None) -> float:
+        """Return how long to wait before the next look at the connection. Raises TimeoutError at
+        the deadline, DeadlineExceeded for a responder that is unreachable for too long."""
+        left_s = deadline - time.monotonic()
+        if left_s <= 0.0:
+            raise TimeoutError
+        if unreached_s is None:
+            return left_s
+        down_s = self.unreached_s()
+        if down_s > unreached_s:
+            raise DeadlineExceeded(f"{self.endpoint} has been unreachable for {down_s:.1f} s; is its worker alive?")
+        return min(left_s, _LOOK_S)
 
     def unreached_s(self) -> float:
         """As ``Requester.unreached_s``. Always 0 on one host, where the socket file is enough."""
@@ -103,35 +121,39 @@ class ZmqResponder:
         self._max_bytes = max_message_bytes
         self._inbound = Inbound(endpoint, max_bytes=max_message_bytes)
 
-    async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
-        """As ``Responder.serve_one``. Raises the handler's error; its requester gets no answer."""
+    async def next_request(self, *, timeout_s: float) -> ReceivedRequest | None:
+        """As ``Responder.next_request``."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while (received := await self._socket.take(timeout_s=deadline - loop.time())) is not None:
             route, *frames = received.frames
             opened = self._inbound.open(frames, address=received.address, check=self._check)
-            if opened is None:
-                continue
-            message, envelope = opened
-            answer = encode(await handler(message), sender=self._sender, sequence=envelope.sequence, sent_s=time.time())
-            check_size(sum(map(len, answer)), self._max_bytes)
-            try:
-                sent = self._socket.put([route, *answer])
-            except zmq.ZMQError as error:
-                if error.errno != zmq.EHOSTUNREACH:
-                    raise
-                sent = False
-            if (
-                not sent
-                and (num_silent := self._complaints.due(envelope.sender[:MAX_NAME_CHARS], "dropped")) is not None
-            ):
-                _log.warning(
-                    "answer dropped, its requester is gone or reads nothing",
-                    peer=envelope.sender[:MAX_NAME_CHARS],
-                    num_not_logged=num_silent,
-                )
-            return True
-        return False
+            if opened is not None:
+                message, envelope = opened
+                return ReceivedRequest(message, envelope.sender, envelope.sequence, bytes(route))
+        return None
+
+    def reply(self, request: ReceivedRequest, answer: Message) -> None:
+        """As ``Responder.reply``."""
+        frames = encode(answer, sender=self._sender, sequence=request.sequence, sent_s=time.time())
+        check_size(sum(map(len, frames)), self._max_bytes)
+        try:
+            sent = self._socket.put([request.route, *frames])
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            sent = False
+        peer = request.sender[:MAX_NAME_CHARS]
+        if not sent and (num_silent := self._complaints.due(peer, "dropped")) is not None:
+            _log.warning("answer dropped, its requester is gone or reads nothing", peer=peer, num_not_logged=num_silent)
+
+    async def serve_one(self, handler: Callable[[Message], Awaitable[Message]], *, timeout_s: float) -> bool:
+        """As ``Responder.serve_one``. Raises the handler's error; its requester gets no answer."""
+        request = await self.next_request(timeout_s=timeout_s)
+        if request is None:
+            return False
+        self.reply(request, await handler(request.message))
+        return True
 
     def stats(self) -> list[LinkStats]:
         """Return counters by requester. Refused connections count as one more requester."""

@@ -31,15 +31,17 @@ class ZmqTransport:
         max_message_bytes: int,
         keys: CurveKeys | None,
         advertise_host: str | None = None,
+        num_io_threads: int = 1,
     ) -> None:
         """``high_water_mark``: messages a link holds at each end. ``max_message_bytes``: limit of a
         message. ``keys``: for tcp; None limits tcp to loopback. ``advertise_host``: address for
-        other hosts, in place of the bound one."""
+        other hosts, in place of the bound one. ``num_io_threads``: they share the connections, and
+        encrypt."""
         self.sender_name = sender
         self._limits = SocketLimits(high_water_mark, max_message_bytes)
         self._keys = keys
         self._advertise_host = advertise_host
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(num_io_threads)
         self._authenticator: KeyAuthenticator | None = None
         self._sockets: list[AsyncSocket] = []
         self._doors: list[Door] = []

@@ -71,6 +71,12 @@ def samples() -> dict[str, Storable]:
         "file_part": FilePart(
             digest="sha256:" + "0f" * 32, offset=8, total_bytes=600, data=np.arange(9, dtype=np.uint8)
         ),
+        "weights_digests_request": WeightsRequest(
+            version=4, offset=0, max_bytes=1 << 20, digest="xxh3-128:00ff", wants_digests=True
+        ),
+        "weights_coming_part": WeightsPart(
+            version=4, offset=0, total_bytes=0, data=np.empty(0, np.uint8), is_coming=True
+        ),
         "reward": RewardScore(reward=0.75, accuracy=1.0, parts={"correct": 1.0, "overlong": -0.25}, masked=True),
         "reference": ReferenceScore(logprobs=-np.arange(100, dtype=np.float32)),
         "value": ValueScore(values=np.arange(3, dtype=np.float32), value_version=2),

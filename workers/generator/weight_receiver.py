@@ -6,8 +6,9 @@ on, then swaps it in.
                            vLLM on GPUs: copied to its devices, where there is room
     swap: staged ──> in the engine, between two tokens                                (the pause)
 
-A file on this host is mapped. A file on another host is fetched from the learner's endpoint: the
-changes since the version that is here, or all of it. Each answer has a deadline.
+A file on this host is mapped. A file on another host is fetched once for all workers of this one,
+by ``workers.generator.host_weights``. Either the changes since the version that is here come, or
+all of the version.
 
 A version whose bytes do not match the announced digest, while no newer one is announced, is refused
 with WeightsDamaged. The worker must not sample under that version, and leaves.
@@ -33,7 +34,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,12 +45,15 @@ from pipeline.runtime.role_sender import unreached_words
 from pipeline.weights.digest import digest_buffer
 from pipeline.weights.shared_files import MappedFile, SharedFileReader, UnnamedFile
 from pipeline.weights.store import fetched_folder, write_publication
-from pipeline.weights.wire import Base, FetchFolder, WireFetch
+from pipeline.weights.wire import Base
 from protocol.channel import Requester
 from protocol.errors import ParityFailed, WeightsDamaged, WeightsRejected
 from protocol.ids import Role
 from protocol.messages import BASE_VERSION
 from workers.engines.generation.seam import GenerationEngine
+
+if TYPE_CHECKING:
+    from workers.generator.host_weights import HostWeights
 
 _RETRY_S = 1.0
 """Seconds until a refused version is tried again: the learner may have published it anew."""
@@ -79,7 +83,7 @@ class WeightReceiver:
         self._settings = ctx.config.weights
         self._announced = ctx.notifications.subscribe(Topic.WEIGHTS)
         self._reader = SharedFileReader()
-        self._folders: dict[str, FetchFolder] = {}
+        self._host: HostWeights | None = None
         self._base: tuple[str, MappedFile] | None = None
         self._turn = asyncio.Lock()
         self._here = -1
@@ -221,8 +225,8 @@ class WeightReceiver:
         self._release(self._staged)
         self._staged = None
         self._reader.close()
-        for folder in self._folders.values():
-            folder.close()
+        if self._host is not None:
+            self._host.close()
 
     # -- bringing a version here --
 
@@ -307,31 +311,26 @@ class WeightReceiver:
         return None
 
     async def _fetch(self, announcement: WeightsAnnouncement) -> MappedFile:
-        ctx, settings = self._ctx, self._settings
         is_base = announcement.policy_version == BASE_VERSION
-        name = f"{ctx.who.worker}.base" if is_base else ctx.who.worker
-        if name not in self._folders:
-            self._folders[name] = FetchFolder(ctx.run_dir, name, shared_memory=settings.shared_memory)
-        keys = dict((await ctx.registry.endpoints(Role.LEARNER)).values())
-        requester = ctx.transport.requester(announcement.endpoint, server_key=keys.get(announcement.endpoint, ""))
-        if announcement.endpoint != self._asked[0]:
-            self._unreached_since = None
-        self._asked = announcement.endpoint, requester
-        fetch = WireFetch(
-            announcement, requester, max_part_bytes=settings.max_part_mb << 20, timeout_s=settings.fetch_timeout_s
-        )
-        held = (self._staged or self._serving) if settings.delta and not is_base else None
+        if self._host is None:
+            # a run on one host maps the learner's files, and needs none of this
+            from workers.generator.host_weights import HostWeights
+
+            self._host = HostWeights(self._ctx, self._reader, self._announced, self._note_learner)
+        held = (self._staged or self._serving) if self._settings.delta and not is_base else None
         base = held and Base(held.announcement.policy_version, held.announcement.digest, held.file.data)
         try:
-            path = await fetch.fetch(self._folders[name], base)
-            return await asyncio.to_thread(self._reader.open, path)
+            return await self._host.bring(announcement, base)
         finally:
             self._note_reach()
-            self._asked = announcement.endpoint, None
-            requester.close()
-            self._ctx.count("weights_bytes", fetch.received.num_bytes)
-            self._ctx.count("weights_deltas", fetch.received.num_deltas - fetch.received.num_refreshes)
-            self._ctx.count("weights_refreshes", fetch.received.num_refreshes)
+            self._asked = self._asked[0], None
+
+    def _note_learner(self, endpoint: str, requester: Requester) -> None:
+        """Take note of a connection to the learner."""
+        self._note_reach()
+        if endpoint != self._asked[0]:
+            self._unreached_since = None
+        self._asked = endpoint, requester
 
     def _note_reach(self) -> None:
         """Take note of whether the learner's endpoint has shaken hands. Requests that follow one

@@ -27,19 +27,18 @@ from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.weights import TURNS
+from pipeline.weights.serving import serve_weights
 from pipeline.weights.store import StoredWeights, WeightsStore, weights_folder
-from protocol.complaints import Complaints
 from protocol.endpoints import mailbox_endpoint
-from protocol.errors import UnknownMessage, WeightsDamaged
+from protocol.errors import WeightsDamaged
 from protocol.ids import Role
-from protocol.messages import BASE_VERSION, Message, WeightsPart
+from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
 
 if TYPE_CHECKING:
     from pipeline.weights.tensorfile import Publication
     from workers.engines.training.seam import TrainingBackend
 
 _POLL_S = 0.05
-_SERVE_TIMEOUT_S = 0.5
 _TURNS_TO_TAKE = 2
 """The first may have begun before the version was there."""
 
@@ -51,19 +50,25 @@ class WeightPublisher:
         self._ctx = ctx
         settings = ctx.config.weights
         folder = weights_folder(ctx.run_dir, shared_memory=settings.shared_memory)
-        self._store = WeightsStore(folder, keep=settings.keep, max_part_bytes=settings.max_part_mb << 20)
+        self._is_served = settings.path == "wire" or (settings.path == "auto" and ctx.config.wire.transport == "tcp")
+        self._store = WeightsStore(
+            folder,
+            keep=settings.keep,
+            max_part_bytes=settings.max_part_mb << 20,
+            part_digest=settings.part_digest if self._is_served else None,
+        )
         self._endpoint = ""
+        self._making = asyncio.Lock()
 
     async def start(self) -> None:
         """Serve ranges of the files if generators on other hosts, so links over tcp, need them."""
         ctx = self._ctx
-        path = ctx.config.weights.path
-        if path == "file" or (path == "auto" and ctx.config.wire.transport != "tcp"):
+        if not self._is_served:
             return
         self._responder = ctx.transport.responder(mailbox_endpoint(ctx.config.wire, ctx.run_dir, ctx.who))
         self._endpoint = self._responder.endpoint
         await ctx.registry.set_endpoint(ctx.who, self._endpoint, public_key=ctx.transport.public_key)
-        ctx.spawn("weights-server", self._serve())
+        ctx.spawn("weights-server", serve_weights(self._responder, self, ctx.clock, ctx.log))
 
     async def next_version(self, checkpointed: int) -> int:
         """Return the first version to publish, above all announced ones. Restored weights get a new
@@ -124,20 +129,16 @@ class WeightPublisher:
         if self._endpoint:
             self._responder.close()
 
-    async def _serve(self) -> None:
-        complaints = Complaints(self._ctx.clock.monotonic)
-        while True:
-            try:
-                await self._responder.serve_one(self._answer, timeout_s=_SERVE_TIMEOUT_S)
-            except UnknownMessage as error:
-                # a peer's mistake is never the learner's end
-                num_silent = complaints.due("", "weights request")
-                if num_silent is not None:
-                    self._ctx.log.warning("weights_request_refused", reason=str(error), num_not_logged=num_silent)
+    def answer_now(self, request: Message) -> WeightsPart | None:
+        """Answer on the loop, which copies a part; a delta takes its time."""
+        if isinstance(request, WeightsRequest) and request.base >= 0:
+            return None
+        return self._store.answer(request)
 
-    async def _answer(self, request: Message) -> WeightsPart:
-        """Answer on a thread: a delta takes its time, and the learner's loop must turn."""
-        return await asyncio.to_thread(self._store.answer, request)
+    async def answer_later(self, request: Message) -> WeightsPart:
+        """Answer on a thread, where a delta is made, one at a time."""
+        async with self._making:
+            return await asyncio.to_thread(self._store.answer, request)
 
     async def _wait_for_laggards(self, policy_version: int) -> None:
         ctx = self._ctx

@@ -32,7 +32,7 @@ READS: Final = (
         "scard",
     ),
     *("sismember", "smembers", "time", "xlen", "xrange", "xread", "zcard", "zcount", "zrange", "zrangebyscore"),
-    *("xrevrange", "zrevrange", "zrevrangebyscore", "zscore", "strlen", "getrange"),
+    *("xrevrange", "zrank", "zrevrange", "zrevrangebyscore", "zscore", "strlen", "getrange"),
 )
 WRITES: Final = (
     *("del", "eval", "evalsha", "expire", "hdel", "hincrby", "hset", "hsetnx", "lpush", "lrem", "ltrim", "sadd", "set"),
@@ -55,7 +55,7 @@ _LEARNING: Final = (
     *("run_status", "news:run"),
 )
 WRITTEN: Final = {
-    Role.GENERATOR: (*_EVERY, *_WORK, "again"),
+    Role.GENERATOR: (*_EVERY, *_WORK, "again", "relays", "relay_order"),
     Role.REWARD: (*_EVERY, *_WORK, "dead"),
     Role.REFERENCE: (*_EVERY, *_WORK, "dead"),
     Role.VALUE: (*_EVERY, *_WORK, "dead", "finished_claims"),

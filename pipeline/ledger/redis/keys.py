@@ -50,6 +50,8 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:seen`` | zset | registry: workers by the server's time of their last sign of life | until it departs |
 | ``{run}:fleet`` | string | registry: the desired number of workers by role | the run |
 | ``{run}:weights`` | string | registry: the newest published weights | the run |
+| ``{run}:relays`` | hash | registry: worker -> epoch, and where it serves weights | while it gives signs of life |
+| ``{run}:relay_order`` | zset | registry: relays in the order in which they came | while so |
 | ``{run}:run_status`` | string | registry: the run's state and the sentence that explains it | the run |
 | ``{run}:manifest`` | string | what another host needs to join: code version, settings, files | until the run's next start |
 | ``{run}:home`` | stream | joined hosts' logs and tallies on their way to the run's folder, at most 256 | until received |
@@ -117,6 +119,8 @@ reaching = _one("reaching")
 seen = _one("seen")
 fleet = _one("fleet")
 weights = _one("weights")
+relays = _one("relays")
+relay_order = _one("relay_order")
 run_status = _one("run_status")
 notifications = _each("news")
 

@@ -6,10 +6,10 @@ server. ``MemoryRegistry`` and ``RedisRegistry`` implement it; one contract suit
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -150,6 +150,27 @@ class WeightsAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
     """Where the learner serves ranges of the file over ZeroMQ; or empty."""
     base: WeightsAnnouncement | None = None
     """The weights that the file, an adapter, is added to. None: the file is the whole version."""
+    part_bytes: int = 0
+    """Size of all parts but the last; 0 where no other host fetches the file."""
+    parts_digest: str = ""
+    """Of the digests of all parts, in their order (``pipeline.weights.parts``); or empty."""
+
+
+class RelayAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that serves the versions that its host has."""
+
+    worker: str
+    endpoint: str
+    public_key: str = ""
+
+
+class RelayPlace(NamedTuple):
+    """A relay's place in the order in which relays came. Places below only change when one goes."""
+
+    position: int
+    """From 0."""
+    num_relays: int
+    """In all, this one included."""
 
 
 class RunState(StrEnum):
@@ -255,6 +276,19 @@ class Registry(Protocol):
 
     async def weights(self) -> WeightsAnnouncement | None:
         """Return the newest published version."""
+        ...
+
+    async def announce_relay(self, who: Incarnation, relay: RelayAnnouncement) -> RelayPlace:
+        """Publish, or keep published, that this worker serves versions; return its place.
+
+        A relay keeps its place in the order while its worker gives signs of life. Raises Fenced."""
+        ...
+
+    async def relays(self, who: Incarnation, positions: Sequence[int]) -> list[RelayAnnouncement]:
+        """Return the live relays among these places, in the order of ``positions``.
+
+        Only relays that came before ``who`` are returned, so that relays never wait for one another
+        in a circle. Relays whose worker is silent, or was fenced, are forgotten."""
         ...
 
     async def set_run_status(self, status: RunStatus) -> None:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
-from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
+from pipeline.runtime.registry.contract import (
+    Fleet,
+    Heartbeat,
+    RelayAnnouncement,
+    RelayPlace,
+    RunState,
+    RunStatus,
+    Topic,
+    WeightsAnnouncement,
+)
 from protocol.errors import Fenced
 from protocol.ids import Incarnation, Role
 
@@ -44,6 +53,8 @@ class MemoryRegistry:
     _workers: dict[str, _Worker] = field(default_factory=dict[str, _Worker])
     _fleet: Fleet | None = None
     _weights: WeightsAnnouncement | None = None
+    _relays: dict[str, tuple[int, RelayAnnouncement]] = field(default_factory=dict[str, tuple[int, RelayAnnouncement]])
+    """Worker -> epoch and announcement, in the order in which they came."""
     _status: RunStatus = field(default_factory=lambda: RunStatus(RunState.STARTING))
     _notifications: Counter[Topic] = field(default_factory=Counter[Topic])
     _rung: asyncio.Event = field(default_factory=asyncio.Event)
@@ -128,6 +139,28 @@ class MemoryRegistry:
     async def weights(self) -> WeightsAnnouncement | None:
         """Return the newest published version."""
         return self._weights
+
+    async def announce_relay(self, who: Incarnation, relay: RelayAnnouncement) -> RelayPlace:
+        """Publish a relay; return its place. Raises Fenced."""
+        self._newest(who)
+        self._relays[who.worker] = who.epoch, relay
+        return RelayPlace(list(self._relays).index(who.worker), len(self._relays))
+
+    async def relays(self, who: Incarnation, positions: Sequence[int]) -> list[RelayAnnouncement]:
+        """Return the live relays among these places; forget the others."""
+        since = self.clock.monotonic() - self.unlisted_after_s
+        order = list(self._relays)
+        if who.worker in order:
+            del order[order.index(who.worker) :]
+        found: list[RelayAnnouncement] = []
+        for worker in [order[place] for place in positions if 0 <= place < len(order)]:
+            epoch, relay = self._relays[worker]
+            known = self._workers[worker]
+            if known.epoch == epoch and known.seen_s >= since:
+                found.append(relay)
+            else:
+                del self._relays[worker]
+        return found
 
     async def set_run_status(self, status: RunStatus) -> None:
         """Set the run's state."""

@@ -26,7 +26,16 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
-from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, RunStatus, Topic, WeightsAnnouncement
+from pipeline.runtime.registry.contract import (
+    Fleet,
+    Heartbeat,
+    RelayAnnouncement,
+    RelayPlace,
+    RunState,
+    RunStatus,
+    Topic,
+    WeightsAnnouncement,
+)
 from pipeline.runtime.registry.memory import check_grows, check_newest, is_wanted
 from pipeline.runtime.registry.scripts import SCRIPTS
 from protocol.ids import Incarnation, Role
@@ -163,6 +172,23 @@ class RedisRegistry:
         blob = await self._command("GET", self._keys["weights"])
         return None if blob is None else msgspec.json.decode(blob, type=WeightsAnnouncement)
 
+    async def announce_relay(self, who: Incarnation, relay: RelayAnnouncement) -> RelayPlace:
+        """Publish a relay; return its place. Raises Fenced."""
+        entry = msgspec.json.encode(relay)
+        newest, position, count = await self._run("announce_relay", worker=who.worker, epoch=who.epoch, relay=entry)
+        check_newest(who, newest)
+        return RelayPlace(position, count)
+
+    async def relays(self, who: Incarnation, positions: Sequence[int]) -> list[RelayAnnouncement]:
+        """Return the live relays among these places; forget the others."""
+        if not positions:
+            return []
+        wanted = " ".join(str(position) for position in positions if position >= 0)
+        entries: list[bytes] = await self._run(
+            "live_relays", worker=who.worker, positions=wanted, silent_after=self._unlisted_after_s
+        )
+        return [msgspec.json.decode(entry, type=RelayAnnouncement) for entry in entries]
+
     async def set_run_status(self, status: RunStatus) -> None:
         """Set the run's state."""
         blob = msgspec.json.encode(_Status(status.state, status.detail))
@@ -287,5 +313,6 @@ def _seconds(answer: Sequence[bytes]) -> float:
 def _keys_of(run: str) -> dict[str, str]:
     """Return the registry's keys of one run, as the scripts' headers name them."""
     names = ("epochs", "endpoints", "endpoint_changes", "heartbeats", "seen", "versions", "reaching")
-    plain = {name: getattr(keys, name)(run) for name in (*names, "fleet", "weights", "run_status")}
-    return plain | {_NEWS[topic]: keys.notifications(run, topic) for topic in Topic}
+    plain = (*names, "fleet", "weights", "relays", "relay_order", "run_status")
+    news = {_NEWS[topic]: keys.notifications(run, topic) for topic in Topic}
+    return {name: getattr(keys, name)(run) for name in plain} | news

@@ -345,7 +345,7 @@ class Cut:
     """The learner's endpoint seen from a host that does not reach it: every request shakes no hand
     for a second, then ends."""
 
-    async def request(self, message: object, *, timeout_s: float) -> Any:
+    async def request(self, message: object, *, timeout_s: float, unreached_s: float | None = None) -> Any:
         raise DeadlineExceeded("no answer")
 
     def unreached_s(self) -> float:

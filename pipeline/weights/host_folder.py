@@ -1,0 +1,140 @@
+"""The fetched versions of one host: one copy for all workers of a run there.
+
+One worker *leads*: it alone fetches, and serves other hosts. It holds a lock that ends with its
+process, after which another worker leads. The others wait for the named file, and map it.
+
+Files lie in memory-backed storage where the host has some. A version that does not fit there goes
+to the run's folder on the disk."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+import structlog
+
+from pipeline.weights.shared_files import SharedFile, SharedFileWriter
+from pipeline.weights.store import fetched_folder, file_name
+from protocol.errors import StorageFailed
+from protocol.messages import BASE_VERSION
+from protocol.private import ensure_private_folder
+
+_KINDS = ("host", "host.base")
+_NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+
+_log = structlog.get_logger(__name__)
+
+
+class HostFolder:
+    """A worker's use of its host's folder."""
+
+    def __init__(self, run_dir: Path, *, shared_memory: bool) -> None:
+        """Join the other workers of this host. ConfigError if the folder is another user's."""
+        shared = {True, False} if shared_memory else {False}
+        places = dict.fromkeys(fetched_folder(run_dir, shared_memory=kind) for kind in sorted(shared, reverse=True))
+        self._places = list(places)
+        self._users = _join(self._places[0])
+        self._lead = -1
+        self._writers: dict[Path, SharedFileWriter] = {}
+        self._origin: dict[Path, SharedFileWriter] = {}
+        self._held: dict[str, SharedFile] = {}
+
+    def lead(self) -> bool:
+        """Return whether this worker fetches for its host. It keeps that until it closes."""
+        if self._lead < 0:
+            descriptor = os.open(self._places[0] / "lead.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                return False
+            self._lead = descriptor
+        return True
+
+    def named(self, policy_version: int) -> list[Path]:
+        """Return where a verified file of this version may lie."""
+        return [place / _kind(policy_version) / file_name(policy_version) for place in self._places]
+
+    def take(self, policy_version: int, num_bytes: int) -> SharedFile:
+        """Return a file to fill. Raises StorageFailed when there is room nowhere."""
+        refused: list[str] = []
+        for place in self._places:
+            folder = place / _kind(policy_version)
+            try:
+                writer = self._writers.get(folder) or SharedFileWriter(_made(folder))
+                self._writers[folder] = writer
+                segment = writer.take(num_bytes)
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                refused.append(f"{folder}: {error.strerror}")
+                _log.warning("weights_have_no_room", folder=str(folder), num_bytes=num_bytes, reason=error.strerror)
+                continue
+            self._origin[segment.path] = writer
+            return segment
+        raise StorageFailed(
+            f"no room for {num_bytes} bytes of version {policy_version} ({'; '.join(refused)}); make room there, or start "
+            "fewer runs on this host"
+        )
+
+    def keep(self, segment: SharedFile, policy_version: int) -> Path:
+        """Name a verified file, and retire the one before. The same version is replaced."""
+        writer = self._origin.pop(segment.path)
+        folder = segment.path.parent
+        segment.name(folder / file_name(policy_version))
+        kind = _kind(policy_version)
+        before, self._held[kind] = self._held.get(kind), segment
+        if before is not None and before.path == segment.path:
+            writer.forget(before)
+        elif before is not None:
+            self._writers[before.path.parent].retire(before)
+        return segment.path
+
+    def discard(self, segment: SharedFile) -> None:
+        """Give up a file that was not named."""
+        self._origin.pop(segment.path).discard(segment)
+
+    def close(self) -> None:
+        """Leave; the last worker of the host removes the folder. Repeated calls do nothing."""
+        if self._users < 0:
+            return
+        try:
+            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        else:
+            for place in self._places:
+                shutil.rmtree(place, ignore_errors=True)
+        os.close(self._users)
+        if self._lead >= 0:
+            os.close(self._lead)
+        self._users = self._lead = -1
+
+
+def _kind(policy_version: int) -> str:
+    """Return the folder's name: a version and its base are filled and retired apart."""
+    return _KINDS[policy_version == BASE_VERSION]
+
+
+def _made(folder: Path) -> Path:
+    ensure_private_folder(folder.parent)
+    return folder
+
+
+def _join(place: Path) -> int:
+    """Return a descriptor of the lock that every worker of the host shares."""
+    while True:
+        ensure_private_folder(place)
+        path = place / "users.lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        try:
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                return descriptor
+        except FileNotFoundError:
+            # the last worker before has just removed it
+            pass
+        os.close(descriptor)

@@ -1,0 +1,206 @@
+"""What a host has of a version, and its answers to hosts that fetch the version from it.
+
+A part is served once its digest has matched, while other parts are still on their way. A request
+for a part that is still to come waits for it a moment. Then the answer says that the part is
+coming. A delta is served once the version that it makes has been verified.
+
+*Consumes* verified parts. *Produces* answers. *Waits for* parts, each wait with a limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import numpy as np
+
+from pipeline.runtime.clock import Clock
+from pipeline.runtime.registry.contract import WeightsAnnouncement
+from pipeline.weights.parts import PartDigests
+from pipeline.weights.store import nothing, range_of
+from protocol.errors import UnknownMessage
+from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
+
+HOLD_S = 1.0
+"""A request waits at most this long for what is still to come."""
+
+
+class _Changes:
+    """Wakes all that wait, at each change."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    async def wait(self, clock: Clock, seconds: float) -> None:
+        """Return at the next change, or after ``seconds``."""
+        if self._event.is_set():
+            self._event = asyncio.Event()
+        await clock.wait(self._event, seconds)
+
+    def tell(self) -> None:
+        """Wake all."""
+        before, self._event = self._event, asyncio.Event()
+        before.set()
+
+
+class Holding:
+    """One version, as far as it is here. Used by one event loop."""
+
+    def __init__(self, wanted: WeightsAnnouncement, data: np.ndarray) -> None:
+        """``data``: uint8 [bytes of the version], to be filled by :meth:`put`."""
+        self.wanted = wanted
+        self.data = data
+        self.digests: PartDigests | None = None
+        self.num_parts = -(-wanted.num_bytes // wanted.part_bytes)
+        self._present = np.zeros(self.num_parts, np.bool_)
+        self._missing = deque(range(self.num_parts))
+        self._changed = _Changes()
+
+    @property
+    def num_present(self) -> int:
+        """Verified parts."""
+        return int(self._present.sum())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all parts are here."""
+        return bool(self._present.all())
+
+    def take(self) -> int | None:
+        """Return a part to fetch, lowest first; None when all others are here or being fetched."""
+        return self._missing.popleft() if self._missing else None
+
+    def put_back(self, index: int) -> None:
+        """Return a taken part that did not come."""
+        self._missing.appendleft(index)
+
+    def put(self, index: int, data: np.ndarray) -> bool:
+        """Add a taken part; return False, and add nothing, when its digest differs."""
+        assert self.digests is not None, "the digests come first"
+        if not self.digests.matches(index, data):
+            return False
+        start = index * self.wanted.part_bytes
+        self.data[start : start + data.size] = data
+        self._present[index] = True
+        self._changed.tell()
+        return True
+
+    def fill(self, digests: PartDigests) -> None:
+        """Note that all bytes are here and verified."""
+        self.digests = digests
+        self._present[:] = True
+        self._missing.clear()
+        self._changed.tell()
+
+    def has(self, request: WeightsRequest) -> bool:
+        """Return whether the first requested byte is here."""
+        if request.wants_digests:
+            return self.digests is not None
+        index = request.offset // self.wanted.part_bytes
+        return index >= self.num_parts or bool(self._present[index])
+
+    def part(self, request: WeightsRequest) -> WeightsPart:
+        """Return the requested range, up to the end of the part that it begins in."""
+        assert self.digests is not None
+        if request.wants_digests:
+            table = np.frombuffer(self.digests.table, np.uint8)
+            return range_of(request, table, base=-1, max_bytes=self.wanted.part_bytes)
+        rest = self.wanted.part_bytes - request.offset % self.wanted.part_bytes
+        return range_of(request, self.data, base=-1, max_bytes=rest)
+
+    async def wait(self, clock: Clock, seconds: float) -> None:
+        """Return once something has come, or after ``seconds``."""
+        await self._changed.wait(clock, seconds)
+
+
+class HeldDelta:
+    """A delta whose result has been verified."""
+
+    def __init__(self, base: int, wanted: WeightsAnnouncement, data: bytearray) -> None:
+        """From version ``base`` to ``wanted``."""
+        self.base = base
+        self.wanted = wanted
+        self.data = np.frombuffer(data, np.uint8)
+
+
+class Relay:
+    """The versions that a host serves: the newest, and adapters' base weights."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._holdings: dict[bool, Holding] = {}
+        self._delta: HeldDelta | None = None
+        self._is_building = False
+        self._changed = _Changes()
+        self.num_bytes = 0
+        """Bytes of all answers."""
+
+    def hold(self, holding: Holding, *, is_building: bool = False) -> None:
+        """Serve a version from now on, in place of the one before.
+
+        ``is_building``: by a delta, so that requests for the same delta may wait for it."""
+        is_base = holding.wanted.policy_version == BASE_VERSION
+        self._holdings[is_base] = holding
+        if not is_base:
+            self._is_building = is_building
+            if self._delta is not None and self._delta.wanted.digest != holding.wanted.digest:
+                self._delta = None
+        self._changed.tell()
+
+    def hold_delta(self, delta: HeldDelta | None) -> None:
+        """Serve a delta to the newest version; None: there is none, and none will come."""
+        self._delta, self._is_building = delta, False
+        self._changed.tell()
+
+    def holds(self, wanted: WeightsAnnouncement) -> bool:
+        """Return whether this version is served, or was the last to be."""
+        holding = self._holdings.get(wanted.policy_version == BASE_VERSION)
+        return holding is not None and holding.wanted.digest == wanted.digest
+
+    def drop(self, holding: Holding) -> None:
+        """Serve a version no more."""
+        self._holdings = {kind: other for kind, other in self._holdings.items() if other is not holding}
+
+    def answer_now(self, request: Message) -> WeightsPart | None:
+        """Return the requested range, or an empty one for what is not served here; None while it is
+        coming. Raises UnknownMessage for anything but a WeightsRequest."""
+        if not isinstance(request, WeightsRequest):
+            raise UnknownMessage(f"a relay got a {type(request).__name__}; it answers WeightsRequest only")
+        part = self._now(request)
+        self.num_bytes += part.data.size
+        return None if part.is_coming else part
+
+    async def answer_later(self, request: Message) -> WeightsPart:
+        """Return the range once it has come, or that it is still coming."""
+        assert isinstance(request, WeightsRequest)
+        until = self._clock.monotonic() + HOLD_S
+        while (left_s := until - self._clock.monotonic()) > 0.0:
+            if (part := self.answer_now(request)) is not None:
+                return part
+            holding = self._held(request)
+            if holding is None or request.base >= 0:
+                await self._changed.wait(self._clock, left_s)
+            else:
+                await holding.wait(self._clock, left_s)
+        return self._now(request)
+
+    def _now(self, request: WeightsRequest) -> WeightsPart:
+        """Return the answer at this moment."""
+        holding = self._held(request)
+        if holding is None:
+            return nothing(request, is_coming=self._expects(request))
+        delta = self._delta
+        if request.base >= 0 and not request.wants_digests:
+            if delta is not None and delta.base == request.base and delta.wanted.digest == holding.wanted.digest:
+                return range_of(request, delta.data, base=delta.base, max_bytes=holding.wanted.part_bytes)
+            return nothing(request, is_coming=self._is_building)
+        return holding.part(request) if holding.has(request) else nothing(request, is_coming=True)
+
+    def _held(self, request: WeightsRequest) -> Holding | None:
+        holding = self._holdings.get(request.version == BASE_VERSION)
+        is_it = holding is not None and holding.wanted.policy_version == request.version
+        return holding if is_it and holding is not None and request.digest == holding.wanted.digest else None
+
+    def _expects(self, request: WeightsRequest) -> bool:
+        """Return whether this host will soon learn of a version that is newer than its own."""
+        holding = self._holdings.get(request.version == BASE_VERSION)
+        return holding is None or holding.wanted.policy_version < request.version

@@ -1,0 +1,70 @@
+"""Serves requests for weights, at the learner and at relays, until the task is cancelled.
+
+*Consumes* requests. *Produces* answers: at once where the bytes are here, else from a task of its
+own, so that one request that waits holds up no other. *Waits for* requests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from structlog.typing import FilteringBoundLogger
+
+from pipeline.runtime.clock import Clock
+from protocol.channel import ReceivedRequest, Responder
+from protocol.complaints import Complaints
+from protocol.errors import ChannelClosed, UnknownMessage
+from protocol.messages import Message
+
+_TURN_S = 0.5
+_MAX_WAITING = 64
+"""Requests that wait at once; while there are more, each next one is answered in turn."""
+
+
+class WeightsServer(Protocol):
+    """What answers requests."""
+
+    def answer_now(self, request: Message) -> Message | None:
+        """Return the answer; None when it takes time. Raises UnknownMessage."""
+        ...
+
+    async def answer_later(self, request: Message) -> Message:
+        """Return an answer that takes time."""
+        ...
+
+
+async def serve_weights(responder: Responder, server: WeightsServer, clock: Clock, log: FilteringBoundLogger) -> None:
+    """Answer requests as they come. Raises ChannelClosed."""
+    complaints = Complaints(clock.monotonic)
+    num_waiting = 0
+
+    async def answer_later(request: ReceivedRequest) -> None:
+        nonlocal num_waiting
+        num_waiting += 1
+        try:
+            responder.reply(request, await server.answer_later(request.message))
+        except ChannelClosed:
+            # nobody is left to be answered
+            return
+        finally:
+            num_waiting -= 1
+
+    async with asyncio.TaskGroup() as tasks:
+        while True:
+            request = await responder.next_request(timeout_s=_TURN_S)
+            if request is None:
+                continue
+            try:
+                answer = server.answer_now(request.message)
+            except UnknownMessage as error:
+                # a peer's mistake is never this worker's end
+                num_silent = complaints.due("", "weights request")
+                if num_silent is not None:
+                    log.warning("weights_request_refused", reason=str(error), num_not_logged=num_silent)
+                continue
+            if answer is not None:
+                responder.reply(request, answer)
+            elif num_waiting < _MAX_WAITING:
+                tasks.create_task(answer_later(request))
+            else:
+                await answer_later(request)

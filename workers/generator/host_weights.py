@@ -1,0 +1,175 @@
+"""Weights from another host, for all workers of this one: one worker fetches, all map.
+
+*Consumes* announcements. *Produces* mapped, verified files, and this host's place among the relays.
+*Waits for* sources, each with a deadline, and for the worker that leads (``HostFolder``).
+
+Counters in the heartbeat: ``weights_bytes`` (came over the wire, or was mapped), ``weights_deltas``,
+``weights_refreshes`` (as in ``weight_receiver``), ``weights_sources_lost`` (replaced in the middle of
+a transfer), ``relayed_bytes`` (served to other hosts)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from pipeline.runtime.actor import ActorContext
+from pipeline.runtime.registry.contract import RelayAnnouncement, WeightsAnnouncement
+from pipeline.weights.digest import digest_buffer
+from pipeline.weights.host_fetch import HostFetch
+from pipeline.weights.host_folder import HostFolder
+from pipeline.weights.parts import PartDigests
+from pipeline.weights.relay import Holding, Relay
+from pipeline.weights.relay_plan import ancestors, width
+from pipeline.weights.serving import serve_weights
+from pipeline.weights.shared_files import MappedFile, SharedFileReader
+from pipeline.weights.wire import Base, FetchCounts, WeightsSource
+from protocol.channel import Requester, Responder
+from protocol.endpoints import mailbox_endpoint
+from protocol.errors import WeightsDamaged
+from protocol.ids import Role
+
+_LOOK_S = 0.05
+"""Between two looks for the file that another worker of this host fetches."""
+_DELTA_SHARE = 20
+"""A delta's usual share of its version, to plan who fetches from whom."""
+
+
+class HostWeights:
+    """One worker's side of its host's weights."""
+
+    def __init__(
+        self,
+        ctx: ActorContext,
+        reader: SharedFileReader,
+        newer: asyncio.Event,
+        on_learner: Callable[[str, Requester], None],
+    ) -> None:
+        """``newer``: set when another version is announced. ``on_learner`` is given every
+        connection to the learner, with its endpoint."""
+        self._ctx = ctx
+        self._reader = reader
+        self._newer = newer
+        self._on_learner = on_learner
+        self._folder = HostFolder(ctx.run_dir, shared_memory=ctx.config.weights.shared_memory)
+        self._relay = Relay(ctx.clock)
+        self._fetch = HostFetch(
+            self._folder,
+            self._relay,
+            self._connect,
+            ctx.clock,
+            num_connections=ctx.config.weights.num_connections,
+            timeout_s=ctx.config.weights.fetch_timeout_s,
+        )
+        self._responder: Responder | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._learner = ""
+
+    async def bring(self, wanted: WeightsAnnouncement, base: Base | None) -> MappedFile:
+        """Return the announced version, verified and mapped; ``base`` is one held here.
+
+        Raises FileNotFoundError when a newer one is announced, or the worker that leads has not
+        brought it in time, and as ``HostFetch.fetch`` does."""
+        until = self._ctx.clock.monotonic() + self._ctx.config.weights.fetch_timeout_s
+        while True:
+            leads = self._folder.lead()
+            mapped = await asyncio.to_thread(self._map, wanted, leads=leads)
+            if mapped is not None:
+                self._ctx.count("weights_bytes", wanted.num_bytes)
+                if leads and not self._relay.holds(wanted):
+                    await self._adopt(wanted, mapped)
+                return mapped
+            if leads:
+                return await self._bring_as_leader(wanted, base)
+            if self._newer.is_set() or self._ctx.clock.monotonic() >= until:
+                raise FileNotFoundError(
+                    f"the worker that fetches weights for this host has not brought version {wanted.policy_version} yet"
+                )
+            await self._ctx.clock.wait(self._newer, _LOOK_S)
+
+    def close(self) -> None:
+        """Stop serving, and leave the host's folder."""
+        if self._serving is not None:
+            self._serving.cancel()
+        if self._responder is not None:
+            self._responder.close()
+        self._fetch.close()
+        self._folder.close()
+
+    def _map(self, wanted: WeightsAnnouncement, *, leads: bool) -> MappedFile | None:
+        """Map the fetched file, if it is here. Raises WeightsDamaged for other bytes, unless this
+        worker leads and so can fetch it again."""
+        is_damaged = False
+        for path in self._folder.named(wanted.policy_version):
+            # a mapping that was kept is made afresh before the file is blamed
+            for _ in range(2):
+                try:
+                    mapped = self._reader.open(path)
+                except OSError:
+                    break
+                if mapped.data.size == wanted.num_bytes and digest_buffer(mapped.data) == wanted.digest:
+                    return mapped
+                is_damaged = True
+                self._reader.forget(mapped)
+        if is_damaged and not leads:
+            raise WeightsDamaged(
+                f"version {wanted.policy_version} was fetched for this host, and its bytes have changed since; expected digest "
+                f"{wanted.digest}"
+            )
+        return None
+
+    async def _bring_as_leader(self, wanted: WeightsAnnouncement, base: Base | None) -> MappedFile:
+        ctx = self._ctx
+        counts = FetchCounts()
+        sources = await self._sources(wanted, base)
+        try:
+            path = await self._fetch.fetch(wanted, base, sources, counts)
+            return await asyncio.to_thread(self._reader.open, path)
+        finally:
+            ctx.count("weights_bytes", counts.num_bytes)
+            ctx.count("weights_deltas", counts.num_deltas - counts.num_refreshes)
+            ctx.count("weights_refreshes", counts.num_refreshes)
+            ctx.count("weights_sources_lost", counts.num_lost)
+            ctx.counters["relayed_bytes"] = self._relay.num_bytes
+
+    async def _adopt(self, wanted: WeightsAnnouncement, mapped: MappedFile) -> None:
+        """Serve a version that the worker that led before has fetched."""
+        if not self._ctx.config.weights.relay or not wanted.parts_digest:
+            return
+        algorithm = wanted.parts_digest.partition(":")[0]
+        digests = await asyncio.to_thread(PartDigests.of, mapped.data, wanted.part_bytes, algorithm)
+        holding = Holding(wanted, mapped.data)
+        holding.fill(digests)
+        self._relay.hold(holding)
+        await self._ctx.registry.announce_relay(self._ctx.who, self._serve())
+
+    async def _sources(self, wanted: WeightsAnnouncement, base: Base | None) -> list[WeightsSource]:
+        """Return where to fetch from, in order: relays above this one in the tree, the learner."""
+        ctx = self._ctx
+        keys = dict((await ctx.registry.endpoints(Role.LEARNER)).values())
+        learner = WeightsSource("the learner", wanted.endpoint, keys.get(wanted.endpoint, ""))
+        self._learner = learner.endpoint
+        if not ctx.config.weights.relay:
+            return [learner]
+        place = await ctx.registry.announce_relay(ctx.who, self._serve())
+        num_parts = -(-wanted.num_bytes // max(1, wanted.part_bytes))
+        if base is not None:
+            num_parts = -(-num_parts // _DELTA_SHARE)
+        above = ancestors(place.position, width(num_parts, place.num_relays, is_passed_on_whole=base is not None))
+        relays = await ctx.registry.relays(ctx.who, above)
+        return [*(WeightsSource(relay.worker, relay.endpoint, relay.public_key) for relay in relays), learner]
+
+    def _serve(self) -> RelayAnnouncement:
+        """Serve other hosts from now on; return this relay's announcement."""
+        ctx = self._ctx
+        if self._responder is None:
+            self._responder = ctx.transport.responder(mailbox_endpoint(ctx.config.wire, ctx.run_dir, ctx.who))
+            self._serving = ctx.spawn("relay", serve_weights(self._responder, self._relay, ctx.clock, ctx.log))
+        return RelayAnnouncement(
+            worker=ctx.who.worker, endpoint=self._responder.endpoint, public_key=ctx.transport.public_key
+        )
+
+    def _connect(self, source: WeightsSource) -> Requester:
+        requester = self._ctx.transport.requester(source.endpoint, server_key=source.public_key)
+        if source.endpoint == self._learner:
+            self._on_learner(source.endpoint, requester)
+        return requester
