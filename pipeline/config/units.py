@@ -56,6 +56,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "responses": ("group_size", "max_batch", "pass_at", "per_update", "samples_per_prompt"),
     "groups": ("groups_per_update",),
     "messages": ("high_water_mark",),
+    "connections": ("num_connections",),
     "newest ones": ("keep", "checkpoint_keep"),
     "of the optimiser": ("learning_rate",),
     "share of the learning rate": ("final_rate_share",),

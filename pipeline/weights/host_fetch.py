@@ -32,7 +32,7 @@ from protocol.messages import BASE_VERSION
 PATIENCE_S = 10.0
 """Longest wait for a relay, after which another source is tried."""
 _BENCH_S = 60.0
-"""A relay that failed is not tried again for this long, so that each version does not wait for it."""
+"""A relay that failed is not tried again for this long: not every version may wait for it."""
 
 _PARTS_A_CONNECTION = 4
 """Fewer are not worth a further connection."""
@@ -188,7 +188,7 @@ class HostFetch:
         return WireFetch(wanted, source, requesters, self._clock, counts, timeout_s=limit_s)
 
     def _lost(self, source: WeightsSource, error: Exception, counts: FetchCounts) -> None:
-        """Take note of a relay that failed. One that has moved to another version has not."""
+        """Take note of a relay that failed, unless it has gone on to another version."""
         counts.num_lost += 1
         if not isinstance(error, FileNotFoundError):
             self._benched[source.worker] = self._clock.monotonic() + _BENCH_S

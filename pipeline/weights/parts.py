@@ -4,8 +4,8 @@ The learner announces one digest: of the list of all parts' digests. A host fetc
 any source and compares it with the announced digest. Then it checks each part as it comes, before
 it uses the part or passes it on. So a host trusts no relay, and wrong bytes end where they came.
 
-``xxh3-128`` finds damage. ``sha256`` also keeps a permitted host from making other bytes of the same
-digest (``weights.part_digest``)."""
+``xxh3-128`` finds damage. With ``sha256`` (``weights.part_digest``) a permitted host cannot forge
+bytes of the same digest, either."""
 
 from __future__ import annotations
 

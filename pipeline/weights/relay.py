@@ -1,10 +1,8 @@
-"""What a host has of a version, and its answers to hosts that fetch the version from it.
+"""A relay: a host answers other hosts' requests with the parts of a version that it has.
 
 A part is served once its digest has matched, while other parts are still on their way. A request
-for a part that is still to come waits for it a moment. Then the answer says that the part is
-coming. A delta is served once the version that it makes has been verified.
-
-*Consumes* verified parts. *Produces* answers. *Waits for* parts, each wait with a limit."""
+for a part that is still to come waits for it a moment. Then the answer is that the part is
+coming. A delta is served once the version that it makes has been verified."""
 
 from __future__ import annotations
 

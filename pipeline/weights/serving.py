@@ -1,7 +1,7 @@
 """Serves requests for weights, at the learner and at relays, until the task is cancelled.
 
-*Consumes* requests. *Produces* answers: at once where the bytes are here, else from a task of its
-own, so that one request that waits holds up no other. *Waits for* requests."""
+*Consumes* requests. *Produces* answers: at once where the bytes are here. A request that has to
+wait gets a task of its own, and holds up no other. *Waits for* requests."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _MAX_WAITING = 64
 """Requests that wait at once; while there are more, each next one is answered in turn."""
 
 
-class WeightsServer(Protocol):
-    """What answers requests."""
+class WeightsAnswers(Protocol):
+    """What is served, as answers to requests."""
 
     def answer_now(self, request: Message) -> Message | None:
         """Return the answer; None when it takes time. Raises UnknownMessage."""
@@ -33,7 +33,7 @@ class WeightsServer(Protocol):
         ...
 
 
-async def serve_weights(responder: Responder, server: WeightsServer, clock: Clock, log: FilteringBoundLogger) -> None:
+async def serve_weights(responder: Responder, answers: WeightsAnswers, clock: Clock, log: FilteringBoundLogger) -> None:
     """Answer requests as they come. Raises ChannelClosed."""
     complaints = Complaints(clock.monotonic)
     num_waiting = 0
@@ -42,9 +42,9 @@ async def serve_weights(responder: Responder, server: WeightsServer, clock: Cloc
         nonlocal num_waiting
         num_waiting += 1
         try:
-            responder.reply(request, await server.answer_later(request.message))
+            responder.reply(request, await answers.answer_later(request.message))
         except ChannelClosed:
-            # nobody is left to be answered
+            # the worker ends, and its requesters ask another source
             return
         finally:
             num_waiting -= 1
@@ -55,7 +55,7 @@ async def serve_weights(responder: Responder, server: WeightsServer, clock: Cloc
             if request is None:
                 continue
             try:
-                answer = server.answer_now(request.message)
+                answer = answers.answer_now(request.message)
             except UnknownMessage as error:
                 # a peer's mistake is never this worker's end
                 num_silent = complaints.due("", "weights request")

@@ -1,11 +1,9 @@
 """Weights from another host, for all workers of this one: one worker fetches, all map.
 
-*Consumes* announcements. *Produces* mapped, verified files, and this host's place among the relays.
-*Waits for* sources, each with a deadline, and for the worker that leads (``HostFolder``).
+Each wait has a deadline: for a source, and for the worker that leads (``HostFolder``).
 
-Counters in the heartbeat: ``weights_bytes`` (came over the wire, or was mapped), ``weights_deltas``,
-``weights_refreshes`` (as in ``weight_receiver``), ``weights_sources_lost`` (replaced in the middle of
-a transfer), ``relayed_bytes`` (served to other hosts)."""
+Counters in the heartbeat, besides those of ``weight_receiver``: ``weights_sources_lost`` (replaced
+in the middle of a transfer), ``relayed_bytes`` (served to other hosts)."""
 
 from __future__ import annotations
 

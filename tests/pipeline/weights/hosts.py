@@ -31,7 +31,7 @@ Change = Callable[[WeightsRequest, WeightsPart], WeightsPart]
 
 
 class Learner:
-    """What a learner serves: its store."""
+    """Serves a learner's store."""
 
     def __init__(self, folder: Path, part_digest: str) -> None:
         self.store = WeightsStore(folder, keep=2, max_part_bytes=LARGEST, part_digest=part_digest, part_bytes=PART)
@@ -97,7 +97,7 @@ class Host:
         return (await self.fetcher.fetch(wanted, base, sources, self.counts)).read_bytes()
 
     def holding(self, version: int) -> Holding:
-        """What this host serves of a version."""
+        """Return the parts of a version that this host serves."""
         holding = self.relay._holdings[version == BASE_VERSION]
         assert holding.wanted.policy_version == version
         return holding

@@ -1,5 +1,5 @@
-"""Claims about hosts that fetch a version from one another: one copy leaves the learner, nothing
-wrong is passed on, and a lost source costs no part a second journey."""
+"""Claims about hosts that fetch a version from one another. One copy leaves the learner, and
+nothing wrong is passed on. After a lost source no part comes twice."""
 
 from __future__ import annotations
 

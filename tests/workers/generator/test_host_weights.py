@@ -186,7 +186,7 @@ async def test_a_host_that_only_dials_out_serves_no_one_and_asks_the_learner(tmp
         assert not world.registry._relays
 
 
-async def test_a_fetched_file_that_was_damaged_is_fetched_again_by_one_and_refused_by_others(tmp_path: Path) -> None:
+async def test_a_damaged_file_of_the_host_is_fetched_again_by_one_and_refused_by_others(tmp_path: Path) -> None:
     async with opened(tmp_path) as world:
         first, second = await world.worker("generator-0"), await world.worker("generator-1")
         await world.publish(1)

@@ -1,5 +1,5 @@
--- announce_relay.lua: note that a worker serves weights, and tell its place, unless a newer
--- incarnation of the worker exists.
+-- announce_relay.lua: note that a worker serves weights, and return its place, unless a
+-- newer incarnation of the worker exists.
 --
 -- KEYS[1]  epochs       hash     worker -> newest epoch
 -- KEYS[2]  relays       hash     worker -> epoch, a blank, and its announcement
