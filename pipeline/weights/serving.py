@@ -22,7 +22,7 @@ _MAX_WAITING = 64
 
 
 class WeightsAnswers(Protocol):
-    """What is served, as answers to requests."""
+    """Makes the answers to requests."""
 
     def answer_now(self, request: Message) -> Message | None:
         """Return the answer; None when it takes time. Raises UnknownMessage."""
