@@ -83,7 +83,7 @@ async def change_fleet(at: Attached, wanted: Mapping[Role, int]) -> Fleet:
                 "A reference worker needs algorithm.kl_coefficient above 0, or reference.always"
             )
     fleet = Fleet({**counts, **wanted})
-    check_fleet_size(fleet.counts, at.config.fleet.max_workers, this_machine())
+    check_fleet_size(fleet.counts, at.config.fleet.max_workers, this_machine(), at.config.launch.launched)
     await at.registry.set_fleet(fleet)
     return fleet
 
@@ -209,9 +209,29 @@ def _end_leftovers(run_dir: Path, report: Callable[[str], object], *, now: bool,
         with run_lock(run_dir), server_lock(run_dir):
             awaited("its processes to end")
             was_running |= Processes(run_dir).end_strays() > 0
+            awaited("its jobs at other places to end")
+            was_running |= _end_jobs(run_dir, report)
             awaited("its ledger's server to end")
             was_running |= end_server(run_dir)
             return leftovers.clear(run_dir) > 0 or was_running
+
+
+def _end_jobs(run_dir: Path, report: Callable[[str], object]) -> bool:
+    """End the jobs of a launcher; return whether there were any. A place that does not answer is
+    named, and the rest of the run ends."""
+    from pipeline.config.load import read_resolved
+
+    config = read_resolved(run_dir)
+    if not config.launch.launched:
+        return False
+    from pipeline.supervisor.launchers.build import end_jobs
+    from pipeline.supervisor.launchers.seam import LaunchFailed
+
+    try:
+        return end_jobs(config, run_dir) > 0
+    except (LaunchFailed, ConfigError) as error:
+        report(f"jobs of launch.on={config.launch.on} may be left: {printable_line(str(error))}")
+        return False
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ Examples:
   headrace up --resume runs/demo
   headrace up --resume runs/demo --set run.num_updates=80
   headrace up --resume runs/demo --from-version 40
+  headrace up configs/demo.toml --on slurm --dry-run
 
 \b
 Exit codes:
@@ -60,6 +61,8 @@ the run. The command prints the worker's last lines and ends with the worker's e
 @click.option(
     "--from-version", type=int, metavar="N", help="With --resume: go on from this checkpoint, not the newest."
 )
+@click.option("--on", "place", metavar="PLACE", help="Where workers are started: local, ssh, slurm, kubernetes or ray.")
+@click.option("--dry-run", is_flag=True, help="Print what would be submitted to that place, and start nothing.")
 @plain_option
 @json_option
 def up(
@@ -68,6 +71,8 @@ def up(
     overrides: tuple[str, ...],
     resume: Path | None,
     from_version: int | None,
+    place: str | None,
+    dry_run: bool,
     plain: bool,
     as_json: bool,
 ) -> int:
@@ -85,8 +90,15 @@ def up(
         raise click.UsageError("--from-version chooses a checkpoint of a run: give --resume RUN too")
     if resume is not None:
         find_run(resume)
+    if place is not None:
+        overrides = (f"launch.on={place}", *overrides)
     given = [*([resume / RESOLVED_NAME] if resume else []), *files, *([fleet] if fleet else [])]
     config = resolve_paths(load_config(given, overrides, os.environ))
+    if dry_run:
+        from pipeline.supervisor.launchers.build import dry_run as what_would_be
+
+        click.echo(what_would_be(config), nl=False)
+        return 0
     if resume is not None:
         config = _at(config, resume.resolve())
         url = known_url(config.run_dir, config.ledger.url)
@@ -123,6 +135,11 @@ def carry_out(
     from protocol.ids import Role
 
     log_to_stderr()
+    launcher = None
+    if config.launch.launched:
+        from pipeline.supervisor.launchers.build import launcher_of
+
+        launcher = launcher_of(config, config.run_dir)
     click.echo("checking model, data, verifiers and engines before the start", err=True)
     checked = preflight(config)
     for finding in checked.findings:
@@ -137,7 +154,7 @@ def carry_out(
         log = open_log(run_dir, role=who, worker=str(who), run=config.run.name, terminal=terminal)
         try:
             with view:
-                return asyncio.run(Supervisor(config, run_dir, checked.spec).run(view.show))
+                return asyncio.run(Supervisor(config, run_dir, checked.spec, launcher=launcher).run(view.show))
         finally:
             log.close()
 

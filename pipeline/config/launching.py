@@ -98,6 +98,11 @@ class LaunchSection(Section):
     reference: ResourcesSection = ResourcesSection()
     learner: ResourcesSection = ResourcesSection()
 
+    @property
+    def launched(self) -> frozenset[str]:
+        """Roles whose workers are started elsewhere; none for ``local``."""
+        return frozenset(self.roles) if self.on != "local" else frozenset()
+
     def resources(self, role: str) -> ResourcesSection:
         """Return what a worker of a role requests."""
         found = {"generator": self.generator, "reward": self.reward, "reference": self.reference}

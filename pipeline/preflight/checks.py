@@ -59,7 +59,7 @@ class Preflight:
 def preflight(config: RunConfig) -> Preflight:
     """Check model, data, verifiers and addresses. Raises ConfigError or DataError for a setting or
     a file that would make the run fail, LedgerUnavailable for a server that does not answer."""
-    check_fleet_size(desired_counts(config), config.fleet.max_workers, this_machine())
+    check_fleet_size(desired_counts(config), config.fleet.max_workers, this_machine(), config.launch.launched)
     model = read_model_config(config.model.path)
     if config.model.reference_path is not None:
         read_model_config(config.model.reference_path)

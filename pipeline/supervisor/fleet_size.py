@@ -7,7 +7,7 @@ keeps a typing error from taking the machine down; it is no recommendation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from pipeline.config.schema import RunConfig
 from pipeline.runtime.machine import Machine
@@ -37,8 +37,12 @@ def most_workers(configured: int | None, machine: Machine) -> int:
     return max(LEAST_WORKERS, borne)
 
 
-def check_fleet_size(counts: Mapping[Role, int], configured: int | None, machine: Machine) -> None:
-    """Raise ConfigError for a fleet that is too large, with the limit and its source."""
+def check_fleet_size(
+    counts: Mapping[Role, int], configured: int | None, machine: Machine, launched: Container[str] = ()
+) -> None:
+    """Raise ConfigError for a fleet that is too large, with the limit and its source. ``launched``:
+    roles of workers on other hosts, which do not count."""
+    counts = {role: count for role, count in counts.items() if role not in launched}
     limit, wanted = most_workers(configured, machine), sum(counts.values())
     if wanted <= limit:
         return

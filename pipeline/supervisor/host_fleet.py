@@ -30,11 +30,17 @@ class HostFleet:
     """The plan, the processes and the watchdog of one host's workers."""
 
     def __init__(
-        self, config: RunConfig, run_dir: Path, command: Command, name: Callable[[Role, int], str] = worker_name
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        command: Command,
+        name: Callable[[Role, int], str] = worker_name,
+        processes: Processes | None = None,
     ) -> None:
-        """``name``: role and number -> a worker's name."""
+        """``name``: role and number -> a worker's name. ``processes``: others than of this host
+        alone."""
         self._run_dir = run_dir
-        self.processes = Processes(run_dir, command)
+        self.processes = processes or Processes(run_dir, command)
         self.plan = FleetPlan(_restart_policy(config), name)
         self._timeouts = _timeouts(config)
         self.watchdog = Watchdog(self._timeouts)
@@ -65,8 +71,9 @@ class HostFleet:
 
     async def fence_exited(self, registry: Registry, ended: Sequence[Exit], beats: Sequence[Heartbeat]) -> None:
         """Fence workers that ended badly, so that their heartbeats leave the registry."""
-        beating = {(beat.who.worker, beat.pid) for beat in beats}
+        beating = {(beat.who.worker, pid) for beat in beats for pid in (beat.pid, 0)}
         for exit_ in ended:
+            # Without a process id, it was a job elsewhere.
             if exit_.code not in DIED_WELL and (exit_.worker, exit_.pid) in beating:
                 await registry.fence(exit_.worker)
 
@@ -74,6 +81,7 @@ class HostFleet:
         self, registry: Registry, beats: Sequence[Heartbeat], now: float, overdue_s: Mapping[Role, float]
     ) -> None:
         """Fence and kill frozen and stuck workers, which are started again."""
+        self.processes.observe(beats)
         for worker, reason in self.watchdog.look(beats, self.processes.pids, now, overdue_s).items():
             await registry.fence(worker)
             self.processes.stop(worker, now=True)

@@ -24,6 +24,7 @@ from pipeline.process import records
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.last_error import printed_error
+from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.supervisor.adopted_process import AdoptedProcess
 from pipeline.supervisor.launchers.seam import Exit, Job, JobState
 from pipeline.supervisor.starter import NAME as STARTER
@@ -147,6 +148,13 @@ class Processes:
         if self._starter is not None:
             self._starter.close()
         self._starter = None
+
+    def observe(self, beats: Sequence[Heartbeat]) -> None:
+        """Take note of heartbeats; processes of this host are known without."""
+
+    def adopt_jobs(self) -> dict[str, Role]:
+        """Hold jobs of earlier supervisors elsewhere: there are none."""
+        return {}
 
     def find(self) -> list[Found]:
         """Return the recorded worker processes that run on this host and are not held here."""

@@ -49,9 +49,9 @@ from pipeline.supervisor import leftovers
 from pipeline.supervisor.fleet_plan import FleetFailure
 from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts
 from pipeline.supervisor.host_fleet import DIED_WELL, HostFleet, meaning
-from pipeline.supervisor.launchers.seam import Exit
+from pipeline.supervisor.launchers.seam import Exit, Launcher
 from pipeline.supervisor.monitor import Monitor
-from pipeline.supervisor.processes import Command, worker_command
+from pipeline.supervisor.processes import Command, Processes, worker_command
 from pipeline.supervisor.run_folder import server_lock
 from pipeline.supervisor.starter import forks, starter_command
 from pipeline.supervisor.takeover import take_over
@@ -88,10 +88,18 @@ class Supervisor:
     """Runs one fleet from start to end, in a run's folder whose lock the caller holds."""
 
     def __init__(
-        self, config: RunConfig, run_dir: Path, spec: LedgerSpec, *, command: Command = worker_command
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        spec: LedgerSpec,
+        *,
+        command: Command = worker_command,
+        launcher: Launcher | None = None,
     ) -> None:
+        """``launcher``: starts the workers of ``launch.roles``; None: all are of this host."""
         self._config, self._run_dir, self._spec = config, run_dir, spec
-        self._fleet = HostFleet(config, run_dir, command)
+        places = None if launcher is None else _places(config, run_dir, command, launcher)
+        self._fleet = HostFleet(config, run_dir, command, processes=places)
         self._processes, self._plan = self._fleet.processes, self._fleet.plan
         self._is_forking = command is worker_command and config.supervisor.preload
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
@@ -202,6 +210,10 @@ class Supervisor:
         # The settings of the processes that are there, if known.
         with suppress(ConfigError):
             earlier = read_resolved(self._run_dir)
+        if self._config.launch.launched:
+            from pipeline.supervisor.launchers.tokens import keep_tokens
+
+            await keep_tokens(self._config, self._run_dir)
         adopted = await take_over(self._processes, self._plan, registry)
         self._write_config()
         if self._is_forking:
@@ -313,7 +325,8 @@ class Supervisor:
         if fleet == self._refused:
             return False
         try:
-            check_fleet_size(fleet.counts, self._config.fleet.max_workers, this_machine())
+            launched = self._config.launch.launched
+            check_fleet_size(fleet.counts, self._config.fleet.max_workers, this_machine(), launched)
         except ConfigError as error:
             log.error("fleet_refused", reason=str(error), action="the fleet stays as it is")
             self._refused = fleet
@@ -366,6 +379,13 @@ class Supervisor:
             detail = f"{status.detail}; the learner did not drain ({meaning(code)}): what followed its last checkpoint is lost"
             return RunOutcome(code, RunStatus(status.state, detail))
         return RunOutcome(ExitCode.OK, status)
+
+
+def _places(config: RunConfig, run_dir: Path, command: Command, launcher: Launcher) -> Processes:
+    from pipeline.supervisor.launchers.launched import Launched
+    from pipeline.supervisor.places import Places
+
+    return Places(run_dir, command, Launched(launcher, config.launch.poll_s), config.launch.launched)
 
 
 def _works_the_same(one: RunConfig, other: RunConfig) -> bool:

@@ -7,6 +7,7 @@ itself."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 from collections.abc import Callable
@@ -38,9 +39,13 @@ def is_own(worker: str) -> bool:
 async def take_over(
     processes: Processes, plan: FleetPlan, registry: Registry, ours: Callable[[str], bool] = is_own
 ) -> list[str]:
-    """Adopt running workers and end fenced ones; return the adopted. Raises LedgerUnavailable.
+    """Adopt running workers and end fenced ones; return the adopted. Raises LedgerUnavailable,
+    LaunchFailed.
     ``ours`` returns whether a name is one that this supervisor gives."""
     adopted: dict[str, int] = {}
+    jobs = await asyncio.to_thread(processes.adopt_jobs)
+    for worker, role in jobs.items():
+        plan.adopt(worker, role)
     for found in processes.find():
         if may_adopt(found.epoch, await registry.epoch(found.worker)):
             if processes.adopt(found):
@@ -51,10 +56,11 @@ async def take_over(
             processes.end(found)
     for beat in await registry.heartbeats():
         worker = beat.who.worker
-        is_adopted = adopted.get(worker) == beat.pid
+        is_adopted = adopted.get(worker) == beat.pid or worker in jobs
         if beat.host == socket.gethostname() and ours(worker) and not is_adopted:
             await registry.fence(worker)
             log.info("stale_worker_fenced", worker=worker, pid=beat.pid)
-    if adopted:
-        log.warning("workers_adopted", workers=sorted(adopted))
-    return sorted(adopted)
+    names = sorted({*adopted, *jobs})
+    if names:
+        log.warning("workers_adopted", workers=names)
+    return names

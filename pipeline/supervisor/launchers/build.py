@@ -11,7 +11,7 @@ from pipeline.ledger.url import has_credentials, is_hidden, without_credentials
 from pipeline.supervisor.fleet_plan import worker_name
 from pipeline.supervisor.fleet_size import desired_counts
 from pipeline.supervisor.launchers.join_command import JoinCommand, TokenOf
-from pipeline.supervisor.launchers.seam import Launcher
+from pipeline.supervisor.launchers.seam import JobState, Launcher
 from protocol.errors import ConfigError
 from protocol.ids import Role
 
@@ -19,14 +19,9 @@ TOKENS = "tokens"
 """Folder of the tokens of a run's launched roles, in the run's folder."""
 
 
-def launched_roles(settings: LaunchSection) -> frozenset[Role]:
-    """Return the roles whose workers are launched elsewhere; none for ``local``."""
-    return frozenset(Role(role) for role in settings.roles) if settings.on != "local" else frozenset()
-
-
 def launched_workers(config: RunConfig) -> list[tuple[Role, str]]:
     """Return role and name of each worker that the configuration launches elsewhere."""
-    roles = launched_roles(config.launch)
+    roles = config.launch.launched
     wanted = desired_counts(config).items()
     return [(role, worker_name(role, number)) for role, count in wanted if role in roles for number in range(count)]
 
@@ -80,6 +75,26 @@ def build_launcher(settings: LaunchSection, join: JoinCommand) -> Launcher:
             raise ConfigError(f"launch.on is {settings.on}, which starts processes of this host")
 
 
+def launcher_of(config: RunConfig, run_dir: Path) -> Launcher | None:
+    """Return the launcher of a run; None where all its workers are processes of this host. Raises
+    ConfigError."""
+    if not config.launch.launched:
+        return None
+    return build_launcher(config.launch, join_command(config, tokens_of(run_dir)))
+
+
+def end_jobs(config: RunConfig, run_dir: Path) -> int:
+    """End all jobs of a run without a supervisor; return their number. Raises LaunchFailed,
+    ConfigError."""
+    launcher = launcher_of(config, run_dir)
+    if launcher is None:
+        return 0
+    left = [worker for worker, job in launcher.listing().items() if job.state is not JobState.ENDED]
+    for worker in left:
+        launcher.stop(worker, now=True)
+    return len(left)
+
+
 def dry_run(config: RunConfig) -> str:
     """Return what would be submitted for the configured fleet; nothing is started, and no program
     of the place is needed."""
@@ -98,7 +113,7 @@ def dry_run(config: RunConfig) -> str:
             from pipeline.config.load import to_toml
             from pipeline.supervisor.launchers.kubernetes import manifests
 
-            roles = {role: count for role, count in desired_counts(config).items() if role in launched_roles(settings)}
+            roles = {role: count for role, count in desired_counts(config).items() if role in settings.launched}
             # The run's host reads the ledger's address, with its password, from a Secret.
             address = {"ledger": config.ledger.model_copy(update={"url": None})}
             launch = {"launch": settings.model_copy(update={"ledger_url": join.url})}

@@ -191,12 +191,15 @@ def _worker_spec(settings: LaunchSection, join: JoinCommand, role: Role, words: 
         ],
     }
     # Files of probes: a registered worker, and a supervisor whose loop turns.
-    ready = {"exec": {"command": ["sh", "-c", "ls /cache/headrace/joined/*/processes/*.life.json"]}}
+    ready = {"exec": {"command": ["sh", "-c", "ls /cache/headrace/joined/*/*/processes/*.life.json"]}}
     container: Manifest = {
         "name": CONTAINER,
         "image": place.image,
         "command": words,
-        "env": [{"name": "XDG_CACHE_HOME", "value": "/cache"}, {"name": "HOME", "value": "/cache"}, _pod_address()],
+        "env": [
+            *({"name": name, "value": "/cache"} for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "HOME")),
+            _pod_address(),
+        ],
         "readinessProbe": ready | {"periodSeconds": 10, "timeoutSeconds": 5},
         "startupProbe": ready | {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 180},
         "resources": _requests(settings.resources(role)),

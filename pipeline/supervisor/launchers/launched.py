@@ -105,6 +105,11 @@ class Launched:
         running = dict.fromkeys(self.running(), 0)
         return running | {beat.who.worker: beat.pid for beat in beats if beat.who.worker in running}
 
+    def listing(self) -> dict[str, Job]:
+        """Return the jobs as they were last listed."""
+        with self._lock:
+            return {name: held.job for name, held in self._held.items() if held.job is not None}
+
     def reap(self) -> list[Exit]:
         """Return the workers that ended since the last call."""
         with self._lock:

@@ -1,0 +1,69 @@
+"""Claims about `headrace up --on PLACE` before anything is started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pipeline.cli import headrace
+from protocol.errors import HeadraceError
+from tests.pipeline.op_config import write_config
+
+PASSWORD = "the-ledgers-password"
+REACHABLE = ("--set", f"ledger.url=rediss://:{PASSWORD}@ledger.example:6379/0", "--set", "wire.transport=tcp")
+
+
+def up(tmp_path: Path, *words: str) -> Result:
+    return CliRunner().invoke(headrace, ["up", str(write_config(tmp_path)), *words])
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("slurm", "exec srun --ntasks=1 headrace join rediss://ledger.example:6379/0 --token "),
+        ("kubernetes", "kind: StatefulSet"),
+        ("local", "# processes of this host: 1 learner, 2 generator"),
+    ],
+)
+def test_a_dry_run_prints_what_would_be_submitted_and_starts_nothing(tmp_path: Path, place: str, shown: str) -> None:
+    result = up(tmp_path, "--on", place, "--dry-run", "--set", "fleet.generator=2", *REACHABLE)
+    assert result.exit_code == 0, result.output
+    assert shown in result.output
+    assert PASSWORD not in result.output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_has_a_job_for_each_launched_worker(tmp_path: Path) -> None:
+    result = up(tmp_path, "--on", "slurm", "--dry-run", "--set", "fleet.generator=3", *REACHABLE)
+    names = [line.partition("=")[2] for line in result.output.splitlines() if "--job-name" in line]
+    workers = ("generator-0", "generator-1", "generator-2", "reward-0")
+    assert names == [f"headrace.op.{worker}" for worker in workers]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--on", "pbs"), "launch.on"),
+        (("--on", "slurm", "--set", "wire.transport=tcp"), "launch.on is slurm, but ledger.url is None"),
+        (("--on", "slurm", "--set", "ledger.url=rediss://h:1/0"), "wire.transport ipc reaches no other host"),
+        (("--on", "slurm", *REACHABLE, "--set", "launch.ledger_url=rediss://:pw@h:1/0"), "would be in arguments"),
+        (("--on", "slurm", *REACHABLE, "--set", 'launch.roles=["learner"]'), "launched nowhere"),
+    ],
+)
+def test_what_no_place_could_run_is_refused(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+    result = up(tmp_path, *words, "--dry-run")
+    assert isinstance(result.exception, HeadraceError)
+    assert told in str(result.exception)
+
+
+def test_without_sbatch_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    result = up(
+        tmp_path, "--on", "slurm", "--plain", "--set", "ledger.url=rediss://h:1/0", "--set", "wire.transport=tcp"
+    )
+    assert isinstance(result.exception, HeadraceError)
+    assert "there is no sbatch on PATH" in str(result.exception)
+    assert not (tmp_path / "runs").exists()
