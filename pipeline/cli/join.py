@@ -92,7 +92,7 @@ def join(
         )
     with claimed_folder((base or default_base()).absolute(), run, wanted, name) as folder:
         url = _with_token(url, token, folder)
-        request = JoinRequest(url, run, wanted, count, wait_s)
+        request = JoinRequest(url, run, wanted, count, wait_s, token)
         who = folder.worker_name(Role.SUPERVISOR, 0)
         log = open_log(folder.path, role=Role.SUPERVISOR, worker=who, run=run)
 

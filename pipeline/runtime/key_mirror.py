@@ -31,6 +31,8 @@ from protocol.zeromq.curve import CurveKeys, is_public_key
 PREFIX: Final = "joined."
 _LOOK_S = 1.0
 _ANSWER_S = 3.0
+_INTRODUCED_S = 5.0
+_POLL_S = 0.02
 _PATIENCE_S = 12.0
 """Longer than a token is tried again."""
 _log = structlog.get_logger(__name__)
@@ -73,16 +75,18 @@ class KeyMirror:
         self._published: dict[str, str] | None = None
         self._repeat_at_s = 0.0
 
-    async def publish(self, now_s: float) -> None:
+    async def publish(self, now_s: float) -> str | None:
         """Permit this host's keys in the ledger: where they have changed, and again after a while.
 
-        ``now_s``: by a monotonic clock."""
+        Returns the change, if any. ``now_s``: by a monotonic clock."""
         own = self._own()
         if self._token != OF_RUN:
             own = {self._keys.public: own[self._keys.public]}
         if own != self._published or now_s >= self._repeat_at_s:
-            await self._permitted.permit(self._token, own)
+            change = await self._permitted.permit(self._token, own)
             self._published, self._repeat_at_s = own, now_s + REPEAT_EVERY_S
+            return change
+        return None
 
     async def apply(self) -> KeyChanges:
         """Make the folder equal to the ledger's keys; return what was changed. Raises OSError."""
@@ -131,6 +135,8 @@ async def mirror_keys(
                             changes = await mirror.apply()
                             if changes.write or changes.remove:
                                 _log.info("keys_mirrored", added=sorted(changes.write), removed=sorted(changes.remove))
+                            if token == OF_RUN:
+                                await permitted.applied(seen)
                         newest = await permitted.changed(seen, timeout_s=_LOOK_S)
                         is_stale, seen = newest != seen, newest
                         trouble = ""
@@ -148,6 +154,29 @@ async def mirror_keys(
                     following.cancel()
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None
+    finally:
+        await permitted.aclose()
+        await client.aclose()
+
+
+async def introduce(url: str, run: str, keys: CurveKeys, token: str) -> bool:
+    """Exchange keys with the run's host, and wait until it permits this one's; return whether.
+
+    libzmq gives a connection up that was refused once, so nothing connects before. Raises
+    LedgerRefused, LedgerUnavailable."""
+    client = connect(url, timeout_s=_ANSWER_S, patience_s=_ANSWER_S)
+    permitted = PermittedKeys(client, run)
+    mirror = KeyMirror(permitted, keys, token)
+    try:
+        change = await mirror.publish(time.monotonic()) or "0"
+        deadline = time.monotonic() + _INTRODUCED_S
+        while not await permitted.is_applied(change):
+            if time.monotonic() > deadline:
+                _log.warning("keys_not_applied", by="the run's host", waited_s=_INTRODUCED_S)
+                return False
+            await asyncio.sleep(_POLL_S)
+        await mirror.apply()
+        return True
     finally:
         await permitted.aclose()
         await client.aclose()

@@ -56,8 +56,9 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:manifest`` | string | what another host needs to join: code version, settings, files | until the run's next start |
 | ``{run}:home`` | stream | joined hosts' logs and tallies on their way to the run's folder, at most 256 | until received |
 | ``{run}:news:<topic>`` | stream | registry: one entry, written with every change of weights, endpoints or run | the run |
-| ``{run}:keys`` | set | join tokens whose hosts' CURVE keys are permitted; ``run`` for the run's host | the run |
+| ``{run}:keys`` | set | join tokens whose hosts' CURVE keys are permitted; also ``run`` and ``owner`` | the run |
 | ``{run}:keys:<token>`` | hash | public CURVE key -> host, of the hosts that joined with this token | until revoked |
+| ``{run}:keys_applied`` | string | the newest of ``news:keys`` that the run's host has in its folder | the run |
 | ``{run}:news:keys`` | stream | one entry, written with every change of permitted keys | the run |
 | ``tokens:{run}`` | hash | join token -> its role and the digest of its secret, JSON | until revoked |
 
@@ -132,6 +133,7 @@ home = _one("home")
 permitted = _one("keys")
 permitted_of = _each("keys")
 key_news = _one("news:keys")
+keys_applied = _one("keys_applied")
 
 
 def tokens(run: str) -> str:

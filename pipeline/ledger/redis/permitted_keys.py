@@ -18,6 +18,8 @@ from pipeline.ledger.redis.errors import ledger_faults
 
 OF_RUN: Final = "run"
 """In place of a token's id: keys of the run's host."""
+OF_OWNER: Final = "owner"
+"""The same: keys of hosts that joined with the run's password."""
 MAX_KEYS: Final = 4096
 """Of one token. A token with more of them permits none."""
 SILENT_AFTER_S: Final = 3600.0
@@ -42,11 +44,13 @@ class PermittedKeys:
         self._run = run
         self._connection = PipelinedConnection(client)
 
-    async def permit(self, token: str, hosts: Mapping[str, str]) -> None:
+    async def permit(self, token: str, hosts: Mapping[str, str]) -> str:
         """Make ``hosts`` (public key -> host) all that the run's host permits, or add them to a
         token's, and remove its silent ones.
 
-        ``token``: its id, or ``OF_RUN``. A repeat shows that the host is still there."""
+        Returns the change that ``is_applied`` takes. A repeat shows that the host is still there.
+
+        ``token``: its id, ``OF_RUN`` or ``OF_OWNER``."""
         key, now_s = keys.permitted_of(self._run, token), await self._now_s()
         known = {one.public: one for one in _permitted(token, await self._ask("HGETALL", key))}
         old = [
@@ -54,8 +58,8 @@ class PermittedKeys:
             for public, one in known.items()
             if public not in hosts and (token == OF_RUN or now_s - one.seen_s > SILENT_AFTER_S)
         ]
-        if token == OF_RUN:
-            await self._ask("SADD", keys.permitted(self._run), OF_RUN)
+        if token in (OF_RUN, OF_OWNER):
+            await self._ask("SADD", keys.permitted(self._run), token)
         if hosts:
             await self._ask(
                 "HSET", key, *(word for public, host in hosts.items() for word in (public, f"{now_s:.0f} {host}"))
@@ -63,7 +67,18 @@ class PermittedKeys:
         if old:
             await self._ask("HDEL", key, *old)
         if old or not hosts.keys() <= known.keys():
-            await self._ask("XADD", keys.key_news(self._run), "MAXLEN", 1, "*", "changed", token)
+            return (await self._ask("XADD", keys.key_news(self._run), "MAXLEN", 1, "*", "changed", token)).decode()
+        newest = await self._ask("XREVRANGE", keys.key_news(self._run), "+", "-", "COUNT", 1)
+        return newest[0][0].decode() if newest else "0"
+
+    async def applied(self, change: str) -> None:
+        """Record that the folder of the run's host has all up to ``change``."""
+        await self._ask("SET", keys.keys_applied(self._run), change)
+
+    async def is_applied(self, change: str) -> bool:
+        """Return whether the run's host permits what ``change`` brought."""
+        found = await self._ask("GET", keys.keys_applied(self._run))
+        return found is not None and _order(found.decode()) >= _order(change)
 
     async def read(self) -> list[PermittedKey]:
         """Return all permitted keys."""
@@ -95,6 +110,10 @@ class PermittedKeys:
     async def _ask(self, *command: Any) -> Any:
         with ledger_faults("permitted keys"):
             return await self._connection.ask(*command)
+
+
+def _order(change: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in change.split("-"))
 
 
 def _permitted(token: str, found: Any) -> Iterator[PermittedKey]:

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
@@ -29,6 +30,7 @@ from pipeline.runtime.worker_process import leaves
 from pipeline.supervisor.joining.code_version import check_same, own_version
 from pipeline.supervisor.joining.file_cache import FileCache, cache_folder
 from pipeline.supervisor.joining.file_fetch import fetch_files
+from pipeline.supervisor.joining.host_keys import mirrored_keys
 from pipeline.supervisor.joining.joined_folder import JoinedFolder, link_files, write_folder
 from pipeline.supervisor.joining.joined_supervisor import JoinedSupervisor, JoinOutcome
 from pipeline.supervisor.joining.manifest import Manifest, ManifestFile, ManifestHead
@@ -58,6 +60,8 @@ class JoinRequest:
     count: int
     wait_s: float
     """How long to wait for a run that has not begun."""
+    token_file: Path | None = None
+    """That an operator replaces to rotate the token."""
 
 
 async def join(
@@ -82,6 +86,20 @@ async def join(
     manifest = await _agreed(request)
     keys = CurveKeys.load_or_create(folder.path / "keys")
     write_folder(folder, manifest, request.ledger_url)
+    async with mirrored_keys(request.ledger_url, request.run, keys, token_file=request.token_file):
+        return await _stay(request, folder, manifest, keys, check, began, command)
+
+
+async def _stay(
+    request: JoinRequest,
+    folder: JoinedFolder,
+    manifest: Manifest,
+    keys: CurveKeys,
+    check: Callable[[RunConfig], None],
+    began: Callable[[], None],
+    command: Command,
+) -> JoinOutcome:
+    """Fetch the files, and keep the workers until the run ends."""
     transport = _transport(folder, manifest, keys)
     try:
         requester = transport.requester(manifest.endpoint, server_key=manifest.public_key)

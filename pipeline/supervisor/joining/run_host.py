@@ -1,9 +1,9 @@
 """The run's host as joined hosts see it: manifest, files, and a folder for what they send home.
 
 *Consumes* a resolved configuration, requests for files, and entries on their way home. *Produces*
-the manifest in the ledger, parts of files, and logs and tallies in the run's folder. *Waits for*
-requests and entries, on a thread of its own that ends with the run. Digesting a large model takes
-a while. Until then there is no manifest, and joining hosts wait for it.
+the manifest in the ledger, parts of files, and logs and tallies in the run's folder. It also keeps
+tokens and keys (``host_keys``). *Waits for* all of these, on a thread that ends with the run.
+Digesting a large model takes a while. Until then there is no manifest, and joining hosts wait.
 
 A failure here ends no run: it is logged, and the thread begins anew after a pause."""
 
@@ -21,9 +21,11 @@ import structlog
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.join_board import MAX_ENTRIES, JoinBoard
+from pipeline.runtime.key_mirror import mirror_keys
 from pipeline.supervisor.joining.code_version import own_version
 from pipeline.supervisor.joining.file_server import FileServer
 from pipeline.supervisor.joining.home import HomeWriter
+from pipeline.supervisor.joining.host_keys import keep_tokens
 from pipeline.supervisor.joining.manifest import Manifest, encode_manifest, make_manifest
 from protocol.endpoints import mailbox_endpoint
 from protocol.errors import ConfigError, LedgerError
@@ -75,6 +77,20 @@ class RunHost:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         if self._is_ended.is_set():
             return
+        run, keys = self._config.run.name, CurveKeys.load_or_create(self._run_dir / "keys")
+        async with asyncio.TaskGroup() as tasks:
+            # A large model is under digest for minutes; tokens and keys are kept meanwhile.
+            kept = [
+                tasks.create_task(keep_tokens(self._url, run)),
+                tasks.create_task(mirror_keys(self._url, run, keys)),
+            ]
+            try:
+                await self._serve_files(self._ended, keys)
+            finally:
+                for task in kept:
+                    task.cancel()
+
+    async def _serve_files(self, ended: asyncio.Event, keys: CurveKeys) -> None:
         client = connect(self._url, timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S, client_name=NAME)
         board = JoinBoard(client, self._config.run.name)
         transport = None
@@ -86,27 +102,27 @@ class RunHost:
             except (ConfigError, OSError) as error:
                 _log.error("no_host_can_join", reason=str(error))
                 manifest, served = _without_files(str(error)), {}
-            transport = self._transport()
+            transport = self._transport(keys)
             responder = transport.responder(_endpoint(self._config, self._run_dir))
             manifest = msgspec.structs.replace(manifest, endpoint=responder.endpoint, public_key=transport.public_key)
             await board.set_manifest(encode_manifest(manifest))
             _log.info("hosts_can_join", endpoint=manifest.endpoint, num_files=len(manifest.files))
             server = FileServer(served, max_part_bytes=self._config.weights.max_part_mb << 20)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(server.serve(responder, self._ended))
-                tasks.create_task(self._receive(board, self._ended))
+                tasks.create_task(server.serve(responder, ended))
+                tasks.create_task(self._receive(board, ended))
         finally:
             if transport is not None:
                 transport.close()
             await board.aclose()
 
-    def _transport(self) -> ZmqTransport:
+    def _transport(self, keys: CurveKeys) -> ZmqTransport:
         wire = self._config.wire
         return ZmqTransport(
             NAME,
             high_water_mark=wire.high_water_mark,
             max_message_bytes=wire.max_message_mb << 20,
-            keys=CurveKeys.load_or_create(self._run_dir / "keys"),
+            keys=keys,
             advertise_host=advertised(wire.advertise_host),
         )
 

@@ -22,7 +22,6 @@ from pipeline.supervisor.joining.joined_folder import JoinedFolder, claimed_fold
 from pipeline.supervisor.joining.joined_supervisor import JoinOutcome
 from pipeline.supervisor.joining.run_host import RunHost
 from protocol.ids import Role
-from protocol.zeromq import CurveKeys
 from tests.pipeline.op_config import op_config
 
 TCP = ("wire.transport=tcp", "supervisor.preload=false", "supervisor.drain_timeout_s=2")
@@ -34,14 +33,6 @@ def fake_worker(script: str = "live") -> Any:
         return [*words, "--run-dir", str(run_dir), "--name", name, "--script", script]
 
     return command
-
-
-def permit_each_other(run_dir: Path, joined: Path) -> None:
-    """Exchange public keys, as tokens do."""
-    for one, other in ((run_dir, joined), (joined, run_dir)):
-        CurveKeys.load_or_create(one / "keys")
-        public = CurveKeys.load_or_create(other / "keys").public
-        (one / "keys" / "other.pub").write_text(public)
 
 
 async def until(found: Callable[[], Awaitable[Any]]) -> Any:
@@ -76,7 +67,6 @@ class Meeting:
 
     async def join(self, place: JoinedFolder, *, script: str = "live", count: int = 1, **changed: Any) -> JoinOutcome:
         self.joined = place.path
-        permit_each_other(self.run_dir, place.path)
         request = JoinRequest(self.url, self.config.run.name, place.role, count, wait_s=5.0)
         request = replace(request, **changed)
         async with asyncio.timeout(60):
