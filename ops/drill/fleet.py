@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -28,7 +29,6 @@ from pipeline.ledger.address import read_address
 from pipeline.ledger.redis import keys
 from pipeline.observability.history import HISTORY_NAME, HistoryTail, UpdateRow
 from pipeline.runtime.registry.contract import Heartbeat
-from pipeline.runtime.registry.redis import read_heartbeat
 from protocol.errors import ConfigError
 from protocol.ids import Role
 
@@ -213,7 +213,7 @@ class DrillFleet:
     def beats(self) -> dict[str, Heartbeat]:
         """Return the last heartbeats by worker; empty when the ledger is away."""
         blobs = self.ledger("HVALS", keys.heartbeats(RUN)) or []
-        found = {beat.who.worker: beat for beat in (read_heartbeat(blob, time.time()) for blob in blobs)}
+        found = {beat.who.worker: beat for beat in (msgspec.json.decode(blob, type=Heartbeat) for blob in blobs)}
         self._pids.update({beat.pid: worker for worker, beat in found.items()})
         return found
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from pipeline.runtime.registry.contract import RunState
 
 
+_MAX_ROWS = 200
+"""Workers that ``status`` shows one by one; a terminal takes a second for a thousand."""
+
+
 @dataclass(frozen=True, slots=True)
 class StatusReport:
     """A run at one moment, as ``headrace status --json`` prints it."""
@@ -76,7 +80,7 @@ async def status(at: Attached, as_json: bool) -> None:
 
     from pipeline.observability.history import HISTORY_NAME, HistoryTail
     from pipeline.observability.progress import RunProgress
-    from pipeline.observability.tables import durability_line, fleet_table, groups_line, tokens_line
+    from pipeline.observability.tables import durability_line, fleet_table, groups_line, roles_line, tokens_line
 
     console = Console(highlight=False, markup=False)
     alive = f"supervisor {found.supervisor_pid}" if found.supervisor_pid is not None else "no supervisor"
@@ -85,7 +89,9 @@ async def status(at: Attached, as_json: bool) -> None:
     progress = RunProgress.of(HistoryTail(at.run_dir / HISTORY_NAME).read(), at.config.run.num_updates)
     console.print(progress.in_words(time.time()))
     if found.workers:
-        console.print(fleet_table(found.workers))
+        if len(found.workers) > _MAX_ROWS:
+            console.print(roles_line(found.roles))
+        console.print(fleet_table(found.workers, max_rows=_MAX_ROWS, rest="headrace status --json"))
         console.print(found.waits)
     if found.clocks:
         console.print(found.clocks)

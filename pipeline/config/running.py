@@ -209,7 +209,7 @@ class WeightsSection(Section):
     )
     poll_s: float = setting(
         1.0,
-        "Time between a generator's own checks for a newer version. A lost notice costs at most this delay.",
+        "Time between a generator's tries for an announced version that is not on its host yet.",
         gt=0.0,
         le=10.0,
     )

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.ledger.types import Audit, Totals
-from pipeline.observability.status import Health, QueueRow, WorkerRow, doing
+from pipeline.observability.status import Health, QueueRow, RoleRow, WorkerRow, doing
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
 from protocol.ids import Role
 from protocol.printable import printable_line
@@ -23,11 +23,16 @@ _HEALTH_STYLE = {Health.LIVE: "green", Health.SILENT: "bold red", Health.STUCK: 
 
 
 def fleet_table(
-    workers: Sequence[WorkerRow], *, absent: Sequence[str] = (), max_rows: int | None = None, wraps: bool = True
+    workers: Sequence[WorkerRow],
+    *,
+    absent: Sequence[str] = (),
+    max_rows: int | None = None,
+    wraps: bool = True,
+    rest: str = "headrace status",
 ) -> Table:
     """Return one row a worker: health, version, memory, wait, counters. ``absent`` are wanted
-    workers without a heartbeat. Above ``max_rows``, unwell workers come first. Unless it ``wraps``,
-    a row is one line, cut at its end."""
+    workers without a heartbeat. Above ``max_rows``, unwell workers come first, and ``rest`` is
+    named as the place of the others. Unless it ``wraps``, a row is one line, cut at its end."""
     table = Table(**_PLAIN)
     table.add_column("worker", no_wrap=True)
     table.add_column("version", justify="right", no_wrap=True)
@@ -48,12 +53,20 @@ def fleet_table(
             cell(what) if row.health is Health.LIVE else cell(f"{row.health} for {unwell_s:.0f} s", "bold red"),
             cell(work_done(row)),
         )
+    present = {row.worker for row in workers}
     for name in absent:
-        if name not in {row.worker for row in workers}:
+        if name not in present:
             table.add_row(Text(name, style="yellow"), "–", "–", Text("being started", style="yellow"), "")
     if hidden := len(workers) - len(shown):
-        table.add_row(Text(f"and {hidden} more", style="dim"), "", "", Text("headrace status", style="dim"), "")
+        table.add_row(Text(f"and {hidden} more", style="dim"), "", "", Text(rest, style="dim"), "")
     return table
+
+
+def roles_line(roles: Sequence[RoleRow]) -> str:
+    """Return the number of live workers of each role: ``generator 899 of 900, reward 67 of 67``."""
+    return ", ".join(
+        f"{row.role} {row.num_live:,}{'' if row.num_wanted is None else f' of {row.num_wanted:,}'}" for row in roles
+    )
 
 
 def _most_urgent(workers: Sequence[WorkerRow], max_rows: int | None) -> set[str]:

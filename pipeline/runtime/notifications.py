@@ -20,8 +20,8 @@ from protocol.errors import LedgerError
 
 LOOK_ANYWAY_S: Final = 30.0
 """A subscriber's limit without an event."""
-_LISTEN_S: Final = 2.5
-"""Half of what a client waits for an answer (``pipeline.ledger.redis.client``)."""
+_LISTEN_S: Final = 4.0
+"""Below what a client waits for an answer (``pipeline.ledger.redis.client``)."""
 _AGAIN_S: Final = 1.0
 
 

@@ -88,9 +88,10 @@ class HostFleet:
             kept = None if self.watchdog.is_silent(worker, now) else self._kept(worker)
             if self.plan.replace(worker, reason, kept=kept):
                 log.error("worker_replaced", worker=worker, reason=reason)
+        pids = self.processes.pids
         for beat in beats:
             worker = beat.who.worker
-            if self.processes.pids.get(worker) == beat.pid and (moved_s := self.watchdog.moved_s(worker)) is not None:
+            if pids.get(worker) == beat.pid and (moved_s := self.watchdog.moved_s(worker)) is not None:
                 self.plan.moved(worker, moved_s, self._timeouts.drain_limit_s(beat))
 
     def _kept(self, worker: str) -> str | None:

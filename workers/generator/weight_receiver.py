@@ -40,6 +40,7 @@ import numpy as np
 
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.liveness import UNREACHED_SAID_AFTER_S
+from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.registry.contract import LinkReport, Topic, WaitingFor, WeightsAnnouncement
 from pipeline.runtime.role_sender import unreached_words
 from pipeline.weights.digest import digest_buffer
@@ -86,7 +87,8 @@ class WeightReceiver:
         self._host: HostWeights | None = None
         self._base: tuple[str, MappedFile] | None = None
         self._turn = asyncio.Lock()
-        self._here = -1
+        self._here = self._newest = -1
+        """Versions: the last one brought here, and the last one known to be announced."""
         self._staged: _Version | None = None
         self._serving: _Version | None = None
         self._refused: WeightsRejected | None = None
@@ -128,8 +130,10 @@ class WeightReceiver:
 
     async def wait(self) -> None:
         """Wait until it is time for another look: something was announced since the last one, or it
-        was a while ago."""
-        await self._ctx.clock.wait(self._announced, self._settings.poll_s)
+        was a while ago. A version that could not be brought is tried again sooner."""
+        is_here = 0 <= self._newest <= max(self._here, self._engine.policy_version)
+        limit_s = max(LOOK_ANYWAY_S, self._settings.poll_s) if is_here else self._settings.poll_s
+        await self._ctx.clock.wait(self._announced, limit_s)
 
     async def look(self) -> None:
         """Bring the newest announced version here, if it is newer than the one that is here.
@@ -140,6 +144,7 @@ class WeightReceiver:
         async with self._turn:
             self._announced.clear()
             newest = await self._ctx.registry.weights()
+            self._newest = -1 if newest is None else newest.policy_version
             if newest is None or newest.policy_version <= max(self._here, self._engine.policy_version):
                 return
             is_refused = newest.policy_version == self._ctx.counters["rejected_version"]

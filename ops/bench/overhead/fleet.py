@@ -28,7 +28,6 @@ from pipeline.config.load import load_config, resolve_paths
 from pipeline.ledger.address import read_address
 from pipeline.ledger.redis import keys
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
-from pipeline.runtime.registry.redis import read_heartbeat
 from protocol.errors import DataError
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class _Watch:
             found: Any = self._client.hgetall(keys.heartbeats(self.config.run.name))
             # one that has left is not there any more, and its tokens still count
             for worker, beat in found.items():
-                self._sampled[worker] = read_heartbeat(beat, now).counters.get("sampled_tokens", 0.0)
+                self._sampled[worker] = json.loads(beat).get("counters", {}).get("sampled_tokens", 0.0)
             self.tokens.append((now, sum(self._sampled.values())))
         with suppress(OSError):
             urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=1.0).close()

@@ -44,9 +44,9 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:evaluation:<n>:samples`` | hash | ``prompt.sample`` -> accuracy, reward, tokens, oldest and newest version | the run |
 | ``{run}:endpoints`` | hash | registry: worker -> role, endpoint, public key | the run |
 | ``{run}:endpoint_changes`` | zset | registry: workers by the number of their mailbox's last change | the run |
-| ``{run}:heartbeats`` | hash | registry: worker -> ``[the server's time, its last heartbeat]`` | until it departs |
+| ``{run}:heartbeats`` | hash | registry: worker -> its last heartbeat | until it departs |
 | ``{run}:versions`` | zset | registry: workers by role and policy version, as one number | until it departs |
-| ``{run}:reaching`` | zset | registry: generators that reach their scorers, by the time of that heartbeat | while so |
+| ``{run}:reaching`` | set | registry: generators that reach their scorers | while so |
 | ``{run}:seen`` | zset | registry: workers by the server's time of their last sign of life | until it departs |
 | ``{run}:fleet`` | string | registry: the desired number of workers by role | the run |
 | ``{run}:weights`` | string | registry: the newest published weights | the run |

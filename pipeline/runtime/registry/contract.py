@@ -53,6 +53,8 @@ MAX_NAMED_LINKS = 8
 MAX_LINK_NAME_CHARS = 32
 """Limit of each worker's name in a link's name."""
 MAX_DETAIL_CHARS = 240
+MAX_REACHING = 16
+"""Generators that ``reaching_generators`` returns."""
 OTHER_LINKS = "(others)"
 """Name of the peers in the sum of other links."""
 
@@ -256,8 +258,8 @@ class Registry(Protocol):
         ...
 
     async def reaching_generators(self) -> dict[str, float]:
-        """Return the last two generators whose heartbeats have ``reaches_scorers``, with the
-        seconds since."""
+        """Return generators whose last heartbeat has ``reaches_scorers``, at most 16 of them, with
+        the seconds since that heartbeat."""
         ...
 
     async def set_fleet(self, fleet: Fleet) -> None:

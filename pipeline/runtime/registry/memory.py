@@ -12,6 +12,7 @@ import msgspec
 from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
 from pipeline.runtime.registry.contract import (
+    MAX_REACHING,
     Fleet,
     Heartbeat,
     RelayAnnouncement,
@@ -36,12 +37,10 @@ class _Worker:
     heartbeat: Heartbeat | None = None
     seen_s: float = float("-inf")
     """By the monotonic clock."""
-    reaches_s: float = float("-inf")
-    """When a heartbeat last had ``reaches_scorers``, if the last one had."""
 
     def forget(self) -> None:
         self.role = self.endpoint = self.heartbeat = None
-        self.seen_s = self.reaches_s = float("-inf")
+        self.seen_s = float("-inf")
 
 
 @dataclass(slots=True)
@@ -112,12 +111,9 @@ class MemoryRegistry:
         return [beat for beat in await self.heartbeats() if beat.who.worker in workers]
 
     async def reaching_generators(self) -> dict[str, float]:
-        """Return the last two that reach scorers, and the seconds since."""
-        now_s = self.clock.monotonic()
-        since = {
-            name: now_s - known.reaches_s for name, known in self._workers.items() if known.reaches_s > float("-inf")
-        }
-        return dict(sorted(since.items(), key=lambda item: item[1])[:2])
+        """Return some that reach scorers, and the seconds since their last heartbeats."""
+        found = [beat for beat in await self.heartbeats(Role.GENERATOR) if beat.reaches_scorers]
+        return {beat.who.worker: beat.silent_s for beat in found[:MAX_REACHING]}
 
     async def set_fleet(self, fleet: Fleet) -> None:
         """Set the desired fleet."""
@@ -197,7 +193,6 @@ class MemoryRegistry:
             return False
         known.heartbeat = msgspec.structs.replace(heartbeat, clock_ahead_s=heartbeat.at_s - self.clock.time())
         known.seen_s = self.clock.monotonic()
-        known.reaches_s = known.seen_s if heartbeat.reaches_scorers else float("-inf")
         return True
 
     def _cursor(self, topic: Topic) -> str:

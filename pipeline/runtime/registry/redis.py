@@ -23,10 +23,11 @@ import redis.asyncio
 
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.connection import PipelinedConnection
+from pipeline.ledger.redis.connection import Command, PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
 from pipeline.runtime.registry.contract import (
+    MAX_REACHING,
     Fleet,
     Heartbeat,
     RelayAnnouncement,
@@ -47,9 +48,9 @@ _RANKS: Final = {role: rank for rank, role in enumerate(Role)}
 _ROLE_SPAN: Final = 1 << 40
 """Between two roles; above every policy version."""
 _NO_BOUND: Final = _ROLE_SPAN - 1
-_StoredHeartbeat = tuple[float, Heartbeat]
-"""The server's time of its arrival, in seconds, and the heartbeat."""
-_heartbeats = msgspec.json.Decoder(_StoredHeartbeat)
+_INDEX_EVERY = 16
+"""Heartbeats between two that repeat what the indexes have, against their loss."""
+_heartbeats = msgspec.json.Decoder(Heartbeat)
 
 
 class _Endpoint(msgspec.Struct, frozen=True):
@@ -76,6 +77,8 @@ class RedisRegistry:
         self._mailboxes: dict[str, _Endpoint] = {}
         """All mailboxes as of the change ``_known``, on the connection ``_known_on``."""
         self._known = self._known_on = 0
+        self._silent: set[str] = set()
+        self._num_reads = 0
         self._reading = asyncio.Lock()
 
     async def register(self, role: Role, worker: str) -> Incarnation:
@@ -98,12 +101,17 @@ class RedisRegistry:
 
     async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
         """Return the endpoints of a role's recently live workers."""
+        num_begun = self._num_reads
         async with self._reading:
-            silent = await self._read_mailboxes()
+            if self._num_reads == num_begun:
+                # the senders to all roles are woken together, and share one read
+                await asyncio.sleep(0)
+                self._num_reads += 1
+                self._silent = await self._read_mailboxes()
         return {
             name: (entry.endpoint, entry.public_key)
             for name, entry in self._mailboxes.items()
-            if entry.role is role and name not in silent
+            if entry.role is role and name not in self._silent
         }
 
     async def depart(self, who: Incarnation) -> None:
@@ -112,38 +120,45 @@ class RedisRegistry:
 
     async def heartbeats(self, role: Role | None = None, *, below_version: int | None = None) -> list[Heartbeat]:
         """Return the last heartbeats, by name."""
-        read: tuple[str, ...] = ("HVALS", self._keys["heartbeats"])
-        if role is not None:
+        if role is None:
+            beats = await self._read_heartbeats(None)
+        else:
             least = standing(role, -1)
             most = standing(role, (_NO_BOUND if below_version is None else below_version) - 1)
-            names: list[str] = await self._command("ZRANGEBYSCORE", self._keys["versions"], least, most)
-            if not names:
-                return []
-            read = ("HMGET", self._keys["heartbeats"], *names)
-        beats = await self._read_heartbeats(read)
+            beats = await self._read_heartbeats(
+                await self._command("ZRANGEBYSCORE", self._keys["versions"], least, most)
+            )
         # one may have beaten again since the index was read
         return sorted((b for b in beats if is_wanted(b, role, below_version)), key=lambda beat: beat.who.worker)
 
     async def heartbeats_of(self, workers: Collection[str]) -> list[Heartbeat]:
         """Return the last heartbeats of these workers, by name."""
-        if not workers:
-            return []
-        beats = await self._read_heartbeats(("HMGET", self._keys["heartbeats"], *workers))
+        beats = await self._read_heartbeats([worker.encode() for worker in workers])
         return sorted(beats, key=lambda beat: beat.who.worker)
 
-    async def _read_heartbeats(self, read: Sequence[str]) -> list[Heartbeat]:
+    async def _read_heartbeats(self, names: Sequence[bytes] | None) -> list[Heartbeat]:
+        """Read the heartbeats of these workers, or of all."""
+        heartbeats, seen_key = self._keys["heartbeats"], self._keys["seen"]
+        read: list[Command] = [("HVALS", heartbeats), ("ZRANGE", seen_key, 0, -1, "WITHSCORES")]
+        if names is not None:
+            if not names:
+                return []
+            read = [("HMGET", heartbeats, *names), ("ZMSCORE", seen_key, *names)]
         with ledger_faults("registry heartbeats"):
-            now, blobs = await self._connection.ask_all([("TIME",), read])
-        now_s = _seconds(now)
-        return [read_heartbeat(blob, now_s) for blob in blobs if blob is not None]
+            now, blobs, seen = await self._connection.ask_all([("TIME",), *read])
+        arrived = _pairs(seen) if names is None else dict(zip(names, seen, strict=True))
+        decoded = [_heartbeats.decode(blob) for blob in blobs if blob is not None]
+        return [_read(beat, arrived, _seconds(now)) for beat in decoded]
 
     async def reaching_generators(self) -> dict[str, float]:
-        """Return the last two that reach scorers, and the seconds since."""
+        """Return some that reach scorers, and the seconds since their last heartbeats."""
+        names: list[bytes] = await self._command("SRANDMEMBER", self._keys["reaching"], MAX_REACHING)
+        if not names:
+            return {}
         with ledger_faults("registry reaching"):
-            asked = [("TIME",), ("ZREVRANGE", self._keys["reaching"], 0, 1, "WITHSCORES")]
-            now, found = await self._connection.ask_all(asked)
-        pairs = found if found and isinstance(found[0], list) else list(zip(found[::2], found[1::2], strict=True))
-        return {name.decode(): _seconds(now) - float(at) for name, at in pairs}
+            now, seen = await self._connection.ask_all([("TIME",), ("ZMSCORE", self._keys["seen"], *names)])
+        found = zip(names, seen, strict=True)
+        return {name.decode(): _seconds(now) - float(at) for name, at in found if at is not None}
 
     async def set_fleet(self, fleet: Fleet) -> None:
         """Set the desired fleet."""
@@ -268,6 +283,9 @@ class RedisHeartbeatWriter:
         self._runner = asyncio.Runner()
         self._client = connect(url, timeout_s=timeout_s, patience_s=timeout_s)
         self._connection = PipelinedConnection(self._client)
+        self._indexed: tuple[Incarnation, int, bool, int] | None = None
+        """The indexes' entries of a worker, and the number of connects at their writing."""
+        self._until_indexed = 0
 
     def beat(self, heartbeat: Heartbeat) -> bool:
         """Write a heartbeat; return False when fenced.
@@ -275,14 +293,21 @@ class RedisHeartbeatWriter:
         Raises LedgerUnavailable, after ``timeout_s`` at most."""
         who = heartbeat.who
         with ledger_faults("heartbeat"):
+            place, reaches = standing(who.role, heartbeat.policy_version), heartbeat.reaches_scorers
+            before = self._connection.num_connects
+            is_known = self._until_indexed > 0 and (who, place, reaches, before) == self._indexed
             arguments = {
                 "worker": who.worker,
                 "epoch": who.epoch,
                 "heartbeat": msgspec.json.encode(heartbeat),
-                "standing": standing(who.role, heartbeat.policy_version),
-                "reaches": heartbeat.reaches_scorers,
+                "standing": None if is_known else place,
+                "reaches": reaches,
             }
-            return bool(self._runner.run(SCRIPTS.run(self._connection, "beat", self._keys, arguments)))
+            is_newest = bool(self._runner.run(SCRIPTS.run(self._connection, "beat", self._keys, arguments)))
+        # With another number of connects, another server may lack them.
+        self._indexed = who, place, reaches, before if is_known else self._connection.num_connects
+        self._until_indexed = self._until_indexed - 1 if is_known else _INDEX_EVERY
+        return is_newest
 
     def close(self) -> None:
         """Release the connection."""
@@ -299,10 +324,18 @@ def standing(role: Role, policy_version: int) -> int:
     return _RANKS[role] * _ROLE_SPAN + policy_version + 1
 
 
-def read_heartbeat(stored: bytes, now_s: float) -> Heartbeat:
-    """Return a stored heartbeat; ``now_s`` is the server's time of the reading, in seconds."""
-    arrived_s, beat = _heartbeats.decode(stored)
+def _read(beat: Heartbeat, arrived: Mapping[bytes, bytes | None], now_s: float) -> Heartbeat:
+    """Return a heartbeat with its age; ``now_s`` is the server's time of the reading, in seconds.
+    Without a time of arrival it has just been removed."""
+    at = arrived.get(beat.who.worker.encode())
+    arrived_s = now_s if at is None else float(at)
     return msgspec.structs.replace(beat, silent_s=max(0.0, now_s - arrived_s), clock_ahead_s=beat.at_s - arrived_s)
+
+
+def _pairs(found: Sequence[Any]) -> dict[bytes, bytes]:
+    """Return members and scores: pairs by RESP 3, one list by RESP 2."""
+    is_flat = not found or not isinstance(found[0], list)
+    return dict(zip(found[::2], found[1::2], strict=True) if is_flat else found)
 
 
 def _seconds(answer: Sequence[bytes]) -> float:

@@ -14,8 +14,8 @@ from pipeline.ledger.types import Audit, Balance, Totals
 from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.observability.live_view import LiveView, Notices, PlainView
 from pipeline.observability.progress import RunProgress, sparkline
-from pipeline.observability.status import QueueRow, RunSnapshot, worker_rows
-from pipeline.observability.tables import audit_table, fleet_table, groups_line, queue_table, work_done
+from pipeline.observability.status import QueueRow, RunSnapshot, role_rows, worker_rows
+from pipeline.observability.tables import audit_table, fleet_table, groups_line, queue_table, roles_line, work_done
 from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor
 from protocol.ids import Incarnation, Role
 from tests.pipeline.observability.rows import evaluation_row, update_row
@@ -81,6 +81,9 @@ def test_a_fleet_larger_than_the_screen_shows_the_unwell_first(tmp_path: Path) -
     assert "silent for 100 s" in text
     assert "and 17 more" in text
     assert len(text.splitlines()) <= 7
+    assert "headrace status --json" in _text(fleet_table(rows, max_rows=5, rest="headrace status --json"), 100)
+    wanted = {Role.LEARNER: 1, Role.GENERATOR: 21, Role.REWARD: 1}
+    assert roles_line(role_rows(rows, wanted)) == "learner 1 of 1, generator 19 of 21, reward 0 of 1"
 
 
 @pytest.mark.parametrize("num_workers", [3, 5, 8, 21])

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pipeline.ledger.redis.client import connect
 from pipeline.runtime.registry.contract import (
+    MAX_REACHING,
     Fleet,
     Heartbeat,
     HeartbeatWriter,
@@ -130,7 +131,24 @@ async def test_heartbeats_of_a_role_and_of_laggards_are_read_without_the_others(
     assert await heartbeats(registry, Role.GENERATOR) == [beats["generator-0"]]
 
 
-async def test_the_last_generators_that_reach_scorers_are_known_with_their_age(subject: Subject):
+async def test_a_server_that_lost_the_indexes_has_them_again_after_the_next_heartbeat(
+    redis_client: redis.asyncio.Redis, redis_server: str
+):
+    registry, writer = RedisRegistry(redis_client, "index"), RedisHeartbeatWriter(redis_server, "index")
+    who = await registry.register(Role.GENERATOR, "generator-0")
+    for _ in range(2):
+        assert await asyncio.to_thread(writer.beat, beat_of(who))
+    await redis_client.delete("{index}:versions", "{index}:reaching")
+    # as a restart does
+    await redis_client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    for _ in range(2):
+        assert await asyncio.to_thread(writer.beat, beat_of(who))
+    assert [beat.who for beat in await registry.heartbeats(Role.GENERATOR)] == [who]
+    assert set(await registry.reaching_generators()) == {"generator-0"}
+    await asyncio.to_thread(writer.close)
+
+
+async def test_generators_that_reach_scorers_are_known_with_their_age(subject: Subject):
     registry = subject.registry
     assert await registry.reaching_generators() == {}
 
@@ -147,7 +165,7 @@ async def test_the_last_generators_that_reach_scorers_are_known_with_their_age(s
     # the learner is no scorer
     last.append(await beat("generator-5", unreached="learner at tcp://10.0.0.1:1 (no answer for 9 s)"))
     found = await registry.reaching_generators()
-    assert set(found) == {"generator-4", "generator-5"}
+    assert set(found) == {f"generator-{n}" for n in range(2, 6)}
     assert all(0.0 <= age_s < 5.0 for age_s in found.values())
     await registry.depart(last[-1])
     await registry.fence("generator-4")
@@ -155,6 +173,9 @@ async def test_the_last_generators_that_reach_scorers_are_known_with_their_age(s
     cut_off = beat_of(last[0], unreached="reward-0 at tcp://10.0.0.1:1 (no answer for 9 s)")
     assert await asyncio.to_thread(subject.writer.beat, cut_off)
     assert set(await registry.reaching_generators()) == {"generator-3"}
+    for n in range(20, 60):
+        await beat(f"generator-{n}")
+    assert len(await registry.reaching_generators()) == MAX_REACHING, "some are enough"
 
 
 @pytest.mark.parametrize("ahead_s", [-60.0, 0.0, 60.0])
@@ -429,7 +450,12 @@ async def test_a_reader_asks_for_the_mailboxes_that_changed_and_not_for_all(redi
     await writer.depart(whos[8])
     await writer.fence("reward-9")
     assert await answer_bytes() < 500
-    found = await registry.endpoints(Role.REWARD)
+    # the senders to all roles are woken together
+    before = (await redis_client.info("commandstats"))["cmdstat_evalsha"]["calls"]
+    async with asyncio.TaskGroup() as tasks:
+        reads = [tasks.create_task(registry.endpoints(role)) for role in (Role.REWARD, Role.REFERENCE, Role.VALUE)]
+    assert (await redis_client.info("commandstats"))["cmdstat_evalsha"]["calls"] == before + 1
+    found = reads[0].result()
     assert found == await RedisRegistry(redis_client, "many").endpoints(Role.REWARD)
     assert len(found) == 48 and found["reward-7"] == ("ipc://elsewhere", "")
 

@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.config.running import WeightsSection
 from pipeline.runtime.context import ActorContext
+from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.weights.tensorfile import Publication
@@ -224,7 +225,7 @@ async def test_what_was_refused_beside_decoding_is_raised_at_the_next_swap(tmp_p
         await world.ctx.cancel_spawned()
 
 
-async def test_a_version_is_brought_once_it_is_announced_and_a_lost_notice_costs_one_poll(tmp_path: Path) -> None:
+async def test_a_version_is_brought_once_it_is_announced_and_a_lost_notice_costs_one_look(tmp_path: Path) -> None:
     async with opened(tmp_path, poll_s=8.0) as world:
         await world.publish(1)
         world.ctx.spawn("weights", world.taker.watch())
@@ -240,7 +241,7 @@ async def test_a_version_is_brought_once_it_is_announced_and_a_lost_notice_costs
         notifications.cancel()
         await until(lambda: world.clock.num_sleepers == 1)
         await world.publish(3)
-        await world.clock.advance(7.9)
+        await world.clock.advance(LOOK_ANYWAY_S - 0.1)
         assert not world.taker.has_newer
         await world.clock.advance(0.1)
         await until(lambda: world.taker.has_newer)

@@ -6,7 +6,7 @@
 -- KEYS[3]  heartbeats        hash    worker -> its last heartbeat
 -- KEYS[4]  seen              zset    worker by the server's time of its last sign of life
 -- KEYS[5]  versions          zset    worker by role and policy version
--- KEYS[6]  reaching          zset    generator that reaches its scorers by the server's time
+-- KEYS[6]  reaching          set     generators that reach their scorers
 -- KEYS[7]  endpoint_changes  zset    worker by the number of its mailbox's last change
 -- KEYS[8]  endpoint_news     stream  one entry
 -- ARGV[1]  worker            text
@@ -22,9 +22,9 @@ local reaching, endpoint_changes, endpoint_news = KEYS[6], KEYS[7], KEYS[8]
 local worker, begins = ARGV[1], ARGV[2] == '1'
 local had_endpoint = redis.call('HDEL', endpoints, worker)
 redis.call('HDEL', heartbeats, worker)
-for _, index in ipairs({ seen, versions, reaching }) do
-  redis.call('ZREM', index, worker)
-end
+redis.call('ZREM', seen, worker)
+redis.call('ZREM', versions, worker)
+redis.call('SREM', reaching, worker)
 if had_endpoint == 1 then
   note_change(endpoint_changes, endpoint_news, worker)
 end
