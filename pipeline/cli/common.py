@@ -34,6 +34,20 @@ if TYPE_CHECKING:
     from pipeline.runtime.registry.contract import Registry
 
 PATH = click.Path(path_type=Path)
+
+
+class _RunOrUrl(click.ParamType):
+    """A run's folder as Path, or the URL of its mirror as text."""
+
+    name = "run"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
+        from pipeline.files.urls import is_url
+
+        return value if isinstance(value, Path) or is_url(value) else Path(value)
+
+
+RUN_OR_URL = _RunOrUrl()
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 fleet_option = click.option("--fleet", type=PATH, help="Fleet file: how many workers of each role.")
 plain_option = click.option("--plain", is_flag=True, help="Print a line every few seconds instead of the live view.")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pipeline.ledger.types import Totals
     from pipeline.observability.status import RoleRow, WorkerRow
     from pipeline.runtime.registry.contract import RunState
+    from pipeline.training.mirror.record import MirrorRecord
 
 
 _MAX_ROWS = 200
@@ -42,6 +43,8 @@ class StatusReport:
     """The worker that everything waits for, in one sentence."""
     clocks: str
     """Workers whose clocks differ from the ledger's, in one sentence; empty without any."""
+    copies: MirrorRecord | None = None
+    """The copies at the run's mirror; None without any."""
 
 
 async def read_status(at: Attached) -> StatusReport:
@@ -63,7 +66,16 @@ async def read_status(at: Attached) -> StatusReport:
         totals=await at.ledger.totals(),
         waits=bottleneck(workers),
         clocks=clock_words(workers),
+        copies=_copies(at.run_dir),
     )
+
+
+def _copies(run_dir: Path) -> MirrorRecord | None:
+    if not (run_dir / "mirror.json").is_file():
+        return None
+    from pipeline.training.mirror.record import read_record
+
+    return read_record(run_dir)
 
 
 @click.command(epilog="\b\nExamples:\n  headrace status\n  headrace status runs/demo --json")
@@ -98,6 +110,8 @@ async def status(at: Attached, as_json: bool) -> None:
     console.print(groups_line(found.totals), tokens_line(found.totals), sep="\n")
     if warning := durability_line(found.totals.num_unflushed):
         console.print(warning)
+    if found.copies is not None:
+        console.print(printable_line(found.copies.in_words(time.time())))
 
 
 @click.command(epilog="\b\nExamples:\n  headrace queues\n  headrace queues runs/demo --json")
@@ -155,11 +169,14 @@ async def audit(at: Attached, as_json: bool) -> int:
     return 0 if found.balances else 1
 
 
-@click.command(epilog="\b\nExample:\n  headrace report runs/demo")
+@click.command(
+    epilog="\b\nExamples:\n  headrace report runs/demo\n  headrace report runs/demo --out s3://bucket/reports/demo"
+)
 @run_argument
+@click.option("--out", metavar="URL", help="Write both files to this folder of an object store, too.")
 @json_option
 @on_run(look_at)
-async def report(at: Attached, as_json: bool) -> None:
+async def report(at: Attached, out: str | None, as_json: bool) -> None:
     """Write report.html and report.json again, from the run's history and its ledger."""
     from pipeline.observability.report import summarize, write_report
 
@@ -167,4 +184,12 @@ async def report(at: Attached, as_json: bool) -> None:
     found = await at.ledger.audit()
     detail = f"{state.state}: {state.detail}" if state.detail else str(state.state)
     path = write_report(at.run_dir, title=at.settings.run.name, detail=detail, audit=found)
-    answer(as_json, {"report": path, "summary": summarize(at.run_dir)}, str(path))
+    places = [str(path)]
+    if out is not None:
+        from pipeline.files.object_store import ObjectStore
+
+        store = ObjectStore(out)
+        for file in (path, path.with_suffix(".json")):
+            store.put_bytes(file.name, file.read_bytes())
+        places.append(f"{store.url}/{path.name}")
+    answer(as_json, {"report": path, "places": places, "summary": summarize(at.run_dir)}, *places)

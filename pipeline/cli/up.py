@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import PATH, echo_json, find_run, fleet_option, json_option, plain_option, set_option
+from pipeline.cli.common import (
+    PATH,
+    RUN_OR_URL,
+    echo_json,
+    find_run,
+    fleet_option,
+    json_option,
+    plain_option,
+    set_option,
+)
 from protocol.errors import ConfigError
 from protocol.printable import printable
 
@@ -33,6 +42,7 @@ Examples:
   headrace up --resume runs/demo --set run.num_updates=80
   headrace up --resume runs/demo --from-version 40
   headrace up configs/demo.toml --on slurm --dry-run
+  headrace up --resume s3://bucket/runs/demo
 
 \b
 Exit codes:
@@ -57,7 +67,9 @@ the run. The command prints the worker's last lines and ends with the worker's e
 @click.argument("files", nargs=-1, type=PATH, metavar="CONFIG...")
 @fleet_option
 @set_option
-@click.option("--resume", type=PATH, metavar="RUN", help="Go on with the run in this folder.")
+@click.option(
+    "--resume", type=RUN_OR_URL, metavar="RUN", help="Go on with the run in this folder, or at its mirror's URL."
+)
 @click.option(
     "--from-version", type=int, metavar="N", help="With --resume: go on from this checkpoint, not the newest."
 )
@@ -69,7 +81,7 @@ def up(
     files: tuple[Path, ...],
     fleet: Path | None,
     overrides: tuple[str, ...],
-    resume: Path | None,
+    resume: Path | str | None,
     from_version: int | None,
     place: str | None,
     dry_run: bool,
@@ -79,7 +91,7 @@ def up(
     """Start a run and stay with it until it ends."""
     from pipeline.config import RESOLVED_NAME
     from pipeline.config.load import load_config, resolve_paths
-    from pipeline.data.hub_models import pin_models
+    from pipeline.data.hub_models import pin_models, with_hub_names
     from pipeline.data.places import pin_data
     from pipeline.ledger.address import known_url
     from pipeline.supervisor.run_folder import check_no_run, prepare_run_dir
@@ -88,6 +100,9 @@ def up(
         raise click.UsageError("no run file given; for example: headrace up configs/demo.toml")
     if resume is None and from_version is not None:
         raise click.UsageError("--from-version chooses a checkpoint of a run: give --resume RUN too")
+    if isinstance(resume, str):
+        resume = _fetched(resume, overrides, from_version)
+        from_version = None
     if resume is not None:
         find_run(resume)
     if place is not None:
@@ -102,11 +117,15 @@ def up(
     if resume is not None:
         config = _at(config, resume.resolve())
         url = known_url(config.run_dir, config.ledger.url)
-        config = config.model_copy(update={"ledger": config.ledger.model_copy(update={"url": url})})
+        config = with_hub_names(config.model_copy(update={"ledger": config.ledger.model_copy(update={"url": url})}))
     else:
         # First, because the other checks take longer.
         check_no_run(config)
     config = pin_models(pin_data(config))
+    if config.checkpoint.mirror is not None:
+        from pipeline.preflight.mirror import check_mirror
+
+        click.echo(check_mirror(config, is_new=resume is None), err=True)
     is_live = not (plain or as_json) and sys.stderr.isatty()
 
     def choose(run_dir: Path) -> None:
@@ -157,6 +176,17 @@ def carry_out(
                 return asyncio.run(Supervisor(config, run_dir, checked.spec, launcher=launcher).run(view.show))
         finally:
             log.close()
+
+
+def _fetched(url: str, overrides: tuple[str, ...], version: int | None) -> Path:
+    """Fetch a run from its mirror; return its folder, below the overrides' run.dir or ./runs."""
+    from pipeline.training.mirror.fetching import fetch_run
+
+    places = [text.partition("=")[2].strip() for text in overrides if text.partition("=")[0].strip() == "run.dir"]
+    parent = Path(places[-1] if places else "runs")
+    run_dir, copy = fetch_run(url, parent, version=version, tell=lambda line: click.echo(printable(line), err=True))
+    click.echo(f"going on from {copy.checkpoint} in {run_dir}", err=True)
+    return run_dir
 
 
 def _at(config: RunConfig, run_dir: Path) -> RunConfig:

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from pipeline.files.urls import check_url
+
 
 def _stop_string(text: str) -> str:
     if not text or "\ufffd" in text:
@@ -15,6 +17,8 @@ def _stop_string(text: str) -> str:
 
 Positive = Annotated[int, Field(gt=0)]
 StopStrings = tuple[Annotated[str, AfterValidator(_stop_string)], ...]
+StoreUrl = Annotated[str, AfterValidator(check_url)]
+"""A folder of an object store."""
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.config.base import Positive, Section, StopStrings, setting
+from pipeline.config.base import Positive, Section, StopStrings, StoreUrl, setting
 
 
 class RunSection(Section):
@@ -119,7 +119,21 @@ class CheckpointSection(Section):
         "The first follows the first update that ends over 30 s after the learner's start.",
         gt=0.0,
     )
-    keep: Positive = setting(2, "Checkpoints kept. The rest go once a newer one is complete.")
+    keep: Positive = setting(
+        2, "Checkpoints kept. The rest go once a newer one is complete. Also copies at the mirror."
+    )
+    mirror: StoreUrl | None = setting(
+        None,
+        "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER. Checkpoints are copied to the folder run.name in it, in "
+        "the background, with what a resume on another machine needs. Absent: they stay on this host.",
+    )
+    mirror_every_s: float = setting(600.0, "Least time from the beginning of one copy to the next.", ge=0.0)
+    mirror_timeout_s: float = setting(
+        300.0,
+        "A copy that moves nothing for this long is ended, and tried again. The run's end waits as long for a store that "
+        "takes nothing.",
+        gt=0.0,
+    )
 
 
 class ReplaySection(Section):

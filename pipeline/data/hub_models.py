@@ -35,6 +35,25 @@ def pin_models(config: RunConfig) -> RunConfig:
     return config.model_copy(update=changed) if changed else config
 
 
+def with_hub_names(config: RunConfig) -> RunConfig:
+    """Return a configuration in which each folder of the hub's cache that this host lacks is a name
+    again. Such a run was begun on another host."""
+    model = {name: named for name in ("path", "reference_path") if (named := _renamed(getattr(config.model, name)))}
+    changed: dict[str, Section] = {"model": config.model.model_copy(update=model)} if model else {}
+    if path := _renamed(config.value.path):
+        changed["value"] = config.value.model_copy(update={"path": path})
+    if config.reward.model is not None and (path := _renamed(config.reward.model.path)):
+        changed["reward"] = config.reward.model_copy(
+            update={"model": config.reward.model.model_copy(update={"path": path})}
+        )
+    return config.model_copy(update=changed) if changed else config
+
+
+def _renamed(path: Path | None) -> Path | None:
+    name = None if path is None or path.exists() else hub_name(path)
+    return Path(f"hf://{name}") if name else None
+
+
 def pinned_model(path: Path) -> Path:
     """Return the folder of a model: ``path``, or that of a name on the hub. Raises as above."""
     return _pinned(path) or path

@@ -18,7 +18,7 @@ AUTHORITY: Final = "ssl_ca_certs"
 _URL_SETTING = "HEADRACE__LEDGER__URL"
 _LEDGER_VARIABLES = frozenset({"REDIS_URL", "REDISCLI_AUTH", _URL_SETTING})
 _USER = re.compile(r"(\w://)\S*@")
-_QUERY = re.compile(r"([?&]\w*password=)[^&\s'\"]*")
+_QUERY = re.compile(r"(?i)([?&](?:[\w-]*(?:password|secret|signature|credential)|[\w-]+token)=)[^&\s'\"]*")
 
 
 def hide_password(text: str) -> str:

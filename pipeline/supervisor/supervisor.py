@@ -50,6 +50,7 @@ from pipeline.supervisor.fleet_plan import FleetFailure
 from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts
 from pipeline.supervisor.host_fleet import DIED_WELL, HostFleet, meaning
 from pipeline.supervisor.launchers.seam import Exit, Launcher
+from pipeline.supervisor.mirror_choice import mirroring
 from pipeline.supervisor.monitor import Monitor
 from pipeline.supervisor.processes import Command, Processes, worker_command
 from pipeline.supervisor.run_folder import server_lock
@@ -111,6 +112,7 @@ class Supervisor:
         self._refused: Fleet | None = None
         self._failed_code = ExitCode.LEDGER_UNAVAILABLE
         self._learner_drain_code = int(ExitCode.OK)
+        self._mirroring = mirroring(config, run_dir)
 
     async def run(
         self, watch: Callable[[RunSnapshot], None] | None = None, *, watch_every_s: float = 1.0
@@ -142,7 +144,10 @@ class Supervisor:
                     await self._begin(registry)
                     status = await self._supervise(monitor)
                 await self._conclude(registry, ledger, status)
+                if left := await self._mirroring.finish(lambda: self._num_signals > 1):
+                    status = RunStatus(status.state, f"{status.detail}; {left}")
             finally:
+                self._mirroring.close()
                 await asyncio.to_thread(self._processes.close)
                 await registry.aclose()
                 await monitor.close()
@@ -259,6 +264,7 @@ class Supervisor:
             for exit_ in ended:
                 self._note(exit_, now)
             monitor.keep_server(now)
+            self._mirroring.keep(now)
             if now >= self._next_cut_s:
                 self._next_cut_s = now + _CUT_EVERY_S
                 await asyncio.to_thread(self._processes.bound_outputs)

@@ -240,6 +240,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(path=folder, version=manifest.version, state=_read(folder / STATE_FILE, dict[str, Any]))
 
 
+def sealed_digests(folder: Path) -> dict[str, str]:
+    """Return the digest of each file in a checkpoint, as its manifest has it. Raises DataError."""
+    return {name: seal.digest for name, seal in _read(folder / MANIFEST_FILE, _Manifest).files.items()}
+
+
 def _seal(folder: Path, version: int) -> None:
     """Flush all of ``folder`` to disk and write its manifest."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())

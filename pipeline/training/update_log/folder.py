@@ -195,6 +195,11 @@ def _read_segment(path: Path) -> LogSegment | None:
     return LogSegment(path, int(match["epoch"]), start, tuple(updates), is_whole, scanned.num_torn_bytes)
 
 
+def segments_before(folder: Path, number: int) -> list[Path]:
+    """Return the segments before a number, oldest first. Those before a checkpoint's are ended."""
+    return [path for (sequence, _), path in _segments(folder) if sequence < number]
+
+
 def _segments(folder: Path) -> list[tuple[tuple[int, int], Path]]:
     """Return the segments by number and epoch."""
     if not folder.is_dir():

@@ -61,6 +61,12 @@ def test_it_listens_privately_keeps_everything_and_evicts_nothing(server: Embedd
         stranger.ping()
 
 
+def test_the_server_inherits_no_credentials_of_object_stores(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-a-test")
+    server.start()
+    assert b"secret-of-a-test" not in Path(f"/proc/{server.pid()}/environ").read_bytes()
+
+
 def test_a_terminal_interrupt_does_not_reach_it(server: EmbeddedServer):
     server.start()
     pid = server.pid()

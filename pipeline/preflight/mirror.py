@@ -1,0 +1,52 @@
+"""Whether a run's mirror can be written to, before the run starts."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from pipeline.config.schema import RunConfig
+from pipeline.files.object_store import ObjectStore
+from pipeline.files.urls import join
+from pipeline.training.mirror.layout import list_copies
+from protocol.errors import ConfigError, HeadraceError, StoreUnavailable
+
+_ANSWER_S: Final = 20.0
+_PROBE: Final = "write-probe"
+
+
+def check_mirror(config: RunConfig, *, is_new: bool) -> str:
+    """Return a finding about ``checkpoint.mirror``: a store that gives no answer now delays no
+    start. ``is_new``: the run begins.
+
+    Raises ConfigError: the store refuses (no bucket, no credentials), its package is not installed,
+    or a new run would write beside copies of another."""
+    assert config.checkpoint.mirror is not None, "only a run with a mirror is checked"
+    url = join(config.checkpoint.mirror, config.run.name)
+    store = ObjectStore(url)
+    answered: list[bool | HeadraceError] = []
+
+    def ask() -> None:
+        try:
+            has_copies = bool(list_copies(store))
+            store.put_bytes(_PROBE, b"")
+            store.remove([_PROBE])
+            answered.append(has_copies)
+        except HeadraceError as error:
+            answered.append(error)
+
+    # A thread, since a mute store can hold a call for minutes.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_ANSWER_S)
+    found = answered[0] if answered else StoreUnavailable(f"{url}: no answer within {_ANSWER_S:g} s")
+    if isinstance(found, ConfigError):
+        raise ConfigError(f"checkpoint.mirror: {found}") from found
+    if isinstance(found, HeadraceError):
+        return f"checkpoint.mirror: {found}; the run starts, and copies are tried again"
+    if found and is_new:
+        raise ConfigError(
+            f"checkpoint.mirror: {url} holds copies of a run already; go on with it by `headrace up --resume {url}`, or start "
+            "another with --set run.name=OTHER"
+        )
+    return f"checkpoints are copied to {url}"

@@ -1,0 +1,35 @@
+"""A run with a mirror has its checkpoints copied; any other imports nothing of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from pipeline.supervisor.mirroring import Mirroring
+
+
+class NoMirror:
+    """In place of ``Mirroring`` for a run without a mirror: does nothing."""
+
+    def keep(self, now: float) -> None:
+        """Do nothing."""
+
+    async def finish(self, is_stopped: Callable[[], bool]) -> str:
+        """Return "": everything is where it should be."""
+        return ""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def mirroring(config: RunConfig, run_dir: Path) -> Mirroring | NoMirror:
+    """Return what copies the checkpoints of a run."""
+    if config.checkpoint.mirror is None:
+        return NoMirror()
+    from pipeline.supervisor.mirroring import Mirroring
+
+    return Mirroring(config, run_dir)

@@ -1,0 +1,211 @@
+"""Has the run's checkpoints copied to its mirror, beside the run.
+
+*Consumes* the names of checkpoints as they appear. *Produces* copying processes
+(``pipeline.training.mirror``), one at a time. *Waits for* none of them but at the run's end. A
+process that moves nothing for ``checkpoint.mirror_timeout_s`` is killed. A copy that failed is
+tried again after a pause. Nothing of it stops learning, or changes the run's exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from pipeline.config.schema import RunConfig
+from pipeline.files.urls import join
+from pipeline.ledger.url import without_ledger_password
+from pipeline.process.exit_codes import ExitCode
+from pipeline.training.checkpoints import CHECKPOINTS, newest_name
+from pipeline.training.mirror.__main__ import LAST, TAKE_OVER
+from pipeline.training.mirror.record import MirrorRecord, MirrorState, read_record, write_record
+from protocol import headrace
+
+_FIRST_PAUSE_S: Final = 5.0
+_LONGEST_PAUSE_S: Final = 300.0
+_POLL_S: Final = 0.2
+_OUTPUT: Final = "mirror.out"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CopySchedule:
+    """When the next copy begins, and when one that runs has stood still for too long. Pure: times
+    are arguments, in seconds of one clock."""
+
+    every_s: float
+    timeout_s: float
+    copied: str = ""
+    """Checkpoint of the newest copy."""
+    next_s: float = 0.0
+    num_failed: int = 0
+    """Copies that failed in a row."""
+    is_taken_over: bool = False
+    moved: int = -1
+    """Progress of the copy that runs, and since when."""
+    moved_s: float = 0.0
+
+    def is_due(self, now: float, newest: str) -> bool:
+        """Whether to begin a copy of the newest checkpoint."""
+        return bool(newest) and newest != self.copied and not self.is_taken_over and now >= self.next_s
+
+    def begun(self, now: float) -> CopySchedule:
+        """A copy begins."""
+        return replace(self, next_s=now + self.every_s, moved=-1, moved_s=now)
+
+    def seen(self, now: float, moved: int) -> CopySchedule:
+        """The copy that runs has come so far."""
+        return self if moved == self.moved else replace(self, moved=moved, moved_s=now)
+
+    def stands_still(self, now: float) -> bool:
+        """Whether the copy that runs has moved nothing for too long."""
+        return now - self.moved_s > self.timeout_s
+
+    def ended(self, now: float, code: int, copied: str) -> CopySchedule:
+        """The copy ended with this exit code; ``copied`` is the newest copy's checkpoint."""
+        if code == ExitCode.OK:
+            return replace(self, copied=copied, num_failed=0)
+        if code == ExitCode.FENCED:
+            return replace(self, is_taken_over=True)
+        pause_s = min(_FIRST_PAUSE_S * 2.0**self.num_failed, _LONGEST_PAUSE_S)
+        return replace(self, next_s=now + pause_s, num_failed=self.num_failed + 1)
+
+    def at_the_end(self, now: float) -> CopySchedule:
+        """The run has ended: copy once more, at once."""
+        return replace(self, copied="", next_s=now, num_failed=0)
+
+
+class Mirroring:
+    """Copies one run for one supervisor."""
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        """``config`` names a mirror."""
+        settings = config.checkpoint
+        assert settings.mirror is not None, "only a run with a mirror is copied"
+        self._run_dir = run_dir
+        self._url = join(settings.mirror, config.run.name)
+        self._plan = CopySchedule(settings.mirror_every_s, settings.mirror_timeout_s)
+        self._ceiling_s = config.supervisor.drain_ceiling_s
+        self._owner = uuid.uuid4().hex
+        self._is_owner = False
+        self._is_told = False
+        """Whether the log has that copies fail, since the last that did not."""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def keep(self, now: float, *, is_last: bool = False) -> None:
+        """Begin, watch or end a copy. Returns at once."""
+        if self._process is None:
+            if self._plan.is_due(now, newest_name(self._run_dir / CHECKPOINTS)):
+                self._begin(now, is_last=is_last)
+            return
+        record = read_record(self._run_dir)
+        code = self._process.poll()
+        if code is None:
+            self._plan = self._plan.seen(now, record.num_done if record else 0)
+            if not self._plan.stands_still(now):
+                return
+            self._kill()
+            self._note(f"nothing moved for {self._plan.timeout_s:g} s, so it was ended")
+            code = ExitCode.FAILURE
+        elif code not in (ExitCode.OK, ExitCode.FAILURE, ExitCode.CONFIG, ExitCode.FENCED) or (
+            record is None or record.state is MirrorState.COPYING
+        ):
+            self._note(f"the copying process ended with exit code {code}; its output is logs/{_OUTPUT}")
+            code = code or ExitCode.FAILURE
+        self._end(now, code)
+
+    async def finish(self, is_stopped: Callable[[], bool]) -> str:
+        """Copy what the end of the run has left; return a sentence about what is not copied, or "".
+        ``is_stopped``: returns whether a person ends it at once."""
+        begun = time.monotonic()
+        wanted = newest_name(self._run_dir / CHECKPOINTS)
+        if not wanted:
+            return ""
+        give_up_s, moved, is_last = begun + self._plan.timeout_s, 0, False
+        while not (is_last and self._plan.copied == wanted) and not self._plan.is_taken_over and not is_stopped():
+            now = time.monotonic()
+            if self._process is None and not is_last:
+                self._plan, is_last = self._plan.at_the_end(now), True
+            self.keep(now, is_last=is_last)
+            record = read_record(self._run_dir)
+            if (done := record.done_bytes if record else 0) > moved:
+                give_up_s = now + self._plan.timeout_s
+            moved = done
+            is_refused = is_last and self._process is None and record and record.state is MirrorState.REFUSED
+            if is_refused or now > min(give_up_s, begun + self._ceiling_s):
+                break
+            await asyncio.sleep(_POLL_S)
+        self._stop(time.monotonic(), f"the store took nothing for {self._plan.timeout_s:g} s")
+        if self._plan.copied == wanted:
+            return ""
+        record = read_record(self._run_dir)
+        there = f"the newest copy there is {record.copied}" if record and record.copied else "no copy is there"
+        why = f": {record.reason}" if record and record.reason else ""
+        return f"{wanted} was not copied to {self._url}{why}; {there}"
+
+    def close(self) -> None:
+        """End what runs."""
+        self._stop(time.monotonic(), "it was ended with the run")
+
+    def _begin(self, now: float, *, is_last: bool) -> None:
+        options = [*([] if self._is_owner else [TAKE_OVER]), *([LAST] if is_last else [])]
+        command = headrace.command("pipeline.training.mirror", str(self._run_dir), self._owner, *options)
+        self._plan = self._plan.begun(now)
+        try:
+            with (self._run_dir / "logs" / _OUTPUT).open("ab") as output:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    env=without_ledger_password(os.environ),
+                )
+        except OSError as error:
+            self._note(f"the copying process cannot be started: {error}")
+            self._end(now, ExitCode.FAILURE)
+
+    def _end(self, now: float, code: int) -> None:
+        self._close_process()
+        record = read_record(self._run_dir)
+        self._plan = self._plan.ended(now, code, record.copied if record else "")
+        if code == ExitCode.OK:
+            self._is_owner, self._is_told = True, False
+            log.info("run_copied", checkpoint=record.copied if record else "", to=self._url)
+        elif not self._is_told or code == ExitCode.FENCED:
+            self._is_told = True
+            again = "copied no more" if code == ExitCode.FENCED else "training goes on; it is tried again"
+            log.warning("run_not_copied", to=self._url, reason=record.reason if record else "", action=again)
+
+    def _note(self, reason: str) -> None:
+        """Write why there is no copy, where the copying process could not."""
+        record = read_record(self._run_dir) or MirrorRecord(url=self._url)
+        with suppress(OSError):
+            failed = msgspec.structs.replace(record, state=MirrorState.FAILED, at_s=time.time(), reason=reason)
+            write_record(self._run_dir, failed)
+
+    def _stop(self, now: float, reason: str) -> None:
+        if self._process is not None:
+            self._kill()
+            self._note(reason)
+            self._end(now, ExitCode.INTERRUPTED)
+
+    def _kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def _close_process(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process = None

@@ -1,0 +1,1 @@
+"""Copies of a run in an object store, from which another machine goes on."""

@@ -1,0 +1,97 @@
+"""A run's folder out of its mirror, on a machine that has none of it.
+
+The newest copy is taken, or that of a chosen policy version. Where its manifest cannot be read, or
+a file has another digest, the copy before is taken. The folder appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from pipeline.files.object_store import ObjectStore
+from pipeline.training.mirror.layout import (
+    CONFIG,
+    CopyManifest,
+    content_name,
+    copy_version,
+    list_copies,
+    read_copy,
+)
+from pipeline.weights.digest import digest_file
+from protocol.errors import ConfigError, DataError, StorageFailed
+
+_SPARE_BYTES: Final = 64 << 20
+_MB: Final = 1e6
+
+
+def fetch_run(
+    url: str, parent: Path, *, version: int | None = None, tell: Callable[[str], None] = lambda _: None
+) -> tuple[Path, CopyManifest]:
+    """Make the folder of a mirrored run below ``parent``; return it with its copy's manifest.
+    ``tell`` receives what is done, and why a copy is passed over.
+
+    Raises ConfigError: the folder is there, no copy has ``version``, or the store refuses. Raises
+    DataError: there is no copy, or none is whole. Raises StoreUnavailable. Raises StorageFailed:
+    this host's disk has no room."""
+    store = ObjectStore(url)
+    copies = list_copies(store)
+    if not copies:
+        raise DataError(
+            f"{store.url} holds no complete copy of a run; expected <checkpoint.mirror>/<run.name> of a run that has written "
+            "a checkpoint"
+        )
+    chosen = [name for name in copies if version is None or copy_version(name) == version]
+    if not chosen:
+        versions = ", ".join(sorted({str(copy_version(name)) for name in copies}, key=int))
+        raise ConfigError(f"{store.url} holds no copy of version {version}, only of {versions}: give one of these")
+    for name in reversed(chosen):
+        try:
+            copy = read_copy(store, name)
+            return _fetch(store, name, copy, parent, tell), copy
+        except DataError as error:
+            tell(f"copy passed over: {error}")
+    raise DataError(
+        f"none of the {len(chosen)} copies at {store.url} is whole: the lines above name the reasons. Begin a new run, or "
+        "restore the objects"
+    )
+
+
+def _fetch(store: ObjectStore, name: str, copy: CopyManifest, parent: Path, tell: Callable[[str], None]) -> Path:
+    run_dir = parent / copy.run
+    if run_dir.exists():
+        raise ConfigError(
+            f"{run_dir} is there already; go on with it by `headrace up --resume {run_dir}`, or fetch the copy to another "
+            "place with --set run.dir=FOLDER"
+        )
+    if CONFIG not in copy.files:
+        raise DataError(f"{store.url}/{name} names no {CONFIG}; take another copy")
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (free := shutil.disk_usage(parent).free) < copy.num_bytes + _SPARE_BYTES:
+        raise StorageFailed(
+            f"{parent} has {free / _MB:,.0f} MB free, and {store.url}/{name} takes {copy.num_bytes / _MB:,.0f} MB; make room, "
+            "or choose another place with --set run.dir=FOLDER"
+        )
+    tell(f"fetching {store.url}/{name}: {len(copy.files)} files, {copy.num_bytes / _MB:,.0f} MB")
+    partial = parent / f".{copy.run}.fetching-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(mode=0o700)
+        for path, file in sorted(copy.files.items()):
+            place = partial / path
+            store.get(content_name(file.digest), place)
+            if (size := place.stat().st_size) != file.bytes or digest_file(place) != file.digest:
+                raise DataError(
+                    f"{store.url}/{content_name(file.digest)}, which is {path}, has {size} bytes that do not match its digest; "
+                    f"expected {file.bytes} bytes"
+                )
+            place.chmod(0o600)
+        for place in partial.rglob("*"):
+            if place.is_dir():
+                place.chmod(0o700)
+        partial.rename(run_dir)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return run_dir

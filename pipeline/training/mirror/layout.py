@@ -1,0 +1,138 @@
+"""The mirror of a run: what lies at ``<checkpoint.mirror>/<run.name>``.
+
+    owner.json                     the supervisor that may write copies; a later one takes it over
+    copies/000007.version-60.json  the seventh copy: its files, each with size and digest; written last
+    files/<digest>                 contents, by digest; copies share them
+
+A copy is complete once its manifest is there: all its files are there by then. The next copy
+uses the files that a cut-off one has left. Superseded copies are removed first, then the files that
+no other copy names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Final
+
+import msgspec
+
+from pipeline.files.object_store import ObjectStore
+from pipeline.training.checkpoints import CHECKPOINTS, VALUE_CHECKPOINTS
+from pipeline.training.update_log.folder import UPDATES_FOLDER
+from protocol.errors import DataError
+
+FORMAT: Final = 1
+COPIES: Final = "copies"
+CONTENTS: Final = "files"
+OWNER: Final = "owner.json"
+CONFIG: Final = "config.toml"
+LEDGER: Final = "ledger"
+TALLIES: Final = "tallies"
+RECORDS: Final = (
+    "history.jsonl", "value-history.jsonl", "samples.jsonl", "report.html", "report.json",
+)  # fmt: skip
+"""Files for people, which a resumed run continues."""
+_FOLDERS: Final = frozenset({CHECKPOINTS, VALUE_CHECKPOINTS, UPDATES_FOLDER, LEDGER, TALLIES})
+_COPY: Final = re.compile(rf"{COPIES}/(?P<number>\d{{6,}})\.version-(?P<version>\d+)\.json")
+_RUN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class CopiedFile(msgspec.Struct, frozen=True):
+    """A file of a copy."""
+
+    bytes: int
+    digest: str
+    """``xxh3-128:hex``"""
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """The supervisor that may write copies."""
+
+    id: str
+    host: str
+    since_s: float
+
+
+class CopyManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy of a run: a checkpoint with what a resume elsewhere needs beside it."""
+
+    format: int = FORMAT
+    run: str
+    checkpoint: str
+    """Name of the newest checkpoint inside."""
+    version: int
+    """Policy version of its weights."""
+    made_s: float
+    host: str
+    files: dict[str, CopiedFile]
+    """By path in the run's folder."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its files."""
+        return sum(file.bytes for file in self.files.values())
+
+
+def copy_name(number: int, version: int) -> str:
+    """Return the name of a copy's manifest."""
+    return f"{COPIES}/{number:06d}.version-{version}.json"
+
+
+def copy_number(name: str) -> int:
+    """Return a copy's number from its name."""
+    found = _COPY.fullmatch(name)
+    return int(found["number"]) if found else 0
+
+
+def copy_version(name: str) -> int:
+    """Return a copy's policy version from its name."""
+    found = _COPY.fullmatch(name)
+    return int(found["version"]) if found else -1
+
+
+def content_name(digest: str) -> str:
+    """Return the name of a content."""
+    return f"{CONTENTS}/{digest.rpartition(':')[2]}"
+
+
+def list_copies(store: ObjectStore) -> list[str]:
+    """Return the names of a mirror's copies, oldest first."""
+    return sorted((name for name in store.names(COPIES) if _COPY.fullmatch(name)), key=copy_number)
+
+
+def read_copy(store: ObjectStore, name: str) -> CopyManifest:
+    """Return a copy's manifest. Raises DataError: it is cut off, of another release, or names files
+    outside of a run's folder."""
+    data = store.read(name)
+    where = f"{store.url}/{name}"
+    try:
+        copy = msgspec.json.decode(data or b"", type=CopyManifest)
+    except msgspec.MsgspecError as error:
+        raise DataError(f"{where} is no manifest of a copy: {error}; take another copy") from error
+    if copy.format != FORMAT:
+        raise DataError(f"{where} has format {copy.format}, expected {FORMAT}; resume with the release that wrote it")
+    if not _RUN.fullmatch(copy.run):
+        raise DataError(f"{where} names the run {copy.run!r}; expected a name of letters, digits and ._-")
+    for path in copy.files:
+        if not _is_of_a_run(path):
+            raise DataError(f"{where} names {path!r}, which is no file of a run that is copied; take another copy")
+    return copy
+
+
+def newest_copy(store: ObjectStore, refused: Callable[[DataError], None]) -> tuple[str, CopyManifest | None]:
+    """Return the newest copy that can be read, and its name; "" and None without any. ``refused``
+    receives the fault of each newer one."""
+    for name in reversed(list_copies(store)):
+        try:
+            return name, read_copy(store, name)
+        except DataError as error:
+            refused(error)
+    return "", None
+
+
+def _is_of_a_run(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    if not parts or ".." in parts or path.startswith("/") or "\\" in path or "\0" in path:
+        return False
+    return path in (CONFIG, *RECORDS) or (len(parts) > 1 and parts[0] in _FOLDERS)

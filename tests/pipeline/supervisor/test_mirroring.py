@@ -1,0 +1,191 @@
+"""Claims about copying beside a run: bounded, tried again, and never in the way of learning."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from pipeline.config.load import load_config
+from pipeline.process.exit_codes import ExitCode
+from pipeline.supervisor.mirror_choice import NoMirror, mirroring
+from pipeline.supervisor.mirroring import CopySchedule, Mirroring
+from pipeline.training.mirror.layout import list_copies
+from pipeline.training.mirror.record import MirrorRecord, MirrorState, read_record
+from protocol import headrace
+from tests.pipeline.op_config import op_config
+from tests.pipeline.training.mirror.mirrored import MirroredRun, mirrored_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> MirroredRun:
+    return mirrored_run(tmp_path)
+
+
+def mirroring_of(run: MirroredRun, *overrides: str) -> Mirroring:
+    settings = ("checkpoint.mirror_every_s=0", *overrides)
+    found = mirroring(load_config([run.run_dir / "config.toml"], settings), run.run_dir)
+    assert isinstance(found, Mirroring)
+    return found
+
+
+def until(copies: Mirroring, condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        copies.keep(time.monotonic())
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def mute(run: MirroredRun) -> Iterator[Path]:
+    """A mirror that takes a call and never answers: its owner's object is a pipe without a
+    reader."""
+    run.bucket.mkdir(parents=True)
+    os.mkfifo(run.bucket / "owner.json")
+    yield run.bucket / "owner.json"
+
+
+def test_a_copy_begins_once_there_is_a_new_checkpoint_and_its_time_has_come() -> None:
+    plan = CopySchedule(every_s=60.0, timeout_s=10.0)
+    assert not plan.is_due(0.0, "")
+    assert plan.is_due(0.0, "a")
+    plan = plan.begun(0.0).ended(5.0, ExitCode.OK, "a")
+    assert not plan.is_due(100.0, "a")
+    assert not plan.is_due(59.0, "b")
+    assert plan.is_due(60.0, "b")
+    assert plan.at_the_end(6.0).is_due(6.0, "a"), "report and ledger have changed since"
+
+
+def test_failed_copies_are_tried_again_after_growing_pauses() -> None:
+    plan, now, pauses = CopySchedule(every_s=0.0, timeout_s=10.0), 0.0, []
+    for _ in range(9):
+        plan = plan.begun(now).ended(now, ExitCode.FAILURE, "")
+        pauses.append(plan.next_s - now)
+        now = plan.next_s
+    assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+    assert plan.ended(now, ExitCode.OK, "a").begun(now).ended(now, ExitCode.FAILURE, "a").next_s == now + 5
+
+
+def test_a_copy_stands_still_only_when_nothing_moves() -> None:
+    plan = CopySchedule(every_s=0.0, timeout_s=10.0).begun(100.0)
+    assert not plan.stands_still(110.0)
+    assert plan.stands_still(110.1)
+    plan = plan.seen(109.0, 1).seen(118.0, 2)
+    assert not plan.stands_still(127.0)
+    assert plan.seen(128.0, 2).stands_still(128.1)
+
+
+def test_a_mirror_that_was_taken_over_is_left_alone() -> None:
+    plan = CopySchedule(every_s=0.0, timeout_s=10.0).begun(0.0).ended(0.0, ExitCode.FENCED, "")
+    assert not plan.is_due(1e9, "b")
+
+
+def test_a_run_without_a_mirror_starts_nothing(tmp_path: Path) -> None:
+    assert isinstance(mirroring(op_config(tmp_path), tmp_path), NoMirror)
+
+
+async def test_checkpoints_are_copied_beside_the_run_and_the_last_state_at_its_end(run: MirroredRun) -> None:
+    copies = mirroring_of(run)
+    copies.keep(0.0)
+    assert read_record(run.run_dir) is None, "there is no checkpoint yet"
+    run.checkpoint(3)
+    until(copies, lambda: (found := read_record(run.run_dir)) and found.copied == "000001.version-3")
+    run.checkpoint(6)
+    (run.run_dir / "report.html").write_text("the end")
+    assert await copies.finish(lambda: False) == ""
+    copies.close()
+    assert [name.rpartition("version-")[2] for name in list_copies(run.store)] == ["3.json", "6.json"]
+    found = read_record(run.run_dir)
+    assert found is not None and (found.state, found.copied) == (MirrorState.DONE, "000002.version-6")
+
+
+async def test_a_store_that_cannot_be_written_costs_a_run_a_sentence_and_nothing_else(run: MirroredRun) -> None:
+    run.checkpoint(3)
+    run.bucket.parent.write_text("a file where the bucket should be")
+    copies = mirroring_of(run, "checkpoint.mirror_timeout_s=0.5")
+    with capture_logs() as logs:
+        until(copies, lambda: (found := read_record(run.run_dir)) and found.state is MirrorState.FAILED and logs)
+        left = await copies.finish(lambda: False)
+    assert left.startswith(f"000001.version-3 was not copied to {run.url}: ")
+    assert left.endswith("; no copy is there")
+    assert [(line["event"], line["action"]) for line in logs] == [
+        ("run_not_copied", "training goes on; it is tried again")
+    ], "once, not at each try"
+
+
+def test_a_copy_on_which_nothing_moves_is_ended_and_told(run: MirroredRun, mute: Path) -> None:
+    run.checkpoint(3)
+    copies = mirroring_of(run, "checkpoint.mirror_timeout_s=3.0")
+    until(copies, lambda: (found := read_record(run.run_dir)) and found.state is MirrorState.FAILED)
+    copies.close()
+    found = read_record(run.run_dir)
+    assert found is not None and found.reason == "nothing moved for 3 s, so it was ended"
+
+
+async def test_a_mute_store_holds_up_the_runs_end_no_longer_than_it_may(run: MirroredRun, mute: Path) -> None:
+    run.checkpoint(3)
+    copies = mirroring_of(run, "checkpoint.mirror_timeout_s=1.0")
+    begun = time.monotonic()
+    left = await copies.finish(lambda: False)
+    assert time.monotonic() - begun < 10.0
+    assert "was not copied" in left
+    copies = mirroring_of(run, "checkpoint.mirror_timeout_s=300")
+    assert "was not copied" in await copies.finish(lambda: True), "a second signal ends it at once"
+
+
+def test_the_copying_process_ends_with_its_supervisor(run: MirroredRun, mute: Path) -> None:
+    run.checkpoint(3)
+    command = headrace.command("pipeline.training.mirror", str(run.run_dir), "a", "--take-over")
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(30) == ExitCode.INTERRUPTED
+
+
+async def test_no_credential_of_the_store_is_in_a_file_or_a_process_list(
+    run: MirroredRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key-of-a-test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-a-test")
+    run.checkpoint(3)
+    seen: list[bytes] = []
+    popen = subprocess.Popen
+
+    def watched(command: list[str], **given: Any) -> Any:
+        seen.append(" ".join(command).encode())
+        assert given["env"]["AWS_SECRET_ACCESS_KEY"], "this process alone needs it"
+        return popen(command, **given)
+
+    monkeypatch.setattr(subprocess, "Popen", watched)
+    copies = mirroring_of(run)
+    assert await copies.finish(lambda: False) == ""
+    files = [path for path in run.folder.rglob("*") if path.is_file()]
+    assert len(files) > 20 and seen
+    assert not any(b"of-a-test" in text for text in seen)
+    ours = {path for path in files if b"key-of-a-test" in path.read_bytes() or b"secret-of-a-test" in path.read_bytes()}
+    assert ours == set()
+
+
+def test_a_record_says_how_far_the_copy_is_and_why_there_is_none() -> None:
+    copied = MirrorRecord(url="s3://b/op", copied="000001.version-3", copied_s=1000.0)
+    assert copied.in_words(1300.0) == "copies at s3://b/op: 000001.version-3, 5 min ago"
+    going = MirrorRecord(
+        url="s3://b/op",
+        state=MirrorState.COPYING,
+        checkpoint="000002.version-6",
+        started_s=1290.0,
+        done_bytes=41_000_000,
+        total_bytes=100_000_000,
+    )
+    assert going.in_words(1300.0) == (
+        "copies at s3://b/op: none yet; copying 000002.version-6: 41 % of 100 MB, 4.1 MB/s"
+    )
+    failed = MirrorRecord(url="s3://b/op", state=MirrorState.FAILED, checkpoint="000002.version-6", reason="no answer")
+    assert failed.in_words(0.0).endswith("000002.version-6 is not copied: no answer; it is tried again")
