@@ -20,6 +20,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "up": ("pipeline.cli.up", "Start a run and stay with it until it ends."),
     "pretrain-value": ("pipeline.cli.pretrain", "Train a value model before a run, and export it."),
     "join": ("pipeline.cli.join", "Give a run of another host workers of this one."),
+    "tokens": ("pipeline.cli.tokens", "Let other hosts join a run, and end that again."),
     "down": ("pipeline.cli.control", "Drain a run and end it."),
     "scale": ("pipeline.cli.control", "Change how many workers a role has."),
     "status": ("pipeline.cli.inspect", "Show workers, progress and what each waits for."),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
     from pipeline.ledger.redis.admin import RedisAdmin
     from pipeline.ledger.redis.ledger import RedisLedger
+    from pipeline.ledger.redis.tokens import TokenAdmin
     from pipeline.runtime.registry.contract import Registry
 
 PATH = click.Path(path_type=Path)
@@ -111,6 +112,15 @@ class Attached:
     settings: Glance
     ledger: RedisLedger
     registry: Registry
+    client: Any
+    """That both use, for further parts of the ledger."""
+
+    @cached_property
+    def tokens(self) -> TokenAdmin:
+        """The run's join tokens."""
+        from pipeline.ledger.redis.tokens import TokenAdmin
+
+        return TokenAdmin(self.client, self.settings.run.name)
 
     @property
     def admin(self) -> RedisAdmin:
@@ -200,7 +210,7 @@ async def _connected(
         client = connect(url, patience_s=_ANSWER_S)
         ledger, registry = RedisLedger(client, settings.run.name), RedisRegistry(client, settings.run.name)
         try:
-            yield Attached(run_dir, settings, ledger, registry)
+            yield Attached(run_dir, settings, ledger, registry, client)
         finally:
             await registry.aclose()
             await ledger.aclose()

@@ -73,7 +73,13 @@ def without_credentials(url: str) -> str:
 
 def has_option(url: str, name: str) -> bool:
     """Return whether a URL has the option ``name``."""
-    return any(option.partition("=")[0] == name for option in _options(url))
+    return option(url, name) is not None
+
+
+def option(url: str, name: str) -> str | None:
+    """Return the value of a URL's option, unquoted; None without it."""
+    pairs = (pair.partition("=") for pair in _options(url))
+    return next((unquote(value) for found, _, value in pairs if found == name), None)
 
 
 def with_options(url: str, options: Mapping[str, str]) -> str:

@@ -86,6 +86,10 @@ RUN_COMMANDS = [
     ["requeue", "t.0.0"],
     ["dead-letters", "show", "t.0.0.0"],
     ["dead-letters", "retry", "t.0.0.0"],
+    ["tokens", "list"],
+    ["tokens", "create", "--role", "reward"],
+    ["tokens", "revoke", "reward-1"],
+    ["tokens", "rotate", "reward-1"],
 ]
 
 

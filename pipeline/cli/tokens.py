@@ -1,0 +1,217 @@
+"""``headrace tokens``: let other hosts join a run, and end that again.
+
+A secret is written into a file of mode 0600 and shown nowhere else. ``pipeline.ledger.token`` and
+``pipeline.ledger.redis.tokens`` have what a token is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli.common import PATH, Attached, aligned, answer, attach, json_option, look_at, run_among, run_argument
+from protocol.errors import ConfigError
+from protocol.printable import printable_line
+
+if TYPE_CHECKING:
+    from pipeline.ledger.redis.tokens import TokenRow
+    from pipeline.ledger.token import Token
+
+_ROLES = ("generator", "reward", "reference", "value", "learner")
+_OVERLAP_S = 600.0
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def tokens() -> None:
+    """Create, list, revoke and rotate tokens, with which other hosts join a run.
+
+    A token is for one run and one role. It is a user of the ledger's server, which gives it no
+    other run's keys."""
+
+
+@tokens.command(
+    epilog="""\b
+Examples:
+  headrace tokens create --role generator
+  headrace tokens create --role reward --out reward.token runs/demo
+
+Copy the file to the other host, with mode 0600. There: headrace join LEDGER_URL --token FILE.
+Any number of hosts may use one token."""
+)
+@run_argument
+@click.option("--role", type=click.Choice(_ROLES), required=True, help="Role of the workers that may join.")
+@click.option("--out", type=PATH, help="The token's file. Default: RUN/tokens/TOKEN.token")
+@json_option
+def create(run: Path | None, role: str, out: Path | None, as_json: bool) -> None:
+    """Make a token for workers of one role."""
+    from protocol.ids import Role
+
+    if out is not None and out.exists():
+        raise ConfigError(
+            f"--out {out} is there already; expected a new file, since a token's secret is kept nowhere else"
+        )
+
+    async def make() -> tuple[Token, Path, str]:
+        async with attach(run) as at:
+            token = await at.tokens.create(Role(role), ca=_authority(at))
+            try:
+                path = _write(at, token, out)
+            except BaseException:
+                # Without its file it is of no use.
+                await at.tokens.revoke(token.id)
+                raise
+            return token, path, at.config.wire.transport
+
+    token, path, transport = asyncio.run(make())
+    lines = [f"token {token.id} for {token.role} workers of {token.run}: {path}", _REMEDY.format(path=path)]
+    if transport != "tcp":
+        lines.append(
+            f"its mailboxes are on {transport}, which no other host reaches; start the run with wire.transport=tcp"
+        )
+    answer(as_json, _shown(token, path), *lines)
+
+
+_REMEDY = "copy it to the other host, with mode 0600; there: headrace join LEDGER_URL --token {path.name}"
+
+
+@tokens.command(name="list", epilog="\b\nExamples:\n  headrace tokens list\n  headrace tokens list runs/demo --json")
+@run_argument
+@json_option
+def list_(run: Path | None, as_json: bool) -> None:
+    """List a run's tokens, oldest first, with the hosts and connections that use each."""
+
+    async def read() -> list[TokenRow]:
+        async with look_at(run) as at:
+            return await at.tokens.rows()
+
+    rows = asyncio.run(read())
+    answer(as_json, rows, *(_table(rows) if rows else ["no tokens; `headrace tokens create --role ROLE` makes one"]))
+
+
+def _table(rows: Sequence[TokenRow]) -> list[str]:
+    from pipeline.observability.why.types import seconds
+
+    now_s = time.time()
+    cells = [("token", "role", "created", "rotated", "connections", "hosts")]
+    for row in rows:
+        rotated = f"{seconds(now_s - row.rotated_s)} ago" if row.rotated_s else "-"
+        if row.is_overlapping:
+            rotated += ", both secrets work"
+        number = "?" if row.num_connections is None else str(row.num_connections)
+        created = f"{seconds(now_s - row.created_s)} ago"
+        cells.append((row.id, str(row.role), created, rotated, number, printable_line(", ".join(row.hosts)) or "-"))
+    head, *lines = aligned(cells)
+    return [click.style(head, dim=True), *lines]
+
+
+@tokens.command(
+    epilog="\b\nExamples:\n  headrace tokens revoke generator-3f9a1c07\n  headrace tokens revoke generator-3f9a1c07 runs/demo"
+)
+@click.argument("names", nargs=-1, metavar="TOKEN... [RUN]")
+@run_among("names")
+@json_option
+def revoke(names: tuple[str, ...], run: Path | None, as_json: bool) -> None:
+    """End tokens, their connections, their hosts' keys and their workers."""
+    if not names:
+        raise click.UsageError("no token given; `headrace tokens list` names them")
+
+    async def end() -> list[str]:
+        ended: list[str] = []
+        async with attach(run) as at:
+            for name in names:
+                workers = await at.tokens.revoke(name)
+                known = {beat.who.worker for beat in await at.registry.heartbeats()}
+                for worker in sorted(known & set(workers)):
+                    await at.registry.fence(worker)
+                    ended.append(worker)
+        return ended
+
+    workers = asyncio.run(end())
+    lines = [f"revoked: {', '.join(names)}", f"ended workers: {printable_line(', '.join(workers)) or 'none'}"]
+    answer(as_json, {"revoked": list(names), "ended_workers": workers}, *lines)
+
+
+@tokens.command(
+    epilog="""\b
+Examples:
+  headrace tokens rotate generator-3f9a1c07
+  headrace tokens rotate generator-3f9a1c07 --overlap 0     # the old secret ends now
+
+Copy the new file over the old one on each host. Workers take it by themselves; none is restarted."""
+)
+@click.argument("name", nargs=-1, metavar="TOKEN [RUN]")
+@run_among("name")
+@click.option("--out", type=PATH, help="The token's file. Default: RUN/tokens/TOKEN.token")
+@click.option(
+    "--overlap",
+    "overlap_s",
+    type=click.FloatRange(0.0, 30 * 86400.0),
+    default=_OVERLAP_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the old secret works too.",
+)
+@json_option
+def rotate(name: tuple[str, ...], run: Path | None, out: Path | None, overlap_s: float, as_json: bool) -> None:
+    """Give a token another secret, while its workers go on."""
+    if len(name) != 1:
+        raise click.UsageError("expected one token; `headrace tokens list` names them")
+
+    async def change() -> tuple[Token, Path]:
+        async with attach(run) as at:
+            path = _place(at, name[0], out)
+            token = await at.tokens.rotate(name[0], overlap_s=overlap_s, ca=_authority(at))
+            return token, _write(at, token, path)
+
+    token, path = asyncio.run(change())
+    old = f"the old secret works for {overlap_s:g} s more" if overlap_s else "the old secret has ended"
+    answer(
+        as_json,
+        _shown(token, path) | {"overlap_s": overlap_s},
+        f"{token.id} has a new secret: {path}; {old}",
+        _REMEDY.format(path=path),
+    )
+
+
+def _shown(token: Token, path: Path) -> dict[str, object]:
+    return {"token": token.id, "role": token.role, "run": token.run, "file": path}
+
+
+def _place(at: Attached, name: str, out: Path | None) -> Path:
+    """Return the file's path; its folder is there and writable. Raises ConfigError."""
+    from protocol.private import ensure_private_folder
+
+    if out is None:
+        out = at.run_dir / "tokens" / f"{name}.token"
+        ensure_private_folder(out.parent)
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: {out.parent} is no folder; expected a file in a folder that is there")
+    return out
+
+
+def _write(at: Attached, token: Token, out: Path | None) -> Path:
+    from pipeline.ledger.token import write_token
+
+    path = _place(at, token.id, out)
+    write_token(path, token)
+    return path
+
+
+def _authority(at: Attached) -> str:
+    """Return the PEM text of the authority that the run's own ledger URL names; "" for none."""
+    from pipeline.ledger.address import read_ledger_url
+    from pipeline.ledger.url import AUTHORITY, option
+
+    path = option(read_ledger_url(at.run_dir), AUTHORITY)
+    if path is None:
+        return ""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"the ledger's authority {path} cannot be read: {error.strerror}; the token needs a copy"
+        ) from error
