@@ -76,6 +76,29 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrain
     return model.eval()
 
 
+def load_structure(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """Make a folder's causal language model as ``load_model`` does, but without its weights, which
+    have no values until the first version is put in. Raises DataError as ``load_model`` does."""
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers.initialization import no_init_weights
+
+    _check_folder(path, "config.json", "a model")
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        if (path / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DataError(
+            f"{path} names no causal language model of transformers: {error}; give a folder written by save_pretrained"
+        ) from error
+    model.tie_weights()
+    # moves in place
+    torch.nn.Module.to(model, device)
+    return model.eval()
+
+
 def model_state(config: PretrainedConfig) -> dict[str, torch.Tensor]:
     """Return a language model's weights by name, on ``meta``; tied names hold one object."""
     from transformers import AutoModelForCausalLM

@@ -9,7 +9,14 @@ import torch
 
 from pipeline.data.tokenizer import load_text_tokenizer
 from workers.engines.generation.local.engine import LocalEngine
-from workers.engines.model.loading import load_model, load_tokenizer, resolve_device, resolve_dtype, stop_token_ids
+from workers.engines.model.loading import (
+    load_model,
+    load_structure,
+    load_tokenizer,
+    resolve_device,
+    resolve_dtype,
+    stop_token_ids,
+)
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
@@ -21,7 +28,9 @@ def build_local(config: RunConfig, model_path: Path) -> LocalEngine:
     device = resolve_device(generation.device)
     if device.type == "cpu":
         torch.set_num_threads(generation.threads)
-    model = load_model(model_path, resolve_dtype(generation.dtype), device)
+    # a joined host's folder has no weights: the learner's first version brings them
+    load = load_model if any(model_path.glob("*.safetensors")) else load_structure
+    model = load(model_path, resolve_dtype(generation.dtype), device)
     return LocalEngine(
         model,
         num_slots=generation.num_slots,

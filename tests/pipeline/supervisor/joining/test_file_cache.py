@@ -1,0 +1,143 @@
+"""Claims about the file cache: what is in it is whole, and what is not says so."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from pipeline.supervisor.joining.file_cache import CachedFileDamaged, FileCache
+from pipeline.supervisor.joining.file_fetch import fetch_files
+from pipeline.supervisor.joining.file_server import FileServer
+from pipeline.supervisor.joining.manifest import ManifestFile
+from protocol.errors import ConfigError, StorageFailed, UnknownMessage
+from protocol.ids import Role
+from protocol.messages import FilePart, FileRequest, Message, WeightsRequest
+
+CONTENT = bytes(range(256)) * 40
+
+
+def described(content: bytes) -> ManifestFile:
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    return ManifestFile(place="model/config.json", num_bytes=len(content), digest=digest, roles=(Role.GENERATOR,))
+
+
+class Source:
+    """A file server without a wire, which counts the bytes that it sends."""
+
+    def __init__(self, path: Path) -> None:
+        self.server = FileServer({described(CONTENT).digest: path}, max_part_bytes=1000)
+        self.num_bytes = 0
+
+    async def request(self, message: Message, *, timeout_s: float) -> Message:
+        part = self.server.answer(message)
+        self.num_bytes += part.data.size
+        return part
+
+    def unreached_s(self) -> float:
+        return 0.0
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> FileCache:
+    return FileCache(tmp_path / "cache")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    (tmp_path / "config.json").write_bytes(CONTENT)
+    return Source(tmp_path / "config.json")
+
+
+async def fetched(cache: FileCache, source: Source) -> Path:
+    file = described(CONTENT)
+    return (await fetch_files([file, file], cache, source, "tcp://there:1", max_part_bytes=5000))[file.digest]
+
+
+async def test_a_file_is_fetched_once_for_all_runs_and_is_read_only(cache: FileCache, source: Source) -> None:
+    path = await fetched(cache, source)
+    assert path.read_bytes() == CONTENT and path.stat().st_mode & 0o777 == 0o400
+    assert await fetched(cache, source) == path
+    assert source.num_bytes == len(CONTENT)
+
+
+async def test_a_damaged_file_of_the_cache_is_fetched_again(cache: FileCache, source: Source) -> None:
+    path = await fetched(cache, source)
+    path.chmod(0o600)
+    path.write_bytes(CONTENT[:-1] + b"!")
+    assert (await fetched(cache, source)).read_bytes() == CONTENT
+    assert source.num_bytes == 2 * len(CONTENT)
+
+
+async def test_a_half_copied_file_is_continued_where_it_ends(cache: FileCache, source: Source) -> None:
+    partial = cache.path(described(CONTENT).digest + ".partial")
+    partial.write_bytes(CONTENT[:4096])
+    assert (await fetched(cache, source)).read_bytes() == CONTENT
+    assert source.num_bytes == len(CONTENT) - 4096
+    assert not partial.exists()
+
+
+async def test_a_half_copied_file_that_is_damaged_is_fetched_from_its_first_byte(
+    cache: FileCache, source: Source
+) -> None:
+    cache.path(described(CONTENT).digest + ".partial").write_bytes(b"\0" * 4096)
+    assert (await fetched(cache, source)).read_bytes() == CONTENT
+    assert source.num_bytes == 2 * len(CONTENT) - 4096
+
+
+def test_another_digest_is_never_kept(cache: FileCache) -> None:
+    file = described(CONTENT)
+    with cache.filling(file, timeout_s=1.0) as partial:
+        partial.append(memoryview(CONTENT[::-1]))
+        with pytest.raises(CachedFileDamaged):
+            partial.finish()
+        assert partial.num_bytes == 0
+    assert cache.find(file) is None
+
+
+async def test_a_full_disk_is_named_with_the_folder_and_the_remedy(
+    cache: FileCache, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pipeline.supervisor.joining.file_cache.os.fsync", no_room)
+    with pytest.raises(StorageFailed, match=r"cannot hold model/config.json of 10,240 bytes: No space left.*XDG_CACHE"):
+        await fetched(cache, source)
+    assert cache.find(described(CONTENT)) is None
+
+
+def test_one_process_fetches_a_file_while_the_others_wait(cache: FileCache) -> None:
+    file, entered = described(CONTENT), threading.Event()
+
+    def other() -> None:
+        with cache.filling(file, timeout_s=10.0) as partial:
+            # The first has made the whole file, and its beginning is not continued.
+            found.append((partial.num_bytes, cache.find(file)))
+
+    found: list[tuple[int, Path | None]] = []
+    with cache.filling(file, timeout_s=1.0) as partial:
+        with pytest.raises(ConfigError, match="is still being fetched by another process"):
+            cache.filling(file, timeout_s=0.05).__enter__()
+        thread = threading.Thread(target=other)
+        thread.start()
+        entered.set()
+        partial.append(memoryview(CONTENT))
+        whole = partial.finish()
+    thread.join(10.0)
+    assert found == [(0, whole)]
+
+
+def test_a_server_gives_no_other_file_and_answers_requests_for_files_alone(source: Source) -> None:
+    unknown = FileRequest(digest="sha256:" + "0" * 64, offset=0, max_bytes=10)
+    assert source.server.answer(unknown).data.size == source.server.answer(unknown).total_bytes == 0
+    part = source.server.answer(FileRequest(digest=described(CONTENT).digest, offset=10**9, max_bytes=10))
+    assert isinstance(part, FilePart) and part.data.size == 0
+    with pytest.raises(UnknownMessage):
+        source.server.answer(WeightsRequest(version=0, offset=0, max_bytes=1))

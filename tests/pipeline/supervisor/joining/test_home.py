@@ -1,0 +1,97 @@
+"""Claims about the way home: lines arrive once, in bounds, and reach no other file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pipeline.observability.regenerated_tokens import FOLDER as TALLIES
+from pipeline.process.records import FOLDER as PROCESSES
+from pipeline.supervisor.joining.home import MAX_ENTRY_BYTES, HomeEntry, HomePiece, HomeReader, HomeWriter
+
+NAME = "generator-far-x3f9a1-0"
+
+
+@pytest.fixture
+def joined(tmp_path: Path) -> Path:
+    for folder in ("logs", TALLIES):
+        (tmp_path / "joined" / folder).mkdir(parents=True)
+    return tmp_path / "joined"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    for folder in ("logs", PROCESSES):
+        (tmp_path / "run" / folder).mkdir(parents=True)
+    return tmp_path / "run"
+
+
+def test_lines_and_tallies_arrive_under_the_same_names_and_each_once(joined: Path, run_dir: Path) -> None:
+    reader, writer = HomeReader(joined), HomeWriter(run_dir)
+    log = joined / "logs" / f"{NAME}.jsonl"
+    log.write_text("one\n")
+    (joined / TALLIES / f"{NAME}.3").write_bytes(b"x" * 24)
+    first = reader.take()
+    assert reader.take() == b""
+    with log.open("a") as file:
+        file.write("two\n")
+    for entry in (first, reader.take()):
+        writer.write(entry)
+    assert (run_dir / "logs" / log.name).read_text() == "one\ntwo\n"
+    assert (run_dir / TALLIES / f"{NAME}.3").read_bytes() == b"x" * 24
+
+
+def test_a_repeated_newest_entry_writes_nothing_twice(joined: Path, run_dir: Path) -> None:
+    reader, writer = HomeReader(joined), HomeWriter(run_dir)
+    (joined / "logs" / f"{NAME}.out").write_text("one\n")
+    entry = reader.take()
+    writer.write(entry)
+    writer.save()
+    HomeWriter(run_dir).write(entry)
+    assert (run_dir / "logs" / f"{NAME}.out").read_text() == "one\n"
+
+
+def test_what_was_lost_on_the_way_is_marked_by_a_line(joined: Path, run_dir: Path) -> None:
+    reader, writer = HomeReader(joined), HomeWriter(run_dir)
+    log = joined / "logs" / f"{NAME}.jsonl"
+    log.write_text("one\n")
+    reader.take()
+    with log.open("a") as file:
+        file.write("two\n")
+    writer.write(reader.take())
+    assert (run_dir / "logs" / log.name).read_text() == "[4 bytes did not arrive; the joined host has them]\ntwo\n"
+
+
+def test_an_entry_is_bounded_and_a_log_that_grows_faster_sends_its_newest_part(joined: Path) -> None:
+    (joined / "logs" / f"{NAME}.jsonl").write_bytes(b"x" * (3 << 20) + b"newest\n")
+    entry = msgspec.msgpack.decode(HomeReader(joined).take(), type=HomeEntry)
+    assert len(entry.pieces[0].data) == MAX_ENTRY_BYTES
+    assert entry.pieces[0].data.endswith(b"newest\n")
+
+
+def test_a_log_that_was_renamed_begins_anew(joined: Path, run_dir: Path) -> None:
+    reader, writer = HomeReader(joined), HomeWriter(run_dir)
+    log = joined / "logs" / f"{NAME}.jsonl"
+    log.write_text("old old old\n")
+    writer.write(reader.take())
+    log.rename(log.with_suffix(".jsonl.1"))
+    log.write_text("new\n")
+    writer.write(reader.take())
+    assert (run_dir / "logs" / log.name).read_text() == "old old old\nnew\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../escaped.jsonl", "learner.jsonl", "supervisor.jsonl", "generator-0.jsonl", "a/b.jsonl", "history.json"],
+)
+def test_an_entry_reaches_no_other_file_and_no_log_of_this_hosts_workers(run_dir: Path, name: str) -> None:
+    (run_dir / PROCESSES / "generator-0.json").write_text("{}")
+    before = sorted(run_dir.parent.rglob("*"))
+    writer = HomeWriter(run_dir)
+    tallies = {"generator-0.3": b"x", "../t.3": b"x", "generator-far.json": b"x", "generator-far.3": b"x" * 1000}
+    writer.write(msgspec.msgpack.encode(HomeEntry((HomePiece(name, 1, 0, b"x"),), tallies)))
+    writer.write(b"no entry at all")
+    (run_dir / TALLIES).rmdir()
+    assert sorted(run_dir.parent.rglob("*")) == before
