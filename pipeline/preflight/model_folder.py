@@ -21,13 +21,14 @@ _CHANGING = ("dynamic", "longrope")
 """Kinds of rotary positions that depend on the longest sequence in a row."""
 
 
-def read_model_config(folder: Path) -> dict[str, Any]:
-    """Return a model's ``config.json``. Raises DataError for no model, or a damaged one."""
+def read_model_config(folder: Path, *, with_weights: bool = True) -> dict[str, Any]:
+    """Return a model's ``config.json``. Raises DataError for no model, or a damaged one; without
+    ``with_weights`` those of the weights are not looked at."""
     if not (folder / "config.json").is_file():
         give = "give a folder in Hugging Face format, or hf://OWNER/NAME for one on the hub"
         raise DataError(f"{folder} is not a model: it has no config.json; {give}")
     config = _read_json(folder / "config.json")
-    for file in _weight_files(folder):
+    for file in _weight_files(folder) if with_weights else ():
         if not file.is_file():
             raise DataError(f"{file}: no such file, though the model's index names it; download the model again")
         if file.suffix == ".safetensors":

@@ -27,7 +27,7 @@ def build_emulated(config: RunConfig, model_path: Path) -> EmulatedEngine:
     tokenizer = load_text_tokenizer(model_path)
     settings = config.emulation
     stops = {*config.generation.stop_token_ids, *filter(None.__ne__, [tokenizer.eos_token_id])}
-    positions = read_model_config(model_path).get("max_position_embeddings")
+    positions = read_model_config(model_path, with_weights=False).get("max_position_embeddings")
     return EmulatedEngine(
         num_slots=config.generation.num_slots,
         lengths=length_law(settings),

@@ -1,4 +1,4 @@
-"""Claims about the file cache: what is in it is whole, and what is not says so."""
+"""Claims about the file cache: its files are whole, and a damaged one is fetched again."""
 
 from __future__ import annotations
 
