@@ -159,6 +159,10 @@ def carry_out(
         from pipeline.supervisor.launchers.build import launcher_of
 
         launcher = launcher_of(config, config.run_dir)
+        if config.launch.on == "ssh":
+            from pipeline.supervisor.launchers.ssh import reach
+
+            reach(launcher)
     click.echo("checking model, data, verifiers and engines before the start", err=True)
     checked = preflight(config)
     for finding in checked.findings:

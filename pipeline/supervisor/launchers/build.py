@@ -63,6 +63,10 @@ def tokens_of(run_dir: Path) -> TokenOf:
 def build_launcher(settings: LaunchSection, join: JoinCommand) -> Launcher:
     """Return the configured launcher. Raises ConfigError: it cannot work on this host."""
     match settings.on:
+        case "ssh":
+            from pipeline.supervisor.launchers.ssh import SshLauncher
+
+            return SshLauncher(settings, join)
         case "slurm":
             from pipeline.supervisor.launchers.slurm import SlurmLauncher
 
@@ -104,6 +108,10 @@ def dry_run(config: RunConfig) -> str:
         return f"# processes of this host: {counts}\n"
     join = join_command(config, tokens_of(config.run_dir))
     match settings.on:
+        case "ssh":
+            from pipeline.supervisor.launchers import ssh
+
+            return ssh.dry_run(settings, [worker for _, worker in launched_workers(config)])
         case "slurm":
             from pipeline.supervisor.launchers.slurm import job_script
 

@@ -1,0 +1,154 @@
+"""Jobs of one host, for a launcher that reaches it by ssh: one request, one answer.
+
+*Consumes* a request on standard input, with the token. *Produces* an answer on standard output, and
+`headrace join` processes that go on when the connection ends. *Waits for* nothing.
+
+    <state folder>/headrace/launched/<run>/   mode 0700
+        <role>.token      as the launcher last sent it (0600)
+        <worker>.json     the process's identity and its role
+        <worker>.out      what it printed
+        <worker>.exit     its exit code, written by the shell around it
+
+The shell outlives SIGTERM, which the join obeys, and writes the exit code then. Nothing of a
+request but the address and the worker's name is in any argument."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from pipeline.files import cut, write_private
+from pipeline.ledger.token import Token, write_token
+from pipeline.ledger.url import without_ledger_password
+from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
+from pipeline.process.records import ProcessIdentity, identify
+from pipeline.supervisor.launchers.output_tail import last_lines
+from protocol import headrace
+from protocol.errors import ConfigError
+from protocol.ids import Role, is_worker_name
+from protocol.private import ensure_private_folder
+
+_KEEPER: Final = 'trap : TERM INT; "$@"; code=$?; echo $code > "$0.partial"; mv "$0.partial" "$0"'
+_SIGNALLED: Final = 128
+
+
+class HostRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request of a launcher."""
+
+    verb: Literal["start", "stop", "list", "logs"]
+    run: str
+    worker: str = ""
+    role: Role = Role.GENERATOR
+    url: str = ""
+    token: Token | None = None
+    now: bool = False
+
+
+class HostJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job of this host."""
+
+    role: Role
+    runs: bool
+    started_s: float
+    exit_code: int | None = None
+
+
+class HostReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer to a request."""
+
+    jobs: dict[str, HostJob] = {}
+    text: str = ""
+
+
+class _Record(msgspec.Struct, frozen=True):
+    identity: ProcessIdentity
+    role: Role
+
+
+def answer(request: HostRequest, program: Sequence[str] = ()) -> HostReport:
+    """Carry out a request. ``program``: command of Headrace; empty: this installation's. Raises
+    ConfigError for names that no launcher sends, OSError."""
+    if not is_worker_name(request.run) or (request.worker and not is_worker_name(request.worker)):
+        raise ConfigError(
+            f"request for run {request.run!r:.80} and worker {request.worker!r:.80}: expected their names"
+        )
+    base = os.environ.get("XDG_STATE_HOME")
+    folder = (Path(base) if base else Path.home() / ".local" / "state") / "headrace" / "launched" / request.run
+    ensure_private_folder(folder)
+    match request.verb:
+        case "start":
+            _start(folder, request, program or headrace.command("pipeline.cli"))
+        case "stop":
+            _stop(folder, request)
+        case "logs":
+            return HostReport(text=last_lines(folder / f"{request.worker}.out"))
+        case _:
+            pass
+    return HostReport(jobs={path.stem: job for path in folder.glob("*.json") if (job := _job(path)) is not None})
+
+
+def _start(folder: Path, request: HostRequest, program: Sequence[str]) -> None:
+    if request.token is None:
+        raise ConfigError("a start without a token; expected the token of the role")
+    worker, token_file = request.worker, folder / f"{request.role}.token"
+    write_token(token_file, request.token)
+    known = _job(folder / f"{worker}.json")
+    if known is not None and known.runs:
+        return
+    (folder / f"{worker}.exit").unlink(missing_ok=True)
+    words = ["join", request.url, "--token", str(token_file), "--role", str(request.role), "--name", worker]
+    output_path = folder / f"{worker}.out"
+    if output_path.exists():
+        cut(output_path)
+    with output_path.open("ab") as output:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", _KEEPER, str(folder / f"{worker}.exit"), *program, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=without_ledger_password(os.environ),
+        )
+    identity = identify(process.pid)
+    if identity is not None:
+        record = _Record(identity, request.role)
+        write_private(folder / f"{worker}.json", msgspec.json.encode(record))
+
+
+def _stop(folder: Path, request: HostRequest) -> None:
+    record = _read(folder / f"{request.worker}.json")
+    if record is None or identify(record.identity.pid) != record.identity:
+        return
+    with suppress(ProcessLookupError):
+        os.killpg(record.identity.pid, signal.SIGKILL if request.now else signal.SIGTERM)
+    if request.now:
+        # Workers are in sessions of their own.
+        for joined in (folder.parents[1] / "joined").glob(f"{request.worker}-*/{request.run}"):
+            end_marked(WORKER_MARK, worker_mark(joined))
+
+
+def _job(path: Path) -> HostJob | None:
+    record = _read(path)
+    if record is None:
+        return None
+    started_s = path.stat().st_mtime
+    runs = identify(record.identity.pid) == record.identity
+    code: int | None = None
+    with suppress(OSError, ValueError):
+        code = int(path.with_suffix(".exit").read_text())
+    if code is not None and code > _SIGNALLED + 2:
+        code = _SIGNALLED - code
+    return HostJob(role=record.role, runs=runs and code is None, started_s=started_s, exit_code=code)
+
+
+def _read(path: Path) -> _Record | None:
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(path.read_bytes(), type=_Record)
+    return None

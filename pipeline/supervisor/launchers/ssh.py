@@ -1,0 +1,191 @@
+"""Jobs of a list of hosts, reached by the system's ssh client.
+
+Each call is one connection to ``headrace place`` on a host, with request and token on its standard
+input. Jobs go on when a connection or this process ends, and a later supervisor finds them.
+
+Workers go to the host with the fewest. A host that gives no answer for 20 s is lost: its workers
+are started on others, and theirs are fenced. Once such a host answers again, what still runs there
+is ended."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from pipeline.config.launching import LaunchSection
+from pipeline.runtime.liveness import REPLACED_AFTER_S
+from pipeline.supervisor.launchers.host_jobs import HostJob, HostReport, HostRequest
+from pipeline.supervisor.launchers.join_command import JoinCommand
+from pipeline.supervisor.launchers.programs import ask, require
+from pipeline.supervisor.launchers.seam import Job, JobState, LaunchFailed
+from protocol.errors import ConfigError
+from protocol.ids import Role
+from protocol.printable import printable_line
+
+_OPTIONS = (
+    "-T", "-x", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=5", "-oServerAliveCountMax=3",
+)  # fmt: skip
+_SSH_FAILED = 255
+"""ssh's own exit code when it cannot connect."""
+_MAX_AT_ONCE = 16
+
+
+class SshLauncher:
+    """Starts jobs of one run on a list of hosts.
+
+    Raises ConfigError: no ssh on PATH, no hosts, or one that is no name."""
+
+    def __init__(self, settings: LaunchSection, join: JoinCommand, clock: Callable[[], float] = time.monotonic) -> None:
+        require("ssh", why="launch.on is ssh")
+        self._settings, self._join, self._clock = settings, join, clock
+        self._hosts = list(dict.fromkeys(settings.ssh.hosts))
+        if not self._hosts:
+            raise ConfigError('launch.on is ssh, but launch.ssh.hosts is empty; give hosts, as ["gpu1", "ann@gpu2"]')
+        for host in self._hosts:
+            if not host or host.startswith("-") or any(char.isspace() for char in host):
+                raise ConfigError(f"launch.ssh.hosts has {host!r:.80}; expected HOST or USER@HOST")
+        self._seen: dict[str, dict[str, HostJob]] = {host: {} for host in self._hosts}
+        """Jobs by host, as last listed."""
+        self._answered_s = dict.fromkeys(self._hosts, clock())
+        self._host_of: dict[str, str] = {}
+
+    def reach(self) -> None:
+        """Ask every host once. Raises ConfigError: which cannot be reached, and ssh's words."""
+        failed = [f"{host}: {error}" for host, error in self._look().items()]
+        if failed:
+            raise ConfigError(
+                f"{len(failed)} of {len(self._hosts)} hosts of launch.ssh.hosts cannot be used; {'; '.join(failed)}. "
+                "Mend them, or leave them out"
+            )
+
+    def start(self, role: Role, worker: str, /) -> None:
+        """Start a worker on the host with the fewest, of those that answered last."""
+        now = self._clock()
+        load = {host: sum(job.runs for job in jobs.values()) for host, jobs in self._seen.items()}
+        silent = {host: now - self._answered_s[host] > self._settings.poll_s + self._settings.answer_s for host in load}
+        host = min(self._hosts, key=lambda host: (silent[host], load[host]))
+        token = self._join.token_of(role)
+        request = HostRequest(
+            verb="start", run=self._join.run, worker=worker, role=role, url=self._join.url, token=token
+        )
+        try:
+            self._take(host, self._ask(host, request))
+        except LaunchFailed:
+            # Others are tried first from now on.
+            self._answered_s[host] = float("-inf")
+            raise
+        self._host_of[worker] = host
+
+    def stop(self, worker: str, /, *, now: bool = False) -> None:
+        """Stop a worker on each host that has it running."""
+        for host, jobs in self._seen.items():
+            if worker in jobs and jobs[worker].runs and not self._is_lost(host):
+                self._take(host, self._ask(host, HostRequest(verb="stop", run=self._join.run, worker=worker, now=now)))
+
+    def listing(self) -> dict[str, Job]:
+        """Return the jobs of all hosts that are not lost. Raises LaunchFailed: none answers."""
+        failed = self._look()
+        if len(failed) == len(self._hosts):
+            raise LaunchFailed("; ".join(f"{host}: {error}" for host, error in failed.items()))
+        found: dict[str, Job] = {}
+        newest: dict[str, tuple[bool, float]] = {}
+        for host in self._hosts:
+            if self._is_lost(host):
+                continue
+            for worker, job in self._seen[host].items():
+                rank = (self._host_of.get(worker) == host, job.started_s)
+                if worker not in newest or rank > newest[worker]:
+                    newest[worker] = rank
+                    found[worker] = _job(host, job)
+                    self._host_of.setdefault(worker, host)
+        self._end_doubles(found)
+        return found
+
+    def logs(self, worker: str, /) -> str:
+        """Return the last lines of its output on its host."""
+        holding = [host for host, jobs in self._seen.items() if worker in jobs]
+        host = self._host_of.get(worker) or (holding[0] if holding else None)
+        if host is None:
+            self._look()
+            host = next((name for name, jobs in self._seen.items() if worker in jobs), None)
+        if host is None:
+            return ""
+        return self._ask(host, HostRequest(verb="logs", run=self._join.run, worker=worker)).text
+
+    def _look(self) -> dict[str, str]:
+        """List every host; return the error of each that failed."""
+        request = HostRequest(verb="list", run=self._join.run)
+
+        def look(host: str) -> str:
+            try:
+                self._take(host, self._ask(host, request))
+            except LaunchFailed as error:
+                return str(error)
+            return ""
+
+        with ThreadPoolExecutor(min(_MAX_AT_ONCE, len(self._hosts)), thread_name_prefix="ssh") as pool:
+            said = dict(zip(self._hosts, pool.map(look, self._hosts), strict=True))
+        return {host: error for host, error in said.items() if error}
+
+    def _is_lost(self, host: str) -> bool:
+        return self._clock() - self._answered_s[host] > REPLACED_AFTER_S
+
+    def _end_doubles(self, found: dict[str, Job]) -> None:
+        """End what still runs on a host that was lost, where its worker runs elsewhere now."""
+        for host in self._hosts:
+            for worker, job in list(self._seen[host].items()):
+                elsewhere = self._host_of.get(worker)
+                if (
+                    job.runs
+                    and not self._is_lost(host)
+                    and elsewhere != host
+                    and found[worker].state is JobState.RUNNING
+                ):
+                    request = HostRequest(verb="stop", run=self._join.run, worker=worker, now=True)
+                    self._take(host, self._ask(host, request))
+
+    def _take(self, host: str, said: HostReport) -> None:
+        self._seen[host], self._answered_s[host] = said.jobs, self._clock()
+
+    def _ask(self, host: str, request: HostRequest) -> HostReport:
+        words = ["ssh", *_OPTIONS, *self._settings.ssh.options, "--", host]
+        command = shlex.join([*self._settings.program, "place"])
+        ended = ask([*words, command], timeout_s=self._settings.answer_s, text=msgspec.json.encode(request).decode())
+        if ended.code == _SSH_FAILED:
+            raise LaunchFailed(f"ssh to {host} failed: {ended.trouble}")
+        if ended.code != 0:
+            raise LaunchFailed(f"{command!r} on {host} failed with code {ended.code}: {ended.trouble}")
+        return _decoded(host, ended.output)
+
+
+def reach(launcher: object) -> None:
+    """Ask all hosts of an ssh launcher once. Raises ConfigError."""
+    if isinstance(launcher, SshLauncher):
+        launcher.reach()
+
+
+def dry_run(settings: LaunchSection, workers: Sequence[str]) -> str:
+    """Return which host starts which worker, while all answer."""
+    hosts = settings.ssh.hosts or ("(launch.ssh.hosts is empty)",)
+    command = shlex.join([*settings.program, "place"])
+    lines = [f"{worker}: ssh {hosts[number % len(hosts)]} {command}" for number, worker in enumerate(workers)]
+    return "\n".join(["# each with a request and the token on its standard input", *lines, ""])
+
+
+def _decoded(host: str, output: str) -> HostReport:
+    """Return the answer; a login script may have printed lines before it."""
+    lines = output.strip().splitlines()
+    try:
+        return msgspec.json.decode(lines[-1] if lines else "", type=HostReport)
+    except msgspec.DecodeError as error:
+        raise LaunchFailed(
+            f"{host} gave no answer of Headrace but {printable_line(output[:200])!r}: {error}"
+        ) from error
+
+
+def _job(host: str, job: HostJob) -> Job:
+    return Job(job.role, JobState.RUNNING if job.runs else JobState.ENDED, host, None if job.runs else job.exit_code)
