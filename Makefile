@@ -13,6 +13,7 @@ LORA   ?= .venv-lora
 RAY    ?= .venv-ray
 TRL    ?= .venv-trl
 PLACES ?= .venv-places
+AWAY   ?= .venv-away
 RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
 # Which build of torch: cpu, or an exact version such as 2.12.1+cu126; empty: whichever pip takes.
 # TORCH_INDEX: an index's URL or a folder of wheels that has it; empty: where pip looks anyway.
@@ -31,7 +32,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-units test-fleets test-long test-vllm test-lora test-places vllm ray trl static types check format drill bench fuzz soak mutants real-size clean
+.PHONY: help demo test test-units test-fleets test-long test-vllm test-lora test-places test-away vllm ray trl static types check format drill bench fuzz soak mutants real-size clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -145,6 +146,16 @@ $(PLACES)/.run: $(VENV)/.dev
 test-places: $(PLACES)/.run ## Kubernetes objects by the API's schemas, and ssh to a real server, in an environment of its own: .venv-places
 	$(PLACES)/bin/python -m pytest -q tests/places
 
+$(AWAY)/.run: $(VENV)/.dev
+	@echo "Installing s3fs, gcsfs, moto and a server for gs:// into $(AWAY), on top of $(VENV): about 200 MB"
+	$(BIN)/python -m venv $(AWAY)
+	$(BIN)/python -c $(packages) > "$$($(AWAY)/bin/python -c $(packages))/on-top-of.pth"
+	$(AWAY)/bin/python -m pip install --quiet --editable '.[s3,gcs]' 'moto[server]>=5.1,<6' 'gcp-storage-emulator>=2026.7,<2027'
+	@touch $@
+
+test-away: $(AWAY)/.run ## object stores by real local servers for s3:// and gs://, in an environment of its own: .venv-away
+	$(AWAY)/bin/python -m pytest -q tests/away
+
 static: $(VENV)/.dev ## format, lint, floors, Lua, plain English, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -201,4 +212,4 @@ real-size: $(VENV)/.dev ## three updates of a 0.5 B model with default settings:
 	$(BIN)/python -m ops.bench.real_size --interrupt 0.5
 
 clean: ## remove the environments and caches, never runs
-	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) $(PLACES) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) $(PLACES) $(AWAY) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
