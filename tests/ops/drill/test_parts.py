@@ -25,6 +25,7 @@ import zmq
 from ops.drill.append_only import read_transactions
 from ops.drill.events import (
     Admitted,
+    Beat,
     Claimed,
     Ended,
     Epoch,
@@ -51,12 +52,13 @@ from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.types import Claim
 from pipeline.rewards.verifier import Response
 from pipeline.runtime.registry.contract import RunState, RunStatus, WeightsAnnouncement
-from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.weights.store import weights_folder
 from protocol.endpoints import ipc_endpoint
 from protocol.errors import DataError
 from protocol.ids import Role, TrajectoryId
 from tests.pipeline.ledger.builders import make_chunk, make_spec, reward
+from tests.pipeline.runtime.test_registry import beat_of
 from workers.engines.emulated.journal import SamplingJournal, read_journal
 
 ROOT = Path(__file__).parents[3]
@@ -222,7 +224,9 @@ def test_a_file_that_the_server_has_rewritten_is_refused(tmp_path: Path) -> None
         list(read_transactions(tmp_path))
 
 
-async def test_what_a_ledger_does_is_read_from_its_servers_file(redis_client: redis.asyncio.Redis) -> None:
+async def test_what_a_ledger_does_is_read_from_its_servers_file(
+    redis_client: redis.asyncio.Redis, redis_server: str
+) -> None:
     folder = (await redis_client.config_get("dir"))["dir"]
     assert folder is not None
     run = f"read-{os.getpid()}"
@@ -230,6 +234,9 @@ async def test_what_a_ledger_does_is_read_from_its_servers_file(redis_client: re
     await ledger.open(make_spec(run=run, group_size=1, units_per_update=1))
     generator = await registry.register(Role.GENERATOR, "generator-0")
     learner = await registry.register(Role.LEARNER, "learner")
+    writer = RedisHeartbeatWriter(redis_server, run)
+    assert await asyncio.to_thread(writer.beat, beat_of(generator, pid=77, rss_bytes=88))
+    await asyncio.to_thread(writer.close)
     await registry.announce_weights(
         learner,
         WeightsAnnouncement(policy_version=3, digest="", path="", num_bytes=0, host=""),
@@ -251,6 +258,7 @@ async def test_what_a_ledger_does_is_read_from_its_servers_file(redis_client: re
     kinds = [event for event in events if not isinstance(event, Tally)]
     assert Epoch("generator-0", 1) in kinds and Published(3) in kinds and Admitted(0) in kinds
     assert Held("t.0.0", "generator-0#1") in kinds and end in kinds
+    assert Beat("generator-0#1", 77, 0, 88) in kinds
     (stored,) = [event for event in kinds if isinstance(event, Stored)]
     assert (stored.chunk, stored.who, stored.end, stored.is_true) == (
         "t.0.0.0",
