@@ -162,8 +162,8 @@ class LedgerSection(Section):
 
     url: str | None = setting(
         None,
-        "redis://, rediss://, unix:// or redis+sentinel://HOST,HOST/SERVICE. Absent: REDIS_URL, else an embedded "
-        "server of this run. The password is written to no record.",
+        "redis://, rediss://, unix://, redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST. Absent: "
+        "REDIS_URL, else an embedded server of this run. The password is written to no record.",
     )
     allow_plaintext: bool = setting(
         False, "Allow a redis:// URL of another host, unencrypted. Off: rediss:// is required."

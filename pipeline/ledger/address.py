@@ -20,7 +20,7 @@ class LedgerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ledger is and, if it is embedded, its server process."""
 
     url: str
-    """``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``, with the password."""
+    """With the password; ``pipeline.ledger.redis.client`` has the schemes."""
     is_embedded: bool = False
     socket: str = ""
     """Path of the embedded server's socket."""

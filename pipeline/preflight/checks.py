@@ -195,7 +195,7 @@ def _check_encryption(url: str, *, allowed: bool) -> None:
     place = rest.partition("?")[0].rpartition("@")[2].partition("/")[0]
     hosts = [host.rpartition(":")[0] or host for host in place.split(",")]
     is_local = all(Endpoint("tcp", host=host.strip("[]")).is_local for host in hosts)
-    if allowed or scheme not in ("redis", "redis+sentinel") or is_local:
+    if allowed or scheme not in ("redis", "redis+sentinel", "redis+cluster") or is_local:
         return
     raise ConfigError(
         f"the ledger's URL {hide_password(url)} sends password and data unencrypted over the network. Use rediss:// (your "

@@ -21,6 +21,8 @@ from redis.asyncio.sentinel import SentinelManagedConnection, SentinelManagedSSL
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
+from pipeline.ledger.redis.cluster import SCHEMES as CLUSTER_SCHEMES
+from pipeline.ledger.redis.cluster import ClusterNodes, parse_cluster_url
 from pipeline.ledger.redis.sentinel import REFUSED, SentinelRefused, TokenRefused, master_pool, parse_sentinel_url
 from pipeline.ledger.redis.sentinel import SCHEMES as SENTINEL_SCHEMES
 from pipeline.ledger.url import hide_password, split_token_file
@@ -120,6 +122,11 @@ class OwnConnection(AbstractConnection):
             if isinstance(part, REFUSED) and not isinstance(part, SentinelRefused):
                 raise TokenRefused(f"{file}: {part}") from error
 
+    def follow(self, error: redis.exceptions.AskError) -> bool:
+        """Note a cluster's owner of the slot; return whether the next connection goes there."""
+        del error
+        return False
+
     def error_of(self, text: str) -> Exception:
         """Return redis-py's exception for an error reply."""
         return cast("Any", self._parser).parse_error(text)
@@ -146,12 +153,35 @@ class _TlsMaster(_Master, SentinelManagedSSLConnection):
     pass
 
 
+class _Node(OwnConnection, Connection):
+    """To the node that owns the run's slot."""
+
+    __slots__ = ()
+    nodes: ClusterNodes
+
+    def follow(self, error: redis.exceptions.AskError) -> bool:
+        self.nodes.redirected(error, (self.host, self.port))
+        return True
+
+    async def _connect_once(self) -> None:
+        place = self.host, self.port = self.nodes.next()
+        try:
+            await super()._connect_once()
+        except (redis.exceptions.RedisError, OSError):
+            self.nodes.failed(place)
+            raise
+
+
+class _TlsNode(_Node, SSLConnection):
+    __slots__ = ()
+
+
 class _Unix(OwnConnection, UnixDomainSocketConnection):
     __slots__ = ()
 
 
 _OURS = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}
-_SCHEMES = ("redis://", "rediss://", "unix://", *SENTINEL_SCHEMES)
+_SCHEMES = ("redis://", "rediss://", "unix://", *SENTINEL_SCHEMES, *CLUSTER_SCHEMES)
 
 
 class CallTimeouts(NamedTuple):
@@ -213,12 +243,16 @@ def connect(
         settings["password"] = password
     if client_name is not None:
         settings["client_name"] = client_name
-    if url.startswith("rediss://"):
+    if url.startswith(("rediss://", "rediss+cluster://")):
         settings |= {"ssl_cert_reqs": "required", "ssl_check_hostname": True} | tls
     try:
         if url.startswith(SENTINEL_SCHEMES):
             address = parse_sentinel_url(url)
             pool: Any = master_pool(address, _TlsMaster if address.is_tls else _Master, settings)
+        elif url.startswith(CLUSTER_SCHEMES):
+            nodes, own, is_tls = parse_cluster_url(url)
+            kind = type("_Node", (_TlsNode if is_tls else _Node,), {"nodes": nodes})
+            pool = cast("Any", redis.asyncio.BlockingConnectionPool)(connection_class=kind, **settings | own)
         else:
             pool = cast("Any", redis.asyncio.BlockingConnectionPool).from_url(url, **settings)
             pool.connection_class = _OURS[pool.connection_class]

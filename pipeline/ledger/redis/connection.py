@@ -142,6 +142,12 @@ class PipelinedConnection:
             # another server may be the master by now
             stream.give_up(exceptions.ConnectionError(f"the server serves nothing now: {error}"))
             raise
+        except exceptions.AskError as error:
+            if self._connection is None or not self._connection.follow(error):
+                raise
+            elsewhere = exceptions.ConnectionError(f"the run's slot is at another node of the cluster: {error}")
+            stream.give_up(elsewhere)
+            raise elsewhere from error
 
     async def _connected(self) -> _Stream:
         """Connect, or wait for the caller that does. A failure is raised in all of them."""
@@ -335,7 +341,7 @@ class _Stream(asyncio.BufferedProtocol):
 
 def _is_answer(error: BaseException) -> bool:
     """Return whether this is an error reply that a repeat would get again."""
-    is_reply = isinstance(error, exceptions.ResponseError) and not isinstance(error, NOT_NOW)
+    is_reply = isinstance(error, exceptions.ResponseError) and not isinstance(error, (*NOT_NOW, exceptions.AskError))
     return is_reply and not is_disk_failure(error)
 
 

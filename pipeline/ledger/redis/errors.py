@@ -104,6 +104,11 @@ def _from_reply(doing: str, error: exceptions.ResponseError) -> LedgerError:
             f"{doing}: the ledger server does not permit this to its user ({text}); expected a join token of this run and "
             "of this role, as `headrace tokens create --role ROLE` makes it, or the owner's password"
         )
+    if isinstance(error, exceptions.AskError):
+        return LedgerError(
+            f"{doing}: the ledger server is a node of a cluster, and this run's keys are at another ({text}); name the nodes "
+            "as redis+cluster://HOST:PORT,HOST:PORT in ledger.url or REDIS_URL"
+        )
     if isinstance(error, NOT_NOW):
         return LedgerUnavailable(f"{doing}: the ledger server cannot serve now ({text}); try again")
     return LedgerError(f"{doing}: the ledger server refused the command: {text}")

@@ -1,0 +1,83 @@
+"""A ledger in a Cluster: every connection goes to the node that owns the run's slot.
+
+A URL is ``redis+cluster://[user:password@]host[:port][,host[:port]...]/[?option=value&...]``, or
+``rediss+cluster://`` for TLS. It names some of the nodes; the others are learned. User, password
+and options are for every node. A node's default port is 6379.
+
+All keys of a run have one hash tag, hence one slot and one owner (``pipeline.ledger.redis.keys``).
+A node that is not the owner answers MOVED with the owner's address, and the connection is made anew
+there. When the owner cannot be reached, connections go to the nodes of the URL in turn, until one
+names the replica in its place. While a slot moves (ASK, TRYAGAIN), calls are repeated.
+
+A failover can lose the old owner's last writes (``pipeline.ledger.redis.sentinel``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+from redis import exceptions
+from redis.asyncio.connection import parse_url
+
+SCHEMES: Final = ("redis+cluster://", "rediss+cluster://")
+DEFAULT_PORT: Final = 6379
+Place = tuple[str, int]
+
+
+@dataclass(slots=True)
+class ClusterNodes:
+    """Which node the next connection goes to; one for each pool."""
+
+    seeds: tuple[Place, ...]
+    """Of the URL."""
+    owner: Place | None = None
+    """Of the run's slot, as the last MOVED named it."""
+    turn: int = field(default=0)
+
+    def next(self) -> Place:
+        """Return the owner, or, while it is unknown, the seed whose turn it is."""
+        return self.owner or self.seeds[self.turn % len(self.seeds)]
+
+    def failed(self, place: Place) -> None:
+        """Note that a node cannot be reached, or was lost."""
+        if place == self.owner:
+            self.owner = None
+        elif place == self.next():
+            self.turn += 1
+
+    def redirected(self, error: exceptions.AskError, place: Place) -> None:
+        """Note a node's answer that the slot is elsewhere. ASK names one for single keys only."""
+        if isinstance(error, exceptions.MovedError):
+            # a node that does not know its own address leaves it out
+            host: str = cast("Any", error).host
+            self.owner = (host.strip("[]") or place[0], error.port)
+
+
+def parse_cluster_url(url: str) -> tuple[ClusterNodes, dict[str, Any], bool]:
+    """Return the nodes, redis-py's settings of a connection to each, and whether it is TLS.
+
+    Raises ValueError with the reason, without the password."""
+    scheme, _, rest = url.partition("://")
+    place, _, query = rest.partition("?")
+    user, at, place = place.rpartition("@")
+    hosts, _, path = place.partition("/")
+    if path not in ("", "0"):
+        raise ValueError(f"its database is {path!r}; a cluster has only database 0")
+    is_tls = scheme == "rediss+cluster"
+    tail = f"?{query}" if query else ""
+    settings: dict[str, Any] = dict(parse_url(f"{'rediss' if is_tls else 'redis'}://{user}{at}node/0{tail}"))
+    for name in ("host", "port", "db", "connection_class"):
+        settings.pop(name, None)
+    return ClusterNodes(tuple(_place(host) for host in hosts.split(","))), settings, is_tls
+
+
+def _place(text: str) -> Place:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or port == 0:
+        raise ValueError(f"{text!r} is not a node; expected HOST or HOST:PORT, several with commas between")
+    return host, port or DEFAULT_PORT
