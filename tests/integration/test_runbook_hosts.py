@@ -3,8 +3,8 @@ two hosts.
 
 Its commands are taken from the page and run by bash, those of the ledger's server before them. The
 hosts are namespaces. Each knows its own name as a loopback address, as on Debian, and its
-neighbour's by the cable's address. They share the run's folder, the data and the model. Host B has
-its own shared memory, and of the ledger's files only the authority's certificate. The server's
+neighbour's by the cable's address. Host B sees nothing of the folder with the run, the data, the
+model and the ledger. It has its own shared memory, and the tokens that were copied. The server's
 program, which tests use, has no TLS: its end of the encrypted connection is a relay with the page's
 certificate."""
 
@@ -129,9 +129,11 @@ def write_run(shared: Path) -> None:
         }
         for n in range(512)
     ]
+    shutil.copytree(ROOT / "ops" / "demo" / "tiny_model", shared / "model")
     (shared / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = (
         f"run.dir={shared / 'runs'}", f"run.name={RUN}", "run.num_updates=10000", f"data.train=['{shared / 'train.jsonl'}']",
+        f"model.path={shared / 'model'}",
         f"emulation.journal={shared / 'journals'}", "fleet.generator=1", "fleet.reward=1", "fleet.reference=1",
     )  # fmt: skip
     (shared / "run.toml").write_text(to_toml(resolve_paths(load_config([ROOT / "configs" / "drill.toml"], settings))))
@@ -149,34 +151,30 @@ def trained(run_dir: Path) -> set[str]:
     return {str(scored.chunk.trajectory) for unit in units for chunks in unit.trajectories for scored in chunks}
 
 
-def far_worker(run_dir: Path, role: str) -> tuple[str, list[dict[str, Any]]]:
-    """Return process id and log of the worker that joined from host B; an empty one
-    before it did."""
-    [log] = list((run_dir / "logs").glob(f"{role}-host-b-*.jsonl")) or [None]
-    if log is None:
-        return "", []
-    return log.stem.rpartition("-")[2], [
-        json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")
-    ]
+def far_worker(logs: Path, role: str) -> list[dict[str, Any]]:
+    """Return the log of the worker that joined from host B; an empty one before it did."""
+    found = list(logs.glob(f"{role}-hostb-*.jsonl"))
+    lines = found[0].read_text().splitlines() if found else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def mailboxes(run_dir: Path) -> set[str]:
+def mailboxes(logs: Path) -> set[str]:
     """Return the addresses of hosts to whose scorers host B's generator has a link."""
-    opened = [line["endpoint"] for line in far_worker(run_dir, "generator")[1] if line["event"] == "link_opened"]
+    opened = [line["endpoint"] for line in far_worker(logs, "generator") if line["event"] == "link_opened"]
     return {endpoint.partition("//")[2].partition(":")[0] for endpoint in opened}
 
 
-def sampled(shared: Path, pid: str) -> set[str]:
-    """Return the trajectories of which a generator sampled something."""
-    path = shared / "journals" / f"{pid}.journal"
-    return {str(name) for name, _, _ in read_journal(path)} if pid and path.exists() else set()
+def sampled(joined: Path) -> set[str]:
+    """Return the trajectories of which a joined generator sampled something."""
+    journals = (joined / "generator-host-b" / RUN / "journals").glob("*.journal")
+    return {str(name) for path in journals for name, _, _ in read_journal(path)}
 
 
 def test_the_pages_commands_let_another_hosts_workers_do_a_runs_work_until_it_ends(tmp_path: Path) -> None:
-    shared, ledger, programs = tmp_path / "shared", tmp_path / "ledger", tmp_path / "programs"
-    for folder in (shared, ledger, programs):
-        folder.mkdir()
-    write_run(shared)
+    home, programs, far = tmp_path / "home", tmp_path / "programs", tmp_path / "far"
+    for folder in (home, programs, far):
+        folder.mkdir(mode=0o700)
+    write_run(home)
     (programs / "redis-server").symlink_to(os.environ.get("HEADRACE_TEST_SERVER") or find_server().path)
     (tmp_path / "relay.py").write_text(RELAY)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("REDIS", "HEADRACE"))} | {
@@ -186,59 +184,70 @@ def test_the_pages_commands_let_another_hosts_workers_do_a_runs_work_until_it_en
         "OMP_NUM_THREADS": "1",
         "LEDGER_HOST": "host-a",
     }
+    on_far = environment | {"XDG_CACHE_HOME": str(far / "cache"), "XDG_STATE_HOME": str(far / "state")}
     server, certificate, use = blocks("A ledger of your own")
     [commands] = blocks("Several hosts")
-    on_a, _, on_b = commands.partition("# on another host")
-    on_b = on_b.partition("\n")[2].replace("/shared/runs/NAME", str(shared / "runs" / RUN))
+    on_a, _, rest = commands.partition("# in another terminal")
+    tokens, _, on_b = rest.partition("# on another host")
+    tokens, on_b = (part.partition("\n")[2].replace("runs/NAME", f"runs/{RUN}") for part in (tokens, on_b))
     assert on_a.count("headrace up") == 1, on_a
-    assert [line.split()[4] for line in on_b.splitlines()] == ["generator", "reward"], on_b
-    outputs = {name: tmp_path / f"{name}.out" for name in ("ledger", "a", "b", "down", "audit")}
-    run_dir = shared / "runs" / RUN
-    with network(ledger) as (a, b):
+    assert [line.split()[1] for line in on_b.splitlines()] == ["join", "join"], on_b
+    outputs = {name: tmp_path / f"{name}.out" for name in ("ledger", "a", "tokens", "b", "down")}
+    run_dir, joined = home / "runs" / RUN, far / "state" / "headrace" / "joined"
+    logs = {role: joined / f"{role}-host-b" / RUN / "logs" for role in ("generator", "reward")}
+    with network(home) as (a, b):
         addresses = [a.address, b.address]
         a.knows({"host-a": "127.0.1.1", "host-b": b.address}, tmp_path / "hosts-a")
         b.knows({"host-b": "127.0.1.1", "host-a": a.address}, tmp_path / "hosts-b")
+        assert b.run("ls", str(home)) == "", "host B sees nothing of the run's host"
 
         begin = server[: server.index("export REDIS_URL")] + certificate + f"exec {sys.executable} ../relay.py\n"
-        with running(a, begin, ledger, outputs["ledger"], environment):
+        with running(a, begin, home, outputs["ledger"], environment):
             until(lambda: "ready" in outputs["ledger"].read_text(), "the ledger's server", outputs["ledger"])
-            subprocess.run(
-                b.on("tee", str(ledger / "ca.pem")), input=(ledger / "ca.pem").read_bytes(), stdout=subprocess.DEVNULL,
-                check=True, timeout=10,
-            )  # fmt: skip
-            use = use.replace("run.toml", str(shared / "run.toml"))
-            up = use + on_a.replace("run.toml", str(shared / "run.toml"))
-            with running(a, up, ledger, outputs["a"], environment) as supervisor:
+            with running(a, use + on_a, home, outputs["a"], environment) as supervisor:
                 until(lambda: (run_dir / "ledger.json").exists() and (run_dir / "config.toml").exists(), "the run's folder",
                       outputs["a"])  # fmt: skip
-                joined = "".join(
+                with running(a, tokens, home, outputs["tokens"], environment) as creating:
+                    assert creating.wait(_WAIT_S) == 0, outputs["tokens"].read_text()
+                for role in logs:
+                    subprocess.run(
+                        b.on("install", "-m", "600", "/dev/stdin", str(far / f"{role}.token")),
+                        input=(home / f"{role}.token").read_bytes(), check=True, timeout=10,
+                    )  # fmt: skip
+                script = "".join(
                     f"{line} &\n{name}=$!\n" for name, line in zip(("one", "two"), on_b.splitlines(), strict=True)
                 )
-                joined += (
+                script += (
                     # by process: bash forgets a job that ends while it waits for another
                     "wait $one\nwait $two\n"
                 )
-                with running(b, joined, tmp_path, outputs["b"], environment) as workers:
+                with running(b, script, far, outputs["b"], on_far) as workers:
                     until(
-                        lambda: trained(run_dir) & sampled(shared, far_worker(run_dir, "generator")[0]),
-                        "an update with what host B sampled", outputs["a"],
+                        lambda: trained(run_dir) & sampled(joined), "an update with what host B sampled", outputs["b"]
+                    )
+                    until(
+                        lambda: mailboxes(logs["generator"]) == set(addresses), "links to scorers on both hosts",
+                        outputs["b"],
                     )  # fmt: skip
-                    until(lambda: mailboxes(run_dir) == set(addresses), "links to scorers on both hosts", outputs["b"])
                     seen = len(trained(run_dir))
                     until(
                         lambda: len(trained(run_dir)) >= seen + 64, "more updates, with what both scored", outputs["a"]
                     )
+                    until(
+                        lambda: far_worker(run_dir / "logs", "reward"),
+                        "host B's logs in the run's folder",
+                        outputs["b"],
+                    )
                     down = f"headrace down {run_dir}; headrace audit {run_dir} --json\n"
-                    with running(a, down, ledger, outputs["down"], environment) as ending:
+                    with running(a, down, home, outputs["down"], environment) as ending:
                         assert ending.wait(_WAIT_S) == 0, outputs["down"].read_text()
                     assert supervisor.wait(_WAIT_S) == 0, outputs["a"].read_text()
                     assert workers.wait(_WAIT_S) == 0, outputs["b"].read_text()
     audit = json.loads(outputs["down"].read_text()[outputs["down"].read_text().index("{") :])
     assert audit["balances"] is True
-    _, lines = far_worker(run_dir, "generator")
-    counters = lines[-1]["counters"]
-    assert lines[-1]["event"] == "worker_ended"
-    assert counters["weight_swaps"] >= 1, "over the wire: the learner's shared memory is not there"
-    _, scored = far_worker(run_dir, "reward")
-    assert scored[-1]["event"] == "worker_ended", scored[-1]
-    assert scored[-1]["counters"]["scored"] > 0, scored[-1]
+    last = far_worker(logs["generator"], "generator")[-1]
+    assert last["event"] == "worker_ended"
+    assert last["counters"]["weight_swaps"] >= 1, "over the wire: the learner's shared memory is not there"
+    scored = far_worker(logs["reward"], "reward")[-1]
+    assert scored["event"] == "worker_ended", scored
+    assert scored["counters"]["scored"] > 0, scored
