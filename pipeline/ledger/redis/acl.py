@@ -33,6 +33,7 @@ READS: Final = (
     ),
     *("sismember", "smembers", "time", "xlen", "xrange", "xread", "zcard", "zcount", "zrange", "zrangebyscore"),
     *("xrevrange", "zrank", "zrevrange", "zrevrangebyscore", "zscore", "strlen", "getrange"),
+    *("zmscore", "srandmember"),
 )
 WRITES: Final = (
     *("del", "eval", "evalsha", "expire", "hdel", "hincrby", "hset", "hsetnx", "lpush", "lrem", "ltrim", "sadd", "set"),
