@@ -25,7 +25,10 @@ _ROLES = ("generator", "reward", "reference", "value", "learner")
 _OVERLAP_S = 600.0
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="\b\nExamples:\n  headrace tokens create --role generator\n  headrace tokens list",
+)
 def tokens() -> None:
     """Create, list, revoke and rotate tokens, with which other hosts join a run.
 
@@ -82,7 +85,9 @@ _REMEDY = "copy it to the other host, with mode 0600; there: headrace join LEDGE
 @run_argument
 @json_option
 def list_(run: Path | None, as_json: bool) -> None:
-    """List a run's tokens, oldest first, with the hosts and connections that use each."""
+    """List a run's tokens, oldest first.
+
+    Hosts are those that joined over tcp. Connections are those to the ledger's server now."""
 
     async def read() -> list[TokenRow]:
         async with look_at(run) as at:
@@ -139,7 +144,7 @@ def revoke(names: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     epilog="""\b
 Examples:
   headrace tokens rotate generator-3f9a1c07
-  headrace tokens rotate generator-3f9a1c07 --overlap 0     # the old secret ends now
+  headrace tokens rotate generator-3f9a1c07 --overlap 0    # ends the old one
 
 Copy the new file over the old one on each host. Workers take it by themselves; none is restarted."""
 )

@@ -15,48 +15,31 @@ from protocol.ids import Role
 
 CONNECTION: Final = ("ping", "select", "client|setname")
 """Besides AUTH and HELLO, which every user may send."""
-READS: Final = (
-    *(
-        "exists",
-        "get",
-        "hexists",
-        "hget",
-        "hgetall",
-        "hkeys",
-        "hlen",
-        "hmget",
-        "hstrlen",
-        "hvals",
-        "llen",
-        "lrange",
-        "scard",
-    ),
-    *("sismember", "smembers", "time", "xlen", "xrange", "xread", "zcard", "zcount", "zrange", "zrangebyscore"),
-    *("xrevrange", "zrank", "zrevrange", "zrevrangebyscore", "zscore", "strlen", "getrange"),
-    *("zmscore", "srandmember"),
-)
+READS: Final = ("+@read", "-@dangerous", "-scan", "-randomkey", "-dbsize", "+time")
+"""All that reads the keys that it names. Left out: what lists keys, of other runs too."""
 WRITES: Final = (
     *("del", "eval", "evalsha", "expire", "hdel", "hincrby", "hset", "hsetnx", "lpush", "lrem", "ltrim", "sadd", "set"),
     *("srem", "waitaof", "xadd", "zadd", "zrem", "zremrangebyrank", "zremrangebyscore"),
 )
-COMMANDS: Final = (*CONNECTION, *READS, *WRITES)
-"""All that workers send, and what the scripts call. None reaches beyond the keys that it names."""
+COMMANDS: Final = (*CONNECTION, *WRITES)
+"""Commands of workers and their scripts besides ``READS``."""
 
 _EVERY: Final = (
     *("counters", "epochs", "endpoints", "endpoint_changes", "heartbeats", "seen", "versions", "reaching"),
-    *("news:endpoints", "news:keys", "asked:*", "never", "home"),
+    *("relays", "relay_order"),
+    *("news:*", "asked:*", "never", "home"),
 )
-"""``home``: what a joined host sends home."""
+"""``news:*`` only wakes readers; ``home`` is what a joined host sends home."""
 _WORK: Final = (
     *("groups", "group:*", "trajectory:*", "chunk:*", "open", "parked", "running", "running_age", "ready", "ready_age"),
     *("holders", "held:*", "due:*", "finished", "finished:*", "finished_claim:*", "evaluation_open", "evaluation:*"),
 )
 _LEARNING: Final = (
-    *("again", "dead", "claims", "claim:*", "lineage", "milestones", "finished_claims", "weights", "news:weights"),
-    *("run_status", "news:run"),
+    *("again", "dead", "claims", "claim:*", "lineage", "milestones", "finished_claims", "weights"),
+    "run_status",
 )
 WRITTEN: Final = {
-    Role.GENERATOR: (*_EVERY, *_WORK, "again", "relays", "relay_order"),
+    Role.GENERATOR: (*_EVERY, *_WORK, "again"),
     Role.REWARD: (*_EVERY, *_WORK, "dead"),
     Role.REFERENCE: (*_EVERY, *_WORK, "dead"),
     Role.VALUE: (*_EVERY, *_WORK, "dead", "finished_claims"),
@@ -86,4 +69,4 @@ def user_rules(
     else:
         patterns = [f"~{prefix}*"]
     allowed = [f"+{command}" for command in commands]
-    return ["reset", "on", *(f"#{digest}" for digest in digests), *patterns, "resetchannels", "-@all", *allowed]
+    return ["reset", "on", *(f"#{digest}" for digest in digests), *patterns, "resetchannels", "-@all", *READS, *allowed]

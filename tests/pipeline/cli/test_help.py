@@ -19,6 +19,7 @@ COMMANDS = [
     *([name] for name in ("up", "down", "scale", "status", "why", "queues", "audit", "peek", "requeue")),
     *([name] for name in ("score", "report", "samples", "export", "check-model", "dead-letters")),
     *(["dead-letters", name] for name in ("list", "show", "retry")),
+    *(["tokens", *name] for name in ([], ["create"], ["list"], ["revoke"], ["rotate"])),
     ["config"],
     ["config", "check"],
     ["config", "show"],
