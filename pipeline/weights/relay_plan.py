@@ -25,7 +25,8 @@ def width(num_parts: int, num_relays: int, *, is_passed_on_whole: bool) -> int:
     def cost(width: int) -> int:
         depth = _depth(num_relays, width)
         per_level = width * num_parts
-        return depth * per_level if is_passed_on_whole else per_level + depth * _HOP_PARTS
+        # a delta is applied before it is passed on, which takes about as long as to receive it
+        return depth * (per_level + num_parts) if is_passed_on_whole else per_level + depth * _HOP_PARTS
 
     return min(range(1, MAX_WIDTH + 1), key=cost)
 
