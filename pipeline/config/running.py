@@ -7,6 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import field_validator
+
 from pipeline.config.base import Positive, Section, StopStrings, StoreUrl, setting
 
 
@@ -208,9 +210,20 @@ class WeightsSection(Section):
 
     path: Literal["auto", "file", "wire"] = setting(
         "auto",
-        "file: map the learner's file, on one host. wire: fetch it from the learner's endpoint, which needs "
+        "file: map the learner's file, on one host. wire: fetch it from the learner or from relays, which needs "
         "wire.transport tcp. auto: prefer the file.",
     )
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _refuse_fabrics(cls, path: object) -> object:
+        if path in ("nccl", "cuda_ipc"):
+            raise ValueError(
+                f"weights.path is {path}, which Headrace does not have: weights go through files and the wire, where their "
+                "digest is checked. Use auto, file or wire"
+            )
+        return path
+
     delta: bool = setting(
         True,
         "Over the wire: send only what changed since the version held. At small learning rates this is a "

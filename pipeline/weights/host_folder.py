@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import shutil
+import socket
 from pathlib import Path
 
 import structlog
@@ -33,9 +34,9 @@ class HostFolder:
 
     def __init__(self, run_dir: Path, *, shared_memory: bool) -> None:
         """Join the other workers of this host. ConfigError if the folder is another user's."""
-        shared = {True, False} if shared_memory else {False}
-        places = dict.fromkeys(fetched_folder(run_dir, shared_memory=kind) for kind in sorted(shared, reverse=True))
-        self._places = list(places)
+        first, disk = fetched_folder(run_dir, shared_memory=shared_memory), fetched_folder(run_dir, shared_memory=False)
+        # other hosts may see the run's folder, too
+        self._places = [first] if first == disk else [first, disk / socket.gethostname()]
         self._users = _join(self._places[0])
         self._lead = -1
         self._writers: dict[Path, SharedFileWriter] = {}
@@ -64,7 +65,10 @@ class HostFolder:
         for place in self._places:
             folder = place / _kind(policy_version)
             try:
-                writer = self._writers.get(folder) or SharedFileWriter(_made(folder))
+                if place != self._places[0]:
+                    ensure_private_folder(place.parent)
+                ensure_private_folder(place)
+                writer = self._writers.get(folder) or SharedFileWriter(folder)
                 self._writers[folder] = writer
                 segment = writer.take(num_bytes)
             except OSError as error:
@@ -117,11 +121,6 @@ class HostFolder:
 def _kind(policy_version: int) -> str:
     """Return the folder's name: a version and its base are filled and retired apart."""
     return _KINDS[policy_version == BASE_VERSION]
-
-
-def _made(folder: Path) -> Path:
-    ensure_private_folder(folder.parent)
-    return folder
 
 
 def _join(place: Path) -> int:

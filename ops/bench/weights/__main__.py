@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default="1,16,128,1024",
         help="sizes in MB of 2**20, with commas; 4096 needs 40 GB of memory (default: %(default)s)",
     )
-    parser.add_argument("--only", help="ways whose name holds this text (file, wire, delta, adapter)")
+    parser.add_argument("--only", help="ways whose name holds this text (file, wire, delta, adapter; relay, direct)")
     parser.add_argument("--steps", type=int, default=6, help="delta: optimiser steps (default: %(default)s)")
     parser.add_argument("--mbit", type=int, default=200, help="hosts: rate of each link, Mbit/s (default: %(default)s)")
     parser.add_argument("--hosts", type=int, default=4, help="hosts: besides the learner's (default: %(default)s)")
@@ -72,15 +72,16 @@ def _hosts(options: argparse.Namespace) -> None:
     """Relays and none in turns; in each a whole version, and then a delta."""
     num_bytes = int(options.mb.split(",")[0]) << 20
     every: list[HostRound] = []
+    ways = [relay for name, relay in (("relay", True), ("direct", False)) if (options.only or "") in name]
     for _ in range(options.rounds):
-        for relay in (True, False):
+        for relay in ways:
             with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
                 sizes = {"num_hosts": options.hosts, "num_workers": options.workers, "num_bytes": num_bytes}
                 with fleet(Path(folder), **sizes, rate_mbit=options.mbit, relay=relay) as hosts:
                     every += [hosts.publish(kind, number) for number, kind in enumerate(("whole", "delta"), 1)]
             print(f"relay {relay}: {every[-2].last_s:.1f} s whole, {every[-1].last_s:.2f} s delta", flush=True)
     link_s = num_bytes / (options.mbit * 1e6 / 8)
-    kinds = [(kind, relay) for kind in ("whole", "delta") for relay in (True, False)]
+    kinds = [(kind, relay) for kind in ("whole", "delta") for relay in ways]
     rounds = {key: [found for found in every if (found.kind, found.relay) == key] for key in kinds}
     show(
         f"{num_bytes / 1e6:,.0f} MB to {options.workers} workers on {options.hosts} hosts, {options.mbit} Mbit/s a link (bar: "

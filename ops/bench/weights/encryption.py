@@ -17,7 +17,7 @@ _TIMEOUT_MS = 60_000
 
 
 def encrypted_mb_a_second(num_bytes: int) -> float:
-    """Return the rate, in MB of 10**6 bytes: encrypted once, carried over loopback, decrypted once."""
+    """Return the rate in MB/s: encrypted once, carried over loopback, decrypted once."""
     public, secret = zmq.curve_keypair()
     with zmq.Context(_io_threads()) as context, context.socket(zmq.PULL) as socket:
         socket.setsockopt(zmq.RCVTIMEO, _TIMEOUT_MS)

@@ -68,7 +68,7 @@ class Fleet:
         for line in served:
             before = self._counters.get(line["worker"], (0.0, 0.0))
             moved = line["wire_bytes"] - before[0]
-            # a mapped file counts as exactly its bytes; a fetched one has its digests, or is a delta
+            # a mapped file counts as its bytes alone, a fetched one with its digests
             fetched_bytes += moved if moved != told["bytes"] else 0.0
             num_lost += line["lost"] - before[1]
             self._counters[line["worker"]] = line["wire_bytes"], line["lost"]
@@ -144,6 +144,8 @@ def fleet(
                     except subprocess.TimeoutExpired:
                         process.kill()
                         process.wait()
+                    if process.stdout is not None:
+                        process.stdout.close()
     finally:
         if server is not None:
             server.stop()

@@ -115,6 +115,7 @@ def test_a_missing_file_and_a_file_that_is_not_toml_are_named(tmp_path: Path) ->
         ("reward.overlong=soft", "overlong_cache_tokens is 0"),
         ("algorithm.kl_coefficient=0.1", "fleet.reference is 0"),
         ("weights.max_part_mb=64", "below max_message_mb"),
+        ("weights.path=nccl", "which Headrace does not have"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_with_the_reason(

@@ -127,6 +127,21 @@ async def test_parts_and_version_of_different_digests_are_refused(tmp_path: Path
         assert named(tmp_path) == []
 
 
+async def test_bytes_that_change_after_their_part_was_checked_are_never_named(tmp_path: Path) -> None:
+    async with hosts(tmp_path) as world:
+        host, stored = world.host(num_connections=1), world.publish(3)
+
+        def flip(request: WeightsRequest, part: WeightsPart) -> WeightsPart:
+            if request.offset + part.data.size == stored.num_bytes:
+                host.holding(3).data[0] ^= 1
+            return part
+
+        host.change = flip
+        with pytest.raises(WeightsDamaged, match=stored.digest):
+            await host.fetch(world.announced(stored), world.source)
+        assert named(tmp_path) == []
+
+
 async def test_a_version_that_is_forgotten_while_it_travels_is_given_up(tmp_path: Path) -> None:
     async with hosts(tmp_path) as world:
         host, asked = world.host(), []
