@@ -66,7 +66,7 @@ async def test_a_relay_passes_parts_on_before_it_has_them_all(tmp_path: Path) ->
 
 async def test_a_source_that_dies_is_replaced_and_no_part_comes_twice(tmp_path: Path) -> None:
     async with hosts(tmp_path) as world:
-        near, far = world.host("near"), world.host("far", num_connections=2)
+        near, far = world.host("near"), world.host("far", num_connections=2, timeout_s=60.0)
         stored = world.publish(3)
         wanted = world.announced(stored)
         await near.fetch(wanted, world.source)
@@ -77,7 +77,9 @@ async def test_a_source_that_dies_is_replaced_and_no_part_comes_twice(tmp_path: 
             return part
 
         far.change = kill
-        assert await far.fetch(wanted, near.source, world.source) == stored.path.read_bytes()
+        # a broken connection is noticed long before an answer is overdue
+        async with asyncio.timeout(9.0):
+            assert await far.fetch(wanted, near.source, world.source) == stored.path.read_bytes()
         assert far.counts.num_lost == 1
         assert far.counts.num_bytes <= stored.num_bytes + parts_table(stored) + 2 * PART, "parts under way, at most"
 
