@@ -9,7 +9,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,7 +104,7 @@ def join(
             )
 
         try:
-            outcome = asyncio.run(join_run(request, folder, check=_checker(wanted), began=began))
+            outcome = asyncio.run(join_run(request, folder, check=partial(check_host, role=wanted), began=began))
         finally:
             log.close()
         return _report(folder, outcome, as_json=as_json)
@@ -140,17 +140,13 @@ def _with_token(url: str, token: Path | None, folder: JoinedFolder) -> str:
     return ledger_url(url, read_token(token), folder.path)
 
 
-def _checker(role: Role) -> Callable[[RunConfig], None]:
-    """Return the check of what this host lacks for a role."""
+def check_host(config: RunConfig, role: Role) -> None:
+    """Raise ConfigError when this host lacks what workers of a role import."""
+    engine = {Role.GENERATOR: config.generation.engine, Role.REFERENCE: config.reference.backend}.get(role)
+    if engine == "vllm":
+        from pipeline.preflight.vllm import check_versions
 
-    def check(config: RunConfig) -> None:
-        engine = {Role.GENERATOR: config.generation.engine, Role.REFERENCE: config.reference.backend}.get(role)
-        if engine == "vllm":
-            from pipeline.preflight.vllm import check_versions
-
-            check_versions()
-
-    return check
+        check_versions()
 
 
 def _report(folder: JoinedFolder, outcome: JoinOutcome, *, as_json: bool) -> int:

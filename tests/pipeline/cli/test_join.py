@@ -1,0 +1,78 @@
+"""Claims about the words of ``headrace join``, and its refusals before a server is reached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from pipeline.cli import headrace
+from pipeline.cli.join import check_host
+from pipeline.ledger.token import Token, write_token
+from pipeline.preflight.vllm import installed_builds
+from pipeline.supervisor.joining.joined_folder import claimed_folder
+from protocol.errors import ConfigError
+from protocol.ids import Role
+from tests.pipeline.op_config import op_config
+
+URL = "redis://127.0.0.1:1/0"
+
+
+def refusal(*words: str, **environment: str) -> str:
+    """Return the sentence by which the command refuses."""
+    done = CliRunner().invoke(headrace, ["join", *words], env={"REDIS_URL": None, **environment})
+    assert done.exit_code != 0
+    return done.output if isinstance(done.exception, SystemExit) else str(done.exception)
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "t.token"
+    write_token(path, Token(run="demo", role=Role.GENERATOR, id="generator-1", secret="s" * 40))
+    return path
+
+
+def test_a_password_in_the_arguments_is_refused_and_not_repeated(token: Path) -> None:
+    words = refusal("redis://:hunter2@host/0", "--token", str(token))
+    assert "every user of this host sees in the process list" in words and "hunter2" not in words
+
+
+def test_a_token_for_another_role_or_run_is_refused_with_both(token: Path) -> None:
+    for words in (("--role", "reward"), ("--run", "other")):
+        told = refusal(URL, "--token", str(token), *words)
+        assert "is for generator workers of the run demo" in told and words[1] in told
+
+
+def test_a_join_without_a_ledger_a_run_or_a_role_names_what_to_give() -> None:
+    assert "no ledger: give its URL" in refusal("--run", "demo", "--role", "reward")
+    assert "Give --token FILE, or --run NAME and --role ROLE" in refusal(URL)
+    assert "cannot name 2 workers" in refusal(URL, "--run", "r", "--role", "reward", "--count", "2", "--name", "a-1")
+
+
+@pytest.mark.skipif(bool(installed_builds()), reason="vLLM is installed here")
+def test_a_host_without_vllm_is_refused_with_the_install(tmp_path: Path) -> None:
+    config = op_config(tmp_path, "generation.engine=vllm")
+    with pytest.raises(ConfigError, match=r"vLLM is not installed here; .* `pip install headrace\[vllm\]`"):
+        check_host(config, Role.GENERATOR)
+    # It judges without an engine.
+    check_host(config, Role.REWARD)
+
+
+def test_two_joins_on_one_host_have_folders_and_workers_of_their_own(tmp_path: Path) -> None:
+    with (
+        claimed_folder(tmp_path, "demo", Role.GENERATOR) as one,
+        claimed_folder(tmp_path, "demo", Role.GENERATOR) as other,
+    ):
+        assert one.path != other.path
+        assert one.worker_name(Role.GENERATOR, 0) != other.worker_name(Role.GENERATOR, 0)
+        assert not one.is_own(other.worker_name(Role.GENERATOR, 0))
+    with claimed_folder(tmp_path, "demo", Role.GENERATOR) as again:
+        assert again == one, "a later join adopts what an earlier one left"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises((ConfigError, click.ClickException), match="cannot be made"):
+        claimed_folder(tmp_path / "file", "demo", Role.GENERATOR).__enter__()
