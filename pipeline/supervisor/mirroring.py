@@ -28,6 +28,7 @@ from pipeline.process.exit_codes import ExitCode
 from pipeline.training.checkpoints import CHECKPOINTS, newest_name
 from pipeline.training.mirror.__main__ import LAST, TAKE_OVER
 from pipeline.training.mirror.record import MirrorRecord, MirrorState, read_record, write_record
+from pipeline.training.mirror.staging import clear
 from protocol import headrace
 
 _FIRST_PAUSE_S: Final = 5.0
@@ -177,6 +178,8 @@ class Mirroring:
 
     def _end(self, now: float, code: int) -> None:
         self._close_process()
+        # A process that was killed leaves links, which hold room.
+        clear(self._run_dir)
         record = read_record(self._run_dir)
         self._plan = self._plan.ended(now, code, record.copied if record else "")
         if code == ExitCode.OK:

@@ -36,7 +36,7 @@ from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.registry.contract import RunState, RunStatus, WaitingFor
 from pipeline.training.checkpoints import CHECKPOINTS, CheckpointFolder
-from protocol.errors import LedgerError
+from protocol.errors import ConfigError, LedgerError
 from protocol.ids import Role
 from workers.checkpoint_writer import CheckpointWriter
 from workers.engines.build import build_training_backend
@@ -122,6 +122,11 @@ class Learner(Actor):
         await self.ctx.compute(self._recorder.begin, loaded, int(state.get("policy_version", 0)))
         self._num_updates = int(state.get("num_updates", 0))
         self._writer = CheckpointWriter(self.ctx, self._folder)
+        if checkpoint is not None and not await self.ctx.ledger.restarts():
+            raise ConfigError(
+                f"the ledger has no record of this run, but {checkpoint.path.name} was written with one: its server was "
+                "emptied or is another. Give the right one by ledger.url, or start a new run from the checkpoint's model"
+            )
         returned = await self.ctx.ledger.recover(self.ctx.who, tuple(state.get("claims", ())))
         self._publisher = WeightPublisher(self.ctx)
         await self._publisher.start()

@@ -18,6 +18,7 @@ from pipeline.supervisor.mirror_choice import NoMirror, mirroring
 from pipeline.supervisor.mirroring import CopySchedule, Mirroring
 from pipeline.training.mirror.layout import list_copies
 from pipeline.training.mirror.record import MirrorRecord, MirrorState, read_record
+from pipeline.training.mirror.staging import STAGING
 from protocol import headrace
 from tests.pipeline.op_config import op_config
 from tests.pipeline.training.mirror.mirrored import MirroredRun, mirrored_run
@@ -123,10 +124,12 @@ async def test_a_store_that_cannot_be_written_costs_a_run_a_sentence_and_nothing
 def test_a_copy_on_which_nothing_moves_is_ended_and_told(run: MirroredRun, mute: Path) -> None:
     run.checkpoint(3)
     copies = mirroring_of(run, "checkpoint.mirror_timeout_s=3.0")
+    (run.run_dir / STAGING).mkdir()
     until(copies, lambda: (found := read_record(run.run_dir)) and found.state is MirrorState.FAILED)
     copies.close()
     found = read_record(run.run_dir)
     assert found is not None and found.reason == "nothing moved for 3 s, so it was ended"
+    assert not (run.run_dir / STAGING).exists(), "links would hold room"
 
 
 async def test_a_mute_store_holds_up_the_runs_end_no_longer_than_it_may(run: MirroredRun, mute: Path) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.observability.history import EvaluationRow
 from pipeline.observability.samples import SAMPLES_NAME, read_samples
 from pipeline.runtime.registry.contract import RunState
 from pipeline.training.checkpoints import CheckpointFolder
-from protocol.errors import StorageFailed
+from protocol.errors import ConfigError, StorageFailed
 from tests.workers.dying import BATCH, Reaper, World
 
 NUM_UPDATES = 5
@@ -128,6 +129,19 @@ async def test_after_a_damaged_checkpoint_what_it_held_is_counted_as_given_up(
     assert audit.trajectories.dropped["rolled_back"] == 2 * BATCH
     assert (world.root / f"damaged-{newest.name}").is_dir()
     assert [row.update for row in world.rows()] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_learner_with_a_checkpoint_refuses_a_ledger_that_does_not_know_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, num_updates=4)
+    await world.live(Reaper(None))
+    world.ledger = MemoryLedger(lambda worker: world.epochs.get(worker, 0))
+    with pytest.raises(ExceptionGroup) as ended:
+        await world.live(Reaper(None))
+    [refused] = ended.value.exceptions
+    assert isinstance(refused, ConfigError)
+    assert "no record of this run, but 000002.version-4" in str(refused) and "ledger.url" in str(refused)
 
 
 async def test_a_run_stops_early_when_its_evaluations_improve_no_more(
