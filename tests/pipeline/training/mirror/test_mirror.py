@@ -21,7 +21,7 @@ from pipeline.observability.samples import SAMPLES_NAME
 from pipeline.training.checkpoints import latest_checkpoint
 from pipeline.training.mirror import staging
 from pipeline.training.mirror.fetching import fetch_run
-from pipeline.training.mirror.layout import RECORDS, TALLIES, CopiedFile, list_copies, read_copy
+from pipeline.training.mirror.layout import RECORDS, TALLIES, list_copies, read_copy
 from pipeline.training.mirror.staging import SEGMENT_KEY, STAGING
 from protocol.errors import ConfigError, DataError, Fenced, StorageFailed, StoreUnavailable
 from tests.pipeline.training.mirror.mirrored import VALUE_CHECKPOINTS, MirroredRun, mirrored_run
@@ -181,10 +181,12 @@ def test_a_manifest_cannot_lead_out_of_the_folder_or_to_a_secrets_place(run: Mir
     made = run.copy()
     assert made is not None
     [name] = list_copies(run.store)
-    evil = msgspec.structs.replace(made, files={**made.files, path: CopiedFile(1, "xxh3-128:0")})
+    evil = msgspec.structs.replace(made, files={**made.files, path: made.files["history.jsonl"]})
     run.store.put_bytes(name, msgspec.json.encode(evil))
+    told: list[str] = []
     with pytest.raises(DataError, match="none of the 1 copies"):
-        fetch_run(run.url, run.folder / "a")
+        fetch_run(run.url, run.folder / "a", tell=told.append)
+    assert len(told) == 1 and "is no file of a run that is copied" in told[0]
 
 
 def test_a_fetch_that_cannot_be_is_told_before_anything_is_moved(
