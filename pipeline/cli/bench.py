@@ -29,6 +29,7 @@ _NAMES = {
     "oversampling": "Gain and cost of over-sampling, in virtual time.",
     "startup": "Start of the command line, against Python's own.",
     "weights": "A version from publish to served; size of what changed.",
+    "workers": "Idle workers and chunks at one ledger server: its limit.",
 }
 
 _EPILOG = (

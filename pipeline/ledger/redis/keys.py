@@ -43,6 +43,7 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:evaluation:<n>`` | hash | request, number of failed responses | the run |
 | ``{run}:evaluation:<n>:samples`` | hash | ``prompt.sample`` -> accuracy, reward, tokens, oldest and newest version | the run |
 | ``{run}:endpoints`` | hash | registry: worker -> role, endpoint, public key | the run |
+| ``{run}:mailboxes`` | zset | registry: workers with a mailbox, by the time of their last sign of life | until it departs |
 | ``{run}:endpoint_changes`` | zset | registry: workers by the number of their mailbox's last change | the run |
 | ``{run}:heartbeats`` | hash | registry: worker -> its last heartbeat | until it departs |
 | ``{run}:versions`` | zset | registry: workers by role and policy version, as one number | until it departs |
@@ -114,6 +115,7 @@ def evaluation_samples(run: str, number: int) -> str:
 epochs = _one("epochs")
 endpoints = _one("endpoints")
 endpoint_changes = _one("endpoint_changes")
+mailboxes = _one("mailboxes")
 heartbeats = _one("heartbeats")
 versions = _one("versions")
 reaching = _one("reaching")

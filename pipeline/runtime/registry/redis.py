@@ -345,7 +345,7 @@ def _seconds(answer: Sequence[bytes]) -> float:
 
 def _keys_of(run: str) -> dict[str, str]:
     """Return the registry's keys of one run, as the scripts' headers name them."""
-    names = ("epochs", "endpoints", "endpoint_changes", "heartbeats", "seen", "versions", "reaching")
+    names = ("epochs", "endpoints", "endpoint_changes", "mailboxes", "heartbeats", "seen", "versions", "reaching")
     plain = (*names, "fleet", "weights", "relays", "relay_order", "run_status")
     news = {_NEWS[topic]: keys.notifications(run, topic) for topic in Topic}
     return {name: getattr(keys, name)(run) for name in plain} | news

@@ -10,12 +10,13 @@
 -- KEYS[6]  reaching          set      generators that reach their scorers
 -- KEYS[7]  endpoint_changes  zset     worker by the number of its mailbox's last change
 -- KEYS[8]  endpoint_news     stream   one entry
+-- KEYS[9]  mailboxes         zset     worker with a mailbox by the time of its last sign of life
 -- ARGV[1]  worker            text
 -- ARGV[2]  epoch             integer  of the caller
 -- Returns  1 when it was forgotten, else 0
 
 local epochs, endpoints, heartbeats, seen, versions = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local reaching, endpoint_changes, endpoint_news = KEYS[6], KEYS[7], KEYS[8]
+local reaching, endpoint_changes, endpoint_news, mailboxes = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local worker, epoch = ARGV[1], ARGV[2]
 if redis.call('HGET', epochs, worker) ~= epoch then
   return 0
@@ -25,6 +26,7 @@ redis.call('HDEL', heartbeats, worker)
 redis.call('ZREM', seen, worker)
 redis.call('ZREM', versions, worker)
 redis.call('SREM', reaching, worker)
+redis.call('ZREM', mailboxes, worker)
 if had_endpoint == 1 then
   note_change(endpoint_changes, endpoint_news, worker)
 end

@@ -1,15 +1,14 @@
 -- news.lua: read where each topic stands, for a reader without news for a while.
 --
 -- Uses     silent
--- KEYS[1]  endpoints      hash    worker -> role, endpoint and public key, JSON
--- KEYS[2]  seen           zset    worker by the server's time of its last sign of life
--- KEYS[3]  endpoint_news  stream  one entry
--- KEYS[4]  run_news       stream  one entry
--- KEYS[5]  weights_news   stream  one entry
+-- KEYS[1]  mailboxes      zset    worker with a mailbox by the time of its last sign of life
+-- KEYS[2]  endpoint_news  stream  one entry
+-- KEYS[3]  run_news       stream  one entry
+-- KEYS[4]  weights_news   stream  one entry
 -- ARGV[1]  silent_after   number  seconds after which a silent worker is left out
 -- Returns  { last id of endpoint_news, of run_news, of weights_news, silent workers }
 
-local endpoints, seen, endpoint_news, run_news, weights_news = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local mailboxes, endpoint_news, run_news, weights_news = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local silent_after = ARGV[1]
 
 local function last_id(stream)
@@ -17,5 +16,5 @@ local function last_id(stream)
   return entry and entry[1] or ''
 end
 
-local silent = silent_mailboxes(endpoints, seen, silent_after)
+local silent = silent_mailboxes(mailboxes, silent_after)
 return { last_id(endpoint_news), last_id(run_news), last_id(weights_news), silent }
