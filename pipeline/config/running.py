@@ -308,7 +308,10 @@ class SupervisorSection(Section):
         "Workers are forked of one process that has their imports done: they start seconds earlier and share its memory. "
         "vLLM's workers import for themselves.",
     )
-    metrics_port: int | None = setting(None, "Port of Prometheus metrics on 127.0.0.1. Absent: off.", ge=1, le=65535)
+    metrics_port: int | None = setting(None, "Port of Prometheus metrics. Absent: off.", ge=1, le=65535)
+    metrics_host: str = setting(
+        "127.0.0.1", "Address of the metrics; they hold no secret. In a container 0.0.0.0, for its probes."
+    )
 
 
 class FleetSection(Section):

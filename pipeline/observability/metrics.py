@@ -1,7 +1,8 @@
-"""Heartbeats as Prometheus metrics, on this host alone.
+"""Heartbeats and queues as Prometheus metrics.
 
-*Consumes* the fleet's heartbeats, which the supervisor reads. *Produces* an HTTP endpoint on
-127.0.0.1 for the whole fleet. *Waits for* no request: a scrape reads the latest heartbeats.
+*Consumes* the fleet's heartbeats and the ledger's queues, which the supervisor reads. *Produces* an
+HTTP endpoint for the whole fleet, on 127.0.0.1 unless set otherwise. *Waits for* no request: a
+scrape reads the latest heartbeats.
 
     headrace_up{role,worker}                      1 while its heartbeat is fresh
     headrace_progress_total{role,worker}          turns of the main loop
@@ -10,7 +11,9 @@
     headrace_resident_bytes{role,worker}
     headrace_waiting{role,worker,for}             1 for what it waits for now
     headrace_link_messages_total{link,event}      event = sent | received | refused | gaps
-    headrace_counter{role,worker,name}            the role's own counters"""
+    headrace_counter{role,worker,name}            the role's own counters
+    headrace_queue_depth{run,queue}               entries of a ledger's queue
+    headrace_learner_waits{run}                   share of recent time that the learner waits for units"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pipeline.ledger.types import QueueStat
+from pipeline.observability.demand import LearnerWaits
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat
@@ -33,14 +38,18 @@ _WORKER = ["role", "worker"]
 class HeartbeatCollector(Collector):
     """Turns the latest heartbeats into metrics for each scrape."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, run: str) -> None:
+        self._clock, self._run = clock, run
         self._heartbeats: tuple[Heartbeat, ...] = ()
+        self._queues: tuple[QueueStat, ...] = ()
+        self._waits = LearnerWaits()
         self._read_s = clock.monotonic()
 
-    def update(self, heartbeats: Iterable[Heartbeat]) -> None:
-        """Set the latest heartbeats."""
+    def update(self, heartbeats: Iterable[Heartbeat], queues: Iterable[QueueStat]) -> None:
+        """Set the latest heartbeats and queues."""
         self._heartbeats, self._read_s = tuple(heartbeats), self._clock.monotonic()
+        self._queues = tuple(queues)
+        self._waits.see(self._heartbeats, self._read_s)
 
     def collect(self) -> Iterable[Metric]:
         """Return every metric."""
@@ -62,19 +71,25 @@ class HeartbeatCollector(Collector):
             waiting.add_metric([*labels, str(beat.waiting_for)], 1.0)
             for name, value in sorted(beat.counters.items()):
                 counters.add_metric([*labels, name], value)
-        return [up, progress, still, version, resident, waiting, counters, _links(self._heartbeats)]
+        depth = GaugeMetricFamily("headrace_queue_depth", "Entries of a queue", labels=["run", "queue"])
+        for queue in self._queues:
+            depth.add_metric([self._run, queue.name], queue.depth)
+        waits = GaugeMetricFamily("headrace_learner_waits", "Share of recent time at input", labels=["run"])
+        waits.add_metric([self._run], self._waits.share)
+        return [up, progress, still, version, resident, waiting, counters, depth, waits, _links(self._heartbeats)]
 
 
 class MetricsServer:
     """The endpoint. Use as a context manager, or ``close`` it."""
 
-    def __init__(self, port: int, clock: Clock) -> None:
-        """Listen on 127.0.0.1:``port``; 0 takes a free one. Raises ConfigError for one in use."""
+    def __init__(self, port: int, clock: Clock, *, host: str = "127.0.0.1", run: str = "") -> None:
+        """Listen on ``port`` of an address; 0 takes a free one. Raises ConfigError for one in
+        use."""
         registry = CollectorRegistry(auto_describe=False)
-        self._collector = HeartbeatCollector(clock)
+        self._collector = HeartbeatCollector(clock, run)
         registry.register(self._collector)
         try:
-            self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except OSError as error:
             taken = f"supervisor.metrics_port is {port}: {error.strerror}"
             raise ConfigError(f"{taken}; choose a free port, or leave it out") from error
@@ -84,9 +99,9 @@ class MetricsServer:
         """The port of the endpoint."""
         return int(self._server.server_port)
 
-    def update(self, heartbeats: Iterable[Heartbeat]) -> None:
-        """Set the latest heartbeats."""
-        self._collector.update(heartbeats)
+    def update(self, heartbeats: Iterable[Heartbeat], queues: Iterable[QueueStat] = ()) -> None:
+        """Set the latest heartbeats and queues."""
+        self._collector.update(heartbeats, queues)
 
     def close(self) -> None:
         """Stop listening."""

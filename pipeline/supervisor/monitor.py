@@ -56,6 +56,7 @@ class Monitor:
         self._ledger = ledger
         self._server = server
         self._metrics = metrics
+        self._queues: Sequence[QueueStat] = ()
         self._watch = watch
         self._watch_every_s = watch_every_s
         self._next_watch_s = self._next_check_s = self._next_overdue_s = 0.0
@@ -120,14 +121,15 @@ class Monitor:
         """Return the age of each scoring role's work beyond its deadline, at most 1 s old."""
         if now >= self._next_overdue_s:
             self._next_overdue_s = now + _OVERDUE_CHECK_S
-            self._overdue_s = overdue_ages(await self._ledger.queues(), self._scoring_deadline_s)
+            self._queues = await self._ledger.queues()
+            self._overdue_s = overdue_ages(self._queues, self._scoring_deadline_s)
         return self._overdue_s
 
     async def show(self, status: RunStatus, beats: Sequence[Heartbeat], plan: FleetPlan, now: float) -> None:
         """Update the metrics endpoint and, when the time has come, the view. A new state is shown
         at once: it may be the last."""
         if self._metrics is not None:
-            self._metrics.update(beats)
+            self._metrics.update(beats, self._queues)
         is_due = now >= self._next_watch_s or status.state is not self._shown
         if self._watch is None or not is_due:
             return

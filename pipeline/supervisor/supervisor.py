@@ -176,7 +176,8 @@ class Supervisor:
             return
         from pipeline.observability.metrics import MetricsServer
 
-        with MetricsServer(port, RealClock()) as metrics:
+        host, run = self._config.supervisor.metrics_host, self._config.run.name
+        with MetricsServer(port, RealClock(), host=host, run=run) as metrics:
             yield metrics
 
     def _other_hosts(self) -> AbstractContextManager[object]:

@@ -7,6 +7,7 @@ import urllib.request
 import pytest
 
 from pipeline.ledger.types import QueueStat
+from pipeline.observability.demand import LearnerWaits
 from pipeline.observability.metrics import MetricsServer
 from pipeline.observability.status import Health, bottleneck, clock_words, queue_rows, role_rows, worker_rows
 from pipeline.process.work import WorkReport
@@ -145,12 +146,13 @@ def test_a_link_whose_sender_began_anew_holds_nothing_rather_than_less():
 def test_a_scrape_tells_of_the_whole_fleet():
     clock = ManualClock(start_s=NOW)
     links = (LinkReport(name="generator-0>reward-0", sent=12),)
-    with MetricsServer(0, clock) as server:
+    with MetricsServer(0, clock, run="demo") as server:
         server.update(
             [
                 beat("generator-0", WaitingFor.ROOM, links=links, counters={"chunks": 8.0}, policy_version=4),
                 beat("reward-0", WaitingFor.INPUT, silent_s=60.0),
-            ]
+            ],
+            [QueueStat("reward", 12, None, 0.5, "reward")],
         )
         text = urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5.0).read().decode()
     assert 'headrace_up{role="generator",worker="generator-0"} 1.0' in text
@@ -159,6 +161,21 @@ def test_a_scrape_tells_of_the_whole_fleet():
     assert 'headrace_waiting{for="room",role="generator",worker="generator-0"} 1.0' in text
     assert 'headrace_counter{name="chunks",role="generator",worker="generator-0"} 8.0' in text
     assert 'headrace_link_messages_total{event="sent",link="generator-0>reward-0"} 12.0' in text
+    assert 'headrace_queue_depth{queue="reward",run="demo"} 12.0' in text
+    assert 'headrace_learner_waits{run="demo"} 0.0' in text
+
+
+def test_the_share_of_the_learners_waits_follows_its_recent_time():
+    waits = LearnerWaits()
+    assert waits.see([], 0.0) == 0.0
+    for second in range(1, 301):
+        waits.see([beat("learner-0", WaitingFor.INPUT)], float(second))
+    assert waits.share > 0.99
+    for second in range(301, 343):
+        waits.see([beat("learner-0", WaitingFor.COMPUTE)], float(second))
+    assert 0.48 < waits.share < 0.52
+    waits.see([], 400.0)
+    assert 0.48 < waits.see([beat("learner-0", WaitingFor.COMPUTE)], 5000.0) < 0.52, "an absent learner says nothing"
 
 
 def test_a_port_in_use_is_a_sentence():
