@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from tests.pipeline.op_config import MODEL, op_config
 from workers.engines.generation.local.build import build_local
@@ -33,6 +34,10 @@ def test_a_model_made_without_weights_is_the_loaded_one_once_it_has_them(tmp_pat
     assert not made.training and not whole.training
 
 
-def test_the_local_engine_starts_in_a_folder_without_weights_and_serves_no_version(tmp_path: Path) -> None:
+def test_the_local_engine_starts_without_weights_and_serves_the_first_version(tmp_path: Path) -> None:
     engine = build_local(op_config(tmp_path), without_weights(tmp_path / "model"))
     assert engine.policy_version == -1
+    tensors = load_file(MODEL / "model.safetensors")
+    engine.load_weights(tensors, 0)
+    assert engine.policy_version == 0
+    assert engine.unserved(tensors) == []
