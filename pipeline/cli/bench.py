@@ -20,6 +20,7 @@ _NAMES = {
     "demos": "The demos against their bar, seed by seed.",
     "engine": "The local engine against transformers and vLLM.",
     "fleet_memory": "Resident memory of the demo's fleet.",
+    "hosts": "The demo over three hosts that share nothing, against one.",
     "judge": "Generators with a judge of two seconds, against none.",
     "learner": "The packed step against a padded one, and TRL's.",
     "ledger": "Chunks through ledger and wire, against ZeroMQ, Redis, Ray.",
