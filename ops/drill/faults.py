@@ -28,14 +28,14 @@ import msgspec
 
 from ops.drill.events import Ending, Event, Faulted, Killed, Left, SupervisorEnded, Told
 from ops.drill.fleet import RUN, DrillFleet, until
-from ops.drill.hosts import HostNetwork
 from ops.drill.leftovers import leftovers
 from ops.drill.nowhere import Nowhere
 from ops.drill.relay import Relays
 from ops.drill.schedule import ASKED, WIRE, FaultKind, PlannedFault
-from ops.drill.switch import CUT, WHOLE
 from ops.drill.truth import Asking, Naming, Struck, ask_until_named
 from ops.drill.witness import servers_of
+from ops.hosts.namespaces import HostNetwork
+from ops.hosts.switch import CUT, WHOLE
 from pipeline.ledger.redis import keys
 from pipeline.runtime.registry.contract import Heartbeat
 from protocol.ids import Role

@@ -15,12 +15,12 @@ from ops.drill.check import KillCost, Limits, Violation, check, kill_costs
 from ops.drill.events import Audited, Event, Finished, Stalled
 from ops.drill.faults import FLEET_HOST, GUEST_HOST, Site, Striking, interpose, look_for_leftovers, small_disk
 from ops.drill.fleet import DrillFleet, each_turn
-from ops.drill.hosts import SpaceRefused, host_network
 from ops.drill.record import read_events
 from ops.drill.relay import Relays
 from ops.drill.schedule import WIRE, FaultKind, Plan
 from ops.drill.truth import Naming
 from ops.drill.witness import Witness
+from ops.hosts.namespaces import SpaceRefused, host_network
 from pipeline.config import RESOLVED_NAME
 from pipeline.config.load import load_config, read_resolved
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from ops.drill.hosts import Host, SpaceRefused, host_network
+from ops.hosts.namespaces import Host, SpaceRefused, host_network
 from pipeline.config.load import load_config, resolve_paths, to_toml
 from pipeline.ledger.server.binary import find_server
 from pipeline.training.update_log.folder import UPDATES_FOLDER, read_log

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ops.bench.hosts.spread_run import ROOT, SpreadRun
-from ops.drill.hosts import SpaceRefused, host_network
-from ops.drill.switch import CUT, WHOLE, Cable
+from ops.hosts.namespaces import SpaceRefused, host_network
+from ops.hosts.switch import CUT, WHOLE, Cable
 from pipeline.ledger.token import read_token
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
 from protocol.ids import Role

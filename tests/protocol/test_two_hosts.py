@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ops.drill.hosts import Host, HostNetwork, SpaceRefused, host_network
-from ops.drill.switch import CUT
+from ops.hosts.namespaces import Host, HostNetwork, SpaceRefused, host_network
+from ops.hosts.switch import CUT
 
 ROOT = Path(__file__).parents[2]
 MAILBOX = """

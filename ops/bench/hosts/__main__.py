@@ -23,7 +23,7 @@ from ops.bench.fleet_run import train
 from ops.bench.hosts.spread_run import ROOT, SpreadRun
 from ops.bench.table import Spread, provenance, show, write_json
 from ops.demo.task import main as write_data
-from ops.drill.hosts import SpaceRefused, host_network
+from ops.hosts.namespaces import SpaceRefused, host_network
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRow, read_history
 from protocol.errors import DataError
 from protocol.ids import Role

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ops.drill.hosts import Host, HostNetwork
+from ops.hosts.namespaces import Host, HostNetwork
 from pipeline.ledger.server.binary import find_server
 from protocol.errors import DataError
 from protocol.ids import Role

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.drill.hosts import Host, HostNetwork, SpaceRefused, host_network
-from ops.drill.switch import CUT, WHOLE, Cable, arrival_s
+from ops.hosts.namespaces import Host, HostNetwork, SpaceRefused, host_network
+from ops.hosts.switch import CUT, WHOLE, Cable, arrival_s
 
 _ECHO = """
 import socket, sys

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from ops.drill.switch import Cable, Switch
+from ops.hosts.switch import Cable, Switch
 
 _TOOLS = ("ip", "unshare", "nsenter", "hostname", "mount")
 _COMMAND_S = 30.0

@@ -1,0 +1,1 @@
+"""Hosts on one machine, for benchmarks, drills and tests."""
