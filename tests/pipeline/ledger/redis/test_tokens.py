@@ -82,6 +82,12 @@ async def joined(owner: Owner, token: Token, *, patience_s: float = 5.0) -> Asyn
         await client.aclose()
 
 
+async def tells_reads(owner: Owner) -> bool:
+    """Return whether the server keeps roles apart; Redis 6.2 keeps runs apart alone."""
+    found = cast("dict[str, str]", await owner.client.info("server"))
+    return int(found["redis_version"].partition(".")[0]) >= 7
+
+
 async def ask(connection: PipelinedConnection, *command: str | bytes | float) -> object:
     with ledger_faults("test"):
         return await connection.ask(*command)
@@ -93,16 +99,20 @@ async def test_a_token_reaches_its_own_run_and_nothing_else(role: Role, owner: O
     await owner.client.set("{test}:settings", "ours")
     async with joined(owner, await owner.admin.create(role)) as connection:
         assert await ask(connection, "GET", "{test}:settings") == b"ours"
+        owners = (
+            ("SADD", keys.permitted(RUN), "generator-1"),
+            ("HSET", keys.permitted_of(RUN, "run"), "key", "host"),
+            ("SET", "{test}:settings", "mine"),
+            ("SET", "{test}:fleet", "{}"),
+        )
         for command in (
+            *(owners if await tells_reads(owner) else ()),
             ("GET", "{other}:settings"),
             ("HSET", "{other}:counters", "a", 1),
             ("EVAL", "return redis.call('GET', '{other}:settings')", 1, "{test}:counters"),
             ("EVAL", "return redis.call('HGETALL', 'tokens:{test}')", 1, "{test}:counters"),
             ("HGETALL", keys.tokens(RUN)),
-            ("SADD", keys.permitted(RUN), "generator-1"),
-            ("HSET", keys.permitted_of(RUN, "run"), "key", "host"),
-            ("SET", "{test}:settings", "mine"),
-            ("SET", "{test}:fleet", "{}"),
+            ("HSET", keys.tokens(RUN), "generator-1", "{}"),
             ("ACL", "LIST"),
             ("ACL", "SETUSER", "default", "nopass"),
             ("CONFIG", "GET", "*"),
@@ -122,6 +132,8 @@ async def test_a_token_reaches_its_own_run_and_nothing_else(role: Role, owner: O
 
 @pytest.mark.parametrize("role", ROLES)
 async def test_only_a_learners_token_publishes_weights_and_ends_the_run(role: Role, owner: Owner) -> None:
+    if not await tells_reads(owner):
+        pytest.skip("this server's rules do not distinguish reads from writes")
     client = connect(owner.url_of(await owner.admin.create(role)))
     ledger, registry = RedisLedger(client, RUN), RedisRegistry(client, RUN)
     await RedisLedger(owner.client, RUN).open(make_spec())
