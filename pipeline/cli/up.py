@@ -73,7 +73,7 @@ the run. The command prints the worker's last lines and ends with the worker's e
 @click.option(
     "--from-version", type=int, metavar="N", help="With --resume: go on from this checkpoint, not the newest."
 )
-@click.option("--on", "place", metavar="PLACE", help="Where workers are started: local, ssh, slurm, kubernetes or ray.")
+@click.option("--on", "place", metavar="PLACE", help="Where workers are started: local, ssh, slurm or kubernetes.")
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted to that place, and start nothing.")
 @plain_option
 @json_option

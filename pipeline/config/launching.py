@@ -24,7 +24,7 @@ ScalingRole = Annotated[str, AfterValidator(_scaling_role)]
 
 
 class ResourcesSection(Section):
-    """Requests of one worker of a role to Slurm, Kubernetes or Ray."""
+    """Requests of one worker of a role to Slurm or Kubernetes."""
 
     cpus: Positive = setting(1, "Processor cores.")
     gpus: int = setting(0, "GPUs.", ge=0)
@@ -60,24 +60,11 @@ class KubernetesSection(Section):
     queue_depth: Positive = setting(64, "Entries of a role's queue for which the autoscaler has one elastic worker.")
 
 
-class RaySection(Section):
-    """Actors of a Ray cluster, one a worker."""
-
-    address: str | None = setting(None, "The cluster's address. Absent: RAY_ADDRESS, else a cluster on this host.")
-    strategy: Literal["SPREAD", "PACK"] = setting(
-        "SPREAD", "Whether a role's workers spread over nodes or fill one first."
-    )
-    autoscale: bool = setting(
-        False, "Number of generators by demand: more while the learner waits, fewer while units wait for it."
-    )
-    max_generators: Positive = setting(16, "Most generators that are started by demand.")
-
-
 class LaunchSection(Section):
     """Where workers of the scaling roles are started. The learner and the value worker stay with
     the supervisor; in Kubernetes, learner is what its pod requests."""
 
-    on: Literal["local", "ssh", "slurm", "kubernetes", "ray"] = setting(
+    on: Literal["local", "ssh", "slurm", "kubernetes"] = setting(
         "local", "local: processes of this host. Elsewhere each worker is a `headrace join` of its own."
     )
     roles: tuple[ScalingRole, ...] = setting(
@@ -92,7 +79,6 @@ class LaunchSection(Section):
     ssh: SshSection = SshSection()
     slurm: SlurmSection = SlurmSection()
     kubernetes: KubernetesSection = KubernetesSection()
-    ray: RaySection = RaySection()
     generator: ResourcesSection = ResourcesSection()
     reward: ResourcesSection = ResourcesSection()
     reference: ResourcesSection = ResourcesSection()

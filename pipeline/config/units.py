@@ -44,7 +44,6 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "factor per token": ("gamma",),
     "processes": (
         "generator",
-        "max_generators",
         "max_replicas",
         "max_workers",
         "processes",
