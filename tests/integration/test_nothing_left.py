@@ -103,7 +103,7 @@ class Run:
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 90.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
-            left = "\n".join(self.left())
+            left = "\n".join(self.processes().values()) if time.monotonic() > deadline else ""
             assert time.monotonic() < deadline, f"{what} did not come:\n{self.output.read_text()[-4000:]}\n{left}"
             time.sleep(0.05)
 
