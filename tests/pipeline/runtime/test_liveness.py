@@ -45,8 +45,8 @@ def in_status(folder: Path, age_s: float) -> bool:
 
 def in_metrics(folder: Path, age_s: float) -> bool:
     clock = ManualClock()
-    collector = HeartbeatCollector(clock)
-    collector.update([beat_of(Role.REWARD, age_s - 2.0)])
+    collector = HeartbeatCollector(clock, "a-run")
+    collector.update([beat_of(Role.REWARD, age_s - 2.0)], ())
     # a scrape may come later
     asyncio.run(clock.advance(2.0))
     return next(family.samples[0].value == 0.0 for family in collector.collect() if family.name == "headrace_up")

@@ -33,7 +33,7 @@ class Source:
         self.server = FileServer({described(CONTENT).digest: path}, max_part_bytes=1000)
         self.num_bytes = 0
 
-    async def request(self, message: Message, *, timeout_s: float) -> Message:
+    async def request(self, message: Message, *, timeout_s: float, unreached_s: float | None = None) -> Message:
         part = self.server.answer(message)
         self.num_bytes += part.data.size
         return part
