@@ -22,7 +22,7 @@ OF_OWNER: Final = "owner"
 """The same: keys of hosts that joined with the run's password."""
 MAX_KEYS: Final = 4096
 """Of one token. A token with more of them permits none."""
-SILENT_AFTER_S: Final = 3600.0
+FORGOTTEN_AFTER_S: Final = 3600.0
 REPEAT_EVERY_S: Final = 600.0
 
 
@@ -56,7 +56,7 @@ class PermittedKeys:
         old = [
             public
             for public, one in known.items()
-            if public not in hosts and (token == OF_RUN or now_s - one.seen_s > SILENT_AFTER_S)
+            if public not in hosts and (token == OF_RUN or now_s - one.seen_s > FORGOTTEN_AFTER_S)
         ]
         if token in (OF_RUN, OF_OWNER):
             await self._ask("SADD", keys.permitted(self._run), token)
@@ -90,7 +90,7 @@ class PermittedKeys:
             found = await self._connection.ask_all([("HGETALL", keys.permitted_of(self._run, name)) for name in small])
             now_s = await self._now_s()
         rows = [one for name, hash_ in zip(small, found, strict=True) for one in _permitted(name, hash_)]
-        return [one for one in rows if one.token == OF_RUN or now_s - one.seen_s <= SILENT_AFTER_S]
+        return [one for one in rows if one.token == OF_RUN or now_s - one.seen_s <= FORGOTTEN_AFTER_S]
 
     async def changed(self, seen: str, *, timeout_s: float) -> str:
         """Wait until the keys have changed since ``seen``, or ``timeout_s`` has passed.

@@ -20,10 +20,10 @@ from structlog.testing import capture_logs
 from pipeline.ledger.redis import connection
 from pipeline.ledger.redis import keys as ledger_keys
 from pipeline.ledger.redis.permitted_keys import (
+    FORGOTTEN_AFTER_S,
     MAX_KEYS,
     OF_RUN,
     REPEAT_EVERY_S,
-    SILENT_AFTER_S,
     PermittedKey,
     PermittedKeys,
 )
@@ -168,7 +168,7 @@ async def test_a_silent_hosts_key_is_no_longer_permitted(
     await redis_client.sadd(ledger_keys.permitted(RUN), "generator-1")
     await permitted.permit(OF_RUN, {"r" * 40: "home"})
     await permitted.permit("generator-1", {"a" * 40: "one"})
-    now += SILENT_AFTER_S
+    now += FORGOTTEN_AFTER_S
     await permitted.permit("generator-1", {"b" * 40: "two"})
     assert {key.host for key in await permitted.read()} == {"home", "one", "two"}
     now += 1.0
