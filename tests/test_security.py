@@ -20,18 +20,23 @@ from urllib.parse import urlsplit
 import pytest
 import redis.asyncio
 import redis.exceptions
+from click.testing import CliRunner
 
+from pipeline.cli import headrace
 from pipeline.config.load import load_config, read_resolved, to_toml, write_resolved
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
-from pipeline.ledger.url import hide_password
+from pipeline.ledger.token import Token, write_token
+from pipeline.ledger.url import hide_password, refuse_plaintext
 from pipeline.observability.history import HISTORY_NAME
 from pipeline.observability.report import write_report
 from pipeline.preflight.checks import preflight
 from pipeline.preflight.model_folder import read_model_config
+from pipeline.supervisor.launchers.build import join_command, tokens_of
 from pipeline.supervisor.run_folder import prepare_run_dir
 from protocol.errors import ConfigError, DataError
+from protocol.ids import Role
 from tests.byte_tokenizer import write_byte_tokenizer
 from tests.pipeline.op_config import op_config
 
@@ -171,11 +176,36 @@ def test_no_record_and_no_message_shows_the_ledgers_password(url: str, tmp_path:
         assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("rest", ["://:{}@192.0.2.7:6379/0", "+sentinel://:{}@127.0.0.1,192.0.2.7:26379/ledger"])
+PLAIN = [
+    "://:{}@192.0.2.7:6379/0",
+    "+sentinel://:{}@127.0.0.1,192.0.2.7:26379/ledger",
+    "+cluster://:{}@127.0.0.1,192.0.2.7:6379/",
+]
+
+
+@pytest.mark.parametrize("rest", PLAIN)
 def test_a_ledger_url_that_leaves_the_host_in_the_clear_is_refused(rest: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unencrypted over the network") as caught:
         preflight(op_config(tmp_path, f"ledger.url=redis{rest.format(SECRET)}"))
     assert SECRET not in str(caught.value)
+    # encrypted, or not leaving it
+    refuse_plaintext(f"rediss{rest.format(SECRET)}", "")
+    refuse_plaintext(f"redis{rest.format(SECRET)}".replace("192.0.2.7", "[::1]"), "")
+    refuse_plaintext(f"unix://:{SECRET}@/run/s.sock", "")
+
+
+@pytest.mark.parametrize("rest", PLAIN)
+def test_no_join_and_no_launched_worker_sends_a_token_in_the_clear(rest: str, tmp_path: Path) -> None:
+    url = f"redis{rest.format(SECRET)}".replace(f":{SECRET}@", "")
+    write_token(tmp_path / "r.token", Token(run="r", role=Role.REWARD, id="reward-1", secret=SECRET))
+    done = CliRunner().invoke(headrace, ["join", url, "--token", str(tmp_path / "r.token"), "--dir", str(tmp_path)])
+    assert "unencrypted over the network" in str(done.exception) and "--allow-plaintext" in str(done.exception)
+    for address in ([f"ledger.url={url}"], ["ledger.url=redis://127.0.0.1:6379/0", f"launch.ledger_url={url}"]):
+        config = op_config(tmp_path, "wire.transport=tcp", *address)
+        with pytest.raises(ConfigError, match="unencrypted over the network"):
+            join_command(config, tokens_of(tmp_path))
+        config = op_config(tmp_path, "wire.transport=tcp", *address, "ledger.allow_plaintext=true")
+        assert "--allow-plaintext" in join_command(config, tokens_of(tmp_path)).words(Role.REWARD, "reward-0", "f")
 
 
 def test_a_run_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ exit code. The run and other hosts go on.
 @click.command(epilog=_EPILOG)
 @click.argument("url", required=False, metavar="[LEDGER_URL]")
 @click.option("--token", type=PATH, help="File that `headrace tokens create` wrote; it names run and role.")
+@click.option("--allow-plaintext", is_flag=True, help="Allow redis:// of another host, unencrypted.")
 @click.option("--run", "run_name", metavar="NAME", help="The run's name, where there is no token.")
 @click.option("--role", type=click.Choice(_ROLES), help="Role of the workers. Default: the token's role.")
 @click.option("--count", type=click.IntRange(1, 1024), default=1, show_default=True, help="How many workers.")
@@ -61,6 +62,7 @@ exit code. The run and other hosts go on.
 def join(
     url: str | None,
     token: Path | None,
+    allow_plaintext: bool,
     run_name: str | None,
     role: str | None,
     count: int,
@@ -70,7 +72,7 @@ def join(
     as_json: bool,
 ) -> int:
     """Give a run of another host workers of this one, until it ends."""
-    from pipeline.ledger.url import hide_password
+    from pipeline.ledger.url import hide_password, refuse_plaintext
     from pipeline.runtime.log import log_to_stderr, open_log
     from pipeline.supervisor.joining.join import JoinRequest
     from pipeline.supervisor.joining.join import join as join_run
@@ -85,6 +87,8 @@ def join(
     url = url or os.environ.get("REDIS_URL")
     if url is None:
         raise click.UsageError("no ledger: give its URL, for example rediss://HOST:6379/0, or set REDIS_URL")
+    if not allow_plaintext:
+        refuse_plaintext(url, "give --allow-plaintext")
     run, wanted = _named(token, run_name, role)
     if name and (count > 1 or not is_worker_name(name)):
         raise click.UsageError(

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from protocol.endpoints import Endpoint
+from protocol.errors import ConfigError
+
 MASK = "***"
 JOINED_BY: Final = "token"
 """Option of a ledger URL: path of the file that has user and secret (``pipeline.ledger.token``)."""
@@ -48,6 +51,22 @@ def _passwords(url: str) -> set[str]:
     except ValueError:
         return set()
     return written | {unquote(password) for password in written}
+
+
+def refuse_plaintext(url: str, permit: str) -> None:
+    """Refuse a plain connection that leaves this host: it exposes the password, and so the run.
+
+    ``permit``: what allows it, as a request. Raises ConfigError."""
+    scheme, _, rest = url.partition("://")
+    place = rest.partition("?")[0].rpartition("@")[2].partition("/")[0]
+    hosts = [host.rpartition(":")[0] or host for host in place.split(",")]
+    is_encrypted = scheme.partition("+")[0] == "rediss"
+    if is_encrypted or scheme == "unix" or all(Endpoint("tcp", host=host.strip("[]")).is_local for host in hosts):
+        return
+    raise ConfigError(
+        f"the ledger's URL {hide_password(url)} sends password and data unencrypted over the network. Use rediss:// (your "
+        f"own certificate: ?ssl_ca_certs=FILE), or {permit} if only you use that network"
+    )
 
 
 def is_hidden(url: str) -> bool:

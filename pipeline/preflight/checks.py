@@ -23,7 +23,7 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import external_url
 from pipeline.ledger.server.promises import judge_terms, read_promises
 from pipeline.ledger.types import LedgerSpec
-from pipeline.ledger.url import hide_password
+from pipeline.ledger.url import hide_password, refuse_plaintext
 from pipeline.preflight.engines import check_engines
 from pipeline.preflight.ledger_size import check_ledger_size
 from pipeline.preflight.lora import check_lora
@@ -174,7 +174,8 @@ async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
     url = external_url(config.ledger.url, os.environ)
     if url is None:
         return ()
-    _check_encryption(url, allowed=config.ledger.allow_plaintext)
+    if not config.ledger.allow_plaintext:
+        refuse_plaintext(url, "set ledger.allow_plaintext")
     client = connect(url, patience_s=_ANSWER_S)
     try:
         # One deadline for all of its answers.
@@ -187,20 +188,6 @@ async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
     finally:
         await client.aclose()
     return judge_terms(terms, hide_password(url))
-
-
-def _check_encryption(url: str, *, allowed: bool) -> None:
-    """Refuse a plain connection that leaves this host: it exposes the password, and so the run."""
-    scheme, _, rest = url.partition("://")
-    place = rest.partition("?")[0].rpartition("@")[2].partition("/")[0]
-    hosts = [host.rpartition(":")[0] or host for host in place.split(",")]
-    is_local = all(Endpoint("tcp", host=host.strip("[]")).is_local for host in hosts)
-    if allowed or scheme not in ("redis", "redis+sentinel", "redis+cluster") or is_local:
-        return
-    raise ConfigError(
-        f"the ledger's URL {hide_password(url)} sends password and data unencrypted over the network. Use rediss:// (your "
-        "own certificate: ?ssl_ca_certs=FILE), or set ledger.allow_plaintext if only you use that network"
-    )
 
 
 async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pipeline.config.launching import LaunchSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.token import Token, read_token
-from pipeline.ledger.url import has_credentials, is_hidden, without_credentials
+from pipeline.ledger.url import has_credentials, is_hidden, refuse_plaintext, without_credentials
 from pipeline.supervisor.fleet_plan import worker_name
 from pipeline.supervisor.fleet_size import desired_counts
 from pipeline.supervisor.launchers.join_command import JoinCommand, TokenOf
@@ -48,7 +48,10 @@ def join_command(config: RunConfig, token_of: TokenOf) -> JoinCommand:
             "launch.ledger_url has a user or a password, which would be in arguments of processes; give the address alone: "
             "the token has both"
         )
-    return JoinCommand(config.run.name, without_credentials(url), token_of, settings.program)
+    plaintext = config.ledger.allow_plaintext
+    if not plaintext:
+        refuse_plaintext(url, "set ledger.allow_plaintext")
+    return JoinCommand(config.run.name, without_credentials(url), token_of, settings.program, plaintext)
 
 
 def tokens_of(run_dir: Path) -> TokenOf:

@@ -29,6 +29,7 @@ from pipeline.ledger.token import Token, write_token
 from pipeline.ledger.url import without_ledger_password
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.records import ProcessIdentity, identify
+from pipeline.supervisor.launchers.join_command import join_words
 from pipeline.supervisor.launchers.output_tail import last_lines
 from protocol import headrace
 from protocol.errors import ConfigError
@@ -47,6 +48,7 @@ class HostRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     worker: str = ""
     role: Role = Role.GENERATOR
     url: str = ""
+    allows_plaintext: bool = False
     token: Token | None = None
     now: bool = False
 
@@ -103,7 +105,7 @@ def _start(folder: Path, request: HostRequest, program: Sequence[str]) -> None:
     if known is not None and known.runs:
         return
     (folder / f"{worker}.exit").unlink(missing_ok=True)
-    words = ["join", request.url, "--token", str(token_file), "--role", str(request.role), "--name", worker]
+    words = join_words(request.url, str(token_file), request.role, worker, plaintext=request.allows_plaintext)
     output_path = folder / f"{worker}.out"
     if output_path.exists():
         cut(output_path)

@@ -23,10 +23,18 @@ class JoinCommand:
     """The ledger's address as the place reaches it, without user and password."""
     token_of: TokenOf
     program: tuple[str, ...] = ("headrace",)
+    allows_plaintext: bool = False
+    """Whether the address may be that of an unencrypted connection."""
 
     def words(self, role: Role, worker: str, token_file: str) -> list[str]:
         """Return the command line; the secret is in ``token_file`` alone."""
-        return [*self.program, "join", self.url, "--token", token_file, "--role", str(role), "--name", worker]
+        return [*self.program, *join_words(self.url, token_file, role, worker, plaintext=self.allows_plaintext)]
+
+
+def join_words(url: str, token_file: str, role: Role, worker: str, *, plaintext: bool) -> list[str]:
+    """Return the arguments of ``headrace`` by which one worker joins. Its name comes last."""
+    allowed = ["--allow-plaintext"] if plaintext else []
+    return ["join", url, *allowed, "--token", token_file, "--role", str(role), "--name", worker]
 
 
 def role_of(worker: str) -> Role | None:

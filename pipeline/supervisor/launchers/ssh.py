@@ -68,10 +68,11 @@ class SshLauncher:
         load = {host: sum(job.runs for job in jobs.values()) for host, jobs in self._seen.items()}
         silent = {host: now - self._answered_s[host] > self._settings.poll_s + self._settings.answer_s for host in load}
         host = min(self._hosts, key=lambda host: (silent[host], load[host]))
-        token = self._join.token_of(role)
+        join, token = self._join, self._join.token_of(role)
         request = HostRequest(
-            verb="start", run=self._join.run, worker=worker, role=role, url=self._join.url, token=token
-        )
+            verb="start", run=join.run, worker=worker, role=role, url=join.url, token=token,
+            allows_plaintext=join.allows_plaintext,
+        )  # fmt: skip
         try:
             self._take(host, self._ask(host, request))
         except LaunchFailed:
