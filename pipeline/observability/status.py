@@ -269,6 +269,8 @@ def bottleneck(workers: Sequence[WorkerRow]) -> str:
         row = following
         seen.append(row.worker)
     what = doing(row)
+    if row.waiting_for is WaitingFor.INPUT and not any(other.role is Role.GENERATOR for other in workers):
+        what += "; no generator has a heartbeat"
     return f"{' waits for '.join(seen)}, which is at {what}" if len(seen) > 1 else f"{row.worker} is at {what}"
 
 

@@ -39,7 +39,9 @@ def role_absent_chain(s: Snapshot, role: Role) -> Chain:
     names = s.absent(role)
     if names:
         return absent_chain(s, names[0])
-    doing = f"start one: `python -P -m workers {role} --run-dir {s.run} --name my-{role}-0`, or `headrace up --resume {s.run}`"
+    doing = f"start one: `headrace up --resume {s.run}`"
+    if role not in (Role.LEARNER, Role.VALUE):
+        doing = f"start one: `headrace scale {role}=1 {s.run}` here, or `headrace join` on another host"
     return Chain((f"there is no {role} worker",), Cause.ABSENT, str(role), Outlook.YOU, doing)
 
 

@@ -107,6 +107,12 @@ def test_the_bottleneck_is_the_worker_at_the_end_of_the_waits():
     assert bottleneck(workers) == "learner-0 waits for reward-0, which is at compute: 16 responses"
 
 
+def test_a_run_that_no_generator_has_joined_yet_is_shown_as_such():
+    workers = rows(beat("learner-0", WaitingFor.INPUT), beat("reward-0", WaitingFor.INPUT, detail="its mailbox"))
+    told = "learner-0 waits for reward-0, which is at input: its mailbox; no generator has a heartbeat"
+    assert bottleneck(workers) == told
+
+
 def test_a_judge_that_is_down_is_what_everything_waits_for():
     workers = rows(
         beat("learner-0", WaitingFor.INPUT),

@@ -90,6 +90,13 @@ def test_with_no_generator_left_the_one_that_is_to_come_back_is_the_root():
     assert root(replace(s, has_supervisor=False)) == (Cause.ABSENT, "generator-2", Outlook.YOU)
 
 
+def test_a_role_that_is_left_to_other_hosts_is_named_with_the_two_ways_to_a_worker():
+    s = scene([], AWAITED, without=["generator-1", "generator-2"])
+    found = explain(replace(s, wanted={})).chains[0]
+    assert (found.cause, found.who, found.outlook) == (Cause.ABSENT, "generator", Outlook.YOU)
+    assert "headrace scale generator=1" in found.next and "headrace join" in found.next
+
+
 def test_a_silent_worker_unknown_to_the_supervisor_is_yours_to_replace():
     view = waits(unit("81", trajectory("t.81.4", Place.LEASED, "hostb-0#1")), running=3)
     foreign = replace(silent("generator-2"), worker="hostb-0")
