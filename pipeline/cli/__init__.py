@@ -26,6 +26,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "scale": ("pipeline.cli.control", "Change how many workers a role has."),
     "status": ("pipeline.cli.inspect", "Show workers, progress and what each waits for."),
     "why": ("pipeline.cli.why", "Explain what the run waits for, and what to do."),
+    "logs": ("pipeline.cli.logs", "Show what workers have logged, on every host."),
     "queues": ("pipeline.cli.inspect", "Show every queue: depth, limit, age, consumer."),
     "audit": ("pipeline.cli.inspect", "Check: admitted = trained + dropped + in flight."),
     "peek": ("pipeline.cli.peek", "List what the ledger holds, or show one chunk."),

@@ -1,0 +1,50 @@
+"""``headrace logs``: what workers have logged, on whichever host they are."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from pipeline.cli.common import find_run, json_option, run_among
+from protocol.errors import ConfigError
+
+_LEVELS = ("info", "warning", "error")
+_POLL_S = 0.5
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  headrace logs                         # the last 50 lines of all workers
+  headrace logs learner reward-0 runs/demo
+  headrace logs --level warning --last 200
+  headrace logs generator-0 --follow    # until Ctrl-C
+
+Logs of joined and launched workers come home into the run's folder. With --json each line is the
+object that stands in the file."""
+)
+@click.argument("workers", nargs=-1, metavar="[WORKER]... [RUN]")
+@run_among("workers")
+@click.option("--last", type=click.IntRange(1), default=50, show_default=True, help="So many lines.")
+@click.option("--level", type=click.Choice(_LEVELS), default="info", show_default=True, help="The least level.")
+@click.option("--follow", is_flag=True, help="Go on with the lines that come.")
+@json_option
+def logs(workers: tuple[str, ...], run: Path | None, last: int, level: str, follow: bool, as_json: bool) -> None:
+    """Show what workers have logged, in the order of time."""
+    from pipeline.observability.log_lines import LogReader
+
+    run_dir = find_run(run)
+    reader = LogReader(run_dir, workers=frozenset(workers) or None, level=level)
+    if unknown := sorted(set(workers) - set(reader.known())):
+        there = ", ".join(reader.known()) or "none"
+        raise ConfigError(f"{run_dir} has no log of {', '.join(unknown)}; it has those of: {there}")
+    lines = reader.new()[-last:]
+    while True:
+        for line in lines:
+            click.echo(line.text if as_json else line.shown())
+        if not follow:
+            return
+        time.sleep(_POLL_S)
+        lines = reader.new()
