@@ -1,9 +1,8 @@
 """The lines of a run's logs, of all workers in the order of time, and those that come.
 
-*Consumes* ``<run_dir>/logs/*.jsonl``, as ``pipeline.runtime.log`` writes them; those of joined hosts
-come home there. *Produces* lines. *Waits for* nothing: a reader is called again for new lines.
-
-A file is read from its end, so that a long log costs no more than a short one."""
+They are in ``<run_dir>/logs/*.jsonl``, as ``pipeline.runtime.log`` writes them; those of joined
+hosts come home there. A file is read from its end, so that a long log costs no more than a short
+one."""
 
 from __future__ import annotations
 

@@ -41,7 +41,18 @@ def _json(*words: str, code: int = 0) -> Any:
 
 def test_status_says_how_the_run_ended(run_dir: Path) -> None:
     found = _json("status", str(run_dir))
-    assert set(found) == {"run", "state", "detail", "supervisor_pid", "roles", "workers", "totals", "waits", "clocks"}
+    assert set(found) == {
+        "run",
+        "state",
+        "detail",
+        "supervisor_pid",
+        "roles",
+        "workers",
+        "totals",
+        "waits",
+        "clocks",
+        "copies",
+    }
     assert found["state"] == "stopping"
     assert found["supervisor_pid"] is None
     assert found["workers"] == []
