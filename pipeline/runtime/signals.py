@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
@@ -17,6 +19,21 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 def own_terminals() -> tuple[int, ...]:
     """Return the standard descriptors that are terminals; read this before a terminal hangs up."""
     return tuple(descriptor for descriptor in range(3) if os.isatty(descriptor))
+
+
+@contextmanager
+def obeying(obey: Callable[[signal.Signals, tuple[int, ...]], None]) -> Generator[None]:
+    """Call ``obey`` with each stop signal and this process's terminals, on the running loop, while
+    the block runs."""
+    loop = asyncio.get_running_loop()
+    numbers, terminals = stop_signals(), own_terminals()
+    for number in numbers:
+        loop.add_signal_handler(number, obey, number, terminals)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
 
 
 def leave_terminals(terminals: tuple[int, ...]) -> None:

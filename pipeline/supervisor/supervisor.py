@@ -44,7 +44,7 @@ from pipeline.runtime.clock import RealClock
 from pipeline.runtime.machine import this_machine
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
-from pipeline.runtime.signals import leave_terminals, own_terminals, stop_signals
+from pipeline.runtime.signals import leave_terminals, obeying
 from pipeline.supervisor import leftovers
 from pipeline.supervisor.fleet_plan import FleetFailure
 from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts
@@ -123,7 +123,7 @@ class Supervisor:
         Interrupted: stopped before the ledger's server had answered; nothing was started. Raises
         LedgerMismatch: the folder's ledger has other settings. Raises LedgerUnavailable: the ledger
         does not answer at the start, or its embedded server cannot be started again."""
-        with self._signals(), self._metrics() as metrics:
+        with obeying(self._on_signal), self._metrics() as metrics:
             server = await asyncio.to_thread(self._open_ledger)
             client = connect(read_ledger_url(self._run_dir), timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S)
             registry = RedisRegistry(client, self._config.run.name)
@@ -155,18 +155,6 @@ class Supervisor:
         return self._outcome(status)
 
     # -- beginning and end -------------------------------------------------------------------------
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        numbers, terminals = stop_signals(), own_terminals()
-        for number in numbers:
-            loop.add_signal_handler(number, self._on_signal, number, terminals)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
 
     @contextmanager
     def _metrics(self) -> Iterator[MetricsServer | None]:

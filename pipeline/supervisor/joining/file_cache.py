@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
@@ -21,10 +20,9 @@ from typing import IO, Final
 import structlog
 
 from pipeline.supervisor.joining.manifest import ManifestFile, digest_file
-from protocol.errors import ConfigError, StorageFailed
+from protocol.errors import StorageFailed
 from protocol.private import ensure_private_folder
 
-_POLL_S: Final = 0.05
 _READ_BYTES: Final = 1 << 20
 
 _log = structlog.get_logger(__name__)
@@ -32,6 +30,10 @@ _log = structlog.get_logger(__name__)
 
 class CachedFileDamaged(Exception):
     """A fetched file's bytes are not those of its digest."""
+
+
+class CachedFileBusy(Exception):
+    """Another process fetches the file; the message has its path."""
 
 
 def cache_folder() -> Path:
@@ -67,12 +69,12 @@ class FileCache:
         return None
 
     @contextlib.contextmanager
-    def filling(self, file: ManifestFile, *, timeout_s: float) -> Iterator[PartialFile]:
-        """Hold the partial file with a digest, when no other process does. Raises StorageFailed by
-        the disk, and ConfigError when another process still holds it at the deadline."""
+    def filling(self, file: ManifestFile) -> Iterator[PartialFile]:
+        """Hold the partial file with a digest. Raises CachedFileBusy: another process does; and
+        StorageFailed by the disk."""
         partial = self.path(file.digest + ".partial")
         with _on_disk(partial, file):
-            held = _locked(partial, timeout_s=timeout_s)
+            held = _locked(partial)
         with held:
             filled = PartialFile(held, partial, self.path(file.digest), file)
             yield filled
@@ -126,9 +128,8 @@ class PartialFile:
         return self._whole
 
 
-def _locked(path: Path, *, timeout_s: float) -> IO[bytes]:
-    """Open and lock a partial file that is still at its path."""
-    deadline = time.monotonic() + timeout_s
+def _locked(path: Path) -> IO[bytes]:
+    """Open and lock a partial file that is still at its path. Raises CachedFileBusy."""
     while True:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "r+b")
         try:
@@ -139,12 +140,8 @@ def _locked(path: Path, *, timeout_s: float) -> IO[bytes]:
             # Its process has just made the whole file of it.
             pass
         except BlockingIOError:
-            if time.monotonic() > deadline:
-                file.close()
-                raise ConfigError(
-                    f"{path} is still being fetched by another process after {timeout_s:g} s; end that process, or try again"
-                ) from None
-            time.sleep(_POLL_S)
+            file.close()
+            raise CachedFileBusy(str(path)) from None
         file.close()
 
 

@@ -9,6 +9,7 @@ run's host since the run was started."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from pipeline.supervisor.joining.file_cache import CachedFileDamaged, FileCache, PartialFile
+from pipeline.supervisor.joining.file_cache import CachedFileBusy, CachedFileDamaged, FileCache, PartialFile
 from pipeline.supervisor.joining.manifest import ManifestFile
 from protocol.channel import Requester
 from protocol.errors import ConfigError, DataError, DeadlineExceeded
@@ -27,6 +28,7 @@ from protocol.messages import FilePart, FileRequest
 _PART_S: Final = 30.0
 _REACH_S: Final = 10.0
 _TRY_S: Final = 1.0
+_POLL_S: Final = 0.05
 _OTHERS_S: Final = 3600.0
 """Limit of another process of this host that fetches the same file."""
 
@@ -58,8 +60,7 @@ async def fetch_files(
 async def _fetch(
     file: ManifestFile, cache: FileCache, requester: Requester, endpoint: str, max_part_bytes: int
 ) -> Path:
-    holding = cache.filling(file, timeout_s=_OTHERS_S)
-    partial = await asyncio.to_thread(holding.__enter__)
+    holding, partial = await _held(file, cache)
     try:
         # Another process may have fetched it meanwhile.
         if (path := await asyncio.to_thread(cache.find, file)) is not None:
@@ -76,6 +77,24 @@ async def _fetch(
         )
     finally:
         await asyncio.to_thread(holding.__exit__, None, None, None)
+
+
+async def _held(
+    file: ManifestFile, cache: FileCache
+) -> tuple[contextlib.AbstractContextManager[PartialFile], PartialFile]:
+    """Hold the partial file, once no other process does. The wait is the loop's, so that an
+    interrupt ends it. Raises ConfigError: another process holds it for too long."""
+    deadline = time.monotonic() + _OTHERS_S
+    while True:
+        holding = cache.filling(file)
+        try:
+            return holding, await asyncio.to_thread(holding.__enter__)
+        except CachedFileBusy as busy:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{busy} is still being fetched by another process after {_OTHERS_S:g} s; end that process, or try again"
+                ) from None
+        await asyncio.sleep(_POLL_S)
 
 
 async def _fill(

@@ -64,16 +64,21 @@ class HomeReader:
         self._folder = folder
         self._offsets: dict[str, tuple[int, int]] = {}
         self._tallies: dict[str, bytes] = {}
+        self._last = ""
+        """Name of the log that the last entry ended with."""
 
     def take(self) -> bytes:
         """Return the next entry; empty when there is nothing new. An entry that was not delivered
         is missing at home, and is marked there."""
         pieces: list[HomePiece] = []
         room = MAX_ENTRY_BYTES
-        for path in sorted((self._folder / "logs").glob("*")):
+        # After the last one, so that a log that fills every entry leaves the others their turn.
+        paths = sorted((self._folder / "logs").glob("*"), key=lambda path: (path.name <= self._last, path.name))
+        for path in paths:
             if room > 0 and _LOG.fullmatch(path.name) and (piece := self._piece(path, room)) is not None:
                 pieces.append(piece)
                 room -= len(piece.data)
+                self._last = path.name
         tallies = self._changed_tallies()
         return msgspec.msgpack.encode(HomeEntry(tuple(pieces), tallies)) if pieces or tallies else b""
 

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -27,7 +27,7 @@ from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.runtime.registry.contract import Registry, RunState
 from pipeline.runtime.registry.redis import RedisRegistry
-from pipeline.runtime.signals import leave_terminals, own_terminals, stop_signals
+from pipeline.runtime.signals import leave_terminals, obeying
 from pipeline.supervisor import leftovers
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.joining.home import HomeReader
@@ -85,18 +85,9 @@ class JoinedSupervisor:
             forked: Callable[[Role], bool] = partial(forks, self._config)
             self._fleet.processes.prepare(command, forked, self.stopped.is_set)
 
-    @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
+    def signals(self) -> contextlib.AbstractContextManager[None]:
         """Obey signals: the first drains, a second ends at once."""
-        loop = asyncio.get_running_loop()
-        numbers, terminals = stop_signals(), own_terminals()
-        for number in numbers:
-            loop.add_signal_handler(number, self._on_signal, number, terminals)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
+        return obeying(self._on_signal)
 
     async def run(self, ledger_url: str) -> JoinOutcome:
         """Keep the workers alive until the run ends, a signal comes, or the workers are given up.

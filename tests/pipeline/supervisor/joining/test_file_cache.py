@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import os
-import threading
 from pathlib import Path
 
 import pytest
 
-from pipeline.supervisor.joining.file_cache import CachedFileDamaged, FileCache
+from pipeline.supervisor.joining import file_fetch
+from pipeline.supervisor.joining.file_cache import CachedFileBusy, CachedFileDamaged, FileCache
 from pipeline.supervisor.joining.file_fetch import fetch_files
 from pipeline.supervisor.joining.file_server import FileServer
 from pipeline.supervisor.joining.manifest import ManifestFile
@@ -93,7 +94,7 @@ async def test_a_half_copied_file_that_is_damaged_is_fetched_from_its_first_byte
 
 def test_another_digest_is_never_kept(cache: FileCache) -> None:
     file = described(CONTENT)
-    with cache.filling(file, timeout_s=1.0) as partial:
+    with cache.filling(file) as partial:
         partial.append(memoryview(CONTENT[::-1]))
         with pytest.raises(CachedFileDamaged):
             partial.finish()
@@ -113,25 +114,43 @@ async def test_a_full_disk_is_named_with_the_folder_and_the_remedy(
     assert cache.find(described(CONTENT)) is None
 
 
-def test_one_process_fetches_a_file_while_the_others_wait(cache: FileCache) -> None:
-    file, entered = described(CONTENT), threading.Event()
+async def test_one_process_fetches_a_file_while_the_others_wait(cache: FileCache, source: Source) -> None:
+    file = described(CONTENT)
+    async with asyncio.TaskGroup() as tasks:
+        with cache.filling(file) as partial:
+            with pytest.raises(CachedFileBusy):
+                cache.filling(file).__enter__()
+            other = tasks.create_task(fetched(cache, source))
+            await asyncio.sleep(0.1)
+            assert not other.done()
+            partial.append(memoryview(CONTENT))
+            whole = partial.finish()
+    # The first has made the whole file, and its beginning is not continued.
+    assert other.result() == whole
+    assert source.num_bytes == 0
 
-    def other() -> None:
-        with cache.filling(file, timeout_s=10.0) as partial:
-            # The first has made the whole file, and its beginning is not continued.
-            found.append((partial.num_bytes, cache.find(file)))
 
-    found: list[tuple[int, Path | None]] = []
-    with cache.filling(file, timeout_s=1.0) as partial:
-        with pytest.raises(ConfigError, match="is still being fetched by another process"):
-            cache.filling(file, timeout_s=0.05).__enter__()
-        thread = threading.Thread(target=other)
-        thread.start()
-        entered.set()
-        partial.append(memoryview(CONTENT))
-        whole = partial.finish()
-    thread.join(10.0)
-    assert found == [(0, whole)]
+async def test_a_wait_for_another_process_has_an_end(
+    cache: FileCache, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_fetch, "_OTHERS_S", 0.05)
+    with (
+        cache.filling(described(CONTENT)),
+        pytest.raises(ConfigError, match="is still being fetched by another process"),
+    ):
+        await fetched(cache, source)
+
+
+@pytest.mark.timeout(30)
+def test_an_interrupt_ends_a_wait_for_another_process(cache: FileCache, source: Source) -> None:
+    async def interrupted() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await fetched(cache, source)
+
+    with cache.filling(described(CONTENT)):
+        # The loop's end waits for its threads.
+        asyncio.run(interrupted())
 
 
 def test_a_server_gives_no_other_file_and_answers_requests_for_files_alone(source: Source) -> None:

@@ -71,6 +71,19 @@ def test_an_entry_is_bounded_and_a_log_that_grows_faster_sends_its_newest_part(j
     assert entry.pieces[0].data.endswith(b"newest\n")
 
 
+def test_a_log_that_fills_every_entry_leaves_the_others_their_turn(joined: Path) -> None:
+    reader = HomeReader(joined)
+    loud, quiet = joined / "logs" / "a-loud-0.jsonl", joined / "logs" / "b-quiet-0.jsonl"
+    quiet.write_text("one\n")
+    arrived: list[list[str]] = []
+    for _ in range(3):
+        with loud.open("ab") as file:
+            file.write(b"x" * MAX_ENTRY_BYTES)
+        entry = msgspec.msgpack.decode(reader.take(), type=HomeEntry)
+        arrived.append([piece.name for piece in entry.pieces])
+    assert arrived[0] == [loud.name] and arrived[1] == [quiet.name, loud.name]
+
+
 def test_a_log_that_was_renamed_begins_anew(joined: Path, run_dir: Path) -> None:
     reader, writer = HomeReader(joined), HomeWriter(run_dir)
     log = joined / "logs" / f"{NAME}.jsonl"
