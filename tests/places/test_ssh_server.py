@@ -20,7 +20,7 @@ from pipeline.config.launching import SshSection
 from pipeline.supervisor.launchers.ssh import SshLauncher
 from protocol.errors import ConfigError
 from protocol.ids import Role
-from tests.pipeline.supervisor.launchers.contract import LauncherContract, until
+from tests.pipeline.supervisor.launchers.contract import FarLauncherContract, until
 from tests.pipeline.supervisor.launchers.place_tools import assert_no_secret_but_in_a_private_file, join_command
 from tests.pipeline.supervisor.launchers.test_ssh import HOSTS, SshPlace
 
@@ -123,7 +123,7 @@ def place(tmp_path: Path) -> Iterator[ServedPlace]:
     found.close()
 
 
-class TestSshServer(LauncherContract):
+class TestSshServer(FarLauncherContract):
     """The contract, over real connections."""
 
 

@@ -94,8 +94,11 @@ def end_jobs(config: RunConfig, run_dir: Path) -> int:
     """End all jobs of a run without a supervisor; return their number. Raises LaunchFailed,
     ConfigError."""
     launcher = launcher_of(config, run_dir)
-    if launcher is None:
-        return 0
+    return 0 if launcher is None else end_all(launcher)
+
+
+def end_all(launcher: Launcher) -> int:
+    """End all jobs of a launcher that have not ended; return their number. Raises LaunchFailed."""
     left = [worker for worker, job in launcher.listing().items() if job.state is not JobState.ENDED]
     for worker in left:
         launcher.stop(worker, now=True)

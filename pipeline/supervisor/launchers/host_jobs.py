@@ -1,24 +1,29 @@
 """Jobs of one host, for a launcher that reaches it by ssh: one request, one answer.
 
 *Consumes* a request on standard input, with the token. *Produces* an answer on standard output, and
-`headrace join` processes that go on when the connection ends. *Waits for* nothing.
+`headrace join` processes that go on when the connection ends. *Waits for* another request of the
+run on this host, at most 20 s: a repeated start finds the first one's job.
 
     <state folder>/headrace/launched/<run>/   mode 0700
+        lock.<host>       held by the request that is being answered
         <role>.token      as the launcher last sent it (0600)
         <worker>.json     the process's identity and its role
         <worker>.out      what it printed
         <worker>.exit     its exit code, written by the shell around it
 
 The shell outlives SIGTERM, which the join obeys, and writes the exit code then. Nothing of a
-request but the address and the worker's name is in any argument."""
+request but the address and the worker's name is in any argument. Hosts may share this folder: each
+lists its own jobs alone."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -28,7 +33,7 @@ from pipeline.files import cut, write_private
 from pipeline.ledger.token import Token, write_token
 from pipeline.ledger.url import without_ledger_password
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
-from pipeline.process.records import ProcessIdentity, identify
+from pipeline.process.records import ProcessIdentity, identify, this_host
 from pipeline.supervisor.launchers.join_command import join_words
 from pipeline.supervisor.launchers.output_tail import last_lines
 from protocol import headrace
@@ -38,6 +43,8 @@ from protocol.private import ensure_private_folder
 
 _KEEPER: Final = 'trap : TERM INT; "$@"; code=$?; echo $code > "$0.partial"; mv "$0.partial" "$0"'
 _SIGNALLED: Final = 128
+_TURN_S: Final = 20.0
+_POLL_S: Final = 0.02
 
 
 class HostRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,16 +91,33 @@ def answer(request: HostRequest, program: Sequence[str] = ()) -> HostReport:
     base = os.environ.get("XDG_STATE_HOME")
     folder = (Path(base) if base else Path.home() / ".local" / "state") / "headrace" / "launched" / request.run
     ensure_private_folder(folder)
-    match request.verb:
-        case "start":
-            _start(folder, request, program or headrace.command("pipeline.cli"))
-        case "stop":
-            _stop(folder, request)
-        case "logs":
-            return HostReport(text=last_lines(folder / f"{request.worker}.out"))
-        case _:
-            pass
+    if request.verb == "logs":
+        return HostReport(text=last_lines(folder / f"{request.worker}.out"))
+    if request.verb != "list":
+        with _turn(folder / f"lock.{this_host()}"):
+            if request.verb == "start":
+                _start(folder, request, program or headrace.command("pipeline.cli"))
+            else:
+                _stop(folder, request)
     return HostReport(jobs={path.stem: job for path in folder.glob("*.json") if (job := _job(path)) is not None})
+
+
+@contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """Hold the right to start and stop jobs of a run on this host. Raises ConfigError: another
+    request holds it too long."""
+    deadline = time.monotonic() + _TURN_S
+    with path.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    late = f"another request of this run is served on {this_host()} for more than {_TURN_S:g} s"
+                    raise ConfigError(f"{late}; it is tried again") from None
+            time.sleep(_POLL_S)
+        yield
 
 
 def _start(folder: Path, request: HostRequest, program: Sequence[str]) -> None:
@@ -138,7 +162,7 @@ def _stop(folder: Path, request: HostRequest) -> None:
 
 def _job(path: Path) -> HostJob | None:
     record = _read(path)
-    if record is None:
+    if record is None or record.identity.host != this_host():
         return None
     started_s = path.stat().st_mtime
     runs = identify(record.identity.pid) == record.identity

@@ -1,14 +1,20 @@
 """Programs of places: ssh, Slurm's commands, kubectl. Each call has a deadline.
 
-Their environment has no password of the ledger, since some send it on to the place."""
+At the deadline a program is ended with all that it has started. A call is over when its program has
+ended. A process that it leaves in the background, as ssh's ControlPersist, holds its outputs open;
+so these are files. The environment has no password of the ledger, since some send it on."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from tempfile import TemporaryFile
+from typing import IO
 
 from pipeline.ledger.url import without_ledger_password
 from pipeline.supervisor.launchers.seam import LaunchFailed
@@ -47,21 +53,45 @@ def ask(words: Sequence[str], *, timeout_s: float, text: str = "") -> ProgramAns
     """Run a program, with ``text`` as its input. Raises LaunchFailed: it does not start, or does
     not end in time."""
     try:
-        ended = subprocess.run(
-            list(words),
-            input=text,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            env=without_ledger_password(os.environ),
-            start_new_session=True,
-        )
+        with _file() as given, _file() as output, _file() as error:
+            given.write(text.encode())
+            given.seek(0)
+            code = _run(words, given, output, error, timeout_s)
+            return ProgramAnswer(code, _text(output), _text(error))
     except OSError as error:
         raise LaunchFailed(f"{words[0]} does not start: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise LaunchFailed(f"{words[0]} gave no answer within {timeout_s:g} s (launch.answer_s)") from error
-    return ProgramAnswer(ended.returncode, ended.stdout, ended.stderr)
+
+
+def _run(words: Sequence[str], given: IO[bytes], output: IO[bytes], error: IO[bytes], timeout_s: float) -> int:
+    process = subprocess.Popen(
+        list(words),
+        stdin=given,
+        stdout=output,
+        stderr=error,
+        env=without_ledger_password(os.environ),
+        start_new_session=True,
+    )
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+
+
+def _file() -> IO[bytes]:
+    """Return a file without a name; on Linux in memory, since an input may have a token."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("headrace"), "w+b")
+    return TemporaryFile()
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def call(words: Sequence[str], *, timeout_s: float, text: str = "") -> str:

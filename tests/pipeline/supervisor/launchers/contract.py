@@ -5,12 +5,20 @@ NAME``. A file ``crash-NAME`` in the place's folder makes it end with code 7."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.supervisor.launchers.seam import Job, JobState, Launcher
+import pytest
+
+from pipeline.supervisor.launchers.build import end_all
+from pipeline.supervisor.launchers.launched import Launched
+from pipeline.supervisor.launchers.seam import Job, JobState, Launcher, LaunchFailed
 from protocol.ids import Role
+from tests.pipeline.supervisor.launchers.place_tools import put_on_path
 
 LIMIT_S = 30.0
 
@@ -28,6 +36,16 @@ class Place(Protocol):
 
     def lose(self, worker: str) -> None:
         """Kill a running stand-in with all around it, as when its host is lost."""
+        ...
+
+
+class FarPlace(Place, Protocol):
+    """A place that is reached by programs, whose jobs outlive a supervisor."""
+
+    programs: tuple[str, ...]
+
+    def set_answer_s(self, limit_s: float) -> None:
+        """Set the limit of a call of the place's programs."""
         ...
 
 
@@ -110,3 +128,56 @@ class LauncherContract:
         until_state(launcher, "generator-0", JobState.ENDED)
         launcher.start(Role.GENERATOR, "generator-0")
         until_state(launcher, "generator-0", JobState.RUNNING)
+
+
+class FarLauncherContract(LauncherContract):
+    """Claims about launchers of other hosts. A subclass gives the fixture ``place``."""
+
+    def test_jobs_of_a_killed_supervisor_are_adopted_with_their_ends_and_lines(self, place: FarPlace) -> None:
+        start_and_die(place, "generator-0", "generator-1")
+        adopted = Launched(place.launcher(), poll_s=0.05)
+        assert adopted.adopt() == {"generator-0": Role.GENERATOR, "generator-1": Role.GENERATOR}
+        until(lambda: "begun generator-0" in adopted.logs("generator-0"))
+        until(lambda: "begun generator-1" in adopted.logs("generator-1"))
+        adopted.stop("generator-1")
+        ended = until(adopted.reap)
+        assert [(exit_.worker, exit_.code) for exit_ in ended] == [("generator-1", 0)]
+        assert "drained generator-1" in adopted.logs("generator-1")
+        place.crash("generator-0")
+        ended = until(adopted.reap)
+        assert [(exit_.worker, exit_.code) for exit_ in ended] == [("generator-0", 7)]
+        assert "crashed generator-0" in adopted.logs("generator-0")
+        adopted.close()
+
+    def test_jobs_without_a_supervisor_are_ended_and_counted(self, place: FarPlace) -> None:
+        start_and_die(place, "generator-0", "reward-0")
+        until(lambda: "begun reward-0" in place.launcher().logs("reward-0"))
+        place.crash("reward-0")
+        until_state(place.launcher(), "reward-0", JobState.ENDED)
+        assert end_all(place.launcher()) == 1
+        until_gone(place.launcher(), "generator-0")
+        assert "drained" not in place.launcher().logs("generator-0")
+        assert end_all(place.launcher()) == 0
+
+    def test_a_place_whose_programs_hang_fails_at_its_deadline(
+        self, place: FarPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        put_on_path(tmp_path / "hung", dict.fromkeys(place.programs, ("sh", "-c", "'sleep 60'")), monkeypatch)
+        place.set_answer_s(0.2)
+        launcher = place.launcher()
+        for ask in (launcher.listing, lambda: launcher.start(Role.REWARD, "reward-0")):
+            with pytest.raises(LaunchFailed, match=r"gave no answer within 0\.2 s"):
+                ask()
+
+
+def start_and_die(place: Place, *workers: str) -> None:
+    """Start workers in a process that is then killed, as a supervisor may be."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            launcher = place.launcher()
+            for worker in workers:
+                launcher.start(Role(worker.partition("-")[0]), worker)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)

@@ -22,7 +22,7 @@ from pipeline.supervisor.launchers.seam import JobState, LaunchFailed
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.supervisor.launchers import kubectl_stand_in
-from tests.pipeline.supervisor.launchers.contract import LauncherContract, until
+from tests.pipeline.supervisor.launchers.contract import FarLauncherContract, until
 from tests.pipeline.supervisor.launchers.kubectl_stand_in import Cluster
 from tests.pipeline.supervisor.launchers.place_tools import (
     SECRET,
@@ -35,13 +35,19 @@ from tests.pipeline.supervisor.launchers.place_tools import (
 class KubernetesPlace:
     """A stand-in for a cluster."""
 
+    programs = ("kubectl",)
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cluster = Cluster(folder / "cluster")
         self.cluster.folder.mkdir()
+        self.settings = LaunchSection()
 
     def launcher(self) -> KubernetesLauncher:
-        return KubernetesLauncher(LaunchSection(), join_command(self.folder))
+        return KubernetesLauncher(self.settings, join_command(self.folder))
+
+    def set_answer_s(self, limit_s: float) -> None:
+        self.settings = LaunchSection(answer_s=limit_s)
 
     def crash(self, worker: str) -> None:
         (self.folder / f"crash-{worker}").touch()
@@ -68,7 +74,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubernete
     found.close()
 
 
-class TestKubernetes(LauncherContract):
+class TestKubernetes(FarLauncherContract):
     """The contract, by pods."""
 
 

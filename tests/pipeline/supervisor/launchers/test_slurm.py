@@ -19,7 +19,7 @@ from pipeline.supervisor.launchers.slurm import SlurmLauncher, job_script
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.supervisor.launchers import slurm_stand_in
-from tests.pipeline.supervisor.launchers.contract import LauncherContract, until, until_state
+from tests.pipeline.supervisor.launchers.contract import FarLauncherContract, until, until_state
 from tests.pipeline.supervisor.launchers.place_tools import (
     SECRET,
     assert_no_secret_but_in_a_private_file,
@@ -32,6 +32,8 @@ from tests.pipeline.supervisor.launchers.slurm_stand_in import Cluster
 class SlurmPlace:
     """A stand-in for a cluster."""
 
+    programs = ("sbatch", "srun", "scancel", "squeue", "scontrol")
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cluster = Cluster(folder / "cluster")
@@ -40,6 +42,9 @@ class SlurmPlace:
 
     def launcher(self) -> SlurmLauncher:
         return SlurmLauncher(self.settings, join_command(self.folder))
+
+    def set_answer_s(self, limit_s: float) -> None:
+        self.settings = self.settings.model_copy(update={"answer_s": limit_s})
 
     def crash(self, worker: str) -> None:
         (self.folder / f"crash-{worker}").touch()
@@ -60,14 +65,13 @@ class SlurmPlace:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmPlace]:
     found = SlurmPlace(tmp_path)
-    programs = ("sbatch", "srun", "scancel", "squeue", "scontrol")
     words = (sys.executable, slurm_stand_in.__file__, str(found.cluster.folder))
-    put_on_path(tmp_path / "bin", {name: (*words, name) for name in programs}, monkeypatch)
+    put_on_path(tmp_path / "bin", {name: (*words, name) for name in found.programs}, monkeypatch)
     yield found
     found.close()
 
 
-class TestSlurm(LauncherContract):
+class TestSlurm(FarLauncherContract):
     """The contract, by jobs."""
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,12 +17,14 @@ import pytest
 
 from pipeline.config.launching import LaunchSection, SshSection
 from pipeline.runtime.liveness import REPLACED_AFTER_S
+from pipeline.supervisor.launchers import host_jobs
+from pipeline.supervisor.launchers.host_jobs import HostRequest, answer
 from pipeline.supervisor.launchers.seam import JobState, LaunchFailed
 from pipeline.supervisor.launchers.ssh import SshLauncher
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.supervisor.launchers import place_stand_in, ssh_stand_in
-from tests.pipeline.supervisor.launchers.contract import LauncherContract, until, until_state
+from tests.pipeline.supervisor.launchers.contract import FarLauncherContract, until, until_state
 from tests.pipeline.supervisor.launchers.place_tools import (
     SECRET,
     assert_no_secret_but_in_a_private_file,
@@ -36,6 +39,8 @@ HOSTS = ("one", "two")
 class SshPlace:
     """Two hosts."""
 
+    programs = ("ssh",)
+
     def __init__(self, folder: Path) -> None:
         self.folder, self.hosts = folder, folder / "hosts"
         for host in HOSTS:
@@ -46,6 +51,9 @@ class SshPlace:
 
     def launcher(self) -> SshLauncher:
         return SshLauncher(self.settings, join_command(self.folder), lambda: self.now_s)
+
+    def set_answer_s(self, limit_s: float) -> None:
+        self.settings = self.settings.model_copy(update={"answer_s": limit_s})
 
     def jobs(self, worker: str) -> list[Path]:
         return list(self.hosts.glob(f"*/.local/state/headrace/launched/demo/{worker}.json"))
@@ -77,7 +85,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshPlace]
     found.close()
 
 
-class TestSsh(LauncherContract):
+class TestSsh(FarLauncherContract):
     """The contract, by jobs of hosts."""
 
 
@@ -159,3 +167,23 @@ def test_a_list_without_hosts_or_with_options_in_it_is_refused(
     settings = place.settings.model_copy(update={"ssh": SshSection(hosts=hosts)})
     with pytest.raises(ConfigError, match=told):
         SshLauncher(settings, join_command(place.folder))
+
+
+def test_a_start_that_is_repeated_meanwhile_starts_one_job(place: SshPlace) -> None:
+    with ThreadPoolExecutor(3) as at_once:
+        list(at_once.map(lambda _: place.launcher().start(Role.GENERATOR, "generator-0"), range(3)))
+    place.launcher().start(Role.GENERATOR, "generator-0")
+    (record,) = place.jobs("generator-0")
+    output = record.with_suffix(".out")
+    until(lambda: "begun generator-0" in output.read_text())
+    place.crash("generator-0")
+    until(lambda: record.with_suffix(".exit").exists())
+    assert output.read_text().count("begun generator-0") == 1
+
+
+def test_hosts_with_one_home_folder_list_their_own_jobs_alone(place: SshPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(place.hosts / "one" / ".local" / "state"))
+    place.launcher().start(Role.GENERATOR, "generator-0")
+    assert list(answer(HostRequest(verb="list", run="demo")).jobs) == ["generator-0"]
+    monkeypatch.setattr(host_jobs, "this_host", lambda: "another-host")
+    assert answer(HostRequest(verb="list", run="demo")).jobs == {}
