@@ -133,6 +133,12 @@ class ActorContext:
         self._log_context["policy_version"] = version
         self.worker_state.on_version()
 
+    def deliver(self) -> None:
+        """Count a finished piece of work. The first is logged: the worker is useful since then."""
+        self.delivered += 1
+        if self.delivered == 1:
+            self.log.info("first_work_done")
+
     def progress(self, n: int = 1) -> None:
         """Count ``n`` productive turns of the main loop."""
         self.worker_state.progress(n)

@@ -313,6 +313,7 @@ class Host:
 
     async def _act(self, actor: Actor, ctx: ActorContext) -> None:
         await actor.setup()
+        self._log.info("worker_ready")
         try:
             self._lifecycle = self._lifecycle.ready()
             await actor.run()

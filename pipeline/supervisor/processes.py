@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -96,9 +97,11 @@ class Processes:
             command: Command line of the starter.
             forks: Returns whether a role's workers are forked; others import for themselves.
             given_up: Ends the wait."""
+        began_s = time.monotonic()
         try:
             self._starter = Starter(self._run_dir, command)
             self._starter.wait(given_up)
+            log.info("starter_ready", pid=self._starter.pid, seconds=round(time.monotonic() - began_s, 3))
         except (OSError, StarterEnded) as error:
             self._lose_starter(error)
         self._forks = forks

@@ -98,7 +98,7 @@ class ChunkWriter:
         if outcome.status in (WriteStatus.STORED, WriteStatus.DUPLICATE):
             # a duplicate is a repeat whose first answer was lost, so it was not sent yet
             self._ctx.count("chunks" if outcome.status is WriteStatus.STORED else "duplicates")
-            ctx.delivered += 1
+            ctx.deliver()
             self._ctx.count("written_tokens", chunk.num_tokens)
             await self._deliver(chunk, encoded)
         else:

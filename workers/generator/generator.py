@@ -135,7 +135,9 @@ class Generator(Actor):
         source = await ctx.compute(PromptSource, config, tokenizer)
         await ctx.ledger.open(ledger_spec(config, source))
         ctx.starting(loading(config.model.path))
+        began_s = ctx.clock.monotonic()
         engine = await ctx.compute(build_generation_engine, config)
+        ctx.log.info("model_loaded", seconds=round(ctx.clock.monotonic() - began_s, 3))
         roles = [Role.REWARD]
         if config.needs_reference:
             roles.append(Role.REFERENCE)

@@ -248,7 +248,7 @@ class Learner(Actor):
         if self._is_checkpoint_due() or (is_evaluated and self.ctx.config.evaluation.keep_best):
             await self._checkpoint()
         self.ctx.held = 0
-        self.ctx.delivered += 1
+        self.ctx.deliver()
         self.ctx.progress()
 
     async def _publish(self) -> None:

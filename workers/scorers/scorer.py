@@ -83,7 +83,7 @@ class Scorer(Actor):
     async def _write(self, chunk: TrajectoryChunk, score: Score) -> None:
         status = await self.ride_out(lambda: self.ctx.ledger.write_score(self.ctx.who, chunk.id, score))
         self.ctx.count("scored" if status is WriteStatus.STORED else "duplicates")
-        self.ctx.delivered += 1
+        self.ctx.deliver()
 
     async def fail(self, chunk: TrajectoryChunk, error: str) -> None:
         """Report that this chunk could not be scored, with a traceback. The log has an error once a

@@ -168,7 +168,7 @@ class Value(BatchScorer):
         if result is not None and self._is_applied(result):
             await self._record(result, usable, step_s=time.monotonic() - started)
         self._stepped_at_s = self.ctx.clock.monotonic()
-        self.ctx.delivered += 1
+        self.ctx.deliver()
         self.ctx.progress()
         return True
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
+import structlog
 
 from pipeline.config.load import read_resolved
 from pipeline.config.schema import RunConfig
@@ -48,6 +49,8 @@ _PATIENCE_S: Final = 5.0
 _ENDED: Final = (RunState.STOPPING, RunState.FINISHED, RunState.FAILED)
 
 T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,11 @@ async def join(
     Raises ConfigError: clocks or versions differ, the role is not wanted, or the run's host cannot
     be reached. Raises LedgerRefused, LedgerUnavailable, DataError, StorageFailed, Interrupted."""
     manifest = await _agreed(request)
+    _log.info("manifest_received", num_files=len(manifest.files_of(request.role)))
     keys = CurveKeys.load_or_create(folder.path / "keys")
     write_folder(folder, manifest, request.ledger_url)
     async with mirrored_keys(request.ledger_url, request.run, keys, token_file=request.token_file):
+        _log.info("keys_exchanged")
         return await _stay(request, folder, manifest, keys, check, began, command)
 
 
@@ -127,12 +132,18 @@ async def _agreed(request: JoinRequest) -> Manifest:
     client = connect(request.ledger_url, timeout_s=_ANSWER_S, patience_s=_PATIENCE_S)
     board, registry = JoinBoard(client, request.run), RedisRegistry(client, request.run)
     try:
-        _check_clock(await board.clock_difference_s())
-        encoded = await _published(request, board, registry)
-    except LedgerUnavailable as error:
-        raise LedgerUnavailable(
-            f"the ledger at {hide_password(request.ledger_url)} cannot be reached from {socket.gethostname()}: {error}"
-        ) from error
+        # Both ask several times, and a ledger may be far away.
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_check_clock(board))
+            publishing = tasks.create_task(_published(request, board, registry))
+        encoded = publishing.result()
+    except BaseExceptionGroup as group:
+        error = leaves(group)[0]
+        if isinstance(error, LedgerUnavailable):
+            raise LedgerUnavailable(
+                f"the ledger at {hide_password(request.ledger_url)} cannot be reached from {socket.gethostname()}: {error}"
+            ) from error
+        raise error from None
     finally:
         await registry.aclose()
         await board.aclose()
@@ -148,7 +159,10 @@ async def _published(request: JoinRequest, board: JoinBoard, registry: RedisRegi
     """Wait for the run and its manifest."""
     deadline = time.monotonic() + request.wait_s
     while True:
-        status, encoded = await registry.run_status(), await board.manifest()
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(board.manifest())
+            status = await registry.run_status()
+        encoded = reading.result()
         if status.state in _ENDED:
             raise ConfigError(
                 f"the run {request.run} is {status.state}: {status.detail}; go on with it by `headrace up --resume`, then join"
@@ -168,7 +182,8 @@ async def _published(request: JoinRequest, board: JoinBoard, registry: RedisRegi
         await asyncio.sleep(_POLL_S)
 
 
-def _check_clock(difference_s: float) -> None:
+async def _check_clock(board: JoinBoard) -> None:
+    difference_s = await board.clock_difference_s()
     if abs(difference_s) > MAX_CLOCK_DIFFERENCE_S:
         ahead = "behind" if difference_s > 0 else "ahead of"
         raise ConfigError(
@@ -226,6 +241,7 @@ async def _prepare(supervisor: JoinedSupervisor, bringing: Coroutine[None, None,
             watch = tasks.create_task(_interrupt(supervisor))
             preparing = tasks.create_task(asyncio.to_thread(supervisor.prepare))
             await tasks.create_task(bringing)
+            _log.info("files_ready")
             await preparing
             watch.cancel()
     except BaseExceptionGroup as group:

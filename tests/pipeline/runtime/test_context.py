@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.context import ActorContext
@@ -176,3 +177,12 @@ async def test_what_is_counted_adds_up_in_the_heartbeat(tmp_path: Path):
         ctx.count("failed", 2)
         ctx.count("paused_s", 0.5)
         assert ctx.worker_state.heartbeat().counters == {"failed": 3, "paused_s": 0.5}
+
+
+async def test_the_first_finished_piece_of_work_is_logged_and_later_ones_are_not(tmp_path: Path):
+    async with opened(tmp_path) as ctx:
+        with structlog.testing.capture_logs() as lines:
+            ctx.deliver()
+            ctx.deliver()
+    assert ctx.delivered == 2
+    assert [line["event"] for line in lines].count("first_work_done") == 1
