@@ -2,7 +2,8 @@
 
 The folder holds ``<host>.secret`` (mode 0600, never leaves the host) and one ``<name>.pub`` for
 every permitted peer. To permit a host, copy its ``.pub`` there; to refuse it, remove the file. The
-folder is read again for every new connection. Hosts that share one folder permit each other."""
+folder is listed again for every new connection, and a file that has changed is read again. Hosts
+that share one folder permit each other."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import os
 import re
 import socket
 import stat
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -24,6 +26,8 @@ from protocol.errors import ConfigError
 from protocol.private import ensure_private_folder
 
 DOMAIN = "headrace"
+_SETTLED_NS = 2_000_000_000
+"""A file that looks unchanged, and is older than this, is unchanged."""
 _KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 _log = structlog.get_logger("headrace.wire")
@@ -38,6 +42,10 @@ class CurveKeys:
     public: str
     """40 characters, Z85; public."""
     secret: bytes = field(repr=False)
+    _read: dict[str, tuple[tuple[int, ...], str]] = field(
+        default_factory=dict[str, tuple[tuple[int, ...], str]], init=False, repr=False, compare=False
+    )
+    """File name -> inode, size and times of the file that was read, and the key in it."""
 
     @classmethod
     def load_or_create(cls, folder: Path) -> Self:
@@ -63,20 +71,38 @@ class CurveKeys:
 
     def allowed(self) -> dict[str, str]:
         """Return public key -> name of every permitted peer, as the folder is now."""
-        found: dict[str, str] = {}
-        # called at every connection, so its warnings are limited too
-        for path in sorted(self.folder.glob("*.pub")):
-            try:
-                key = path.read_bytes().strip()
-            except OSError as error:
-                if _of_files.due(path.name, "unreadable") is not None:
-                    _log.warning("key file cannot be read", path=str(path), reason=error.strerror)
-                continue
-            if _KEY.fullmatch(key):
-                found[key.decode("ascii")] = path.stem
-            elif _of_files.due(path.name, "no key") is not None:
-                _log.warning("key file holds no public key", path=str(path))
+        now_ns = time.time_ns()
+        with os.scandir(self.folder) as entries:
+            names = sorted(entry.name for entry in entries if entry.name.endswith(".pub"))
+        found = {key: name.removesuffix(".pub") for name in names if (key := self._key(name, now_ns))}
+        # callers are on several threads
+        for gone in set(self._read) - set(names):
+            self._read.pop(gone, None)
         return found
+
+    def _key(self, name: str, now_ns: int) -> str:
+        """Return the key in a file; empty for none. A file that has not changed is not read
+        again."""
+        path = self.folder / name
+        try:
+            found = path.stat()
+            stamp = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+            known = self._read.get(name)
+            if known is not None and known[0] == stamp:
+                return known[1]
+            content = path.read_bytes().strip()
+        except OSError as error:
+            # called at every connection, so its warnings are limited too
+            if _of_files.due(name, "unreadable") is not None:
+                _log.warning("key file cannot be read", path=str(path), reason=error.strerror)
+            return ""
+        key = content.decode("ascii") if _KEY.fullmatch(content) else ""
+        if not key and _of_files.due(name, "no key") is not None:
+            _log.warning("key file holds no public key", path=str(path))
+        # another write within the clock's tick would look the same
+        if now_ns - found.st_ctime_ns > _SETTLED_NS:
+            self._read[name] = stamp, key
+        return key
 
     def permits_name(self, name: str) -> bool:
         """Return whether the folder has a key file of this name now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -223,6 +224,30 @@ def test_keys_are_made_once_and_are_private(tmp_path: Path) -> None:
     secret.write_bytes(b"damaged")
     with pytest.raises(ConfigError, match="damaged"):
         CurveKeys.load_or_create(folder)
+
+
+def test_a_key_file_is_read_once_until_it_changes_and_a_removed_one_counts_no_more(
+    keys: CurveKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = [zmq.curve_keypair()[0] for _ in range(3)]
+    for number, peer in enumerate(peers):
+        (keys.folder / f"peer-{number}.pub").write_bytes(peer)
+    reads: list[str] = []
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path.name) or real(path))
+    now_ns = time.time_ns()
+    # a file that was just written may be written again within one tick of its clock
+    assert len(keys.allowed()) == 4 and len(keys.allowed()) == 4 and len(reads) == 8
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns + 60_000_000_000)
+    assert len(keys.allowed()) == 4 and len(keys.allowed()) == 4 and len(reads) == 12
+    (keys.folder / "peer-0.pub").unlink()
+    (keys.folder / "peer-1.pub").write_bytes(peers[0])
+    assert keys.allowed() == {
+        keys.public: keys.allowed()[keys.public],
+        peers[0].decode(): "peer-1",
+        peers[2].decode(): "peer-2",
+    }
+    assert reads[12:] == ["peer-1.pub"]
 
 
 def test_a_file_without_a_key_lets_nobody_in(keys: CurveKeys) -> None:
