@@ -66,10 +66,11 @@ def read_token(path: Path) -> Token:
     except OSError as error:
         raise ConfigError(f"token file {path} cannot be read: {error.strerror}; {again}") from error
     mode = stat.S_IMODE(found.st_mode)
-    if mode & _OTHERS:
+    if mode & _OTHERS and not _is_mounted(found):
         raise ConfigError(
-            f"token file {path} has mode {mode:04o}, so others may read it; expected 0600: chmod 600 {path}. "
-            "If others can have read it, `headrace tokens rotate` replaces its secret"
+            f"token file {path} has mode {mode:04o}, so others may read it; expected 0600: chmod 600 {path}; or root's, with "
+            "mode 0440 and a group of ours, as kubelet mounts a Secret with fsGroup. If others can have read it, `headrace "
+            "tokens rotate` replaces its secret"
         )
     try:
         token = msgspec.json.decode(data, type=Token)
@@ -85,6 +86,15 @@ def read_token(path: Path) -> Token:
     if wrong := [name for name, is_good in checks.items() if not is_good]:
         raise ConfigError(f"token file {path} holds no join token: its {' and '.join(wrong)} cannot be; {again}")
     return token
+
+
+def _is_mounted(found: os.stat_result) -> bool:
+    """Return whether a file is root's, and its group's right to read is all that lets us read it.
+
+    Kubelet mounts a Secret so in a pod with ``fsGroup``. A file of our own has no need of it."""
+    is_roots = found.st_uid == 0 != os.geteuid()
+    others_may = stat.S_IMODE(found.st_mode) & (_OTHERS & ~stat.S_IRGRP)
+    return is_roots and not others_may and found.st_gid in (os.getegid(), *os.getgroups())
 
 
 def write_token(path: Path, token: Token) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -42,6 +43,36 @@ def test_a_token_file_that_others_may_read_is_refused(mode: int, tmp_path: Path)
     with pytest.raises(ConfigError, match=f"has mode {mode:04o}, so others may read it; expected 0600") as refused:
         read_token(path)
     assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("user", "mode", "group", "is_read"),
+    [
+        (1000, 0o440, 1000, True),
+        (1000, 0o400, 0, True),
+        (1000, 0o460, 1000, False),
+        (1000, 0o444, 1000, False),
+        (1000, 0o440, 4242, False),
+        (0, 0o440, 1000, False),
+    ],
+)
+def test_a_mounted_secret_is_read_by_its_group_and_no_other_file_is(
+    user: int, mode: int, group: int, is_read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.json"
+    write_token(path, TOKEN)
+    path.chmod(mode)
+    real = os.fstat
+    # as kubelet mounts it: root's
+    monkeypatch.setattr(os, "fstat", lambda held: os.stat_result([*real(held)[:4], 0, group, *real(held)[6:]]))
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(os, "getegid", lambda: 1000)
+    monkeypatch.setattr(os, "getgroups", lambda: [1000])
+    if is_read:
+        assert read_token(path) == TOKEN
+        return
+    with pytest.raises(ConfigError, match="or root's, with mode 0440 and a group of ours"):
+        read_token(path)
 
 
 @pytest.mark.parametrize(
