@@ -1,4 +1,4 @@
-"""How soon a joined worker is useful: from the command ``headrace join`` to its first piece of work.
+"""How soon a joined worker is useful: from ``headrace join`` to its first piece of work.
 
     headrace bench join --json bench-results/join.json
 

@@ -1,4 +1,4 @@
-"""The join bench takes each step from the log that tells of it, and loading from its own seconds."""
+"""The join bench reads each step, and the seconds of loading, in the logs of the processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINES = {
 }
 
 
-def test_each_step_is_the_first_line_of_its_process_and_loading_is_what_the_lines_say(tmp_path: Path) -> None:
+def test_each_step_is_the_first_line_of_its_process_and_loading_a_sum(tmp_path: Path) -> None:
     logs = tmp_path / "generator-hosta" / "join" / "logs"
     logs.mkdir(parents=True)
     for worker, lines in LINES.items():
