@@ -255,7 +255,9 @@ class WeightsSection(Section):
         "Of each part of a version between hosts. xxh3-128 finds damage. sha256 finds forgery by a host of this run, too.",
     )
     max_generator_lag: Positive = setting(2, "Versions that a live generator may lag before the learner waits for it.")
-    ack_timeout_s: float = setting(30.0, "A generator that took no weights for this long is fenced.", gt=0.0)
+    ack_timeout_s: float = setting(
+        30.0, "A generator that took no weights for this long, and received no part of any, is fenced.", gt=0.0
+    )
 
 
 class SupervisorSection(Section):

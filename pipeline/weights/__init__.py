@@ -22,3 +22,5 @@ from typing import Final
 
 TURNS: Final = "turns"
 """Counter in a generator's heartbeat: finished turns of decoding."""
+PARTS: Final = "weights_parts"
+"""Counter in a generator's heartbeat: parts of versions that have come, while they come."""

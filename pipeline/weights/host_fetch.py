@@ -54,14 +54,17 @@ class HostFetch:
         *,
         num_connections: int,
         timeout_s: float,
+        on_part: Callable[[], None] = lambda: None,
     ) -> None:
-        """``connect`` opens a connection. ``timeout_s``: limit of an answer by the learner."""
+        """``connect`` opens a connection. ``timeout_s``: limit of an answer by the learner.
+        ``on_part`` is called for each part that has come."""
         self._folder = folder
         self._relay = relay
         self._connect = connect
         self._clock = clock
         self._num_connections = num_connections
         self._timeout_s = timeout_s
+        self._on_part = on_part
         self._partial: dict[bool, tuple[SharedFile, Holding]] = {}
         self._benched: dict[str, float] = {}
 
@@ -185,7 +188,7 @@ class HostFetch:
         num_connections = max(1, min(self._num_connections, wanted_connections))
         requesters = [self._connect(source) for _ in range(num_connections)]
         limit_s = self._timeout_s if is_last else min(PATIENCE_S, self._timeout_s)
-        return WireFetch(wanted, source, requesters, self._clock, counts, timeout_s=limit_s)
+        return WireFetch(wanted, source, requesters, self._clock, counts, timeout_s=limit_s, on_part=self._on_part)
 
     def _lost(self, source: WeightsSource, error: Exception, counts: FetchCounts) -> None:
         """Take note of a relay that failed, unless it has gone on to another version."""

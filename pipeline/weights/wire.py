@@ -72,15 +72,17 @@ class WireFetch:
         counts: FetchCounts,
         *,
         timeout_s: float,
+        on_part: Callable[[], None],
     ) -> None:
         """``requesters``: connections to the source. ``timeout_s``: limit of each answer, and of
-        waiting for parts that are still to come."""
+        waiting for parts that are still to come. ``on_part``: called for each that came."""
         self._wanted = wanted
         self._source = source
         self._requesters = requesters
         self._clock = clock
         self._counts = counts
         self._timeout_s = timeout_s
+        self._on_part = on_part
         self._moved_s = clock.monotonic()
 
     def __enter__(self) -> Self:
@@ -116,6 +118,7 @@ class WireFetch:
                     f"a part of a delta has {part.data.size} bytes, expected {min(size, total - offset)}"
                 )
             delta[offset : offset + part.data.size] = part.data.data
+            self._on_part()
 
         await self._pull(lambda: offsets.popleft() if offsets else None, offsets.appendleft, fetch_one)
         return delta
@@ -140,6 +143,7 @@ class WireFetch:
                     f"part {index} of version {self._wanted.policy_version} came from {self._source.worker} with another "
                     f"digest than its announced one, in version {self._wanted.digest}"
                 )
+            self._on_part()
 
         await self._pull(holding.take, holding.put_back, fetch_one)
 

@@ -3,7 +3,8 @@
 Each wait has a deadline: for a source, and for the worker that leads (``HostFolder``).
 
 Counters in the heartbeat, besides those of ``weight_receiver``: ``weights_sources_lost`` (replaced
-in the middle of a transfer), ``relayed_bytes`` (served to other hosts)."""
+in the middle of a transfer), ``weights_parts`` (came to this host while this worker waited),
+``relayed_bytes`` (served to other hosts)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from collections.abc import Callable
 
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.registry.contract import RelayAnnouncement, WeightsAnnouncement
+from pipeline.weights import PARTS
 from pipeline.weights.digest import digest_buffer
 from pipeline.weights.host_fetch import HostFetch
 from pipeline.weights.host_folder import HostFolder
@@ -57,6 +59,7 @@ class HostWeights:
             ctx.clock,
             num_connections=ctx.config.weights.num_connections,
             timeout_s=ctx.config.weights.fetch_timeout_s,
+            on_part=self._note_part,
         )
         self._responder: Responder | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -65,9 +68,10 @@ class HostWeights:
     async def bring(self, wanted: WeightsAnnouncement, base: Base | None) -> MappedFile:
         """Return the announced version, verified and mapped; ``base`` is one held here.
 
-        Raises FileNotFoundError when a newer one is announced, or the worker that leads has not
-        brought it in time, and as ``HostFetch.fetch`` does."""
-        until = self._ctx.clock.monotonic() + self._ctx.config.weights.fetch_timeout_s
+        Raises FileNotFoundError when a newer one is announced, or the worker that leads has made no
+        progress for too long, and as ``HostFetch.fetch`` does."""
+        limit_s = self._ctx.config.weights.fetch_timeout_s
+        until, progress = self._ctx.clock.monotonic() + limit_s, self._folder.progress()
         while True:
             leads = self._folder.lead()
             mapped = await asyncio.to_thread(self._map, wanted, leads=leads)
@@ -78,6 +82,9 @@ class HostWeights:
                 return mapped
             if leads:
                 return await self._bring_as_leader(wanted, base)
+            if progress != (progress := self._folder.progress()):
+                self._ctx.count(PARTS)
+                until = self._ctx.clock.monotonic() + limit_s
             if self._newer.is_set() or self._ctx.clock.monotonic() >= until:
                 raise FileNotFoundError(
                     f"the worker that fetches weights for this host has not brought version {wanted.policy_version} yet"
@@ -114,6 +121,10 @@ class HostWeights:
                 f"{wanted.digest}"
             )
         return None
+
+    def _note_part(self) -> None:
+        self._ctx.count(PARTS)
+        self._folder.note_progress()
 
     async def _bring_as_leader(self, wanted: WeightsAnnouncement, base: Base | None) -> MappedFile:
         ctx = self._ctx

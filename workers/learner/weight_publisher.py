@@ -7,7 +7,7 @@ A live generator that serves an older version than ``max_generator_lag`` allows 
 ``ack_timeout_s`` to take the new weights. Then it is fenced, so that the supervisor replaces it and
 its trajectories go on elsewhere. So the version never runs away from generators that have failed
 silently. A generator takes no weights in the middle of a long turn, such as a prefill. While pieces
-of the turn get done, the learner waits for it.
+of the turn get done, or parts of a version come to its host, the learner waits for it.
 
 A generator reports in its heartbeat when a version's bytes do not match. The learner then checks
 its own copy. If that is damaged, it publishes the version again: the same bytes and digest, in
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.weights import TURNS
+from pipeline.weights import PARTS, TURNS
 from pipeline.weights.serving import serve_weights
 from pipeline.weights.store import StoredWeights, WeightsStore, weights_folder
 from protocol.endpoints import mailbox_endpoint
@@ -168,20 +168,29 @@ class WeightPublisher:
 
 
 class _Amid:
-    """A laggard's turn: whether it is the one of the first look, and still gets on."""
+    """A laggard's turn and transfer: whether it is the turn of the first look, and still gets on,
+    and whether parts of a version come."""
 
     def __init__(self, beat: Heartbeat, now_s: float) -> None:
         self._turn = beat.counters.get(TURNS, 0.0)
         self._steps = -1
         self._moved_s = now_s
+        self._parts = beat.counters.get(PARTS, 0.0)
+        self._came_s: float | None = None
 
     def see(self, beat: Heartbeat, now_s: float) -> None:
         """Take note of a heartbeat."""
         if beat.work.steps != self._steps:
             self._steps, self._moved_s = beat.work.steps, now_s
+        parts = beat.counters.get(PARTS, 0.0)
+        if parts != self._parts:
+            self._parts, self._came_s = parts, now_s
 
     def is_at_work(self, beat: Heartbeat, since_s: float) -> bool:
-        """Whether no turn that could bring new weights has ended, but work since ``since_s``."""
+        """Whether a part has come since ``since_s``; or no turn that could bring new weights has
+        ended, but work."""
+        if self._came_s is not None and self._came_s > since_s:
+            return True
         return (
             beat.counters.get(TURNS, 0.0) - self._turn < _TURNS_TO_TAKE and self._steps > 0 and self._moved_s > since_s
         )

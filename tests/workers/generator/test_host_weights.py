@@ -13,6 +13,7 @@ import pytest
 from pipeline.config.running import WeightsSection
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.weights import PARTS
 from protocol.errors import WeightsDamaged
 from protocol.ids import Role
 from tests.manual_clock import ManualClock
@@ -23,6 +24,16 @@ from workers.engines.emulated.weights import make_tensor
 from workers.generator import host_weights
 from workers.generator.weight_receiver import WeightReceiver
 from workers.learner.weight_publisher import WeightPublisher
+
+
+class Clock(ManualClock):
+    """Time that passes sets no event, as on a real clock."""
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+        due_s = self.monotonic() + seconds
+        await super().wait(event, seconds)
+        if self.monotonic() >= due_s:
+            event.clear()
 
 
 class Worker:
@@ -46,7 +57,7 @@ class World:
     """A learner, and workers on hosts of their own folders."""
 
     def __init__(self, tmp_path: Path, tasks: asyncio.TaskGroup, **settings: object) -> None:
-        self.clock = ManualClock()
+        self.clock = Clock()
         self.registry = MemoryRegistry(self.clock)
         self.tasks = tasks
         self.tmp_path = tmp_path
@@ -137,6 +148,31 @@ async def test_a_worker_waits_for_the_one_that_fetches_and_for_nothing_older(tmp
         await looking
         await second.receiver.swap()
         check_served(second, 2)
+
+
+async def test_every_worker_of_a_host_reports_parts_that_come_and_waits_while_they_do(tmp_path: Path) -> None:
+    async with opened(tmp_path, fetch_timeout_s=2.0) as world:
+        first, second = await world.worker("generator-0"), await world.worker("generator-1")
+        await world.publish(1)
+        await first.take()
+        assert first.ctx.counters[PARTS] == 1.0, "these weights are one part"
+        await world.publish(2)
+        assert second.receiver._host is None
+        num_others = world.clock.num_sleepers
+        looking = world.tasks.create_task(second.receiver.look())
+        leader = first.receiver._host
+        assert leader is not None
+        for number in range(1, 5):
+            # it looks for the file on a thread in between
+            await until(lambda: world.clock.num_sleepers > num_others)
+            leader._note_part()
+            await world.clock.advance(1.5)
+            await until(lambda number=number: second.ctx.counters.get(PARTS) == number)
+        await until(lambda: world.clock.num_sleepers > num_others)
+        await world.clock.advance(2.5)
+        await looking
+        assert not second.receiver.has_newer
+        assert second.ctx.counters[PARTS] == 4.0
 
 
 async def test_when_the_worker_that_fetches_leaves_another_takes_its_place_and_serves(

@@ -18,7 +18,7 @@ from pipeline.process.work import WorkReport
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
-from pipeline.weights import TURNS
+from pipeline.weights import PARTS, TURNS
 from pipeline.weights.digest import digest_file
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
@@ -63,12 +63,14 @@ class Bench:
         waiting: WaitingFor = WaitingFor.COMPUTE,
         steps: int = 0,
         turns: int = 0,
+        parts: int = 0,
     ) -> bool:
         now = self.clock.time()
         return self.registry.beat(
             Heartbeat(
                 who=who, pid=1, host="h", at_s=now, started_s=0.0, progress=1, progress_at_s=now, waiting_for=waiting,
-                policy_version=version, work=WorkReport(steps=steps), counters={TURNS: float(turns)},
+                policy_version=version, work=WorkReport(steps=steps),
+                counters={TURNS: float(turns), PARTS: float(parts)},
             )
         )  # fmt: skip
 
@@ -183,6 +185,23 @@ async def test_a_laggard_that_decodes_turn_after_turn_and_takes_no_weights_is_fe
             tasks.create_task(bench.publish(5))
             for second in range(32):
                 bench.beat(who, 0, steps=second + 1, turns=second)
+                await bench.clock.advance(1.0)
+        assert await bench.registry.epoch("generator-0") == 2
+
+
+async def test_a_laggard_is_waited_for_while_parts_come_and_fenced_once_they_stop(tmp_path: Path) -> None:
+    async with _opened(tmp_path) as bench:
+        who = await bench.generator(0)
+        async with asyncio.TaskGroup() as tasks:
+            job = tasks.create_task(bench.publish(5))
+            # it decodes under the old version meanwhile
+            for second in range(100):
+                bench.beat(who, 0, turns=10 * second, parts=second // 20)
+                await bench.clock.advance(1.0)
+            assert not job.done()
+            assert await bench.registry.epoch("generator-0") == 1
+            for second in range(100, 132):
+                bench.beat(who, 0, turns=10 * second, parts=4)
                 await bench.clock.advance(1.0)
         assert await bench.registry.epoch("generator-0") == 2
 
