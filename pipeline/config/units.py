@@ -65,6 +65,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "share of the variance": ("min_explained_variance",),
     "optimiser steps": ("num_minibatches",),
     "requests": ("max_in_flight", "max_requests"),
+    "units of each resource": ("resources",),
     "numbers": ("cache_entries",),
     "points": ("scale",),
     "sequences": ("num_slots",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config.launching import LaunchSection
@@ -63,8 +64,9 @@ def tokens_of(run_dir: Path) -> TokenOf:
     return token_of
 
 
-def build_launcher(settings: LaunchSection, join: JoinCommand) -> Launcher:
-    """Return the configured launcher. Raises ConfigError: it cannot work on this host."""
+def build_launcher(settings: LaunchSection, join: JoinCommand, workers: Sequence[tuple[Role, str]] = ()) -> Launcher:
+    """Return the configured launcher. ``workers``: role and name of each worker that the
+    configuration launches. Raises ConfigError: it cannot work on this host."""
     match settings.on:
         case "ssh":
             from pipeline.supervisor.launchers.ssh import SshLauncher
@@ -78,6 +80,10 @@ def build_launcher(settings: LaunchSection, join: JoinCommand) -> Launcher:
             from pipeline.supervisor.launchers.kubernetes import KubernetesLauncher
 
             return KubernetesLauncher(settings, join)
+        case "ray":
+            from pipeline.supervisor.launchers.ray_actors import RayLauncher
+
+            return RayLauncher(settings, join, workers)
         case _:
             raise ConfigError(f"launch.on is {settings.on}, which starts processes of this host")
 
@@ -87,7 +93,7 @@ def launcher_of(config: RunConfig, run_dir: Path) -> Launcher | None:
     ConfigError."""
     if not config.launch.launched:
         return None
-    return build_launcher(config.launch, join_command(config, tokens_of(run_dir)))
+    return build_launcher(config.launch, join_command(config, tokens_of(run_dir)), launched_workers(config))
 
 
 def end_jobs(config: RunConfig, run_dir: Path) -> int:
@@ -133,4 +139,6 @@ def dry_run(config: RunConfig) -> str:
             launch = {"launch": settings.model_copy(update={"ledger_url": join.url})}
             return manifests(settings, join, roles, to_toml(config.model_copy(update=address | launch)))
         case _:
-            raise ConfigError(f"launch.on is {settings.on}, whose jobs are no text")
+            from pipeline.supervisor.launchers.ray_actors import dry_run as ray_dry_run
+
+            return ray_dry_run(settings, join, launched_workers(config))

@@ -1,0 +1,298 @@
+"""Actors of a Ray cluster: one a worker, detached, in a namespace of the run.
+
+Each call is one request to the run's Ray driver (``ray_agent``), a process beside this one, with a
+deadline. A driver that fails is replaced at the next call; actors stay, and a later supervisor
+finds them. Actors hold no secret until their worker begins: ``ray_states`` has who restarts."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import ipaddress
+import os
+import selectors
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from pipeline.config.launching import LaunchSection, RayRoleSection, ResourcesSection
+from pipeline.ledger.token import Token
+from pipeline.ledger.url import without_ledger_password
+from pipeline.supervisor.launchers.join_command import JoinCommand
+from pipeline.supervisor.launchers.ray_words import ClusterSpec, RayReply, RayRequest, WorkerSpec
+from pipeline.supervisor.launchers.seam import Job, LaunchFailed
+from protocol import headrace
+from protocol.errors import ConfigError
+from protocol.ids import Role
+from protocol.printable import printable_line
+
+_AUTH_MODE: Final = "RAY_AUTH_MODE"
+_DEFAULT_PROGRAM: Final = ("headrace",)
+_STRANGER_S: Final = 20.0
+_END_S: Final = 10.0
+_CHUNK: Final = 1 << 16
+_SHOWN_CHARS: Final = 600
+
+
+class RayLauncher:
+    """Starts actors of one run.
+
+    Raises ConfigError: Ray is not installed, or the address is that of Ray Client."""
+
+    def __init__(self, settings: LaunchSection, join: JoinCommand, workers: Sequence[tuple[Role, str]] = ()) -> None:
+        """``workers``: role and name of each worker of the configured fleet, for the placement
+        group."""
+        for module, package in (("ray", "ray"), ("nacl", "pynacl")):
+            if importlib.util.find_spec(module) is None:
+                raise ConfigError(
+                    f"launch.on is ray, but {package} is not installed for this Python; expected it here and on each node of "
+                    "the cluster: pip install 'headrace[ray]', or choose another place with --on"
+                )
+        if "://" in settings.ray.address:
+            raise ConfigError(
+                f"launch.ray.address is {settings.ray.address!r:.100}; expected HOST:PORT of the cluster's head, or auto. Run "
+                "`headrace up` on a node of the cluster: Ray Client is not used"
+            )
+        self._settings, self._join = settings, join
+        self._bundles = {worker: number for number, (_, worker) in enumerate(workers)} if settings.ray.strategy else {}
+        self._cluster = _cluster(settings, join, workers)
+        self._lock = threading.Lock()
+        self._driver: _Driver | None = None
+
+    def reach(self) -> None:
+        """Connect once. Raises ConfigError: the cluster cannot be reached, or is open to all."""
+        try:
+            with self._lock:
+                addresses = self._connected(self._settings.answer_s).addresses
+        except LaunchFailed as error:
+            raise ConfigError(
+                f"the Ray cluster {self._settings.ray.address} cannot be used: {error}; expected a running one that this host "
+                "is a node of (`ray start`); its Python and Ray must be of the same versions as here"
+            ) from error
+        if not self._settings.ray.allow_unauthenticated and not all(map(_is_loopback, addresses)):
+            refuse_open(self.is_open())
+
+    def is_open(self) -> bool:
+        """Return whether the cluster takes in a driver without its token."""
+        environment = {name: value for name, value in _environment().items() if not name.startswith("RAY_AUTH_")}
+        stranger = _Driver(environment | {_AUTH_MODE: "disabled"})
+        try:
+            stranger.ask(RayRequest(verb="connect", cluster=self._cluster), _STRANGER_S)
+        except LaunchFailed:
+            return False
+        else:
+            return True
+        finally:
+            stranger.close()
+
+    def start(self, role: Role, worker: str, /) -> None:
+        """Make an actor, or have the worker begin again in one that Ray has placed anew."""
+        join, settings = self._join, self._settings
+        program = [] if settings.program == _DEFAULT_PROGRAM else list(settings.program)
+        spec = WorkerSpec(
+            run=join.run, worker=worker, role=role, url=join.url, allows_plaintext=join.allows_plaintext, program=program,
+            resources=_resources(settings.resources(role), settings.ray.role(role)), labels=settings.ray.role(role).labels,
+            unwatched_s=settings.ray.unwatched_s, bundle=self._bundles.get(worker),
+        )  # fmt: skip
+        self._ask(RayRequest(verb="start", spec=spec, tokens=self._tokens()))
+
+    def stop(self, worker: str, /, *, now: bool = False) -> None:
+        """Have a worker drain; end a waiting actor, or with ``now`` any."""
+        self._ask(RayRequest(verb="stop", worker=worker, now=now))
+
+    def listing(self) -> dict[str, Job]:
+        """Return the run's actors. The driver keeps the ends of workers, whose actors are gone."""
+        jobs = self._ask(RayRequest(verb="list", tokens=self._tokens())).jobs
+        return {worker: Job(job.role, job.state, job.place, job.exit_code, job.reason) for worker, job in jobs.items()}
+
+    def logs(self, worker: str, /) -> str:
+        """Return the last lines of its output."""
+        return self._ask(RayRequest(verb="logs", worker=worker, tokens=self._tokens())).text
+
+    def close(self) -> None:
+        """End the driver, not the actors."""
+        with self._lock:
+            if self._driver is not None:
+                self._driver.close()
+            self._driver = None
+
+    def _tokens(self) -> dict[str, Token]:
+        """Return the tokens that there are: a run's end needs none."""
+        found: dict[str, Token] = {}
+        for role in self._settings.launched:
+            with suppress(ConfigError):
+                found[role] = self._join.token_of(Role(role))
+        return found
+
+    def _ask(self, request: RayRequest) -> RayReply:
+        deadline = time.monotonic() + self._settings.answer_s
+        with self._lock:
+            self._connected(self._settings.answer_s)
+            assert self._driver is not None
+            try:
+                return self._driver.ask(request, max(1.0, deadline - time.monotonic()))
+            except LaunchFailed:
+                if not self._driver.runs:
+                    self._driver = None
+                raise
+
+    def _connected(self, timeout_s: float) -> RayReply:
+        """Start the driver unless it runs; return its first answer."""
+        if self._driver is not None and self._driver.runs:
+            return RayReply()
+        driver = _Driver(_environment())
+        try:
+            reply = driver.ask(RayRequest(verb="connect", cluster=self._cluster), timeout_s)
+        except LaunchFailed:
+            driver.close()
+            raise
+        self._driver = driver
+        return reply
+
+
+class _Driver:
+    """A driver's process. Its standard error is a file without a name."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._error = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            headrace.command("pipeline.supervisor.launchers.ray_agent"),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._error, env=dict(environment), cwd="/",
+            start_new_session=True,
+        )  # fmt: skip
+
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: RayRequest, timeout_s: float) -> RayReply:
+        """Return the reply. Raises LaunchFailed: an error, no reply in time, or an ended driver,
+        which is killed then."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode(request) + b"\n")
+            self._process.stdin.flush()
+            line = self._line(timeout_s)
+        except OSError as error:
+            words = self._last_words()
+            self._kill()
+            raise LaunchFailed(f"Ray's driver {error}; it printed: {words}") from error
+        reply = msgspec.json.decode(line, type=RayReply)
+        if reply.error:
+            raise LaunchFailed(f"Ray: {printable_line(reply.error)}")
+        return reply
+
+    def close(self) -> None:
+        """Close its input, so that it ends; kill one that does not."""
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self._kill()
+
+    def _line(self, timeout_s: float) -> bytes:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        found = bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while not found.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError(f"gave no answer within {timeout_s:g} s (launch.answer_s)")
+                chunk = os.read(self._process.stdout.fileno(), _CHUNK)
+                if not chunk:
+                    raise ConnectionError(f"has ended with code {self._process.wait(_END_S)}")
+                found += chunk
+        return bytes(found)
+
+    def _last_words(self) -> str:
+        self._error.seek(max(0, self._error.seek(0, os.SEEK_END) - _CHUNK))
+        words = " ".join(self._error.read().decode(errors="replace").split())
+        return printable_line(words[-_SHOWN_CHARS:]) or "nothing"
+
+    def _kill(self) -> None:
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self._error.close()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+
+def refuse_open(is_open: bool) -> None:
+    """Raise ConfigError for a cluster of several hosts that admits every program."""
+    if is_open:
+        raise ConfigError(
+            "the Ray cluster takes in every program that reaches its ports, without a token: such a program runs code as the "
+            "cluster's account, and reads join tokens there. Start its nodes with RAY_AUTH_MODE=token (`ray get-auth-token "
+            "--generate`), or set launch.ray.allow_unauthenticated if only you use that network"
+        )
+
+
+def namespace(join: JoinCommand) -> str:
+    """Return the namespace of a run's actors: another ledger's run of the same name has another."""
+    return f"headrace.{join.run}.{hashlib.sha256(join.url.encode()).hexdigest()[:10]}"
+
+
+def _cluster(settings: LaunchSection, join: JoinCommand, workers: Sequence[tuple[Role, str]]) -> ClusterSpec:
+    wanted = settings.ray
+    cluster = ClusterSpec(address=wanted.address, namespace=namespace(join), max_restarts=wanted.max_restarts)
+    if wanted.strategy is None:
+        return cluster
+    own = _resources(settings.learner, RayRoleSection())
+    return msgspec.structs.replace(
+        cluster,
+        strategy=wanted.strategy,
+        bundles=[_resources(settings.resources(role), wanted.role(role)) for role, _ in workers],
+        own=own,
+        labels=[wanted.role(role).labels for role, _ in workers],
+    )
+
+
+def _resources(wanted: ResourcesSection, place: RayRoleSection) -> dict[str, float]:
+    found = {"CPU": float(wanted.cpus), **place.resources}
+    if wanted.gpus:
+        found["GPU"] = float(wanted.gpus)
+    if wanted.memory_gb is not None:
+        found["memory"] = float(wanted.memory_gb << 30)
+    return found
+
+
+def _environment() -> dict[str, str]:
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    return quiet | without_ledger_password(os.environ)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def dry_run(settings: LaunchSection, join: JoinCommand, workers: Sequence[tuple[Role, str]]) -> str:
+    """Return which actors would be made, and with which requests."""
+    cluster = settings.ray
+    lines = [f"# actors in the namespace {namespace(join)} of the Ray cluster {cluster.address}"]
+    if cluster.strategy is not None:
+        lines.append(f"# in one placement group, {cluster.strategy}, with this node's learner")
+    for role, worker in workers:
+        wanted = _resources(settings.resources(role), cluster.role(role))
+        labels = "".join(f", {name}={value}" for name, value in cluster.role(role).labels.items())
+        lines.append(f"{worker}: " + ", ".join(f"{name} {count:g}" for name, count in wanted.items()) + labels)
+    return "\n".join([*lines, ""])
+
+
+def reach(launcher: object) -> None:
+    """Connect a Ray launcher once. Raises ConfigError."""
+    if isinstance(launcher, RayLauncher):
+        launcher.reach()

@@ -1,0 +1,306 @@
+"""The Ray driver of a launcher: a process of its own, beside the supervisor.
+
+It reads requests, lines of JSON, from standard input, and writes a reply for each. Ray has seconds
+for a request; the launcher ends a driver that gives no answer.
+
+Ray ends a driver's process when its node is lost, takes signals over and keeps threads. None of
+that reaches the supervisor. When the input ends, so does this process; detached actors stay.
+
+    python headrace.py pipeline.supervisor.launchers.ray_agent"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from pipeline.ledger.token import Token
+from pipeline.supervisor.launchers.join_command import role_of
+from pipeline.supervisor.launchers.ray_holder import WorkerHolder, token_digest
+from pipeline.supervisor.launchers.ray_states import HeldWorker, NodeResources, why_waiting
+from pipeline.supervisor.launchers.ray_words import (
+    GROUP,
+    ClusterSpec,
+    HolderReport,
+    RayJob,
+    RayReply,
+    RayRequest,
+    WorkerSpec,
+)
+
+_LOOK_S = 1.0
+"""How long actors are waited for; who has a place answers sooner."""
+_LOGS_S = 5.0
+_NAME_FREE_S = 10.0
+
+
+@dataclass(slots=True)
+class _Watched:
+    handle: Any
+    held: HeldWorker
+    asked: Any = None
+    """The question that is not answered yet. An actor without a place has one at most."""
+
+
+class RayDriver:
+    """The actors of one run, in its namespace."""
+
+    def __init__(self, cluster: ClusterSpec) -> None:
+        import ray  # pyright: ignore[reportMissingImports]
+
+        self._cluster = cluster
+        self._watched: dict[str, _Watched] = {}
+        self._specs: dict[str, WorkerSpec] = {}
+        self._ended: dict[str, tuple[RayJob, str]] = {}
+        """Jobs and last lines of ended workers; their actors are gone."""
+        self._is_first = True
+        ray.init(
+            address=cluster.address, namespace=cluster.namespace, log_to_driver=False, logging_level="ERROR",
+            configure_logging=False,
+        )  # fmt: skip
+
+    def addresses(self) -> list[str]:
+        """Return the addresses of live nodes."""
+        import ray  # pyright: ignore[reportMissingImports]
+
+        return [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+
+    def start(self, spec: WorkerSpec, tokens: dict[str, Token]) -> None:
+        """Make the worker's actor, or use the one that Ray has placed again."""
+        self._ended.pop(spec.worker, None)
+        self._specs[spec.worker] = spec
+        known = self._find(spec.worker)
+        if known is None or known.held.role is not spec.role:
+            known = self._watched[spec.worker] = _Watched(self._made(spec), HeldWorker(spec.role))
+        known.held.order()
+        self._give(known, tokens)
+
+    def stop(self, worker: str, *, now: bool) -> None:
+        """Have a worker drain; end an actor that waits, or with ``now`` any."""
+        known = self._find(worker)
+        if known is None:
+            return
+        report = known.held.report
+        if not now and report is not None and report.has_begun:
+            known.handle.stop.remote()
+        else:
+            self._end(worker, known)
+
+    def listing(self, tokens: dict[str, Token]) -> dict[str, RayJob]:
+        """Return all jobs, after one look at each actor."""
+        self._take_up(tokens)
+        jobs: dict[str, RayJob] = {}
+        for name, known in list(self._watched.items()):
+            report = known.held.report
+            job = known.held.job(self._why_waiting(name) if report is None else "")
+            if job is not None:
+                jobs[name] = job
+            if job is not None and report is not None and report.exit_code is not None:
+                self._ended[name] = job, report.output
+                self._end(name, known)
+        self._keep_group()
+        return {name: job for name, (job, _) in self._ended.items()} | jobs
+
+    def logs(self, worker: str, tokens: dict[str, Token]) -> str:
+        """Return a worker's last lines."""
+        import ray  # pyright: ignore[reportMissingImports]
+        from ray.exceptions import GetTimeoutError, RayError  # pyright: ignore[reportMissingImports]
+
+        self._take_up(tokens)
+        if worker in self._ended:
+            return self._ended[worker][1]
+        known = self._watched.get(worker)
+        with suppress(RayError, GetTimeoutError):
+            if known is not None and known.held.report is not None:
+                return ray.get(known.handle.logs.remote(), timeout=_LOGS_S)
+        return ""
+
+    def close(self) -> None:
+        """Free the places of ended workers, and leave the others to a later supervisor."""
+        self.listing({})
+        for name, known in list(self._watched.items()):
+            if known.held.job("") is None or known.held.lost:
+                self._end(name, known)
+        self._keep_group()
+
+    # -- actors ------------------------------------------------------------------------------------
+
+    def _find(self, worker: str) -> _Watched | None:
+        import ray  # pyright: ignore[reportMissingImports]
+
+        if worker not in self._watched:
+            role = role_of(worker)
+            with suppress(ValueError):
+                if role is not None:
+                    self._watched[worker] = _Watched(ray.get_actor(worker), HeldWorker(role))
+        return self._watched.get(worker)
+
+    def _made(self, spec: WorkerSpec) -> Any:
+        import ray  # pyright: ignore[reportMissingImports]
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
+
+        cpus, gpus, memory = (spec.resources.get(name, 0.0) for name in ("CPU", "GPU", "memory"))
+        custom = {name: count for name, count in spec.resources.items() if name not in ("CPU", "GPU", "memory")}
+        options: dict[str, Any] = {
+            "name": spec.worker, "lifetime": "detached", "max_restarts": self._cluster.max_restarts, "num_cpus": cpus,
+            "num_gpus": gpus, "scheduling_strategy": "SPREAD",
+        }  # fmt: skip
+        options |= {"memory": int(memory)} if memory else {}
+        options |= {"resources": custom} if custom else {}
+        if spec.bundle is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group(), spec.bundle)
+        elif spec.labels:
+            options["label_selector"] = spec.labels
+        actor: Any = ray.remote(WorkerHolder).options(**options)
+        text = msgspec.json.encode(spec).decode()
+        deadline = time.monotonic() + _NAME_FREE_S
+        while True:
+            try:
+                return actor.remote(text)
+            except ValueError:
+                # The name of an actor that was ended just now.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def _end(self, worker: str, known: _Watched) -> None:
+        import ray  # pyright: ignore[reportMissingImports]
+
+        ray.kill(known.handle, no_restart=True)
+        self._watched.pop(worker, None)
+
+    def _take_up(self, tokens: dict[str, Token]) -> None:
+        """Look at the run's actors, and give tokens to those that want one."""
+        from ray.util import list_named_actors  # pyright: ignore[reportMissingImports]
+
+        names = {name for name in list_named_actors() if role_of(name) is not None}
+        for name in [name for name in self._watched if name not in names]:
+            del self._watched[name]
+        new = [name for name in names - set(self._watched) if self._find(name) is not None]
+        self._look()
+        for name, known in self._watched.items():
+            if self._is_first and name in new and known.held.report is None:
+                # An earlier supervisor's, which still waits for a place.
+                known.held.order()
+            self._give(known, tokens)
+        self._is_first = False
+
+    def _look(self) -> None:
+        """Ask each actor once, and take the answers that come in time."""
+        import ray  # pyright: ignore[reportMissingImports]
+        from ray.exceptions import ActorUnavailableError, RayActorError, RayError  # pyright: ignore[reportMissingImports]
+
+        for known in self._watched.values():
+            if known.asked is None:
+                known.asked = known.handle.look.remote()
+        asked = {known.asked: name for name, known in self._watched.items()}
+        if not asked:
+            return
+        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_LOOK_S)
+        for reference in ready:
+            name = asked[reference]
+            known = self._watched[name]
+            known.asked = None
+            try:
+                known.held.answered(_report(ray.get(reference)))
+            except ActorUnavailableError:
+                known.held.unavailable()
+            except RayActorError:
+                # It is dead for good.
+                del self._watched[name]
+            except RayError:
+                known.held.unavailable()
+
+    def _give(self, known: _Watched, tokens: dict[str, Token]) -> None:
+        """Give an actor its role's token where it wants it, sealed for it alone."""
+        from nacl.public import PublicKey, SealedBox  # pyright: ignore[reportMissingImports]
+
+        token = tokens.get(known.held.role)
+        report = known.held.report
+        if token is not None and report is not None and known.held.wants_token(token_digest(token)):
+            box = SealedBox(PublicKey(bytes.fromhex(report.key)))
+            known.handle.take.remote(box.encrypt(msgspec.json.encode(token)))
+
+    def _why_waiting(self, worker: str) -> str:
+        import ray  # pyright: ignore[reportMissingImports]
+
+        spec = self._specs.get(worker)
+        if spec is None:
+            return "it was requested by an earlier supervisor"
+        nodes = [NodeResources(node["Resources"], node["Labels"]) for node in ray.nodes() if node["Alive"]]
+        wanted = {name: count for name, count in spec.resources.items() if count}
+        whole = "" if spec.bundle is None else f"the placement group of {len(self._cluster.bundles)} workers waits: "
+        return whole + why_waiting(wanted, spec.labels, nodes, ray.available_resources())
+
+    # -- the placement group -----------------------------------------------------------------------
+
+    def _group(self) -> Any:
+        import ray  # pyright: ignore[reportMissingImports]
+        from ray.util import get_placement_group, placement_group  # pyright: ignore[reportMissingImports]
+
+        with suppress(ValueError):
+            return get_placement_group(GROUP)
+        bundles, labels = list(self._cluster.bundles), list(self._cluster.labels)
+        if self._cluster.own:
+            bundles.append(self._cluster.own)
+            labels.append({"ray.io/node-id": ray.get_runtime_context().get_node_id()})
+        return placement_group(
+            bundles, strategy=self._cluster.strategy, name=GROUP, lifetime="detached", bundle_label_selector=labels
+        )
+
+    def _keep_group(self) -> None:
+        """Remove the group when no worker of the run is left."""
+        from ray.util import get_placement_group, remove_placement_group  # pyright: ignore[reportMissingImports]
+
+        if self._cluster.strategy and not self._watched:
+            with suppress(ValueError):
+                remove_placement_group(get_placement_group(GROUP))
+
+
+def _report(text: str) -> HolderReport:
+    return msgspec.json.decode(text, type=HolderReport)
+
+
+def _reply(driver: RayDriver, request: RayRequest) -> RayReply:
+    match request.verb:
+        case "start" if request.spec is not None:
+            driver.start(request.spec, request.tokens)
+        case "stop":
+            driver.stop(request.worker, now=request.now)
+        case "list":
+            return RayReply(jobs=driver.listing(request.tokens))
+        case "logs":
+            return RayReply(text=driver.logs(request.worker, request.tokens))
+        case _:
+            pass
+    return RayReply()
+
+
+def main() -> int:
+    """Serve one launcher."""
+    # Ray prints to both outputs.
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    driver: RayDriver | None = None
+    for line in sys.stdin.buffer:
+        try:
+            request = msgspec.json.decode(line, type=RayRequest)
+            if driver is None and request.cluster is not None:
+                driver = RayDriver(request.cluster)
+                reply = RayReply(addresses=driver.addresses())
+            else:
+                assert driver is not None, "the first request connects"
+                reply = _reply(driver, request)
+        # Ray's errors are of many kinds; each becomes a sentence of the launcher.
+        except Exception as error:  # noqa: BLE001
+            reply = RayReply(error=" ".join(f"{type(error).__name__}: {error}".split())[:600])
+        replies.write(msgspec.json.encode(reply) + b"\n")
+        replies.flush()
+    if driver is not None:
+        driver.close()
+    return 0

@@ -1,0 +1,105 @@
+"""The state of one worker on Ray, by what its actor answers. Nothing here waits or calls Ray.
+
+Ray replaces a lost actor, and so the place of a worker. The worker in it begins again only by an
+order of the supervisor, whose budgets count the loss. An order is carried out by giving
+the actor the token, which no other start of the actor can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.supervisor.launchers.ray_words import HolderReport, RayJob
+from pipeline.supervisor.launchers.seam import JobState
+from protocol.ids import Role
+
+_REPLACED = "its Ray actor or node was lost"
+_SHOWN_RESOURCES = 4
+
+
+@dataclass(slots=True)
+class HeldWorker:
+    """One worker and its actor."""
+
+    role: Role
+    is_ordered: bool = False
+    """Whether the supervisor wants it to begin, or an earlier one did and it still waits."""
+    report: HolderReport | None = None
+    """The actor's last answer; None while it has no place."""
+    lost: str = ""
+    _begun: str = ""
+    """Key of the actor's start in which the worker began."""
+
+    def order(self) -> None:
+        """Have it begin once its actor has a place."""
+        self.is_ordered, self.lost = True, ""
+
+    def answered(self, report: HolderReport) -> None:
+        """Take an answer. Another key is a new start of the actor: its worker is gone."""
+        if self._begun and report.key != self._begun:
+            self._lose(_REPLACED)
+        self.report = report
+        if report.has_begun:
+            self._begun = report.key
+
+    def unavailable(self) -> None:
+        """Take that Ray looks for another place for the actor."""
+        if self._begun:
+            self._lose(_REPLACED)
+        self.report = None
+
+    def wants_token(self, digest: str) -> bool:
+        """Return whether the token is to be given: at the order, and when it was rotated."""
+        if self.report is None or self.lost or self.report.exit_code is not None:
+            return False
+        return self.report.token != digest if self.report.has_begun else self.is_ordered
+
+    def job(self, why_waiting: str) -> RayJob | None:
+        """Return the job; None for an actor that no supervisor uses."""
+        if self.lost:
+            return RayJob(role=self.role, state=JobState.ENDED, place="Ray", reason=self.lost)
+        if self.report is None or not self.report.has_begun:
+            if not self.is_ordered:
+                return None
+            place, why = (
+                ("Ray", why_waiting) if self.report is None else (self.report.place, "it has its place and begins")
+            )
+            return RayJob(role=self.role, state=JobState.WAITING, place=place, reason=why)
+        state = JobState.RUNNING if self.report.exit_code is None else JobState.ENDED
+        return RayJob(role=self.role, state=state, place=self.report.place, exit_code=self.report.exit_code)
+
+    def _lose(self, reason: str) -> None:
+        self._begun, self.is_ordered, self.lost = "", False, reason
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResources:
+    """Resources and labels of one live node."""
+
+    total: Mapping[str, float]
+    labels: Mapping[str, str]
+
+
+def why_waiting(
+    wanted: Mapping[str, float], labels: Mapping[str, str], nodes: Sequence[NodeResources], free: Mapping[str, float]
+) -> str:
+    """Return why a worker has no place yet. ``free``: unused resources of all nodes together."""
+    fitting = [node for node in nodes if all(node.labels.get(name) == value for name, value in labels.items())]
+    if not fitting:
+        return f"no node of {len(nodes)} has the labels {_in_words(labels)}; Ray's autoscaler may add one"
+    short = [name for name, count in wanted.items() if all(node.total.get(name, 0.0) < count for node in fitting)]
+    if short:
+        largest = {name: max(node.total.get(name, 0.0) for node in fitting) for name in short}
+        return (
+            f"it wants {_in_words({name: wanted[name] for name in short})}, and no node has more than {_in_words(largest)}; "
+            "Ray's autoscaler may add one"
+        )
+    left = {name: free.get(name, 0.0) for name in wanted}
+    return f"it wants {_in_words(wanted)} of one node; {_in_words(left)} are free in the cluster"
+
+
+def _in_words(values: Mapping[str, object]) -> str:
+    shown = [
+        f"{name} {value:g}" if isinstance(value, float | int) else f"{name}={value}" for name, value in values.items()
+    ]
+    return ", ".join(shown[:_SHOWN_RESOURCES])

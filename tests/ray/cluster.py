@@ -1,0 +1,72 @@
+"""A real Ray cluster of several nodes on loopback, with token authentication."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="make test-ray installs it")
+
+OBJECTS_BYTES = 80 << 20
+LOOPBACK = {
+    # Without it, Ray takes 127.0.0.1 for the host's outgoing address, and then listens everywhere.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+}
+LEAN = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 300,
+    "health_check_failure_threshold": 4,
+    "prestart_worker_first_driver": False,
+}
+ROOT = Path(__file__).parents[2]
+
+
+class RayCluster:
+    """Nodes of one cluster. The environment of this process is theirs, and that of drivers."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, has_auth: bool = True) -> None:
+        self.state = folder / "state"
+        self.state.mkdir(mode=0o700)
+        auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(24)} if has_auth else {}
+        own = {"XDG_STATE_HOME": str(self.state), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        patch.delenv("RAY_AUTH_MODE", raising=False)
+        for name, value in {**LOOPBACK, **own, **auth}.items():
+            patch.setenv(name, value)
+        from ray._raylet import Config  # pyright: ignore[reportMissingImports]
+        from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
+
+        Config.initialize("")
+        self._cluster: Any = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": LEAN, **_args()}
+        )
+        self.address: str = self._cluster.address
+
+    def add_node(self, **arguments: Any) -> Any:
+        """Add a node; ``labels``, ``resources``, ``num_cpus``."""
+        return self._cluster.add_node(**{"num_cpus": 4, **_args(), **arguments})
+
+    def kill_node(self, node: Any) -> None:
+        """Kill a node's raylet and all of its processes."""
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    @property
+    def accessor(self) -> Any:
+        """Ray's own tables, as the head holds them."""
+        return self._cluster.global_state.global_state_accessor
+
+    @property
+    def session(self) -> Path:
+        """Folder of Ray's logs."""
+        return Path(self._cluster.head_node.get_session_dir_path())
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+def _args() -> dict[str, Any]:
+    return {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": OBJECTS_BYTES}
