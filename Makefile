@@ -138,7 +138,7 @@ $(PLACES)/.run: $(VENV)/.dev
 	$(PLACES)/bin/python -m pip install --quiet 'kubernetes-validate>=1.37,<2' 'asyncssh>=2.21,<3'
 	@touch $@
 
-test-places: $(PLACES)/.run ## Kubernetes objects by the API's schemas, and ssh to a real server, in an environment of its own: .venv-places
+test-places: $(PLACES)/.run ## Kubernetes objects by the API's schemas, ssh to a real server, and Slurm itself where it is installed, in an environment of its own: .venv-places
 	$(PLACES)/bin/python -m pytest -q tests/places
 
 $(RAY)/.run: $(VENV)/.dev

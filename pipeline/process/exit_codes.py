@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from enum import IntEnum, StrEnum
 from typing import cast
 
@@ -110,7 +111,15 @@ def kind_of(exit_code: int) -> FailureKind:
 
 def as_own(exit_code: int) -> int:
     """Return the command's code for a worker's: 128 + N for signal N, as in shells."""
-    return 128 - exit_code if exit_code < 0 else exit_code
+    return _SHELL_SIGNAL - exit_code if exit_code < 0 else exit_code
 
 
+def from_shell(exit_code: int) -> int:
+    """Return a process's code for a shell's, which is 128 + N for signal N. 130 stays: it is
+    INTERRUPTED."""
+    is_signal = _SHELL_SIGNAL < exit_code < _SHELL_SIGNAL + signal.NSIG and exit_code != ExitCode.INTERRUPTED
+    return _SHELL_SIGNAL - exit_code if is_signal else exit_code
+
+
+_SHELL_SIGNAL = 128
 _SURROUNDINGS = frozenset(ExitCode) - {ExitCode.FAILURE}

@@ -33,6 +33,7 @@ from pipeline.files import cut, write_private
 from pipeline.ledger.token import Token, write_token
 from pipeline.ledger.url import without_ledger_password
 from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
+from pipeline.process.exit_codes import from_shell
 from pipeline.process.records import ProcessIdentity, identify, this_host
 from pipeline.supervisor.launchers.join_command import join_words
 from pipeline.supervisor.launchers.output_tail import last_lines
@@ -42,7 +43,6 @@ from protocol.ids import Role, is_worker_name
 from protocol.private import ensure_private_folder
 
 _KEEPER: Final = 'trap : TERM INT; "$@"; code=$?; echo $code > "$0.partial"; mv "$0.partial" "$0"'
-_SIGNALLED: Final = 128
 _TURN_S: Final = 20.0
 _POLL_S: Final = 0.02
 
@@ -168,9 +168,7 @@ def _job(path: Path) -> HostJob | None:
     runs = identify(record.identity.pid) == record.identity
     code: int | None = None
     with suppress(OSError, ValueError):
-        code = int(path.with_suffix(".exit").read_text())
-    if code is not None and code > _SIGNALLED + 2:
-        code = _SIGNALLED - code
+        code = from_shell(int(path.with_suffix(".exit").read_text()))
     return HostJob(role=record.role, runs=runs and code is None, started_s=started_s, exit_code=code)
 
 

@@ -14,6 +14,7 @@ import msgspec
 import yaml
 
 from pipeline.config.launching import LaunchSection
+from pipeline.process.exit_codes import from_shell
 from pipeline.supervisor.launchers import kubernetes_objects as objects
 from pipeline.supervisor.launchers.join_command import JoinCommand, role_of
 from pipeline.supervisor.launchers.output_tail import NUM_LINES
@@ -21,8 +22,6 @@ from pipeline.supervisor.launchers.programs import ask, call, require
 from pipeline.supervisor.launchers.seam import Job, JobState
 from protocol.ids import Role
 
-_SHELL_SIGNALS = range(129, 130), range(131, 129 + 64)
-"""Exit codes of processes that a signal ended; 130 is a code of Headrace's own."""
 _STATES = {"Pending": JobState.WAITING, "Running": JobState.RUNNING}
 
 
@@ -109,11 +108,8 @@ def _job(role: Role, pod: Mapping[str, Any]) -> Job:
         return Job(role, _STATES[phase], place, reason=_why_waiting(status))
     ended = _of_worker(status).get("state", {}).get("terminated", {})
     reason = ended.get("reason", "") or status.get("reason", "")
-    return Job(role, JobState.ENDED, place, _exit_code(ended.get("exitCode")), reason)
-
-
-def _exit_code(code: int | None) -> int | None:
-    return 128 - code if code is not None and any(code in codes for codes in _SHELL_SIGNALS) else code
+    code = ended.get("exitCode")
+    return Job(role, JobState.ENDED, place, None if code is None else from_shell(code), reason)
 
 
 def _of_worker(status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pipeline.config.launching import LaunchSection, ResourcesSection
 from pipeline.ledger.token import write_token
+from pipeline.process.exit_codes import from_shell
 from pipeline.supervisor.launchers.join_command import JoinCommand, role_of
 from pipeline.supervisor.launchers.output_tail import last_lines
 from pipeline.supervisor.launchers.programs import ask, call, require
@@ -58,10 +59,13 @@ class SlurmLauncher:
             if job.state is JobState.WAITING:
                 self._call(["scancel", number])
             elif job.state is JobState.RUNNING:
-                # --full: the script too, which would otherwise outlive its steps
-                self._call(
-                    ["scancel", "--signal=KILL", "--full", number] if now else ["scancel", "--signal=TERM", number]
-                )
+                if not now:
+                    self._call(["scancel", "--signal=TERM", number])
+                    continue
+                # A killed job gets SIGTERM first, and KillWait to end; a killed step does not. The
+                # step may not have begun.
+                ask(["scancel", "--signal=KILL", f"{number}.0"], timeout_s=self._settings.answer_s)
+                self._call(["scancel", number])
 
     def listing(self) -> dict[str, Job]:
         """Return the newest job of each worker."""
@@ -101,7 +105,9 @@ class SlurmLauncher:
         code, _, number_of_signal = fields.get("ExitCode", "").partition(":")
         if not code.isdecimal():
             return None
-        return -int(number_of_signal) if number_of_signal.isdecimal() and int(number_of_signal) else int(code)
+        return (
+            -int(number_of_signal) if number_of_signal.isdecimal() and int(number_of_signal) else from_shell(int(code))
+        )
 
     def _call(self, words: Sequence[str], text: str = "") -> str:
         return call(words, timeout_s=self._settings.answer_s, text=text)

@@ -4,7 +4,7 @@
 
 PROGRAM is sbatch, srun, scancel, squeue or scontrol. Options that are not known here are refused.
 While ``STATE/hold`` exists, new jobs wait. As with Slurm, a signal other than SIGKILL goes to the
-steps of a job and not to its script."""
+steps of a job and not to its script. A job that is killed as a whole gets SIGTERM first."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ class Cluster:
         return code if code >= 0 else 128 - code
 
     def scancel(self, arguments: list[str]) -> int:
-        *options, number = arguments
+        *options, target = arguments
+        number, _, step = target.partition(".")
         job = self.job(number)
         if job["state"] == "PENDING":
             if options and options[0] != "--signal=KILL":
@@ -118,8 +119,8 @@ class Cluster:
         elif job["state"] == "RUNNING":
             if options == ["--signal=TERM"]:
                 os.kill(job["step_pid"], signal.SIGTERM)
-            elif options == ["--signal=KILL", "--full"]:
-                os.killpg(job["script_pid"], signal.SIGKILL)
+            elif options == ["--signal=KILL"] and step == "0":
+                os.kill(job["step_pid"], signal.SIGKILL)
             else:
                 assert options == [], options
                 self.write(number, state="CANCELLED", code="0:15")

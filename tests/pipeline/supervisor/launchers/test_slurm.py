@@ -1,5 +1,5 @@
 """Claims about the launcher of Slurm jobs: the contract, on a stand-in for Slurm's programs that
-keeps to their documented interface. No Slurm runs here."""
+keeps to their documented interface. ``tests/places`` has it on a real cluster."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.pipeline.supervisor.launchers.contract import FarLauncherContract, un
 from tests.pipeline.supervisor.launchers.place_tools import (
     SECRET,
     assert_no_secret_but_in_a_private_file,
+    given,
     join_command,
     put_on_path,
 )
@@ -149,3 +150,11 @@ def test_an_ended_jobs_exit_code_outlives_slurms_memory_of_it(place: SlurmPlace)
     place.cluster.write(number, code="")
     assert launcher.listing()["generator-0"].exit_code == 7
     assert place.launcher().listing()["generator-0"].exit_code is None
+
+
+def test_a_worker_that_a_signal_killed_counts_as_killed_and_not_as_failed(place: SlurmPlace) -> None:
+    launcher = place.launcher()
+    launcher.start(Role.GENERATOR, "generator-0")
+    until(lambda: "begun" in launcher.logs("generator-0"))
+    os.kill(given(place.folder, "generator-0")["pid"], signal.SIGKILL)
+    assert until_state(launcher, "generator-0", JobState.ENDED).exit_code == -signal.SIGKILL
