@@ -139,6 +139,10 @@ class Ledger(Protocol):
     async def drop(self, who: Incarnation, claim: Claim, unit: str, reason: DropReason) -> None:
         """Drop one unit out of a claim; its credit returns."""
 
+    async def return_claim(self, who: Incarnation, claim_id: str) -> int:
+        """Return a claim's units to ready, and their number; 0 when it is not there."""
+        ...
+
     async def advance(self, who: Incarnation, policy_version: int) -> None:
         """Make ``policy_version`` the one that admission counts from. It only grows."""
 

@@ -97,6 +97,11 @@ class LedgerSpec:
     """Failures of one role on one chunk before its unit is a dead letter."""
     max_bytes: int | None = None
     """Watermark: admission stops while the store holds more than this."""
+    shard: int = 0
+    """Which share of a run this ledger holds: groups, and evaluation prompts, ``shard``,
+    ``shard + num_shards``, ..."""
+    num_shards: int = 1
+    """Over so many ledgers is the run spread (``pipeline.ledger.sharded``)."""
     value_training: bool = False
     """Keep every finished, scored training trajectory with its values until the value worker has
     trained on it. Its unit's end does not matter, except drops in ``SPOILING``. Needs the fields

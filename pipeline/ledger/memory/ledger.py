@@ -285,6 +285,15 @@ class MemoryLedger:
             record.units.remove(name)
             s.end_unit(name, reason)
 
+    async def return_claim(self, who: Incarnation, claim_id: str) -> int:
+        """Return a claim's units to ready, and their number."""
+        s, now = self._enter(who)
+        record = s.claims.pop(claim_id, None)
+        returned = [] if record is None else record.units
+        for name in returned:
+            s.make_ready(name, now)
+        return len(returned)
+
     async def advance(self, who: Incarnation, policy_version: int) -> None:
         """Make ``policy_version`` the one that admission counts from. It only grows."""
         s, _ = self._enter(who)
@@ -383,7 +392,7 @@ class MemoryLedger:
         if request.number in s.evaluations:
             return
         s.evaluations[request.number] = EvaluationRecord(request)
-        for prompt in range(request.num_prompts):
+        for prompt in range(s.spec.shard, request.num_prompts, s.spec.num_shards):
             for sample in range(request.samples_per_prompt):
                 trajectory = TrajectoryId(f"e{request.number}", prompt, sample)
                 s.trajectories[trajectory] = TrajectoryRecord(since_s=now)

@@ -68,6 +68,10 @@ class LedgerState:
 
     # -- names -----------------------------------------------------------------------------------
 
+    def nth_group(self, place: int) -> int:
+        """Return the number of this ledger's group, or prompt, in this place of its order."""
+        return self.spec.shard + self.spec.num_shards * place
+
     def members(self, group: int) -> Iterator[TrajectoryId]:
         """Yield a group's trajectories."""
         return (TrajectoryId(TRAIN_LANE, group, member) for member in range(self.spec.group_size))
@@ -141,8 +145,8 @@ class LedgerState:
     @property
     def is_exhausted(self) -> bool:
         """Whether every prompt is admitted, and none waits to be admitted again."""
-        num_fresh = self.admitted["groups"] - self.num_again
-        return self.spec.num_prompts is not None and num_fresh >= self.spec.num_prompts and not len(self.again)
+        following = self.nth_group(self.admitted["groups"] - self.num_again)
+        return self.spec.num_prompts is not None and following >= self.spec.num_prompts and not len(self.again)
 
     def prompt_of(self, trajectory: TrajectoryId) -> int:
         """Return the place of a trajectory's prompt in its stream."""

@@ -63,9 +63,10 @@ def _admit_group(s: LedgerState, now: float) -> Refusal | None:
         why = Refusal.EXHAUSTED
     if why is not None:
         return why
-    number = s.admitted["groups"]
+    number = s.nth_group(s.admitted["groups"])
     again = s.again.first
-    s.groups[number] = GroupRecord(live=size, prompt=number - s.num_again if again is None else again)
+    fresh = s.nth_group(s.admitted["groups"] - s.num_again)
+    s.groups[number] = GroupRecord(live=size, prompt=fresh if again is None else again)
     if again is not None:
         s.again.discard(again)
         s.num_again += 1

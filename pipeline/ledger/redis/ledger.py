@@ -50,6 +50,7 @@ from pipeline.ledger.types import (
     WriteStatus,
 )
 from pipeline.ledger.validation import (
+    SHARD_SETTINGS,
     check_chunk,
     check_evaluation,
     check_value_batch,
@@ -230,6 +231,10 @@ class RedisLedger:
         """Drop one unit out of a claim; its credit returns. A repeat changes nothing."""
         await self._call("drop", who, id=claim.claim_id, unit=unit, reason=reason.value)
 
+    async def return_claim(self, who: Incarnation, claim_id: str) -> int:
+        """Return a claim's units to ready, and their number."""
+        return await self._call("return_claim", who, id=claim_id)
+
     async def advance(self, who: Incarnation, policy_version: int) -> None:
         """Make ``policy_version`` the one that admission counts from. It only grows."""
         await self._call("advance", who, version=policy_version)
@@ -338,6 +343,10 @@ class RedisLedger:
         """Ping the server. Raises LedgerUnavailable, or LedgerDiskFailed if it refuses writes."""
         await self._pipelined("ping", [("PING",)])
 
+    async def raise_epoch(self, worker: str, epoch: int) -> None:
+        """Make ``epoch`` the least of a worker here, where no registry hands epochs out."""
+        await self.ask("raise_epoch", of=worker, least=epoch)
+
     async def ask(self, script: str, **arguments: object) -> Any:
         """Run a script without an incarnation, for ``pipeline.ledger.redis.admin``."""
         return await self._call(script, None, **arguments)
@@ -393,8 +402,9 @@ class RedisLedger:
 
 def _settings(spec: LedgerSpec, texts: Mapping[str, str], credit: int) -> bytes:
     """Return the settings that every script reads first: the S of ``parts/beginning.lua``."""
+    names = _READ_BY_SCRIPTS if spec.num_shards == 1 else (*_READ_BY_SCRIPTS, *SHARD_SETTINGS)
     return msgspec.msgpack.encode(
-        {name: getattr(spec, name) for name in _READ_BY_SCRIPTS}
+        {name: getattr(spec, name) for name in names}
         | {"batch": spec.units_per_update, "surplus": credit, "fields": texts["fields"]}
     )
 

@@ -8,6 +8,8 @@ from pipeline.ledger.admin import Place, Wish
 from pipeline.ledger.memory.admin import MemoryAdmin
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis.admin import RedisAdmin
+from pipeline.ledger.sharded.admin import ShardedAdmin
+from pipeline.ledger.sharded.ledger import ShardedLedger
 from pipeline.ledger.types import Claim, DropReason, EvaluationRequest, LatePolicy, Refusal, Unit, WriteStatus
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
@@ -30,6 +32,8 @@ async def opened(bench, spec) -> tuple:
     ledger = await bench.open(spec)
     for who in (GENERATOR, OTHER_GENERATOR):
         await bench.set_epoch(who.worker, who.epoch)
+    if isinstance(ledger, ShardedLedger):
+        return ledger, ShardedAdmin([MemoryAdmin(bench.shards[0], lambda worker: bench.epochs.get(worker, 0))])
     if isinstance(ledger, MemoryLedger):
         return ledger, MemoryAdmin(ledger, lambda worker: bench.epochs.get(worker, 0))
     return ledger, RedisAdmin(ledger)

@@ -64,13 +64,14 @@ for _, holder in ipairs(call('ZRANGE', P .. 'holders', 0, -1)) do
 end
 
 local function admit_group()
-  local number = counter('groups:admitted')
+  local number = nth_group(counter('groups:admitted'))
   local why = refusal(S.group_size)
   if why ~= 'closed' and is_exhausted() then why = 'exhausted' end
   if why then return why end
   local name = string.format('%d', number)
   local again = call('ZRANGE', P .. 'again', 0, 0)[1]
-  call('HSET', group_key(name), 'live', S.group_size, 'prompt', again or number - counter('groups:again'))
+  call('HSET', group_key(name), 'live', S.group_size, 'prompt',
+    again or nth_group(counter('groups:admitted') - counter('groups:again')))
   if again then
     call('ZREM', P .. 'again', again)
     count('groups:again', 1)

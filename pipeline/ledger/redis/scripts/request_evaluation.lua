@@ -1,4 +1,5 @@
--- request_evaluation.lua: open an evaluation's trajectories.
+-- request_evaluation.lua: open an evaluation's trajectories; of several shards each opens its own
+-- prompts'.
 --
 -- Uses     beginning names
 -- Writes   evaluation:<n> evaluation_open trajectory:*
@@ -11,7 +12,7 @@
 local number, request, prompts, samples = ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 local ekey = P .. 'evaluation:' .. number
 if call('HSETNX', ekey, 'request', request) == 0 then return 0 end
-for prompt = 0, prompts - 1 do
+for prompt = S.shard or 0, prompts - 1, S.num_shards or 1 do
   for sample = 0, samples - 1 do
     local tid = string.format('e%s.%d.%d', number, prompt, sample)
     call('HSET', trajectory_key(tid), 'next', 0, 'since', string.format('%.17g', now))
