@@ -33,7 +33,7 @@ from pipeline.observability.history import HISTORY_NAME
 from pipeline.observability.report import write_report
 from pipeline.preflight.checks import preflight
 from pipeline.preflight.model_folder import read_model_config
-from pipeline.supervisor.launchers.build import join_command, tokens_of
+from pipeline.supervisor.launchers.build import join_command
 from pipeline.supervisor.run_folder import prepare_run_dir
 from protocol.errors import ConfigError, DataError
 from protocol.ids import Role
@@ -203,9 +203,9 @@ def test_no_join_and_no_launched_worker_sends_a_token_in_the_clear(rest: str, tm
     for address in ([f"ledger.url={url}"], ["ledger.url=redis://127.0.0.1:6379/0", f"launch.ledger_url={url}"]):
         config = op_config(tmp_path, "wire.transport=tcp", *address)
         with pytest.raises(ConfigError, match="unencrypted over the network"):
-            join_command(config, tokens_of(tmp_path))
+            join_command(config, tmp_path)
         config = op_config(tmp_path, "wire.transport=tcp", *address, "ledger.allow_plaintext=true")
-        assert "--allow-plaintext" in join_command(config, tokens_of(tmp_path)).words(Role.REWARD, "reward-0", "f")
+        assert "--allow-plaintext" in join_command(config, tmp_path).words(Role.REWARD, "reward-0", "f")
 
 
 def test_a_run_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config.launching import LaunchSection
 from pipeline.config.schema import RunConfig
+from pipeline.ledger.address import read_address
+from pipeline.ledger.server.embedded import external_url
 from pipeline.ledger.token import Token, read_token
 from pipeline.ledger.url import has_credentials, is_hidden, refuse_plaintext, without_credentials
 from pipeline.supervisor.fleet_plan import worker_name
@@ -27,8 +30,9 @@ def launched_workers(config: RunConfig) -> list[tuple[Role, str]]:
     return [(role, worker_name(role, number)) for role, count in wanted if role in roles for number in range(count)]
 
 
-def join_command(config: RunConfig, token_of: TokenOf) -> JoinCommand:
-    """Return the command of launched workers.
+def join_command(config: RunConfig, run_dir: Path) -> JoinCommand:
+    """Return the command of a run's launched workers. The ledger's address is that of the
+    configuration, else the recorded one of this run, else ``REDIS_URL``.
 
     Raises ConfigError: other hosts could not reach the ledger or the mailboxes by these
     settings."""
@@ -38,11 +42,12 @@ def join_command(config: RunConfig, token_of: TokenOf) -> JoinCommand:
             f"launch.on is {settings.on}, and wire.transport {config.wire.transport} reaches no other host; set "
             "wire.transport to tcp"
         )
-    url = settings.ledger_url or config.ledger.url
+    url = settings.ledger_url or config.ledger.url or _recorded_url(run_dir) or external_url(None, os.environ)
     if url is None or url.startswith("unix://"):
+        named = url or "a server of this run"
         raise ConfigError(
-            f"launch.on is {settings.on}, but ledger.url is {url}, which no other host reaches; give a server's address, as "
-            "rediss://HOST:6379/0"
+            f"launch.on is {settings.on}, but the ledger would be {named}, which no other host reaches; "
+            "give a server's address in ledger.url or REDIS_URL, as rediss://HOST:6379/0"
         )
     if settings.ledger_url is not None and (has_credentials(url) or is_hidden(url)):
         raise ConfigError(
@@ -52,7 +57,12 @@ def join_command(config: RunConfig, token_of: TokenOf) -> JoinCommand:
     plaintext = config.ledger.allow_plaintext
     if not plaintext:
         refuse_plaintext(url, "set ledger.allow_plaintext")
-    return JoinCommand(config.run.name, without_credentials(url), token_of, settings.program, plaintext)
+    return JoinCommand(config.run.name, without_credentials(url), tokens_of(run_dir), settings.program, plaintext)
+
+
+def _recorded_url(run_dir: Path) -> str | None:
+    recorded = read_address(run_dir)
+    return None if recorded is None or recorded.is_embedded else recorded.url
 
 
 def tokens_of(run_dir: Path) -> TokenOf:
@@ -93,7 +103,7 @@ def launcher_of(config: RunConfig, run_dir: Path) -> Launcher | None:
     ConfigError."""
     if not config.launch.launched:
         return None
-    return build_launcher(config.launch, join_command(config, tokens_of(run_dir)), launched_workers(config))
+    return build_launcher(config.launch, join_command(config, run_dir), launched_workers(config))
 
 
 def end_jobs(config: RunConfig, run_dir: Path) -> int:
@@ -118,7 +128,7 @@ def dry_run(config: RunConfig) -> str:
     if settings.on == "local":
         counts = ", ".join(f"{count} {role}" for role, count in desired_counts(config).items())
         return f"# processes of this host: {counts}\n"
-    join = join_command(config, tokens_of(config.run_dir))
+    join = join_command(config, config.run_dir)
     match settings.on:
         case "ssh":
             from pipeline.supervisor.launchers import ssh

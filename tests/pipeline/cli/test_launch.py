@@ -9,8 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli import headrace
-from protocol.errors import HeadraceError
-from tests.pipeline.op_config import write_config
+from pipeline.ledger.address import LedgerAddress, write_address
+from pipeline.supervisor.launchers.build import join_command
+from protocol.errors import ConfigError, HeadraceError
+from tests.pipeline.op_config import op_config, write_config
 
 PASSWORD = "the-ledgers-password"
 REACHABLE = ("--set", f"ledger.url=rediss://:{PASSWORD}@ledger.example:6379/0", "--set", "wire.transport=tcp")
@@ -36,6 +38,24 @@ def test_a_dry_run_prints_what_would_be_submitted_and_starts_nothing(tmp_path: P
     assert not (tmp_path / "runs").exists()
 
 
+def test_the_ledger_of_the_environment_reaches_jobs_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", f"rediss://:{PASSWORD}@ledger.example:6379/0")
+    result = up(tmp_path, "--on", "slurm", "--dry-run", "--set", "wire.transport=tcp")
+    assert "headrace join rediss://ledger.example:6379/0 --token " in result.output
+    assert PASSWORD not in result.output
+
+
+def test_a_later_command_knows_the_ledger_of_the_run_without_the_environment(tmp_path: Path) -> None:
+    config = op_config(tmp_path, "wire.transport=tcp", "launch.on=slurm")
+    write_address(tmp_path, LedgerAddress(url=f"rediss://:{PASSWORD}@ledger.example:6379/0"))
+    assert join_command(config, tmp_path).url == "rediss://ledger.example:6379/0"
+    write_address(tmp_path, LedgerAddress(url="unix:///run/ledger.sock", is_embedded=True))
+    with pytest.raises(ConfigError, match="a server of this run, which no other host reaches"):
+        join_command(config, tmp_path)
+
+
 def test_a_dry_run_has_a_job_for_each_launched_worker(tmp_path: Path) -> None:
     result = up(tmp_path, "--on", "slurm", "--dry-run", "--set", "fleet.generator=3", *REACHABLE)
     names = [line.partition("=")[2] for line in result.output.splitlines() if "--job-name" in line]
@@ -47,7 +67,10 @@ def test_a_dry_run_has_a_job_for_each_launched_worker(tmp_path: Path) -> None:
     ("words", "told"),
     [
         (("--on", "pbs"), "launch.on"),
-        (("--on", "slurm", "--set", "wire.transport=tcp"), "launch.on is slurm, but ledger.url is None"),
+        (
+            ("--on", "slurm", "--set", "wire.transport=tcp"),
+            "launch.on is slurm, but the ledger would be a server of this run",
+        ),
         (("--on", "slurm", "--set", "ledger.url=rediss://h:1/0"), "wire.transport ipc reaches no other host"),
         (("--on", "slurm", *REACHABLE, "--set", "launch.ledger_url=rediss://:pw@h:1/0"), "would be in arguments"),
         (("--on", "slurm", *REACHABLE, "--set", 'launch.roles=["learner"]'), "launched nowhere"),
