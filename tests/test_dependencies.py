@@ -68,7 +68,7 @@ def in_requirements() -> Iterator[str]:
 def in_makefile() -> Iterator[str]:
     """Yield the names that ``pip install`` is given; paths, options and variables are none."""
     for line in (ROOT / "Makefile").read_text().splitlines():
-        _, found, words = line.partition("-m pip install")
+        _, found, words = line.partition("bin/$(INSTALL)")
         if not found:
             continue
         for quoted, plain in _WORD.findall(words.partition("||")[0]):
