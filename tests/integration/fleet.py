@@ -44,6 +44,11 @@ EMULATED = (
 fifth of the time."""
 
 
+def without_charts(path: str) -> str:
+    """Return a ``PYTHONPATH`` by which reports have no charts, with the packages of ``path``."""
+    return os.pathsep.join(filter(None, (str(Path(__file__).parent / "without_charts"), path)))
+
+
 @dataclass(frozen=True)
 class RunningFleet:
     """A run and the process of its supervisor."""
@@ -54,30 +59,21 @@ class RunningFleet:
 
     def command(self, *arguments: str) -> Any:
         """Run a ``headrace`` command with ``--json`` and return its output."""
-        done = _headrace(*arguments, "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        code, printed, complaint = _headrace(*arguments, "--json")
+        assert code == 0, complaint
+        return json.loads(printed)
 
     def refused(self, *arguments: str) -> str:
         """Run a ``headrace`` command that is to be refused, and return its output."""
-        done = _headrace(*arguments)
-        assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
-        return done.stderr
+        code, printed, complaint = _headrace(*arguments)
+        assert code == 2, (code, printed, complaint)
+        return complaint
 
     def status(self) -> Any:
-        return self._read("status")
+        return self.command("status", str(self.run_dir))
 
     def audit(self) -> Any:
-        return self._read("audit")
-
-    def _read(self, name: str) -> Any:
-        """Run a reading command in this process: tests look many times, and a start costs half a
-        processor second."""
-        printed, complaint = io.StringIO(), io.StringIO()
-        with redirect_stdout(printed), redirect_stderr(complaint), pytest.raises(SystemExit) as end:
-            cli.main([name, str(self.run_dir), "--json"])
-        assert end.value.code == 0, complaint.getvalue()
-        return json.loads(printed.getvalue())
+        return self.command("audit", str(self.run_dir))
 
     def workers(self) -> dict[str, dict[str, Any]]:
         return {worker["worker"]: worker for worker in self.status()["workers"]}
@@ -102,18 +98,26 @@ class RunningFleet:
         return self.process.wait(timeout_s)
 
 
-def _headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli", *arguments], capture_output=True, text=True, timeout=60
-    )
+def _headrace(*arguments: str) -> tuple[int, str, str]:
+    """Run a command in this process: tests call many, and a start costs half a processor second.
+    Return its code, its output and its complaints."""
+    printed, complaint = io.StringIO(), io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(complaint), pytest.raises(SystemExit) as end:
+        cli.main(list(arguments))
+    assert isinstance(end.value.code, int)
+    return end.value.code, printed.getvalue(), complaint.getvalue()
 
 
 @contextmanager
 def fleet(
-    tmp_path: Path, *overrides: str, resume: Path | None = None, arguments: tuple[str, ...] = ()
+    tmp_path: Path,
+    *overrides: str,
+    resume: Path | None = None,
+    arguments: tuple[str, ...] = (),
+    charts: bool = False,
 ) -> Iterator[RunningFleet]:
     """Start the demo's configuration with ``overrides``, or resume a run with further
-    ``arguments``; kill its processes at the end."""
+    ``arguments``; kill its processes at the end. ``charts``: its report has them."""
     data = tmp_path / "data"
     task.main(["--out", str(data)])
     command = [sys.executable, "-m", "pipeline.cli", "up"]
@@ -132,7 +136,14 @@ def fleet(
     command += [argument for setting in settings for argument in ("--set", setting)]
     output = tmp_path / "output.txt"
     with output.open("wb") as file:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=None if charts else {**os.environ, "PYTHONPATH": without_charts(os.environ.get("PYTHONPATH", ""))},
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
     running = RunningFleet(tmp_path / "runs" / "test", process, output)
     try:
         yield running

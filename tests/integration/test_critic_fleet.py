@@ -41,7 +41,7 @@ def first_update_s(run: RunningFleet) -> float:
     "algorithm", ["vapo", pytest.param("ppo", marks=pytest.mark.long), pytest.param("tppo", marks=pytest.mark.long)]
 )
 def test_the_policy_starts_when_the_critic_is_ready_and_the_ledger_balances(tmp_path: Path, algorithm: str) -> None:
-    with fleet(tmp_path, *SMALL, f"algorithm.name={algorithm}") as run:
+    with fleet(tmp_path, *SMALL, f"algorithm.name={algorithm}", charts=True) as run:
         assert run.finish() == 0, run.output.read_text()
         steps = value_steps(run)
         opened = next(row for row in steps if row["gate_open"])

@@ -23,7 +23,7 @@ SMALL = (
 
 
 def test_a_run_trains_evaluates_reports_and_balances(tmp_path: Path) -> None:
-    with fleet(tmp_path, *SMALL) as run:
+    with fleet(tmp_path, *SMALL, charts=True) as run:
         assert run.finish() == 0, run.output.read_text()
         audit = run.audit()
         assert audit["balances"] is True

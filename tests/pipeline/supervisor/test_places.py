@@ -27,7 +27,7 @@ from protocol.ids import Role
 from tests.pipeline.supervisor.test_supervisor import Run
 
 pytestmark = pytest.mark.timeout(90)
-ELSEWHERE = ("launch.on=slurm", 'launch.roles=["generator"]', "launch.poll_s=0.1", "supervisor.preload=false")
+ELSEWHERE = ("launch.on=slurm", 'launch.roles=["generator"]', "launch.poll_s=0.1")
 
 
 class LaunchedRun(Run):

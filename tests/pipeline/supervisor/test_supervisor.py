@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import redis
@@ -41,6 +42,10 @@ pytestmark = pytest.mark.timeout(90)
 LIMIT_S = 40.0
 
 
+def fake_starter(run_dir: Path) -> list[str]:
+    return [sys.executable, "-m", "tests.pipeline.supervisor.fake_worker_starter", str(run_dir)]
+
+
 class Run:
     """One supervised run whose workers follow scripts."""
 
@@ -62,11 +67,16 @@ class Run:
         self.react(snapshot)
 
     def until_end(self) -> RunOutcome:
+        """Supervise the run. Workers are forked, as those of a real run: each that imports for
+        itself costs half a processor second."""
+
         async def bounded() -> RunOutcome:
             async with asyncio.timeout(LIMIT_S):
                 return await self.supervisor.run(self._watch, watch_every_s=0.1)
 
-        return asyncio.run(bounded())
+        self.supervisor._is_forking = self.config.supervisor.preload
+        with patch("pipeline.supervisor.supervisor.starter_command", fake_starter):
+            return asyncio.run(bounded())
 
     def interrupt(self, _: RunSnapshot) -> None:
         """Ctrl-C, once."""
