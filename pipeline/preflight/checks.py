@@ -1,4 +1,5 @@
-"""All checks before a start, for ``headrace config check`` and ``headrace up``.
+"""All checks of a configuration, for ``headrace config check``, ``headrace up`` and ``headrace
+doctor``. The first two end with the first error, the last shows what all checks find.
 
 *Consumes* a configuration. *Produces* findings (skipped prompts, counts), or one error with a
 remedy. *Waits for* sandbox processes that import the verifiers' modules, and for a configured
@@ -9,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
 
 from pipeline.config.learning import RewardModelSection
 from pipeline.config.ledger_spec import ledger_spec
@@ -18,21 +21,23 @@ from pipeline.config.schema import RunConfig
 from pipeline.config.unread import in_words
 from pipeline.data.conversation import conversation_tokens
 from pipeline.data.source import PromptSource
-from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import external_url
 from pipeline.ledger.server.promises import judge_terms, read_promises
 from pipeline.ledger.types import LedgerSpec
 from pipeline.ledger.url import hide_password, refuse_plaintext
 from pipeline.preflight.engines import check_engines
+from pipeline.preflight.findings import Finding, fine, refuse, warn
 from pipeline.preflight.ledger_size import check_ledger_size
 from pipeline.preflight.lora import check_lora
-from pipeline.preflight.memory_needs import is_cpu, judge, needs, read_shape, room_here
+from pipeline.preflight.memory_needs import is_cpu, judge, needs, room_here, shapes_of
 from pipeline.preflight.model_folder import longest_context, read_model_config
 from pipeline.preflight.optimizer import check_optimizer
 from pipeline.preflight.ranks import check_ranks
 from pipeline.preflight.reward_model import check_reward_model, longest_input
 from pipeline.preflight.stop_strings import check_stop_strings
+from pipeline.preflight.unwise import unwise
 from pipeline.preflight.value_model import value_source
 from pipeline.preflight.vllm import ask_vllm, check_vllm, check_vllm_reference
 from pipeline.rewards.pool import VerifierPool
@@ -40,7 +45,7 @@ from pipeline.rewards.registry import BY_MODEL
 from pipeline.runtime.machine import this_machine
 from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts
 from protocol.endpoints import Endpoint
-from protocol.errors import ConfigError, DataError, LedgerUnavailable
+from protocol.errors import ConfigError, DataError, LedgerRefused, LedgerUnavailable
 from protocol.hosts import advertised, numeric, wants_ipv6
 
 _ANSWER_S = 5.0
@@ -59,53 +64,179 @@ class Preflight:
 def preflight(config: RunConfig) -> Preflight:
     """Check model, data, verifiers and addresses. Raises ConfigError or DataError for a setting or
     a file that would make the run fail, LedgerUnavailable for a server that does not answer."""
+    subject = _Subject(config)
+    findings = [finding.words for check in CHECKS for finding in check(subject)]
+    return Preflight(tuple(findings), ledger_spec(config, subject.source))
+
+
+def diagnose(config: RunConfig) -> list[Finding]:
+    """Make the checks of ``preflight``, and go on after one that fails: return what all find."""
+    subject = _Subject(config)
+    found: list[Finding] = []
+    for check in CHECKS:
+        name = check.__name__.lstrip("_").replace("_", " ")
+        try:
+            found += check(subject)
+        except (ConfigError, DataError, LedgerUnavailable, LedgerRefused) as error:
+            # later checks that need the same file fail in the same way
+            if all(str(error) != one.found for one in found):
+                found.append(refuse(name, str(error)))
+    return found
+
+
+class _Subject:
+    """A configuration with what checks read of it, once for all of them."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self._failed: DataError | ConfigError | None = None
+
+    @cached_property
+    def model(self) -> dict[str, Any]:
+        """``config.json`` of the policy. Raises DataError."""
+        return read_model_config(self.config.model.path)
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The policy's. Raises DataError."""
+        return load_text_tokenizer(self.config.model.path)
+
+    @property
+    def source(self) -> PromptSource:
+        """The prompts. Raises DataError or ConfigError; data that failed is not read again."""
+        if self._failed is not None:
+            raise self._failed
+        try:
+            return self._source
+        except (DataError, ConfigError) as error:
+            self._failed = error
+            raise
+
+    @cached_property
+    def _source(self) -> PromptSource:
+        return PromptSource(self.config, self.tokenizer)
+
+
+def _fleet(subject: _Subject) -> list[Finding]:
+    config = subject.config
     check_fleet_size(desired_counts(config), config.fleet.max_workers, this_machine(), config.launch.launched)
-    model = read_model_config(config.model.path)
+    return []
+
+
+def _models(subject: _Subject) -> list[Finding]:
+    config = subject.config
+    kind = subject.model.get("model_type", "unknown type")
     if config.model.reference_path is not None:
         read_model_config(config.model.reference_path)
     if config.value.path is not None and config.declaration.has_critic:
         value_source(config.value.path)
     _check_reward_model(config)
-    tokenizer = load_text_tokenizer(config.model.path)
-    check_stop_strings(config, tokenizer)
-    source = PromptSource(config, tokenizer)
-    findings = [f"model: {config.model.path} ({model.get('model_type', 'unknown type')})"]
-    findings += [f"training: {line}" for line in source.report.lines()]
+    check_stop_strings(config, subject.tokenizer)
+    return [fine("model", f"model: {config.model.path} ({kind})")]
+
+
+def _data(subject: _Subject) -> list[Finding]:
+    config, source = subject.config, subject.source
+    found = [fine("data", f"training: {line}") for line in source.report.lines()]
     if config.has_evaluation:
-        findings += [f"evaluation: {line}" for line in source.evaluation_report.lines()]
-        findings += _check_held_out(config, source)
-    _check_length(config, model)
-    findings += [*_check_memory(config, model), *check_ranks(config), *check_lora(config)]
-    findings += [*check_optimizer(config), *in_words(config)]
-    findings.append(check_ledger_size(config))
-    findings += check_engines(config)
+        found += [fine("data", f"evaluation: {line}") for line in source.evaluation_report.lines()]
+        found += [warn("data", line) for line in _check_held_out(config, source)]
+    return found
+
+
+def _length(subject: _Subject) -> list[Finding]:
+    _check_length(subject.config, subject.model)
+    return []
+
+
+def _memory(subject: _Subject) -> list[Finding]:
+    """Compare each role's needs with the room. Raises ConfigError when certain needs cannot fit."""
+    config = subject.config
+    shapes = shapes_of(config, subject.model)
+    if shapes is None:
+        return []
+    found = needs(config, shapes[0], desired_counts(config), shapes[1], on_cpu=is_cpu)
+    return judge(found, room_here(this_machine()), in_shared_memory=config.weights.shared_memory)
+
+
+def _learner(subject: _Subject) -> list[Finding]:
+    config = subject.config
+    lines = [*check_ranks(config), *check_lora(config), *check_optimizer(config)]
+    return [fine("learner", line) for line in lines]
+
+
+def _settings(subject: _Subject) -> list[Finding]:
+    unread = [warn("settings", line) for line in in_words(subject.config)]
+    return [*unread, *unwise(subject.config, this_machine())]
+
+
+def _ledger_size(subject: _Subject) -> list[Finding]:
+    return [fine("ledger size", check_ledger_size(subject.config))]
+
+
+def _engines(subject: _Subject) -> list[Finding]:
+    return [fine("engines", line) for line in check_engines(subject.config)]
+
+
+def _reward_model(subject: _Subject) -> list[Finding]:
+    config = subject.config
     if config.reward.model is not None:
-        _check_conversation(config.reward.model, source)
-        findings.append(f"reward model: {config.reward.model.path}")
-    elif by_model := sorted(source.verifiers & BY_MODEL):
+        _check_conversation(config.reward.model, subject.source)
+        return [fine("reward model", f"reward model: {config.reward.model.path}")]
+    if by_model := sorted(subject.source.verifiers & BY_MODEL):
         raise ConfigError(
             f"verifier {by_model[0]} takes a reward model's score, but there is none; set reward.model.path, or choose "
             "another verifier"
         )
+    return []
+
+
+def _vllm(subject: _Subject) -> list[Finding]:
+    config = subject.config
+    lines: list[str] = []
     if config.generation.engine == "vllm":
-        findings.append(check_vllm(config, model))
+        lines.append(check_vllm(config, subject.model))
     if config.scores_with_vllm:
-        findings.append(check_vllm_reference(config, read_model_config(config.reference_model)))
-    if config.generation.engine == "vllm" or config.scores_with_vllm:
+        lines.append(check_vllm_reference(config, read_model_config(config.reference_model)))
+    if lines:
         ask_vllm(config)
-    _check_address(config)
-    findings += asyncio.run(_check_ledger(config))
-    asyncio.run(_check_verifiers(config, source.verifiers))
-    findings.append(f"verifiers: {', '.join(sorted(source.verifiers))}")
-    functions = config.reward.functions.items()
-    findings += [f"reward {name}: {function.weight:g} * {function.verifier}" for name, function in functions]
+    return [fine("vllm", line) for line in lines]
+
+
+def _address(subject: _Subject) -> list[Finding]:
+    _check_address(subject.config)
+    return []
+
+
+def _ledger(subject: _Subject) -> list[Finding]:
+    return [warn("ledger", line) for line in asyncio.run(_check_ledger(subject.config))]
+
+
+def _verifiers(subject: _Subject) -> list[Finding]:
+    verifiers = subject.source.verifiers
+    asyncio.run(_check_verifiers(subject.config, verifiers))
+    functions = subject.config.reward.functions.items()
+    lines = [f"verifiers: {', '.join(sorted(verifiers))}"]
+    lines += [f"reward {name}: {function.weight:g} * {function.verifier}" for name, function in functions]
+    return [fine("verifiers", line) for line in lines]
+
+
+def _enough_prompts(subject: _Subject) -> list[Finding]:
+    config, source = subject.config, subject.source
     needed = config.algorithm.groups_per_update
     if config.data.epochs is not None and source.num_prompts * config.data.epochs < needed:
         raise ConfigError(
             f"data.train has {source.num_prompts} usable prompts for {config.data.epochs} epochs, but one update needs "
             f"{needed} groups: add prompts, raise data.epochs, or lower algorithm.groups_per_update"
         )
-    return Preflight(tuple(findings), ledger_spec(config, source))
+    return []
+
+
+CHECKS: Final[tuple[Callable[[_Subject], list[Finding]], ...]] = (
+    _fleet, _models, _data, _length, _memory, _learner, _settings, _ledger_size, _engines, _reward_model, _vllm, _address,
+    _ledger, _verifiers, _enough_prompts,
+)  # fmt: skip
+"""Each returns findings, or raises an error with a remedy; in the order in which they are shown."""
 
 
 def _check_held_out(config: RunConfig, source: PromptSource) -> list[str]:
@@ -133,17 +264,6 @@ def _check_length(config: RunConfig, model: dict[str, Any]) -> None:
             f"data.max_prompt_tokens + generation.max_response_tokens is {needed}, but {config.model.path} {because}: lower "
             "one of them"
         )
-
-
-def _check_memory(config: RunConfig, model: dict[str, Any]) -> list[str]:
-    """Return each role's needs and the room. Raises ConfigError when certain needs cannot fit."""
-    shape = read_shape(config.model.path, model)
-    if shape is None or config.learner.backend == "emulated":
-        return []
-    path = config.value.path
-    value_shape = shape if path is None else read_shape(path, read_model_config(path))
-    found = needs(config, shape, desired_counts(config), value_shape, on_cpu=is_cpu)
-    return judge(found, room_here(this_machine()), in_shared_memory=config.weights.shared_memory)
 
 
 def _check_reward_model(config: RunConfig) -> None:

@@ -25,6 +25,8 @@ from typing import Any
 
 from pipeline.algorithms.batching import tokens_at_once
 from pipeline.config.schema import RunConfig
+from pipeline.preflight.findings import Finding, fine, warn
+from pipeline.preflight.model_folder import read_model_config
 from pipeline.runtime.machine import Machine
 from pipeline.weights.tensorfile import read_head
 from protocol.errors import ConfigError, WeightsDamaged
@@ -32,6 +34,7 @@ from protocol.ids import Role
 
 PROCESS_BYTES = 350 << 20
 """Python, torch and transformers before any model."""
+PUBLISHED = "published weights"
 _LIGHT_BYTES = 70 << 20
 _FP32 = 4
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
@@ -123,7 +126,7 @@ def published(config: RunConfig, shape: Shape) -> Need:
     has_adapter = bool(config.learner.lora.rank)
     size = shape.num_weights * (4 if has_adapter else _ITEM_BYTES[config.weights.dtype])
     versions = 1 if has_adapter else config.weights.keep + 1
-    return Need("published weights", {f"{versions} versions": versions * size}, size)
+    return Need(PUBLISHED, {f"{versions} versions": versions * size}, size)
 
 
 _STATE_SHARE = {"adamw-8bit": 0.5, "muon": 1.0, "adafactor": 0.0}
@@ -170,7 +173,7 @@ def _generator(shape: Shape, config: RunConfig) -> Need:
 def _each(role: str, count: int, need: Need) -> list[Need]:
     if count == 0:
         return []
-    name = role if count == 1 else f"each of {count} {role}s"
+    name = role if count == 1 else f"{count} {role}s"
     one = Need(name, need.parts, need.certain)
     return [one] if count == 1 else [Need(name, {k: v * count for k, v in need.parts.items()}, need.certain * count)]
 
@@ -186,31 +189,42 @@ class Room:
     """Free in memory-backed storage; None without any."""
 
 
-def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[str]:
+def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[Finding]:
     """Return every need, the sum, and a warning when the sum is more than is free. Raises
     ConfigError: certain needs are more than the machine's memory."""
     listed = list(found)
     total, certain = sum(need.num_bytes for need in listed), sum(need.certain for need in listed)
-    lines = [f"memory: {'; '.join(need.in_words() for need in listed)}"]
+    lines = [fine("memory", f"memory: {need.in_words()}") for need in listed if need.num_bytes]
     if certain > room.memory:
         largest = max(listed, key=lambda need: need.certain)
         raise ConfigError(
             f"the run needs {_gb(certain)} GB of memory whatever its data, most of it for the {largest.in_words()}; "
             f"this machine has {_gb(room.memory)} GB: take a smaller model, a larger machine, or an adapter (learner.lora.rank)"
         )
-    warning = (
-        "; this may not fit: lower learner.micro_batch_tokens, generation.num_slots or the lengths, or set "
-        "model.gradient_checkpointing"
-    )
-    there = f"{_gb(room.free)} of {_gb(room.memory)} GB are free{warning if total > room.free else ''}"
-    lines.append(f"memory: {_gb(total)} GB at the highest, {there}")
-    versions = [need for need in listed if need.name == "published weights"]
-    if in_shared_memory and room.shared is not None and versions and versions[0].num_bytes > room.shared:
-        lines.append(
-            f"shared memory: {versions[0].in_words()} do not fit into the {_gb(room.shared)} GB that are free; set "
-            "weights.shared_memory to false, or weights.dtype to bfloat16"
+    sum_up = f"memory: {_gb(total)} GB at the highest, {_gb(room.free)} of {_gb(room.memory)} GB are free"
+    if total > room.free:
+        lower = (
+            "lower learner.micro_batch_tokens, generation.num_slots or the lengths, or set model.gradient_checkpointing"
         )
+        lines.append(warn("memory", f"{sum_up}; this may not fit: {lower}"))
+    else:
+        lines.append(fine("memory", sum_up))
+    versions = [need for need in listed if need.name == PUBLISHED]
+    if in_shared_memory and room.shared is not None and versions and versions[0].num_bytes > room.shared:
+        words = f"shared memory: {versions[0].in_words()} do not fit into the {_gb(room.shared)} GB that are free"
+        set_ = "set weights.shared_memory to false, or weights.dtype to bfloat16"
+        lines.append(warn("shared memory", f"{words}; {set_}"))
     return lines
+
+
+def shapes_of(config: RunConfig, model: Mapping[str, Any]) -> tuple[Shape, Shape | None] | None:
+    """Return the shapes of the policy, whose ``config.json`` is given, and of the value model. None
+    where the policy's is unknown, or nothing is computed. Raises DataError."""
+    shape = read_shape(config.model.path, model)
+    if shape is None or config.learner.backend == "emulated":
+        return None
+    path = config.value.path
+    return shape, shape if path is None else read_shape(path, read_model_config(path))
 
 
 def read_shape(model: Path, config: Mapping[str, Any]) -> Shape | None:

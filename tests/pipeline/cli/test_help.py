@@ -21,6 +21,7 @@ COMMANDS = [
     *(["dead-letters", name] for name in ("list", "show", "retry")),
     *(["tokens", *name] for name in ([], ["create"], ["list"], ["revoke"], ["rotate"])),
     ["config"],
+    ["doctor"],
     ["config", "check"],
     ["config", "show"],
     ["config", "explain"],
