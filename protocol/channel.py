@@ -108,6 +108,7 @@ class Requester(Protocol):
     async def request(self, message: Message, *, timeout_s: float, unreached_s: float | None = None) -> Message:
         """Return the answer. Raises DeadlineExceeded, ChannelClosed, or a WireError.
 
+        Several requests may be under way at once, and are answered in any order.
         ``unreached_s``: DeadlineExceeded, too, once the responder has been unreachable so long."""
         ...
 

@@ -15,11 +15,20 @@ from functools import cache
 from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
+import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from protocol.arrays import Buffer, pack_array, pack_large_array, unpack_array
 from protocol.errors import ChecksumMismatch, MalformedMessage, UnknownMessage, UnknownVersion
-from protocol.limits import FREE_BODY_BYTES, MAX_ENVELOPE_BYTES, MAX_TEXT_BYTES, NUM_FRAMES, check_size, check_values
+from protocol.limits import (
+    FREE_BODY_BYTES,
+    MAX_ENVELOPE_BYTES,
+    MAX_FRAMES,
+    MAX_TEXT_BYTES,
+    NUM_FRAMES,
+    check_size,
+    check_values,
+)
 from protocol.messages import SCHEMA_VERSION, FilePart, Message, WeightsPart
 from protocol.trajectory import Score, TrajectoryChunk
 from protocol.validate import check_consistency, check_vectors
@@ -86,6 +95,7 @@ Storable: TypeAlias = Message | Score
 _MESSAGE_TAGS: dict[type, str] = {cls: _tag_of(cls) for cls in get_args(Message)}
 _TAGS: dict[type, str] = {cls: _tag_of(cls) for cls in (*get_args(Message), *get_args(Score))}
 _LARGE = (WeightsPart, FilePart)
+_NOTHING = np.empty(0, np.uint8)
 _encode = msgspec.msgpack.Encoder(enc_hook=pack_array).encode
 _encode_large = msgspec.msgpack.Encoder(enc_hook=pack_large_array).encode
 _decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
@@ -102,6 +112,8 @@ class Encoded:
     tag: str
     body: bytes
     checksum: int
+    apart: memoryview | None = None
+    """Bytes of a frame of their own, behind the body."""
 
 
 def encode_once(message: Message) -> Encoded:
@@ -111,12 +123,17 @@ def encode_once(message: Message) -> Encoded:
         raise UnknownMessage(
             f"a {type(message).__name__} is not a message; expected one of {', '.join(_MESSAGE_DECODERS)}"
         )
+    if isinstance(message, WeightsPart) and message.apart:
+        check_vectors(message)
+        check_consistency(message)
+        body = _encode(msgspec.structs.replace(message, data=_NOTHING))
+        return Encoded(tag, body, xxh3_64_intdigest(body), pack_large_array(message.data))
     body = _encode_body(message)
     return Encoded(tag, body, xxh3_64_intdigest(body))
 
 
-def encode(message: Message | Encoded, *, sender: str, sequence: int, sent_s: float) -> list[bytes]:
-    """Return the frames of ``message``: envelope and body.
+def encode(message: Message | Encoded, *, sender: str, sequence: int, sent_s: float) -> list[Buffer]:
+    """Return the frames of ``message``: envelope, body, and the bytes that travel apart.
 
     Raises MalformedMessage for contradicting fields, and for values that cannot be encoded."""
     encoded = message if isinstance(message, Encoded) else encode_once(message)
@@ -128,19 +145,23 @@ def encode(message: Message | Encoded, *, sender: str, sequence: int, sent_s: fl
         checksum=encoded.checksum,
         sent_s=sent_s,
     )
-    return [_encode(envelope), encoded.body]
+    frames: list[Buffer] = [_encode(envelope), encoded.body]
+    return frames if encoded.apart is None else [*frames, encoded.apart]
 
 
 def decode(frames: Sequence[Buffer], *, max_bytes: int) -> tuple[Message, Envelope]:
     """Return the message in ``frames`` and its envelope. Its arrays are read-only.
 
     Raises a WireError, and nothing else, for any content."""
-    if len(frames) != NUM_FRAMES:
+    if not NUM_FRAMES <= len(frames) <= MAX_FRAMES:
         raise MalformedMessage(f"message of {len(frames)} frames, expected {NUM_FRAMES}: envelope and body")
-    head, body = frames
-    check_size(len(head) + len(body), max_bytes)
+    head, body, *apart = frames
+    check_size(sum(map(len, frames)), max_bytes)
     envelope = read_envelope(head)
-    return _decode_body(envelope.type, _MESSAGE_DECODERS, body, envelope.checksum), envelope
+    message: Message = _decode_body(envelope.type, _MESSAGE_DECODERS, body, envelope.checksum)
+    if apart or (isinstance(message, WeightsPart) and message.apart):
+        return _put_together(message, apart), envelope
+    return message, envelope
 
 
 def read_envelope(frame: Buffer) -> Envelope:
@@ -244,6 +265,21 @@ def _decode_body(tag: str, decoders: _Decoders, body: Buffer | msgspec.Raw, chec
         raise MalformedMessage(f"the body of a {tag} cannot be read: {_told(error)}") from error
     check_consistency(obj)
     return obj
+
+
+def _put_together(message: Message, apart: Sequence[Buffer]) -> WeightsPart:
+    """Return a part with the data that travelled apart. Raises MalformedMessage."""
+    if not isinstance(message, WeightsPart):
+        raise MalformedMessage(f"message of {MAX_FRAMES} frames, expected {NUM_FRAMES}: envelope and body")
+    num_apart = sum(map(len, apart))
+    if message.data.size or message.apart != num_apart or not apart:
+        raise MalformedMessage(
+            f"a part with {message.data.size} bytes in its body and {num_apart} in a frame of their own, expected 0 and "
+            f"{message.apart}"
+        )
+    whole = msgspec.structs.replace(message, data=np.frombuffer(apart[0], np.uint8))
+    check_consistency(whole)
+    return whole
 
 
 def _told(error: Exception) -> str:

@@ -15,6 +15,8 @@ from protocol.errors import MessageTooLarge
 
 NUM_FRAMES = 2
 """Envelope and body."""
+MAX_FRAMES = 3
+"""Bytes of weights may stand in a frame of their own, behind the body."""
 MAX_DEPTH = 64
 """Nesting of ``Prompt.extra``, the only field whose depth its type does not fix."""
 MAX_ENVELOPE_BYTES = 1024

@@ -30,6 +30,8 @@ class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="weights_req
     """The announced digest of the version; empty: any file of that number."""
     wants_digests: bool = False
     """Requests the digests of the version's parts in place of its bytes."""
+    apart: bool = False
+    """Accepts data in a frame of its own, as ``WeightsPart.apart`` has it."""
 
 
 class WeightsPart(msgspec.Struct, frozen=True, kw_only=True, tag="weights_part", omit_defaults=True):
@@ -45,6 +47,9 @@ class WeightsPart(msgspec.Struct, frozen=True, kw_only=True, tag="weights_part",
     """The version that the delta starts from; -1: bytes of the version itself."""
     is_coming: bool = False
     """The source lacks these bytes and is receiving them: repeat the request."""
+    apart: int = 0
+    """Bytes of ``data`` that travel in a frame of their own behind the body, as they lie in memory.
+    No checksum covers them: the requester has digests of the version and its parts."""
 
 
 class FileRequest(msgspec.Struct, frozen=True, kw_only=True, tag="file_request", omit_defaults=True):

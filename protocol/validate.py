@@ -55,6 +55,10 @@ def check_consistency(obj: Message | Score) -> None:
             raise MalformedMessage(
                 f"file request with offset {obj.offset}, max_bytes {obj.max_bytes}; expected 0 or more, and above 0"
             )
+    elif isinstance(obj, WeightsPart) and obj.data.size and obj.apart not in (0, obj.data.size):
+        raise MalformedMessage(
+            f"weights part of {obj.data.size} bytes, of which {obj.apart} travel apart; expected all"
+        )
     elif isinstance(obj, WeightsPart | FilePart) and not 0 <= obj.offset <= obj.total_bytes - obj.data.size:
         what = "weights" if isinstance(obj, WeightsPart) else "file"
         raise MalformedMessage(

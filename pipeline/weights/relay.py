@@ -20,6 +20,8 @@ from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
 
 HOLD_S = 1.0
 """A request waits at most this long for what is still to come."""
+_DIGESTS = -1
+"""In place of a part's number: the digests of all."""
 
 
 class _Changes:
@@ -51,7 +53,8 @@ class Holding:
         self.num_parts = -(-wanted.num_bytes // wanted.part_bytes)
         self._present = np.zeros(self.num_parts, np.bool_)
         self._missing = deque(range(self.num_parts))
-        self._changed = _Changes()
+        self._awaited: dict[int, _Changes] = {}
+        """By part. Each wakes its own requests alone."""
 
     @property
     def num_present(self) -> int:
@@ -79,15 +82,21 @@ class Holding:
         start = index * self.wanted.part_bytes
         self.data[start : start + data.size] = data
         self._present[index] = True
-        self._changed.tell()
+        self._tell(index)
         return True
+
+    def expect(self, digests: PartDigests) -> None:
+        """Note the digests of all parts."""
+        self.digests = digests
+        self._tell(_DIGESTS)
 
     def fill(self, digests: PartDigests) -> None:
         """Note that all bytes are here and verified."""
         self.digests = digests
         self._present[:] = True
         self._missing.clear()
-        self._changed.tell()
+        for index in list(self._awaited):
+            self._tell(index)
 
     def has(self, request: WeightsRequest) -> bool:
         """Return whether the first requested byte is here."""
@@ -105,9 +114,14 @@ class Holding:
         rest = self.wanted.part_bytes - request.offset % self.wanted.part_bytes
         return range_of(request, self.data, base=-1, max_bytes=rest)
 
-    async def wait(self, clock: Clock, seconds: float) -> None:
-        """Return once something has come, or after ``seconds``."""
-        await self._changed.wait(clock, seconds)
+    async def wait(self, request: WeightsRequest, clock: Clock, seconds: float) -> None:
+        """Return once what is requested has come, or after ``seconds``."""
+        index = _DIGESTS if request.wants_digests else request.offset // self.wanted.part_bytes
+        await self._awaited.setdefault(index, _Changes()).wait(clock, seconds)
+
+    def _tell(self, index: int) -> None:
+        if (waiting := self._awaited.pop(index, None)) is not None:
+            waiting.tell()
 
 
 class HeldDelta:
@@ -178,7 +192,7 @@ class Relay:
             if holding is None or request.base >= 0:
                 await self._changed.wait(self._clock, left_s)
             else:
-                await holding.wait(self._clock, left_s)
+                await holding.wait(request, self._clock, left_s)
         return self._now(request)
 
     def _now(self, request: WeightsRequest) -> WeightsPart:

@@ -17,7 +17,7 @@ from protocol.errors import ChannelClosed, UnknownMessage
 from protocol.messages import Message
 
 _TURN_S = 0.5
-_MAX_WAITING = 64
+_MAX_WAITING = 128
 """Requests that wait at once; while there are more, each next one is answered in turn."""
 
 

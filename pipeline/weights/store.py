@@ -211,12 +211,14 @@ def range_of(request: WeightsRequest, data: np.ndarray, *, base: int, max_bytes:
     """Return the requested range of ``data``, uint8 [bytes]; empty when it lies outside."""
     if not 0 <= request.offset < data.size or request.max_bytes <= 0:
         return nothing(request)
+    part = data[request.offset : request.offset + min(request.max_bytes, max_bytes)]
     return WeightsPart(
         version=request.version,
         offset=request.offset,
         total_bytes=data.size,
-        data=data[request.offset : request.offset + min(request.max_bytes, max_bytes)],
+        data=part,
         base=base,
+        apart=part.size if request.apart else 0,
     )
 
 

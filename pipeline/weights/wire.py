@@ -1,8 +1,9 @@
 """Bytes of one version from another host, in ranges over ZeroMQ: of a delta, or of parts.
 
-Several connections fetch from one *source*, the learner or a relay, one range each at a time. All
-allocations are bounded by the announcement in the ledger, never by a peer's numbers. Each part is
-checked by its own digest before it is used (``pipeline.weights.parts``)."""
+Several connections fetch from one *source*, the learner or a relay. Each has a few requests under
+way, so that neither end waits for the other. All allocations are bounded by the announcement in the
+ledger, never by a peer's numbers. Each part is checked by its own digest before it is used
+(``pipeline.weights.parts``)."""
 
 from __future__ import annotations
 
@@ -25,6 +26,10 @@ from protocol.messages import WeightsPart, WeightsRequest
 
 UNREACHED_S = 1.5
 """A source without a connection for this long has failed."""
+_UNDER_WAY = 3
+"""Requests of a connection at once."""
+_SLOW_S = 1.5
+"""On a link whose parts take longer, one request a connection fills it."""
 SOURCE_FAILURES = (FileNotFoundError, TimeoutError, ConnectionError, WeightsRejected, WireError)
 """Errors of one source, after which another source is tried."""
 
@@ -84,6 +89,7 @@ class WireFetch:
         self._timeout_s = timeout_s
         self._on_part = on_part
         self._moved_s = clock.monotonic()
+        self._is_slow = False
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +134,7 @@ class WireFetch:
 
         Raises SOURCE_FAILURES: WeightsDamaged for a part with another digest."""
         if holding.digests is None:
-            holding.digests = await self._digests()
+            holding.expect(await self._digests())
         part_bytes = self._wanted.part_bytes
 
         async def fetch_one(requester: Requester, index: int) -> None:
@@ -172,8 +178,8 @@ class WireFetch:
         """Fetch all that ``take`` gives, on every connection at once."""
         failures: list[Exception] = []
 
-        async def run(requester: Requester) -> None:
-            while not failures and (item := take()) is not None:
+        async def run(requester: Requester, number: int) -> None:
+            while not failures and not (number and self._is_slow) and (item := take()) is not None:
                 is_done = False
                 try:
                     await fetch_one(requester, item)
@@ -185,8 +191,9 @@ class WireFetch:
                         put_back(item)
 
         async with asyncio.TaskGroup() as tasks:
-            for requester in self._requesters:
-                tasks.create_task(run(requester))
+            for number in range(_UNDER_WAY):
+                for requester in self._requesters:
+                    tasks.create_task(run(requester, number))
         if failures:
             raise failures[0]
 
@@ -202,8 +209,10 @@ class WireFetch:
             base=base,
             digest=self._wanted.digest,
             wants_digests=wants_digests,
+            apart=True,
         )
         while True:
+            asked_s = self._clock.monotonic()
             part = await requester.request(request, timeout_s=self._timeout_s, unreached_s=UNREACHED_S)
             if not isinstance(part, WeightsPart) or part.version != version:
                 raise WeightsRejected(f"requested bytes {offset}.. of version {version}, got a {type(part).__name__}")
@@ -225,5 +234,6 @@ class WireFetch:
                 f"{part.total_bytes}"
             )
         self._moved_s = self._clock.monotonic()
+        self._is_slow = self._is_slow or self._moved_s - asked_s > _SLOW_S
         self._counts.num_bytes += part.data.size
         return part

@@ -1,17 +1,18 @@
 """Requests and answers: DEALER and ROUTER, for weights between hosts.
 
-An answer carries its request's sequence number. So a late answer, to a request that was given up,
-is never taken for the answer to a later one."""
+An answer carries its request's sequence number. So several requests may be under way at once. A
+late answer, to a request that was given up, is never taken for the answer to another one."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 import zmq
 
+from protocol.arrays import Buffer
 from protocol.channel import LinkStats, ReceivedRequest
 from protocol.codec import decode, encode, read_claims
 from protocol.complaints import Complaints
@@ -19,6 +20,7 @@ from protocol.errors import DeadlineExceeded, WireError
 from protocol.inbound import MAX_NAME_CHARS, Inbound
 from protocol.limits import check_size
 from protocol.messages import Message
+from protocol.waiting import Waiters
 from protocol.zeromq.door import Door
 from protocol.zeromq.sockets import POLLOUT, AsyncSocket
 from protocol.zeromq.watch import HandshakeWatch
@@ -27,6 +29,15 @@ _LOOK_S = 0.25
 """Between two looks at the connection while an answer is awaited."""
 
 _log = structlog.get_logger("headrace.wire")
+
+
+class _Asked:
+    """A request under way."""
+
+    def __init__(self) -> None:
+        self.answer: Message | WireError | None = None
+        self.waiters = Waiters()
+        """The request itself, while another one reads."""
 
 
 class ZmqRequester:
@@ -39,6 +50,8 @@ class ZmqRequester:
         sender: str,
         max_message_bytes: int,
         watch: HandshakeWatch | None = None,
+        *,
+        max_under_way: int,
     ) -> None:
         self._socket = socket
         self._watch = watch
@@ -46,53 +59,101 @@ class ZmqRequester:
         self._sender = sender
         self._max_bytes = max_message_bytes
         self._sequence = 0
-        self._turn = asyncio.Lock()
+        self._under_way: dict[int, _Asked] = {}
+        """Requests by their sequence numbers."""
+        # more answers than this would find no room at the responder, which drops them
+        self._room = asyncio.Semaphore(max_under_way)
+        self._is_reading = False
+        self._looked_s = -_LOOK_S
+        self._down_s = 0.0
 
     async def request(self, message: Message, *, timeout_s: float, unreached_s: float | None = None) -> Message:
-        """As ``Requester.request``. Requests take turns."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
+        """As ``Requester.request``."""
+        deadline = time.monotonic() + timeout_s
         try:
-            async with asyncio.timeout_at(deadline), self._turn:
-                return await self._ask(message, deadline - loop.time(), unreached_s)
+            async with asyncio.timeout(timeout_s), self._room:
+                return await self._ask(message, deadline, unreached_s)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"no answer from {self.endpoint} to a {type(message).__name__} within {timeout_s:g} s; is its worker alive?"
             ) from error
 
-    async def _ask(self, message: Message, timeout_s: float, unreached_s: float | None) -> Message:
+    async def _ask(self, message: Message, deadline: float, unreached_s: float | None) -> Message:
         self._sequence += 1
-        frames = encode(message, sender=self._sender, sequence=self._sequence, sent_s=time.time())
-        deadline = time.monotonic() + timeout_s
+        sequence = self._sequence
+        asked = self._under_way[sequence] = _Asked()
+        try:
+            frames = encode(message, sender=self._sender, sequence=sequence, sent_s=time.time())
+            await self._send(frames, deadline, unreached_s)
+            return await self._answer(asked, sequence, deadline, unreached_s)
+        finally:
+            del self._under_way[sequence]
+            # it may have been given up when it was to read
+            if not self._is_reading:
+                self._let_another_read()
+
+    async def _send(self, frames: list[Buffer], deadline: float, unreached_s: float | None) -> None:
         while True:
             left_s = self._next_look_s(deadline, unreached_s)
             if await self._socket.ready(POLLOUT, timeout_s=left_s) and self._socket.put(frames):
-                break
-        while True:
-            left_s = self._next_look_s(deadline, unreached_s)
-            if (received := await self._socket.take(timeout_s=left_s)) is None:
+                return
+
+    async def _answer(self, asked: _Asked, sequence: int, deadline: float, unreached_s: float | None) -> Message:
+        """Return a request's answer. One request at a time reads, for all that are under way."""
+        while asked.answer is None:
+            if self._is_reading:
+                await asked.waiters.wait(self._next_look_s(deadline, unreached_s))
                 continue
+            self._is_reading = True
             try:
-                decoded, envelope = decode(received.frames, max_bytes=self._max_bytes)
-            except WireError:
-                if read_claims(received.frames).sequence in (self._sequence, -1):
-                    raise
-                # an unreadable answer to a request that was given up
-                continue
-            if envelope.sequence == self._sequence:
-                return decoded
+                while asked.answer is None:
+                    received = await self._socket.take(timeout_s=self._next_look_s(deadline, unreached_s))
+                    if received is not None:
+                        self._note(received.frames, sequence)
+            finally:
+                self._is_reading = False
+                self._let_another_read()
+        if isinstance(asked.answer, WireError):
+            raise asked.answer
+        return asked.answer
+
+    def _let_another_read(self) -> None:
+        for other in self._under_way.values():
+            # one that still sends reads by itself
+            if other.answer is None and other.waiters:
+                other.waiters.wake()
+                return
+
+    def _note(self, frames: Sequence[Buffer], reader: int) -> None:
+        """Note an answer for its request. An unreadable answer that names none is the reader's; one
+        to a request that was given up is dropped."""
+        try:
+            answer, envelope = decode(frames, max_bytes=self._max_bytes)
+            sequence = envelope.sequence
+        except WireError as error:
+            answer, sequence = error, read_claims(frames).sequence
+            if sequence == -1:
+                sequence = reader
+        asked = self._under_way.get(sequence)
+        if asked is not None:
+            asked.answer = answer
+            asked.waiters.wake()
 
     def _next_look_s(self, deadline: float, unreached_s: float | None) -> float:
         """Return how long to wait before the next look at the connection. Raises TimeoutError at
         the deadline, DeadlineExceeded for a responder that is unreachable for too long."""
-        left_s = deadline - time.monotonic()
+        now = time.monotonic()
+        left_s = deadline - now
         if left_s <= 0.0:
             raise TimeoutError
         if unreached_s is None:
             return left_s
-        down_s = self.unreached_s()
-        if down_s > unreached_s:
-            raise DeadlineExceeded(f"{self.endpoint} has been unreachable for {down_s:.1f} s; is its worker alive?")
+        if now - self._looked_s >= _LOOK_S:
+            self._looked_s, self._down_s = now, self.unreached_s()
+        if self._down_s > unreached_s:
+            raise DeadlineExceeded(
+                f"{self.endpoint} has been unreachable for {self._down_s:.1f} s; is its worker alive?"
+            )
         return min(left_s, _LOOK_S)
 
     def unreached_s(self) -> float:

@@ -20,7 +20,7 @@ import zmq
 from protocol.arrays import Buffer
 from protocol.endpoints import Endpoint
 from protocol.errors import ChannelClosed, ConfigError
-from protocol.limits import NUM_FRAMES
+from protocol.limits import MAX_FRAMES
 from protocol.private import ensure_private_folder
 from protocol.waiting import Waiters
 
@@ -192,8 +192,8 @@ class AsyncSocket:
         part = first
         while part.more:
             part = self._socket.recv(zmq.NOBLOCK, copy=False)
-            # one frame over the limit is enough for the refusal
-            if len(frames) <= NUM_FRAMES + 1:
+            # a ROUTER's route is one more; one frame over the limit is enough for the refusal
+            if len(frames) <= MAX_FRAMES + 1:
                 frames.append(part.bytes if len(part) < ZERO_COPY_BYTES else part.buffer)
         self._waiters.wake()
         return ReceivedMessage(frames, lambda: _address(first))

@@ -71,7 +71,10 @@ class ZmqTransport:
     def requester(self, endpoint: str, *, server_key: str = "") -> ZmqRequester:
         """Connect to a responder. Raises ConfigError as ``sender`` does."""
         socket, watch = self._connect(zmq.DEALER, endpoint, server_key)
-        return ZmqRequester(socket, endpoint, self.sender_name, self._limits.max_message_bytes, watch)
+        limits = self._limits
+        return ZmqRequester(
+            socket, endpoint, self.sender_name, limits.max_message_bytes, watch, max_under_way=limits.high_water_mark
+        )
 
     def close(self) -> None:
         """Close all that was opened; waiting tasks get ChannelClosed. Repeated calls do nothing."""

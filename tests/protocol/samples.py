@@ -67,6 +67,10 @@ def samples() -> dict[str, Storable]:
         "weights_delta_part": WeightsPart(
             version=4, offset=0, total_bytes=9, data=np.arange(9, dtype=np.uint8), base=3
         ),
+        "weights_apart_request": WeightsRequest(version=4, offset=0, max_bytes=1 << 20, apart=True),
+        "weights_apart_part": WeightsPart(
+            version=4, offset=8, total_bytes=600, data=np.arange(9, dtype=np.uint8), apart=9
+        ),
         "file_request": FileRequest(digest="sha256:" + "0f" * 32, offset=8, max_bytes=1 << 20),
         "file_part": FilePart(
             digest="sha256:" + "0f" * 32, offset=8, total_bytes=600, data=np.arange(9, dtype=np.uint8)

@@ -11,12 +11,12 @@ import msgpack
 import pytest
 import structlog
 
-from protocol.channel import Delivery, Mailbox, Sender
+from protocol.channel import Delivery, Mailbox, ReceivedRequest, Sender
 from protocol.codec import encode
 from protocol.errors import ChannelClosed, ConfigError, DeadlineExceeded, MessageTooLarge
 from protocol.messages import Message, WeightsRequest
 from protocol.zeromq import sockets
-from tests.protocol.carriers import MAX_BYTES, Carrier, carrier
+from tests.protocol.carriers import HIGH_WATER_MARK, MAX_BYTES, Carrier, carrier
 from tests.protocol.samples import chunk, request, same
 
 LONG_S = 10.0
@@ -389,6 +389,38 @@ async def test_a_request_gets_its_answer(wires: Carrier) -> None:
         asked = [tasks.create_task(requester.request(request(offset), timeout_s=LONG_S)) for offset in range(20)]
     assert [task.result() for task in asked] == [request(offset) for offset in range(20)]
     assert await responder.serve_one(echo, timeout_s=SHORT_S) is False
+
+
+async def test_requests_under_way_at_once_are_answered_in_any_order(wires: Carrier) -> None:
+    responder = wires.responder()
+    requester = wires.requester(responder.endpoint)
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(requester.request(request(offset), timeout_s=LONG_S)) for offset in range(9)]
+        waiting: list[ReceivedRequest] = []
+        while (received := await responder.next_request(timeout_s=SHORT_S)) is not None:
+            waiting.append(received)
+        assert len(waiting) == HIGH_WATER_MARK, "as many as their answers have room for"
+        for received in reversed(waiting):
+            responder.reply(received, received.message)
+        for _ in range(len(asked) - len(waiting)):
+            assert await responder.serve_one(echo, timeout_s=LONG_S)
+    assert [task.result() for task in asked] == [request(offset) for offset in range(9)]
+
+
+async def test_a_request_that_is_given_up_holds_up_no_other(wires: Carrier) -> None:
+    responder = wires.responder()
+    requester = wires.requester(responder.endpoint)
+    async with asyncio.TaskGroup() as tasks:
+        first, second = [tasks.create_task(requester.request(request(n), timeout_s=LONG_S)) for n in (1, 2)]
+        asked = [await responder.next_request(timeout_s=LONG_S) for _ in range(2)]
+        # it reads for both
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        for received in asked:
+            assert received is not None
+            responder.reply(received, received.message)
+    assert second.result() == request(2)
 
 
 async def test_a_late_answer_is_not_taken_for_the_answer_to_a_later_request(wires: Carrier) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from protocol import limits
+from protocol.arrays import Buffer
 from protocol.codec import decode, encode, encode_once, from_blob, to_blob
 from protocol.errors import (
     ChecksumMismatch,
@@ -35,7 +36,7 @@ from tests.protocol.samples import chunk, chunks, packed, request, same, samples
 LIMIT = 1 << 22
 
 
-def wire(message: Message) -> list[bytes]:
+def wire(message: Message) -> list[Buffer]:
     return encode(message, sender="generator-0", sequence=7, sent_s=2.5)
 
 
@@ -108,6 +109,34 @@ def test_empty_and_strided_arrays_travel() -> None:
     assert not message.context_tokens.flags.writeable
     part = WeightsPart(version=1, offset=0, total_bytes=9, data=np.arange(9, dtype=np.uint8)[::3])
     assert same(from_blob(to_blob(part), WeightsPart), part)
+
+
+def test_bytes_of_weights_travel_apart_from_where_they_lie_to_where_they_are_read() -> None:
+    version = np.arange(3000, dtype=np.uint16).view(np.uint8)
+    part = WeightsPart(version=1, offset=1000, total_bytes=6000, data=version[1000:3000], apart=2000)
+    *head, apart = wire(part)
+    assert isinstance(apart, memoryview) and np.shares_memory(np.frombuffer(apart, np.uint8), version)
+    assert sum(map(len, head)) < 300
+    message, _ = decode([*head, apart], max_bytes=LIMIT)
+    assert isinstance(message, WeightsPart) and same(message, part)
+    assert np.shares_memory(message.data, version), "no end copies them"
+    with pytest.raises(MessageTooLarge):
+        decode([*head, apart], max_bytes=2000)
+
+
+@pytest.mark.parametrize("apart", [None, b"", b"12", b"1234"])
+def test_a_part_without_exactly_the_bytes_that_it_names_is_malformed(apart: bytes | None) -> None:
+    frames = wire(WeightsPart(version=1, offset=0, total_bytes=9, data=np.arange(3, dtype=np.uint8), apart=3))
+    with pytest.raises(MalformedMessage, match="a part with 0 bytes in its body"):
+        decode(frames[:2] if apart is None else [*frames[:2], apart], max_bytes=LIMIT)
+    whole = wire(WeightsPart(version=1, offset=0, total_bytes=9, data=np.arange(3, dtype=np.uint8)))
+    with pytest.raises(MalformedMessage):
+        decode([*whole, apart or b"123"], max_bytes=LIMIT)
+    behind = WeightsPart(version=1, offset=8, total_bytes=9, data=np.arange(1, dtype=np.uint8), apart=1)
+    with pytest.raises(MalformedMessage, match="not within a file of 9 bytes"):
+        decode([*forged({"type": "weights_part", "version": 1, "offset": 8, "total_bytes": 9, "data:|u1": b"",
+                         "apart": 2}, type_="weights_part"), b"12"], max_bytes=LIMIT)  # fmt: skip
+    assert same(decode(wire(behind), max_bytes=LIMIT)[0], behind)
 
 
 @pytest.mark.parametrize("cls", [Prompt, TrajectoryChunk, ReferenceScore, ValueScore, WeightsPart, FilePart])
@@ -414,7 +443,7 @@ def test_large_extra_columns_of_few_values_pass() -> None:
 @given(chunks())
 def test_the_count_of_values_reads_every_message_that_can_be_written(original: TrajectoryChunk) -> None:
     # long enough to be counted; the bytes after it are not
-    body = memoryview(wire(original)[1] + bytes(FREE_BODY_BYTES))
+    body = memoryview(bytes(wire(original)[1]) + bytes(FREE_BODY_BYTES))
     check_values(body)
 
 

@@ -3,7 +3,7 @@
     headrace bench weights --json bench-results/weights.json
     headrace bench weights delta --json bench-results/weights-delta.json
     headrace bench weights hosts --mb 954 --mbit 200 --json bench-results/weights-hosts.json
-    headrace bench weights curve --mb 512 --json bench-results/weights-curve.json
+    headrace bench weights curve --hosts 1 --workers 1 --mb 954 --json bench-results/weights-curve.json
 
 *Consumes* nothing but this project. *Produces* a table, and JSON. *Waits for* the processes that it
 starts."""
@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="headrace bench weights",
         description="`times`: publish to served, and the pause, against memcpy, a file's copy and gloo. `delta`: bytes of what "
-        "changed at a step. `hosts`: a version to several hosts over shaped links. `curve`: to one, against bare CURVE.",
+        "changed at a step. `hosts`: a version to several hosts over shaped links. `curve`: over links that are not shaped, "
+        "against bare sockets with CURVE on as many hosts.",
     )
     parser.add_argument("what", nargs="?", choices=("times", "delta", "hosts", "curve"), default="times")
     parser.add_argument("--rounds", type=int, default=9, help="of a size and a way (default: %(default)s)")
@@ -53,8 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", help="ways whose name holds this text (file, wire, delta, adapter; relay, direct)")
     parser.add_argument("--steps", type=int, default=6, help="delta: optimiser steps (default: %(default)s)")
     parser.add_argument("--mbit", type=int, default=200, help="hosts: rate of each link, Mbit/s (default: %(default)s)")
-    parser.add_argument("--hosts", type=int, default=4, help="hosts: besides the learner's (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=8, help="hosts: spread over the hosts (default: %(default)s)")
+    parser.add_argument(
+        "--hosts", type=int, default=4, help="hosts and curve: besides the learner's (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=8, help="hosts and curve: spread over the hosts (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -103,25 +108,32 @@ def _hosts(options: argparse.Namespace) -> None:
 
 
 def _curve(options: argparse.Namespace) -> None:
-    """Bare sockets and a transfer in turns, between two processes on unshaped links."""
+    """Bare sockets and a version in turns, from host to host on unshaped links."""
     num_bytes = int(options.mb.split(",")[0]) << 20
     bare: list[float] = []
     ours: list[float] = []
     with (
         tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder,
-        fleet(Path(folder), num_hosts=1, num_workers=1, rate_mbit=0, num_bytes=num_bytes, relay=True) as hosts,
+        fleet(
+            Path(folder),
+            num_hosts=options.hosts,
+            num_workers=options.workers,
+            rate_mbit=0,
+            num_bytes=num_bytes,
+            relay=True,
+        ) as hosts,
     ):
-        # the first one makes the pages that later ones fill
-        for number in range(1, options.rounds + 2):
-            rate = encrypted_mb_a_second(num_bytes)
+        # the first two make the pages that later ones fill
+        for number in range(1, options.rounds + 3):
+            rate = encrypted_mb_a_second(num_bytes, hosts.on)
             found = hosts.publish("whole", number)
-            if number > 1:
+            if number > 2:
                 bare.append(rate)
                 ours.append(num_bytes / found.last_s / 1e6)
                 print(f"bare CURVE {rate:,.0f} MB/s, a version {ours[-1]:,.0f} MB/s", flush=True)
     share = median(own / other for own, other in zip(ours, bare, strict=True))
     show(
-        f"{num_bytes / 1e6:,.0f} MB between two processes with CURVE, MB/s (bar: {LINK_BAR:g})",
+        f"{num_bytes / 1e6:,.0f} MB to {options.workers} workers on {options.hosts} hosts with CURVE, MB/s (bar: {LINK_BAR:g})",
         ("bare sockets", "a version", "share, round by round"),
         [(median(bare), median(ours), share)],
     )

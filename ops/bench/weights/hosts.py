@@ -51,7 +51,11 @@ class HostRound:
 class Fleet:
     """A learner on the first host, and workers on the others."""
 
-    def __init__(self, learner: subprocess.Popen[str], workers: list[subprocess.Popen[str]], *, relay: bool) -> None:
+    def __init__(
+        self, learner: subprocess.Popen[str], workers: list[subprocess.Popen[str]], on: list[list[str]], *, relay: bool
+    ) -> None:
+        """``on``: the words that run a command on each host."""
+        self.on = on
         self._learner = learner
         self._workers = workers
         self._relay = relay
@@ -133,7 +137,7 @@ def fleet(
                     )
                     for number in range(num_workers)
                 ]
-                yield Fleet(learner, workers, relay=relay)
+                yield Fleet(learner, workers, on, relay=relay)
             finally:
                 for process in started:
                     if process.stdin is not None:

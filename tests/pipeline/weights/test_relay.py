@@ -100,7 +100,8 @@ async def test_a_damaged_part_never_enters_what_a_host_serves(tmp_path: Path) ->
     async with hosts(tmp_path) as world:
         stored = world.publish(3)
         holding = Holding(world.announced(stored), np.zeros(stored.num_bytes, np.uint8))
-        holding.digests = stored.parts
+        assert stored.parts is not None
+        holding.expect(stored.parts)
         index = holding.take()
         assert index == 0
         wrong = stored.segment.data[:PART].copy()
@@ -184,7 +185,8 @@ async def test_a_request_waits_for_its_part_and_learns_that_it_is_coming(tmp_pat
     wanted = world.announced(stored)
     relay, holding = Relay(clock), Holding(wanted, np.zeros(stored.num_bytes, np.uint8))
     relay.hold(holding)
-    holding.digests = stored.parts
+    assert stored.parts is not None
+    holding.expect(stored.parts)
     request = WeightsRequest(version=3, offset=PART, max_bytes=PART, digest=wanted.digest)
     assert relay.answer_now(request) is None
     async with asyncio.TaskGroup() as tasks:

@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from pipeline.weights import wire
 from pipeline.weights.shared_files import SharedFile, SharedFileWriter
 from pipeline.weights.store import fetched_folder
 from pipeline.weights.wire import Base, FetchCounts
 from protocol.errors import StorageFailed, WeightsDamaged, WeightsRejected
-from protocol.messages import BASE_VERSION, WeightsPart, WeightsRequest
-from tests.pipeline.weights.hosts import as_base, hosts
+from protocol.messages import BASE_VERSION, Message, WeightsPart, WeightsRequest
+from tests.pipeline.weights.hosts import Between, as_base, hosts
 from tests.pipeline.weights.versions import numbers
 
 DIGEST_BYTES = 16
@@ -198,6 +199,34 @@ async def test_parts_that_came_before_all_sources_failed_do_not_come_again(tmp_p
         host.change = None
         assert await host.fetch(announced, world.source) == stored.path.read_bytes()
         assert host.counts.num_bytes < stored.num_bytes * 0.6
+
+
+@pytest.mark.parametrize(("slow_s", "most"), [(60.0, 6), (0.0, 2)])
+async def test_each_connection_has_a_few_requests_under_way_and_one_on_a_slow_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_s: float, most: int
+) -> None:
+    monkeypatch.setattr(wire, "_SLOW_S", slow_s)
+    async with hosts(tmp_path) as world:
+        host, stored = world.host(num_connections=2), world.publish(3)
+        under_way: list[int] = []
+        num = 0
+
+        class Counting(Between):
+            async def request(self, message: Message, *, timeout_s: float, unreached_s: float | None = None) -> Message:
+                nonlocal num
+                num += 1
+                under_way.append(num)
+                try:
+                    return await super().request(message, timeout_s=timeout_s, unreached_s=unreached_s)
+                finally:
+                    num -= 1
+
+        connect = host.fetcher._connect
+        host.fetcher._connect = lambda source: Counting(connect(source), lambda _, part: part)
+        assert await host.fetch(world.announced(stored), world.source) == stored.path.read_bytes()
+        # the first ones begin before any answer has come
+        assert max(under_way[8:]) == most
+        assert max(under_way) <= 6
 
 
 def refusing(folder: str, reason: int) -> Callable[[SharedFileWriter, int], SharedFile]:
