@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
+from pipeline.config.schema import RunConfig
+from protocol.ids import Role
+
 _VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -42,3 +45,15 @@ def thread_environment(num_threads: int) -> dict[str, str]:
     values["OMP_WAIT_POLICY"] = "PASSIVE"
     values["TOKENIZERS_PARALLELISM"] = "false"
     return values
+
+
+def threads_of(config: RunConfig, role: Role) -> int:
+    """Return the numeric threads that the configuration gives a worker of this role."""
+    by_role = {
+        Role.GENERATOR: config.generation.threads,
+        Role.REWARD: 1 if config.reward.model is None else config.reward.model.threads,
+        Role.REFERENCE: config.reference.threads,
+        Role.VALUE: config.value.threads,
+        Role.LEARNER: config.learner.threads,
+    }
+    return by_role.get(role, 1)

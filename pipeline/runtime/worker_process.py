@@ -48,7 +48,7 @@ from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.registry.contract import Registry, RunState, Topic, WaitingFor
 from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.signals import stop_signals
-from pipeline.runtime.threads import limit_threads
+from pipeline.runtime.threads import limit_threads, threads_of
 from protocol.errors import ConfigError, Fenced, LedgerError
 from protocol.hosts import advertised
 from protocol.ids import Incarnation, Role, is_worker_name
@@ -103,7 +103,7 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> in
     # Garbage collection skips the modules: with torch it would stop everything for 0.1 s each time.
     gc.freeze()
     if "torch" not in sys.modules:
-        limit_threads(_threads_of(config, actor_class.role))
+        limit_threads(threads_of(config, actor_class.role))
     log = open_log(run_dir, role=actor_class.role, worker=worker, run=config.run.name)
     host = Host(actor_class, config, run_dir, worker, url, log, on_epoch=life.registered)
     code = ExitCode.FAILURE
@@ -176,17 +176,6 @@ def open_transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTra
         advertise_host=advertised(wire.advertise_host),
         num_io_threads=num_io_threads,
     )
-
-
-def _threads_of(config: RunConfig, role: Role) -> int:
-    by_role = {
-        Role.GENERATOR: config.generation.threads,
-        Role.REWARD: 1 if config.reward.model is None else config.reward.model.threads,
-        Role.REFERENCE: config.reference.threads,
-        Role.VALUE: config.value.threads,
-        Role.LEARNER: config.learner.threads,
-    }
-    return by_role.get(role, 1)
 
 
 class Host:
