@@ -29,7 +29,7 @@ LIBRARIES = {
     "string": "byte char find format gmatch gsub len lower match rep reverse sub upper",
     "table": "concat insert maxn remove sort",
     "math": "abs ceil floor fmod huge max min modf pow random sqrt",
-    "redis": "call error_reply log pcall sha1hex status_reply",
+    "redis": "REPL_NONE call error_reply log pcall set_repl sha1hex status_reply",
     "cjson": "decode encode",
     "cmsgpack": "pack unpack",
 }

@@ -260,7 +260,7 @@ async def _end_workers(run_dir: Path, report: Callable[[str], None], *, now: boo
     """Drain, then end, the workers that a dead supervisor left; return whether there were any."""
     from pipeline.ledger.address import read_address
     from pipeline.ledger.server.embedded import server_runs
-    from pipeline.runtime.liveness import HEARTBEAT_EVERY_S
+    from pipeline.runtime.liveness import HEARTBEAT_WITHIN_S
     from pipeline.runtime.registry.contract import RunState, RunStatus
     from pipeline.supervisor.processes import Processes
 
@@ -290,7 +290,7 @@ async def _end_workers(run_dir: Path, report: Callable[[str], None], *, now: boo
             await asyncio.to_thread(processes.end, found)
         if now:
             # a fenced worker ends with its next heartbeat
-            await asyncio.sleep(2 * HEARTBEAT_EVERY_S)
+            await asyncio.sleep(2 * HEARTBEAT_WITHIN_S)
     return True
 
 

@@ -286,7 +286,13 @@ class SupervisorSection(Section):
     )
     drain_ceiling_s: float = setting(3600.0, "A drain that takes longer in all is ended, whatever still runs.", gt=0.0)
     silent_after_s: float = setting(
-        20.0, "A worker without a heartbeat for this long is replaced. Heartbeats come every second.", gt=0.0
+        20.0, "A worker without a heartbeat for this long is replaced. Heartbeats come every second or two.", gt=0.0
+    )
+    heartbeats_per_s: float = setting(
+        250.0,
+        "Heartbeats of all workers a second at the ledger's server. A larger fleet sends them every two seconds "
+        "instead of every second, no less often.",
+        gt=0.0,
     )
     stuck_after_s: float | None = setting(
         None,

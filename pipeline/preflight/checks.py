@@ -307,7 +307,9 @@ async def _check_ledger(config: RunConfig) -> tuple[str, ...]:
         ) from error
     finally:
         await client.aclose()
-    return judge_terms(terms, hide_password(url))
+    fleet = config.fleet
+    num_workers = 1 + fleet.generator + fleet.reward + fleet.reference + fleet.value
+    return judge_terms(terms, hide_password(url), num_workers=num_workers)
 
 
 async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None:

@@ -1,8 +1,9 @@
 """The heartbeat thread: reports the main loop's state, and learns when this incarnation is fenced.
 
-*Consumes* the main loop's state (``WorkerState``). *Produces* one heartbeat a second over a
-blocking connection of its own, so that a stuck or computing loop is still seen. *Waits for* the
-next second and for the server, each within a limit. It tries a server that is away every second."""
+*Consumes* the main loop's state (``WorkerState``). *Produces* one heartbeat a second, or in a large
+fleet every two, over a blocking connection of its own. So a stuck or computing loop is still seen.
+*Waits for* the next heartbeat's time and for the server, each within a limit. It tries a server
+that is away as often."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from collections.abc import Callable
 
 from structlog.typing import FilteringBoundLogger
 
-from pipeline.runtime.liveness import HEARTBEAT_EVERY_S
-from pipeline.runtime.registry.contract import Heartbeat, HeartbeatWriter
+from pipeline.runtime.liveness import HEARTBEAT_EVERY_S, heartbeat_wait_s
+from pipeline.runtime.registry.contract import FleetGlance, Heartbeat, HeartbeatWriter
 from protocol.errors import LedgerFull, LedgerRefused, LedgerUnavailable
 
 
@@ -25,7 +26,9 @@ class HeartbeatThread:
         on_fenced: Called once, from this thread, when a newer incarnation exists.
         on_deaf: Called from this thread when ``stop`` does not come within ``grace_s`` of the
             fencing: the main loop is stuck, and the process must end without it.
-        log: Logs each outage once."""
+        log: Logs each outage once.
+        interval_of: Returns the seconds between two heartbeats by the number of the run's workers.
+        on_fleet: Called from this thread when silent mailboxes or the server may have changed."""
 
     def __init__(
         self,
@@ -35,7 +38,8 @@ class HeartbeatThread:
         on_fenced: Callable[[], None],
         on_deaf: Callable[[], None],
         log: FilteringBoundLogger,
-        interval_s: float = HEARTBEAT_EVERY_S,
+        interval_of: Callable[[int], float] = lambda _: HEARTBEAT_EVERY_S,
+        on_fleet: Callable[[FleetGlance], None] = lambda _: None,
         grace_s: float = 3.0,
     ) -> None:
         self._writer = writer
@@ -43,11 +47,14 @@ class HeartbeatThread:
         self._on_fenced = on_fenced
         self._on_deaf = on_deaf
         self._log = log
-        self._interval_s = interval_s
+        self._interval_of = interval_of
+        self._on_fleet = on_fleet
+        self._fleet = FleetGlance(num_connects=1)
         self._grace_s = grace_s
         self._stopped = threading.Event()
         self._woken = threading.Event()
         self._num_failures = 0
+        self._worker = ""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -74,15 +81,29 @@ class HeartbeatThread:
                     if not self._stopped.wait(self._grace_s):
                         self._on_deaf()
                     return
-                self._woken.wait(self._interval_s)
+                self._tell(self._writer.fleet)
+                self._woken.wait(self._wait_s())
                 self._woken.clear()
         finally:
             self._writer.close()
 
+    def _tell(self, fleet: FleetGlance) -> None:
+        before, self._fleet = self._fleet, fleet
+        if (fleet.num_silent, fleet.num_connects) != (before.num_silent, before.num_connects):
+            self._on_fleet(fleet)
+
+    def _wait_s(self) -> float:
+        every_s = self._interval_of(self._fleet.num_workers)
+        # The time of a lost heartbeat is not known.
+        at_s = 0.0 if self._num_failures else self._fleet.at_s
+        return heartbeat_wait_s(self._worker, at_s, every_s)
+
     def _beat(self) -> bool:
         """Write one heartbeat; return False when fenced. A server that is away fences no worker."""
         try:
-            is_newest = self._writer.beat(self._heartbeat())
+            heartbeat = self._heartbeat()
+            self._worker = heartbeat.who.worker
+            is_newest = self._writer.beat(heartbeat)
         except (LedgerUnavailable, LedgerRefused, LedgerFull) as error:
             self._num_failures += 1
             if self._num_failures == 1:

@@ -4,8 +4,9 @@
                       ─> each subscriber clears its own, and reads
 
 An event means that the topic may have changed; the subscriber reads what has. An event too many
-does no harm. One connection waits for all topics, with a time limit, and then looks where each
-topic stands. So silent mailboxes and a server that lost its last writes are noticed, too. Every
+does no harm. One connection waits for all topics, with a time limit or until it is lost, and then
+looks where each topic stands. So a server that lost its last writes is noticed, too. Heartbeats
+notice silent mailboxes, and another server behind a connection that is not known to be lost. Every
 subscriber also reads after ``LOOK_ANYWAY_S``: a thousand workers that look every two seconds would
 keep the server busier than their heartbeats."""
 
@@ -15,13 +16,12 @@ import asyncio
 from typing import Final
 
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.registry.contract import Registry, Topic
+from pipeline.runtime.registry.contract import FleetGlance, Registry, Topic
 from protocol.errors import LedgerError
 
 LOOK_ANYWAY_S: Final = 30.0
 """A subscriber's limit without an event."""
-_LISTEN_S: Final = 4.0
-"""Below what a client waits for an answer (``pipeline.ledger.redis.client``)."""
+_LISTEN_S: Final = 20.0
 _AGAIN_S: Final = 1.0
 
 
@@ -31,6 +31,7 @@ class Notifications:
     def __init__(self, registry: Registry, clock: Clock) -> None:
         self._registry = registry
         self._clock = clock
+        self._fleet = FleetGlance(num_connects=1)
         self._events: dict[Topic, list[asyncio.Event]] = {topic: [] for topic in Topic}
 
     def subscribe(self, topic: Topic) -> asyncio.Event:
@@ -52,5 +53,16 @@ class Notifications:
                 continue
             seen |= found
             for topic in found:
-                for event in self._events[topic]:
-                    event.set()
+                self._notify(topic)
+
+    def heard(self, fleet: FleetGlance) -> None:
+        """Note the answer to a heartbeat; called on the loop."""
+        before, self._fleet = self._fleet, fleet
+        if fleet.num_silent != before.num_silent:
+            self._notify(Topic.ENDPOINTS)
+        if fleet.num_connects != before.num_connects:
+            self._registry.look_again()
+
+    def _notify(self, topic: Topic) -> None:
+        for event in self._events[topic]:
+            event.set()

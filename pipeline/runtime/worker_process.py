@@ -43,6 +43,7 @@ from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.lifecycle import Lifecycle
+from pipeline.runtime.liveness import heartbeat_every_s
 from pipeline.runtime.log import WorkerLog, open_log
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.registry.contract import Registry, RunState, Topic, WaitingFor
@@ -329,20 +330,30 @@ class Host:
             self._log.warning("teardown_timed_out")
 
     def _heartbeats(self, ctx: ActorContext) -> HeartbeatThread:
-        loop = asyncio.get_running_loop()
+        loop, limits = asyncio.get_running_loop(), self._config.supervisor
+
+        def on_loop(function: Callable[..., None], *arguments: object) -> None:
+            # A RuntimeError means that the loop has ended.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(function, *arguments)
 
         def on_fenced() -> None:
             self._is_fenced = True
-            # A RuntimeError means that the loop has ended.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._nudged.set)
+            on_loop(self._nudged.set)
 
         def on_deaf() -> None:
             self._worker_log.flush()
             os._exit(ExitCode.FENCED)
 
-        writer = RedisHeartbeatWriter(self._url, self._config.run.name)
-        return HeartbeatThread(writer, ctx.worker_state.heartbeat, on_fenced=on_fenced, on_deaf=on_deaf, log=self._log)
+        return HeartbeatThread(
+            RedisHeartbeatWriter(self._url, self._config.run.name),
+            ctx.worker_state.heartbeat,
+            on_fenced=on_fenced,
+            on_deaf=on_deaf,
+            log=self._log,
+            interval_of=lambda workers: heartbeat_every_s(workers, limits.heartbeats_per_s, limits.silent_after_s),
+            on_fleet=lambda fleet: on_loop(ctx.notifications.heard, fleet),
+        )
 
     async def _depart(self, registry: Registry, who: Incarnation) -> None:
         """Leave the registry, so that the worker's place is free at once."""

@@ -25,13 +25,17 @@ import inspect
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import redis
 
+from pipeline.config.running import SupervisorSection
 from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.runtime import liveness
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.notifications import LOOK_ANYWAY_S, Notifications
 from pipeline.runtime.registry.contract import (
@@ -96,10 +100,16 @@ class Worker:
         place = f"tcp://10.{self.number >> 8}.{self.number & 255}.1:{40_000 + int(time.time()) % 9_000}"
         await self.registry.set_endpoint(self.who, place, public_key="k" * 40)
 
-    def beat(self) -> None:
-        """Write a heartbeat, on the thread of heartbeats."""
+    async def beat(self) -> float:
+        """Write a heartbeat, on the loop of heartbeats; return the seconds until the next one."""
         self._state.progress()
-        self._beats.beat(self._state.heartbeat())
+        await _send(self._beats, self._state.heartbeat())
+        if not hasattr(liveness, "heartbeat_wait_s"):
+            # an earlier tree
+            return 1.0
+        fleet = self._beats.fleet
+        every_s = liveness.heartbeat_every_s(fleet.num_workers, SupervisorSection().heartbeats_per_s)
+        return liveness.heartbeat_wait_s(self.who.worker, fleet.at_s, every_s)
 
     async def live(self, tasks: asyncio.TaskGroup) -> None:
         """Start what a worker's process does beside its work."""
@@ -153,6 +163,14 @@ class Worker:
             await self.open()
 
 
+async def _send(beats: RedisHeartbeatWriter, heartbeat: Heartbeat) -> None:
+    if hasattr(beats, "send"):
+        await beats.send(heartbeat)
+        return
+    # An earlier tree: its writers have a loop each, so they wait for one another.
+    await asyncio.to_thread(beats.beat, heartbeat)
+
+
 async def laggards(registry: Registry, version: int) -> list[Heartbeat]:
     """Read generators below a version; from trees without an index, all heartbeats."""
     if "below_version" in inspect.signature(registry.heartbeats).parameters:
@@ -174,18 +192,25 @@ async def supervise(url: str, run: str) -> None:
         await ledger.queues()
 
 
-def keep_beating(beats: Sequence[Callable[[], object]], ended: threading.Event) -> None:
-    """Call each once a second, evenly spread; what is late is not made up for."""
-    while not ended.is_set():
-        began = time.monotonic()
-        for place, beat in enumerate(beats):
-            left_s = began + place / len(beats) - time.monotonic()
-            if left_s > 0:
-                ended.wait(left_s)
-            # as a worker's thread: the next one is tried in a second
+async def keep_beating(beats: Sequence[Callable[[], Awaitable[float]]]) -> None:
+    """Await each, evenly spread at first, and again after the seconds that it returned.
+
+    Each worker waits for itself, as a process of its own does."""
+
+    async def repeat(beat: Callable[[], Awaitable[float]], due: float) -> None:
+        while True:
+            await asyncio.sleep(due - time.monotonic())
+            every_s = 1.0
+            # as a worker's thread: the next one is tried a little later
             with contextlib.suppress(LedgerUnavailable, redis.RedisError):
-                beat()
-        ended.wait(max(0.0, began + 1.0 - time.monotonic()))
+                every_s = await beat()
+            # what is late is not made up for
+            due = time.monotonic() + every_s
+
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as tasks:
+        for place, beat in enumerate(beats):
+            tasks.create_task(repeat(beat, began + place / len(beats)))
 
 
 async def main(url: str, run: str, first: int, end: int, total: int, seconds: float) -> None:
@@ -200,9 +225,9 @@ async def main(url: str, run: str, first: int, end: int, total: int, seconds: fl
     async with asyncio.TaskGroup() as tasks:
         for worker in workers:
             tasks.create_task(start(worker))
-    ended = threading.Event()
-    beating = threading.Thread(target=keep_beating, args=([worker.beat for worker in workers], ended), daemon=True)
-    beating.start()
+    beats = [worker.beat for worker in workers]
+    # ends with the process
+    threading.Thread(target=lambda: asyncio.run(keep_beating(beats)), daemon=True).start()
     print("ready", flush=True)
     try:
         async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
@@ -213,24 +238,27 @@ async def main(url: str, run: str, first: int, end: int, total: int, seconds: fl
             if first == 0:
                 tasks.create_task(supervise(url, run))
     except TimeoutError:
-        ended.set()
-    beating.join(5.0)
+        pass
 
 
-def ping(url: str, number: int, seconds: float) -> None:
+async def ping(url: str, number: int, seconds: float) -> None:
     """Send a PING a second over each of ``number`` connections."""
-    clients = [redis.Redis.from_url(url, socket_timeout=5.0) for _ in range(number)]
-    ended = threading.Event()
-    pinging = threading.Thread(target=keep_beating, args=([client.ping for client in clients], ended), daemon=True)
-    pinging.start()
+    clients = [connect(url, timeout_s=5.0) for _ in range(number)]
+
+    async def beat(connection: PipelinedConnection) -> float:
+        await connection.ask("PING")
+        return 1.0
+
+    connections = [PipelinedConnection(client) for client in clients]
     print("ready", flush=True)
-    pinging.join(seconds)
-    ended.set()
+    async with asyncio.timeout(seconds):
+        await keep_beating([partial(beat, connection) for connection in connections])
 
 
 if __name__ == "__main__":
     first, end, total = map(int, sys.argv[3:6])
     if sys.argv[7] == "pings":
-        ping(sys.argv[1], end - first, float(sys.argv[6]))
+        with contextlib.suppress(TimeoutError):
+            asyncio.run(ping(sys.argv[1], end - first, float(sys.argv[6])))
         sys.exit()
     asyncio.run(main(sys.argv[1], sys.argv[2], first, end, total, float(sys.argv[6])))

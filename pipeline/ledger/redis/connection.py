@@ -75,6 +75,22 @@ class PipelinedConnection:
         """Return a command's answer. Raises redis-py's errors."""
         return await self._repeated(lambda stream: stream.ask(command))
 
+    async def ask_held(self, *command: str | bytes | float, held_s: float) -> Any:
+        """Return the answer to a command that the server may hold back for ``held_s``.
+
+        None means: no answer, or no connection, or it was lost meanwhile. It is not repeated, since
+        another server may have another answer. Raises redis-py's ResponseError."""
+        try:
+            async with asyncio.timeout(held_s + self._timeouts.lost_s):
+                return await self._once(lambda stream: stream.ask(command, held_s))
+        except (exceptions.ConnectionError, exceptions.TimeoutError, *NOT_NOW, TimeoutError, OSError):
+            return None
+
+    def give_up(self, reason: str) -> None:
+        """Close a present connection, for a reason in words; the next call connects."""
+        if self._stream is not None:
+            self._stream.give_up(exceptions.ConnectionError(reason))
+
     async def ask_all(self, commands: Sequence[Command], *, raises: bool = True) -> list[Any]:
         """Return the commands' answers. Raises an error of any. A lost connection repeats all.
 
@@ -178,6 +194,8 @@ class _Stream(asyncio.BufferedProtocol):
         self._pack = connection.pack_command
         self._transport, self._before = transport, transport.get_protocol()
         self._timeout_s = timeout_s
+        self._held_s = 0.0
+        """For which the server may hold back the present answer."""
         self._loop = asyncio.get_running_loop()
         self._replies: Any = hiredis.Reader(
             protocolError=exceptions.InvalidResponse, replyError=connection.error_of, notEnoughData=_NOT_YET
@@ -197,8 +215,9 @@ class _Stream(asyncio.BufferedProtocol):
 
     # -- commands --------------------------------------------------------------------------------
 
-    async def ask(self, command: Command) -> Any:
+    async def ask(self, command: Command, held_s: float = 0.0) -> Any:
         """Return the answer. Raises redis-py's errors, also for a closed connection."""
+        self._held_s = held_s
         while len(self._unanswered) >= MAX_UNANSWERED:
             await self._room()
         return await self._sent(command)
@@ -302,7 +321,7 @@ class _Stream(asyncio.BufferedProtocol):
         self._watch = None
         if not self._unanswered:
             return
-        left_s = self._last_answer_s + self._timeout_s - self._loop.time()
+        left_s = self._last_answer_s + self._timeout_s + self._held_s - self._loop.time()
         if left_s <= 0:
             self.give_up(exceptions.TimeoutError(f"no answer for {self._timeout_s:g} s"))
         else:

@@ -1,4 +1,4 @@
-"""Properties of an external ledger server: version, eviction and persistence, and a verdict.
+"""Properties of an external ledger server: version, eviction, persistence, clients, and a verdict.
 
 INFO has nearly all of them; managed servers often forbid CONFIG. An unknown property is None, never
 guessed."""
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import redis.asyncio
 from redis.exceptions import ResponseError
@@ -16,6 +16,10 @@ from pipeline.ledger.redis.errors import NOT_NOW, ledger_faults
 from pipeline.ledger.server.binary import MIN_VERSION
 from protocol.errors import ConfigError
 
+CONNECTIONS_A_WORKER: Final = 4
+"""At most: calls, news, heartbeats, and a generator's tallies."""
+_OTHER_CONNECTIONS: Final = 32
+"""Of the supervisor, and of commands such as `headrace status`."""
 _KEEPS = "noeviction"
 
 
@@ -32,6 +36,10 @@ class ServerPromises:
     has_append_only_file: bool | None
     flushes: str | None
     """``appendfsync``: always, everysec, no."""
+    max_clients: int | None = None
+    """Connections that it accepts in all."""
+    num_clients: int = 0
+    """Connections that it has."""
 
 
 async def read_promises(client: redis.asyncio.Redis, doing: str) -> ServerPromises:
@@ -42,8 +50,8 @@ async def read_promises(client: redis.asyncio.Redis, doing: str) -> ServerPromis
     ask = cast("Any", client)
     with ledger_faults(doing):
         await ask.ping()
-        server, memory, persistence = [
-            await _permitted(ask.info(section)) for section in ("server", "memory", "persistence")
+        server, memory, persistence, clients = [
+            await _permitted(ask.info(section)) for section in ("server", "memory", "persistence", "clients")
         ]
         config = {**await _permitted(ask.config_get("maxmemory*")), **await _permitted(ask.config_get("append*"))}
     return ServerPromises(
@@ -52,13 +60,16 @@ async def read_promises(client: redis.asyncio.Redis, doing: str) -> ServerPromis
         eviction_policy=memory.get("maxmemory_policy", config.get("maxmemory-policy")),
         has_append_only_file=_truth(persistence.get("aof_enabled"), config.get("appendonly")),
         flushes=config.get("appendfsync"),
+        max_clients=_integer(clients.get("maxclients")),
+        num_clients=_integer(clients.get("connected_clients")) or 0,
     )
 
 
-def judge_terms(terms: ServerPromises, place: str) -> tuple[str, ...]:
+def judge_terms(terms: ServerPromises, place: str, *, num_workers: int = 0) -> tuple[str, ...]:
     """Return warnings about a usable server; ``place`` is its URL without the password.
 
-    Raises ConfigError when it would lose parts of the ledger in normal operation, or is too old."""
+    Raises ConfigError when it would lose parts of the ledger in normal operation, is too old, or
+    accepts fewer connections than ``num_workers`` need."""
     if terms.version is not None and terms.version[:2] < MIN_VERSION:
         raise ConfigError(
             f"the ledger's server {place} is version {'.'.join(map(str, terms.version))}; expected Redis "
@@ -70,11 +81,23 @@ def judge_terms(terms: ServerPromises, place: str) -> tuple[str, ...]:
             f"{terms.max_memory_bytes / 2**20:,.0f} MB, where it deletes parts of the ledger; expected {_KEEPS}. Set "
             f"`maxmemory-policy {_KEEPS}` in its configuration (or CONFIG SET), or give the run a server of its own"
         )
-    return tuple(_warnings(terms, place))
+    needed = num_workers * CONNECTIONS_A_WORKER + _OTHER_CONNECTIONS
+    if terms.max_clients is not None and num_workers and needed > terms.max_clients:
+        raise ConfigError(
+            f"the ledger's server {place} accepts {terms.max_clients:,} connections (maxclients); {num_workers:,} workers need "
+            f"{needed:,}. Set `maxclients {needed + terms.num_clients}` in its configuration, and its limit of open files "
+            "(ulimit -n) above that, or start fewer workers"
+        )
+    return tuple(_warnings(terms, place, needed if num_workers else 0))
 
 
-def _warnings(terms: ServerPromises, place: str) -> list[str]:
+def _warnings(terms: ServerPromises, place: str, needed: int) -> list[str]:
     found: list[str] = []
+    if terms.max_clients is not None and needed > (free := terms.max_clients - terms.num_clients):
+        found.append(
+            f"warning: the ledger's server {place} has {terms.num_clients:,} of {terms.max_clients:,} connections in use; "
+            f"this run needs {needed:,}, and {free:,} are free. Unless they are of this run, raise `maxclients` there"
+        )
     if terms.has_append_only_file is False:
         found.append(
             f"warning: the ledger's server {place} keeps no append-only file (appendonly no). When it or its host dies, the "

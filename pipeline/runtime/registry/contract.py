@@ -82,7 +82,7 @@ def unreached_workers(words: str) -> set[str]:
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker's state, written every second by a thread of its own.
+    """A worker's state, written every second or two by a thread of its own.
 
     The main loop counts ``progress``, so that a live heartbeat thread cannot hide a dead loop.
     Clocks of two hosts may differ: its times are compared only with one another."""
@@ -213,6 +213,19 @@ class Topic(StrEnum):
     """a version was published"""
 
 
+class FleetGlance(NamedTuple):
+    """The fleet at a heartbeat's arrival."""
+
+    num_workers: int = 0
+    """That have not departed."""
+    num_silent: int = 0
+    """Of them with a mailbox, and without a sign of life for ``UNLISTED_AFTER_S``."""
+    num_connects: int = 0
+    """Of the writer. A change of it means: perhaps another server."""
+    at_s: float = 0.0
+    """The server's time, seconds since 1970; 0: unknown."""
+
+
 class Registry(Protocol):
     """The fleet's registry. Every call but ``news`` returns at once.
 
@@ -306,12 +319,16 @@ class Registry(Protocol):
 
         Args:
             seen: topic -> cursor of an earlier call; "" at first.
-            timeout_s: less than the client's limit for an answer.
+            timeout_s: also longer than the client's limit for an answer.
 
         Return the changed topics, each with a cursor to pass as ``seen`` next time. The change can
         be read by then. Changes between two calls are returned by the second, several of a topic as
         one. Silence is noticed at the end of a call. A server that has lost its last writes returns
         the topics that they were of."""
+        ...
+
+    def look_again(self) -> None:
+        """End a present wait of ``notifications`` soon: the server may be another one."""
         ...
 
     async def aclose(self) -> None:
@@ -321,6 +338,11 @@ class Registry(Protocol):
 
 class HeartbeatWriter(Protocol):
     """The blocking side, for the heartbeat thread alone."""
+
+    @property
+    def fleet(self) -> FleetGlance:
+        """The fleet as of the last heartbeat."""
+        ...
 
     def beat(self, heartbeat: Heartbeat) -> bool:
         """Write a heartbeat; return False when the incarnation is fenced."""

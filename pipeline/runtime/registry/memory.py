@@ -14,6 +14,7 @@ from pipeline.runtime.liveness import UNLISTED_AFTER_S
 from pipeline.runtime.registry.contract import (
     MAX_REACHING,
     Fleet,
+    FleetGlance,
     Heartbeat,
     RelayAnnouncement,
     RelayPlace,
@@ -179,6 +180,9 @@ class MemoryRegistry:
             self._rung.clear()
             await self.clock.wait(self._rung, left_s)
 
+    def look_again(self) -> None:
+        """Do nothing: there is no other server."""
+
     async def aclose(self) -> None:
         """Do nothing: there are no connections."""
 
@@ -195,10 +199,18 @@ class MemoryRegistry:
         known.seen_s = self.clock.monotonic()
         return True
 
-    def _cursor(self, topic: Topic) -> str:
+    def glance(self) -> FleetGlance:
+        """Return the fleet's numbers."""
+        num_workers = sum(known.seen_s > float("-inf") for known in self._workers.values())
+        return FleetGlance(num_workers, len(self._silent()))
+
+    def _silent(self) -> list[str]:
         since = self.clock.monotonic() - self.unlisted_after_s
-        mailboxes = sorted(self._workers.items()) if topic is Topic.ENDPOINTS else []
-        silent = [name for name, known in mailboxes if known.endpoint is not None and known.seen_s < since]
+        mailboxes = sorted(self._workers.items())
+        return [name for name, known in mailboxes if known.endpoint is not None and known.seen_s < since]
+
+    def _cursor(self, topic: Topic) -> str:
+        silent = self._silent() if topic is Topic.ENDPOINTS else []
         return f"{self._notifications[topic]} {','.join(silent)}"
 
     def _changed(self, topic: Topic) -> None:
@@ -222,6 +234,11 @@ class MemoryHeartbeatWriter:
     """The blocking side of a MemoryRegistry."""
 
     registry: MemoryRegistry
+
+    @property
+    def fleet(self) -> FleetGlance:
+        """The fleet now."""
+        return self.registry.glance()
 
     def beat(self, heartbeat: Heartbeat) -> bool:
         """Write a heartbeat; return False when the incarnation is fenced."""

@@ -1,8 +1,9 @@
 """The registry in Redis, beside the ledger. ``pipeline.ledger.redis.keys`` has its keys.
 
 News is a stream of one entry for each topic. One connection of each worker waits for it (XREAD
-BLOCK). The script that makes a change also writes its news. A wait without news ends with a look at
-where the topics stand, so that subscribers need not look themselves.
+BLOCK). The script that makes a change also writes its news. A wait without news, or whose
+connection is lost, ends with a look at where the topics stand. So subscribers need not look
+themselves. A heartbeat's answer has the number of silent mailboxes.
 
 No call's cost grows with the number of workers, but ``heartbeats`` of all. Mailboxes are read as
 changes since the last read. An index by role and policy version answers who lags. The server notes
@@ -29,6 +30,7 @@ from pipeline.runtime.liveness import UNLISTED_AFTER_S
 from pipeline.runtime.registry.contract import (
     MAX_REACHING,
     Fleet,
+    FleetGlance,
     Heartbeat,
     RelayAnnouncement,
     RelayPlace,
@@ -50,6 +52,11 @@ _ROLE_SPAN: Final = 1 << 40
 _NO_BOUND: Final = _ROLE_SPAN - 1
 _INDEX_EVERY = 16
 """Heartbeats between two that repeat what the indexes have, against their loss."""
+_KEEP_EVERY = 4
+"""Heartbeats between two that are written to the append-only file, and sent to replicas.
+
+A server that begins anew, or replica that becomes the master, has mailboxes' times of these. With
+one every eight seconds none of a live worker is older than ``UNLISTED_AFTER_S``."""
 _heartbeats = msgspec.json.Decoder(Heartbeat)
 
 
@@ -225,7 +232,9 @@ class RedisRegistry:
         known = {topic: cursor.partition(" ")[::2] for topic, cursor in seen.items()}
         since = [known[topic][0] or "0" for topic in topics.values()]
         with ledger_faults("registry XREAD"):
-            reply = await self._listening.ask("XREAD", "BLOCK", milliseconds, "STREAMS", *topics, *since)
+            reply = await self._listening.ask_held(
+                "XREAD", "BLOCK", milliseconds, "STREAMS", *topics, *since, held_s=timeout_s
+            )
             if reply:
                 told = {topics[key]: entries[-1][0].decode() for key, entries in dict(reply).items()}
                 return {topic: f"{last} {known[topic][1]}" for topic, last in told.items()}
@@ -234,6 +243,10 @@ class RedisRegistry:
         cursors = {topic: f"{last.decode()} " for topic, last in zip(_TOLD, ids, strict=True)}
         cursors[Topic.ENDPOINTS] += ",".join(sorted(name.decode() for name in silent))
         return {topic: cursors[topic] for topic in seen if cursors[topic] != " ".join(known[topic])}
+
+    def look_again(self) -> None:
+        """End a present wait for news."""
+        self._listening.give_up("the server may be another one")
 
     def on_trouble(self, tell: Callable[[str], None]) -> None:
         """Have ``tell`` called with why calls are repeated, in words, and with "" afterwards."""
@@ -278,7 +291,10 @@ class RedisHeartbeatWriter:
     """The blocking side, with an event loop and a connection of its own, for one
     thread at a time."""
 
-    def __init__(self, url: str, run: str, *, timeout_s: float = 2.0) -> None:
+    def __init__(
+        self, url: str, run: str, *, timeout_s: float = 2.0, unlisted_after_s: float = UNLISTED_AFTER_S
+    ) -> None:
+        self._unlisted_after_s = unlisted_after_s
         self._keys = _keys_of(run)
         self._runner = asyncio.Runner()
         self._client = connect(url, timeout_s=timeout_s, patience_s=timeout_s)
@@ -286,11 +302,21 @@ class RedisHeartbeatWriter:
         self._indexed: tuple[Incarnation, int, bool, int] | None = None
         """The indexes' entries of a worker, and the number of connects at their writing."""
         self._until_indexed = 0
+        self._fleet = FleetGlance()
+
+    @property
+    def fleet(self) -> FleetGlance:
+        """The fleet as of the last heartbeat."""
+        return self._fleet
 
     def beat(self, heartbeat: Heartbeat) -> bool:
         """Write a heartbeat; return False when fenced.
 
         Raises LedgerUnavailable, after ``timeout_s`` at most."""
+        return self._runner.run(self.send(heartbeat))
+
+    async def send(self, heartbeat: Heartbeat) -> bool:
+        """Do what ``beat`` does, on the caller's event loop."""
         who = heartbeat.who
         with ledger_faults("heartbeat"):
             place, reaches = standing(who.role, heartbeat.policy_version), heartbeat.reaches_scorers
@@ -302,12 +328,18 @@ class RedisHeartbeatWriter:
                 "heartbeat": msgspec.json.encode(heartbeat),
                 "standing": None if is_known else place,
                 "reaches": reaches,
+                "listens": who.role is not Role.GENERATOR,
+                "kept": not is_known or self._until_indexed % _KEEP_EVERY == 0,
+                "silent_after": self._unlisted_after_s,
             }
-            is_newest = bool(self._runner.run(SCRIPTS.run(self._connection, "beat", self._keys, arguments)))
+            counts = await SCRIPTS.run(self._connection, "beat", self._keys, arguments)
         # With another number of connects, another server may lack them.
         self._indexed = who, place, reaches, before if is_known else self._connection.num_connects
         self._until_indexed = self._until_indexed - 1 if is_known else _INDEX_EVERY
-        return is_newest
+        if not counts:
+            return False
+        self._fleet = FleetGlance(counts[0], counts[1], self._connection.num_connects, counts[2] / 1e6)
+        return True
 
     def close(self) -> None:
         """Release the connection."""

@@ -174,7 +174,9 @@ def test_a_heartbeat_with_a_refused_password_is_one_that_was_lost(locked_server:
     with capture_logs() as logged:
         writer = RedisHeartbeatWriter(url, "r", timeout_s=5.0)
         log = structlog.get_logger()
-        thread = HeartbeatThread(writer, beat, on_fenced=pytest.fail, on_deaf=pytest.fail, log=log, interval_s=0.05)
+        thread = HeartbeatThread(
+            writer, beat, on_fenced=pytest.fail, on_deaf=pytest.fail, log=log, interval_of=lambda _: 0.05
+        )
         with within(4.0):
             thread.start()
             while not logged:

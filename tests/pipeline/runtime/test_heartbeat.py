@@ -11,7 +11,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.runtime.heartbeat import HeartbeatThread
-from pipeline.runtime.registry.contract import Heartbeat
+from pipeline.runtime.registry.contract import FleetGlance, Heartbeat
 from pipeline.runtime.worker_state import WorkerState
 from protocol.errors import LedgerFull, LedgerUnavailable
 from protocol.ids import Incarnation, Role
@@ -29,6 +29,11 @@ class Script:
     beats: list[Heartbeat] = field(default_factory=list)
     reached_last: threading.Event = field(default_factory=threading.Event)
     closed: threading.Event = field(default_factory=threading.Event)
+    glances: list[FleetGlance] = field(default_factory=lambda: [FleetGlance(num_connects=1)])
+
+    @property
+    def fleet(self) -> FleetGlance:
+        return self.glances[min(len(self.beats), len(self.glances)) - 1]
 
     def beat(self, heartbeat: Heartbeat) -> bool:
         answer = self.answers[min(len(self.beats), len(self.answers) - 1)]
@@ -49,7 +54,13 @@ def thread_of(
     worker_state = WorkerState(WHO, ManualClock())
     log = cast("FilteringBoundLogger", structlog.get_logger("test"))
     thread = HeartbeatThread(
-        script, worker_state.heartbeat, on_fenced=on_fenced, on_deaf=on_deaf, log=log, interval_s=0.001, grace_s=grace_s
+        script,
+        worker_state.heartbeat,
+        on_fenced=on_fenced,
+        on_deaf=on_deaf,
+        log=log,
+        interval_of=lambda _: 0.001,
+        grace_s=grace_s,
     )
     thread.start()
     return thread
@@ -104,7 +115,7 @@ def test_a_change_that_others_wait_for_is_told_without_waiting_for_the_next_seco
     worker_state = WorkerState(WHO, ManualClock())
     log = cast("FilteringBoundLogger", structlog.get_logger("test"))
     thread = HeartbeatThread(
-        script, worker_state.heartbeat, on_fenced=never, on_deaf=never, log=log, interval_s=PATIENCE_S * 60
+        script, worker_state.heartbeat, on_fenced=never, on_deaf=never, log=log, interval_of=lambda _: PATIENCE_S * 60
     )
     worker_state.on_version = thread.nudge
     thread.start()
@@ -113,3 +124,25 @@ def test_a_change_that_others_wait_for_is_told_without_waiting_for_the_next_seco
     assert script.reached_last.wait(PATIENCE_S)
     thread.stop()
     assert script.beats[-1].policy_version == 7
+
+
+def test_the_fleets_size_sets_the_next_heartbeats_time_and_its_changes_are_told_once() -> None:
+    asked: list[int] = []
+    told: list[FleetGlance] = []
+
+    def interval_of(num_workers: int) -> float:
+        asked.append(num_workers)
+        return 0.001
+
+    quiet, silent, elsewhere = FleetGlance(900, 0, 1), FleetGlance(901, 2, 1), FleetGlance(902, 2, 2)
+    script = Script([True] * 5, glances=[quiet, silent, silent, elsewhere, elsewhere])
+    log = cast("FilteringBoundLogger", structlog.get_logger("test"))
+    heartbeat = WorkerState(WHO, ManualClock()).heartbeat
+    thread = HeartbeatThread(
+        script, heartbeat, on_fenced=never, on_deaf=never, log=log, interval_of=interval_of, on_fleet=told.append
+    )
+    thread.start()
+    assert script.reached_last.wait(PATIENCE_S)
+    thread.stop()
+    assert asked[:4] == [900, 901, 901, 902]
+    assert told == [silent, elsewhere]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.cli.control import _may_live
 from pipeline.config.running import SupervisorSection
@@ -103,7 +106,8 @@ def test_no_other_module_judges_the_age_of_a_heartbeat() -> None:
 
 
 def test_a_worker_is_reported_then_left_out_and_then_replaced() -> None:
-    assert 3 * liveness.HEARTBEAT_EVERY_S <= liveness.SILENT_AFTER_S, "one lost heartbeat is no silence"
+    assert 2 * liveness.HEARTBEAT_WITHIN_S < liveness.SILENT_AFTER_S, "one lost heartbeat is no silence"
+    assert 4 * liveness.HEARTBEAT_WITHIN_S < liveness.UNLISTED_AFTER_S, "nor are those that a replica lacks"
     assert liveness.UNREACHED_SAID_AFTER_S < liveness.UNREACHED_AFTER_S <= liveness.SILENT_AFTER_S
     assert liveness.SILENT_AFTER_S < liveness.UNLISTED_AFTER_S < liveness.REPLACED_AFTER_S
     assert liveness.REPLACED_AFTER_S <= liveness.RESTARTED_WITHIN_S < LEAST_S
@@ -113,4 +117,32 @@ def test_the_supervisor_the_registry_and_the_heartbeat_take_their_limits_from_th
     assert SupervisorSection().silent_after_s == liveness.REPLACED_AFTER_S
     assert Timeouts(stuck_after_s=None, start_timeout_s=1.0).silent_after_s == liveness.REPLACED_AFTER_S
     assert MemoryRegistry().unlisted_after_s == liveness.UNLISTED_AFTER_S
-    assert (HeartbeatThread.__init__.__kwdefaults__ or {})["interval_s"] == liveness.HEARTBEAT_EVERY_S
+    assert (HeartbeatThread.__init__.__kwdefaults__ or {})["interval_of"](7) == liveness.HEARTBEAT_EVERY_S
+
+
+@pytest.mark.parametrize(
+    ("workers", "silent_after_s", "every_s"),
+    [(1, 20.0, 1.0), (250, 20.0, 1.0), (375, 20.0, 1.5), (500, 20.0, 2.0), (5000, 20.0, 2.0), (5000, 4.0, 1.0)],
+)
+def test_a_large_fleet_sends_heartbeats_more_seldom_within_the_limit_of_silence(
+    workers: int, silent_after_s: float, every_s: float
+) -> None:
+    assert liveness.heartbeat_every_s(workers, 250.0, silent_after_s) == every_s
+
+
+@given(st.floats(1e9, 2e9), st.floats(1.0, 2.0), st.integers(0, 999))
+def test_heartbeats_of_all_workers_come_at_ten_moments_of_a_second(at_s: float, every_s: float, number: int) -> None:
+    wait_s = liveness.heartbeat_wait_s(f"generator-{number}", at_s, every_s)
+    assert every_s / 2 - 0.06 <= wait_s <= 1.5 * every_s + 0.06
+    moments = (at_s + wait_s) / 0.1
+    assert abs(moments - round(moments)) < 1e-3
+    late_s = 0.004
+    again_s = liveness.heartbeat_wait_s(f"generator-{number}", at_s + wait_s + late_s, every_s)
+    assert again_s == pytest.approx(every_s - late_s, abs=0.06)
+
+
+def test_a_moment_gets_its_share_of_a_fleet() -> None:
+    waits = [round(liveness.heartbeat_wait_s(f"generator-{n}", 1.5e9, 2.0), 3) for n in range(1000)]
+    shares = Counter(waits)
+    assert len(shares) == 20
+    assert max(shares.values()) < 100

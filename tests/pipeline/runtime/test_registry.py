@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -35,6 +36,7 @@ from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
 from protocol.errors import Fenced, LedgerUnavailable
 from protocol.ids import Incarnation, Role
 from protocol.messages import BASE_VERSION
+from tests.own_server import own_server
 
 
 @dataclass
@@ -406,11 +408,11 @@ async def test_silence_and_its_end_are_news_of_the_mailboxes_and_of_no_other_wor
         # the server's clock is read in whole seconds
         registry, writer = (
             RedisRegistry(redis_client, "r", unlisted_after_s=1.0),
-            RedisHeartbeatWriter(redis_server, "r"),
+            RedisHeartbeatWriter(redis_server, "r", unlisted_after_s=1.0),
         )
     who = await registry.register(Role.REWARD, "reward-0")
     # without a mailbox
-    await registry.register(Role.GENERATOR, "generator-0")
+    another = await registry.register(Role.GENERATOR, "generator-0")
     await registry.set_endpoint(who, "ipc://r")
     seen = await caught_up(registry)
     assert await registry.endpoints(Role.REWARD) != {}
@@ -423,7 +425,10 @@ async def test_silence_and_its_end_are_news_of_the_mailboxes_and_of_no_other_wor
     assert await registry.endpoints(Role.REWARD) == {}
     seen |= found
     assert await registry.notifications(seen, timeout_s=0.01) == {}, "it is told once"
+    assert await asyncio.to_thread(writer.beat, beat_of(another))
+    assert (writer.fleet.num_workers, writer.fleet.num_silent) == (2, 1), "a heartbeat's answer tells it, too"
     assert await asyncio.to_thread(writer.beat, beat_of(who))
+    assert writer.fleet.num_silent == 0
     found = await registry.notifications(seen, timeout_s=0.01)
     assert list(found) == [Topic.ENDPOINTS]
     assert await registry.endpoints(Role.REWARD) != {}
@@ -541,6 +546,30 @@ async def test_a_silent_relay_is_forgotten(kind: str, redis_client: redis.asynci
     await registry.announce_relay(second, relay("generator-1"))
     assert await registry.relays(second, [0]) == []
     assert await registry.announce_relay(second, relay("generator-1")) == RelayPlace(0, 1)
+
+
+async def test_most_heartbeats_are_read_and_are_not_written_to_the_append_only_file(tmp_path: Path):
+    with own_server(tmp_path, "appendonly yes", "appendfsync always") as url:
+        client = connect(url)
+        registry, writer = RedisRegistry(client, "kept"), RedisHeartbeatWriter(url, "kept")
+        who = await registry.register(Role.GENERATOR, "generator-0")
+
+        async def size() -> int:
+            return int((await client.info("persistence"))["aof_current_size"])
+
+        async def written(progress: int) -> int:
+            before = await size()
+            beat = beat_of(who, progress=progress, detail="x" * 200)
+            assert await asyncio.to_thread(writer.beat, beat)
+            assert await heartbeats(registry) == [beat]
+            return await size() - before
+
+        grown = [await written(progress) for progress in range(12)]
+        kept = [progress for progress, num_bytes in enumerate(grown) if num_bytes > 200]
+        assert [num_bytes for num_bytes in grown if num_bytes <= 200] == [0] * (12 - len(kept))
+        assert kept[0] == 0 and len(kept) in (3, 4), "the first one, and then one of four"
+        await asyncio.to_thread(writer.close)
+        await registry.aclose()
 
 
 async def test_two_runs_under_one_server_do_not_see_each_other(redis_client: redis.asyncio.Redis):

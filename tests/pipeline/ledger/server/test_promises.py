@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -86,6 +87,22 @@ def test_a_server_that_is_too_old_is_refused() -> None:
         judge_terms(terms, "redis://host:6379/0")
 
 
+async def test_a_server_with_too_few_connections_for_the_fleet_is_refused(
+    tmp_path: Path,
+) -> None:
+    with own_server(tmp_path, *GOOD, "maxclients 60") as url:
+        terms = await told(url)
+        assert terms.max_clients == 60
+        assert judge_terms(terms, url, num_workers=5) == ()
+        busy = dataclasses.replace(terms, num_clients=20)
+        [warning] = judge_terms(busy, url, num_workers=5)
+        assert "has 20 of 60 connections in use; this run needs 52, and 40 are free" in warning
+        with pytest.raises(
+            ConfigError, match=r"accepts 60 connections \(maxclients\); 8 workers need 64. Set `maxclients"
+        ):
+            judge_terms(terms, url, num_workers=8)
+
+
 async def test_a_server_that_is_not_there_is_unavailable_not_unknown() -> None:
     with pytest.raises(LedgerUnavailable):
         await told("redis://127.0.0.1:1/0")
@@ -107,4 +124,8 @@ def test_config_check_and_up_say_so_before_anything_is_started(tmp_path: Path, m
         for words in (["config", "check", path], ["up", path]):
             with pytest.raises(ConfigError, match="allkeys-lru"):
                 headrace.main(words, standalone_mode=False)
+    with own_server(tmp_path / "narrow", *GOOD, "maxclients 40") as url:
+        monkeypatch.setenv("REDIS_URL", url)
+        with pytest.raises(ConfigError, match=r"accepts 40 connections \(maxclients\); \d+ workers need"):
+            headrace.main(["config", "check", path], standalone_mode=False)
     assert not (tmp_path / "runs").exists()
