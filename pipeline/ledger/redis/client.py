@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
 from pipeline.ledger.redis.cluster import SCHEMES as CLUSTER_SCHEMES
-from pipeline.ledger.redis.cluster import ClusterNodes, parse_cluster_url
+from pipeline.ledger.redis.cluster import ClusterNodes, Place, parse_cluster_url
 from pipeline.ledger.redis.sentinel import REFUSED, SentinelRefused, TokenRefused, master_pool, parse_sentinel_url
 from pipeline.ledger.redis.sentinel import SCHEMES as SENTINEL_SCHEMES
 from pipeline.ledger.url import hide_password, split_token_file
@@ -200,6 +200,22 @@ class CallTimeouts(NamedTuple):
 def call_timeouts(client: redis.asyncio.Redis) -> CallTimeouts:
     """Return the limits of calls over a client of ``connect``."""
     return cast("Any", client.connection_pool).timeouts
+
+
+def is_of_cluster(client: redis.asyncio.Redis) -> bool:
+    """Return whether a client of ``connect`` goes to the node of a Cluster that has the run."""
+    return issubclass(cast("Any", client.connection_pool).connection_class, _Node)
+
+
+def client_of_node(client: redis.asyncio.Redis, place: Place, *, patience_s: float) -> redis.asyncio.Redis:
+    """Return a client of one node of ``client``'s Cluster, for commands without keys."""
+    pool = cast("Any", client.connection_pool)
+    base = _TlsNode if issubclass(pool.connection_class, _TlsNode) else _Node
+    kind = type("_Node", (base,), {"nodes": ClusterNodes((place,))})
+    settings = pool.connection_kwargs | {"socket_timeout": patience_s, "socket_connect_timeout": patience_s}
+    made: Any = cast("Any", redis.asyncio.BlockingConnectionPool)(connection_class=kind, max_connections=2, **settings)
+    made.timeouts = CallTimeouts(patience_s, patience_s, patience_s, str)
+    return redis.asyncio.Redis.from_pool(made)
 
 
 def connect(

@@ -72,6 +72,19 @@ def parse_cluster_url(url: str) -> tuple[ClusterNodes, dict[str, Any], bool]:
     return ClusterNodes(tuple(_place(host) for host in hosts.split(","))), settings, is_tls
 
 
+def other_nodes(text: str) -> set[Place]:
+    """Return the nodes that CLUSTER NODES names as reachable, but the one that answered."""
+    found: set[Place] = set()
+    for line in text.splitlines():
+        _, address, flags, *_ = line.split(" ")
+        address, *more = address.split(",")
+        ip, _, port = address.partition("@")[0].rpartition(":")
+        host = more[0] if more and more[0] and "=" not in more[0] else ip
+        if host and not {"myself", "fail", "fail?", "handshake", "noaddr"} & set(flags.split(",")):
+            found.add((host, int(port)))
+    return found
+
+
 def _place(text: str) -> Place:
     try:
         parts = urlsplit(f"//{text}")

@@ -4,13 +4,16 @@ The records in the ledger are the truth; the server's users are made from them. 
 started anew, or has become the master, has no such users. ``keep`` makes them again, and removes
 those without a record. Records hold digests of secrets, never a secret.
 
+In a Cluster all nodes get the users: a worker's first connection goes to any node of its URL.
+
 The server's clock decides when an old secret ends."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +23,8 @@ from redis import exceptions
 
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.acl import COMMANDS, user_rules
+from pipeline.ledger.redis.client import client_of_node, is_of_cluster
+from pipeline.ledger.redis.cluster import Place, other_nodes
 from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.ledger.token import ROLES, Token, user_name
@@ -28,6 +33,8 @@ from protocol.ids import Role
 
 _ID_BYTES = 4
 _SECRET_BYTES = 32
+_NODE_S = 1.0
+"""Patience with another node of a Cluster."""
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,11 +81,12 @@ class TokenAdmin:
 
     def __init__(self, client: redis.asyncio.Redis, run: str) -> None:
         self._run = run
+        self._client = client
         self._connection = PipelinedConnection(client)
-        self._commands: tuple[str, ...] | None = None
-        self._tells_reads = True
-        self._applied: set[str] = set()
-        """Tokens whose rules this process has written."""
+        self._users = _Users(self._connection, run)
+        """Of the server that has the run."""
+        self._others: dict[Place, tuple[redis.asyncio.Redis, _Users]] = {}
+        """Of a Cluster's other nodes."""
 
     async def create(self, role: Role, *, ca: str = "") -> Token:
         """Make a token and its user. ``ca``: PEM text of the authority of the server's certificate.
@@ -94,9 +102,10 @@ class TokenAdmin:
         )
         record = TokenRecord(role=role, digest=_digest(token.secret), created_s=await self._now_s())
         # The user first: a server that permits none is left without a record.
-        await self._make_user(token.id, record, record.created_s)
+        await self._users.make(token.id, record, record.created_s)
         await self._write(token.id, record)
         await self._ask("SADD", keys.permitted(self._run), token.id)
+        await self._at_others(lambda users: users.make(token.id, record, record.created_s))
         return token
 
     async def rotate(self, token_id: str, *, overlap_s: float, ca: str = "") -> Token:
@@ -113,9 +122,14 @@ class TokenAdmin:
             old_until_s=now_s + overlap_s,
         )
         await self._write(token_id, record)
-        await self._make_user(token_id, record, now_s)
-        if overlap_s <= 0:
-            await self._end_connections(token_id)
+
+        async def change(users: _Users) -> None:
+            await users.make(token_id, record, now_s)
+            if overlap_s <= 0:
+                await users.end_connections(token_id)
+
+        await change(self._users)
+        await self._at_others(change)
         return Token(run=self._run, role=record.role, id=token_id, secret=secret, ca=ca)
 
     async def revoke(self, token_id: str) -> tuple[str, ...]:
@@ -127,7 +141,8 @@ class TokenAdmin:
         # The record first: otherwise a supervisor would make the user again.
         await self._ask("HDEL", keys.tokens(self._run), token_id)
         await self._ask("SREM", keys.permitted(self._run), token_id)
-        await self._acl("DELUSER", user_name(self._run, token_id))
+        await self._users.remove(token_id)
+        await self._at_others(lambda users: users.remove(token_id))
         await self._ask("DEL", keys.permitted_of(self._run, token_id))
         await self._ask("XADD", keys.key_news(self._run), "MAXLEN", 1, "*", "revoked", token_id)
         return workers
@@ -153,67 +168,32 @@ class TokenAdmin:
 
         A user who loses an old secret loses its connections, which come back with the new one."""
         now_s, records = await self._now_s(), await self._records()
-        if not records and not self._applied:
+        if not records and not self._users.applied:
             return
-        own = user_name(self._run, "")
-        users = {name.removeprefix(own) for name in await self._user_names() if name.startswith(own)}
-        for token_id in users - set(records):
-            await self._acl("DELUSER", user_name(self._run, token_id))
-        self._applied &= users & set(records)
-        for token_id, record in records.items():
-            accepted = await self._accepted(token_id) if token_id in users else set[str]()
-            wanted = set(record.digests(now_s))
-            if accepted == wanted and token_id in self._applied:
-                continue
-            await self._make_user(token_id, record, now_s)
-            if accepted - wanted:
-                await self._end_connections(token_id)
-            # Revoked meanwhile: the user must not outlive its record.
-            if await self._ask("HGET", keys.tokens(self._run), token_id) is None:
-                await self._acl("DELUSER", user_name(self._run, token_id))
+        await self._users.keep(records, now_s, self._records)
+        await self._at_others(lambda users: users.keep(records, now_s, self._records))
 
     async def aclose(self) -> None:
-        """Release the connection."""
+        """Release the connections."""
         await self._connection.aclose()
+        for client, _ in self._others.values():
+            await client.aclose()
 
     # -- inside ----------------------------------------------------------------------------------
 
-    async def _make_user(self, token_id: str, record: TokenRecord, now_s: float) -> None:
-        if self._commands is None:
-            self._commands = await self._known_commands()
-        rules = user_rules(
-            self._run,
-            token_id,
-            record.role,
-            record.digests(now_s),
-            commands=self._commands,
-            tells_reads=self._tells_reads,
-        )
-        try:
-            await self._acl("SETUSER", user_name(self._run, token_id), *rules)
-        except LedgerError as error:
-            if not self._tells_reads or "%R~" not in str(error):
-                raise
-            self._tells_reads = False
-            await self._make_user(token_id, record, now_s)
-        self._applied.add(token_id)
-
-    async def _known_commands(self) -> tuple[str, ...]:
-        """Return the commands of ``COMMANDS`` that this server has."""
-        names = [command.partition("|")[0] for command in COMMANDS]
-        found = await self._ask("COMMAND", "INFO", *names)
-        return tuple(command for command, row in zip(COMMANDS, found, strict=True) if row)
-
-    async def _user_names(self) -> list[str]:
-        return [name.decode(errors="replace") for name in await self._acl("USERS")]
-
-    async def _accepted(self, token_id: str) -> set[str]:
-        """Return the digests that the server accepts for a token's user."""
-        found = _pairs(await self._acl("GETUSER", user_name(self._run, token_id)) or [])
-        return {digest.decode() for digest in found.get(b"passwords", ())}
-
-    async def _end_connections(self, token_id: str) -> None:
-        await self._ask("CLIENT", "KILL", "USER", user_name(self._run, token_id))
+    async def _at_others(self, doing: Callable[[_Users], Awaitable[None]]) -> None:
+        """Do it at a Cluster's other nodes. ``keep`` repeats what fails there."""
+        if not is_of_cluster(self._client):
+            return
+        places = other_nodes((await self._ask("CLUSTER", "NODES")).decode())
+        for gone in set(self._others) - places:
+            await self._others.pop(gone)[0].aclose()
+        for place in places - set(self._others):
+            client = client_of_node(self._client, place, patience_s=_NODE_S)
+            self._others[place] = client, _Users(PipelinedConnection(client), self._run)
+        for _, users in self._others.values():
+            with suppress(LedgerError, AclRefused):
+                await doing(users)
 
     async def _connected(self, token_id: str) -> list[str]:
         """Return the names of the connections of a token's user."""
@@ -238,6 +218,89 @@ class TokenAdmin:
     async def _now_s(self) -> float:
         seconds, microseconds = await self._ask("TIME")
         return int(seconds) + int(microseconds) / 1e6
+
+    async def _ask(self, *command: Any) -> Any:
+        with ledger_faults(f"tokens: {command[0]}"):
+            return await self._connection.ask(*command)
+
+
+class _Users:
+    """The run's users of one server."""
+
+    def __init__(self, connection: PipelinedConnection, run: str) -> None:
+        self._connection = connection
+        self._run = run
+        self._commands: tuple[str, ...] | None = None
+        self._tells_reads = True
+        self.applied: set[str] = set()
+        """Tokens whose rules this process has written."""
+
+    async def keep(
+        self,
+        records: Mapping[str, TokenRecord],
+        now_s: float,
+        read: Callable[[], Awaitable[Mapping[str, TokenRecord]]],
+    ) -> None:
+        """Make the users equal the records; ``read`` returns the present ones."""
+        own = user_name(self._run, "")
+        users = {name.removeprefix(own) for name in await self._names() if name.startswith(own)}
+        for token_id in users - set(records):
+            await self.remove(token_id)
+        self.applied &= users & set(records)
+        for token_id, record in records.items():
+            accepted = await self._accepted(token_id) if token_id in users else set[str]()
+            wanted = set(record.digests(now_s))
+            if accepted == wanted and token_id in self.applied:
+                continue
+            await self.make(token_id, record, now_s)
+            if accepted - wanted:
+                await self.end_connections(token_id)
+            # Revoked meanwhile: the user must not outlive its record.
+            if token_id not in await read():
+                await self.remove(token_id)
+
+    async def make(self, token_id: str, record: TokenRecord, now_s: float) -> None:
+        """Give a token's user the record's secrets and its role's rules."""
+        if self._commands is None:
+            self._commands = await self._known_commands()
+        rules = user_rules(
+            self._run,
+            token_id,
+            record.role,
+            record.digests(now_s),
+            commands=self._commands,
+            tells_reads=self._tells_reads,
+        )
+        try:
+            await self._acl("SETUSER", user_name(self._run, token_id), *rules)
+        except LedgerError as error:
+            if not self._tells_reads or "%R~" not in str(error):
+                raise
+            self._tells_reads = False
+            await self.make(token_id, record, now_s)
+        self.applied.add(token_id)
+
+    async def remove(self, token_id: str) -> None:
+        """Remove a token's user; the server ends its connections."""
+        await self._acl("DELUSER", user_name(self._run, token_id))
+
+    async def end_connections(self, token_id: str) -> None:
+        """End the connections of a token's user."""
+        await self._ask("CLIENT", "KILL", "USER", user_name(self._run, token_id))
+
+    async def _known_commands(self) -> tuple[str, ...]:
+        """Return the commands of ``COMMANDS`` that this server has."""
+        names = [command.partition("|")[0] for command in COMMANDS]
+        found = await self._ask("COMMAND", "INFO", *names)
+        return tuple(command for command, row in zip(COMMANDS, found, strict=True) if row)
+
+    async def _names(self) -> list[str]:
+        return [name.decode(errors="replace") for name in await self._acl("USERS")]
+
+    async def _accepted(self, token_id: str) -> set[str]:
+        """Return the digests that the server accepts for a token's user."""
+        found = _pairs(await self._acl("GETUSER", user_name(self._run, token_id)) or [])
+        return {digest.decode() for digest in found.get(b"passwords", ())}
 
     async def _acl(self, *words: str) -> Any:
         try:

@@ -17,11 +17,14 @@ from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.cluster import ClusterNodes, parse_cluster_url
 from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.ledger.redis.tokens import TokenAdmin
 from pipeline.ledger.server.binary import find_server
+from pipeline.ledger.token import ledger_url
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import RunState, RunStatus, Topic
 from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.worker_state import WorkerState
+from pipeline.supervisor.joining.host_keys import keep_tokens
 from protocol.errors import ConfigError, LedgerError, LedgerUnavailable
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import SCORER, make_chunk, make_spec, reward
@@ -163,6 +166,37 @@ async def test_work_goes_on_at_the_replica_when_the_owner_of_the_slot_dies(clust
     await asyncio.to_thread(beats.close)
     await registry.aclose()
     await ledger.aclose()
+
+
+async def test_a_joined_worker_goes_on_by_its_token_when_the_owner_of_the_slot_dies(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Each node has users of its own. The first connection goes to a node without the run."""
+    owner = connect(cluster.url, timeout_s=1.0, patience_s=30.0)
+    admin = TokenAdmin(owner, RUN)
+    await RedisLedger(owner, RUN).open(make_spec())
+    token = await admin.create(Role.GENERATOR)
+    url = ledger_url(cluster.url.replace(":pw@", ""), token, tmp_path)
+    client = connect(url, timeout_s=1.0, patience_s=30.0)
+    ledger, registry = RedisLedger(client, RUN), RedisRegistry(client, RUN)
+    who = await registry.register(Role.GENERATOR, "generator-0")
+    first, second = (await ledger.lease(who, max_trajectories=2)).leases
+    await ledger.write_chunk(who, make_chunk(first.trajectory))
+    with redis.Redis(port=cluster.ports[cluster.owner], password="pw") as node:
+        written = node.info("replication")["master_repl_offset"]
+    with redis.Redis(port=cluster.ports[3], password="pw") as replica:
+        wait_until(lambda: replica.info("replication")["slave_repl_offset"] >= written)
+        # as a node that began anew
+        assert replica.acl_deluser(token.user) == 1
+        async with asyncio.TaskGroup() as tasks:
+            keeping = tasks.create_task(keep_tokens(cluster.url, RUN))
+            cluster.processes[cluster.owner].kill()
+            await ledger.write_chunk(who, make_chunk(second.trajectory))
+            assert token.user in replica.acl_users()
+            assert (await ledger.audit()).tokens.admitted == 6
+            keeping.cancel()
+        for end in (admin, registry, owner):
+            await end.aclose()
 
 
 async def test_a_node_named_as_a_server_of_its_own_is_refused_with_the_url_to_use(cluster: Cluster) -> None:

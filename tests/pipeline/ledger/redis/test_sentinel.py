@@ -17,12 +17,15 @@ import redis
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.redis.sentinel import parse_sentinel_url
+from pipeline.ledger.redis.tokens import TokenAdmin
 from pipeline.ledger.server.binary import find_server
+from pipeline.ledger.token import ledger_url
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.notifications import Notifications
 from pipeline.runtime.registry.contract import RunState, RunStatus, Topic
 from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.worker_state import WorkerState
+from pipeline.supervisor.joining.host_keys import keep_tokens
 from protocol.errors import ConfigError, LedgerRefused, LedgerUnavailable
 from protocol.ids import Role
 from tests.manual_clock import ManualClock
@@ -173,6 +176,43 @@ async def test_work_goes_on_at_the_replica_when_the_master_dies(watched: Watched
     assert audit.tokens.admitted == 6
     await asyncio.to_thread(wait_until, lambda: heard(beats, worker_state))
     await client.aclose()
+    await asyncio.to_thread(beats.close)
+
+
+@pytest.mark.timeout(120)
+async def test_a_joined_worker_goes_on_by_its_token_at_the_new_master(watched: Watched, tmp_path: Path) -> None:
+    """Users are not replicated: the keeper makes them again of the records, which are."""
+    owner = connect(watched.url, patience_s=60.0)
+    admin = TokenAdmin(owner, "test")
+    await RedisLedger(owner, "test").open(make_spec())
+    token, revoked = await admin.create(Role.GENERATOR), await admin.create(Role.GENERATOR)
+    await admin.revoke(revoked.id)
+    await admin.aclose()
+    url = ledger_url(watched.url.replace(":pw@", ""), token, tmp_path)
+    client = connect(url, patience_s=60.0)
+    ledger, registry, beats = (
+        RedisLedger(client, "test"),
+        RedisRegistry(client, "test"),
+        RedisHeartbeatWriter(url, "test"),
+    )
+    who = await registry.register(Role.GENERATOR, "generator-0")
+    worker_state = WorkerState(who, ManualClock())
+    assert await asyncio.to_thread(beats.beat, worker_state.heartbeat())
+    first, second = (await ledger.lease(who, max_trajectories=2)).leases
+    await ledger.write_chunk(who, make_chunk(first.trajectory))
+    assert await owner.wait(1, 20_000) == 1, "the replica has it"
+    async with asyncio.TaskGroup() as tasks:
+        keeping = tasks.create_task(keep_tokens(watched.url, "test"))
+        watched.master.kill()
+        await ledger.write_chunk(who, make_chunk(second.trajectory))
+        assert await port_of_master(watched.url) == watched.ports[1]
+        users = {str(name) for name in await owner.acl_users()}
+        assert token.user in users and revoked.user not in users
+        assert (await ledger.audit()).tokens.admitted == 6
+        await asyncio.to_thread(wait_until, lambda: heard(beats, worker_state))
+        keeping.cancel()
+    await owner.aclose()
+    await registry.aclose()
     await asyncio.to_thread(beats.close)
 
 
