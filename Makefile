@@ -125,8 +125,9 @@ with_fleets = $$(grep --recursive --files-with-matches --include='test_*.py' 'ma
 test-fleets: $(VENV)/.dev ## the tests with real fleets, two at a time
 	$(BIN)/python -m pytest -q -m "integration and not long" --numprocesses $(JOBS) --dist worksteal $(with_fleets)
 
-test-long: $(VENV)/.dev ## the tests that `make test` leaves out for their time
+test-long: $(VENV)/.dev $(LORA)/.run ## the tests that `make test` and `make test-lora` leave out for their time
 	$(BIN)/python -m pytest -q -m long $$(grep --recursive --files-with-matches --include='test_*.py' 'mark\.long' tests)
+	$(LORA)/bin/python -m pytest -q -m long tests/workers/engines/training/test_ranked_lora.py
 
 test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it is, on this CPU
 	$(VLLM)/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile \
@@ -141,7 +142,7 @@ $(LORA)/.run: $(VENV)/.dev
 	@touch $@
 
 test-lora: $(LORA)/.run ## LoRA by peft and 8-bit AdamW by bitsandbytes, in an environment of its own: .venv-lora
-	$(LORA)/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile tests/workers/engines/training/test_lora.py tests/workers/engines/training/test_ranked_lora.py tests/pipeline/preflight/test_lora.py tests/integration/test_lora.py tests/workers/engines/model/test_optimizers.py
+	$(LORA)/bin/python -m pytest -q -m "not long" --numprocesses $(JOBS) --dist loadfile tests/workers/engines/training/test_lora.py tests/workers/engines/training/test_ranked_lora.py tests/pipeline/preflight/test_lora.py tests/integration/test_lora.py tests/workers/engines/model/test_optimizers.py
 
 $(PLACES)/.run: $(VENV)/.dev
 	@echo "Installing kubernetes-validate and asyncssh into $(PLACES), on top of $(VENV): about 150 MB"

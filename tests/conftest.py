@@ -31,8 +31,9 @@ from tests.transports import close_transports
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 
-# a shell starts its background commands with SIGINT ignored, and tests interrupt
+# a shell starts its background commands with SIGINT ignored, nohup with SIGHUP; tests send both
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm"]
 """Tests of vLLM run where it is installed: ``make test-vllm``."""

@@ -23,6 +23,8 @@ QUICK = (
     "algorithm.groups_per_update=2",
     "algorithm.group_size=4",
     "data.evaluation=[]",
+    "reference.always=false",
+    "fleet.reference=0",
     "ledger.lease_s=3",
     "ledger.scoring_deadline_s=3",
 )

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.checks.words import findings, main, repository_findings
-
-ROOT = Path(__file__).parents[3]
+from ops.checks.words import findings, main
 
 
 def rules(source: str, path: str = "pipeline/module.py") -> list[str]:
@@ -95,12 +93,6 @@ def test_settings_in_code_spans_are_a_list_and_no_sentence() -> None:
 
 def test_a_pattern_is_no_prose() -> None:
     assert rules('x = r"nobody says what is \\b here"\n') == []
-
-
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="without a repository there is no list of its files")
-def test_the_prose_of_the_whole_repository_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert list(map(str, repository_findings())) == []
 
 
 def test_a_finding_names_file_line_and_rule_and_the_exit_code_is_1(

@@ -15,7 +15,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from pipeline.cli import headrace
+from pipeline.cli import control, headrace
 from pipeline.ledger.address import read_ledger_url
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
@@ -123,12 +123,16 @@ def test_down_waits_as_long_as_a_drain_may_last_and_what_ends_it(
         assert "did not end within 0.2 s" in str(_down(run_dir, "--timeout", "0.2").exception)
 
 
-def test_an_interrupted_down_leaves_the_drain_going(tmp_path: Path) -> None:
+def test_an_interrupted_down_leaves_the_drain_going(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drains = control._what_drains
+
+    async def interrupted(run_dir: Path) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return await drains(run_dir)
+
+    monkeypatch.setattr(control, "_what_drains", interrupted)
     with draining_run(tmp_path, for_s=20.0) as run_dir:
-        interrupt = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-        interrupt.start()
         done = _down(run_dir, "--timeout", "15")
-        interrupt.join()
         assert isinstance(done.exception, click.Abort)
         assert "still drains" in done.stderr
         assert _status(run_dir) is RunState.STOPPING
