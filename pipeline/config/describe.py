@@ -138,10 +138,10 @@ def explained(config: RunConfig, sources: Mapping[str, str] | None = None) -> st
         # an absent section, such as reward.model, is commented out
         off = "# " if held is None else ""
         title = f"[[{section}]]" if isinstance(_value(values, section), list) else f"[{section}]"
-        lines += [f"{off}{title}", *_comment(_purpose(model))]
+        lines += [f"{off}{title}", *comment(purpose(model))]
         for setting in by_section.get(section, []):
             value = None if held is None else held.get(setting.name)
-            lines += ["", *_comment(setting.description), *_comment(setting.facts(config.algorithm.name))]
+            lines += ["", *comment(setting.description), *comment(setting.facts(config.algorithm.name))]
             if source := (sources or {}).get(setting.key):
                 lines.append(f"# set by: {' '.join(source.split())}")
             lines.append(f"# {setting.name} =" if value is None else f"{setting.name} = {in_toml(value)}")
@@ -218,11 +218,13 @@ def _limits(info: FieldInfo) -> str:
     return " and ".join(words)
 
 
-def _purpose(model: type[BaseModel]) -> str:
+def purpose(model: type[BaseModel]) -> str:
+    """Return what a section is for, in one line."""
     return " ".join((model.__doc__ or "").split())
 
 
-def _comment(text: str) -> list[str]:
+def comment(text: str) -> list[str]:
+    """Return a text as lines of a TOML comment."""
     return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 

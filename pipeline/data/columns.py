@@ -48,8 +48,7 @@ class ColumnMap:
             if _has(columns, name):
                 del self._unseen[setting]
         row = {name: value for name, value in columns.items() if value is not None}
-        question = self._mapped.question or next((name for name in _QUESTIONS if name in row), None)
-        answer = self._mapped.answer or next((name for name in _ANSWERS if _at(row, name) is not None), None)
+        question, answer = recognised(row, self._mapped)
         text = _at(row, answer)
         if self._mapped.difficulty is not None:
             row[DIFFICULTY] = _at(row, self._mapped.difficulty)
@@ -80,6 +79,13 @@ class ColumnMap:
             is_gsm8k = question == "question" and answer == "answer" and _GSM8K_MARK in text
             return text.rpartition(_GSM8K_MARK)[2] if is_gsm8k else text
         return text.rpartition(mark)[2] if mark in text else ""
+
+
+def recognised(row: Mapping[str, Any], mapped: ColumnsSection) -> tuple[str | None, str | None]:
+    """Return the columns of a row's prompt and answer: the mapped ones, else by the row's form.
+    None stands for an absent one."""
+    question = mapped.question or next((name for name in _QUESTIONS if row.get(name) is not None), None)
+    return question, mapped.answer or next((name for name in _ANSWERS if _at(row, name) is not None), None)
 
 
 def _place_prompt(row: dict[str, Any], question: str | None, *, is_mapped: bool) -> None:

@@ -22,6 +22,7 @@ COMMANDS = [
     *(["tokens", *name] for name in ([], ["create"], ["list"], ["revoke"], ["rotate"])),
     ["config"],
     ["doctor"],
+    ["init"],
     ["config", "check"],
     ["config", "show"],
     ["config", "explain"],

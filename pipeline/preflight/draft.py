@@ -1,0 +1,209 @@
+"""The first run file of a user: from a few choices to settings that ``config check`` accepts.
+
+Pure: what the model, the data and the machine are like is given. Sizes follow from the hardware,
+lengths from model and data, the ledger's memory from both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pipeline.config.catalogue import declare
+from pipeline.config.commented import commented
+from pipeline.config.data_sets import ColumnsSection
+from pipeline.config.load import parse_config
+from pipeline.preflight.data_form import DataForm
+from pipeline.preflight.ledger_size import ledger_load
+from protocol.errors import DataError
+
+HARDWARE: Final[Mapping[str, str]] = {
+    "laptop": "one machine, on its CPU",
+    "gpu": "one machine with one GPU",
+    "gpus": "one machine with several GPUs",
+    "hosts": "generators join from other hosts",
+}
+"""Kinds of hardware, in words."""
+_MB: Final = 2**20
+_LEAST_RESPONSE: Final = 32
+_SMALL_MODEL: Final = 50_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The user's choices."""
+
+    name: str
+    model: str
+    train: str
+    evaluation: str | None
+    algorithm: str
+    hardware: str
+    columns: ColumnsSection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Facts of the model and the machine."""
+
+    num_weights: int
+    """0 for an unknown number."""
+    context: int
+    """Most tokens of prompt and response."""
+    num_cores: int
+    num_gpus: int
+    has_vllm: bool
+    """vLLM's build for GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Two files, as text."""
+
+    run: str
+    fleet: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    updates: int
+    groups: int
+    group_size: int
+    minibatches: int
+    response: int
+    slots: int
+
+
+_SIZES: Final = {
+    "laptop": _Sizes(updates=50, groups=8, group_size=8, minibatches=2, response=512, slots=32),
+    "gpu": _Sizes(updates=200, groups=32, group_size=8, minibatches=4, response=2048, slots=64),
+    "gpus": _Sizes(updates=300, groups=32, group_size=16, minibatches=4, response=4096, slots=128),
+    "hosts": _Sizes(updates=300, groups=32, group_size=16, minibatches=4, response=2048, slots=64),
+}
+
+
+def draft(choices: Choices, form: DataForm, around: Surroundings) -> Draft:
+    """Return the run file and the fleet file. Raises DataError for prompts that leave no room for a
+    response, ConfigError for an unknown algorithm."""
+    sizes, declaration = _SIZES[choices.hardware], declare(choices.algorithm)
+    generators = {"laptop": 2 if around.num_cores >= 4 else 1, "gpu": 1, "gpus": 1, "hosts": 0}[choices.hardware]
+    values: dict[str, Any] = {"run.name": choices.name, "run.num_updates": sizes.updates}
+    why: dict[str, str] = {}
+    values |= {"model.path": choices.model, "data.train": [choices.train], "data.verifier": form.verifier}
+    why["data.train"] = _of_data(choices, form)
+    for name, column in choices.columns.model_dump(exclude_none=True).items():
+        values[f"data.columns.{name}"] = column
+    if choices.evaluation is not None:
+        values |= {"data.evaluation": [choices.evaluation], "evaluation.every_updates": 10}
+    values |= _lengths(form, around, sizes, why)
+    batch = sizes.groups * sizes.group_size
+    values |= {
+        "algorithm.name": choices.algorithm,
+        "algorithm.group_size": sizes.group_size,
+        "algorithm.groups_per_update": sizes.groups,
+        "algorithm.num_minibatches": sizes.minibatches,
+        "staleness.eta": 2,
+    }
+    why["algorithm.num_minibatches"] = f"an update has {sizes.groups} * {sizes.group_size} = {batch} responses"
+    credit = (values["staleness.eta"] + 1) * batch
+    values["generation.num_slots"] = min(sizes.slots, credit // max(1, generators))
+    if declaration.needs_reference:
+        values["reference.always"] = True
+    if declaration.has_critic:
+        values["value.batch_trajectories"] = batch
+        why["value.batch_trajectories"] = "as many as an update has"
+        if choices.hardware == "laptop":
+            values["value.pretrain_steps"] = 10
+    is_small = 0 < around.num_weights < _SMALL_MODEL
+    values |= {"learner.learning_rate": 1e-4 if is_small else 1e-6, "learner.warmup_updates": sizes.updates // 10}
+    if is_small:
+        why["learner.learning_rate"] = f"a model of {around.num_weights / 1e6:,.1f} million weights bears more"
+    values |= _devices(choices, around, why)
+    if choices.hardware == "hosts":
+        values |= {"wire.transport": "tcp", "wire.host": "0.0.0.0", "wire.ports": "5600-5700"}  # noqa: S104
+        why["ledger.max_memory_mb"] = (
+            "other hosts join by a server of yours, in REDIS_URL or ledger.url; give it as much"
+        )
+    fleet = {"fleet.generator": generators, "fleet.reward": 1}
+    values["ledger.max_memory_mb"] = 1 << 20
+    config = parse_config(commented(values | fleet, {}, algorithm=choices.algorithm), "the draft")
+    fleet["fleet.reference"] = int(config.needs_reference)
+    load = ledger_load(config)
+    needed = max(load.batch_bytes, load.in_flight_bytes) / config.ledger.watermark / _MB
+    values["ledger.max_memory_mb"] = max(256, 256 * math.ceil(needed / 256))
+    run = commented(values, why, algorithm=choices.algorithm, head=_HEAD.format(hardware=HARDWARE[choices.hardware]))
+    told = {"fleet.generator": "on other hosts: `headrace join`"} if not generators else {}
+    return Draft(run, commented(fleet, told, algorithm=choices.algorithm, head=_FLEET_HEAD))
+
+
+_HEAD: Final = (
+    "A run for {hardware}, written by `headrace init`. A setting that is not here has its default: `headrace config show "
+    "FILE` lists them all, and `headrace config explain KEY` explains one."
+)
+_FLEET_HEAD: Final = "How many workers of each role. `headrace scale` changes it while the run goes on."
+
+
+def _of_data(choices: Choices, form: DataForm) -> str:
+    answer = f", the answer in {form.answer}" if form.answer else ""
+    held_out = "" if choices.evaluation else " No held-out prompts were given; data.evaluation takes them."
+    usable = f"{form.num_usable} of the first {form.num_read} lines are usable"
+    return f"the prompt is in {form.question}{answer}; {usable}.{held_out}"
+
+
+def _lengths(form: DataForm, around: Surroundings, sizes: _Sizes, why: dict[str, str]) -> dict[str, Any]:
+    """Return the lengths of prompts, responses and windows, which fit the model together."""
+    longest = min(form.longest_tokens, around.context * 3 // 4)
+    prompt = min(max(16, 2 ** math.ceil(math.log2(max(1, longest * 1.25)))), max(longest, around.context // 2))
+    response = min(sizes.response, around.context - prompt)
+    if response < _LEAST_RESPONSE:
+        raise DataError(
+            f"the model reads at most {around.context} tokens, and prompts take {prompt} of them; expected at least "
+            f"{_LEAST_RESPONSE} for a response: choose another model, or shorter prompts"
+        )
+    why["data.max_prompt_tokens"] = f"the longest of the prompts that were read has {form.longest_tokens}"
+    if response < sizes.response:
+        why["generation.max_response_tokens"] = f"the model reads at most {around.context} tokens, prompts included"
+    # at least 16: T-PPO takes the last 8 tokens of a window out of the loss
+    window = min(response, max(16, min(512, response // 4)))
+    return {
+        "data.max_prompt_tokens": prompt,
+        "generation.max_response_tokens": response,
+        "generation.window_tokens": window,
+    }
+
+
+def _devices(choices: Choices, around: Surroundings, why: dict[str, str]) -> dict[str, Any]:
+    """Return engines, types and devices for GPUs; nothing for a CPU."""
+    if choices.hardware == "laptop":
+        return {}
+    values: dict[str, Any] = {
+        "model.dtype": "bfloat16",
+        "model.gradient_checkpointing": True,
+        "generation.dtype": "bfloat16",
+        "weights.dtype": "bfloat16",
+    }
+    use_vllm = around.has_vllm and around.num_gpus > 0
+    if use_vllm:
+        values["generation.engine"] = "vllm"
+    if choices.hardware == "gpu" and use_vllm:
+        values["generation.vllm.engine_args"] = {"gpu_memory_utilization": 0.4}
+        why["generation.vllm.engine_args"] = "the learner has the rest of the GPU"
+    if choices.hardware != "gpus":
+        return values
+    if around.num_gpus < 2:
+        why["model.path"] = (
+            "two GPUs or more were not seen where this was written. With them, set generation.device to the last one, as "
+            "cuda:1, and learner.ranks to the number of the others"
+        )
+        return values
+    last = around.num_gpus - 1
+    if use_vllm:
+        # vLLM takes GPUs from the first
+        values |= {"model.device": f"cuda:{last}", "generation.vllm.data_parallel_size": last}
+    else:
+        values["generation.device"] = f"cuda:{last}"
+        if last > 1:
+            values |= {"learner.backend": "fsdp2", "learner.ranks": last}
+            why["learner.ranks"] = "the last GPU is the generator's"
+    return values

@@ -1,0 +1,151 @@
+"""Claims about the first run file: it passes the checks for every algorithm and hardware, and its
+comments are the schema's."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.config.catalogue import BUILT_IN
+from pipeline.config.commented import commented
+from pipeline.config.data_sets import ColumnsSection
+from pipeline.config.describe import settings
+from pipeline.config.load import load_config
+from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.preflight.checks import preflight
+from pipeline.preflight.data_form import DataForm, read_form
+from pipeline.preflight.draft import HARDWARE, Choices, Surroundings, draft
+from pipeline.preflight.unwise import unwise
+from pipeline.runtime.machine import Machine
+from protocol.errors import DataError
+from tests.pipeline.op_config import MODEL
+
+FORM = DataForm("prompt", "answer", num_read=64, num_usable=64, longest_tokens=6, verifier="arithmetic")
+HERE = Surroundings(num_weights=193_000, context=256, num_cores=2, num_gpus=0, has_vllm=False)
+LARGE = Surroundings(num_weights=494_000_000, context=32768, num_cores=16, num_gpus=4, has_vllm=False)
+NO_COLUMNS = ColumnsSection()
+
+
+def choices(folder: Path, **more: Any) -> Choices:
+    train = folder / "train.jsonl"
+    if not train.exists():
+        train.write_text("".join(json.dumps({"prompt": "1+1=", "answer": "2", "id": n}) + "\n" for n in range(64)))
+    given = {"name": "mine", "model": str(MODEL), "train": str(train), "evaluation": None, "algorithm": "dapo"}
+    return Choices(**(given | {"hardware": "laptop", "columns": NO_COLUMNS} | more))
+
+
+def written(folder: Path, form: DataForm = FORM, around: Surroundings = HERE, **more: Any) -> tuple[Path, Path]:
+    made = draft(choices(folder, **more), form, around)
+    (folder / "run.toml").write_text(made.run)
+    (folder / "fleet.toml").write_text(made.fleet)
+    return folder / "run.toml", folder / "fleet.toml"
+
+
+@pytest.mark.parametrize(("algorithm", "hardware"), list(itertools.product(BUILT_IN, HARDWARE)))
+def test_every_algorithm_and_hardware_passes_config_check(tmp_path: Path, algorithm: str, hardware: str) -> None:
+    config = load_config(written(tmp_path, algorithm=algorithm, hardware=hardware))
+    findings = preflight(config).findings
+    assert "verifiers: arithmetic" in findings
+    assert [line for line in findings if line.startswith("set, but not read")] == []
+    if hardware == "laptop":
+        assert unwise(config, Machine(2, 10**10)) == []
+
+
+def test_comments_are_the_schemas_own_words(tmp_path: Path) -> None:
+    run, _ = written(tmp_path)
+    text = run.read_text()
+    words = " ".join(text.replace("#", " ").split())
+    described = {setting.key: setting for setting in settings()}
+    for section, table in tomllib.loads(text).items():
+        for name in (name for name, value in table.items() if not isinstance(value, dict)):
+            assert " ".join(described[f"{section}.{name}"].description.split()) in words
+    assert max(map(len, text.splitlines())) <= 200
+    assert "Here: the longest of the prompts that were read has 6" in words
+
+
+def test_a_setting_that_the_schema_lacks_is_no_setting() -> None:
+    with pytest.raises(KeyError):
+        commented({"run.nam": "a"}, {}, algorithm="dapo")
+
+
+def test_lengths_fit_the_model_and_prompts_that_leave_no_room_are_refused(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path))
+    assert config.data.max_prompt_tokens + config.generation.max_response_tokens <= 256
+    large = load_config(written(tmp_path, around=LARGE, hardware="gpu"))
+    assert (large.data.max_prompt_tokens, large.generation.max_response_tokens) == (16, 2048)
+    long = DataForm("prompt", "answer", 1, 1, longest_tokens=700, verifier="math")
+    assert load_config(written(tmp_path, form=long, around=LARGE)).data.max_prompt_tokens == 1024
+    tiny = Surroundings(num_weights=1, context=40, num_cores=2, num_gpus=0, has_vllm=False)
+    with pytest.raises(DataError, match="choose another model, or shorter prompts"):
+        draft(choices(tmp_path), long, tiny)
+
+
+def test_gpus_are_shared_out_between_learner_and_generator(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, around=LARGE, hardware="gpus"))
+    assert (config.learner.backend, config.learner.ranks, config.generation.device) == ("fsdp2", 3, "cuda:3")
+    vllm = Surroundings(num_weights=1, context=4096, num_cores=8, num_gpus=4, has_vllm=True)
+    config = load_config(written(tmp_path, around=vllm, hardware="gpus"))
+    assert (config.generation.engine, config.generation.vllm.data_parallel_size) == ("vllm", 3)
+    assert (config.model.device, config.learner.ranks) == ("cuda:3", 1)
+    config = load_config(written(tmp_path, around=vllm, hardware="gpu"))
+    assert config.generation.vllm.engine_args == {"gpu_memory_utilization": 0.4}
+
+
+def test_hosts_join_a_run_without_generators_of_its_own(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, hardware="hosts"))
+    assert (config.fleet.generator, config.wire.transport, config.wire.ports) == (0, "tcp", "5600-5700")
+
+
+def test_the_ledger_is_as_large_as_the_lengths_need(tmp_path: Path) -> None:
+    small = load_config(written(tmp_path)).ledger.max_memory_mb
+    large = load_config(written(tmp_path, around=LARGE, hardware="gpus", algorithm="vapo")).ledger.max_memory_mb
+    assert small == 256 < large
+
+
+# -- the form of data ----------------------------------------------------------------------------
+
+
+def _form(path: Path, columns: ColumnsSection = NO_COLUMNS) -> DataForm:
+    return read_form([path], columns, load_text_tokenizer(MODEL))
+
+
+@pytest.mark.parametrize(
+    ("row", "question", "answer", "verifier"),
+    [
+        ({"prompt": "1+1=", "answer": "2"}, "prompt", "answer", "arithmetic"),
+        ({"question": "1+1", "answer": "so #### 2"}, "question", "answer", "math"),
+        ({"prompt": "1+1", "reward_model": {"ground_truth": "2"}}, "prompt", "reward_model.ground_truth", "math"),
+        ({"input": "1+1", "label": "2"}, "input", "label", "math"),
+        ({"prompt": "1+1", "answer": "2", "verifier": "dapo_math"}, "prompt", "answer", "dapo_math"),
+    ],
+)
+def test_forms_are_recognised_as_a_run_reads_them(
+    tmp_path: Path, row: dict[str, Any], question: str, answer: str, verifier: str
+) -> None:
+    lines, table = tmp_path / "a.jsonl", tmp_path / "a.parquet"
+    lines.write_text(json.dumps(row) + "\nnot json\n")
+    pq.write_table(pa.Table.from_pylist([row]), table)
+    for path, num_read in ((lines, 2), (table, 1)):
+        found = _form(path)
+        assert (found.question, found.answer, found.verifier) == (question, answer, verifier)
+        assert (found.num_read, found.num_usable) == (num_read, 1)
+        assert found.longest_tokens >= 3
+
+
+def test_columns_that_are_not_recognised_are_listed_and_can_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "odd.jsonl"
+    path.write_text(json.dumps({"task": "1+1", "target": "2"}) + "\n")
+    with pytest.raises(DataError, match=r"its columns are task, target: name them by --question and --answer"):
+        _form(path)
+    found = _form(path, ColumnsSection(question="task", answer="target"))
+    assert (found.question, found.answer) == ("task", "target")
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError, match="it has no columns"):
+        _form(tmp_path / "empty.jsonl")
