@@ -42,7 +42,7 @@ class RayCluster:
 
         Config.initialize("")
         self._cluster: Any = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": LEAN, **_args()}
+            initialize_head=True, head_node_args={"num_cpus": 4, "_system_config": LEAN, **_args()}
         )
         self.address: str = self._cluster.address
 
@@ -57,14 +57,23 @@ class RayCluster:
     @property
     def accessor(self) -> Any:
         """Ray's own tables, as the head holds them."""
-        return self._cluster.global_state.global_state_accessor
+        return self._cluster.global_state._connect_and_get_accessor()
 
     @property
     def session(self) -> Path:
         """Folder of Ray's logs."""
         return Path(self._cluster.head_node.get_session_dir_path())
 
+    def groups(self, namespace: str) -> list[str]:
+        """Return the states of a namespace's placement groups."""
+        from ray.core.generated import gcs_pb2  # pyright: ignore[reportMissingImports]
+
+        rows = [gcs_pb2.PlacementGroupTableData.FromString(row) for row in self.accessor.get_placement_group_table()]
+        names = gcs_pb2.PlacementGroupTableData.PlacementGroupState.Name
+        return [names(row.state) for row in rows if row.ray_namespace == namespace]
+
     def close(self) -> None:
+        """End all nodes."""
         self._cluster.shutdown()
 
 

@@ -7,25 +7,33 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.config.launching import LaunchSection, RaySection, ResourcesSection
+from pipeline.config.launching import LaunchSection, RayRoleSection, RaySection, ResourcesSection
+from pipeline.ledger.token import Token
+from pipeline.supervisor.launchers import ray_actors
 from pipeline.supervisor.launchers.join_command import JoinCommand
-from pipeline.supervisor.launchers.ray_actors import RayLauncher
+from pipeline.supervisor.launchers.ray_actors import RayLauncher, is_open, namespace
+from pipeline.supervisor.launchers.seam import JobState, LaunchFailed
+from protocol.errors import ConfigError
 from protocol.ids import Role
-from tests.pipeline.supervisor.launchers.contract import LauncherContract, until
+from tests.pipeline.supervisor.launchers.contract import LauncherContract, until, until_state
 from tests.pipeline.supervisor.launchers.place_tools import (
+    SECRET,
+    assert_no_secret_but_in_a_private_file,
     given,
     join_command,
 )
 from tests.ray.cluster import RayCluster
 
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(60)]
 _runs = itertools.count()
 
 
@@ -39,11 +47,11 @@ class RayPlace:
         self.fleet: list[tuple[Role, str]] = []
         self.set()
 
-    def set(self, *, generator: ResourcesSection | None = None, **changes: Any) -> None:
-        place = RaySection(address=self.cluster.address, **changes)
-        self.settings = LaunchSection(
-            on="ray", program=self.join.program, ray=place, generator=generator or ResourcesSection()
-        )
+    def set(self, *, labelled: RayRoleSection | None = None, cpus: int = 1, **changes: Any) -> None:
+        """Set what generators request, and further settings of Ray."""
+        place = RaySection(address=self.cluster.address, generator=labelled or RayRoleSection(), **changes)
+        generator = ResourcesSection(cpus=cpus)
+        self.settings = LaunchSection(on="ray", program=self.join.program, ray=place, generator=generator, poll_s=0.2)
 
     def launcher(self) -> RayLauncher:
         self.launchers.append(RayLauncher(self.settings, self.join, self.fleet))
@@ -55,10 +63,15 @@ class RayPlace:
     def lose(self, worker: str) -> None:
         os.kill(actor_of(given(self.folder, worker)["pid"]), signal.SIGKILL)
 
+    def private_folders(self) -> list[Path]:
+        """Return the folders of this run's actors."""
+        return list((self.cluster.state / "headrace" / "launched" / self.join.run).glob("ray-*"))
+
     def close(self) -> None:
-        launcher = self.launcher()
-        for worker in launcher.listing():
-            launcher.stop(worker, now=True)
+        launcher = self.launchers[-1] if self.launchers else self.launcher()
+        with suppress(LaunchFailed):
+            for worker in launcher.listing():
+                launcher.stop(worker, now=True)
         for one in self.launchers:
             one.close()
 
@@ -93,5 +106,210 @@ def begun(place: RayPlace, worker: str, other_than: int = 0) -> int:
     return until(pid)
 
 
+def kill_drivers() -> None:
+    """Kill the drivers of this process's launchers."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_driver = b"launchers.ray_agent" in (process / "cmdline").read_bytes()
+            if is_driver and actor_of(int(process.name)) == os.getpid():
+                os.kill(int(process.name), signal.SIGKILL)
+
+
 class TestRay(LauncherContract):
     """The contract, by actors."""
+
+
+def test_a_later_supervisor_finds_running_and_waiting_workers(place: RayPlace) -> None:
+    place.set(cpus=3)
+    first = place.launcher()
+    for number in range(4):
+        first.start(Role.GENERATOR, f"generator-{number}")
+    pids = [begun(place, f"generator-{number}") for number in range(3)]
+    assert first.listing()["generator-3"].state is JobState.WAITING
+    first.close()
+    later = place.launcher()
+    states = {worker: job.state for worker, job in later.listing().items()}
+    running, waiting = JobState.RUNNING, JobState.WAITING
+    assert states == {**{f"generator-{number}": running for number in range(3)}, "generator-3": waiting}
+    later.stop("generator-0")
+    until(lambda: later.listing()["generator-3"].state is running)
+    assert begun(place, "generator-3") and runs(pids[1])
+    assert "drained generator-0" in later.logs("generator-0")
+
+
+def test_the_worker_of_a_lost_actor_begins_again_by_the_supervisors_order_alone(place: RayPlace) -> None:
+    launcher = place.launcher()
+    launcher.start(Role.GENERATOR, "generator-0")
+    until_state(launcher, "generator-0", JobState.RUNNING)
+    first = begun(place, "generator-0")
+    place.lose("generator-0")
+    job = until_state(launcher, "generator-0", JobState.ENDED)
+    assert job.exit_code is None and "lost" in job.reason
+    # Another supervisor's looks at the actor that Ray has placed again.
+    again = place.launcher()
+    assert [again.listing() for _ in range(3)] == [{}] * 3
+    assert given(place.folder, "generator-0")["pid"] == first
+    launcher.start(Role.GENERATOR, "generator-0")
+    begun(place, "generator-0", other_than=first)
+    assert until_state(launcher, "generator-0", JobState.RUNNING)
+
+
+def test_the_workers_of_a_lost_node_begin_again_on_another(place: RayPlace) -> None:
+    place.set(cpus=5)
+    node = place.cluster.add_node(num_cpus=5)
+    launcher = place.launcher()
+    launcher.start(Role.GENERATOR, "generator-0")
+    before = until_state(launcher, "generator-0", JobState.RUNNING).place
+    first = begun(place, "generator-0")
+    place.cluster.kill_node(node)
+    assert until_state(launcher, "generator-0", JobState.ENDED).exit_code is None
+    until(lambda: not runs(first))
+    launcher.start(Role.GENERATOR, "generator-0")
+    waiting = until_state(launcher, "generator-0", JobState.WAITING)
+    assert waiting.reason == "it wants CPU 5, and no node has more than CPU 4; Ray's autoscaler may add one"
+    node = place.cluster.add_node(num_cpus=5)
+    assert until_state(launcher, "generator-0", JobState.RUNNING).place != before
+    begun(place, "generator-0", other_than=first)
+    place.cluster.kill_node(node)
+
+
+def test_a_worker_waits_in_words_until_a_node_with_its_label_is_there(place: RayPlace) -> None:
+    place.set(labelled=RayRoleSection(labels={"place": "three"}, resources={"fast_disk": 1}))
+    launcher = place.launcher()
+    launcher.start(Role.GENERATOR, "generator-0")
+    reason = until_state(launcher, "generator-0", JobState.WAITING).reason
+    assert reason == "no node of 3 has the labels place=three; Ray's autoscaler may add one"
+    node = place.cluster.add_node(labels={"place": "three"}, resources={"fast_disk": 1})
+    until_state(launcher, "generator-0", JobState.RUNNING)
+    launcher.stop("generator-0", now=True)
+    place.cluster.kill_node(node)
+
+
+def test_a_worker_ends_with_its_actor_and_so_does_all_that_it_started(place: RayPlace) -> None:
+    script = (
+        "import subprocess, sys, time, pathlib;"
+        "child = subprocess.Popen(['sleep', '300'], start_new_session=True);"
+        "pathlib.Path(sys.argv[1], 'child').write_text(str(child.pid)); time.sleep(300)"
+    )
+    place.join = replace(place.join, program=(sys.executable, "-c", script, str(place.folder)))
+    place.set()
+    launcher = place.launcher()
+    launcher.start(Role.GENERATOR, "generator-0")
+    until_state(launcher, "generator-0", JobState.RUNNING)
+    child = int(until(lambda: (place.folder / "child").exists() and (place.folder / "child").read_text()))
+    (private,) = place.private_folders()
+    launcher.stop("generator-0", now=True)
+    until(lambda: not runs(child))
+    until(lambda: not private.exists())
+
+
+def test_a_secret_is_in_a_private_file_and_in_nothing_that_ray_shows(
+    place: RayPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://:ledger-password@127.0.0.1:1/0")
+    launcher = place.launcher()
+    launcher.start(Role.GENERATOR, "generator-0")
+    begun(place, "generator-0")
+    until_state(launcher, "generator-0", JobState.RUNNING)
+    assert_no_secret_but_in_a_private_file(place.folder, "generator-0")
+    environment = given(place.folder, "generator-0")["environment"]
+    assert not [name for name in environment if name.startswith("RAY_")], "the cluster's own token is one of them"
+    (private,) = place.private_folders()
+    holding = [path.name for path in private.iterdir() if SECRET in path.read_text(errors="replace")]
+    assert holding == ["token"] and private.stat().st_mode & 0o77 == 0
+    accessor = place.cluster.accessor
+    shown = [*accessor.get_actor_table(None, None), *accessor.get_task_events(), *accessor.get_worker_table()]
+    assert any(b"generator-0" in row for row in shown), "the tables that a state API shows"
+    logs = [path.read_bytes() for path in place.cluster.session.rglob("*") if path.is_file()]
+    assert not [row for row in (*shown, *logs) if SECRET.encode() in row]
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            assert SECRET.encode() not in (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+
+
+def test_a_rotated_token_reaches_a_running_worker(place: RayPlace) -> None:
+    secret, run = [SECRET], place.join.run
+    place.join = replace(
+        place.join, token_of=lambda role: Token(run=run, role=Role(role), id=f"{role}-1", secret=secret[-1])
+    )
+    launcher = place.launcher()
+    launcher.start(Role.GENERATOR, "generator-0")
+    first = begun(place, "generator-0")
+    until_state(launcher, "generator-0", JobState.RUNNING)
+    (private,) = place.private_folders()
+    rotated = SECRET.replace("secret", "newer")
+    secret.append(rotated)
+    until(lambda: launcher.listing() and rotated in (private / "token").read_text())
+    assert given(place.folder, "generator-0")["pid"] == first and runs(first)
+
+
+def test_a_placement_group_places_the_configured_fleet_together_and_goes_with_it(place: RayPlace) -> None:
+    place.fleet = [(Role.GENERATOR, "generator-0"), (Role.GENERATOR, "generator-1")]
+    place.set(cpus=2, strategy="STRICT_SPREAD")
+    launcher = place.launcher()
+    for number in range(3):
+        launcher.start(Role.GENERATOR, f"generator-{number}")
+    where = [until_state(launcher, f"generator-{number}", JobState.RUNNING).place for number in range(2)]
+    assert where[0] != where[1]
+    assert place.cluster.groups(namespace(place.join)) == ["CREATED"]
+    for number in range(3):
+        launcher.stop(f"generator-{number}", now=True)
+    until(lambda: launcher.listing() == {} and place.cluster.groups(namespace(place.join)) == ["REMOVED"])
+
+
+def test_an_actor_that_no_supervisor_looks_at_frees_its_place(place: RayPlace) -> None:
+    place.set(unwatched_s=1.0)
+    launcher = place.launcher()
+    launcher.start(Role.GENERATOR, "generator-0")
+    begun(place, "generator-0")
+    until_state(launcher, "generator-0", JobState.RUNNING)
+    kill_drivers()
+    actor = actor_of(given(place.folder, "generator-0")["pid"])
+    place.crash("generator-0")
+    until(lambda: not runs(actor))
+
+
+def test_a_driver_that_was_killed_is_replaced_and_no_worker_is_lost(place: RayPlace) -> None:
+    launcher = place.launcher()
+    launcher.start(Role.GENERATOR, "generator-0")
+    first = begun(place, "generator-0")
+    kill_drivers()
+    with pytest.raises(LaunchFailed, match="Ray's driver has ended with code -9"):
+        launcher.stop("generator-7")
+    assert until_state(launcher, "generator-0", JobState.RUNNING)
+    assert given(place.folder, "generator-0")["pid"] == first and runs(first)
+
+
+def test_a_cluster_that_takes_in_strangers_is_refused_and_one_with_tokens_is_not(
+    place: RayPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.launcher().reach()
+    assert not is_open(place.cluster.address)
+    open_cluster = RayCluster(tmp_path, monkeypatch, has_auth=False)
+    try:
+        assert is_open(open_cluster.address)
+        settings = place.settings.model_copy(update={"ray": RaySection(address=open_cluster.address)})
+        stranger = RayLauncher(settings, place.join)
+        stranger.reach()
+        # as if its nodes were those of several hosts
+        monkeypatch.setattr(ray_actors, "_is_loopback", lambda address: False)
+        with pytest.raises(ConfigError, match=r"takes in every program .* RAY_AUTH_MODE=token"):
+            stranger.reach()
+        stranger.close()
+    finally:
+        open_cluster.close()
+
+
+def test_a_cluster_that_wants_a_token_is_named_with_where_to_put_it(
+    place: RayPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(ConfigError, match=r"the cluster wants its token; set RAY_AUTH_MODE=token"):
+        place.launcher().reach()
+    monkeypatch.undo()
+
+
+def test_a_cluster_that_is_not_there_is_named_with_what_to_do(place: RayPlace) -> None:
+    place.settings = place.settings.model_copy(update={"ray": RaySection(address="127.0.0.1:1"), "answer_s": 4.0})
+    with pytest.raises(ConfigError, match=r"the Ray cluster 127\.0\.0\.1:1 cannot be used: .*`ray start`"):
+        place.launcher().reach()

@@ -64,32 +64,20 @@ class RayLauncher:
         self._cluster = _cluster(settings, join, workers)
         self._lock = threading.Lock()
         self._driver: _Driver | None = None
+        self._welcome = RayReply()
 
     def reach(self) -> None:
         """Connect once. Raises ConfigError: the cluster cannot be reached, or is open to all."""
         try:
             with self._lock:
-                addresses = self._connected(self._settings.answer_s).addresses
+                found = self._connected(self._settings.answer_s)
         except LaunchFailed as error:
             raise ConfigError(
                 f"the Ray cluster {self._settings.ray.address} cannot be used: {error}; expected a running one that this host "
                 "is a node of (`ray start`); its Python and Ray must be of the same versions as here"
             ) from error
-        if not self._settings.ray.allow_unauthenticated and not all(map(_is_loopback, addresses)):
-            refuse_open(self.is_open())
-
-    def is_open(self) -> bool:
-        """Return whether the cluster takes in a driver without its token."""
-        environment = {name: value for name, value in _environment().items() if not name.startswith("RAY_AUTH_")}
-        stranger = _Driver(environment | {_AUTH_MODE: "disabled"})
-        try:
-            stranger.ask(RayRequest(verb="connect", cluster=self._cluster), _STRANGER_S)
-        except LaunchFailed:
-            return False
-        else:
-            return True
-        finally:
-            stranger.close()
+        if not self._settings.ray.allow_unauthenticated and not all(map(_is_loopback, found.addresses)):
+            refuse_open(is_open(found.head))
 
     def start(self, role: Role, worker: str, /) -> None:
         """Make an actor, or have the worker begin again in one that Ray has placed anew."""
@@ -145,14 +133,14 @@ class RayLauncher:
     def _connected(self, timeout_s: float) -> RayReply:
         """Start the driver unless it runs; return its first answer."""
         if self._driver is not None and self._driver.runs:
-            return RayReply()
+            return self._welcome
         driver = _Driver(_environment())
         try:
             reply = driver.ask(RayRequest(verb="connect", cluster=self._cluster), timeout_s)
         except LaunchFailed:
             driver.close()
             raise
-        self._driver = driver
+        self._driver, self._welcome = driver, reply
         return reply
 
 
@@ -226,6 +214,22 @@ class _Driver:
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
+
+
+def is_open(head: str) -> bool:
+    """Return whether a cluster's head answers a process without the cluster's token. Raises
+    ConfigError: it answers none."""
+    environment = {name: value for name, value in _environment().items() if not name.startswith("RAY_AUTH_")}
+    stranger = _Driver(environment | {_AUTH_MODE: "disabled"})
+    cluster = ClusterSpec(address=head, namespace="", max_restarts=0)
+    try:
+        return bool(stranger.ask(RayRequest(verb="knock", cluster=cluster), _STRANGER_S).text)
+    except LaunchFailed as error:
+        raise ConfigError(
+            f"the head {head} of the Ray cluster gives no answer by which to see if it is open to all: {error}; try again"
+        ) from error
+    finally:
+        stranger.close()
 
 
 def refuse_open(is_open: bool) -> None:

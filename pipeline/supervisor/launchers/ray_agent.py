@@ -11,7 +11,8 @@ that reaches the supervisor. When the input ends, so does this process; detached
 from __future__ import annotations
 
 import os
-import sys
+import selectors
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,10 +33,14 @@ from pipeline.supervisor.launchers.ray_words import (
     RayRequest,
     WorkerSpec,
 )
+from protocol.errors import ConfigError
 
-_LOOK_S = 1.0
+_LOOK_S = 0.5
 """How long actors are waited for; who has a place answers sooner."""
 _LOGS_S = 5.0
+_TICK_S = 0.4
+_PARENT_S = 1.0
+_CLOSE_S = 20.0
 _NAME_FREE_S = 10.0
 
 
@@ -58,19 +63,36 @@ class RayDriver:
         self._specs: dict[str, WorkerSpec] = {}
         self._ended: dict[str, tuple[RayJob, str]] = {}
         """Jobs and last lines of ended workers; their actors are gone."""
+        self._tokens: dict[str, Token] = {}
+        """By role, as they came last."""
         self._is_first = True
+        if cluster.address != "auto" and not is_let_in(cluster.address):
+            raise ConfigError(
+                "the cluster wants its token; set RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or in "
+                "RAY_AUTH_TOKEN_PATH"
+            )
         ray.init(
             address=cluster.address, namespace=cluster.namespace, log_to_driver=False, logging_level="ERROR",
             configure_logging=False,
         )  # fmt: skip
 
-    def addresses(self) -> list[str]:
-        """Return the addresses of live nodes."""
+    def use(self, tokens: dict[str, Token]) -> None:
+        """Take the roles' newest tokens."""
+        self._tokens |= tokens
+
+    def welcome(self) -> RayReply:
+        """Return the addresses of live nodes, and that of the head."""
         import ray  # pyright: ignore[reportMissingImports]
 
-        return [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+        addresses = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+        return RayReply(addresses=addresses, head=ray.get_runtime_context().gcs_address)
 
-    def start(self, spec: WorkerSpec, tokens: dict[str, Token]) -> None:
+    def begin_ordered(self) -> None:
+        """Give tokens to actors that have got their place meanwhile."""
+        if any(known.held.begins for known in self._watched.values()):
+            self._take_up()
+
+    def start(self, spec: WorkerSpec) -> None:
         """Make the worker's actor, or use the one that Ray has placed again."""
         self._ended.pop(spec.worker, None)
         self._specs[spec.worker] = spec
@@ -78,7 +100,6 @@ class RayDriver:
         if known is None or known.held.role is not spec.role:
             known = self._watched[spec.worker] = _Watched(self._made(spec), HeldWorker(spec.role))
         known.held.order()
-        self._give(known, tokens)
 
     def stop(self, worker: str, *, now: bool) -> None:
         """Have a worker drain; end an actor that waits, or with ``now`` any."""
@@ -91,9 +112,9 @@ class RayDriver:
         else:
             self._end(worker, known)
 
-    def listing(self, tokens: dict[str, Token]) -> dict[str, RayJob]:
+    def listing(self) -> dict[str, RayJob]:
         """Return all jobs, after one look at each actor."""
-        self._take_up(tokens)
+        self._take_up()
         jobs: dict[str, RayJob] = {}
         for name, known in list(self._watched.items()):
             report = known.held.report
@@ -106,12 +127,12 @@ class RayDriver:
         self._keep_group()
         return {name: job for name, (job, _) in self._ended.items()} | jobs
 
-    def logs(self, worker: str, tokens: dict[str, Token]) -> str:
+    def logs(self, worker: str) -> str:
         """Return a worker's last lines."""
         import ray  # pyright: ignore[reportMissingImports]
         from ray.exceptions import GetTimeoutError, RayError  # pyright: ignore[reportMissingImports]
 
-        self._take_up(tokens)
+        self._take_up()
         if worker in self._ended:
             return self._ended[worker][1]
         known = self._watched.get(worker)
@@ -122,7 +143,8 @@ class RayDriver:
 
     def close(self) -> None:
         """Free the places of ended workers, and leave the others to a later supervisor."""
-        self.listing({})
+        self._tokens = {}
+        self.listing()
         for name, known in list(self._watched.items()):
             if known.held.job("") is None or known.held.lost:
                 self._end(name, known)
@@ -174,7 +196,7 @@ class RayDriver:
         ray.kill(known.handle, no_restart=True)
         self._watched.pop(worker, None)
 
-    def _take_up(self, tokens: dict[str, Token]) -> None:
+    def _take_up(self) -> None:
         """Look at the run's actors, and give tokens to those that want one."""
         from ray.util import list_named_actors  # pyright: ignore[reportMissingImports]
 
@@ -187,7 +209,7 @@ class RayDriver:
             if self._is_first and name in new and known.held.report is None:
                 # An earlier supervisor's, which still waits for a place.
                 known.held.order()
-            self._give(known, tokens)
+            self._give(known)
         self._is_first = False
 
     def _look(self) -> None:
@@ -216,11 +238,11 @@ class RayDriver:
             except RayError:
                 known.held.unavailable()
 
-    def _give(self, known: _Watched, tokens: dict[str, Token]) -> None:
+    def _give(self, known: _Watched) -> None:
         """Give an actor its role's token where it wants it, sealed for it alone."""
         from nacl.public import PublicKey, SealedBox  # pyright: ignore[reportMissingImports]
 
-        token = tokens.get(known.held.role)
+        token = self._tokens.get(known.held.role)
         report = known.held.report
         if token is not None and report is not None and known.held.wants_token(token_digest(token)):
             box = SealedBox(PublicKey(bytes.fromhex(report.key)))
@@ -234,7 +256,9 @@ class RayDriver:
             return "it was requested by an earlier supervisor"
         nodes = [NodeResources(node["Resources"], node["Labels"]) for node in ray.nodes() if node["Alive"]]
         wanted = {name: count for name, count in spec.resources.items() if count}
-        whole = "" if spec.bundle is None else f"the placement group of {len(self._cluster.bundles)} workers waits: "
+        number, own = len(self._cluster.bundles), self._cluster.own.get("CPU", 0.0)
+        group = f"the placement group of {number} workers, and of CPU {own:g} for the learner on this node, waits: "
+        whole = "" if spec.bundle is None else group
         return whole + why_waiting(wanted, spec.labels, nodes, ray.available_resources())
 
     # -- the placement group -----------------------------------------------------------------------
@@ -262,23 +286,65 @@ class RayDriver:
                 remove_placement_group(get_placement_group(GROUP))
 
 
+def is_let_in(head: str) -> bool:
+    """Return whether the head answers this process, with the token that it has or without one."""
+    from ray._raylet import GcsClient  # pyright: ignore[reportMissingImports]
+    from ray.exceptions import AuthenticationError  # pyright: ignore[reportMissingImports]
+
+    try:
+        GcsClient(address=head)
+    except AuthenticationError:
+        return False
+    return True
+
+
+class _Lines:
+    """Lines of standard input."""
+
+    def __init__(self) -> None:
+        self._left = b""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(0, selectors.EVENT_READ)
+
+    def next(self, timeout_s: float) -> bytes | None:
+        """Return a line; empty when none comes in time, None at the end."""
+        while b"\n" not in self._left:
+            if not self._selector.select(timeout_s):
+                return b""
+            chunk = os.read(0, 1 << 16)
+            if not chunk:
+                return None
+            self._left += chunk
+        line, _, self._left = self._left.partition(b"\n")
+        return line
+
+
 def _report(text: str) -> HolderReport:
     return msgspec.json.decode(text, type=HolderReport)
 
 
 def _reply(driver: RayDriver, request: RayRequest) -> RayReply:
+    driver.use(request.tokens)
     match request.verb:
         case "start" if request.spec is not None:
-            driver.start(request.spec, request.tokens)
+            driver.start(request.spec)
         case "stop":
             driver.stop(request.worker, now=request.now)
         case "list":
-            return RayReply(jobs=driver.listing(request.tokens))
+            return RayReply(jobs=driver.listing())
         case "logs":
-            return RayReply(text=driver.logs(request.worker, request.tokens))
+            return RayReply(text=driver.logs(request.worker))
         case _:
             pass
     return RayReply()
+
+
+def _end_with(parent: int) -> None:
+    """End this process some time after its parent, though a call of Ray should hang."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_S)
+    time.sleep(_CLOSE_S)
+    os._exit(1)
 
 
 def main() -> int:
@@ -286,13 +352,23 @@ def main() -> int:
     # Ray prints to both outputs.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    threading.Thread(target=_end_with, args=(os.getppid(),), name="parent", daemon=True).start()
     driver: RayDriver | None = None
-    for line in sys.stdin.buffer:
+    lines = _Lines()
+    while (line := lines.next(_TICK_S)) is not None:
+        if not line:
+            # The next request has the trouble, if it lasts.
+            with suppress(Exception):
+                if driver is not None:
+                    driver.begin_ordered()
+            continue
         try:
             request = msgspec.json.decode(line, type=RayRequest)
-            if driver is None and request.cluster is not None:
+            if request.verb == "knock" and request.cluster is not None:
+                reply = RayReply(text="open" if is_let_in(request.cluster.address) else "")
+            elif driver is None and request.cluster is not None:
                 driver = RayDriver(request.cluster)
-                reply = RayReply(addresses=driver.addresses())
+                reply = driver.welcome()
             else:
                 assert driver is not None, "the first request connects"
                 reply = _reply(driver, request)

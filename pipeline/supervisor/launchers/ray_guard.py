@@ -7,6 +7,7 @@ mark are killed, and the worker's private folder is removed.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -20,6 +21,10 @@ HELD_MARK = "HEADRACE_HELD"
 def main() -> int:
     """Wait for the actor's end, then leave nothing of its worker."""
     folder, mark = sys.argv[1:]
+    # Ray kills the children of an actor's process.
+    if os.fork():
+        os._exit(0)
+    os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()

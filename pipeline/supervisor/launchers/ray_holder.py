@@ -38,6 +38,7 @@ from protocol.private import ensure_private_folder
 _RAY_VARIABLES = "RAY_"
 """Beginning of variables that the command has no use for; one may be the cluster's own token."""
 _WATCH_S = 5.0
+_GUARD_S = 20.0
 
 
 class WorkerHolder:
@@ -104,6 +105,7 @@ class WorkerHolder:
             guard, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             env=environment,
         )  # fmt: skip
+        self._guard.wait(_GUARD_S)
         with (folder / "output").open("ab") as output:
             self._join = subprocess.Popen(
                 [*(spec.program or headrace.command("pipeline.cli")), *words],

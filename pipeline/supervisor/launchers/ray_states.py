@@ -48,6 +48,11 @@ class HeldWorker:
             self._lose(_REPLACED)
         self.report = None
 
+    @property
+    def begins(self) -> bool:
+        """Whether it is ordered, and its worker has not begun."""
+        return self.is_ordered and not self.lost and (self.report is None or not self.report.has_begun)
+
     def wants_token(self, digest: str) -> bool:
         """Return whether the token is to be given: at the order, and when it was rotated."""
         if self.report is None or self.lost or self.report.exit_code is not None:

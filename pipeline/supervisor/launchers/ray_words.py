@@ -68,7 +68,7 @@ class HolderReport(msgspec.Struct, frozen=True, kw_only=True):
 class RayRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to the driver."""
 
-    verb: Literal["connect", "start", "stop", "list", "logs"]
+    verb: Literal["connect", "knock", "start", "stop", "list", "logs"]
     cluster: ClusterSpec | None = None
     spec: WorkerSpec | None = None
     worker: str = ""
@@ -96,3 +96,5 @@ class RayReply(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     addresses: list[str] = []
     """Addresses of the cluster's nodes."""
+    head: str = ""
+    """HOST:PORT of the cluster's head."""
