@@ -33,7 +33,7 @@ from tests.pipeline.supervisor.launchers.place_tools import (
 )
 from tests.ray.cluster import RayCluster
 
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.filterwarnings("default")
 _runs = itertools.count()
 
 

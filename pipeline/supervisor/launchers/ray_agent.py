@@ -16,7 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -347,7 +347,7 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Serve one launcher."""
     # Ray prints to both outputs.
     replies = os.fdopen(os.dup(1), "wb")
@@ -379,4 +379,5 @@ def main() -> int:
         replies.flush()
     if driver is not None:
         driver.close()
-    return 0
+    # Ray's own end takes seconds, and has nothing to do.
+    os._exit(0)
