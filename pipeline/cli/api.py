@@ -109,9 +109,9 @@ class Run:
 
         return newest_samples(self.folder, last=last, update=update)
 
-    def scale(self, **counts: int) -> dict[str, int]:
-        """Change how many workers some roles have: ``scale(generator=4)``. Return the fleet that is
-        wanted. Raises ConfigError as ``headrace scale``."""
+    def scale(self, **counts: int | str) -> dict[str, int]:
+        """Change how many workers some roles have: ``scale(generator=4)``, or ``generator="auto"``
+        by demand. Return the fleet that is wanted. Raises ConfigError as ``headrace scale``."""
         from pipeline.cli.control import change_fleet, parse_count
 
         wanted = dict(parse_count(f"{role}={count}") for role, count in counts.items())

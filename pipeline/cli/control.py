@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from protocol.ids import Role
 
 _ELASTIC = ("generator", "reward", "reference")
+_MAX_TRIES = 10
 _POLL_S = 0.2
 _REPORT_EVERY_S = 5.0
 _NOW_S = 120.0
@@ -47,7 +48,10 @@ _ENDING_S = 60.0
 """For what follows the drain: the report, and the ledger's server."""
 
 
-@click.command(epilog="\b\nExamples:\n  headrace scale generator=4\n  headrace scale generator=1 reward=2 runs/demo")
+@click.command(
+    epilog="\b\nExamples:\n  headrace scale generator=4\n  headrace scale generator=1 reward=2 runs/demo\n"
+    "  headrace scale generator=auto   # by demand, with fleet.max_generators"
+)
 @click.argument("counts", nargs=-1, metavar="ROLE=NUMBER... [RUN]")
 @run_among("counts")
 @json_option
@@ -56,16 +60,17 @@ def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     if not counts:
         raise click.UsageError("no role given; expected ROLE=NUMBER, for example: headrace scale generator=4")
     fleet = change_fleet(run=run, wanted=dict(parse_count(text) for text in counts))
-    answer(as_json, fleet, "wanted: " + ", ".join(f"{count} {role}" for role, count in fleet.counts.items()))
+    by_hand = "; generators stay so, until `headrace scale generator=auto`" if fleet.is_by_hand else ""
+    words = ", ".join(f"{count} {role}" for role, count in fleet.counts.items())
+    answer(as_json, fleet, f"wanted: {words}{by_hand}")
 
 
 @on_run(attach)
-async def change_fleet(at: Attached, wanted: Mapping[Role, int]) -> Fleet:
+async def change_fleet(at: Attached, wanted: Mapping[Role, int | None]) -> Fleet:
     """Set how many workers of some roles a running run has; return the whole fleet that is wanted.
-    Raises ConfigError: the run does not run, lacks such a role, or the fleet is too large."""
-    from pipeline.runtime.machine import this_machine
-    from pipeline.runtime.registry.contract import Fleet, RunState
-    from pipeline.supervisor.fleet_size import check_fleet_size
+    None for generators: as many as the learner needs. Raises ConfigError: the run does not run,
+    lacks such a role, or the fleet is too large."""
+    from pipeline.runtime.registry.contract import RunState
     from pipeline.supervisor.run_folder import supervisor_pid
 
     status = await at.registry.run_status()
@@ -74,24 +79,51 @@ async def change_fleet(at: Attached, wanted: Mapping[Role, int]) -> Fleet:
     if supervisor_pid(at.run_dir) is None:
         resume = f"`headrace up --resume {at.run_dir}` starts one"
         raise ConfigError(f"{at.run_dir} has no supervisor to change its fleet; {resume}")
-    present = await at.registry.fleet()
-    counts = present.counts if present else {}
+    for _ in range(_MAX_TRIES):
+        present = await at.registry.fleet()
+        if present is None:
+            break
+        fleet = _changed(at, present, wanted)
+        if await at.registry.replace_fleet(present, fleet):
+            return fleet
+    raise ConfigError(f"the fleet of {at.run_dir} is being changed by others; try again")
+
+
+def _changed(at: Attached, present: Fleet, wanted: Mapping[Role, int | None]) -> Fleet:
+    """Return the fleet with other numbers of some roles. Raises ConfigError."""
+    from pipeline.runtime.machine import this_machine
+    from pipeline.runtime.registry.contract import Fleet
+    from pipeline.supervisor.fleet_size import check_fleet_size
+    from protocol.ids import Role
+
+    counts = present.counts
     for role in wanted:
         if role not in counts:
             raise ConfigError(
                 f"this run has no {role} workers: its roles are {', '.join(counts)}. "
                 "A reference worker needs algorithm.kl_coefficient above 0, or reference.always"
             )
-    fleet = Fleet({**counts, **wanted})
+    numbers = {role: count for role, count in wanted.items() if count is not None}
+    follows_demand = at.config.fleet.max_generators is not None
+    if len(numbers) < len(wanted) and not follows_demand:
+        raise ConfigError(
+            "generator=auto: the number of generators follows demand only with fleet.max_generators; set it by `headrace up "
+            f"--resume {at.run_dir} --set fleet.max_generators=NUMBER`"
+        )
+    is_by_hand = (Role.GENERATOR in numbers) if Role.GENERATOR in wanted else present.is_by_hand
+    is_by_hand = is_by_hand and follows_demand
+    fleet = Fleet({**counts, **numbers}, is_by_hand, "" if is_by_hand else present.demand)
     check_fleet_size(fleet.counts, at.config.fleet.max_workers, this_machine(), at.config.launch.launched)
-    await at.registry.set_fleet(fleet)
     return fleet
 
 
-def parse_count(text: str) -> tuple[Role, int]:
-    """Return role and number of ``ROLE=NUMBER``. Raises ConfigError for other text."""
+def parse_count(text: str) -> tuple[Role, int | None]:
+    """Return role and number of ``ROLE=NUMBER``, None for ``generator=auto``. Raises ConfigError
+    for other text."""
     from protocol.ids import Role
 
+    if text == "generator=auto":
+        return Role.GENERATOR, None
     name, _, number = text.partition("=")
     if name not in _ELASTIC or not number.isdecimal() or int(number) < 1:
         roles = ", ".join(_ELASTIC)

@@ -16,7 +16,7 @@ from protocol.printable import printable_line
 if TYPE_CHECKING:
     from pipeline.ledger.types import Totals
     from pipeline.observability.status import RoleRow, WorkerRow
-    from pipeline.runtime.registry.contract import RunState
+    from pipeline.runtime.registry.contract import Fleet, RunState
     from pipeline.training.mirror.record import MirrorRecord
 
 
@@ -43,6 +43,8 @@ class StatusReport:
     """The worker that everything waits for, in one sentence."""
     clocks: str
     """Workers whose clocks differ from the ledger's, in one sentence; empty without any."""
+    demand: str = ""
+    """How many generators the learner needs, and why; empty where the number is fixed."""
     copies: MirrorRecord | None = None
     """The copies at the run's mirror; None without any."""
 
@@ -66,8 +68,18 @@ async def read_status(at: Attached) -> StatusReport:
         totals=await at.ledger.totals(),
         waits=bottleneck(workers),
         clocks=clock_words(workers),
+        demand=_demand(fleet),
         copies=_copies(at.run_dir),
     )
+
+
+def _demand(fleet: Fleet | None) -> str:
+    from protocol.ids import Role
+
+    if fleet is not None and fleet.is_by_hand:
+        count = fleet.counts.get(Role.GENERATOR, 0)
+        return f"generators by hand: {count} wanted, whatever the demand; `headrace scale generator=auto` ends that"
+    return "" if fleet is None else fleet.demand
 
 
 def _copies(run_dir: Path) -> MirrorRecord | None:
@@ -105,6 +117,8 @@ async def status(at: Attached, as_json: bool) -> None:
             console.print(roles_line(found.roles))
         console.print(fleet_table(found.workers, max_rows=_MAX_ROWS, rest="headrace status --json"))
         console.print(found.waits)
+    if found.demand:
+        console.print(printable_line(found.demand))
     if found.clocks:
         console.print(found.clocks)
     console.print(groups_line(found.totals), tokens_line(found.totals), sep="\n")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from pipeline.config.base import Positive, Section, StopStrings, StoreUrl, setting
 
@@ -326,6 +326,14 @@ class FleetSection(Section):
     """How many workers of each role. Usually a fleet file of its own."""
 
     generator: int = setting(1, "Processes that sample. 0: they join from other hosts.", ge=0)
+    max_generators: Positive | None = setting(
+        None,
+        "Most generators: their number follows the learner's demand, from `generator` on. Absent: it stays. "
+        "`headrace scale generator=N` sets it by hand, and `generator=auto` ends that.",
+    )
+    min_generators: int = setting(1, "Fewest generators, where their number follows demand.", ge=0)
+    grow_after_s: float = setting(30.0, "Time of waiting for units before generators are added.", gt=0.0)
+    shrink_after_s: float = setting(300.0, "Time of idleness before generators are drained.", gt=0.0)
     reward: int = setting(1, "Processes that score finished responses. 0: they join.", ge=0)
     reference: int = setting(1, "Processes, if the algorithm needs them. 0: they join.", ge=0)
     value: int = setting(1, "One process. It starts only if the algorithm has a critic.", ge=0, le=1)
@@ -334,3 +342,13 @@ class FleetSection(Section):
         "Largest number of workers of one supervisor, learner and value included. A larger fleet is refused. "
         "Absent: 16 a core or one for each 256 MiB of memory, whichever is less, at least 8.",
     )
+
+    @model_validator(mode="after")
+    def _holds_the_start(self) -> FleetSection:
+        most = self.max_generators
+        if most is not None and not self.min_generators <= self.generator <= most:
+            raise ValueError(
+                f"fleet.generator is {self.generator}; expected a number from fleet.min_generators, {self.min_generators}, "
+                f"to fleet.max_generators, {most}: generators start with it"
+            )
+        return self

@@ -44,8 +44,10 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "factor per token": ("gamma",),
     "processes": (
         "generator",
+        "max_generators",
         "max_replicas",
         "max_workers",
+        "min_generators",
         "processes",
         "ranks",
         "reference",

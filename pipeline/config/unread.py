@@ -113,6 +113,11 @@ _RULES = (
         "only schedule warmup-stable-decay has a fall of its own length",
     ),
     _Rule("learner.betas learner.adam_eps", lambda c: c.learner.optimizer == "adafactor", "adafactor has none"),
+    _Rule(
+        "fleet.min_generators fleet.grow_after_s fleet.shrink_after_s",
+        lambda c: c.fleet.max_generators is None,
+        "fleet.max_generators is not set, so the number of generators stays",
+    ),
     _Rule("wire.host wire.advertise_host wire.ports", lambda c: c.wire.transport != "tcp", "wire.transport is ipc"),
 )
 

@@ -43,7 +43,7 @@ from pipeline.preflight.vllm import ask_vllm, check_vllm, check_vllm_reference
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import BY_MODEL
 from pipeline.runtime.machine import this_machine
-from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts
+from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts, most_counts
 from protocol.endpoints import Endpoint
 from protocol.errors import ConfigError, DataError, LedgerRefused, LedgerUnavailable
 from protocol.hosts import advertised, numeric, wants_ipv6
@@ -119,7 +119,7 @@ class _Subject:
 
 def _fleet(subject: _Subject) -> list[Finding]:
     config = subject.config
-    check_fleet_size(desired_counts(config), config.fleet.max_workers, this_machine(), config.launch.launched)
+    check_fleet_size(most_counts(config), config.fleet.max_workers, this_machine(), config.launch.launched)
     return []
 
 

@@ -29,6 +29,12 @@ def desired_counts(config: RunConfig) -> dict[Role, int]:
     return counts
 
 
+def most_counts(config: RunConfig) -> dict[Role, int]:
+    """Return the largest number of workers of each role that the configuration leads to."""
+    generators = config.fleet.max_generators
+    return desired_counts(config) | ({} if generators is None else {Role.GENERATOR: generators})
+
+
 def most_workers(configured: int | None, machine: Machine) -> int:
     """Return the most workers of a supervisor: the setting, else the machine's limit."""
     if configured is not None:

@@ -61,6 +61,7 @@ from protocol.ids import Role
 
 if TYPE_CHECKING:
     from pipeline.observability.metrics import MetricsServer
+    from pipeline.supervisor.generator_demand import GeneratorDemand
 
 _TICK_S = 0.2
 _LOOK_EVERY_S = 0.5
@@ -109,7 +110,8 @@ class Supervisor:
         """For the thread that opens the ledger before the loop turns."""
         self._next_look_s = self._next_cut_s = 0.0
         self._is_starved = False
-        self._refused: Fleet | None = None
+        self._refused: dict[Role, int] | None = None
+        self._demand = _generator_demand(config)
         self._failed_code = ExitCode.LEDGER_UNAVAILABLE
         self._learner_drain_code = int(ExitCode.OK)
         self._mirroring = mirroring(config, run_dir)
@@ -273,7 +275,7 @@ class Supervisor:
             await monitor.check()
             beats = await monitor.registry.heartbeats()
             if status.state is RunState.RUNNING:
-                status = await self._steer(monitor.registry, now)
+                status = await self._steer(monitor.registry, beats, now)
             await self._fleet.fence_exited(monitor.registry, ended, beats)
             await self._fleet.replace(monitor.registry, beats, now, await monitor.overdue(now))
             await self._fence_silent(monitor.registry, beats, now)
@@ -300,7 +302,7 @@ class Supervisor:
             return RunStatus(RunState.STOPPING, detail)
         return None
 
-    async def _steer(self, registry: Registry, now: float) -> RunStatus:
+    async def _steer(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> RunStatus:
         """Apply the desired fleet; return the run's status."""
         if ending := self._ending():
             await registry.set_run_status(ending)
@@ -311,20 +313,24 @@ class Supervisor:
             return RunStatus(RunState.FAILED, detail)
         if status.state is RunState.RUNNING:
             fleet = await registry.fleet()
-            if fleet is not None and self._is_allowed(fleet):
-                self._fleet.carry_out(self._plan.want(fleet.counts, now))
+            if fleet is not None:
+                if self._demand is not None:
+                    own = [worker.name for worker in self._plan.workers]
+                    fleet = await self._demand.follow(registry, fleet, beats, own, now)
+                if self._is_allowed(fleet):
+                    self._fleet.carry_out(self._plan.want(fleet.counts, now))
         return status
 
     def _is_allowed(self, fleet: Fleet) -> bool:
         """Whether the fleet fits this machine; other clients may not have checked."""
-        if fleet == self._refused:
+        if fleet.counts == self._refused:
             return False
         try:
             launched = self._config.launch.launched
             check_fleet_size(fleet.counts, self._config.fleet.max_workers, this_machine(), launched)
         except ConfigError as error:
             log.error("fleet_refused", reason=str(error), action="the fleet stays as it is")
-            self._refused = fleet
+            self._refused = fleet.counts
             return False
         self._refused = None
         return True
@@ -381,6 +387,14 @@ def _places(config: RunConfig, run_dir: Path, command: Command, launcher: Launch
     from pipeline.supervisor.places import Places
 
     return Places(run_dir, command, Launched(launcher, config.launch.poll_s), config.launch.launched)
+
+
+def _generator_demand(config: RunConfig) -> GeneratorDemand | None:
+    if config.fleet.max_generators is None:
+        return None
+    from pipeline.supervisor.generator_demand import GeneratorDemand
+
+    return GeneratorDemand(config)
 
 
 def _works_the_same(one: RunConfig, other: RunConfig) -> bool:

@@ -11,8 +11,9 @@ each trajectory (``workers.generator.held_trajectories``). New weights are broug
 beside both (``workers.generator.weight_receiver``).
 
 Counters in the heartbeat: ``sampled_tokens`` (after a drain each is written or refused),
-``prefill_tokens``, ``decode_steps``, ``turns``, ``decode_s`` (seconds in the engine), ``live``.
-Those of the writers and of the weights are added."""
+``prefill_tokens``, ``decode_steps``, ``turns``, ``decode_s`` (seconds in the engine), ``live`` and
+``slots`` (trajectories in the engine, and the most). Those of the writers and of the weights
+are added."""
 
 from __future__ import annotations
 
@@ -250,6 +251,7 @@ class Generator(Actor):
             prefill_tokens=stats.num_prefill_tokens,
             decode_steps=stats.num_decode_steps,
             live=stats.num_live,
+            slots=self._engine.num_slots,
             decode_s=self._decode_s,
         )
 

@@ -200,6 +200,10 @@ class Fleet:
     """Desired number of workers by role."""
 
     counts: dict[Role, int] = field(default_factory=dict[Role, int])
+    is_by_hand: bool = False
+    """Whether the number of generators was set by hand, and does not follow demand."""
+    demand: str = ""
+    """Why there are so many generators, where their number follows demand."""
 
 
 class Topic(StrEnum):
@@ -277,6 +281,10 @@ class Registry(Protocol):
 
     async def set_fleet(self, fleet: Fleet) -> None:
         """Set the desired number of workers by role."""
+        ...
+
+    async def replace_fleet(self, present: Fleet, wanted: Fleet) -> bool:
+        """Set the desired fleet if it is still ``present``; return whether."""
         ...
 
     async def fleet(self) -> Fleet | None:

@@ -120,6 +120,13 @@ class MemoryRegistry:
         """Set the desired fleet."""
         self._fleet = fleet
 
+    async def replace_fleet(self, present: Fleet, wanted: Fleet) -> bool:
+        """Set the desired fleet if it is still ``present``."""
+        if self._fleet != present:
+            return False
+        self._fleet = wanted
+        return True
+
     async def fleet(self) -> Fleet | None:
         """Return the desired fleet."""
         return self._fleet

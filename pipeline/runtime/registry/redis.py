@@ -60,6 +60,11 @@ one every eight seconds none of a live worker is older than ``UNLISTED_AFTER_S``
 _heartbeats = msgspec.json.Decoder(Heartbeat)
 
 
+_BY_HAND: Final = "by_hand"
+_DEMAND: Final = "demand"
+_fleet_fields = msgspec.json.Decoder(dict[str, int | str])
+
+
 class _Endpoint(msgspec.Struct, frozen=True):
     role: Role
     endpoint: str
@@ -169,12 +174,16 @@ class RedisRegistry:
 
     async def set_fleet(self, fleet: Fleet) -> None:
         """Set the desired fleet."""
-        await self._run("set_fleet", counts=msgspec.json.encode(fleet.counts))
+        await self._run("set_fleet", wanted=_encoded(fleet), present=b"")
+
+    async def replace_fleet(self, present: Fleet, wanted: Fleet) -> bool:
+        """Set the desired fleet if it is still ``present``."""
+        return bool(await self._run("set_fleet", wanted=_encoded(wanted), present=_encoded(present)))
 
     async def fleet(self) -> Fleet | None:
         """Return the desired fleet."""
         blob = await self._command("GET", self._keys["fleet"])
-        return None if blob is None else Fleet(msgspec.json.decode(blob, type=dict[Role, int]))
+        return None if blob is None else _fleet(blob)
 
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
         """Publish a version; a repeat changes nothing. Raises ValueError and Fenced."""
@@ -368,6 +377,18 @@ def _pairs(found: Sequence[Any]) -> dict[bytes, bytes]:
     """Return members and scores: pairs by RESP 3, one list by RESP 2."""
     is_flat = not found or not isinstance(found[0], list)
     return dict(zip(found[::2], found[1::2], strict=True) if is_flat else found)
+
+
+def _encoded(fleet: Fleet) -> bytes:
+    """Return a fleet as one object: its counts by role, and what is known of demand."""
+    more = ({_BY_HAND: 1} if fleet.is_by_hand else {}) | ({_DEMAND: fleet.demand} if fleet.demand else {})
+    return msgspec.json.encode({str(role): count for role, count in fleet.counts.items()} | more)
+
+
+def _fleet(blob: bytes) -> Fleet:
+    found = _fleet_fields.decode(blob)
+    by_hand, demand = bool(found.pop(_BY_HAND, 0)), str(found.pop(_DEMAND, ""))
+    return Fleet({Role(role): int(count) for role, count in found.items()}, by_hand, demand)
 
 
 def _seconds(answer: Sequence[bytes]) -> float:

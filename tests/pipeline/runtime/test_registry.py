@@ -280,6 +280,22 @@ async def test_the_fleet_and_the_run_status_are_what_was_set_last(subject: Subje
     assert await subject.registry.run_status() == RunStatus(RunState.FAILED, "reward-0 kept failing")
 
 
+async def test_a_fleet_is_replaced_only_while_it_is_the_one_that_was_read(subject: Subject):
+    registry = subject.registry
+    first = Fleet({Role.LEARNER: 1, Role.GENERATOR: 2})
+    assert not await registry.replace_fleet(first, Fleet({Role.GENERATOR: 9}))
+    await registry.set_fleet(first)
+    by_demand = Fleet({Role.LEARNER: 1, Role.GENERATOR: 4}, demand="the learner waits 50 % of its time")
+    read = await registry.fleet()
+    assert read == first and read is not None
+    assert await registry.replace_fleet(read, by_demand)
+    assert not await registry.replace_fleet(read, Fleet({Role.GENERATOR: 3}))
+    assert await registry.fleet() == by_demand
+    by_hand = Fleet({Role.LEARNER: 1, Role.GENERATOR: 4}, is_by_hand=True)
+    await registry.set_fleet(by_hand)
+    assert await registry.fleet() == by_hand
+
+
 NOTHING_HEARD = dict.fromkeys(Topic, "")
 
 

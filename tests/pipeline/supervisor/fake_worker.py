@@ -11,6 +11,7 @@ Words:
 - ``starve`` (learner) finishes the run and ends with exit code 6; ``finish`` the same with 0.
 - ``starve-later`` starves once the run's folder holds a file ``starve``.
 - ``still`` reports once that it waits for input, and its loop never turns again.
+- ``busy`` (generator) has weights, and samples.
 - ``import`` fails to import something.
 - ``raise`` ends by an error that differs in its numbers only.
 - ``raise-later`` does so after some work, more each time."""
@@ -73,7 +74,11 @@ def main() -> int:
                 raise TypeError(f"nothing computes MambaForCausalLM, said process {os.getpid()}")
             ctx.waiting_for(WaitingFor.INPUT, "nothing in particular")
             while not ctx.draining.is_set():
-                if options.script != "still":
+                if options.script == "busy":
+                    ctx.policy_version = 0
+                    ctx.waiting_for(WaitingFor.COMPUTE, "samples")
+                    ctx.progress()
+                elif options.script != "still":
                     ctx.waiting_for(WaitingFor.INPUT, "nothing in particular")
                 await ctx.clock.sleep(0.05)
 

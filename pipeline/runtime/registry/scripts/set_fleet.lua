@@ -1,10 +1,14 @@
 -- set_fleet.lua: replace the desired fleet, at a server's memory limit too (see register.lua).
 --
--- KEYS[1]  fleet   string
--- ARGV[1]  counts  bytes   JSON
--- Returns  1
+-- KEYS[1]  fleet    string
+-- ARGV[1]  wanted   bytes   JSON
+-- ARGV[2]  present  bytes   the fleet that it replaces; empty for any
+-- Returns  1; 0 when another fleet is there, which stays
 
-local fleet, counts = KEYS[1], ARGV[1]
+local fleet, wanted, present = KEYS[1], ARGV[1], ARGV[2]
+if present ~= '' and redis.call('GET', fleet) ~= present then
+  return 0
+end
 redis.call('DEL', fleet)
-redis.call('SET', fleet, counts)
+redis.call('SET', fleet, wanted)
 return 1

@@ -1,0 +1,279 @@
+"""Claims about the number of generators by demand, on runs that a model of learner, generators and
+place makes. The clock is the model's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.supervisor.autoscaler import Autoscaler, Bounds, Decision, DemandOutcome, Reading, reading_of
+from protocol.ids import Incarnation, Role
+
+LOOK_S = 1.0
+BOUNDS = Bounds(1, 16, grow_after_s=30.0, shrink_after_s=300.0)
+
+
+@dataclass
+class Model:
+    """A learner that computes for ``compute_s`` on units that generators make, one each in
+    ``unit_s``; they may be ``ahead`` units ahead. A place has ``num_nodes`` and needs
+    ``arrival_s``."""
+
+    bounds: Bounds = BOUNDS
+    compute_s: float = 20.0
+    units: float = 8.0
+    unit_s: float = 10.0
+    ahead: float = 8.0
+    num_nodes: int = 100
+    arrival_s: float = 5.0
+    saturates_at: float = 1e9
+    """Generators that the machine bears: more of them sample no more."""
+    held_up: bool = False
+    trickle: bool = False
+    """Whether a third of the generators' time is a wait for scorers."""
+    num_guests: int = 0
+    wanted: int = 1
+    now_s: float = 0.0
+    decisions: list[tuple[float, Decision]] = field(default_factory=list[tuple[float, Decision]])
+    ready: float = 0.0
+    version: int = 0
+    left_s: float = 0.0
+    tokens: float = 0.0
+    arrivals: list[float] = field(default_factory=lambda: [0.0])
+
+    def __post_init__(self) -> None:
+        self.autoscaler = Autoscaler(self.bounds)
+        self.arrivals = [0.0] * self.wanted
+
+    @property
+    def arrived(self) -> int:
+        return self.num_guests + sum(at <= self.now_s for at in self.arrivals[: self.num_nodes])
+
+    def reading(self) -> Reading:
+        may_sample = self.ready < self.units + self.ahead
+        busy = float(self.arrived if may_sample and not self.held_up else 0)
+        return Reading(
+            version=self.version,
+            is_waiting=self.left_s <= 0.0,
+            num_arrived=self.arrived,
+            num_busy=busy,
+            num_held_up=self.arrived if self.held_up or (self.trickle and self.now_s % 3 == 0) else 0,
+            sampled={"all": self.tokens},
+            num_guests=self.num_guests,
+        )
+
+    def step(self) -> Decision:
+        self.now_s += LOOK_S
+        made = 0.0
+        if self.ready < self.units + self.ahead:
+            made = min(self.arrived, self.saturates_at) * LOOK_S / self.unit_s * (0.1 if self.held_up else 1.0)
+        self.ready += made
+        self.tokens += 1000.0 * made
+        if self.left_s > 0.0:
+            self.left_s -= LOOK_S
+            self.version += self.left_s <= 0.0
+        if self.left_s <= 0.0 and self.ready >= self.units:
+            self.ready -= self.units
+            self.left_s = self.compute_s
+        decision = self.autoscaler.look(self.reading(), self.wanted, self.now_s)
+        if decision.wanted != self.wanted:
+            self.decisions.append((self.now_s, decision))
+            self.set(decision.wanted)
+        return decision
+
+    def set(self, wanted: int) -> None:
+        del self.arrivals[wanted:]
+        self.arrivals += [self.now_s + self.arrival_s] * (wanted - len(self.arrivals))
+        self.wanted = wanted
+
+    def run(self, seconds: float) -> Decision:
+        until_s = self.now_s + seconds
+        while True:
+            decision = self.step()
+            assert self.bounds.least <= self.wanted <= self.bounds.most
+            if self.now_s >= until_s:
+                return decision
+
+    @property
+    def need(self) -> float:
+        """Generators that keep the learner busy."""
+        return self.units * self.unit_s / self.compute_s
+
+
+def test_a_starved_learner_gets_as_many_generators_as_keep_it_busy() -> None:
+    model = Model(compute_s=20.0, units=8.0, unit_s=10.0)
+    decision = model.run(900.0)
+    assert model.need == 4.0 and model.wanted in (4, 5)
+    assert decision.outcome is DemandOutcome.ENOUGH
+    _, first = model.decisions[0]
+    assert first.outcome is DemandOutcome.GROW and first.wanted == 2, "at most twice as many at once"
+    assert "the learner waits" in first.reason and "1 generators are 100% busy" in first.reason
+
+
+def test_idle_generators_are_drained_after_a_while_and_not_below_the_need() -> None:
+    model = Model(wanted=12)
+    model.run(299.0)
+    assert model.decisions == []
+    model.run(900.0)
+    assert model.wanted in (4, 5)
+    assert all(decision.outcome is DemandOutcome.SHRINK for _, decision in model.decisions)
+
+
+@given(
+    compute_s=st.floats(0.5, 120.0),
+    unit_s=st.floats(1.0, 60.0),
+    ahead=st.sampled_from([0.5, 4.0, 16.0]),
+    start=st.integers(1, 16),
+    arrival_s=st.floats(0.0, 60.0),
+    num_nodes=st.integers(1, 20),
+    saturates_at=st.sampled_from([3.0, 1e9]),
+)
+@settings(max_examples=8, deadline=None)
+def test_under_constant_demand_the_number_settles_within_its_bounds(
+    compute_s: float, unit_s: float, ahead: float, start: int, arrival_s: float, num_nodes: int, saturates_at: float
+) -> None:
+    model = Model(
+        compute_s=compute_s,
+        unit_s=unit_s,
+        ahead=ahead,
+        wanted=start,
+        arrival_s=arrival_s,
+        num_nodes=num_nodes,
+        saturates_at=saturates_at,
+    )
+    model.run(3 * 3600.0)
+    num_before = len(model.decisions)
+    model.run(3 * 3600.0)
+    assert len(model.decisions) - num_before <= 2, model.decisions
+    assert num_before <= 14, model.decisions
+
+
+@given(compute_s=st.floats(1.0, 60.0), unit_s=st.floats(10.0, 60.0), start=st.integers(1, 4))
+@settings(max_examples=15, deadline=None)
+def test_starvation_is_answered_within_a_bounded_time(compute_s: float, unit_s: float, start: int) -> None:
+    model = Model(compute_s=compute_s, unit_s=unit_s, wanted=start)
+    if model.need < 1.5 * start:
+        return
+    cycle_s = max(compute_s, model.units * unit_s / start)
+    limit_s = 4 * BOUNDS.grow_after_s + 4 * cycle_s + 5 * compute_s
+    while not model.decisions and model.now_s < limit_s:
+        model.step()
+    assert model.decisions and model.decisions[0][1].wanted > start
+
+
+def test_jobs_that_wait_for_a_node_are_not_requested_again() -> None:
+    model = Model(unit_s=60.0, num_nodes=2, arrival_s=1.0, wanted=2)
+    decision = model.run(2 * 3600.0)
+    assert model.need == 24.0
+    assert [one.wanted for _, one in model.decisions] == [4], "twice the arrived, once"
+    assert decision.outcome is DemandOutcome.NOT_ARRIVED and "2 of 4 generators have not arrived" in decision.reason
+
+
+def test_what_no_generator_could_mend_adds_none() -> None:
+    model = Model(unit_s=60.0, held_up=True, wanted=3)
+    decision = model.run(3600.0)
+    assert model.decisions == [], "neither more, nor fewer for the time after it"
+    assert decision.outcome is DemandOutcome.ENOUGH
+    busy = Model(unit_s=60.0, wanted=3, trickle=True)
+    assert busy.run(3600.0).outcome is DemandOutcome.HELD_UP and busy.decisions == []
+
+
+def test_a_growth_after_which_no_more_is_sampled_is_taken_back() -> None:
+    model = Model(unit_s=30.0, saturates_at=2.0, wanted=2)
+    model.run(1200.0)
+    assert [one.wanted for _, one in model.decisions[:2]] == [4, 2]
+    assert "sampled" in model.decisions[1][1].reason
+    assert len(model.decisions) <= 4
+    model.run(2 * 3600.0)
+    assert len(model.decisions) <= 6
+
+
+def test_at_the_most_it_says_so() -> None:
+    model = Model(bounds=Bounds(1, 3, 30.0, 300.0), unit_s=30.0)
+    decision = model.run(1800.0)
+    assert (model.wanted, decision.outcome) == (3, DemandOutcome.AT_MOST)
+    assert "fleet.max_generators is 3" in decision.reason
+
+
+def test_a_number_outside_of_the_bounds_is_brought_inside_at_once() -> None:
+    for wanted, inside in ((40, 16), (0, 1)):
+        model = Model(wanted=wanted)
+        assert model.step().wanted == inside
+
+
+def test_generators_of_other_hosts_count_and_are_never_drained() -> None:
+    model = Model(num_guests=3)
+    model.run(1800.0)
+    assert model.wanted in (1, 2), "the need is 4, and 3 have joined"
+    crowded = Model(num_guests=10, wanted=4)
+    crowded.run(1800.0)
+    assert crowded.wanted == 1
+
+
+def test_a_slow_first_batch_is_no_reason_for_more() -> None:
+    model = Model(unit_s=12.0, units=8.0, wanted=1, compute_s=500.0)
+    model.run(96.0 + 499.0)
+    assert model.decisions == []
+
+
+def test_measurement_begins_anew_when_the_learner_was_away() -> None:
+    model = Model(unit_s=30.0)
+    model.run(20.0)
+    away = Reading(-1, False, 1, 1.0, 0, {})
+    decision = model.autoscaler.look(away, model.wanted, model.now_s + 500.0)
+    assert decision.outcome is DemandOutcome.MEASURING
+
+
+def beat(worker: str, role: Role, at: WaitingFor, **more: object) -> Heartbeat:
+    fields = {"pid": 1, "host": "h", "at_s": 1.0, "started_s": 0.0, "progress": 1, "progress_at_s": 1.0} | more
+    return Heartbeat(who=Incarnation(role=role, worker=worker, epoch=1), waiting_for=at, **fields)  # type: ignore[arg-type]
+
+
+def test_a_reading_counts_generators_with_weights_by_their_used_slots() -> None:
+    version = {"policy_version": 3}
+    beats = [
+        beat("learner", Role.LEARNER, WaitingFor.INPUT, policy_version=4),
+        beat(
+            "generator-0",
+            Role.GENERATOR,
+            WaitingFor.COMPUTE,
+            counters={"live": 2, "slots": 8, "sampled_tokens": 7},
+            **version,
+        ),
+        beat("generator-1", Role.GENERATOR, WaitingFor.COMPUTE, **version),
+        beat("generator-2", Role.GENERATOR, WaitingFor.CREDIT, counters={"live": 8, "slots": 8}, **version),
+        beat("generator-hostb-x-0", Role.GENERATOR, WaitingFor.ROOM, **version),
+        beat("generator-3", Role.GENERATOR, WaitingFor.STARTING),
+        beat("generator-4", Role.GENERATOR, WaitingFor.COMPUTE, silent_s=1000.0, **version),
+        beat("generator-5", Role.GENERATOR, WaitingFor.DRAINING, **version),
+        beat("generator-6", Role.GENERATOR, WaitingFor.COMPUTE),
+    ]
+    reading = reading_of(beats, [f"generator-{number}" for number in range(8)])
+    assert (reading.version, reading.is_waiting) == (4, True)
+    assert (reading.num_arrived, reading.num_busy, reading.num_held_up, reading.num_guests) == (4, 1.25, 1, 1)
+    assert reading.sampled["generator-0"] == 7
+    assert reading_of([], []).version == -1
+
+
+def seconds_to_a_shrink(model: Model) -> float:
+    began_s, model.decisions = model.now_s, []
+    while not model.decisions:
+        model.step()
+        assert model.now_s < began_s + 7200.0
+    assert model.decisions[0][1].outcome is DemandOutcome.SHRINK
+    return model.now_s - began_s
+
+
+def test_a_growth_after_a_shrink_makes_the_next_shrink_later() -> None:
+    model = Model(wanted=8)
+    assert 300.0 < seconds_to_a_shrink(model) < 400.0
+    model.unit_s *= 4.0
+    model.decisions = []
+    while not model.decisions:
+        model.step()
+    assert model.decisions[0][1].outcome is DemandOutcome.GROW
+    model.unit_s /= 4.0
+    assert 600.0 < seconds_to_a_shrink(model) < 700.0
