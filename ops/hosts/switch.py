@@ -26,6 +26,8 @@ _MAX_PACKET_BYTES = 65_536
 _LOOK_S = 0.05
 _DESTINATION = {4: slice(16, 20), 6: slice(24, 40)}
 """Where a packet of an IP version has its destination (RFC 791, RFC 8200)."""
+_IPV6_HEAD_BYTES = 40
+_TCP, _FLAGS, _SYN, _SYN_ACK = 6, 13, 0x02, 0x12
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Cable:
     """Whether packets of the host leave it."""
     receives: bool = True
     """Whether packets for the host reach it."""
+    admits: bool = True
+    """Whether TCP connections to the host are let through. Without, it can only dial out."""
 
 
 WHOLE = Cable()
@@ -53,6 +57,13 @@ def arrival_s(sender: Cable, receiver: Cable, now_s: float, rng: random.Random) 
     if rng.random() < sender.loss or rng.random() < receiver.loss:
         return None
     return now_s + sender.delay_s + receiver.delay_s
+
+
+def opens_connection(packet: bytes) -> bool:
+    """Return whether a packet is the first one of a TCP connection: SYN without ACK (RFC 9293)."""
+    is_old = packet[0] >> 4 == 4
+    protocol, start = (packet[9], 4 * (packet[0] & 15)) if is_old else (packet[6], _IPV6_HEAD_BYTES)
+    return protocol == _TCP and len(packet) > start + _FLAGS and packet[start + _FLAGS] & _SYN_ACK == _SYN
 
 
 @dataclass(order=True, slots=True)
@@ -116,6 +127,9 @@ class Switch:
             receiver = self._addresses.get(packet[_DESTINATION[packet[0] >> 4]])
             # to all, or to an address that no host has
             if receiver is None:
+                continue
+            if not self._cables[receiver].admits and opens_connection(packet):
+                self.num_lost += 1
                 continue
             at_s = arrival_s(self._cables[sender], self._cables[receiver], time.monotonic(), self._rng)
             if at_s is None:

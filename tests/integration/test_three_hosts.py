@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ops.bench.hosts.spread_run import ROOT, SpreadRun
-from ops.hosts.namespaces import SpaceRefused, host_network
+from ops.hosts.namespaces import Host, SpaceRefused, host_network
 from ops.hosts.switch import CUT, WHOLE, Cable
 from pipeline.ledger.token import read_token
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
@@ -66,6 +66,15 @@ def goes_on(run: SpreadRun, what: str, more: int = 3, limit_s: float = 60.0) -> 
     run.until(lambda: updates(run) >= before + more, what, run.home(run.first) / "up.out", limit_s=limit_s)
 
 
+def dialled_out(run: SpreadRun, host: Host) -> list[bool]:
+    """Return, for each worker of a host, whether it took versions after the first, and sent
+    chunks."""
+    workers = json.loads(run.headrace("status", str(run.run_dir), "--json"))["workers"]
+    counters = [row["counters"] for row in workers if row["host"] == host.name]
+    assert counters
+    return [found.get("weight_swaps", 0) > 1 and found.get("chunks", 0) > 0 for found in counters]
+
+
 def secrets_seen(run: SpreadRun) -> list[str]:
     """Return where a secret stands and does not belong: arguments, environments, logs, reports."""
     tokens = {read_token(path).secret for path in run.home(run.first).glob("*.token")}
@@ -90,10 +99,13 @@ def secrets_seen(run: SpreadRun) -> list[str]:
 def test_hosts_that_share_nothing_lose_nothing_when_one_is_cut_off_or_killed(spread: SpreadRun) -> None:
     supervisor = begin(spread)
     _, b, c = spread.hosts
+    # B can only dial out: no connection reaches its relay, or any other port of it
+    spread.network.plug(b.name, Cable(admits=False))
     spread.join(b, Role.GENERATOR, 2)
     on_c = spread.join(c, Role.GENERATOR)
     goes_on(spread, "the first updates", limit_s=90.0)
     assert b.run("ls", str(spread.home(spread.first))).split() == [], "host B sees nothing of host A's files"
+    spread.until(lambda: all(dialled_out(spread, b)), "weights and chunks of host B", spread.home(b) / "generator.out")
 
     spread.network.plug(c.name, Cable(delay_s=0.1, loss=0.05))
     goes_on(spread, "updates with a slow and lossy cable")

@@ -107,6 +107,20 @@ def test_a_cut_cable_is_silent_until_it_is_whole_again(three: HostNetwork, echo:
     ask(three["host-b"], echo)
 
 
+@pytest.mark.parametrize("version", [4, 6])
+def test_a_host_that_admits_no_connection_still_dials_out(three: HostNetwork, echo: Host, version: int) -> None:
+    other = three["host-b"]
+    try:
+        three.plug(other.name, Cable(admits=False))
+        ask(other, echo, version=version)
+        three.plug(echo.name, Cable(admits=False))
+        with pytest.raises(SpaceRefused, match="timed out"):
+            ask(other, echo, version=version, timeout_s=0.3)
+    finally:
+        three.plug(echo.name, WHOLE)
+        three.plug(other.name, WHOLE)
+
+
 def test_a_slow_cable_takes_its_delay_in_each_direction(three: HostNetwork, echo: Host) -> None:
     three.plug("host-c", Cable(delay_s=0.1))
     try:

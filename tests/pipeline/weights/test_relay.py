@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import structlog
 
 from pipeline.runtime.registry.contract import WeightsAnnouncement
 from pipeline.weights.parts import PartDigests
@@ -16,7 +17,7 @@ from pipeline.weights.relay import Holding, Relay
 from pipeline.weights.store import StoredWeights
 from protocol.errors import UnknownMessage, WeightsDamaged
 from protocol.messages import WeightsPart, WeightsRequest
-from tests.manual_clock import ManualClock
+from tests.manual_clock import ManualClock, settle
 from tests.pipeline.weights.hosts import PART, Host, World, as_base, hosts
 from tests.protocol.samples import chunk
 
@@ -91,8 +92,11 @@ async def test_a_relay_whose_bytes_were_damaged_is_left_and_its_part_is_not_pass
         wanted = world.announced(stored)
         await near.fetch(wanted, world.source)
         near.holding(3).data[stored.num_bytes // 2] ^= 1
-        assert await far.fetch(wanted, near.source, world.source) == stored.path.read_bytes()
+        with structlog.testing.capture_logs() as logs:
+            assert await far.fetch(wanted, near.source, world.source) == stored.path.read_bytes()
         assert far.counts.num_lost == 1
+        (lost,) = [line for line in logs if line["event"] == "weights_source_lost"]
+        assert lost["source"] == "near" and "came from near with another digest" in lost["reason"]
         np.testing.assert_array_equal(far.holding(3).data, stored.segment.data)
 
 
@@ -176,6 +180,41 @@ async def test_a_relay_that_never_gets_the_version_is_left_after_a_while(tmp_pat
         stored = world.publish(3)
         assert await far.fetch(world.announced(stored), idle.source, world.source) == stored.path.read_bytes()
         assert far.counts.num_lost == 1
+
+
+async def test_a_part_wakes_the_requests_that_wait_for_it_and_no_other(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with hosts(tmp_path) as world:
+        stored = world.publish(3)
+    wanted = world.announced(stored)
+    relay, holding = Relay(clock), Holding(wanted, np.zeros(stored.num_bytes, np.uint8))
+    relay.hold(holding)
+    assert stored.parts is not None
+    requests = [WeightsRequest(version=3, offset=n * PART, max_bytes=PART, digest=wanted.digest) for n in range(3)]
+    digests = msgspec.structs.replace(requests[0], wants_digests=True)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(relay.answer_later(request)) for request in (*requests, digests)]
+        await settle()
+        asked = relay.num_bytes
+        holding.expect(stored.parts)
+        assert (await waiting[3]).data.tobytes() == stored.parts.table
+        assert [task.done() for task in waiting] == [False, False, False, True]
+        woken: list[int] = []
+        now = relay._now
+
+        def noted(request: WeightsRequest) -> WeightsPart:
+            woken.append(request.offset // PART)
+            return now(request)
+
+        relay._now = noted  # type: ignore[method-assign]
+        for index in (holding.take(), holding.take()):
+            assert index is not None
+            assert holding.put(index, stored.segment.data[index * PART : (index + 1) * PART])
+            await waiting[index]
+        assert woken == [0, 1]
+        await clock.advance(1.5)
+        assert (await waiting[2]).is_coming
+    assert relay.num_bytes == asked + len(stored.parts.table) + 2 * PART
 
 
 async def test_a_request_waits_for_its_part_and_learns_that_it_is_coming(tmp_path: Path) -> None:
