@@ -29,10 +29,10 @@ from protocol.printable import printable
 if TYPE_CHECKING:
     from pipeline.config.resolved import Glance
     from pipeline.config.schema import RunConfig
-    from pipeline.ledger.redis.admin import RedisAdmin
-    from pipeline.ledger.redis.ledger import RedisLedger
+    from pipeline.ledger.admin import LedgerAdmin
     from pipeline.ledger.redis.tokens import TokenAdmin
     from pipeline.runtime.registry.contract import Registry
+    from pipeline.runtime.run_ledger import RunLedger
 
 PATH = click.Path(path_type=Path)
 
@@ -110,7 +110,7 @@ class Attached:
 
     run_dir: Path
     settings: Glance
-    ledger: RedisLedger
+    ledger: RunLedger
     registry: Registry
     client: Any
     """That both use, for further parts of the ledger."""
@@ -123,11 +123,12 @@ class Attached:
         return TokenAdmin(self.client, self.settings.run.name)
 
     @property
-    def admin(self) -> RedisAdmin:
+    def admin(self) -> LedgerAdmin:
         """Operations of an operator on the ledger."""
         from pipeline.ledger.redis.admin import RedisAdmin
+        from pipeline.ledger.redis.ledger import RedisLedger
 
-        return RedisAdmin(self.ledger)
+        return RedisAdmin(self.ledger) if isinstance(self.ledger, RedisLedger) else self.ledger.admin
 
     @cached_property
     def config(self) -> RunConfig:
@@ -193,10 +194,10 @@ async def _connected(
     from pipeline.config.resolved import glance
     from pipeline.ledger.address import read_address
     from pipeline.ledger.redis.client import connect
-    from pipeline.ledger.redis.ledger import RedisLedger
     from pipeline.ledger.server.embedded import read_ledger_url
     from pipeline.runtime.log import log_to_stderr
     from pipeline.runtime.registry.redis import RedisRegistry
+    from pipeline.runtime.run_ledger import run_ledger
     from pipeline.supervisor.run_folder import supervisor_pid
 
     log_to_stderr()
@@ -207,8 +208,10 @@ async def _connected(
         if address is not None and address.is_embedded and supervisor_pid(run_dir) is None:
             # None when the run's own server came up meanwhile.
             url = hold(held, run_dir, settings.ledger.max_memory_mb) or read_ledger_url(run_dir)
-        client = connect(url, patience_s=_ANSWER_S)
-        ledger, registry = RedisLedger(client, settings.run.name), RedisRegistry(client, settings.run.name)
+        connect_to = functools.partial(connect, patience_s=_ANSWER_S)
+        client = connect_to(url)
+        registry = RedisRegistry(client, settings.run.name)
+        ledger = run_ledger(client, settings.run.name, run_dir, connect_to)
         try:
             yield Attached(run_dir, settings, ledger, registry, client)
         finally:

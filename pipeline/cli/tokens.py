@@ -51,6 +51,7 @@ Any number of hosts may use one token."""
 @json_option
 def create(run: Path | None, role: str, out: Path | None, as_json: bool) -> None:
     """Make a token for workers of one role."""
+    from pipeline.ledger.token import refuse_shards
     from protocol.ids import Role
 
     if out is not None and out.exists():
@@ -60,6 +61,7 @@ def create(run: Path | None, role: str, out: Path | None, as_json: bool) -> None
 
     async def make() -> tuple[Token, Path, str]:
         async with attach(run) as at:
+            refuse_shards(at.config.ledger.shards, "a join token is to be made")
             token = await at.tokens.create(Role(role), ca=_authority(at))
             try:
                 path = _write(at, token, out)

@@ -96,7 +96,7 @@ def up(
     from pipeline.config.load import load_config, resolve_paths
     from pipeline.data.hub_models import pin_models, with_hub_names
     from pipeline.data.places import pin_data
-    from pipeline.ledger.address import known_url
+    from pipeline.ledger.address import known_shards, known_url
     from pipeline.supervisor.run_folder import check_no_run, prepare_run_dir
 
     if resume is None and not files:
@@ -123,8 +123,11 @@ def up(
         return 0
     if resume is not None:
         config = _at(config, resume.resolve())
-        url = known_url(config.run_dir, config.ledger.url)
-        config = with_hub_names(config.model_copy(update={"ledger": config.ledger.model_copy(update={"url": url})}))
+        known = {
+            "url": known_url(config.run_dir, config.ledger.url),
+            "shards": known_shards(config.run_dir, config.ledger.shards),
+        }
+        config = with_hub_names(config.model_copy(update={"ledger": config.ledger.model_copy(update=known)}))
     else:
         # First, because the other checks take longer.
         check_no_run(config)

@@ -118,10 +118,11 @@ def settings() -> Iterator[Setting]:
 
 
 def public_settings(config: RunConfig) -> dict[str, Any]:
-    """Return every setting as plain values, the ledger's password hidden."""
+    """Return every setting as plain values, the ledger's passwords hidden."""
     settings = config.model_dump(mode="json")
     if config.ledger.url is not None:
         settings["ledger"]["url"] = hide_password(config.ledger.url)
+    settings["ledger"]["shards"] = [hide_password(url) for url in config.ledger.shards]
     return settings
 
 

@@ -167,11 +167,17 @@ class LedgerSection(Section):
         "redis://, rediss://, unix://, redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST. Absent: "
         "REDIS_URL, else an embedded server of this run. The password is written to no record.",
     )
+    shards: tuple[str, ...] = setting(
+        (),
+        "URLs of further servers: groups are spread evenly over ledger.url and these, for more than one server carries. "
+        "algorithm.groups_per_update is a multiple of their number. A resumed run names the same ones, in their order.",
+    )
     allow_plaintext: bool = setting(
         False, "Allow a redis:// URL of another host, unencrypted. Off: rediss:// is required."
     )
     max_memory_mb: Positive = setting(
-        1024, "Limit of the embedded server. Above it writes are refused; nothing is evicted."
+        1024,
+        "Limit of the embedded server, and for the watermark of each other. Above it writes are refused; nothing is evicted.",
     )
     watermark: float = setting(0.7, "Admission stops above this share of the limit.", gt=0.0, lt=1.0)
     lease_s: float = setting(15.0, "A generator silent for this long loses its trajectories.", gt=0.0)

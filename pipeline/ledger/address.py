@@ -21,6 +21,8 @@ class LedgerAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     """With the password; ``pipeline.ledger.redis.client`` has the schemes."""
+    shards: tuple[str, ...] = ()
+    """URLs of further servers, with their passwords (``pipeline.ledger.sharded``)."""
     is_embedded: bool = False
     socket: str = ""
     """Path of the embedded server's socket."""
@@ -70,6 +72,26 @@ def known_url(run_dir: Path, configured: str | None) -> str | None:
             "it either. Give the whole URL again, in a run file or with --set ledger.url=URL"
         )
     return known
+
+
+def known_shards(run_dir: Path, configured: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the URLs of a resumed run's further servers, with their passwords.
+
+    Raises ConfigError when the run has others, or another number of them."""
+    address = read_address(run_dir)
+    known = configured if address is None else address.shards
+    if len(known) != len(configured):
+        raise ConfigError(
+            f"ledger.shards names {len(configured)} further servers, but the run began with {len(known)}: its groups are on "
+            "those. Name the same ones, in the same order, or start another run"
+        )
+    for shown, url in zip(configured, known, strict=True):
+        if is_hidden(shown) and hide_password(url) != shown:
+            raise ConfigError(
+                f"ledger.shards has {shown!r}, without its password, and {run_dir / LEDGER_FILE} does not have it either. Give "
+                "the whole URLs again, in a run file or with --set ledger.shards=[...]"
+            )
+    return tuple(url if is_hidden(shown) else shown for shown, url in zip(configured, known, strict=True))
 
 
 def read_ledger_url(run_dir: Path) -> str:

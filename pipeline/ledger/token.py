@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -103,6 +104,16 @@ def write_token(path: Path, token: Token) -> None:
         write_private(path, msgspec.json.format(msgspec.json.encode(token)) + b"\n")
     except OSError as error:
         raise ConfigError(f"token file {path} cannot be written: {error.strerror}; give another path") from error
+
+
+def refuse_shards(shards: Sequence[str], what: str) -> None:
+    """Raise ConfigError for tokens in a run over several ledger servers. ``what`` is tried, in
+    words."""
+    if shards:
+        raise ConfigError(
+            f"{what}, but ledger.shards spreads the run over {1 + len(shards)} ledger servers: a join token is a user of one. "
+            "Start workers on the run's host, or leave ledger.shards out"
+        )
 
 
 def ledger_url(url: str, token: Token, folder: Path) -> str:

@@ -23,6 +23,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,7 @@ from structlog.typing import FilteringBoundLogger
 from pipeline.config.load import read_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.files import keep_private
-from pipeline.ledger.address import read_address, read_ledger_url
-from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.ledger import RedisLedger
-from pipeline.ledger.server.disk import disk_trouble
+from pipeline.ledger.address import read_ledger_url
 from pipeline.process.exit_codes import DrainTimeout, ExitCode, Interrupted, exit_code_of
 from pipeline.process.last_error import LastError, last_error
 from pipeline.process.records import Life, identify, worker_pid, write_life
@@ -48,6 +46,7 @@ from pipeline.runtime.log import WorkerLog, open_log
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.registry.contract import Registry, RunState, Topic, WaitingFor
 from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.run_ledger import connect_worker, run_ledger
 from pipeline.runtime.signals import stop_signals
 from pipeline.runtime.threads import limit_threads, threads_of
 from protocol.errors import ConfigError, Fenced, LedgerError
@@ -57,8 +56,6 @@ from protocol.printable import printable
 from protocol.zeromq import CurveKeys, ZmqTransport
 
 if TYPE_CHECKING:
-    import redis.asyncio
-
     from pipeline.runtime.actor import Actor
 
 _LINKS_S = 0.5
@@ -145,22 +142,6 @@ class _LifeRecord:
                 write_life(self._run_dir, self._worker, life)
 
 
-def connect_worker(config: RunConfig, run_dir: Path, url: str, worker: str) -> redis.asyncio.Redis:
-    """Return a client with the configured limits of an outage and of a full disk."""
-    settings = config.ledger
-    address = read_address(run_dir)
-    folder = run_dir / "ledger"
-    # The folder is absent on other hosts.
-    is_seen = address is not None and address.is_embedded and folder.is_dir()
-    return connect(
-        url,
-        patience_s=settings.outage_timeout_s,
-        disk_patience_s=settings.disk_timeout_s,
-        disk_trouble=(lambda: disk_trouble(folder, is_refused=False)) if is_seen else str,
-        client_name=worker,
-    )
-
-
 def open_transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTransport:
     """Return the source of a worker's mailboxes and links, as ``[wire]`` sets it."""
     wire = config.wire
@@ -244,9 +225,10 @@ class Host:
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
         who = await self._register()
         self._on_epoch(who.epoch)
-        client = connect_worker(self._config, self._run_dir, self._url, self._worker)
+        connect_to = partial(connect_worker, self._config, self._run_dir, worker=self._worker)
+        client = connect_to(self._url)
         registry = RedisRegistry(client, self._config.run.name)
-        ledger = RedisLedger(client, self._config.run.name)
+        ledger = run_ledger(client, self._config.run.name, self._run_dir, connect_to)
         transport = open_transport(self._config, self._run_dir, who)
         ctx = self._context = ActorContext(
             config=self._config,
@@ -279,6 +261,7 @@ class Host:
             await self._depart(registry, who)
             transport.close()
             ctx.close()
+            await ledger.aclose()
             await registry.aclose()
             self._lifecycle = self._lifecycle.ended()
             for watch in self._watches:

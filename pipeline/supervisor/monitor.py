@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.disk import disk_trouble
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.server.probe import Sight
@@ -20,6 +19,7 @@ from pipeline.ledger.server.watch import ServerWatch
 from pipeline.ledger.types import QueueStat
 from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
+from pipeline.runtime.run_ledger import RunLedger
 from pipeline.supervisor.fleet_plan import FleetPlan
 from protocol.errors import LedgerDiskFailed, LedgerUnavailable
 from protocol.ids import Role
@@ -43,7 +43,7 @@ class Monitor:
     def __init__(
         self,
         registry: Registry,
-        ledger: RedisLedger,
+        ledger: RunLedger,
         server: EmbeddedServer | None,
         metrics: MetricsServer | None,
         watch: Callable[[RunSnapshot], None] | None,

@@ -32,7 +32,6 @@ from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.address import read_address
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.binary import log_choice
 from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger, read_ledger_url
 from pipeline.ledger.types import LedgerSpec
@@ -44,6 +43,7 @@ from pipeline.runtime.clock import RealClock
 from pipeline.runtime.machine import this_machine
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.run_ledger import RunLedger, run_ledger
 from pipeline.runtime.signals import leave_terminals, obeying
 from pipeline.supervisor import leftovers
 from pipeline.supervisor.fleet_plan import FleetFailure
@@ -127,13 +127,16 @@ class Supervisor:
         does not answer at the start, or its embedded server cannot be started again."""
         with obeying(self._on_signal), self._metrics() as metrics:
             server = await asyncio.to_thread(self._open_ledger)
-            client = connect(read_ledger_url(self._run_dir), timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S)
-            registry = RedisRegistry(client, self._config.run.name)
-            ledger = RedisLedger(client, self._config.run.name)
+            connect_to = partial(connect, timeout_s=_ANSWER_S, patience_s=2 * _ANSWER_S)
+            client = connect_to(read_ledger_url(self._run_dir))
+            ledger = run_ledger(client, self._config.run.name, self._run_dir, connect_to)
+            fence = getattr(ledger, "fence", None)
+            registry = RedisRegistry(client, self._config.run.name, also_fence=fence)
             try:
                 await ledger.open(self._spec)
             # Processes of an earlier supervisor are left alone.
             except BaseException:
+                await ledger.aclose()
                 await registry.aclose()
                 if server is not None and not server.is_adopted:
                     await asyncio.to_thread(server.stop)
@@ -151,6 +154,7 @@ class Supervisor:
             finally:
                 self._mirroring.close()
                 await asyncio.to_thread(self._processes.close)
+                await ledger.aclose()
                 await registry.aclose()
                 await monitor.close()
                 leftovers.clear(self._run_dir)
@@ -172,7 +176,8 @@ class Supervisor:
 
     def _other_hosts(self) -> AbstractContextManager[object]:
         """Serve hosts that join, where links leave this one."""
-        if self._config.wire.transport != "tcp":
+        # Join tokens are of one server.
+        if self._config.wire.transport != "tcp" or self._config.ledger.shards:
             return nullcontext()
         from pipeline.supervisor.joining.run_host import RunHost
 
@@ -184,6 +189,7 @@ class Supervisor:
             server = open_ledger(
                 self._run_dir,
                 configured_url=settings.url,
+                shards=settings.shards,
                 max_memory_mb=settings.max_memory_mb,
                 patience_s=self._server_patience_s,
                 given_up=self._stop_requested,
@@ -227,7 +233,7 @@ class Supervisor:
         await registry.set_fleet(wanted)
         await registry.set_run_status(RunStatus(RunState.RUNNING))
 
-    async def _conclude(self, registry: Registry, ledger: RedisLedger, status: RunStatus) -> None:
+    async def _conclude(self, registry: Registry, ledger: RunLedger, status: RunStatus) -> None:
         """Write the last state and the report, unless the ledger is away. A report that cannot be
         written (full disk, changed program) does not change the run's end."""
         try:

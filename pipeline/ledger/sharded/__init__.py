@@ -9,6 +9,7 @@ number names its shard, and prompts keep their order. An update's units are shar
 ``merge``    pure: one view out of the shards' views
 ``ledger``   ``ShardedLedger``: the contract over any ledgers
 ``admin``    an operator's side of all shards
+``servers``  the same over servers, as a run has it
 ``calls``    several shards' calls at once
 ===========  =========================================================================================
 """

@@ -16,7 +16,7 @@ memory limit. Values are JSON, readable in ``redis-cli``."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -79,13 +79,22 @@ class _Status(msgspec.Struct, frozen=True):
 class RedisRegistry:
     """A Registry in Redis >= 6.2 or Valkey."""
 
-    def __init__(self, client: redis.asyncio.Redis, run: str, *, unlisted_after_s: float = UNLISTED_AFTER_S) -> None:
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        run: str,
+        *,
+        unlisted_after_s: float = UNLISTED_AFTER_S,
+        also_fence: Callable[[str, int], Awaitable[None]] | None = None,
+    ) -> None:
+        """``also_fence``: called with a fenced worker, for servers without a registry."""
         self._client = client
         self._connection = PipelinedConnection(client)
         self._listening = PipelinedConnection(client)
         """A connection of its own, since a wait for news would hold up other calls."""
         self._keys = _keys_of(run)
         self._unlisted_after_s = unlisted_after_s
+        self._also_fence = also_fence
         self._mailboxes: dict[str, _Endpoint] = {}
         """All mailboxes as of the change ``_known``, on the connection ``_known_on``."""
         self._known = self._known_on = 0
@@ -99,7 +108,10 @@ class RedisRegistry:
 
     async def fence(self, worker: str) -> int:
         """Fence the present incarnation; return the new epoch."""
-        return await self._raise_epoch(worker, begins=False)
+        epoch = await self._raise_epoch(worker, begins=False)
+        if self._also_fence is not None:
+            await self._also_fence(worker, epoch)
+        return epoch
 
     async def epoch(self, worker: str) -> int:
         """Return the newest epoch; 0 for an unknown worker."""

@@ -10,7 +10,7 @@ from pipeline.config.launching import LaunchSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.address import read_address
 from pipeline.ledger.server.embedded import external_url
-from pipeline.ledger.token import Token, read_token
+from pipeline.ledger.token import Token, read_token, refuse_shards
 from pipeline.ledger.url import has_credentials, is_hidden, refuse_plaintext, without_credentials
 from pipeline.supervisor.fleet_plan import worker_name
 from pipeline.supervisor.fleet_size import desired_counts
@@ -42,6 +42,7 @@ def join_command(config: RunConfig, run_dir: Path) -> JoinCommand:
             f"launch.on is {settings.on}, and wire.transport {config.wire.transport} reaches no other host; set "
             "wire.transport to tcp"
         )
+    refuse_shards(config.ledger.shards, f"launch.on is {settings.on}")
     url = settings.ledger_url or config.ledger.url or _recorded_url(run_dir) or external_url(None, os.environ)
     if url is None or url.startswith("unix://"):
         named = url or "a server of this run"

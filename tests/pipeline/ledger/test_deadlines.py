@@ -21,7 +21,7 @@ from pipeline.runtime.clock import RealClock
 from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.registry.contract import Fleet, Topic, WaitingFor
 from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
-from pipeline.runtime.worker_process import connect_worker
+from pipeline.runtime.run_ledger import connect_worker
 from pipeline.runtime.worker_state import WorkerState
 from protocol.errors import LedgerDiskFailed, LedgerRefused, LedgerUnavailable
 from protocol.ids import Incarnation, Role
