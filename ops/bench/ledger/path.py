@@ -22,6 +22,7 @@ from ops.bench.ledger.payload import Payload, reference_of, reward_of
 from ops.bench.ledger.race import Gate, Part
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.ledger.sharded.servers import LedgerServers, ledger_servers
 from pipeline.ledger.types import Claim, Lease, LedgerSpec, Refusal, Unit
 from protocol.channel import Mailbox
 from protocol.codec import encode_once
@@ -62,6 +63,15 @@ class Job:
     num_chunks: int
     """A multiple of BATCH."""
     num_tokens: int
+    shards: tuple[str, ...] = ()
+    """URLs of further servers, over which the groups are spread."""
+
+    def ledger(self) -> RedisLedger | LedgerServers:
+        """Return a process's ledger."""
+        urls = [self.url, *self.shards]
+        if not self.shards:
+            return RedisLedger(connect(self.url), RUN)
+        return ledger_servers([connect(url) for url in urls], RUN, urls)
 
     def endpoint(self, field: Field) -> str:
         """Return where a field's scorer listens."""
@@ -99,7 +109,7 @@ class _Generator:
         self._version = 0
 
     async def run(self, gate: Gate) -> None:
-        self._ledger = RedisLedger(connect(self._job.url), RUN)
+        self._ledger = self._job.ledger()
         await self._ledger.open(self._job.spec)
         transport = make_transport(self._who)
         self._links = [transport.sender(self._job.endpoint(field)) for field in self._job.fields]
@@ -167,7 +177,7 @@ def score(gate: Gate, job: Job, field: Field) -> None:
 
 async def _score(gate: Gate, job: Job, field: Field) -> None:
     who = Incarnation(Role.REWARD if field is Field.REWARD else Role.REFERENCE, f"{field}-0", 1)
-    ledger, transport = RedisLedger(connect(job.url), RUN), make_transport(who)
+    ledger, transport = job.ledger(), make_transport(who)
     mailbox = transport.mailbox(job.endpoint(field))
     left = job.num_chunks
     gate.begin()
@@ -189,7 +199,7 @@ def learn(gate: Gate, job: Job) -> None:
 
 async def _learn(gate: Gate, job: Job) -> None:
     who = Incarnation(Role.LEARNER, "learner-0", 1)
-    ledger = RedisLedger(connect(job.url), RUN)
+    ledger = job.ledger()
     await ledger.open(job.spec)
     gate.begin()
     async with asyncio.timeout(_PATIENCE_S):

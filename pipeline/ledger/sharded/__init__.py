@@ -10,6 +10,7 @@ number names its shard, and prompts keep their order. An update's units are shar
 ``ledger``   ``ShardedLedger``: the contract over any ledgers
 ``admin``    an operator's side of all shards
 ``servers``  the same over servers, as a run has it
+``shares``   claims that take a share of every shard
 ``calls``    several shards' calls at once
 ===========  =========================================================================================
 """

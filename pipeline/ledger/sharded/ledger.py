@@ -14,26 +14,24 @@ Crashes between two shards leave nothing half done:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from pipeline.ledger.contract import Ledger
-from pipeline.ledger.sharded.calls import together
+from pipeline.ledger.sharded.calls import Unhindered, together
 from pipeline.ledger.sharded.merge import (
     ShardedAudit,
     merge_audits,
-    merge_claims,
     merge_evaluations,
     merge_queues,
     merge_refusals,
     merge_totals,
-    merge_waits,
 )
+from pipeline.ledger.sharded.shares import FinishedShares, UpdateShares
 from pipeline.ledger.sharded.split import (
     admission_order,
     group_of,
-    join_claims,
     own_shard,
     shard_spec,
     split_claim,
@@ -70,17 +68,20 @@ RaiseEpoch = Callable[[str, int], Awaitable[None]]
 """Makes a worker's epoch known to a shard."""
 
 
-_MORE_THAN_ANY: Final = 1 << 40
-"""Finished trajectories: a claim of so many is answered with their number."""
-
-
 class ShardedLedger:
     """``pipeline.ledger.contract.Ledger`` over ``shards``; the first is the home.
 
     ``raise_epoch``: one for each shard but the home, called before an incarnation's first call
-    there. None when the shards read the registry's epochs themselves."""
+    there. None when the shards read the registry's epochs themselves. ``is_away``: whether a shard
+    gives no answer now; leases, renewals and overdue chunks of the others go on."""
 
-    def __init__(self, shards: Sequence[Ledger], *, raise_epoch: Sequence[RaiseEpoch] | None = None) -> None:
+    def __init__(
+        self,
+        shards: Sequence[Ledger],
+        *,
+        raise_epoch: Sequence[RaiseEpoch] | None = None,
+        is_away: Callable[[int], bool] = lambda _: False,
+    ) -> None:
         self._shards = tuple(shards)
         self._raise_epoch = raise_epoch
         self._entered: set[tuple[int, str]] = set()
@@ -89,11 +90,9 @@ class ShardedLedger:
         self._undelivered: dict[str, list[Lease]] = {}
         """Leased by a call that then failed at another shard; the next call returns them."""
         self._next_overdue = 0
-        self._claiming = asyncio.Lock()
-        self._kept: dict[int, Claim] = {}
-        """Shares of the update that is being claimed."""
-        self._kept_for: tuple[str, int] | None = None
-        self._kept_finished: list[tuple[int, FinishedClaim]] = []
+        self._unhindered = Unhindered(is_away)
+        self._shares = UpdateShares(self.num_shards, self._enter)
+        self._finished = FinishedShares(self.num_shards, self._enter)
 
     @property
     def num_shards(self) -> int:
@@ -122,13 +121,15 @@ class ShardedLedger:
             if place and wanted <= 0:
                 break
             used.add(index)
+            lease = partial(self._lease_at, index, who, max(0, wanted), policy_version)
             try:
-                shard = await self._enter(index, who)
-                grant = await shard.lease(who, max_trajectories=max(0, wanted), policy_version=policy_version)
+                grant = await self._unhindered.call(f"lease {who}", index, lease)
             except LedgerUnavailable:
                 if not got:
                     raise
                 return LeaseGrant(self._deliver(who, max_trajectories))
+            if grant is None:
+                continue
             got += grant.leases
             if grant.refusal is not None:
                 refusals.append(grant.refusal)
@@ -136,9 +137,17 @@ class ShardedLedger:
         is_short = len(leases) < max_trajectories and refusals
         return LeaseGrant(leases, merge_refusals(refusals) if is_short else None)
 
+    async def _lease_at(self, index: int, who: Incarnation, most: int, policy_version: int | None) -> LeaseGrant:
+        return await (await self._enter(index, who)).lease(who, max_trajectories=most, policy_version=policy_version)
+
     async def renew(self, who: Incarnation) -> None:
-        """Extend the lease on all that ``who`` holds, in every shard."""
-        await self._where_used(who, lambda shard: shard.renew(who))
+        """Extend the lease on all that ``who`` holds, in every shard that is not away."""
+
+        async def renew_at(index: int) -> None:
+            await (await self._enter(index, who)).renew(who)
+
+        used = sorted(self._used.get(str(who)) or range(self.num_shards))
+        await together(self._unhindered.call(f"renew {who}", index, partial(renew_at, index)) for index in used)
 
     async def give_back(self, who: Incarnation, trajectories: tuple[TrajectoryId, ...] | None = None) -> int:
         """Open held trajectories at once; return their number."""
@@ -168,16 +177,21 @@ class ShardedLedger:
         """Return overdue chunks of one shard after another, each time from another one on."""
         first, self._next_overdue = self._next_overdue, (self._next_overdue + 1) % self.num_shards
         found: list[TrajectoryChunk] = []
+
+        async def at(index: int, most: int) -> list[TrajectoryChunk]:
+            return await (await self._enter(index, who)).overdue(who, field, max_chunks=most)
+
         for place in range(self.num_shards):
+            index, most = (first + place) % self.num_shards, max_chunks - len(found)
             try:
-                shard = await self._enter((first + place) % self.num_shards, who)
-                found += await shard.overdue(who, field, max_chunks=max_chunks - len(found))
+                found += await self._unhindered.call(f"overdue {field} {who}", index, partial(at, index, most)) or []
             except LedgerUnavailable:
                 if not found:
                     raise
             if len(found) >= max_chunks:
                 break
-        return found
+        # A late answer may be to an earlier request for more; what is left out is due again.
+        return found[:max_chunks]
 
     async def finished_group(self, who: Incarnation, group: int, *, num_members: int) -> list[TrajectoryChunk]:
         """Give a group that has ended to one scorer: its final chunks; else nothing."""
@@ -215,36 +229,7 @@ class ShardedLedger:
 
         Shares that could be claimed are kept for the next call at this version. Before a call at
         another version they are returned, since they may be too old for it."""
-        async with self._claiming:
-            if self._kept_for != (str(who), policy_version):
-                await self._return_kept(who)
-            self._kept_for = (str(who), policy_version)
-            missing = [index for index in range(self.num_shards) if index not in self._kept]
-            outcomes = await together(self._claim_share(index, who, policy_version) for index in missing)
-            refused = [outcome for outcome in outcomes if outcome is not None]
-            if refused:
-                return merge_waits(self._kept.values(), refused)
-            claim_id = join_claims((index, part.claim_id) for index, part in self._kept.items())
-            claim = merge_claims(claim_id, [*self._kept.values()])
-            self._kept.clear()
-            return claim
-
-    async def _claim_share(self, index: int, who: Incarnation, policy_version: int) -> ClaimRefused | None:
-        outcome = await (await self._enter(index, who)).claim(who, policy_version=policy_version)
-        if isinstance(outcome, ClaimRefused):
-            return outcome
-        # At once: another shard's failure ends this task, and not this claim.
-        self._kept[index] = outcome
-        return None
-
-    async def _return_kept(self, who: Incarnation) -> None:
-        """Return the kept shares to ready. Those of an earlier incarnation come back by
-        ``recover``."""
-        if self._kept_for is not None and self._kept_for[0] != str(who):
-            self._kept.clear()
-        for index, part in [*self._kept.items()]:
-            await (await self._enter(index, who)).return_claim(who, part.claim_id)
-            del self._kept[index]
+        return await self._shares.claim(who, policy_version)
 
     async def fetch(self, claim: Claim) -> list[ClaimedUnit]:
         """Read a claim's units. Raises LedgerError when it was settled, returned or cancelled."""
@@ -287,7 +272,7 @@ class ShardedLedger:
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
         """Settle a checkpoint's claims; return the number of other units, now ready again."""
-        self._kept.clear()
+        self._shares.clear()
         parts = split_claims(applied, self.num_shards)
         return sum(await self._home_first(who, lambda index, shard: shard.recover(who, parts[index])))
 
@@ -310,21 +295,7 @@ class ShardedLedger:
         """Claim finished trajectories of all shards for the value model, or return how many there
         are. Each shard gives an even part, as far as it has so many."""
         check_value_batch(num_trajectories)
-        async with self._claiming:
-            have = sum(len(part.trajectories) for _, part in self._kept_finished)
-            there = await self._home_first(who, lambda _, shard: _count_finished(shard, who))
-            if have + sum(there) < num_trajectories:
-                return have + sum(there)
-            for index, wanted in enumerate(_shares(num_trajectories - have, there)):
-                if wanted:
-                    part = await self._shards[index].claim_finished(who, num_trajectories=wanted)
-                    # Fewer when some were discarded meanwhile; the next call claims the rest.
-                    if isinstance(part, int):
-                        return have + sum(there) - wanted + part
-                    self._kept_finished.append((index, part))
-            kept, self._kept_finished = self._kept_finished, []
-            claim_id = join_claims((index, part.claim_id) for index, part in kept)
-            return FinishedClaim(claim_id, tuple(one for _, part in kept for one in part.trajectories))
+        return await self._finished.claim(who, num_trajectories)
 
     async def settle_finished(self, who: Incarnation, claims: tuple[str, ...]) -> int:
         """Forget trained value batches; return how many were not yet settled."""
@@ -333,7 +304,7 @@ class ShardedLedger:
 
     async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
         """Settle a checkpoint's value batches; return the number of other trajectories."""
-        self._kept_finished.clear()
+        self._finished.clear()
         parts = split_claims(applied, self.num_shards)
         return sum(await self._home_first(who, lambda index, shard: shard.recover_finished(who, parts[index])))
 
@@ -343,7 +314,7 @@ class ShardedLedger:
 
     async def cancel_in_flight(self, who: Incarnation, reason: DropReason = DropReason.CANCELLED) -> int:
         """Drop all work that is not trained; return the number of groups."""
-        self._kept.clear()
+        self._shares.clear()
         return sum(await self._home_first(who, lambda _, shard: shard.cancel_in_flight(who, reason)))
 
     # -- evaluation ------------------------------------------------------------------------------
@@ -377,6 +348,7 @@ class ShardedLedger:
 
     async def aclose(self) -> None:
         """Release the connections to all shards. Repeated calls do nothing."""
+        await self._unhindered.aclose()
         await together(shard.aclose() for shard in self._shards)
 
     # -- inside ----------------------------------------------------------------------------------
@@ -424,21 +396,3 @@ class ShardedLedger:
             units[self._index_of(group_of(unit))].append(unit)
         parts = split_claim(claim.claim_id, self.num_shards)
         return {index: Claim(part, claim.policy_version, tuple(units[index])) for index, part in parts}
-
-
-async def _count_finished(shard: Ledger, who: Incarnation) -> int:
-    """Return how many finished trajectories wait in a shard."""
-    number = await shard.claim_finished(who, num_trajectories=_MORE_THAN_ANY)
-    assert isinstance(number, int)
-    return number
-
-
-def _shares(wanted: int, there: Sequence[int]) -> list[int]:
-    """Return how many each shard gives: even parts, and more where others have too few."""
-    shares = [0] * len(there)
-    while (left := wanted - sum(shares)) > 0:
-        open_ = [index for index, number in enumerate(there) if shares[index] < number]
-        part, rest = divmod(left, len(open_))
-        for place, index in enumerate(open_):
-            shares[index] += min(there[index] - shares[index], part + (place < rest))
-    return shares

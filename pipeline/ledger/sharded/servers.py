@@ -46,9 +46,11 @@ class LedgerServers(ShardedLedger):
     """``ShardedLedger`` over servers, with what workers and commands need of a server."""
 
     def __init__(self, servers: Sequence[ServerShard]) -> None:
-        super().__init__(servers, raise_epoch=[server.raise_epoch for server in servers[1:]])
         self._servers = tuple(servers)
-        self._troubles: dict[str, str] = {}
+        self._troubles = [""] * len(servers)
+        raising = [server.raise_epoch for server in servers[1:]]
+        super().__init__(servers, raise_epoch=raising, is_away=lambda index: bool(self._troubles[index]))
+        self.on_trouble(lambda _: None)
 
     @property
     def admin(self) -> ShardedAdmin:
@@ -63,15 +65,15 @@ class LedgerServers(ShardedLedger):
     def on_trouble(self, tell: Callable[[str], None]) -> None:
         """Call ``tell`` with why calls are repeated, and at which servers; with "" after it."""
 
-        def told_by(name: str) -> Callable[[str], None]:
+        def told_by(index: int, name: str) -> Callable[[str], None]:
             def note(trouble: str) -> None:
-                self._troubles[name] = f"ledger server {name}: {trouble}" if trouble else ""
-                tell("; ".join(filter(None, self._troubles.values())))
+                self._troubles[index] = f"ledger server {name}: {trouble}" if trouble else ""
+                tell("; ".join(filter(None, self._troubles)))
 
             return note
 
-        for server in self._servers:
-            server.on_trouble(told_by(server.name))
+        for index, server in enumerate(self._servers):
+            server.on_trouble(told_by(index, server.name))
 
     async def check(self) -> None:
         """Ping every server. Raises LedgerUnavailable, or LedgerDiskFailed, of one."""

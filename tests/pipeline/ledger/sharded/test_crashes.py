@@ -238,6 +238,15 @@ class SeveralShards(RuleBasedStateMachine):
     def checkpoint(self, fuse) -> None:
         self.mortally(self._checkpoint(), fuse)
 
+    @rule(left=st.integers(0, 2), before=st.booleans())
+    def make_an_update_and_die_as_its_checkpoint_is_settled(self, left, before) -> None:
+        """Random single steps seldom come to it."""
+        for worker in WORKERS:
+            self.sample(worker, 9, True, None)
+        self.score()
+        self.learn(None, 1, False)
+        self.checkpoint((left, before))
+
     @rule(fuse=FUSES)
     def evaluate(self, fuse) -> None:
         if self.num_evaluations < 3:

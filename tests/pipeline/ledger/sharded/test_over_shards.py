@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,18 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.sharded.ledger import ShardedLedger
 from pipeline.ledger.sharded.merge import merge_audits, merge_refusals
-from pipeline.ledger.types import Audit, Balance, Claim, ClaimRefused, ClaimWait, EvaluationRequest, Refusal, Restart
+from pipeline.ledger.types import (
+    Audit,
+    Balance,
+    Claim,
+    ClaimRefused,
+    ClaimWait,
+    EvaluationRequest,
+    FinishedClaim,
+    Refusal,
+    Restart,
+    WriteStatus,
+)
 from protocol.errors import Fenced, LedgerError, LedgerUnavailable
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field
@@ -23,8 +35,10 @@ from tests.pipeline.ledger.builders import (
     make_chunk,
     make_spec,
     reward,
+    value,
 )
 
+VALUE = Incarnation(Role.VALUE, "value-0", 1)
 SPEC = make_spec(units_per_update=8)
 
 
@@ -218,3 +232,72 @@ def test_a_refusal_is_the_one_that_may_pass_soonest():
 def _audit(*, admitted: int, trained: int):
     empty = Balance(0, 0)
     return Audit(Balance(admitted, trained), empty, empty)
+
+
+class Mute:
+    """A shard that gives no answer until ``answers`` is set, and is known to be away meanwhile."""
+
+    def __init__(self, shard) -> None:
+        self._shard, self.answers = shard, asyncio.Event()
+        self.answers.set()
+
+    def __getattr__(self, name: str):
+        async def call(*args, **kwargs):
+            await self.answers.wait()
+            return await getattr(self._shard, name)(*args, **kwargs)
+
+        return call
+
+
+async def test_while_one_shard_is_away_the_work_of_the_others_goes_on():
+    now = [1000.0]
+    shards = [Mute(MemoryLedger(lambda _: 1, lambda: now[0])) for _ in range(2)]
+    ledger = ShardedLedger(shards, is_away=lambda index: not shards[index].answers.is_set())  # pyright: ignore[reportArgumentType]
+    await ledger.open(SPEC)
+    held = [str(one.trajectory) for one in (await ledger.lease(OTHER_GENERATOR, max_trajectories=1)).leases]
+    shards[0].answers.clear()
+    async with asyncio.timeout(5.0):
+        for _ in range(3):
+            now[0] += 6.0
+            await ledger.renew(OTHER_GENERATOR)
+        written = await ledger.write_chunk(OTHER_GENERATOR, make_chunk(TrajectoryId.parse(held[0])))
+        assert written.status is WriteStatus.STORED, "a lease at a shard that answers was not renewed"
+        assert len(await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)) == 0
+        there = await ledger.lease(GENERATOR, max_trajectories=100)
+        assert {one.trajectory.group % 2 for one in there.leases} == {1}
+        assert (await ledger.lease(GENERATOR, max_trajectories=5)).leases == ()
+        shards[0].answers.set()
+        late = await ledger.lease(GENERATOR, max_trajectories=100)
+        assert {one.trajectory.group % 2 for one in late.leases} == {0}
+        assert len({one.trajectory for one in (*there.leases, *late.leases)}) == 15
+    await ledger.aclose()
+
+
+async def test_a_value_batch_takes_even_parts_and_more_where_another_has_too_few(shards):
+    ledger = ShardedLedger(shards)
+    await ledger.open(replace(SPEC, fields=frozenset({Field.REWARD, Field.VALUE}), value_training=True))
+    for who, most in ((GENERATOR, 4), (OTHER_GENERATOR, 2)):
+        for lease in (await ledger.lease(who, max_trajectories=most)).leases:
+            chunk = make_chunk(lease.trajectory)
+            await ledger.write_chunk(who, chunk)
+            for score in (reward(), value()):
+                await ledger.write_score(SCORER, chunk.id, score)
+    assert await ledger.claim_finished(VALUE, num_trajectories=7) == 6
+    claim = await ledger.claim_finished(VALUE, num_trajectories=5)
+    assert isinstance(claim, FinishedClaim)
+    assert [str(one.chunk.trajectory) for one in claim.trajectories] == ["t.0.0", "t.0.1", "t.2.0", "t.1.0", "t.1.1"]
+    assert [await ledger.settle_finished(VALUE, (claim.claim_id,)) for _ in range(2)] == [1, 0]
+    assert await ledger.recover_finished(VALUE, ()) == 0
+    assert (await ledger.audit()).finished.trained == 5
+
+
+async def test_a_renewal_holds_what_its_worker_has_in_every_shard():
+    now = [1000.0]
+    ledger = ShardedLedger([MemoryLedger(lambda _: 1, lambda: now[0]) for _ in range(2)])
+    await ledger.open(SPEC)
+    assert len((await ledger.lease(GENERATOR, max_trajectories=100)).leases) == 16
+    for _ in range(3):
+        now[0] += 6.0
+        await ledger.renew(GENERATOR)
+    assert (await ledger.lease(OTHER_GENERATOR, max_trajectories=100)).leases == ()
+    await ledger.aclose()
