@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with tempfile.TemporaryDirectory(prefix="headrace-bench-") as work:
                 chunks = options.chunks
                 costs += measure(number, num_tokens=options.tokens, num_chunks=chunks, work=Path(work))
-    show("What each server does for one run", _COLUMNS, [_row(cost, costs) for cost in costs])
+    show("The work of each server for one run", _COLUMNS, [_row(cost, costs) for cost in costs])
     if options.json:
         record = provenance("workers.shards", arguments, rounds=options.rounds, seed=0)
         write_json(options.json, record | {"servers": [asdict(cost) for cost in costs]})

@@ -1,7 +1,7 @@
 """Claims that take a share of every shard. Shares wait here for the others'.
 
-A share is kept at once when its shard gives it, so another shard's failure loses none. What a
-process keeps at its death is returned by ``recover``, as every claim."""
+A share is kept at once when its shard gives it, so another shard's failure loses none. ``recover``
+returns the shares that a process kept until its death, as every claim."""
 
 from __future__ import annotations
 
