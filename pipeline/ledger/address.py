@@ -86,7 +86,7 @@ def known_shards(run_dir: Path, configured: tuple[str, ...]) -> tuple[str, ...]:
             "those. Name the same ones, in the same order, or start another run"
         )
     for shown, url in zip(configured, known, strict=True):
-        if is_hidden(shown) and hide_password(url) != shown:
+        if is_hidden(shown) and (is_hidden(url) or hide_password(url) != shown):
             raise ConfigError(
                 f"ledger.shards has {shown!r}, without its password, and {run_dir / LEDGER_FILE} does not have it either. Give "
                 "the whole URLs again, in a run file or with --set ledger.shards=[...]"

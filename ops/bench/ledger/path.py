@@ -86,6 +86,8 @@ class Job:
             group_size=GROUP,
             units_per_update=BATCH,
             eta=_ETA,
+            # The prompts of each shard end with its part of the race.
+            num_prompts=self.num_chunks // GROUP if self.shards else None,
             fields=frozenset(self.fields),
         )
 

@@ -88,6 +88,8 @@ async def test_a_run_has_the_servers_of_its_address(redis_server, redis_client, 
 
 
 def test_a_resumed_run_has_the_same_servers_with_their_passwords(tmp_path):
+    with pytest.raises(ConfigError, match="without its password"):
+        known_shards(tmp_path, ("redis://***@10.0.0.9:6379/0",))
     write_address(tmp_path, LedgerAddress(url=SECRET, shards=(SECRET,)))
     assert known_shards(tmp_path, ("redis://***@10.0.0.9:6379/0",)) == (SECRET,)
     with pytest.raises(ConfigError, match=r"names 0 further servers, but the run began with 1"):
