@@ -83,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 costs += measure(number, num_tokens=options.tokens, num_chunks=chunks, work=Path(work))
     show("The work of each server for one run", _COLUMNS, [_row(cost, costs) for cost in costs])
     if options.json:
-        record = provenance("workers.shards", arguments, rounds=options.rounds, seed=0)
+        record = provenance("workers", arguments, rounds=options.rounds, seed=0)
+        record["command"] = record["command"].replace("headrace bench workers", "python -m ops.bench.workers.shards")
         write_json(options.json, record | {"servers": [asdict(cost) for cost in costs]})
     return 0
 
