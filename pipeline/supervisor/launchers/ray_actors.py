@@ -123,17 +123,14 @@ class RayLauncher:
         with self._lock:
             self._connected(self._settings.answer_s)
             assert self._driver is not None
-            try:
-                return self._driver.ask(request, max(1.0, deadline - time.monotonic()))
-            except LaunchFailed:
-                if not self._driver.runs:
-                    self._driver = None
-                raise
+            return self._driver.ask(request, max(1.0, deadline - time.monotonic()))
 
     def _connected(self, timeout_s: float) -> RayReply:
         """Start the driver unless it runs; return its first answer."""
         if self._driver is not None and self._driver.runs:
             return self._welcome
+        if self._driver is not None:
+            self._driver.close()
         driver = _Driver(_environment())
         try:
             reply = driver.ask(RayRequest(verb="connect", cluster=self._cluster), timeout_s)

@@ -28,6 +28,7 @@ def up(tmp_path: Path, *words: str) -> Result:
         ("slurm", "exec srun --ntasks=1 headrace join rediss://ledger.example:6379/0 --token "),
         ("kubernetes", "kind: StatefulSet"),
         ("local", "# processes of this host: 1 learner, 2 generator"),
+        ("ray", "generator-1: CPU 1\n"),
     ],
 )
 def test_a_dry_run_prints_what_would_be_submitted_and_starts_nothing(tmp_path: Path, place: str, shown: str) -> None:
@@ -80,6 +81,13 @@ def test_what_no_place_could_run_is_refused(tmp_path: Path, words: tuple[str, ..
     result = up(tmp_path, *words, "--dry-run")
     assert isinstance(result.exception, HeadraceError)
     assert told in str(result.exception)
+
+
+def test_an_address_of_a_ray_cluster_goes_with_on_ray_alone(tmp_path: Path) -> None:
+    shown = up(tmp_path, "--on", "ray", "--address", "head.example:6379", "--dry-run", *REACHABLE)
+    assert "of the Ray cluster head.example:6379" in shown.output
+    refused = up(tmp_path, "--on", "ssh", "--address", "head.example:6379", "--dry-run", *REACHABLE)
+    assert refused.exit_code == 2 and "give --on ray too" in refused.output
 
 
 def test_without_sbatch_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
