@@ -168,20 +168,29 @@ def test_a_surrogate_without_a_gradient_is_refused_on_a_trial(
         check_surrogate(f"{module}:mine")
 
 
-@pytest.mark.parametrize(
-    ("setting", "text", "complaint"),
-    [
-        ("surrogate", "def mine(terms): return terms.advantages\n", "ended a trial by RuntimeError"),
-        ("loss_aggregation", "def mine(counts, norm): return 1 / counts\n", r"returned .*expected 3 finite weights"),
-    ],
-)
-def test_config_check_tries_ones_own_loss_in_a_process_of_its_own(
-    tmp_path: Path, setting: str, text: str, complaint: str
-) -> None:
-    (tmp_path / "own_constant.py").write_text(text)
-    config = op_config(tmp_path, f"algorithm.{setting}=own_constant:mine", f"algorithm.path=['{tmp_path}']")
-    with pytest.raises(ConfigError, match=complaint):
+TRIED = """
+from pathlib import Path
+
+from in_a_process.losses import quadratic
+
+
+def mine(terms):
+    Path(__file__).with_suffix(".tried").touch()
+    return quadratic(terms)
+
+
+def weights(counts, norm): return 1 / counts
+"""
+
+
+def test_config_check_tries_ones_own_surrogate_and_aggregation_in_a_process_of_its_own(tmp_path: Path) -> None:
+    folder = own_objectives(tmp_path, "in_a_process")
+    (folder / "own_constant.py").write_text(TRIED)
+    named = ("algorithm.surrogate=own_constant:mine", "algorithm.loss_aggregation=own_constant:weights")
+    config = op_config(tmp_path, *named, f"algorithm.path=['{folder}']")
+    with pytest.raises(ConfigError, match=r"returned .*expected 3 finite weights"):
         check_engines(config)
+    assert (folder / "own_constant.tried").exists()
     assert "own_constant" not in sys.modules
 
 
