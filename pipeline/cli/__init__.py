@@ -21,6 +21,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "pretrain-value": ("pipeline.cli.pretrain", "Train a value model before a run, and export it."),
     "join": ("pipeline.cli.join", "Give a run of another host workers of this one."),
     "tokens": ("pipeline.cli.tokens", "Let other hosts join a run, and end that again."),
+    "probe": ("pipeline.cli.probe", "Check a supervisor, for probes of a container."),
     "place": ("pipeline.cli.place", "Start and list joins of this host, for a launcher."),
     "down": ("pipeline.cli.control", "Drain a run and end it."),
     "scale": ("pipeline.cli.control", "Change how many workers a role has."),

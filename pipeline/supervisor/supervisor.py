@@ -53,6 +53,7 @@ from pipeline.supervisor.launchers.seam import Exit, Launcher
 from pipeline.supervisor.mirror_choice import mirroring
 from pipeline.supervisor.monitor import Monitor
 from pipeline.supervisor.processes import Command, Processes, worker_command
+from pipeline.supervisor.pulse import Pulse
 from pipeline.supervisor.run_folder import server_lock
 from pipeline.supervisor.starter import forks, starter_command
 from pipeline.supervisor.takeover import take_over
@@ -115,6 +116,7 @@ class Supervisor:
         self._failed_code = ExitCode.LEDGER_UNAVAILABLE
         self._learner_drain_code = int(ExitCode.OK)
         self._mirroring = mirroring(config, run_dir)
+        self._pulse = Pulse(run_dir)
 
     async def run(
         self, watch: Callable[[RunSnapshot], None] | None = None, *, watch_every_s: float = 1.0
@@ -148,6 +150,8 @@ class Supervisor:
                 with self._other_hosts():
                     await self._begin(registry)
                     status = await self._supervise(monitor)
+                # Report and copies have limits of their own.
+                self._pulse.end()
                 await self._conclude(registry, ledger, status)
                 if left := await self._mirroring.finish(lambda: self._num_signals > 1):
                     status = RunStatus(status.state, f"{status.detail}; {left}")
@@ -273,6 +277,7 @@ class Supervisor:
             self._fleet.carry_out(self._plan.due(now))
             if status.state is not RunState.RUNNING and self._plan.is_down:
                 return status
+            self._pulse.beat(now, is_ready=status.state is RunState.RUNNING)
             await asyncio.sleep(_TICK_S)
 
     async def _look(self, monitor: Monitor, status: RunStatus, ended: Sequence[Exit], now: float) -> RunStatus:

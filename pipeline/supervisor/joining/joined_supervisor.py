@@ -25,7 +25,8 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.join_board import JoinBoard
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.process.exit_codes import ExitCode, as_own
-from pipeline.runtime.registry.contract import Registry, RunState
+from pipeline.runtime.liveness import is_silent
+from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, WaitingFor
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.signals import leave_terminals, obeying
 from pipeline.supervisor import leftovers
@@ -35,6 +36,7 @@ from pipeline.supervisor.joining.joined_folder import JoinedFolder
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.monitor import overdue_ages
 from pipeline.supervisor.processes import Command, worker_command
+from pipeline.supervisor.pulse import Pulse
 from pipeline.supervisor.starter import forks, starter_command
 from pipeline.supervisor.takeover import take_over
 from protocol.errors import LedgerError, LedgerRefused
@@ -46,6 +48,7 @@ _HOME_EVERY_S: Final = 1.0
 _OVERDUE_EVERY_S: Final = 5.0
 _ANSWER_S: Final = 2.0
 _ENDED: Final = (RunState.STOPPING, RunState.FINISHED, RunState.FAILED)
+_UNREADY: Final = (WaitingFor.STARTING, WaitingFor.DRAINING, WaitingFor.STOPPED)
 
 log = structlog.get_logger(__name__)
 
@@ -77,6 +80,7 @@ class JoinedSupervisor:
         self._overdue_s: dict[Role, float] = {}
         self._home = HomeReader(folder.path)
         self._refusal = ""
+        self._pulse, self._is_ready = Pulse(folder.path), False
 
     def prepare(self) -> None:
         """Start the process of which workers are forked, and wait for its imports. Blocks."""
@@ -132,7 +136,9 @@ class JoinedSupervisor:
                 self._fleet.carry_out(plan.stop(now))
             self._fleet.carry_out(plan.due(now))
             if ending and plan.is_down:
+                self._pulse.end()
                 return ending
+            self._pulse.beat(now, is_ready=self._is_ready)
             await asyncio.sleep(_TICK_S)
 
     async def _look(self, registry: Registry, ledger: RedisLedger, ended: Sequence[Exit], now: float) -> str:
@@ -141,6 +147,7 @@ class JoinedSupervisor:
         try:
             status = await registry.run_status()
             beats = await registry.heartbeats_of(list(fleet.processes.pids))
+            self._is_ready = any(map(_does_its_work, beats))
             await fleet.fence_exited(registry, ended, beats)
             await fleet.replace(registry, beats, now, await self._overdue(ledger, now))
         except LedgerRefused as error:
@@ -199,3 +206,8 @@ class JoinedSupervisor:
             lines = self._fleet.processes.logs(failure.worker)
             return JoinOutcome(as_own(failure.exit_code), ending, failure.worker, lines)
         return JoinOutcome(ExitCode.CONFIG if self._refusal else ExitCode.OK, ending)
+
+
+def _does_its_work(beat: Heartbeat) -> bool:
+    has_weights = beat.who.role is not Role.GENERATOR or beat.policy_version >= 0
+    return has_weights and beat.waiting_for not in _UNREADY and not is_silent(beat.silent_s)

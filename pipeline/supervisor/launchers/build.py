@@ -148,7 +148,9 @@ def dry_run(config: RunConfig) -> str:
             # The run's host reads the ledger's address, with its password, from a Secret.
             address = {"ledger": config.ledger.model_copy(update={"url": None})}
             launch = {"launch": settings.model_copy(update={"ledger_url": join.url})}
-            return manifests(settings, join, roles, to_toml(config.model_copy(update=address | launch)))
+            by_supervisor = [Role.GENERATOR] if config.fleet.max_generators is not None else []
+            text = to_toml(config.model_copy(update=address | launch))
+            return manifests(settings, join, roles, text, by_supervisor=by_supervisor)
         case _:
             from pipeline.supervisor.launchers.ray_actors import dry_run as ray_dry_run
 

@@ -7,7 +7,7 @@ its input."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -86,12 +86,22 @@ class KubernetesLauncher:
         return call([*self._kubectl, *words], timeout_s=self._settings.answer_s, text=text)
 
 
-def manifests(settings: LaunchSection, join: JoinCommand, roles: Mapping[Role, int], config_toml: str) -> str:
+def manifests(
+    settings: LaunchSection,
+    join: JoinCommand,
+    roles: Mapping[Role, int],
+    config_toml: str,
+    *,
+    by_supervisor: Collection[Role] = (),
+) -> str:
     """Return what `kubectl apply` makes of a run, as YAML: the run's host and the elastic workers.
-    ``roles``: numbers of the fleet's workers, whose pods the run's host starts itself."""
+    ``roles``: numbers of the fleet's workers, whose pods the run's host starts itself.
+    ``by_supervisor``: roles whose number the supervisor sets by demand; for them there is no second
+    autoscaler."""
     found = objects.run_host_objects(settings, join.run, config_toml)
     for role in roles:
-        found += objects.elastic_objects(settings, join, role)
+        if role not in by_supervisor:
+            found += objects.elastic_objects(settings, join, role)
     name = objects.slug(join.run)
     head = (
         f"# Objects of the run {join.run}. First the ledger's address, with its password:\n"

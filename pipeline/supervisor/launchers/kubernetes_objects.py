@@ -29,6 +29,7 @@ _USER: Final = 1000
 _GRACE_S: Final = 600
 """Between SIGTERM and SIGKILL when a node is drained."""
 _TOKEN: Final = "/token/token"  # noqa: S105  a path
+_PROBE_S: Final = 20
 _MAX_NAME: Final = 40
 """Leaves room for worker and suffix within a label's 63 characters."""
 
@@ -80,16 +81,15 @@ def elastic_objects(settings: LaunchSection, join: JoinCommand, role: Role) -> l
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 1}},
         "template": {"metadata": {"labels": own}, "spec": _worker_spec(settings, join, role, words)},
     }
+    if settings.kubernetes.autoscaler == "keda":
+        spec = _scaled_object(settings, join.run, role, name)
+        scaling = _object("keda.sh/v1alpha1", "ScaledObject", name, namespace, own, spec=spec)
+    else:
+        spec = _autoscaler(settings, join.run, role, name)
+        scaling = _object("autoscaling/v2", "HorizontalPodAutoscaler", name, namespace, own, spec=spec)
     return [
         _object("apps/v1", "Deployment", name, namespace, own, spec=deployment),
-        _object(
-            "autoscaling/v2",
-            "HorizontalPodAutoscaler",
-            name,
-            namespace,
-            own,
-            spec=_autoscaler(settings, join.run, role, name),
-        ),
+        scaling,
         _object(
             "policy/v1",
             "PodDisruptionBudget",
@@ -137,7 +137,6 @@ def _run_host(settings: LaunchSection, run: str, own: dict[str, str]) -> Manifes
         "--set supervisor.metrics_host=0.0.0.0 &\n"
         "trap 'kill -TERM $!' TERM\nwait $!; wait $! || exit $?\nexec sleep infinity\n"
     )
-    probe = {"httpGet": {"path": "/metrics", "port": "metrics"}, "periodSeconds": 10, "timeoutSeconds": 5}
     container = {
         "name": "up",
         "image": place.image,
@@ -148,9 +147,7 @@ def _run_host(settings: LaunchSection, run: str, own: dict[str, str]) -> Manifes
             _pod_address(),
         ],
         "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
-        "startupProbe": probe | {"failureThreshold": 120},
-        "readinessProbe": probe | {"failureThreshold": 3},
-        "livenessProbe": probe | {"failureThreshold": 12},
+        **_probes(settings, f"/runs/{run}", startup_s=1800),
         "resources": _requests(settings.learner),
         "securityContext": _container_security(),
         "volumeMounts": [
@@ -190,8 +187,6 @@ def _worker_spec(settings: LaunchSection, join: JoinCommand, role: Role, words: 
             {"name": "token", "mountPath": "/token"},
         ],
     }
-    # Files of probes: a registered worker, and a supervisor whose loop turns.
-    ready = {"exec": {"command": ["sh", "-c", "ls /cache/headrace/joined/*/*/processes/*.life.json"]}}
     container: Manifest = {
         "name": CONTAINER,
         "image": place.image,
@@ -200,8 +195,7 @@ def _worker_spec(settings: LaunchSection, join: JoinCommand, role: Role, words: 
             *({"name": name, "value": "/cache"} for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "HOME")),
             _pod_address(),
         ],
-        "readinessProbe": ready | {"periodSeconds": 10, "timeoutSeconds": 5},
-        "startupProbe": ready | {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 180},
+        **_probes(settings, "", startup_s=1800),
         "resources": _requests(settings.resources(role)),
         "securityContext": _container_security(),
         "volumeMounts": [
@@ -225,6 +219,21 @@ def _worker_spec(settings: LaunchSection, join: JoinCommand, role: Role, words: 
             {"name": "cache", "emptyDir": {"sizeLimit": f"{place.cache_gb}Gi"}},
             {"name": "tmp", "emptyDir": {}},
         ],
+    }
+
+
+def _probes(settings: LaunchSection, folder: str, *, startup_s: int) -> Manifest:
+    """Return the probes of a supervisor's container. A supervisor that has ended is live."""
+
+    def asking(question: str, failures: int) -> Manifest:
+        command = [*settings.program, "probe", question, *([folder] if folder else [])]
+        times = {"periodSeconds": _PROBE_S, "timeoutSeconds": _PROBE_S, "failureThreshold": failures}
+        return {"exec": {"command": command}} | times
+
+    return {
+        "startupProbe": asking("live", startup_s // _PROBE_S),
+        "livenessProbe": asking("live", 3),
+        "readinessProbe": asking("ready", 1),
     }
 
 
@@ -252,6 +261,26 @@ def _autoscaler(settings: LaunchSection, run: str, role: Role, deployment: str) 
                 "policies": [{"type": "Pods", "value": 1, "periodSeconds": 60}],
             },
         },
+    }
+
+
+def _scaled_object(settings: LaunchSection, run: str, role: Role, deployment: str) -> Manifest:
+    """Return the same rule for KEDA, which reads the metrics of the run's host itself."""
+    place = settings.kubernetes
+    if role is Role.GENERATOR:
+        kind, value, target = "Value", f'headrace_learner_waits{{run="{run}"}}', "0.1"
+    else:
+        kind, value = "AverageValue", f'headrace_queue_depth{{run="{run}",queue="{role}"}}'
+        target = str(place.queue_depth)
+    url = f"http://{slug(run)}.{place.namespace}.svc:{METRICS_PORT}/metrics"
+    metadata = {"url": url, "format": "prometheus", "valueLocation": value, "targetValue": target}
+    return {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment},
+        "minReplicaCount": 0,
+        "maxReplicaCount": place.max_replicas,
+        "pollingInterval": 30,
+        "cooldownPeriod": 300,
+        "triggers": [{"type": "metrics-api", "metricType": kind, "metadata": metadata}],
     }
 
 

@@ -17,6 +17,7 @@ from pipeline.process.records import process_runs
 from pipeline.runtime.registry.contract import RunState
 from pipeline.supervisor.joining.code_version import CodeVersion
 from pipeline.supervisor.joining.manifest import Manifest, encode_manifest
+from pipeline.supervisor.pulse import trouble
 from protocol.errors import ConfigError, DataError
 from protocol.ids import Role
 from tests.pipeline.supervisor.joining.meeting import Meeting, meeting, until
@@ -33,9 +34,11 @@ async def test_a_joined_host_has_workers_of_its_own_until_the_run_ends(
 ) -> None:
     async with meeting(tmp_path, redis_server, monkeypatch) as run:
         seen: list[int] = []
+        pulses: list[str] = []
 
         async def two_live() -> bool:
             seen[:] = [beat.pid for beat in await run.registry.heartbeats()]
+            pulses.append(trouble(place.path, needs_ready=False))
             return len(seen) == 2
 
         with run.claimed() as place:
@@ -46,6 +49,7 @@ async def test_a_joined_host_has_workers_of_its_own_until_the_run_ends(
         assert joining.result().exit_code == ExitCode.OK
         assert "finished: by the test" in joining.result().detail
         assert not any(map(process_runs, seen))
+        assert pulses[-1] == "" and "has ended" in trouble(place.path, needs_ready=True)
     # The last lines arrive before the run's host ends.
     for name in names:
         log = (place.path / "logs" / f"{name}.jsonl").read_bytes()
