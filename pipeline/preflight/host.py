@@ -1,8 +1,9 @@
 """This host: facts for ``headrace doctor`` and ``headrace init``, read within deadlines.
 
 *Consumes* the operating system, installed packages, and answers of other processes. *Produces*
-``HostFacts``. *Waits for* a process that imports torch, for server programs that print their
-version, and for a configured ledger server, each with a deadline. Nothing is changed."""
+``HostFacts``. *Waits for* a process that imports torch, and for server programs that print their
+version. It waits for a folder's file system and a configured ledger server, too. Each wait has a
+deadline. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import resource
 import shutil
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ from protocol.errors import ConfigError, HeadraceError
 TORCH_S: Final = 90.0
 """Longest wait for the process that imports torch; a cold disk takes half a minute."""
 _CLOCK_S: Final = 5.0
+_DISK_S: Final = 10.0
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
@@ -196,8 +199,17 @@ class Disk:
     is_writable: bool
 
 
-def disk_of(folder: Path) -> Disk:
-    """Return the file system of a folder."""
+def disk_of(folder: Path, timeout_s: float = _DISK_S) -> Disk | str:
+    """Return the file system of a folder, or why it is not known."""
+    found: list[Disk] = []
+    # a thread, since a mute network file system can hold a call for ever
+    looking = threading.Thread(target=lambda: found.append(_disk_of(folder)), daemon=True)
+    looking.start()
+    looking.join(timeout_s)
+    return found[0] if found else f"the file system of {folder} gave no answer within {timeout_s:g} s"
+
+
+def _disk_of(folder: Path) -> Disk:
     place = folder.absolute()
     there = next(parent for parent in (place, *place.parents) if parent.is_dir())
     return Disk(there, shutil.disk_usage(there).free, os.access(there, os.W_OK | os.X_OK))

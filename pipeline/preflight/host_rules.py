@@ -204,8 +204,10 @@ def judge_clock(difference_s: float | str | None) -> Finding:
     )
 
 
-def judge_disk(config: RunConfig, found: Sequence[Need], disk: Disk) -> Finding:
+def judge_disk(config: RunConfig, found: Sequence[Need], disk: Disk | str) -> Finding:
     """Return a finding about the room for checkpoints, update log and ledger of a run."""
+    if isinstance(disk, str):
+        return refuse("disk", disk, "an answer", "see that it is mounted and reachable, or set run.dir to another")
     if not disk.is_writable:
         return refuse(
             "disk", f"{disk.folder} cannot be written", "a folder of yours", "set run.dir to one, or give rights there"

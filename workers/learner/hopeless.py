@@ -29,10 +29,13 @@ class HopelessData:
         self._num_ready = 0
         self._admitted: int | None = None
         """Groups that were admitted when the limit was reached."""
+        self.num_unusable = 0
+        """Groups in a row with nothing to learn from."""
 
     def claimed(self) -> None:
         """Take note that a batch was claimed: there was something to learn from."""
         self._begin = None
+        self.num_unusable = 0
 
     def look(self, refused: ClaimRefused, totals: Totals) -> Counter[str] | None:
         """Return the row's unusable groups by reason when the data is hopeless, else None;
@@ -42,6 +45,7 @@ class HopelessData:
         if self._begin is None or totals.num_ready_units != self._num_ready:
             self._begin, self._num_ready, self._admitted = unusable, totals.num_ready_units, None
         row = unusable - self._begin
+        self.num_unusable = row.total()
         lacks_units = refused.wait is ClaimWait.NOT_ENOUGH and totals.num_ready_units < refused.num_needed
         if not self._max_groups or row.total() < self._max_groups or not lacks_units:
             return None

@@ -34,7 +34,7 @@ from pipeline.observability.samples import Samples
 from pipeline.preflight.model_folder import loading
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.actor import Actor, ActorContext
-from pipeline.runtime.registry.contract import RunState, RunStatus, WaitingFor
+from pipeline.runtime.registry.contract import UNUSABLE_IN_A_ROW, RunState, RunStatus, WaitingFor
 from pipeline.training.checkpoints import CHECKPOINTS, CheckpointFolder
 from protocol.errors import ConfigError, LedgerError
 from protocol.ids import Role
@@ -207,6 +207,7 @@ class Learner(Actor):
     async def _update(self, claim: Claim, *, wait_s: float) -> None:
         self.ctx.waiting_for(WaitingFor.COMPUTE)
         self._hopeless.claimed()
+        self.ctx.counters[UNUSABLE_IN_A_ROW] = 0
         self.ctx.held = len(claim.units)
         if again := set(claim.units).intersection(chain.from_iterable(self._applied.values())):
             raise LedgerError(
@@ -371,6 +372,7 @@ class Learner(Actor):
         if refused.wait is ClaimWait.STARVED:
             return Ending.starved(refused, self._num_updates)
         unusable = self._hopeless.look(refused, await self.ctx.ledger.totals())
+        self.ctx.counters[UNUSABLE_IN_A_ROW] = self._hopeless.num_unusable
         if unusable is None:
             return None
         return Ending.hopeless(refused, self._num_updates, unusable, logs=self.ctx.run_dir / "logs")

@@ -19,7 +19,7 @@ from pipeline.observability.why.workers import (
     unwell,
     worker_chain,
 )
-from pipeline.runtime.registry.contract import RunState, WaitingFor
+from pipeline.runtime.registry.contract import UNUSABLE_IN_A_ROW, RunState, WaitingFor
 from pipeline.training.critic_gate import GATE_OPEN
 from pipeline.training.critic_gate import told as critic_words
 from protocol.ids import Role
@@ -179,7 +179,25 @@ def _unit_chains(s: Snapshot, waits: Waits, totals: Totals) -> list[Chain]:
         if chains:
             lacking = lacking.after(f"{count(missing - waits.num_running, noun)} are not yet admitted")
         grouped = sorted([*grouped, lacking], key=gravity, reverse=True)
+    if (useless := _without_signal(s, waits)) is not None:
+        grouped = [useless, *(chain for chain in grouped if chain.outlook is not Outlook.MOVES)]
     return [chain.after(link) for chain in grouped]
+
+
+def _without_signal(s: Snapshot, waits: Waits) -> Chain | None:
+    """Return the chain of data without anything to learn from; None for fewer useless groups in a
+    row than a batch has."""
+    row = s.rows(Role.LEARNER)[0]
+    unusable = int(row.counters.get(UNUSABLE_IN_A_ROW, 0))
+    groups = waits.num_needed if waits.unit is Unit.GROUP else waits.num_needed // waits.group_size
+    if unusable < max(1, groups):
+        return None
+    link = f"the last {count(unusable, 'group')} were all right or all wrong, or could not be scored: they were dropped"
+    doing = (
+        "the data is too easy or too hard for this policy, or its verifier is wrong: look at `headrace samples`, and change "
+        "the data. The run ends after algorithm.max_generation_batches such batches, with 0 never"
+    )
+    return Chain((link,), Cause.NO_SIGNAL, "", Outlook.YOU, doing)
 
 
 def _grouped(chains: list[Chain], *, enough: bool) -> list[Chain]:

@@ -96,6 +96,12 @@ def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> 
             doing = "the learner publishes, and generators take it within moments"
             return Chain((link,), cause, name, Outlook.MOVES, doing)
         return worker_chain(s, learner, seen=(*seen, name)).after(link)
+    if at is WaitingFor.DISK:
+        doing = (
+            "it goes on once the files are written; a learner whose checkpoint gains no file for "
+            "supervisor.checkpoint_timeout_s is replaced. If it is always so, the disk is slow: raise checkpoint.every_updates"
+        )
+        return Chain((f"{name} waits for its disk{detail}",), Cause.CHECKPOINT, name, Outlook.MOVES, doing)
     if at is WaitingFor.COMPUTE:
         link = f"{name} {_AT_WORK.get(row.role, 'is computing')}, {how_far(row)}"
         return Chain((link,), Cause.WORKING, name, Outlook.MOVES, "nothing is wrong: this takes its time")

@@ -43,6 +43,9 @@ class WaitingFor(StrEnum):
     STOPPED = "stopped"
 
 
+UNUSABLE_IN_A_ROW = "unusable_in_a_row"
+"""Counter of the learner: groups that were dropped one after another with nothing to learn from."""
+
 MAY_HOLD = frozenset({WaitingFor.CREDIT, WaitingFor.WEIGHTS, WaitingFor.STOPPED})
 """Waits in which a worker may hold work without progress: others end these waits,
 with deadlines."""

@@ -30,7 +30,8 @@ def test_a_pipe_gets_a_line_a_finding() -> None:
     ]
     assert lines[-1] == "1 error, 1 warning"
     assert len(lines) == 4
-    assert "\x1b" not in lines[2]
+    assert "\x1b" not in render(FOUND, None)[2]
+    assert not any("\x1b[2J" in line for line in render(FOUND, 80))
 
 
 def test_a_terminal_gets_what_was_expected_and_what_to_do_on_lines_of_their_own() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.config.catalogue import BUILT_IN
+from pipeline.config.catalogue import BUILT_IN, declare
 from pipeline.config.commented import commented
 from pipeline.config.data_sets import ColumnsSection
 from pipeline.config.describe import settings
 from pipeline.config.load import load_config
 from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.preflight import draft as module
 from pipeline.preflight.checks import preflight
 from pipeline.preflight.data_form import DataForm, read_form
 from pipeline.preflight.draft import HARDWARE, Choices, Surroundings, draft
@@ -101,6 +103,14 @@ def test_gpus_are_shared_out_between_learner_and_generator(tmp_path: Path) -> No
 def test_hosts_join_a_run_without_generators_of_its_own(tmp_path: Path) -> None:
     config = load_config(written(tmp_path, hardware="hosts"))
     assert (config.fleet.generator, config.wire.transport, config.wire.ports) == (0, "tcp", "5600-5700")
+
+
+def test_a_rule_that_reads_reference_log_probs_gets_a_worker_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "declare", lambda name: replace(declare(name), needs_reference=True))
+    config = load_config(written(tmp_path, algorithm="grpo"))
+    assert (config.reference.always, config.fleet.reference) == (True, 1)
 
 
 def test_the_ledger_is_as_large_as_the_lengths_need(tmp_path: Path) -> None:

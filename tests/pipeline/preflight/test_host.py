@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,16 @@ import torch
 
 from pipeline.preflight import host
 from pipeline.preflight.ask import CheckReport
-from pipeline.preflight.host import TorchBuild, clock_difference_s, disk_of, driver, free_ports, probe_torch, tasks
+from pipeline.preflight.host import (
+    Disk,
+    TorchBuild,
+    clock_difference_s,
+    disk_of,
+    driver,
+    free_ports,
+    probe_torch,
+    tasks,
+)
 
 
 def test_torch_is_asked_in_a_process_of_its_own() -> None:
@@ -80,8 +90,16 @@ def test_an_embedded_ledger_has_no_clock_of_its_own_and_a_server_has_one(
 
 def test_a_folder_that_is_to_be_made_has_the_disk_of_the_one_above(tmp_path: Path) -> None:
     found = disk_of(tmp_path / "runs" / "demo")
+    assert isinstance(found, Disk)
     assert (found.folder, found.is_writable) == (tmp_path, True)
-    assert 0 < found.free_bytes == pytest.approx(os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize, rel=0.1)
+    assert found.free_bytes > 0
+
+
+def test_a_mute_file_system_is_a_reason_and_no_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, real = threading.Event(), shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: real(folder) if answered.wait(30.0) else None)
+    assert "gave no answer within 0.01 s" in str(disk_of(tmp_path, timeout_s=0.01))
+    answered.set()
 
 
 def test_the_host_itself_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:

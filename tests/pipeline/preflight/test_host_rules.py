@@ -131,6 +131,7 @@ def test_a_disk_has_room_for_checkpoints_log_and_ledger(tmp_path: Path) -> None:
     assert "3 checkpoints 3.0" in judged(needed).found
     refused = judged(needed, is_writable=False)
     assert (refused.level, "set run.dir" in refused.do) == (Gravity.ERROR, True)
+    assert judge_disk(config, learner, "no answer").level is Gravity.ERROR
     best = op_config(tmp_path, "evaluation.keep_best=true", "replay.record=false")
     assert "5 checkpoints 5.0, update log 0.0" in judge_disk(best, learner, Disk(tmp_path, 10**12, True)).found
 

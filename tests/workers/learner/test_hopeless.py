@@ -71,8 +71,11 @@ async def test_groups_without_signal_in_a_row_are_hopeless_once_the_limit_is_rea
     assert await run.verdict() is None
     await run.sample(LIMIT - 1, good=False)
     assert await run.verdict() is None
+    assert run.hopeless.num_unusable == LIMIT - 1
     await run.sample(1, good=False)
     assert await run.verdict() == Counter({NO_SIGNAL: LIMIT})
+    run.hopeless.claimed()
+    assert run.hopeless.num_unusable == 0
 
 
 async def test_a_learner_with_enough_units_that_waits_for_late_work_is_never_hopeless():

@@ -1,0 +1,74 @@
+"""Claims about seeded stalls: the first cause that ``headrace why`` names is the right one, and a
+next step follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeline.ledger.admin import Place
+from pipeline.observability.status import Health, WorkerRow
+from pipeline.observability.why.explain import explain
+from pipeline.observability.why.types import Cause, Outlook, Snapshot
+from pipeline.runtime.registry.contract import UNUSABLE_IN_A_ROW, RunState, WaitingFor
+from protocol.trajectory import Field
+from tests.pipeline.observability.why.scenes import lack, scene, silent, totals, trajectory, unit, waits, worker
+
+
+def after_useless(num_groups: int) -> WorkerRow:
+    counters: dict[str, Any] = {UNUSABLE_IN_A_ROW: num_groups}
+    return worker("learner", **counters)
+
+
+MEMBER = waits(unit("81", trajectory("t.81.4")), running=3)
+UNSCORED = waits(unit("81", trajectory("t.81.4", Place.FINISHED, "", lack(Field.REWARD))), running=3)
+NOTHING = waits(running=0, ready=3)
+FULL = worker("generator-2", WaitingFor.ROOM, "room at reward-0")
+LAGS = worker("learner", WaitingFor.WEIGHTS, "generator-2 (version 1) to take version 4")
+SAVES = worker("learner", WaitingFor.DISK, "the last checkpoint to be written")
+NO_SIGNAL = after_useless(32)
+STOPPED = Snapshot("runs/demo", RunState.RUNNING, "", has_supervisor=True, ledger_error="Connection refused")
+
+STALLS = {
+    "a dead role": (scene([], UNSCORED, without=["reward-0"]), Cause.ABSENT, "reward-0", Outlook.MENDS),
+    "a full mailbox": (scene([FULL, silent("reward-0")], MEMBER), Cause.SILENT, "reward-0", Outlook.MENDS),
+    "no credit": (scene([], NOTHING, totals=totals(credit_used=100)), Cause.CREDIT, "credit", Outlook.MOVES),
+    "a slow scorer": (
+        scene([worker("reward-0", WaitingFor.COMPUTE, for_s=9.0)], UNSCORED), Cause.WORKING, "reward-0", Outlook.MOVES,
+    ),
+    "a stopped server": (STOPPED, Cause.LEDGER, "ledger", Outlook.MENDS),
+    "exhausted prompts": (scene([], NOTHING, totals=totals(is_exhausted=True)), Cause.EXHAUSTED, "", Outlook.ENDED),
+    "groups without signal": (scene([NO_SIGNAL], MEMBER), Cause.NO_SIGNAL, "", Outlook.YOU),
+    "weights not taken": (
+        scene([LAGS, worker("generator-2", WaitingFor.COMPUTE, health=Health.STUCK, for_s=70.0)], MEMBER),
+        Cause.STUCK, "generator-2", Outlook.MENDS,
+    ),
+    "a learner in its checkpoint": (scene([SAVES], MEMBER), Cause.CHECKPOINT, "learner", Outlook.MOVES),
+    "a full disk": (scene([], MEMBER, unwritten="/runs/demo/ledger"), Cause.DISK, "ledger", Outlook.YOU),
+    "one member missing": (scene([silent("generator-2")], MEMBER), Cause.SILENT, "generator-2", Outlook.MENDS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stall", STALLS)
+def test_a_seeded_stall_is_named_by_its_cause_with_a_next_step(stall: str) -> None:
+    snapshot, cause, who, outlook = STALLS[stall]
+    first = explain(snapshot).chains[0]
+    assert (first.cause, first.who, first.outlook) == (cause, who, outlook)
+    assert first.next
+
+
+def test_a_learner_that_waits_for_a_checkpoint_names_it_and_its_limit() -> None:
+    found = explain(scene([SAVES], MEMBER))
+    assert found.headline == "learner waits for its disk: the last checkpoint to be written"
+    assert "supervisor.checkpoint_timeout_s" in found.chains[0].next
+
+
+def test_groups_without_signal_are_counted_from_a_whole_batch_on_and_hide_no_trouble() -> None:
+    found = explain(scene([NO_SIGNAL, silent("generator-2")], MEMBER))
+    assert [chain.cause for chain in found.chains] == [Cause.NO_SIGNAL, Cause.SILENT]
+    assert "the last 32 groups were all right or all wrong" in found.headline
+    assert "algorithm.max_generation_batches" in found.chains[0].next
+    assert explain(scene([after_useless(31)], MEMBER)).chains[0].cause is Cause.WORKING
+    assert explain(scene([NO_SIGNAL], replace(MEMBER, num_ready=32))).chains[0].cause is Cause.WORKING
