@@ -33,6 +33,7 @@ from pipeline.config.load import read_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.files import keep_private
 from pipeline.ledger.address import read_ledger_url
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.process.exit_codes import DrainTimeout, ExitCode, Interrupted, exit_code_of
 from pipeline.process.last_error import LastError, last_error
 from pipeline.process.records import Life, identify, worker_pid, write_life
@@ -227,8 +228,9 @@ class Host:
         self._on_epoch(who.epoch)
         connect_to = partial(connect_worker, self._config, self._run_dir, worker=self._worker)
         client = connect_to(self._url)
-        registry = RedisRegistry(client, self._config.run.name)
         ledger = run_ledger(client, self._config.run.name, self._run_dir, connect_to)
+        shared = ledger.connection if isinstance(ledger, RedisLedger) else None
+        registry = RedisRegistry(client, self._config.run.name, connection=shared)
         transport = open_transport(self._config, self._run_dir, who)
         ctx = self._context = ActorContext(
             config=self._config,

@@ -84,7 +84,8 @@ class RedisLedger:
         self._run = run
         self._now = now
         self._counters = keys.counters(run)
-        self._connection = PipelinedConnection(client)
+        self._connection = self.connection = PipelinedConnection(client)
+        """Of all its calls; a worker's registry shares it."""
         self._durable = PipelinedConnection(client)
         """A second connection, since the answer of a flush would delay all other calls."""
         self._requests = Requests()

@@ -16,8 +16,8 @@ from pipeline.ledger.redis.errors import NOT_NOW, ledger_faults
 from pipeline.ledger.server.binary import MIN_VERSION
 from protocol.errors import ConfigError
 
-CONNECTIONS_A_WORKER: Final = 4
-"""At most: calls, news, heartbeats, and a generator's tallies."""
+CONNECTIONS_A_WORKER: Final = 3
+"""Calls, news, heartbeats (``pipeline.runtime.worker_process``)."""
 _OTHER_CONNECTIONS: Final = 32
 """Of the supervisor, and of commands such as `headrace status`."""
 _KEEPS = "noeviction"

@@ -5,9 +5,9 @@ BLOCK). The script that makes a change also writes its news. A wait without news
 connection is lost, ends with a look at where the topics stand. So subscribers need not look
 themselves. A heartbeat's answer has the number of silent mailboxes.
 
-No call's cost grows with the number of workers, but ``heartbeats`` of all. Mailboxes are read as
-changes since the last read. An index by role and policy version answers who lags. The server notes
-each heartbeat's time of arrival, so clocks of two hosts are never compared.
+No call's cost grows with the number of workers, but ``heartbeats`` of all. Mailboxes, and all
+heartbeats, are read as changes. An index by role and policy version answers who lags. The server
+notes each heartbeat's time of arrival, so clocks of two hosts are never compared.
 
 Writes that belong together are one Lua script (``scripts/``). It compares the epoch, so a fenced
 incarnation changes nothing, however late its request arrives. All scripts work at the server's
@@ -24,7 +24,7 @@ import redis.asyncio
 
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.connection import Command, PipelinedConnection
+from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
 from pipeline.runtime.registry.contract import (
@@ -86,10 +86,12 @@ class RedisRegistry:
         *,
         unlisted_after_s: float = UNLISTED_AFTER_S,
         also_fence: Callable[[str, int], Awaitable[None]] | None = None,
+        connection: PipelinedConnection | None = None,
     ) -> None:
-        """``also_fence``: called with a fenced worker, for servers without a registry."""
+        """``also_fence``: called with a fenced worker, for servers without a registry.
+        ``connection``: for all calls but the wait for news; else one of its own."""
         self._client = client
-        self._connection = PipelinedConnection(client)
+        self._connection = connection or PipelinedConnection(client)
         self._listening = PipelinedConnection(client)
         """A connection of its own, since a wait for news would hold up other calls."""
         self._keys = _keys_of(run)
@@ -99,6 +101,8 @@ class RedisRegistry:
         """All mailboxes as of the change ``_known``, on the connection ``_known_on``."""
         self._known = self._known_on = 0
         self._silent: set[str] = set()
+        self._beats: dict[bytes, tuple[Any, Heartbeat]] = {}
+        """All heartbeats at the last reading of all, with the times of their arrival."""
         self._num_reads = 0
         self._reading = asyncio.Lock()
 
@@ -145,34 +149,45 @@ class RedisRegistry:
     async def heartbeats(self, role: Role | None = None, *, below_version: int | None = None) -> list[Heartbeat]:
         """Return the last heartbeats, by name."""
         if role is None:
-            beats = await self._read_heartbeats(None)
+            beats = await self._read_all()
         else:
             least = standing(role, -1)
             most = standing(role, (_NO_BOUND if below_version is None else below_version) - 1)
-            beats = await self._read_heartbeats(
-                await self._command("ZRANGEBYSCORE", self._keys["versions"], least, most)
-            )
+            beats = await self._read_some(await self._command("ZRANGEBYSCORE", self._keys["versions"], least, most))
         # one may have beaten again since the index was read
         return sorted((b for b in beats if is_wanted(b, role, below_version)), key=lambda beat: beat.who.worker)
 
     async def heartbeats_of(self, workers: Collection[str]) -> list[Heartbeat]:
         """Return the last heartbeats of these workers, by name."""
-        beats = await self._read_heartbeats([worker.encode() for worker in workers])
+        beats = await self._read_some([worker.encode() for worker in workers])
         return sorted(beats, key=lambda beat: beat.who.worker)
 
-    async def _read_heartbeats(self, names: Sequence[bytes] | None) -> list[Heartbeat]:
-        """Read the heartbeats of these workers, or of all."""
-        heartbeats, seen_key = self._keys["heartbeats"], self._keys["seen"]
-        read: list[Command] = [("HVALS", heartbeats), ("ZRANGE", seen_key, 0, -1, "WITHSCORES")]
-        if names is not None:
-            if not names:
-                return []
-            read = [("HMGET", heartbeats, *names), ("ZMSCORE", seen_key, *names)]
+    async def _read_all(self) -> list[Heartbeat]:
+        """Read the heartbeats that came since the last reading of all; the others are known."""
         with ledger_faults("registry heartbeats"):
-            now, blobs, seen = await self._connection.ask_all([("TIME",), *read])
-        arrived = _pairs(seen) if names is None else dict(zip(names, seen, strict=True))
-        decoded = [_heartbeats.decode(blob) for blob in blobs if blob is not None]
-        return [_read(beat, arrived, _seconds(now)) for beat in decoded]
+            now, seen = await self._connection.ask_all([("TIME",), ("ZRANGE", self._keys["seen"], 0, -1, "WITHSCORES")])
+            arrived, known = _pairs(seen), self._beats
+            names = [name for name, at in arrived.items() if name not in known or known[name][0] != at]
+            blobs: list[bytes | None] = (
+                await self._connection.ask("HMGET", self._keys["heartbeats"], *names) if names else []
+            )
+        found = {
+            name: (arrived[name], _heartbeats.decode(blob)) for name, blob in zip(names, blobs, strict=True) if blob
+        }
+        unread = set(names)
+        self._beats = {name: known[name] for name in arrived if name not in unread} | found
+        return [_read(beat, arrived, _seconds(now)) for _, beat in self._beats.values()]
+
+    async def _read_some(self, names: Sequence[bytes]) -> list[Heartbeat]:
+        """Read the heartbeats of these workers."""
+        if not names:
+            return []
+        with ledger_faults("registry heartbeats"):
+            now, blobs, seen = await self._connection.ask_all(
+                [("TIME",), ("HMGET", self._keys["heartbeats"], *names), ("ZMSCORE", self._keys["seen"], *names)]
+            )
+        arrived = dict(zip(names, seen, strict=True))
+        return [_read(_heartbeats.decode(blob), arrived, _seconds(now)) for blob in blobs if blob is not None]
 
     async def reaching_generators(self) -> dict[str, float]:
         """Return some that reach scorers, and the seconds since their last heartbeats."""

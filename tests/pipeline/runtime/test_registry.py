@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.runtime.registry.contract import (
     MAX_REACHING,
     Fleet,
@@ -586,6 +587,50 @@ async def test_most_heartbeats_are_read_and_are_not_written_to_the_append_only_f
         assert kept[0] == 0 and len(kept) in (3, 4), "the first one, and then one of four"
         await asyncio.to_thread(writer.close)
         await registry.aclose()
+
+
+async def test_a_second_look_at_all_heartbeats_reads_those_that_came_since(
+    redis_client: redis.asyncio.Redis, redis_server: str
+):
+    registry, writer = RedisRegistry(redis_client, "looks"), RedisHeartbeatWriter(redis_server, "looks")
+    whos = [await registry.register(Role.GENERATOR, f"generator-{n}") for n in range(40)]
+
+    def beat(progress: int, *of: Incarnation) -> None:
+        for who in of:
+            assert writer.beat(beat_of(who, progress=progress, detail="x" * 200))
+
+    async def look() -> tuple[dict[str, int], int]:
+        before = (await redis_client.info("commandstats")).get("cmdstat_hmget", {"calls": 0})["calls"]
+        found = {beat.who.worker: beat.progress for beat in await registry.heartbeats()}
+        return found, (await redis_client.info("commandstats")).get("cmdstat_hmget", {"calls": 0})["calls"] - before
+
+    await asyncio.to_thread(beat, 1, *whos)
+    assert await look() == ({who.worker: 1 for who in whos}, 1)
+    assert await look() == ({who.worker: 1 for who in whos}, 0), "nothing came"
+    await asyncio.to_thread(beat, 2, whos[7])
+    await registry.depart(whos[8])
+    await registry.fence("generator-9")
+    reborn = await registry.register(Role.GENERATOR, "generator-10")
+    left = {who.worker: 1 for who in whos if who.worker not in ("generator-8", "generator-9", "generator-10")}
+    assert (await look())[0] == left | {"generator-7": 2}
+    await asyncio.to_thread(beat, 3, reborn)
+    assert (await look())[0] == left | {"generator-7": 2, "generator-10": 3}
+    await asyncio.to_thread(writer.close)
+
+
+async def test_a_workers_ledger_and_registry_make_one_connection(redis_server: str, redis_client: redis.asyncio.Redis):
+    async def num_connections() -> int:
+        return int((await redis_client.info("stats"))["total_connections_received"])
+
+    client = connect(redis_server)
+    ledger = RedisLedger(client, "shared")
+    registry = RedisRegistry(client, "shared", connection=ledger.connection)
+    before = await num_connections()
+    await registry.register(Role.GENERATOR, "generator-0")
+    await ledger.totals()
+    await registry.run_status()
+    assert await num_connections() == before + 1
+    await registry.aclose()
 
 
 async def test_two_runs_under_one_server_do_not_see_each_other(redis_client: redis.asyncio.Redis):

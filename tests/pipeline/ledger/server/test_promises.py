@@ -96,11 +96,11 @@ async def test_a_server_with_too_few_connections_for_the_fleet_is_refused(
         assert judge_terms(terms, url, num_workers=5) == ()
         busy = dataclasses.replace(terms, num_clients=20)
         [warning] = judge_terms(busy, url, num_workers=5)
-        assert "has 20 of 60 connections in use; this run needs 52, and 40 are free" in warning
+        assert "has 20 of 60 connections in use; this run needs 47, and 40 are free" in warning
         with pytest.raises(
-            ConfigError, match=r"accepts 60 connections \(maxclients\); 8 workers need 64. Set `maxclients"
+            ConfigError, match=r"accepts 60 connections \(maxclients\); 10 workers need 62. Set `maxclients"
         ):
-            judge_terms(terms, url, num_workers=8)
+            judge_terms(terms, url, num_workers=10)
 
 
 async def test_a_server_that_is_not_there_is_unavailable_not_unknown() -> None:
