@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -25,6 +25,7 @@ from pipeline.ledger.redis.tokens import AclRefused, TokenAdmin
 from pipeline.ledger.token import ROLES, Token, ledger_url, write_token
 from pipeline.runtime.registry.contract import Fleet, RunState, RunStatus, WeightsAnnouncement
 from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.supervisor.joining.host_keys import keep_tokens
 from protocol.errors import ConfigError, LedgerRefused
 from protocol.ids import Role
 from tests.own_server import free_ports, own_server
@@ -305,6 +306,38 @@ async def test_a_token_outlasts_a_restart_however_long_the_server_was_away(
             ends.push_async_callback(keeper.aclose)
             await keeper.keep()
             assert await waiting is None
+
+
+async def test_a_joined_worker_follows_the_ledgers_name_to_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name is resolved for each connection. The new host has the old one's file, no users."""
+    [port] = free_ports(1)
+    named, loop = ["127.0.0.1"], asyncio.get_running_loop()
+    resolve = loop.getaddrinfo
+
+    async def getaddrinfo(host: str, *arguments: Any, **options: Any) -> Any:
+        return await resolve(named[0] if host == "ledger.example" else host, *arguments, **options)
+
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    settings = (f"port {port}", "requirepass pw", "appendonly yes", "appendfsync always", "save ''")
+    address = f"redis://:pw@ledger.example:{port}/0"
+    async with AsyncExitStack() as ends, asyncio.TaskGroup() as tasks:
+        with own_server(tmp_path, *settings, url=f"redis://:pw@127.0.0.1:{port}/0"):
+            owner = connect(address)
+            ends.push_async_callback(owner.aclose)
+            await owner.set("{test}:settings", "moved")
+            token = await TokenAdmin(owner, RUN).create(Role.GENERATOR)
+            client = connect(ledger_url(address.replace(":pw@", ""), token, tmp_path), patience_s=20.0)
+            ends.push_async_callback(client.aclose)
+            worker = PipelinedConnection(client)
+            ends.push_async_callback(worker.aclose)
+            assert await ask(worker, "PING") == b"PONG"
+        keeping = tasks.create_task(keep_tokens(address, RUN))
+        named[0] = "127.0.0.2"
+        with own_server(tmp_path, *settings, "bind 127.0.0.2", url=f"redis://:pw@127.0.0.2:{port}/0"):
+            assert await ask(worker, "GET", "{test}:settings") == b"moved"
+            keeping.cancel()
 
 
 async def test_a_server_without_acl_commands_gets_a_sentence(tmp_path: Path) -> None:
