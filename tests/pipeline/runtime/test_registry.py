@@ -38,6 +38,7 @@ from protocol.errors import Fenced, LedgerUnavailable
 from protocol.ids import Incarnation, Role
 from protocol.messages import BASE_VERSION
 from tests.own_server import own_server
+from tests.pipeline.ledger.builders import make_spec
 
 
 @dataclass
@@ -623,11 +624,11 @@ async def test_a_workers_ledger_and_registry_make_one_connection(redis_server: s
         return int((await redis_client.info("stats"))["total_connections_received"])
 
     client = connect(redis_server)
-    ledger = RedisLedger(client, "shared")
-    registry = RedisRegistry(client, "shared", connection=ledger.connection)
+    ledger = RedisLedger(client, "test")
+    registry = RedisRegistry(client, "test", connection=ledger.connection)
     before = await num_connections()
     await registry.register(Role.GENERATOR, "generator-0")
-    await ledger.totals()
+    await ledger.open(make_spec())
     await registry.run_status()
     assert await num_connections() == before + 1
     await registry.aclose()
