@@ -173,12 +173,22 @@ def test_the_workers_of_a_lost_node_begin_again_on_another(place: RayPlace) -> N
     place.cluster.kill_node(node)
 
 
-def test_a_worker_waits_in_words_until_a_node_with_its_label_is_there(place: RayPlace) -> None:
-    place.set(labelled=RayRoleSection(labels={"place": "three"}, resources={"fast_disk": 1}))
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        (RayRoleSection(labels={"place": "three"}), "no node of 3 has the labels place=three"),
+        (RayRoleSection(resources={"fast_disk": 1}), "it wants fast_disk 1, and no node has more than fast_disk 0"),
+    ],
+    ids=["label", "resource"],
+)
+def test_a_worker_waits_in_words_until_a_node_that_it_may_use_is_there(
+    place: RayPlace, wanted: RayRoleSection, told: str
+) -> None:
+    place.set(labelled=wanted)
     launcher = place.launcher()
     launcher.start(Role.GENERATOR, "generator-0")
     reason = until_state(launcher, "generator-0", JobState.WAITING).reason
-    assert reason == "no node of 3 has the labels place=three; Ray's autoscaler may add one"
+    assert reason == f"{told}; Ray's autoscaler may add one"
     node = place.cluster.add_node(labels={"place": "three"}, resources={"fast_disk": 1})
     until_state(launcher, "generator-0", JobState.RUNNING)
     launcher.stop("generator-0", now=True)
