@@ -187,8 +187,11 @@ def test_a_worker_waits_in_words_until_a_node_that_it_may_use_is_there(
     place.set(labelled=wanted)
     launcher = place.launcher()
     launcher.start(Role.GENERATOR, "generator-0")
-    reason = until_state(launcher, "generator-0", JobState.WAITING).reason
-    assert reason == f"{told}; Ray's autoscaler may add one"
+    # It came later, may be anywhere, and begins first.
+    launcher.start(Role.REWARD, "reward-0")
+    until_state(launcher, "reward-0", JobState.RUNNING)
+    job = launcher.listing()["generator-0"]
+    assert (job.state, job.reason) == (JobState.WAITING, f"{told}; Ray's autoscaler may add one")
     node = place.cluster.add_node(labels={"place": "three"}, resources={"fast_disk": 1})
     until_state(launcher, "generator-0", JobState.RUNNING)
     launcher.stop("generator-0", now=True)
