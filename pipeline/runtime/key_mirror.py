@@ -33,6 +33,8 @@ _LOOK_S = 1.0
 _ANSWER_S = 3.0
 _INTRODUCED_S = 5.0
 _POLL_S = 0.02
+_REVOKED_S = 1.0
+"""The news of a revoked token comes before the end of its user."""
 _PATIENCE_S = 12.0
 """Longer than a token is tried again."""
 _log = structlog.get_logger(__name__)
@@ -137,8 +139,10 @@ async def mirror_keys(
                                 _log.info("keys_mirrored", added=sorted(changes.write), removed=sorted(changes.remove))
                             if token == OF_RUN:
                                 await permitted.applied(seen)
-                        newest = await permitted.changed(seen, timeout_s=_LOOK_S)
-                        is_stale, seen = newest != seen, newest
+                        news = await permitted.changed(seen, timeout_s=_LOOK_S)
+                        if news.revoked == token:
+                            await _check_revoked(url, run)
+                        is_stale, seen = news.id != seen, news.id
                         trouble = ""
                     except LedgerRefused:
                         raise
@@ -157,6 +161,22 @@ async def mirror_keys(
     finally:
         await permitted.aclose()
         await client.aclose()
+
+
+async def _check_revoked(url: str, run: str) -> None:
+    """Raise LedgerRefused once the server refuses this host's token. A token that it still accepts
+    after a while was not revoked, whatever the news is."""
+    deadline = time.monotonic() + _REVOKED_S
+    while time.monotonic() < deadline:
+        # A new connection's token is tried once.
+        client = connect(url, timeout_s=_ANSWER_S, patience_s=_ANSWER_S)
+        permitted = PermittedKeys(client, run)
+        try:
+            await permitted.is_applied("0")
+        finally:
+            await permitted.aclose()
+            await client.aclose()
+        await asyncio.sleep(_POLL_S)
 
 
 async def introduce(url: str, run: str, keys: CurveKeys, token: str) -> bool:

@@ -20,10 +20,22 @@ OF_RUN: Final = "run"
 """In place of a token's id: keys of the run's host."""
 OF_OWNER: Final = "owner"
 """The same: keys of hosts that joined with the run's password."""
+REVOKED: Final = "revoked"
+"""News of a token that is valid no more; other news is of keys."""
 MAX_KEYS: Final = 4096
 """Of one token. A token with more of them permits none."""
 FORGOTTEN_AFTER_S: Final = 3600.0
 REPEAT_EVERY_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyNews:
+    """The newest change of a run's keys."""
+
+    id: str
+    """Of the entry; ``PermittedKeys.changed`` takes it next time."""
+    revoked: str = ""
+    """The token that it revoked, if any. Any token's host could have written this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +104,17 @@ class PermittedKeys:
         rows = [one for name, hash_ in zip(small, found, strict=True) for one in _permitted(name, hash_)]
         return [one for one in rows if one.token == OF_RUN or now_s - one.seen_s <= FORGOTTEN_AFTER_S]
 
-    async def changed(self, seen: str, *, timeout_s: float) -> str:
+    async def changed(self, seen: str, *, timeout_s: float) -> KeyNews:
         """Wait until the keys have changed since ``seen``, or ``timeout_s`` has passed.
 
-        Returns what to pass next time; "0" is the first."""
+        ``seen``: of the news before; "0" is the first."""
         wait = ("XREAD", "BLOCK", max(1, round(1000 * timeout_s)), "STREAMS", keys.key_news(self._run), seen)
         reply = dict(await self._ask(*wait) or {})
-        return next((entries[-1][0].decode() for entries in reply.values()), seen)
+        for entries in reply.values():
+            newest, fields = entries[-1]
+            what, token = (bytes(word).decode(errors="replace") for word in fields[:2])
+            return KeyNews(newest.decode(), token if what == REVOKED else "")
+        return KeyNews(seen)
 
     async def aclose(self) -> None:
         """Release the connection."""

@@ -27,6 +27,7 @@ from pipeline.ledger.redis.client import client_of_node, is_of_cluster
 from pipeline.ledger.redis.cluster import Place, other_nodes
 from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
+from pipeline.ledger.redis.permitted_keys import REVOKED
 from pipeline.ledger.token import ROLES, Token, user_name
 from protocol.errors import ConfigError, LedgerError
 from protocol.ids import Role
@@ -141,10 +142,11 @@ class TokenAdmin:
         # The record first: otherwise a supervisor would make the user again.
         await self._ask("HDEL", keys.tokens(self._run), token_id)
         await self._ask("SREM", keys.permitted(self._run), token_id)
+        # While its hosts are connected: to a later one, a server that was started anew looks alike.
+        await self._ask("XADD", keys.key_news(self._run), "MAXLEN", 1, "*", REVOKED, token_id)
         await self._users.remove(token_id)
         await self._at_others(lambda users: users.remove(token_id))
         await self._ask("DEL", keys.permitted_of(self._run, token_id))
-        await self._ask("XADD", keys.key_news(self._run), "MAXLEN", 1, "*", "revoked", token_id)
         return workers
 
     async def rows(self) -> list[TokenRow]:

@@ -6,7 +6,7 @@ run's host the server's users. *Waits for* changes, a second at a time."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -51,7 +51,9 @@ async def keep_tokens(url: str, run: str) -> None:
 
 
 @asynccontextmanager
-async def mirrored_keys(url: str, run: str, keys: CurveKeys, *, token_file: Path | None = None) -> AsyncIterator[None]:
+async def mirrored_keys(
+    url: str, run: str, keys: CurveKeys, *, token_file: Path | None = None, refused: Callable[[str], None]
+) -> AsyncIterator[None]:
     """Mirror the run's permitted keys into a joined host's folder, from ``with`` to its end.
 
     Args:
@@ -59,8 +61,7 @@ async def mirrored_keys(url: str, run: str, keys: CurveKeys, *, token_file: Path
         run: Name of the run.
         keys: This host's.
         token_file: That an operator replaces to rotate the token; its copy follows.
-
-    A refused token ends the mirror; the workers' supervisor is refused too, and reports it."""
+        refused: Called with the reason when the token was revoked, which ends the mirror."""
     _, copy = split_token_file(url)
     token = OF_OWNER if copy is None else read_token(copy).id
     await introduce(url, run, keys, token)
@@ -71,6 +72,7 @@ async def mirrored_keys(url: str, run: str, keys: CurveKeys, *, token_file: Path
             await mirror_keys(url, run, keys, token=token, token_files=files)
         except LedgerRefused as error:
             _log.warning("keys_no_longer_mirrored", reason=str(error))
+            refused(str(error))
 
     try:
         async with asyncio.TaskGroup() as tasks:

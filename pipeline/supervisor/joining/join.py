@@ -33,7 +33,7 @@ from pipeline.supervisor.joining.file_cache import FileCache, cache_folder
 from pipeline.supervisor.joining.file_fetch import fetch_files
 from pipeline.supervisor.joining.host_keys import mirrored_keys
 from pipeline.supervisor.joining.joined_folder import JoinedFolder, link_files, write_folder
-from pipeline.supervisor.joining.joined_supervisor import JoinedSupervisor, JoinOutcome
+from pipeline.supervisor.joining.joined_supervisor import HostRefusal, JoinedSupervisor, JoinOutcome
 from pipeline.supervisor.joining.manifest import Manifest, ManifestFile, ManifestHead
 from pipeline.supervisor.processes import Command, worker_command
 from protocol.channel import Requester
@@ -90,9 +90,12 @@ async def join(
     _log.info("manifest_received", num_files=len(manifest.files_of(request.role)))
     keys = CurveKeys.load_or_create(folder.path / "keys")
     write_folder(folder, manifest, request.ledger_url)
-    async with mirrored_keys(request.ledger_url, request.run, keys, token_file=request.token_file):
+    refusal = HostRefusal()
+    async with mirrored_keys(
+        request.ledger_url, request.run, keys, token_file=request.token_file, refused=refusal.by_ledger
+    ):
         _log.info("keys_exchanged")
-        return await _stay(request, folder, manifest, keys, check, began, command)
+        return await _stay(request, folder, manifest, keys, check, began, command, refusal)
 
 
 async def _stay(
@@ -103,6 +106,7 @@ async def _stay(
     check: Callable[[RunConfig], None],
     began: Callable[[], None],
     command: Command,
+    refusal: HostRefusal,
 ) -> JoinOutcome:
     """Fetch the files, and keep the workers until the run ends."""
     transport = _transport(folder, manifest, keys)
@@ -113,7 +117,7 @@ async def _stay(
         await _bring(manifest, folder, [file for file in files if file.place.startswith("code/")], requester)
         config = read_resolved(folder.path)
         check(config)
-        supervisor = JoinedSupervisor(config, folder, request.count, command=command)
+        supervisor = JoinedSupervisor(config, folder, request.count, command=command, refusal=refusal)
         with supervisor.signals():
             try:
                 await _prepare(supervisor, _bring(manifest, folder, files, requester))

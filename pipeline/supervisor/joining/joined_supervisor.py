@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -64,11 +64,31 @@ class JoinOutcome:
     last_lines: str = ""
 
 
+class HostRefusal:
+    """Why the ledger's server does not take this host any more."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """Empty while it does."""
+        self.came = asyncio.Event()
+
+    def by_ledger(self, reason: str) -> None:
+        """Record the server's refusal."""
+        self.reason = reason
+        self.came.set()
+
+
 class JoinedSupervisor:
     """The workers of one joined folder, whose lock the caller holds."""
 
     def __init__(
-        self, config: RunConfig, folder: JoinedFolder, count: int, *, command: Command = worker_command
+        self,
+        config: RunConfig,
+        folder: JoinedFolder,
+        count: int,
+        *,
+        command: Command = worker_command,
+        refusal: HostRefusal | None = None,
     ) -> None:
         self._config, self._folder, self._counts = config, folder, {folder.role: count}
         self._fleet = HostFleet(config, folder.path, command, folder.worker_name)
@@ -79,7 +99,7 @@ class JoinedSupervisor:
         self._next_look_s = self._next_home_s = self._next_overdue_s = 0.0
         self._overdue_s: dict[Role, float] = {}
         self._home = HomeReader(folder.path)
-        self._refusal = ""
+        self._refusal = refusal or HostRefusal()
         self._pulse, self._is_ready = Pulse(folder.path), False
 
     def prepare(self) -> None:
@@ -105,8 +125,9 @@ class JoinedSupervisor:
         )
         try:
             await take_over(self._fleet.processes, self._fleet.plan, registry, self._folder.is_own)
-            ending = await self._supervise(registry, ledger, board)
-            await self._send_home(board)
+            ending = await self._until_refused(self._supervise(registry, ledger, board))
+            if not self._refusal.reason:
+                await self._send_home(board)
         finally:
             await asyncio.to_thread(self._fleet.processes.close)
             await registry.aclose()
@@ -117,6 +138,18 @@ class JoinedSupervisor:
     def close(self) -> None:
         """End what ``prepare`` started, where ``run`` was not reached."""
         self._fleet.processes.close()
+
+    async def _until_refused(self, supervising: Coroutine[None, None, str]) -> str:
+        """Return why the supervision ended. A refusal ends it at once: workers that the ledger
+        refuses have nothing to hand back."""
+        async with asyncio.TaskGroup() as tasks:
+            supervised = tasks.create_task(supervising)
+            refused = tasks.create_task(self._refusal.came.wait())
+            # Without a deadline: the run's end is one of the two.
+            await asyncio.wait([supervised, refused], return_when=asyncio.FIRST_COMPLETED)
+            refused.cancel()
+            supervised.cancel()
+        return self._refusal.reason if supervised.cancelled() else supervised.result()
 
     async def _supervise(self, registry: Registry, ledger: RedisLedger, board: JoinBoard) -> str:
         ending, plan = "", self._fleet.plan
@@ -152,8 +185,8 @@ class JoinedSupervisor:
             await fleet.replace(registry, beats, now, await self._overdue(ledger, now))
         except LedgerRefused as error:
             fleet.watchdog.blind(now)
-            self._refusal = str(error)
-            return self._refusal
+            self._refusal.by_ledger(str(error))
+            return str(error)
         except LedgerError:
             # Workers wait for it too.
             fleet.watchdog.blind(now)
@@ -205,7 +238,7 @@ class JoinedSupervisor:
         if failure is not None:
             lines = self._fleet.processes.logs(failure.worker)
             return JoinOutcome(as_own(failure.exit_code), ending, failure.worker, lines)
-        return JoinOutcome(ExitCode.CONFIG if self._refusal else ExitCode.OK, ending)
+        return JoinOutcome(ExitCode.CONFIG if self._refusal.reason else ExitCode.OK, ending)
 
 
 def _does_its_work(beat: Heartbeat) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ async def test_a_joined_host_goes_on_with_a_rotated_token_and_ends_with_a_revoke
     async with meeting(tmp_path, redis_server, monkeypatch) as run:
         admin = TokenAdmin(redis_client, run.config.run.name)
         token = await admin.create(Role.GENERATOR)
-        operators = tmp_path / "generator.token"
+        operators, revoked_s = tmp_path / "generator.token", list[float]()
         write_token(operators, token)
 
         async def lives() -> bool:
@@ -38,14 +39,25 @@ async def test_a_joined_host_goes_on_with_a_rotated_token_and_ends_with_a_revoke
         async def has(secret: str) -> bool:
             return read_token(place.path / "ledger.token").secret == secret
 
+        async def num_connections() -> int:
+            [row] = await admin.rows()
+            return row.num_connections or 0
+
         async def control() -> None:
             await until(lives)
             assert len(mirrored(run, token.id)) == 1
+            before = await num_connections()
             rotated = await admin.rotate(token.id, overlap_s=0.0)
+            assert await num_connections() < before
             write_token(operators, rotated)
             await until(lambda: has(rotated.secret))
-            await asyncio.sleep(1.5)
+
+            async def all_are_back() -> bool:
+                return await num_connections() >= before
+
+            await until(all_are_back)
             assert not joining.done(), "the rotated token works on"
+            revoked_s.append(time.monotonic())
             await admin.revoke(token.id)
 
             async def gone() -> bool:
@@ -63,6 +75,7 @@ async def test_a_joined_host_goes_on_with_a_rotated_token_and_ends_with_a_revoke
                 token.secret.encode() in path.read_bytes() for path in place.path.rglob("*") if path.is_file()
             )
         outcome = joining.result()
+        assert time.monotonic() - revoked_s[0] < 3.0, "it learns of it at once"
         assert outcome.exit_code == ExitCode.CONFIG
         assert f"refused the join token headrace:{run.config.run.name}:{token.id}" in outcome.detail
         await admin.aclose()
