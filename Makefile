@@ -5,6 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 SEED   ?= 0
 ALGO   ?= demo
+ON     ?= local
 RUNS   ?= 20
 JOBS   ?= 2
 ENGINE ?= local
@@ -107,10 +108,10 @@ $(TRL)/.run: pyproject.toml $(call torch_first,$(TRL))
 
 trl: $(TRL)/.run ## an environment with TRL beside Headrace, in .venv-trl, for the learner benchmark to compare with
 
-demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEED=0; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml)
+demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEED=0; ON=join: workers that share no file with the run; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml)
 	$(DEMO)/bin/python -m ops.demo.task --out runs/demo-data
 	$(DEMO)/bin/headrace up configs/$(ALGO).toml --fleet configs/fleets/demo.toml --set run.name=$(RUN) --set run.seed=$(SEED) \
-	  --set generation.engine=$(ENGINE)
+	  --set generation.engine=$(ENGINE) --on $(ON) --set wire.transport=$(if $(filter local,$(ON)),ipc,tcp)
 	$(DEMO)/bin/headrace audit runs/$(RUN)
 
 # every test: make test test-vllm test-lora

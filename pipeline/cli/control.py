@@ -113,7 +113,7 @@ def _changed(at: Attached, present: Fleet, wanted: Mapping[Role, int | None]) ->
     is_by_hand = (Role.GENERATOR in numbers) if Role.GENERATOR in wanted else present.is_by_hand
     is_by_hand = is_by_hand and follows_demand
     fleet = Fleet({**counts, **numbers}, is_by_hand, "" if is_by_hand else present.demand)
-    check_fleet_size(fleet.counts, at.config.fleet.max_workers, this_machine(), at.config.launch.launched)
+    check_fleet_size(fleet.counts, at.config.fleet.max_workers, this_machine(), at.config.launch.elsewhere)
     return fleet
 
 

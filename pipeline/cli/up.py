@@ -74,7 +74,9 @@ the run. The command prints the worker's last lines and ends with the worker's e
 @click.option(
     "--from-version", type=int, metavar="N", help="With --resume: go on from this checkpoint, not the newest."
 )
-@click.option("--on", "place", metavar="PLACE", help="Where workers are started: local, ssh, slurm, kubernetes or ray.")
+@click.option(
+    "--on", "place", metavar="PLACE", help="Where workers are started: local, join, ssh, slurm, kubernetes or ray."
+)
 @click.option("--address", metavar="HOST:PORT", help="With --on ray: head of the cluster. Default: that of this host.")
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted to that place, and start nothing.")
 @plain_option

@@ -104,8 +104,9 @@ class LaunchSection(Section):
     the supervisor. In Kubernetes, learner is what its pod requests; in a Ray placement group, what
     is kept free for it."""
 
-    on: Literal["local", "ssh", "slurm", "kubernetes", "ray"] = setting(
-        "local", "local: processes of this host. Elsewhere each worker is a `headrace join` of its own."
+    on: Literal["local", "join", "ssh", "slurm", "kubernetes", "ray"] = setting(
+        "local",
+        "local: processes of this host. join: of this host too, each a `headrace join` in a folder of its own, as elsewhere.",
     )
     roles: tuple[ScalingRole, ...] = setting(
         SCALING_ROLES, "Roles that are launched there; the others stay on this host."
@@ -127,8 +128,13 @@ class LaunchSection(Section):
 
     @property
     def launched(self) -> frozenset[str]:
-        """Roles whose workers are started elsewhere; none for ``local``."""
+        """Roles whose workers a launcher starts; none for ``local``."""
         return frozenset(self.roles) if self.on != "local" else frozenset()
+
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """Roles whose workers take no room of this host."""
+        return self.launched if self.on != "join" else frozenset()
 
     def resources(self, role: str) -> ResourcesSection:
         """Return what a worker of a role requests."""

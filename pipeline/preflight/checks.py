@@ -120,7 +120,7 @@ class _Subject:
 
 def _fleet(subject: _Subject) -> list[Finding]:
     config = subject.config
-    check_fleet_size(most_counts(config), config.fleet.max_workers, this_machine(), config.launch.launched)
+    check_fleet_size(most_counts(config), config.fleet.max_workers, this_machine(), config.launch.elsewhere)
     return []
 
 

@@ -35,7 +35,7 @@ def examine(host: HostFacts, config: RunConfig | None) -> dict[str, Sequence[Fin
     if config is None:
         return {"machine": judge_host(host, num_workers=SMALL_FLEET)}
     counts = desired_counts(config)
-    here = {role: number for role, number in counts.items() if role not in config.launch.launched}
+    here = {role: number for role, number in counts.items() if role not in config.launch.elsewhere}
     machine = judge_host(host, num_workers=sum(here.values()))
     machine.append(judge_clock(clock_difference_s(config.ledger.url)))
     if config.wire.transport == "tcp" and config.wire.ports is not None:

@@ -42,7 +42,7 @@ def threads_of(config: RunConfig) -> dict[Role, int]:
 
 
 def _threads(config: RunConfig, machine: Machine) -> Iterator[Finding]:
-    counts, cores, launched = desired_counts(config), machine.num_cores, config.launch.launched
+    counts, cores, launched = desired_counts(config), machine.num_cores, config.launch.elsewhere
     here = {role: number for role, number in threads_of(config).items() if role not in launched and counts.get(role)}
     sections = {Role.GENERATOR: "generation"}
     for role, number in here.items():

@@ -337,8 +337,8 @@ class Supervisor:
         if fleet.counts == self._refused:
             return False
         try:
-            launched = self._config.launch.launched
-            check_fleet_size(fleet.counts, self._config.fleet.max_workers, this_machine(), launched)
+            elsewhere = self._config.launch.elsewhere
+            check_fleet_size(fleet.counts, self._config.fleet.max_workers, this_machine(), elsewhere)
         except ConfigError as error:
             log.error("fleet_refused", reason=str(error), action="the fleet stays as it is")
             self._refused = fleet.counts

@@ -35,6 +35,11 @@ QUICK = (
     "weights.max_part_mb=1",
     # three parts
     "emulation.weights_kb=2500",
+    # the run's own host takes the way of other hosts
+    "launch.on=join",
+    "launch.roles=['generator', 'reward']",
+    "launch.poll_s=0.3",
+    "fleet.generator=1",
 )
 # {"a": 1}
 PICKLED = b"\x80\x04\x95\n\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x01a\x94K\x01s."
@@ -96,7 +101,10 @@ def push(endpoint: str, server_key: str, keys: tuple[bytes, bytes], messages: li
             socket.send_multipart(message)
 
 
-def test_weights_cross_hosts_while_strangers_and_hostile_messages_change_nothing(tmp_path: Path) -> None:
+def test_weights_cross_hosts_while_strangers_and_hostile_messages_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with fleet(tmp_path, *QUICK) as run, far_generator(run_dir_ready(run)):
         run.wait_until(lambda: run.num_updates() >= 1, "the first update")
 
@@ -149,6 +157,11 @@ def test_weights_cross_hosts_while_strangers_and_hostile_messages_change_nothing
         for worker in ("reward-0", "reference-0", "learner"):
             assert after[worker]["pid"] == before[worker]["pid"], f"{worker} died of a message"
         assert run.audit()["balances"] is True
+        joined = [
+            path.parent for path in (tmp_path / "cache").glob("headrace/here/*/headrace/joined/*/test/config.toml")
+        ]
+        assert {path.parent.name.partition("-0-")[0] for path in joined} == {"generator", "reward"}
+        assert not any(str(run.run_dir) in (path / "config.toml").read_text() for path in joined)
 
 
 def run_dir_ready(run: RunningFleet) -> RunningFleet:

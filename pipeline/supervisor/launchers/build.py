@@ -104,6 +104,10 @@ def launcher_of(config: RunConfig, run_dir: Path) -> Launcher | None:
     ConfigError."""
     if not config.launch.launched:
         return None
+    if config.launch.on == "join":
+        from pipeline.supervisor.launchers.here import here
+
+        return here(config, run_dir, tokens_of(run_dir))
     return build_launcher(config.launch, join_command(config, run_dir), launched_workers(config))
 
 
@@ -129,6 +133,9 @@ def dry_run(config: RunConfig) -> str:
     if settings.on == "local":
         counts = ", ".join(f"{count} {role}" for role, count in desired_counts(config).items())
         return f"# processes of this host: {counts}\n"
+    if settings.on == "join":
+        names = ", ".join(worker for _, worker in launched_workers(config))
+        return f"# joined workers of this host: {names}\n"
     join = join_command(config, config.run_dir)
     match settings.on:
         case "ssh":

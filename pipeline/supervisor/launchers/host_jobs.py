@@ -22,7 +22,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -81,25 +81,45 @@ class _Record(msgspec.Struct, frozen=True):
     role: Role
 
 
-def answer(request: HostRequest, program: Sequence[str] = ()) -> HostReport:
-    """Carry out a request. ``program``: command of Headrace; empty: this installation's. Raises
-    ConfigError for names that no launcher sends, OSError."""
+def answer(
+    request: HostRequest,
+    program: Sequence[str] = (),
+    *,
+    state: Path | None = None,
+    started: Callable[[subprocess.Popen[bytes]], None] = lambda _: None,
+) -> HostReport:
+    """Carry out a request.
+
+    Args:
+        request: Of a launcher.
+        program: Command of Headrace; empty: this installation's.
+        state: In the place of this account's state folder, for the jobs' own folders too.
+        started: Called with the process of a start. A caller that lives on has to reap it.
+
+    Raises ConfigError for names that no launcher sends, OSError."""
     if not is_worker_name(request.run) or (request.worker and not is_worker_name(request.worker)):
         raise ConfigError(
             f"request for run {request.run!r:.80} and worker {request.worker!r:.80}: expected their names"
         )
-    base = os.environ.get("XDG_STATE_HOME")
-    folder = (Path(base) if base else Path.home() / ".local" / "state") / "headrace" / "launched" / request.run
+    folder = (state or _state()) / "headrace" / "launched" / request.run
     ensure_private_folder(folder)
     if request.verb == "logs":
         return HostReport(text=last_lines(folder / f"{request.worker}.out"))
     if request.verb != "list":
         with _turn(folder / f"lock.{this_host()}"):
             if request.verb == "start":
-                _start(folder, request, program or headrace.command("pipeline.cli"))
+                process = _start(folder, request, program or headrace.command("pipeline.cli"))
+                if process is not None:
+                    started(process)
             else:
                 _stop(folder, request)
     return HostReport(jobs={path.stem: job for path in folder.glob("*.json") if (job := _job(path)) is not None})
+
+
+def _state() -> Path:
+    """Return this account's state folder."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return Path(base) if base else Path.home() / ".local" / "state"
 
 
 @contextmanager
@@ -120,14 +140,15 @@ def _turn(path: Path) -> Iterator[None]:
         yield
 
 
-def _start(folder: Path, request: HostRequest, program: Sequence[str]) -> None:
+def _start(folder: Path, request: HostRequest, program: Sequence[str]) -> subprocess.Popen[bytes] | None:
+    """Start a job, unless it runs already."""
     if request.token is None:
         raise ConfigError("a start without a token; expected the token of the role")
     worker, token_file = request.worker, folder / f"{request.role}.token"
     write_token(token_file, request.token)
     known = _job(folder / f"{worker}.json")
     if known is not None and known.runs:
-        return
+        return None
     (folder / f"{worker}.exit").unlink(missing_ok=True)
     words = join_words(request.url, str(token_file), request.role, worker, plaintext=request.allows_plaintext)
     output_path = folder / f"{worker}.out"
@@ -140,12 +161,13 @@ def _start(folder: Path, request: HostRequest, program: Sequence[str]) -> None:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=without_ledger_password(os.environ),
+            env=without_ledger_password(os.environ) | {"XDG_STATE_HOME": str(folder.parents[2])},
         )
     identity = identify(process.pid)
     if identity is not None:
         record = _Record(identity, request.role)
         write_private(folder / f"{worker}.json", msgspec.json.encode(record))
+    return process
 
 
 def _stop(folder: Path, request: HostRequest) -> None:

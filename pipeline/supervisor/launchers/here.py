@@ -1,0 +1,115 @@
+"""Jobs of this host that join the run as those of any other host: ``launch.on = "join"``.
+
+Each worker is a ``headrace join`` in a folder of its own. All that it needs comes through the
+ledger and the wire, and nothing is read from the run's folder.
+
+    <cache>/headrace/here/<digest of the run's folder>/headrace/launched, joined
+
+Two runs of one name, of different folders, have different jobs. Jobs go on when the supervisor
+ends, and the next one finds them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipeline.config.schema import RunConfig
+from pipeline.ledger.address import read_ledger_url
+from pipeline.ledger.url import without_credentials
+from pipeline.supervisor.launchers.host_jobs import HostReport, HostRequest, answer
+from pipeline.supervisor.launchers.join_command import TokenOf
+from pipeline.supervisor.launchers.seam import Job, JobState, LaunchFailed
+from protocol.errors import ConfigError
+from protocol.ids import Role
+
+_own: list[subprocess.Popen[bytes]] = []
+"""Processes that this one started and has to reap; jobs themselves are found by their files."""
+
+
+class HereLauncher:
+    """Starts jobs of one run on this host."""
+
+    def __init__(
+        self,
+        run: str,
+        state: Path,
+        url: Callable[[], str],
+        token_of: TokenOf,
+        *,
+        plaintext: bool = False,
+        program: Sequence[str] = (),
+    ) -> None:
+        """Args:
+        run: The run's name.
+        state: Folder of its jobs, in the place of the account's state folder.
+        url: Returns the ledger's address, without user and password; called at each start.
+        token_of: Returns a role's token.
+        plaintext: Whether the address may be that of an unencrypted connection.
+        program: Command of Headrace; by default this installation's."""
+        self._run, self._state, self._url, self._token_of = run, state, url, token_of
+        self._plaintext, self._program = plaintext, program
+
+    def start(self, role: Role, worker: str, /) -> None:
+        """Start a worker."""
+        token, url = self._token_of(role), self._url()
+        self._ask(
+            HostRequest(
+                verb="start", run=self._run, worker=worker, role=role, url=url, token=token,
+                allows_plaintext=self._plaintext,
+            )
+        )  # fmt: skip
+
+    def stop(self, worker: str, /, *, now: bool = False) -> None:
+        """Stop a worker."""
+        self._ask(HostRequest(verb="stop", run=self._run, worker=worker, now=now))
+
+    def listing(self) -> dict[str, Job]:
+        """Return the jobs of this run on this host."""
+        found = self._ask(HostRequest(verb="list", run=self._run)).jobs
+        return {
+            worker: Job(
+                job.role,
+                JobState.RUNNING if job.runs else JobState.ENDED,
+                "this host",
+                None if job.runs else job.exit_code,
+            )
+            for worker, job in found.items()
+        }
+
+    def logs(self, worker: str, /) -> str:
+        """Return the last lines of a worker's output."""
+        return self._ask(HostRequest(verb="logs", run=self._run, worker=worker)).text
+
+    def _ask(self, request: HostRequest) -> HostReport:
+        _own[:] = [process for process in _own if process.poll() is None]
+        try:
+            return answer(request, self._program, state=self._state, started=_own.append)
+        except (OSError, ConfigError) as error:
+            raise LaunchFailed(f"{request.verb} {request.worker} on this host: {error}") from error
+
+
+def here(config: RunConfig, run_dir: Path, token_of: TokenOf) -> HereLauncher:
+    """Return the launcher of a run. Raises ConfigError: its mailboxes take no other host's
+    links."""
+    if config.wire.transport != "tcp":
+        raise ConfigError(
+            "launch.on is join, and joined workers come by tcp, on one host too; set wire.transport to tcp: --set "
+            "wire.transport=tcp"
+        )
+    return HereLauncher(
+        config.run.name,
+        state_folder(run_dir),
+        lambda: without_credentials(read_ledger_url(run_dir)),
+        token_of,
+        plaintext=config.ledger.allow_plaintext,
+    )
+
+
+def state_folder(run_dir: Path) -> Path:
+    """Return the folder of a run's jobs on this host."""
+    digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:16]
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "headrace" / "here" / digest

@@ -1,0 +1,85 @@
+"""Claims about joined workers of the run's own host: the contract, with stand-ins for joins."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pipeline.config.launching import LaunchSection
+from pipeline.supervisor.launchers.build import dry_run, launcher_of
+from pipeline.supervisor.launchers.here import HereLauncher, state_folder
+from pipeline.supervisor.launchers.seam import JobState
+from protocol.errors import ConfigError
+from protocol.ids import Role
+from tests.pipeline.supervisor.launchers import stand_in
+from tests.pipeline.supervisor.launchers.contract import LauncherContract, until, until_state
+from tests.pipeline.supervisor.launchers.place_tools import (
+    assert_no_secret_but_in_a_private_file,
+    given,
+    join_command,
+)
+
+
+class HerePlace:
+    """This host, with jobs in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.state = folder, folder / "state"
+
+    def launcher(self) -> HereLauncher:
+        program = (sys.executable, stand_in.__file__, str(self.folder))
+        join = join_command(self.folder)
+        return HereLauncher(join.run, self.state, lambda: join.url, join.token_of, program=program)
+
+    def crash(self, worker: str) -> None:
+        (self.folder / f"crash-{worker}").touch()
+
+    def lose(self, worker: str) -> None:
+        for path in self.state.glob(f"headrace/launched/*/{worker}.json"):
+            with suppress(ProcessLookupError):
+                os.killpg(msgspec.json.decode(path.read_bytes())["identity"]["pid"], signal.SIGKILL)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[HerePlace]:
+    found = HerePlace(tmp_path)
+    yield found
+    found.lose("*")
+
+
+class TestHere(LauncherContract):
+    """The contract, by jobs of this host."""
+
+
+def test_a_joined_worker_of_this_host_gets_its_token_by_a_private_file_alone(
+    place: HerePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://:ledger-password@127.0.0.1:1/0")
+    place.launcher().start(Role.GENERATOR, "generator-0")
+    until_state(place.launcher(), "generator-0", JobState.RUNNING)
+    until((place.folder / "given-generator-0").exists)
+    assert_no_secret_but_in_a_private_file(place.folder, "generator-0")
+    assert given(place.folder, "generator-0")["environment"]["XDG_STATE_HOME"] == str(place.state)
+
+
+def test_a_run_that_takes_no_links_by_tcp_has_no_joined_workers(tmp_path: Path) -> None:
+    from tests.pipeline.op_config import op_config
+
+    with pytest.raises(ConfigError, match=r"set wire\.transport to tcp"):
+        launcher_of(op_config(tmp_path, "launch.on=join"), tmp_path)
+    config = op_config(tmp_path, "launch.on=join", "wire.transport=tcp")
+    assert isinstance(launcher_of(config, tmp_path), HereLauncher)
+    assert dry_run(config).startswith("# joined workers of this host: generator-0")
+    assert not config.launch.elsewhere, "they count as workers of this host"
+    assert LaunchSection(on="ssh").elsewhere == {"generator", "reward", "reference"}
+
+
+def test_runs_of_one_name_in_different_folders_have_different_jobs(tmp_path: Path) -> None:
+    assert state_folder(tmp_path / "a" / "run") != state_folder(tmp_path / "b" / "run")
