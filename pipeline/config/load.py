@@ -125,7 +125,7 @@ def settings_to_toml(settings: Tree) -> str:
 
 
 def resolve_paths(config: RunConfig) -> RunConfig:
-    """Make every path absolute, so that workers may start in any folder."""
+    """Make every path absolute, so that workers may start in any folder; ``~`` is the home."""
     return _absolute(config)
 
 
@@ -137,7 +137,7 @@ def _absolute(held: Any) -> Any:
     if isinstance(held, tuple):
         items = cast("tuple[Any, ...]", held)
         return tuple(map(_absolute, items)) if any(isinstance(item, Path | BaseModel) for item in items) else items
-    return held.absolute() if isinstance(held, Path) and not str(held).startswith(HUB_MODEL) else held
+    return held.expanduser().absolute() if isinstance(held, Path) and not str(held).startswith(HUB_MODEL) else held
 
 
 def _with_included(path: Path, including: tuple[Path, ...] = ()) -> Iterator[tuple[Path, Tree]]:

@@ -146,7 +146,7 @@ def dry_run(config: RunConfig) -> str:
             from pipeline.supervisor.launchers.slurm import job_script
 
             scripts = [job_script(settings, join, role, worker) for role, worker in launched_workers(config)]
-            return "\n".join(scripts)
+            return "\n".join(["# one script a worker, each to sbatch\n", *scripts])
         case "kubernetes":
             from pipeline.config.load import to_toml
             from pipeline.supervisor.launchers.kubernetes import manifests

@@ -64,6 +64,14 @@ def test_a_dry_run_has_a_job_for_each_launched_worker(tmp_path: Path) -> None:
     assert names == [f"headrace.op.{worker}" for worker in workers]
 
 
+def test_a_jobs_folder_is_in_the_home_that_its_default_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    result = up(tmp_path, "--on", "slurm", "--dry-run", *REACHABLE)
+    folder = tmp_path / "home" / ".headrace" / "slurm" / "op"
+    assert f"#SBATCH --output={folder}/generator-0.out" in result.output.splitlines()
+    assert "~" not in result.output
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
