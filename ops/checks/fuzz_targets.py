@@ -36,6 +36,7 @@ from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure
 from pipeline.weights.store import WeightsStore
 from pipeline.weights.tensorfile import TensorSpec, publication
+from protocol.arrays import Buffer
 from protocol.codec import decode, encode, from_blob, to_blob
 from protocol.endpoints import ipc_endpoint
 from protocol.errors import DeadlineExceeded, HeadraceError, UnknownMessage, WireError
@@ -92,7 +93,9 @@ def samples() -> dict[str, bytes]:
         WeightsRequest(version=4, offset=0, max_bytes=1 << 10),
         WeightsPart(version=4, offset=0, total_bytes=3, data=np.array([1, 2, 3], np.uint8)),
     )
-    bodies = {tag: encode(m, sender="", sequence=0, sent_s=0.0)[1] for tag, m in zip(_MESSAGES, messages, strict=True)}
+    bodies = {
+        tag: bytes(encode(m, sender="", sequence=0, sent_s=0.0)[1]) for tag, m in zip(_MESSAGES, messages, strict=True)
+    }
     scores = (
         RewardScore(reward=1.0, accuracy=1.0, parts={"correct": 1.0}),
         ReferenceScore(logprobs=np.array([-0.5], np.float32)),
@@ -158,11 +161,11 @@ def _read_frames(frames: Sequence[bytes]) -> None:
         assert decode(again, max_bytes=MAX_BYTES)[1].checksum == envelope.checksum or _is_rewritten(frames, again)
 
 
-def _is_rewritten(frames: Sequence[bytes], again: Sequence[bytes]) -> bool:
+def _is_rewritten(frames: Sequence[bytes], again: Sequence[Buffer]) -> bool:
     """Whether the difference is only in how the same values were written: unknown fields, longer
     forms, another order."""
     one, other = decode(frames, max_bytes=MAX_BYTES)[0], decode(again, max_bytes=MAX_BYTES)[0]
-    write = lambda message: encode(message, sender="", sequence=0, sent_s=0.0)[1]  # noqa: E731
+    write = lambda message: [bytes(frame) for frame in encode(message, sender="", sequence=0, sent_s=0.0)[1:]]  # noqa: E731
     return write(one) == write(other)
 
 

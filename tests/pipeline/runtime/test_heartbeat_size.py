@@ -122,7 +122,7 @@ async def test_five_thousand_hostile_messages_grow_a_heartbeat_by_less_than_a_ki
                     for number in range(NUM_HOSTILE):
                         name = f"generator-{number}-" + "n" * 400
                         head, body = encode(request(), sender=name, sequence=number**3, sent_s=0.0)
-                        raw.send_multipart([head, body if number % 2 else body + b"\x00"])
+                        raw.send_multipart([head, body if number % 2 else bytes(body) + b"\x00"])
 
                 attacking = asyncio.get_running_loop().run_in_executor(None, attack)
                 seen, stats = 0, list[LinkStats]()
