@@ -52,6 +52,7 @@ def test_status_says_how_the_run_ended(run_dir: Path) -> None:
         "waits",
         "clocks",
         "copies",
+        "demand",
     }
     assert found["state"] == "stopping"
     assert found["supervisor_pid"] is None
