@@ -140,8 +140,11 @@ def _with_token(url: str, token: Path | None, folder: JoinedFolder) -> str:
     if token is None:
         return url
     from pipeline.ledger.token import ledger_url, read_token
+    from pipeline.supervisor.joining.joined_folder import room
 
-    return ledger_url(url, read_token(token), folder.path)
+    read = read_token(token)
+    with room(folder.path):
+        return ledger_url(url, read, folder.path)
 
 
 def check_host(config: RunConfig, role: Role) -> None:

@@ -104,8 +104,9 @@ class PartialFile:
     def append(self, data: memoryview) -> None:
         """Write the next bytes. Raises StorageFailed: the disk refuses them."""
         with _on_disk(self._partial, self._file):
-            self._held.write(data)
-            self._held.flush()
+            left = data
+            while left:
+                left = left[self._held.write(left) :]
         self._hasher.update(data)
         self.num_bytes += len(data)
 
@@ -131,7 +132,9 @@ class PartialFile:
 def _locked(path: Path) -> IO[bytes]:
     """Open and lock a partial file that is still at its path. Raises CachedFileBusy."""
     while True:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "r+b")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        # A full disk would refuse a buffer's rest again when the file is closed.
+        file = os.fdopen(descriptor, "r+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(path.stat(), os.fstat(file.fileno())):

@@ -32,7 +32,7 @@ from pipeline.supervisor.joining.code_version import check_same, own_version
 from pipeline.supervisor.joining.file_cache import FileCache, cache_folder
 from pipeline.supervisor.joining.file_fetch import fetch_files
 from pipeline.supervisor.joining.host_keys import mirrored_keys
-from pipeline.supervisor.joining.joined_folder import JoinedFolder, link_files, write_folder
+from pipeline.supervisor.joining.joined_folder import JoinedFolder, link_files, room, write_folder
 from pipeline.supervisor.joining.joined_supervisor import HostRefusal, JoinedSupervisor, JoinOutcome
 from pipeline.supervisor.joining.manifest import Manifest, ManifestFile, ManifestHead
 from pipeline.supervisor.processes import Command, worker_command
@@ -88,7 +88,8 @@ async def join(
     be reached. Raises LedgerRefused, LedgerUnavailable, DataError, StorageFailed, Interrupted."""
     manifest = await _agreed(request)
     _log.info("manifest_received", num_files=len(manifest.files_of(request.role)))
-    keys = CurveKeys.load_or_create(folder.path / "keys")
+    with room(folder.path):
+        keys = CurveKeys.load_or_create(folder.path / "keys")
     write_folder(folder, manifest, request.ledger_url)
     refusal = HostRefusal()
     async with mirrored_keys(

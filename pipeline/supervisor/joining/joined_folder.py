@@ -95,11 +95,12 @@ def claimed_folder(base: Path, run: str, role: Role, name: str = "") -> Iterator
             continue
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(run_lock(place))
+                with room(place):
+                    stack.enter_context(run_lock(place))
             except ConfigError:
                 # Another join was quicker.
                 continue
-            with _room(place):
+            with room(place):
                 (place / "logs").mkdir(mode=0o700, exist_ok=True)
                 folder = JoinedFolder(place, role, _tag(place / "join.json"), name)
             yield folder
@@ -112,7 +113,7 @@ def claimed_folder(base: Path, run: str, role: Role, name: str = "") -> Iterator
 def write_folder(folder: JoinedFolder, manifest: Manifest, ledger_url: str) -> None:
     """Write configuration and ledger's address. Raises StorageFailed."""
     settings = _settings(manifest, folder)
-    with _room(folder.path):
+    with room(folder.path):
         if (folder.path / JOURNALS) == setting_journal(settings):
             (folder.path / JOURNALS).mkdir(mode=0o700, exist_ok=True)
         write_address(folder.path, LedgerAddress(url=ledger_url))
@@ -128,7 +129,7 @@ def link_files(folder: JoinedFolder, files: list[ManifestFile], cached: Mapping[
         if not place.resolve().is_relative_to(folder.files.resolve()) or ".." in Path(file.place).parts:
             raise DataError(f"the manifest has a file at {file.place!r:.200}, which leads out of {folder.files}")
         source = cached[file.digest]
-        with _room(folder.path):
+        with room(folder.path):
             place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if place.exists() and place.samefile(source):
                 continue
@@ -185,7 +186,8 @@ def _link(source: Path, place: Path) -> None:
 
 
 @contextlib.contextmanager
-def _room(folder: Path) -> Iterator[None]:
+def room(folder: Path) -> Iterator[None]:
+    """Raise StorageFailed where the disk refuses what is written into a joined folder."""
     try:
         yield
     except OSError as error:

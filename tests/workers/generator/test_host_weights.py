@@ -14,10 +14,11 @@ from pipeline.config.running import WeightsSection
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.weights import PARTS
-from protocol.errors import WeightsDamaged
+from protocol.errors import StorageFailed, WeightsDamaged
 from protocol.ids import Role
 from tests.manual_clock import ManualClock
 from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.small_disk import small_disk
 from tests.transports import zmq_transport
 from tests.workers.generator.test_weight_receiver import NUM_WEIGHTS, Backend, Recorder, damage, until
 from workers.engines.emulated.weights import make_tensor
@@ -234,3 +235,20 @@ async def test_a_damaged_file_of_the_host_is_fetched_again_by_one_and_refused_by
         await world.clock.advance(2.0)
         await second.take()
         check_served(second, 1)
+
+
+async def test_a_host_without_room_for_weights_says_so_and_the_others_take_them(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "full") as disk:
+        async with opened(tmp_path) as world:
+            full, other = await world.worker("generator-0", "full"), await world.worker("generator-1", "other")
+            await world.publish(1)
+            disk.leave(2)
+            with pytest.raises(
+                StorageFailed, match=r"no room for \d+ bytes of version 1 \(.*/full/.*No space left.*\); make room"
+            ):
+                await full.take()
+            await other.take()
+            check_served(other, 1)
+            disk.leave(20)
+            await full.take()
+            check_served(full, 1)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
-import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from pipeline.supervisor.joining.manifest import ManifestFile
 from protocol.errors import ConfigError, StorageFailed, UnknownMessage
 from protocol.ids import Role
 from protocol.messages import FilePart, FileRequest, Message, WeightsRequest
+from tests.small_disk import small_disk
 
 CONTENT = bytes(range(256)) * 40
 
@@ -102,16 +101,22 @@ def test_another_digest_is_never_kept(cache: FileCache) -> None:
     assert cache.find(file) is None
 
 
-async def test_a_full_disk_is_named_with_the_folder_and_the_remedy(
-    cache: FileCache, source: Source, monkeypatch: pytest.MonkeyPatch
+async def test_a_full_disk_is_named_with_its_folder_and_the_file_is_continued_with_room(
+    tmp_path: Path, source: Source
 ) -> None:
-    def no_room(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("pipeline.supervisor.joining.file_cache.os.fsync", no_room)
-    with pytest.raises(StorageFailed, match=r"cannot hold model/config.json of 10,240 bytes: No space left.*XDG_CACHE"):
-        await fetched(cache, source)
-    assert cache.find(described(CONTENT)) is None
+    with small_disk(tmp_path / "small") as disk:
+        cache = FileCache(disk.folder / "cache")
+        for num_pages in (0, 1):
+            disk.leave(num_pages)
+            with pytest.raises(
+                StorageFailed,
+                match=r"small/cache cannot hold model/config.json of 10,240 bytes: No space left.*XDG_CACHE",
+            ):
+                await fetched(cache, source)
+            assert cache.find(described(CONTENT)) is None
+        # The page that was written is not fetched again.
+        disk.leave(2)
+        assert (await fetched(cache, source)).read_bytes() == CONTENT
 
 
 async def test_one_process_fetches_a_file_while_the_others_wait(cache: FileCache, source: Source) -> None:
