@@ -26,12 +26,13 @@ from pipeline.cli.common import (
     set_option,
 )
 from protocol.errors import ConfigError
-from protocol.printable import printable
+from protocol.printable import printable, printable_line
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
     from pipeline.observability.live_view import View
     from pipeline.observability.report import Summary
+    from pipeline.supervisor.launchers.seam import Launcher
     from pipeline.supervisor.supervisor import RunOutcome
 
 _EPILOG = """\b
@@ -193,9 +194,23 @@ def carry_out(
         log = open_log(run_dir, role=who, worker=str(who), run=config.run.name, terminal=terminal)
         try:
             with view:
-                return asyncio.run(Supervisor(config, run_dir, checked.spec, launcher=launcher).run(view.show))
+                outcome = asyncio.run(Supervisor(config, run_dir, checked.spec, launcher=launcher).run(view.show))
+            if launcher is not None:
+                _clear_jobs(launcher, run_dir)
+            return outcome
         finally:
             log.close()
+
+
+def _clear_jobs(launcher: Launcher, run_dir: Path) -> None:
+    """Remove what ended jobs left on this host. A failure does not change the run's end."""
+    from pipeline.supervisor.launchers.build import clear_jobs
+    from pipeline.supervisor.launchers.seam import LaunchFailed
+
+    try:
+        clear_jobs(launcher, run_dir)
+    except LaunchFailed as error:
+        click.echo(f"folders of joined workers are left: {printable_line(str(error))}", err=True)
 
 
 def _fetched(url: str, overrides: tuple[str, ...], version: int | None) -> Path:

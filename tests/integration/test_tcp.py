@@ -150,7 +150,7 @@ def test_weights_cross_hosts_while_strangers_and_hostile_messages_change_nothing
             lambda: refused("reward-0") >= len(hostile), "every hostile message counted at the reward worker"
         )
         run.wait_until(lambda: refused("reference-0") >= len(hostile), "and at the reference worker")
-        assert "mallory#1" in log.read_text(), "the peer is named"
+        run.wait_until(lambda: "mallory#1" in log.read_text(), "the peer's name in the log, which comes home later")
         seen = run.num_updates()
         run.wait_until(lambda: run.num_updates() >= seen + 2, "updates after the hostile messages")
         after = run.workers()
@@ -162,6 +162,8 @@ def test_weights_cross_hosts_while_strangers_and_hostile_messages_change_nothing
         ]
         assert {path.parent.name.partition("-0-")[0] for path in joined} == {"generator", "reward"}
         assert not any(str(run.run_dir) in (path / "config.toml").read_text() for path in joined)
+    assert not list((tmp_path / "cache").glob("headrace/here/*")), "the end of the run removes them"
+    assert (run.run_dir / "logs" / "join-generator-0.out").exists()
 
 
 def run_dir_ready(run: RunningFleet) -> RunningFleet:

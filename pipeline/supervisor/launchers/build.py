@@ -115,7 +115,19 @@ def end_jobs(config: RunConfig, run_dir: Path) -> int:
     """End all jobs of a run without a supervisor; return their number. Raises LaunchFailed,
     ConfigError."""
     launcher = launcher_of(config, run_dir)
-    return 0 if launcher is None else end_all(launcher)
+    if launcher is None:
+        return 0
+    num_ended = end_all(launcher)
+    clear_jobs(launcher, run_dir)
+    return num_ended
+
+
+def clear_jobs(launcher: Launcher, run_dir: Path) -> None:
+    """Remove what the ended jobs of a run left on its own host. Raises LaunchFailed."""
+    from pipeline.supervisor.launchers.here import HereLauncher
+
+    if isinstance(launcher, HereLauncher):
+        launcher.clear(run_dir / "logs")
 
 
 def end_all(launcher: Launcher) -> int:

@@ -6,15 +6,21 @@ ledger and the wire, and nothing is read from the run's folder.
     <cache>/headrace/here/<digest of the run's folder>/headrace/launched, joined
 
 Two runs of one name, of different folders, have different jobs. Jobs go on when the supervisor
-ends, and the next one finds them."""
+dies, and the next one finds them. When the run ends, and at ``down``, the folders are removed."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+import structlog
 
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.address import read_ledger_url
@@ -25,8 +31,10 @@ from pipeline.supervisor.launchers.seam import Job, JobState, LaunchFailed
 from protocol.errors import ConfigError
 from protocol.ids import Role
 
-_own: list[subprocess.Popen[bytes]] = []
-"""Processes that this one started and has to reap; jobs themselves are found by their files."""
+_END_S: Final = 10.0
+_POLL_S: Final = 0.05
+
+_log = structlog.get_logger(__name__)
 
 
 class HereLauncher:
@@ -51,6 +59,8 @@ class HereLauncher:
         program: Command of Headrace; by default this installation's."""
         self._run, self._state, self._url, self._token_of = run, state, url, token_of
         self._plaintext, self._program = plaintext, program
+        self._own: list[subprocess.Popen[bytes]] = []
+        """Processes to reap; jobs themselves are found by their files."""
 
     def start(self, role: Role, worker: str, /) -> None:
         """Start a worker."""
@@ -83,10 +93,38 @@ class HereLauncher:
         """Return the last lines of a worker's output."""
         return self._ask(HostRequest(verb="logs", run=self._run, worker=worker)).text
 
-    def _ask(self, request: HostRequest) -> HostReport:
-        _own[:] = [process for process in _own if process.poll() is None]
+    def clear(self, logs: Path) -> bool:
+        """Remove the folders of ended jobs; return whether they are gone. A job that still runs
+        after 10 s keeps all of them. Raises LaunchFailed.
+
+        The output of each ``headrace join`` is kept in ``logs``, as ``join-WORKER.out``. The lines
+        of workers have come home through the ledger."""
+        deadline = time.monotonic() + _END_S
+        # A killed process takes a moment to end.
+        while left := self._running():
+            if time.monotonic() > deadline:
+                _log.warning("joined_folders_left", folder=str(self._state), reason=f"still running: {', '.join(left)}")
+                return False
+            time.sleep(_POLL_S)
+        for output in (self._state / "headrace" / "launched" / self._run).glob("*.out"):
+            with suppress(OSError):
+                shutil.copyfile(output, logs / f"join-{output.name}")
         try:
-            return answer(request, self._program, state=self._state, started=_own.append)
+            shutil.rmtree(self._state)
+        except OSError as error:
+            _log.warning("joined_folders_left", folder=str(self._state), reason=str(error))
+            return False
+        return True
+
+    def _running(self) -> list[str]:
+        """Return what has not ended: jobs by worker, and processes that this one started."""
+        jobs = [worker for worker, job in self.listing().items() if job.state is not JobState.ENDED]
+        return jobs or [f"process {process.pid}" for process in self._own]
+
+    def _ask(self, request: HostRequest) -> HostReport:
+        self._own[:] = [process for process in self._own if process.poll() is None]
+        try:
+            return answer(request, self._program, state=self._state, started=self._own.append)
         except (OSError, ConfigError) as error:
             raise LaunchFailed(f"{request.verb} {request.worker} on this host: {error}") from error
 

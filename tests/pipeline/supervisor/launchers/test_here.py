@@ -13,13 +13,14 @@ import msgspec
 import pytest
 
 from pipeline.config.launching import LaunchSection
-from pipeline.supervisor.launchers.build import dry_run, launcher_of
+from pipeline.process.records import process_runs
+from pipeline.supervisor.launchers.build import dry_run, end_jobs, launcher_of
 from pipeline.supervisor.launchers.here import HereLauncher, state_folder
 from pipeline.supervisor.launchers.seam import JobState
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.supervisor.launchers import stand_in
-from tests.pipeline.supervisor.launchers.contract import LauncherContract, until, until_state
+from tests.pipeline.supervisor.launchers.contract import LauncherContract, start_and_die, until, until_state
 from tests.pipeline.supervisor.launchers.place_tools import (
     assert_no_secret_but_in_a_private_file,
     given,
@@ -31,12 +32,16 @@ class HerePlace:
     """This host, with jobs in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.state = folder, folder / "state"
+        self.folder, self.state, self.logs = folder, folder / "state", folder / "logs"
+        self.logs.mkdir()
+        self.launchers: list[HereLauncher] = []
 
     def launcher(self) -> HereLauncher:
         program = (sys.executable, stand_in.__file__, str(self.folder))
         join = join_command(self.folder)
-        return HereLauncher(join.run, self.state, lambda: join.url, join.token_of, program=program)
+        launcher = HereLauncher(join.run, self.state, lambda: join.url, join.token_of, program=program)
+        self.launchers.append(launcher)
+        return launcher
 
     def crash(self, worker: str) -> None:
         (self.folder / f"crash-{worker}").touch()
@@ -52,6 +57,8 @@ def place(tmp_path: Path) -> Iterator[HerePlace]:
     found = HerePlace(tmp_path)
     yield found
     found.lose("*")
+    for launcher in found.launchers:
+        assert launcher.clear(found.logs)
 
 
 class TestHere(LauncherContract):
@@ -67,6 +74,42 @@ def test_a_joined_worker_of_this_host_gets_its_token_by_a_private_file_alone(
     until((place.folder / "given-generator-0").exists)
     assert_no_secret_but_in_a_private_file(place.folder, "generator-0")
     assert given(place.folder, "generator-0")["environment"]["XDG_STATE_HOME"] == str(place.state)
+
+
+def test_ended_jobs_leave_no_folder_and_no_process_and_what_they_printed_stays(place: HerePlace) -> None:
+    launcher = place.launcher()
+    for worker in ("generator-0", "reward-0"):
+        launcher.start(Role(worker.partition("-")[0]), worker)
+        until(lambda worker=worker: f"begun {worker}" in launcher.logs(worker))
+    pids = [given(place.folder, worker)["pid"] for worker in ("generator-0", "reward-0")]
+    launcher.stop("generator-0")
+    launcher.stop("reward-0", now=True)
+    assert launcher.clear(place.logs)
+    assert not place.state.exists() and not any(map(process_runs, pids))
+    assert "drained generator-0" in (place.logs / "join-generator-0.out").read_text()
+    assert "begun reward-0" in (place.logs / "join-reward-0.out").read_text()
+
+
+def test_a_job_that_still_runs_keeps_its_folder(place: HerePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.supervisor.launchers.here._END_S", 0.1)
+    place.launcher().start(Role.GENERATOR, "generator-0")
+    later = place.launcher()
+    until(lambda: "begun generator-0" in later.logs("generator-0"))
+    assert not later.clear(place.logs)
+    assert later.listing()["generator-0"].state is JobState.RUNNING
+
+
+def test_down_without_a_supervisor_ends_joined_workers_and_removes_their_folders(
+    place: HerePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.pipeline.op_config import op_config
+
+    start_and_die(place, "generator-0")
+    until(lambda: "begun generator-0" in place.launcher().logs("generator-0"))
+    monkeypatch.setattr("pipeline.supervisor.launchers.build.launcher_of", lambda *_: place.launcher())
+    assert end_jobs(op_config(tmp_path), tmp_path) == 1
+    assert not place.state.exists()
+    assert "begun generator-0" in (tmp_path / "logs" / "join-generator-0.out").read_text()
 
 
 def test_a_run_that_takes_no_links_by_tcp_has_no_joined_workers(tmp_path: Path) -> None:
