@@ -29,6 +29,7 @@ _ROLES = ("generator", "reward", "reference")
 _EPILOG = """\b
 Examples:
   headrace join rediss://ledger.example:6379/0 --token generator.token --count 4
+  headrace join rediss://ledger.example:6379/0 --token generator.token --stay 600
   headrace join --run demo --role reward      # REDIS_URL has the address and the password
 
 \b
@@ -58,6 +59,15 @@ exit code. The run and other hosts go on.
 @click.option(
     "--wait", "wait_s", type=float, default=60.0, show_default=True, metavar="SECONDS", help="For the run to begin."
 )
+@click.option(
+    "--stay",
+    "stay_s",
+    type=click.FloatRange(min=0.0),
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For `headrace up --resume` of a run that has stopped or failed; then this host joins again.",
+)
 @json_option
 def join(
     url: str | None,
@@ -69,6 +79,7 @@ def join(
     name: str,
     base: Path | None,
     wait_s: float,
+    stay_s: float,
     as_json: bool,
 ) -> int:
     """Give a run of another host workers of this one, until it ends."""
@@ -77,6 +88,7 @@ def join(
     from pipeline.supervisor.joining.join import JoinRequest
     from pipeline.supervisor.joining.join import join as join_run
     from pipeline.supervisor.joining.joined_folder import claimed_folder, default_base
+    from pipeline.supervisor.joining.stay import join_and_stay
 
     log_to_stderr()
     if url is not None and hide_password(url) != url:
@@ -107,8 +119,13 @@ def join(
                 err=True,
             )
 
+        def stays(outcome: JoinOutcome) -> None:
+            waits = f"this host waits up to {stay_s:g} s for `headrace up --resume`; Ctrl-C ends it"
+            click.echo(f"{printable(outcome.detail)}; {waits}", err=True)
+
+        once = partial(join_run, request, folder, check=partial(check_host, role=wanted), began=began)
         try:
-            outcome = asyncio.run(join_run(request, folder, check=partial(check_host, role=wanted), began=began))
+            outcome = asyncio.run(join_and_stay(request, once, stay_s=stay_s, stays=stays))
         finally:
             log.close()
         return _report(folder, outcome, as_json=as_json)

@@ -5,4 +5,5 @@ On the run's host: ``manifest`` (what a joined host needs), ``file_server`` (ran
 ``host_keys`` (CURVE keys by the ledger, and the tokens' users).
 
 On a joined host: ``file_cache`` and ``file_fetch`` (files by digest), ``joined_folder`` (a run's
-folder made of them), ``joined_supervisor`` (its workers), ``home`` (logs and tallies)."""
+folder made of them), ``joined_supervisor`` (its workers), ``home`` (logs and tallies).
+``stay`` waits there for a resumed run."""

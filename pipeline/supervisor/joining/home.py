@@ -9,6 +9,7 @@ workers."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -58,11 +59,11 @@ class HomeEntry(msgspec.Struct, frozen=True):
 
 
 class HomeReader:
-    """Reads what is new in a joined folder."""
+    """Reads what is new in a joined folder; a later join goes on where an earlier one ended."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._offsets: dict[str, tuple[int, int]] = {}
+        self._offsets = _read_offsets(folder / _OFFSETS)
         self._tallies: dict[str, bytes] = {}
         self._last = ""
         """Name of the log that the last entry ended with."""
@@ -81,6 +82,11 @@ class HomeReader:
                 self._last = path.name
         tallies = self._changed_tallies()
         return msgspec.msgpack.encode(HomeEntry(tuple(pieces), tallies)) if pieces or tallies else b""
+
+    def save(self) -> None:
+        """Record how far each log was sent. Without room, a later join sends it once more."""
+        with contextlib.suppress(OSError):
+            write_private(self._folder / _OFFSETS, msgspec.json.encode(self._offsets))
 
     def _piece(self, path: Path, room: int) -> HomePiece | None:
         try:

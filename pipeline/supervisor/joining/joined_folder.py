@@ -7,6 +7,7 @@
         files/           links to files of the cache, at their places
         join.json        the folder's tag, in the names of its workers
         logs/, tallies/  what its workers write
+        home.json        how far the logs of an ended join went home
 
 Workers find here all that they find in a run's folder. The tag is drawn once, so a later join in
 the same folder adopts the workers of an earlier one."""

@@ -62,6 +62,8 @@ class JoinOutcome:
     worker: str = ""
     """The worker that failed, if one did."""
     last_lines: str = ""
+    may_resume: bool = False
+    """Whether the run ended before its last update, so that ``up --resume`` goes on with it."""
 
 
 class HostRefusal:
@@ -101,6 +103,7 @@ class JoinedSupervisor:
         self._home = HomeReader(folder.path)
         self._refusal = refusal or HostRefusal()
         self._pulse, self._is_ready = Pulse(folder.path), False
+        self._state = RunState.RUNNING
 
     def prepare(self) -> None:
         """Start the process of which workers are forked, and wait for its imports. Blocks."""
@@ -128,6 +131,7 @@ class JoinedSupervisor:
             ending = await self._until_refused(self._supervise(registry, ledger, board))
             if not self._refusal.reason:
                 await self._send_home(board)
+            self._home.save()
         finally:
             await asyncio.to_thread(self._fleet.processes.close)
             await registry.aclose()
@@ -191,6 +195,7 @@ class JoinedSupervisor:
             # Workers wait for it too.
             fleet.watchdog.blind(now)
             return ""
+        self._state = status.state
         if status.state in _ENDED:
             return f"the run is {status.state}: {status.detail}"
         if status.state is RunState.STARTING:
@@ -238,7 +243,10 @@ class JoinedSupervisor:
         if failure is not None:
             lines = self._fleet.processes.logs(failure.worker)
             return JoinOutcome(as_own(failure.exit_code), ending, failure.worker, lines)
-        return JoinOutcome(ExitCode.CONFIG if self._refusal.reason else ExitCode.OK, ending)
+        if self._refusal.reason:
+            return JoinOutcome(ExitCode.CONFIG, ending)
+        may_resume = self._state in (RunState.STOPPING, RunState.FAILED) and not self._num_signals
+        return JoinOutcome(ExitCode.OK, ending, may_resume=may_resume)
 
 
 def _does_its_work(beat: Heartbeat) -> bool:

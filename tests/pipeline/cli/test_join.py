@@ -13,9 +13,11 @@ from pipeline.cli.join import check_host
 from pipeline.ledger.token import Token, write_token
 from pipeline.preflight.vllm import installed_builds
 from pipeline.supervisor.joining.joined_folder import claimed_folder
+from pipeline.supervisor.joining.joined_supervisor import JoinOutcome
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
+from tests.small_disk import small_disk
 
 URL = "redis://127.0.0.1:1/0"
 
@@ -76,3 +78,26 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises((ConfigError, click.ClickException), match="cannot be made"):
         claimed_folder(tmp_path / "file", "demo", Role.GENERATOR).__enter__()
+
+
+def test_a_token_that_finds_no_room_on_this_host_is_told_with_the_folder(token: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small") as disk:
+        for num_pages in (0, 1):
+            disk.leave(num_pages)
+            told = refusal(URL, "--token", str(token), "--dir", str(disk.folder / str(num_pages)))
+            assert f"{disk.folder / str(num_pages)}/generator-" in told
+            assert "cannot be written to: No space left on device; make room" in told
+
+
+def test_a_host_that_stays_says_so_in_one_line_and_ends_as_without(
+    redis_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def joined(*_: object, **__: object) -> JoinOutcome:
+        return JoinOutcome(0, "the run is stopping: by the test", may_resume=True)
+
+    monkeypatch.setattr("pipeline.supervisor.joining.join.join", joined)
+    words = ["join", redis_server, "--run", "never-begun", "--role", "reward", "--dir", str(tmp_path)]
+    for stay, lines in ((), 0), (("--stay", "0.1"), 1):
+        done = CliRunner().invoke(headrace, [*words, *stay], standalone_mode=False)
+        assert done.return_value == 0 and "the run is stopping: by the test\n" in done.stdout
+        assert done.stderr.count("by the test; this host waits up to 0.1 s for `headrace up --resume`") == lines
