@@ -200,7 +200,8 @@ def test_no_join_and_no_launched_worker_sends_a_token_in_the_clear(rest: str, tm
     write_token(tmp_path / "r.token", Token(run="r", role=Role.REWARD, id="reward-1", secret=SECRET))
     done = CliRunner().invoke(headrace, ["join", url, "--token", str(tmp_path / "r.token"), "--dir", str(tmp_path)])
     assert "unencrypted over the network" in str(done.exception) and "--allow-plaintext" in str(done.exception)
-    for address in ([f"ledger.url={url}"], ["ledger.url=redis://127.0.0.1:6379/0", f"launch.ledger_url={url}"]):
+    local = "ledger.url=redis://127.0.0.1:6379/0"
+    for address in ([f"ledger.url={url}"], [local, f"launch.ledger_url={url}"], [local, f"ledger.shards=['{url}']"]):
         config = op_config(tmp_path, "wire.transport=tcp", *address)
         with pytest.raises(ConfigError, match="unencrypted over the network"):
             join_command(config, tmp_path)

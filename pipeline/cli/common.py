@@ -119,8 +119,10 @@ class Attached:
     def tokens(self) -> TokenAdmin:
         """The run's join tokens."""
         from pipeline.ledger.redis.tokens import TokenAdmin
+        from pipeline.ledger.sharded.servers import LedgerServers
 
-        return TokenAdmin(self.client, self.settings.run.name)
+        further = self.ledger.further if isinstance(self.ledger, LedgerServers) else ()
+        return TokenAdmin(self.client, self.settings.run.name, further=further)
 
     @property
     def admin(self) -> LedgerAdmin:

@@ -108,7 +108,7 @@ def join(
         )
     with claimed_folder((base or default_base()).absolute(), run, wanted, name) as folder:
         url = _with_token(url, token, folder)
-        request = JoinRequest(url, run, wanted, count, wait_s, token)
+        request = JoinRequest(url, run, wanted, count, wait_s, token, allow_plaintext)
         who = folder.worker_name(Role.SUPERVISOR, 0)
         log = open_log(folder.path, role=Role.SUPERVISOR, worker=who, run=run)
 

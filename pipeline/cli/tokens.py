@@ -32,7 +32,7 @@ _OVERLAP_S = 600.0
 def tokens() -> None:
     """Create, list, revoke and rotate tokens, with which other hosts join a run.
 
-    A token is for one run and one role. It is a user of the ledger's server, which gives it no
+    A token is for one run and one role. It is a user of the ledger's servers, which give it no
     other run's keys."""
 
 
@@ -51,7 +51,6 @@ Any number of hosts may use one token."""
 @json_option
 def create(run: Path | None, role: str, out: Path | None, as_json: bool) -> None:
     """Make a token for workers of one role."""
-    from pipeline.ledger.token import refuse_shards
     from protocol.ids import Role
 
     if out is not None and out.exists():
@@ -61,7 +60,6 @@ def create(run: Path | None, role: str, out: Path | None, as_json: bool) -> None
 
     async def make() -> tuple[Token, Path, str]:
         async with attach(run) as at:
-            refuse_shards(at.config.ledger.shards, "a join token is to be made")
             token = await at.tokens.create(Role(role), ca=_authority(at))
             try:
                 path = _write(at, token, out)
@@ -89,7 +87,7 @@ _REMEDY = "copy it to the other host, with mode 0600; there: headrace join LEDGE
 def list_(run: Path | None, as_json: bool) -> None:
     """List a run's tokens, oldest first.
 
-    Hosts are those that joined over tcp. Connections are those to the ledger's server now."""
+    Hosts are those that joined over tcp. Connections are those to the ledger's servers now."""
 
     async def read() -> list[TokenRow]:
         async with look_at(run) as at:
@@ -126,20 +124,23 @@ def revoke(names: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     if not names:
         raise click.UsageError("no token given; `headrace tokens list` names them")
 
-    async def end() -> list[str]:
+    async def end() -> tuple[list[str], list[str]]:
         ended: list[str] = []
+        unreached: list[str] = []
         async with attach(run) as at:
             for name in names:
                 workers = await at.tokens.revoke(name)
+                unreached += at.tokens.unreached
                 known = {beat.who.worker for beat in await at.registry.heartbeats()}
                 for worker in sorted(known & set(workers)):
                     await at.registry.fence(worker)
                     ended.append(worker)
-        return ended
+        return ended, list(dict.fromkeys(unreached))
 
-    workers = asyncio.run(end())
+    workers, unreached = asyncio.run(end())
     lines = [f"revoked: {', '.join(names)}", f"ended workers: {printable_line(', '.join(workers)) or 'none'}"]
-    answer(as_json, {"revoked": list(names), "ended_workers": workers}, *lines)
+    value = {"revoked": list(names), "ended_workers": workers, "unreached": unreached}
+    answer(as_json, value, *lines, *map(_repeated, unreached))
 
 
 @tokens.command(
@@ -168,20 +169,25 @@ def rotate(name: tuple[str, ...], run: Path | None, out: Path | None, overlap_s:
     if len(name) != 1:
         raise click.UsageError("expected one token; `headrace tokens list` names them")
 
-    async def change() -> tuple[Token, Path]:
+    async def change() -> tuple[Token, Path, tuple[str, ...]]:
         async with attach(run) as at:
             path = _place(at, name[0], out)
             token = await at.tokens.rotate(name[0], overlap_s=overlap_s, ca=_authority(at))
-            return token, _write(at, token, path)
+            return token, _write(at, token, path), at.tokens.unreached
 
-    token, path = asyncio.run(change())
+    token, path, unreached = asyncio.run(change())
     old = f"the old secret works for {overlap_s:g} s more" if overlap_s else "the old secret has ended"
     answer(
         as_json,
-        _shown(token, path) | {"overlap_s": overlap_s},
+        _shown(token, path) | {"overlap_s": overlap_s, "unreached": unreached},
         f"{token.id} has a new secret: {path}; {old}",
         _REMEDY.format(path=path),
+        *map(_repeated, unreached),
     )
+
+
+def _repeated(server: str) -> str:
+    return f"the ledger server {server} did not take it; the supervisor repeats it there"
 
 
 def _shown(token: Token, path: Path) -> dict[str, object]:
@@ -211,14 +217,6 @@ def _write(at: Attached, token: Token, out: Path | None) -> Path:
 def _authority(at: Attached) -> str:
     """Return the PEM text of the authority that the run's own ledger URL names; "" for none."""
     from pipeline.ledger.address import read_ledger_url
-    from pipeline.ledger.url import AUTHORITY, option
+    from pipeline.ledger.token import read_authority
 
-    path = option(read_ledger_url(at.run_dir), AUTHORITY)
-    if path is None:
-        return ""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"the ledger's authority {path} cannot be read: {error.strerror}; the token needs a copy"
-        ) from error
+    return read_authority(read_ledger_url(at.run_dir))

@@ -1,22 +1,21 @@
 """Join tokens: what lets another host join one run as one role.
 
-A token is a user of the ledger's server, with its secret. It travels as a file of mode 0600, and no
-process needs it in its arguments or environment. The URL of a joined host's ledger names that file
-(``token=PATH``). Each new connection reads it again, so a rotated token needs no restart."""
+A token is a user of the ledger's servers, with its secret. It travels as a file of mode 0600, and
+no process needs it in its arguments or environment. The URL of a joined host's ledger names that
+file (``token=PATH``). Each new connection reads it again, so a rotated token needs no restart."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from pipeline.files import write_private
-from pipeline.ledger.url import AUTHORITY, JOINED_BY, has_credentials, has_option, hide_password, with_options
+from pipeline.ledger.url import AUTHORITY, JOINED_BY, has_credentials, has_option, hide_password, option, with_options
 from protocol.errors import ConfigError
 from protocol.ids import Role, is_worker_name
 
@@ -29,7 +28,7 @@ _SECRET = re.compile(r"[A-Za-z0-9_-]{32,128}")
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """The permission of a host to join: run, role, and a user of the ledger's server.
+    """The permission of a host to join: run, role, and a user of the ledger's servers.
 
     Example: ``Token(run="demo", role=Role.GENERATOR, id="generator-3f9a1c07", secret=...)``."""
 
@@ -106,14 +105,18 @@ def write_token(path: Path, token: Token) -> None:
         raise ConfigError(f"token file {path} cannot be written: {error.strerror}; give another path") from error
 
 
-def refuse_shards(shards: Sequence[str], what: str) -> None:
-    """Raise ConfigError for tokens in a run over several ledger servers. ``what`` is tried, in
-    words."""
-    if shards:
+def read_authority(url: str) -> str:
+    """Return the PEM text of the authority that a ledger URL names; "" for none, which is the
+    system's. Raises ConfigError."""
+    path = option(url, AUTHORITY)
+    if path is None:
+        return ""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
         raise ConfigError(
-            f"{what}, but ledger.shards spreads the run over {1 + len(shards)} ledger servers: a join token is a user of one. "
-            "Start workers on the run's host, or leave ledger.shards out"
-        )
+            f"the ledger's authority {path} cannot be read: {error.strerror}; other hosts need a copy of it"
+        ) from error
 
 
 def ledger_url(url: str, token: Token, folder: Path) -> str:

@@ -180,12 +180,13 @@ class Supervisor:
 
     def _other_hosts(self) -> AbstractContextManager[object]:
         """Serve hosts that join, where links leave this one."""
-        # Join tokens are of one server.
-        if self._config.wire.transport != "tcp" or self._config.ledger.shards:
+        if self._config.wire.transport != "tcp":
             return nullcontext()
         from pipeline.supervisor.joining.run_host import RunHost
 
-        return RunHost(self._config, self._run_dir, read_ledger_url(self._run_dir))
+        address = read_address(self._run_dir)
+        shards = () if address is None else address.shards
+        return RunHost(self._config, self._run_dir, read_ledger_url(self._run_dir), shards)
 
     def _open_ledger(self) -> EmbeddedServer | None:
         settings = self._config.ledger

@@ -4,16 +4,19 @@ The records in the ledger are the truth; the server's users are made from them. 
 started anew, or has become the master, has no such users. ``keep`` makes them again, and removes
 those without a record. Records hold digests of secrets, never a secret.
 
-In a Cluster all nodes get the users: a worker's first connection goes to any node of its URL.
+In a Cluster all nodes get the users: a worker's first connection goes to any node of its URL. So do
+all servers of a run over several. The records are on its home alone.
 
-The server's clock decides when an old secret ends."""
+The server's clock decides when an old secret ends: the home's."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +71,7 @@ class TokenRow:
     hosts: tuple[str, ...]
     """That have joined with it over tcp."""
     num_connections: int | None
-    """To the server now; None where it does not list them."""
+    """To the run's servers now; None where one does not list them."""
     is_overlapping: bool
     """The secret before the last rotation is still accepted."""
 
@@ -80,18 +83,22 @@ class AclRefused(ConfigError):
 class TokenAdmin:
     """The owner's side of a run's tokens. Every method raises LedgerUnavailable and AclRefused."""
 
-    def __init__(self, client: redis.asyncio.Redis, run: str) -> None:
+    def __init__(
+        self, client: redis.asyncio.Redis, run: str, *, further: Sequence[tuple[str, redis.asyncio.Redis]] = ()
+    ) -> None:
+        """``further``: name and client of each server beside the home (``ledger.shards``)."""
         self._run = run
-        self._client = client
-        self._connection = PipelinedConnection(client)
-        self._users = _Users(self._connection, run)
-        """Of the server that has the run."""
-        self._others: dict[Place, tuple[redis.asyncio.Redis, _Users]] = {}
-        """Of a Cluster's other nodes."""
+        self._home = _Server(client, run)
+        self._connection = self._home.connection
+        self._further = tuple(_Server(other, run, name=name) for name, other in further)
+        self.unreached: tuple[str, ...] = ()
+        """Servers beside the home where the last change failed; ``keep`` repeats it."""
 
     async def create(self, role: Role, *, ca: str = "") -> Token:
-        """Make a token and its user. ``ca``: PEM text of the authority of the server's certificate.
-        Raises ConfigError for a role that joins no run."""
+        """Make a token and its users. ``ca``: PEM text of the authority of the home's certificate.
+
+        Where one server fails, no token is left. Raises ConfigError for a role that joins no
+        run."""
         if role not in ROLES:
             raise ConfigError(f"--role {role}: expected {', '.join(ROLES)}; a supervisor joins no run")
         token = Token(
@@ -102,11 +109,19 @@ class TokenAdmin:
             ca=ca,
         )
         record = TokenRecord(role=role, digest=_digest(token.secret), created_s=await self._now_s())
+
+        async def make(users: _Users) -> None:
+            await users.make(token.id, record, record.created_s)
+
         # The user first: a server that permits none is left without a record.
-        await self._users.make(token.id, record, record.created_s)
+        await self._home.here(make)
         await self._write(token.id, record)
         await self._ask("SADD", keys.permitted(self._run), token.id)
-        await self._at_others(lambda users: users.make(token.id, record, record.created_s))
+        # With a record: a supervisor would remove a user without.
+        if failures := await self._at_further(make):
+            await self.revoke(token.id)
+            raise failures[0]
+        await self._home.at_others(make)
         return token
 
     async def rotate(self, token_id: str, *, overlap_s: float, ca: str = "") -> Token:
@@ -129,8 +144,9 @@ class TokenAdmin:
             if overlap_s <= 0:
                 await users.end_connections(token_id)
 
-        await change(self._users)
-        await self._at_others(change)
+        await self._home.here(change)
+        await self._at_further(change)
+        await self._home.at_others(change)
         return Token(run=self._run, role=record.role, id=token_id, secret=secret, ca=ca)
 
     async def revoke(self, token_id: str) -> tuple[str, ...]:
@@ -138,27 +154,31 @@ class TokenAdmin:
 
         The server ends the user's connections. Raises ConfigError for an unknown token."""
         await self._record(token_id)
-        workers = tuple(dict.fromkeys(name for name in await self._connected(token_id) if name))
+        user = user_name(self._run, token_id)
+        workers = tuple(dict.fromkeys(name for of, name in await self._home.connected() if of == user and name))
         # The record first: otherwise a supervisor would make the user again.
         await self._ask("HDEL", keys.tokens(self._run), token_id)
         await self._ask("SREM", keys.permitted(self._run), token_id)
         # While its hosts are connected: to a later one, a server that was started anew looks alike.
         await self._ask("XADD", keys.key_news(self._run), "MAXLEN", 1, "*", REVOKED, token_id)
-        await self._users.remove(token_id)
-        await self._at_others(lambda users: users.remove(token_id))
+
+        async def remove(users: _Users) -> None:
+            await users.remove(token_id)
+
+        await self._home.here(remove)
+        await self._at_further(remove)
+        await self._home.at_others(remove)
         await self._ask("DEL", keys.permitted_of(self._run, token_id))
         return workers
 
     async def rows(self) -> list[TokenRow]:
         """Return all tokens, oldest first."""
         now_s, found = await self._now_s(), await self._records()
+        connected = await self._num_connected() if found else None
         rows: list[TokenRow] = []
         for token_id, record in sorted(found.items(), key=lambda item: (item[1].created_s, item[0])):
             hosts = await self._ask("HVALS", keys.permitted_of(self._run, token_id))
-            try:
-                num_connections = len(await self._connected(token_id))
-            except LedgerError:
-                num_connections = None
+            num_connections = None if connected is None else connected[user_name(self._run, token_id)]
             names = tuple(sorted({host.decode(errors="replace").partition(" ")[2] for host in hosts}))
             times = record.created_s, record.rotated_s
             is_overlapping = len(record.digests(now_s)) > 1
@@ -166,42 +186,62 @@ class TokenAdmin:
         return rows
 
     async def keep(self) -> None:
-        """Make the server's users equal the records: after a restart, a failover, an overlap's end.
+        """Make the servers' users equal the records: after a restart, a failover, an overlap's end.
 
-        A user who loses an old secret loses its connections, which come back with the new one."""
+        A user who loses an old secret loses its connections, which come back with the new one. One
+        server's failure keeps no other from it, and is raised after."""
         now_s, records = await self._now_s(), await self._records()
-        if not records and not self._users.applied:
-            return
-        await self._users.keep(records, now_s, self._records)
-        await self._at_others(lambda users: users.keep(records, now_s, self._records))
+
+        async def keep(users: _Users) -> None:
+            await users.keep(records, now_s, self._records)
+
+        async def keep_further(users: _Users) -> None:
+            # Once without records, too: a token may have been revoked while the server was away.
+            if records or users.applied or not users.is_checked:
+                try:
+                    await keep(users)
+                except AclRefused:
+                    if records:
+                        raise
+                users.is_checked = True
+
+        failures = await self._at_further(keep_further)
+        if records or self._home.users.applied:
+            await self._home.here(keep)
+            await self._home.at_others(keep)
+        if failures:
+            raise failures[0]
 
     async def aclose(self) -> None:
         """Release the connections."""
-        await self._connection.aclose()
-        for client, _ in self._others.values():
-            await client.aclose()
+        for server in (self._home, *self._further):
+            await server.aclose()
 
     # -- inside ----------------------------------------------------------------------------------
 
-    async def _at_others(self, doing: Callable[[_Users], Awaitable[None]]) -> None:
-        """Do it at a Cluster's other nodes. ``keep`` repeats what fails there."""
-        if not is_of_cluster(self._client):
-            return
-        places = other_nodes((await self._ask("CLUSTER", "NODES")).decode())
-        for gone in set(self._others) - places:
-            await self._others.pop(gone)[0].aclose()
-        for place in places - set(self._others):
-            client = client_of_node(self._client, place, patience_s=_NODE_S)
-            self._others[place] = client, _Users(PipelinedConnection(client), self._run)
-        for _, users in self._others.values():
-            with suppress(LedgerError, AclRefused):
-                await doing(users)
+    async def _at_further(self, doing: Callable[[_Users], Awaitable[None]]) -> list[LedgerError | AclRefused]:
+        """Do it at all servers beside the home at once; return what failed, and name where."""
 
-    async def _connected(self, token_id: str) -> list[str]:
-        """Return the names of the connections of a token's user."""
-        user, text = user_name(self._run, token_id), (await self._ask("CLIENT", "LIST")).decode(errors="replace")
-        rows = (dict(part.partition("=")[::2] for part in line.split(" ")) for line in text.splitlines())
-        return [row.get("name", "") for row in rows if row.get("user") == user]
+        async def failure(server: _Server) -> LedgerError | AclRefused | None:
+            try:
+                await server.here(doing)
+                await server.at_others(doing)
+            except (LedgerError, AclRefused) as error:
+                return error
+            return None
+
+        async with asyncio.TaskGroup() as tasks:
+            trying = [tasks.create_task(failure(server)) for server in self._further]
+        failures = [(server.name, task.result()) for server, task in zip(self._further, trying, strict=True)]
+        self.unreached = tuple(name for name, error in failures if error is not None)
+        return [error for _, error in failures if error is not None]
+
+    async def _num_connected(self) -> Counter[str] | None:
+        """Return each user's connections, at all servers; None when one does not list them."""
+        try:
+            return Counter([user for server in (self._home, *self._further) for user, _ in await server.connected()])
+        except LedgerError:
+            return None
 
     async def _record(self, token_id: str) -> TokenRecord:
         records = await self._records()
@@ -226,6 +266,54 @@ class TokenAdmin:
             return await self._connection.ask(*command)
 
 
+class _Server:
+    """One of a run's servers: its users, and those of a Cluster's other nodes."""
+
+    def __init__(self, client: redis.asyncio.Redis, run: str, *, name: str = "") -> None:
+        """``name``: for errors; empty for the home."""
+        self.name = name
+        self._run = run
+        self._client = client
+        self.connection = PipelinedConnection(client)
+        self.users = _Users(self.connection, run)
+        self._others: dict[Place, tuple[redis.asyncio.Redis, _Users]] = {}
+
+    async def here(self, doing: Callable[[_Users], Awaitable[None]]) -> None:
+        """Do it at the server itself."""
+        with _naming(self.name):
+            await doing(self.users)
+
+    async def at_others(self, doing: Callable[[_Users], Awaitable[None]]) -> None:
+        """Do it at a Cluster's other nodes. ``keep`` repeats what fails there."""
+        if not is_of_cluster(self._client):
+            return
+        places = other_nodes((await self._ask("CLUSTER", "NODES")).decode())
+        for gone in set(self._others) - places:
+            await self._others.pop(gone)[0].aclose()
+        for place in places - set(self._others):
+            client = client_of_node(self._client, place, patience_s=_NODE_S)
+            self._others[place] = client, _Users(PipelinedConnection(client), self._run)
+        for _, users in self._others.values():
+            with suppress(LedgerError, AclRefused):
+                await doing(users)
+
+    async def connected(self) -> list[tuple[str, str]]:
+        """Return user and name of each connection."""
+        text = (await self._ask("CLIENT", "LIST")).decode(errors="replace")
+        rows = (dict(part.partition("=")[::2] for part in line.split(" ")) for line in text.splitlines())
+        return [(row.get("user", ""), row.get("name", "")) for row in rows]
+
+    async def aclose(self) -> None:
+        """Release the connections."""
+        await self.connection.aclose()
+        for client, _ in self._others.values():
+            await client.aclose()
+
+    async def _ask(self, *command: Any) -> Any:
+        with _naming(self.name), ledger_faults(f"tokens: {command[0]}"):
+            return await self.connection.ask(*command)
+
+
 class _Users:
     """The run's users of one server."""
 
@@ -236,6 +324,8 @@ class _Users:
         self._tells_reads = True
         self.applied: set[str] = set()
         """Tokens whose rules this process has written."""
+        self.is_checked = False
+        """This process has looked for users without a record."""
 
     async def keep(
         self,
@@ -319,6 +409,17 @@ class _Users:
     async def _ask(self, *command: Any) -> Any:
         with ledger_faults(f"tokens: {command[0]}"):
             return await self._connection.ask(*command)
+
+
+@contextmanager
+def _naming(server: str) -> Generator[None]:
+    """Name a server beside the home in its errors."""
+    try:
+        yield
+    except (LedgerError, AclRefused) as error:
+        if not server:
+            raise
+        raise type(error)(f"ledger server {server}: {error}") from error
 
 
 def _digest(secret: str) -> str:

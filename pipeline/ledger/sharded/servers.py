@@ -26,7 +26,7 @@ class ServerShard(RedisLedger):
 
     def __init__(self, client: redis.asyncio.Redis, run: str, *, name: str) -> None:
         super().__init__(client, run)
-        self.name = name
+        self.name, self.client = name, client
 
     async def open(self, spec: LedgerSpec) -> None:
         """Create or join the shard."""
@@ -61,6 +61,11 @@ class LedgerServers(ShardedLedger):
     def names(self) -> tuple[str, ...]:
         """The servers' addresses, without passwords."""
         return tuple(server.name for server in self._servers)
+
+    @property
+    def further(self) -> tuple[tuple[str, redis.asyncio.Redis], ...]:
+        """Address, without password, and client of each server beside the home."""
+        return tuple((server.name, server.client) for server in self._servers[1:])
 
     def on_trouble(self, tell: Callable[[str], None]) -> None:
         """Call ``tell`` with why calls are repeated, and at which servers; with "" after it."""

@@ -22,6 +22,7 @@ from pipeline.config.describe import public_settings
 from pipeline.config.schema import RunConfig
 from pipeline.data.places import local_file
 from pipeline.supervisor.joining.code_version import CodeVersion, own_version
+from pipeline.supervisor.joining.further_servers import FurtherServer
 from protocol.errors import ConfigError
 from protocol.ids import Role
 
@@ -58,6 +59,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[tuple[str | int, ...], ...]
     """The settings whose values are places."""
     files: tuple[ManifestFile, ...] = ()
+    servers: tuple[FurtherServer, ...] = ()
+    """The ledger's, beside the home."""
     endpoint: str = ""
     """Where the run's host serves the files."""
     public_key: str = ""
@@ -91,7 +94,8 @@ def make_manifest(config: RunConfig) -> tuple[Manifest, dict[str, Path]]:
     Reads every file once. Raises ConfigError: a folder of code holds too much; DataError: a prompt
     file cannot be had; OSError: a file cannot be read."""
     settings = public_settings(config)
-    settings["ledger"].pop("url")
+    for address in ("url", "shards"):
+        settings["ledger"].pop(address)
     settings["value"]["path"] = None
     places: list[Setting] = []
     needed: list[_Needed] = []

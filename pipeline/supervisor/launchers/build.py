@@ -10,7 +10,7 @@ from pipeline.config.launching import LaunchSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.address import read_address
 from pipeline.ledger.server.embedded import external_url
-from pipeline.ledger.token import Token, read_token, refuse_shards
+from pipeline.ledger.token import Token, read_token
 from pipeline.ledger.url import has_credentials, is_hidden, refuse_plaintext, without_credentials
 from pipeline.supervisor.fleet_plan import worker_name
 from pipeline.supervisor.fleet_size import desired_counts
@@ -42,7 +42,6 @@ def join_command(config: RunConfig, run_dir: Path) -> JoinCommand:
             f"launch.on is {settings.on}, and wire.transport {config.wire.transport} reaches no other host; set "
             "wire.transport to tcp"
         )
-    refuse_shards(config.ledger.shards, f"launch.on is {settings.on}")
     url = settings.ledger_url or config.ledger.url or _recorded_url(run_dir) or external_url(None, os.environ)
     if url is None or url.startswith("unix://"):
         named = url or "a server of this run"
@@ -56,8 +55,14 @@ def join_command(config: RunConfig, run_dir: Path) -> JoinCommand:
             "the token has both"
         )
     plaintext = config.ledger.allow_plaintext
-    if not plaintext:
-        refuse_plaintext(url, "set ledger.allow_plaintext")
+    for one in (url, *config.ledger.shards):
+        if one.startswith("unix://"):
+            raise ConfigError(
+                f"launch.on is {settings.on}, but ledger.shards names {without_credentials(one)}, which no other host reaches; "
+                "give servers' addresses, as rediss://HOST:6379/0"
+            )
+        if not plaintext:
+            refuse_plaintext(one, "set ledger.allow_plaintext")
     return JoinCommand(config.run.name, without_credentials(url), tokens_of(run_dir), settings.program, plaintext)
 
 
@@ -164,6 +169,11 @@ def dry_run(config: RunConfig) -> str:
             from pipeline.supervisor.launchers.kubernetes import manifests
 
             roles = {role: count for role, count in desired_counts(config).items() if role in settings.launched}
+            if any(map(has_credentials, config.ledger.shards)):
+                raise ConfigError(
+                    "launch.on is kubernetes, and ledger.shards has passwords, for which these objects have no Secret; start "
+                    "the run by `headrace up` outside the cluster, or name one server alone"
+                )
             # The run's host reads the ledger's address, with its password, from a Secret.
             address = {"ledger": config.ledger.model_copy(update={"url": None})}
             launch = {"launch": settings.model_copy(update={"ledger_url": join.url})}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import parse_qs
 
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.address import read_ledger_url
+from pipeline.ledger.address import read_address, read_ledger_url
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.tokens import TokenAdmin
-from pipeline.ledger.token import read_token, write_token
-from pipeline.ledger.url import AUTHORITY
+from pipeline.ledger.token import read_authority, read_token, write_token
+from pipeline.ledger.url import without_credentials
 from pipeline.supervisor.launchers.build import TOKENS
 from protocol.errors import ConfigError
 from protocol.ids import Role
@@ -18,17 +17,20 @@ from protocol.ids import Role
 
 async def keep_tokens(config: RunConfig, run_dir: Path) -> None:
     """Make a token for each launched role that has none which is still valid. Raises ConfigError:
-    the ledger's server permits no ACL commands. Raises LedgerUnavailable."""
+    a server of the ledger permits no ACL commands. Raises LedgerUnavailable."""
     url = read_ledger_url(run_dir)
     folder = run_dir / TOKENS
     folder.mkdir(mode=0o700, exist_ok=True)
-    admin = TokenAdmin(connect(url), config.run.name)
+    address = read_address(run_dir)
+    shards = () if address is None else address.shards
+    further = [(without_credentials(one), connect(one)) for one in shards]
+    admin = TokenAdmin(connect(url), config.run.name, further=further)
     try:
         valid = {row.id for row in await admin.rows()}
         for name in sorted(config.launch.launched):
             path = folder / f"{name}.token"
             if _token_id(path) not in valid:
-                write_token(path, await admin.create(Role(name), ca=_authority(url)))
+                write_token(path, await admin.create(Role(name), ca=read_authority(url)))
     finally:
         await admin.aclose()
 
@@ -38,9 +40,3 @@ def _token_id(path: Path) -> str | None:
         return read_token(path).id
     except ConfigError:
         return None
-
-
-def _authority(url: str) -> str:
-    """Return the PEM text of the authority that a ledger URL names; empty for the system's."""
-    named = parse_qs(url.partition("?")[2]).get(AUTHORITY, [])
-    return Path(named[-1]).read_text("utf-8") if named else ""

@@ -14,7 +14,6 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.embedded import check_shards
 from pipeline.ledger.sharded.servers import ledger_servers
-from pipeline.ledger.token import refuse_shards
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.run_ledger import run_ledger
 from protocol.errors import ConfigError, Fenced, LedgerUnavailable
@@ -110,9 +109,3 @@ def test_further_servers_need_a_first_one_that_others_reach():
     check_shards((), has_url=False)
     with pytest.raises(ConfigError, match="give the first one's address"):
         check_shards((SECRET,), has_url=False)
-
-
-def test_a_join_token_of_a_run_over_several_servers_is_refused():
-    refuse_shards((), "a join token is to be made")
-    with pytest.raises(ConfigError, match="over 2 ledger servers: a join token is a user of one"):
-        refuse_shards((SECRET,), "a join token is to be made")

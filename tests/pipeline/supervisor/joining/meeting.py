@@ -65,17 +65,21 @@ class Meeting:
     def claimed(self, role: Role = Role.GENERATOR) -> Any:
         return claimed_folder(self.folder / "joined", self.config.run.name, role)
 
-    async def join(self, place: JoinedFolder, *, script: str = "live", count: int = 1, **changed: Any) -> JoinOutcome:
+    async def join(
+        self, place: JoinedFolder, *, script: str = "live", count: int = 1, command: Any = None, **changed: Any
+    ) -> JoinOutcome:
         self.joined = place.path
         request = JoinRequest(self.url, self.config.run.name, place.role, count, wait_s=5.0)
         request = replace(request, **changed)
         async with asyncio.timeout(60):
-            return await join(request, place, command=fake_worker(script))
+            return await join(request, place, command=command or fake_worker(script))
 
 
 @asynccontextmanager
-async def meeting(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> AsyncIterator[Meeting]:
-    """Start a run's host over an emptied server. The cache is the test's own."""
+async def meeting(
+    folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, *overrides: str, shards: tuple[str, ...] = ()
+) -> AsyncIterator[Meeting]:
+    """Start a run's host over an emptied server, and further ones. The cache is the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     (folder / "home").mkdir()
     config = op_config(folder / "home", *TCP, *overrides)
@@ -85,7 +89,7 @@ async def meeting(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, *over
     found = Meeting(config, folder, url, client)
     await found.set(RunState.RUNNING)
     try:
-        with RunHost(config, config.run_dir, url):
+        with RunHost(config, config.run_dir, url, shards):
             yield found
     finally:
         await found.registry.aclose()
