@@ -336,8 +336,10 @@ class _Users:
         """Make the users equal the records; ``read`` returns the present ones."""
         own = user_name(self._run, "")
         users = {name.removeprefix(own) for name in await self._names() if name.startswith(own)}
-        for token_id in users - set(records):
-            await self.remove(token_id)
+        if unknown := users - set(records):
+            # Those of tokens that were made meanwhile stay.
+            for token_id in unknown - set(await read()):
+                await self.remove(token_id)
         self.applied &= users & set(records)
         for token_id, record in records.items():
             accepted = await self._accepted(token_id) if token_id in users else set[str]()

@@ -224,3 +224,20 @@ async def test_a_further_server_without_acl_commands_is_named_and_leaves_no_toke
                 await admin.create(Role.GENERATOR)
             assert await admin.rows() == []
     assert await users(servers.clients[0]) == []
+
+
+async def test_a_keeper_that_read_the_records_before_leaves_a_new_tokens_user(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with admin_of(*servers.urls) as keeper:
+        read, made = keeper._records, list[Token]()
+
+        async def read_before() -> object:
+            found = await read()
+            if not made:
+                made.append(await servers.admin.create(Role.GENERATOR))
+            return found
+
+        monkeypatch.setattr(keeper, "_records", read_before)
+        await keeper.keep()
+    assert await users(servers.clients[1]) == [made[0].user]

@@ -202,7 +202,7 @@ def test_every_container_is_unprivileged_and_every_selector_meets_its_pods(tmp_p
 def test_no_object_has_a_password_of_a_further_server(tmp_path: Path) -> None:
     servers = ("ledger.url=rediss://a.example:6379/0", "ledger.shards=['rediss://:hunter2@b.example:6379/0']")
     config = op_config(tmp_path, "wire.transport=tcp", "launch.on=kubernetes", *servers)
-    with pytest.raises(ConfigError, match="ledger.shards has passwords, for which these objects have no Secret"):
+    with pytest.raises(ConfigError, match=r"ledger.shards has passwords, for which these objects have no Secret"):
         dry_run(config)
     servers = (servers[0], "ledger.shards=['rediss://b.example:6379/0']")
     text = dry_run(op_config(tmp_path, "wire.transport=tcp", "launch.on=kubernetes", *servers))
