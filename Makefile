@@ -161,7 +161,7 @@ $(RAY)/.run: $(VENV)/.dev
 	@touch $@
 
 test-ray: $(RAY)/.run ## the launcher and the demo on a real local Ray cluster of several nodes, in an environment of its own: .venv-ray
-	$(RAY)/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile tests/ray
+	$(RAY)/bin/python -m pytest -q --numprocesses $(JOBS) --dist worksteal tests/ray
 
 $(AWAY)/.run: $(VENV)/.dev
 	@echo "Installing s3fs, gcsfs, moto and a server for gs:// into $(AWAY), on top of $(VENV): about 200 MB"

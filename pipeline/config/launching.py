@@ -76,8 +76,8 @@ class RaySection(Section):
     address: str = setting("auto", "HOST:PORT of the cluster's head. auto: RAY_ADDRESS, or the cluster of this host.")
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] | None = setting(
         None,
-        "Placement group of the configured fleet: all its workers get a place together, and launch.learner is kept free on "
-        "this node. Workers that scale adds are outside. Absent: no group; Ray spreads workers over nodes.",
+        "Placement group of the configured fleet: all its workers get a place together. A group of its own keeps "
+        "launch.learner free on this node. Workers that scale adds are outside. Absent: no groups; Ray spreads workers.",
     )
     max_restarts: int = setting(
         -1,

@@ -264,10 +264,10 @@ def test_a_placement_group_places_the_configured_fleet_together_and_goes_with_it
         launcher.start(Role.GENERATOR, f"generator-{number}")
     where = [until_state(launcher, f"generator-{number}", JobState.RUNNING).place for number in range(2)]
     assert where[0] != where[1]
-    assert place.cluster.groups(namespace(place.join)) == ["CREATED"]
+    assert place.cluster.groups(namespace(place.join)) == ["CREATED", "CREATED"]
     for number in range(3):
         launcher.stop(f"generator-{number}", now=True)
-    until(lambda: launcher.listing() == {} and place.cluster.groups(namespace(place.join)) == ["REMOVED"])
+    until(lambda: launcher.listing() == {} and place.cluster.groups(namespace(place.join)) == ["REMOVED", "REMOVED"])
 
 
 def test_an_actor_that_no_supervisor_looks_at_frees_its_place(place: RayPlace) -> None:

@@ -285,7 +285,7 @@ def dry_run(settings: LaunchSection, join: JoinCommand, workers: Sequence[tuple[
     cluster = settings.ray
     lines = [f"# actors in the namespace {namespace(join)} of the Ray cluster {cluster.address}"]
     if cluster.strategy is not None:
-        lines.append(f"# in one placement group, {cluster.strategy}, with this node's learner")
+        lines.append(f"# in one placement group, {cluster.strategy}; another one keeps this node's learner its place")
     for role, worker in workers:
         wanted = _resources(settings.resources(role), cluster.role(role))
         labels = "".join(f", {name}={value}" for name, value in cluster.role(role).labels.items())

@@ -22,10 +22,11 @@ import msgspec
 
 from pipeline.ledger.token import Token
 from pipeline.supervisor.launchers.join_command import role_of
-from pipeline.supervisor.launchers.ray_holder import WorkerHolder, token_digest
+from pipeline.supervisor.launchers.ray_holder import WorkerHolder, remove_groups, token_digest
 from pipeline.supervisor.launchers.ray_states import HeldWorker, NodeResources, why_waiting
 from pipeline.supervisor.launchers.ray_words import (
     GROUP,
+    OWN_GROUP,
     ClusterSpec,
     HolderReport,
     RayJob,
@@ -256,34 +257,32 @@ class RayDriver:
             return "it was requested by an earlier supervisor"
         nodes = [NodeResources(node["Resources"], node["Labels"]) for node in ray.nodes() if node["Alive"]]
         wanted = {name: count for name, count in spec.resources.items() if count}
-        number, own = len(self._cluster.bundles), self._cluster.own.get("CPU", 0.0)
-        group = f"the placement group of {number} workers, and of CPU {own:g} for the learner on this node, waits: "
-        whole = "" if spec.bundle is None else group
+        number = len(self._cluster.bundles)
+        whole = "" if spec.bundle is None else f"the placement group of {number} workers waits: "
         return whole + why_waiting(wanted, spec.labels, nodes, ray.available_resources())
 
     # -- the placement group -----------------------------------------------------------------------
 
     def _group(self) -> Any:
         import ray  # pyright: ignore[reportMissingImports]
-        from ray.util import get_placement_group, placement_group  # pyright: ignore[reportMissingImports]
 
-        with suppress(ValueError):
-            return get_placement_group(GROUP)
-        bundles, labels = list(self._cluster.bundles), list(self._cluster.labels)
-        if self._cluster.own:
-            bundles.append(self._cluster.own)
-            labels.append({"ray.io/node-id": ray.get_runtime_context().get_node_id()})
-        return placement_group(
-            bundles, strategy=self._cluster.strategy, name=GROUP, lifetime="detached", bundle_label_selector=labels
-        )
+        node = ray.get_runtime_context().get_node_id()
+        _kept_group(OWN_GROUP, [self._cluster.own], "PACK", [{"ray.io/node-id": node}])
+        return _kept_group(GROUP, self._cluster.bundles, self._cluster.strategy, self._cluster.labels)
 
     def _keep_group(self) -> None:
-        """Remove the group when no worker of the run is left."""
-        from ray.util import get_placement_group, remove_placement_group  # pyright: ignore[reportMissingImports]
-
+        """Remove the groups when no worker of the run is left."""
         if self._cluster.strategy and not self._watched:
-            with suppress(ValueError):
-                remove_placement_group(get_placement_group(GROUP))
+            remove_groups()
+
+
+def _kept_group(name: str, bundles: list[dict[str, float]], strategy: str, labels: list[dict[str, str]]) -> Any:
+    """Return a detached placement group, made where there is none."""
+    from ray.util import get_placement_group, placement_group  # pyright: ignore[reportMissingImports]
+
+    with suppress(ValueError):
+        return get_placement_group(name)
+    return placement_group(bundles, strategy=strategy, name=name, lifetime="detached", bundle_label_selector=labels)
 
 
 def is_let_in(head: str) -> bool:

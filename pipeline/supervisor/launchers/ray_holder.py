@@ -31,7 +31,7 @@ from pipeline.ledger.url import without_ledger_password
 from pipeline.supervisor.launchers.join_command import join_words
 from pipeline.supervisor.launchers.output_tail import last_lines
 from pipeline.supervisor.launchers.ray_guard import HELD_MARK
-from pipeline.supervisor.launchers.ray_words import GROUP, HolderReport, WorkerSpec
+from pipeline.supervisor.launchers.ray_words import GROUP, OWN_GROUP, HolderReport, WorkerSpec
 from protocol import headrace
 from protocol.private import ensure_private_folder
 
@@ -145,12 +145,20 @@ def _private_folder(run: str) -> Path:
     return folder
 
 
+def remove_groups() -> None:
+    """Remove the placement groups of this namespace."""
+    from ray.util import get_placement_group, remove_placement_group  # pyright: ignore[reportMissingImports]
+
+    for name in (OWN_GROUP, GROUP):
+        with suppress(ValueError):
+            remove_placement_group(get_placement_group(name))
+
+
 def _free_place() -> None:
-    """End this actor for good; the last one of a run removes its placement group."""
+    """End this actor for good; the last one of a run removes its placement groups."""
     import ray  # pyright: ignore[reportMissingImports]
-    from ray.util import get_placement_group, list_named_actors, remove_placement_group  # pyright: ignore[reportMissingImports]
+    from ray.util import list_named_actors  # pyright: ignore[reportMissingImports]
 
     if len(list_named_actors()) <= 1:
-        with suppress(ValueError):
-            remove_placement_group(get_placement_group(GROUP))
+        remove_groups()
     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)

@@ -13,8 +13,8 @@ from pipeline.ledger.token import Token
 from pipeline.supervisor.launchers.seam import JobState
 from protocol.ids import Role
 
-GROUP = "workers"
-"""Name of a run's placement group, in the run's namespace."""
+GROUP, OWN_GROUP = "workers", "learner"
+"""Names of a run's placement groups, in the run's namespace."""
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +29,9 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     labels: list[dict[str, str]] = []
     """Labels of each bundle's node."""
     own: dict[str, float] = {}
-    """A further bundle, on the node that the supervisor is on."""
+    """Resources that are kept free on the supervisor's node, by a group of their own.
+
+    Ray places the bundles of one group greedily, and could give that node to a worker first."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
