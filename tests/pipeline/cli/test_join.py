@@ -80,13 +80,18 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         claimed_folder(tmp_path / "file", "demo", Role.GENERATOR).__enter__()
 
 
-def test_a_token_that_finds_no_room_on_this_host_is_told_with_the_folder(token: Path, tmp_path: Path) -> None:
+def test_a_token_that_finds_no_room_on_this_host_is_told_with_the_folder(tmp_path: Path) -> None:
+    token = tmp_path / "t.token"
+    write_token(token, Token(run="demo", role=Role.GENERATOR, id="generator-1", secret="s" * 40, ca="an authority"))
+    room = "cannot be written to: No space left on device; make room"
+    written = "ledger.token cannot be written: No space left on device"
     with small_disk(tmp_path / "small") as disk:
-        for num_pages in (0, 1):
+        # For lock, tag, copy of the token, its authority.
+        for num_pages, words in enumerate((room, room, written, room)):
             disk.leave(num_pages)
-            told = refusal(URL, "--token", str(token), "--dir", str(disk.folder / str(num_pages)))
-            assert f"{disk.folder / str(num_pages)}/generator-" in told
-            assert "cannot be written to: No space left on device; make room" in told
+            base = disk.folder / str(num_pages)
+            told = refusal("rediss://127.0.0.1:1/0", "--token", str(token), "--dir", str(base))
+            assert f"{base}/generator-" in told and words in told
 
 
 def test_a_host_that_stays_says_so_in_one_line_and_ends_as_without(

@@ -53,6 +53,21 @@ def test_a_repeated_newest_entry_writes_nothing_twice(joined: Path, run_dir: Pat
     assert (run_dir / "logs" / f"{NAME}.out").read_text() == "one\n"
 
 
+def test_a_later_join_sends_nothing_of_a_long_log_again(joined: Path, run_dir: Path) -> None:
+    reader, writer = HomeReader(joined), HomeWriter(run_dir)
+    log = joined / "logs" / f"{NAME}.jsonl"
+    log.write_bytes(b"x" * 99 + b"\n" + b"y" * (2 * MAX_ENTRY_BYTES) + b"\n")
+    while entry := reader.take():
+        writer.write(entry)
+    reader.save()
+    with log.open("a") as file:
+        file.write("later\n")
+    later = HomeReader(joined)
+    while entry := later.take():
+        writer.write(entry)
+    assert (run_dir / "logs" / log.name).read_bytes() == log.read_bytes()
+
+
 def test_what_was_lost_on_the_way_is_marked_by_a_line(joined: Path, run_dir: Path) -> None:
     reader, writer = HomeReader(joined), HomeWriter(run_dir)
     log = joined / "logs" / f"{NAME}.jsonl"

@@ -12,6 +12,7 @@ import pytest
 from pipeline.config.load import read_resolved
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import RunState
+from pipeline.supervisor.joining.home import MAX_ENTRY_BYTES
 from pipeline.supervisor.joining.join import JoinRequest
 from pipeline.supervisor.joining.joined_folder import JoinedFolder
 from pipeline.supervisor.joining.joined_supervisor import JoinOutcome
@@ -47,8 +48,15 @@ async def test_a_host_that_stays_joins_a_resumed_run_with_its_new_settings(
         async def has_stayed() -> bool:
             return len(waits) == 1
 
+        async def long_is_home() -> bool:
+            copy = run.run_dir / "logs" / long.name
+            return copy.exists() and copy.stat().st_size == long.stat().st_size
+
         async def resume() -> None:
             first = await lives(run, place)
+            # Longer than what is sent home at once.
+            long.write_bytes(b"x" * (2 * MAX_ENTRY_BYTES) + b"\n")
+            await until(long_is_home)
             await run.set(RunState.STOPPING, "stopped by the test")
             await until(has_stayed)
             manifest = msgspec.json.decode(await run.board.manifest(), type=Manifest)
@@ -63,6 +71,7 @@ async def test_a_host_that_stays_joins_a_resumed_run_with_its_new_settings(
             await run.set(RunState.FINISHED, "by the test")
 
         with run.claimed() as place:
+            long = place.path / "logs" / f"{place.worker_name(Role.GENERATOR, 1)}.jsonl"
             async with asyncio.TaskGroup() as tasks:
                 staying = tasks.create_task(stay(run, place, waits, 30.0))
                 tasks.create_task(resume())
@@ -74,6 +83,7 @@ async def test_a_host_that_stays_joins_a_resumed_run_with_its_new_settings(
     log = (place.path / "logs" / name).read_bytes()
     assert log.count(b"worker_ended") == 2
     assert (run.run_dir / "logs" / name).read_bytes() == log, "each line came home once"
+    assert (run.run_dir / "logs" / long.name).read_bytes() == long.read_bytes()
 
 
 async def test_a_wait_for_a_resume_has_an_end_and_a_finished_run_is_not_waited_for(
