@@ -151,7 +151,8 @@ class FarLauncherContract(LauncherContract):
 
     def test_jobs_without_a_supervisor_are_ended_and_counted(self, place: FarPlace) -> None:
         start_and_die(place, "generator-0", "reward-0")
-        until(lambda: "begun reward-0" in place.launcher().logs("reward-0"))
+        for worker in ("generator-0", "reward-0"):
+            until(lambda worker=worker: f"begun {worker}" in place.launcher().logs(worker))
         place.crash("reward-0")
         until_state(place.launcher(), "reward-0", JobState.ENDED)
         assert end_all(place.launcher()) == 1
