@@ -50,7 +50,7 @@ def slurm_cluster(folder: Path) -> Iterator[Path]:
         environment = {"SLURM_CONF": str(config)}
         for program in ("slurmctld", "slurmd"):
             running.enter_context(_program([program, "-D"], folder / f"{program}.out", environment))
-        _until(lambda: _says(["sinfo", "--noheader", "--format=%T"], environment) == "idle", folder)
+        _until(lambda: says(["sinfo", "--noheader", "--format=%T"], environment) == "idle", folder)
         yield config
 
 
@@ -69,9 +69,10 @@ def _program(words: Sequence[str], output: Path, environment: dict[str, str]) ->
             process.wait()
 
 
-def _says(words: Sequence[str], environment: dict[str, str]) -> str:
+def says(words: Sequence[str], environment: dict[str, str] | None = None) -> str:
+    """Return what a program of Slurm prints."""
     answer = subprocess.run(
-        words, env=os.environ | environment, capture_output=True, text=True, timeout=20, check=False
+        words, env=os.environ | (environment or {}), capture_output=True, text=True, timeout=20, check=False
     )
     return answer.stdout.strip()
 

@@ -24,7 +24,7 @@ from tests.pipeline.supervisor.launchers.place_tools import (
     given,
     join_command,
 )
-from tests.places.slurm_cluster import PROGRAMS, missing, slurm_cluster
+from tests.places.slurm_cluster import PROGRAMS, missing, says, slurm_cluster
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"Slurm's programs are not installed: {', '.join(missing())}")
 
@@ -50,9 +50,18 @@ class RealPlace:
     def lose(self, worker: str) -> None:
         """Have Slurm count the node as down, and then as back."""
         assert worker
+        self._node("State=DOWN", "Reason=lost")
+
+        def is_back() -> bool:
+            # The node may have come back by itself, and is not resumed twice.
+            self._node("State=RESUME")
+            return says(["sinfo", "--noheader", "--format=%T"]) in {"idle", "mixed", "allocated"}
+
+        until(is_back)
+
+    def _node(self, *change: str) -> None:
         node = socket.gethostname().partition(".")[0]
-        for state in ("State=DOWN Reason=lost", "State=RESUME"):
-            subprocess.run(["scontrol", "update", f"NodeName={node}", *state.split()], check=True, timeout=20)
+        subprocess.run(["scontrol", "update", f"NodeName={node}", *change], check=False, timeout=20)
 
 
 @pytest.fixture(scope="module")
