@@ -4,10 +4,12 @@ They lack CURVE, have an unknown key, or expect another server's key. libzmq ref
 them during the handshake. No mailbox receives a message of theirs. A connection that libzmq has
 accepted stays open when its key is removed; from then on its messages are refused here.
 
-*Waits for* libzmq's events of one listening socket, on a thread that ends with the socket."""
+*Waits for* libzmq's events of one listening socket, on a thread that ends with the socket, or with
+the context."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -59,7 +61,9 @@ class Door:
         address = f"inproc://headrace-door-{next(_numbers)}"
         self.num_refused = 0
         raw.monitor(address, _EVENTS)
-        events = context.socket(zmq.PAIR)
+        # A destroyed context closes the sockets that it made, from another thread: not this one.
+        own: zmq.Context[zmq.Socket[bytes]] = zmq.Context(shadow=context.underlying)
+        events = own.socket(zmq.PAIR)
         events.setsockopt(zmq.LINGER, 0)
         events.connect(address)
         self._thread = threading.Thread(target=self._watch, args=(events,), name="door", daemon=True)
@@ -91,7 +95,8 @@ class Door:
 
     def _watch(self, events: zmq.Socket[bytes]) -> None:
         complaints = Complaints()
-        with events:
+        # A slow machine may not have ended the socket by then.
+        with events, contextlib.suppress(zmq.ContextTerminated):
             while True:
                 event = recv_monitor_message(events)
                 kind = int(event["event"])

@@ -1,0 +1,33 @@
+"""Claims about the door of a listening socket."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import zmq
+
+from protocol.zeromq import CurveKeys
+from protocol.zeromq.door import Door
+
+
+def test_a_door_ends_with_its_context_though_its_socket_is_still_open(tmp_path: Path) -> None:
+    failed: list[threading.ExceptHookArgs] = []
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    own: zmq.Context[zmq.Socket[bytes]] = zmq.Context(shadow=context.underlying)
+    listening = own.socket(zmq.ROUTER)
+    before = set(threading.enumerate())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "excepthook", failed.append)
+        door = Door(context, listening, CurveKeys.load_or_create(tmp_path / "keys"))
+        (watching,) = set(threading.enumerate()) - before
+        # It waits for all sockets, the door's among them.
+        ending = threading.Thread(target=context.destroy, kwargs={"linger": 0})
+        ending.start()
+        door.join()
+        assert not watching.is_alive()
+        listening.close(linger=0)
+        ending.join(10.0)
+    assert not ending.is_alive()
+    assert failed == []
