@@ -373,3 +373,5 @@ class Totals:
     """Every prompt is admitted, and none waits for a retry."""
     num_unflushed: int = 0
     """Last checkpoints in a row for which the server did not confirm its file on disk."""
+    next_group: int = 0
+    """Above the numbers of all admitted groups. Several shards may have admitted fewer groups."""

@@ -28,7 +28,7 @@ class HopelessData:
         self._begin: Counter[str] | None = None
         self._num_ready = 0
         self._admitted: int | None = None
-        """Groups that were admitted when the limit was reached."""
+        """Above the numbers of the groups that were admitted when the limit was reached."""
         self.num_unusable = 0
         """Groups in a row with nothing to learn from."""
 
@@ -50,7 +50,7 @@ class HopelessData:
         if not self._max_groups or row.total() < self._max_groups or not lacks_units:
             return None
         if self._admitted is None:
-            self._admitted = totals.num_groups_admitted
+            self._admitted = totals.next_group
             return None
         oldest = refused.oldest_running
         return None if oldest is not None and _group(oldest) < self._admitted else row

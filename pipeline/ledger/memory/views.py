@@ -28,6 +28,7 @@ def totals_of(s: LedgerState) -> Totals:
         num_tokens_trained=s.trained["tokens"],
         is_closed=s.closed,
         is_exhausted=s.is_exhausted,
+        next_group=s.admitted["groups"],
     )
 
 

@@ -14,7 +14,7 @@ def totals_from(reply: Sequence[Any]) -> Totals:
     version, used, limit, ready, running, groups, generated, trained, closed, exhausted, unflushed, flat = reply
     dropped = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
     ended = bool(closed), bool(exhausted)
-    return Totals(version, used, limit, ready, running, groups, dropped, generated, trained, *ended, unflushed)
+    return Totals(version, used, limit, ready, running, groups, dropped, generated, trained, *ended, unflushed, groups)
 
 
 def audit_from(reply: Sequence[Any]) -> Audit:

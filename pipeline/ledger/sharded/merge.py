@@ -70,6 +70,11 @@ def merge_totals(shards: Sequence[Totals]) -> Totals:
         is_closed=any(shard.is_closed for shard in shards),
         is_exhausted=all(shard.is_exhausted for shard in shards),
         num_unflushed=max(shard.num_unflushed for shard in shards),
+        # a shard's groups are every n-th of the run's
+        next_group=max(
+            (shard.num_groups_admitted - 1) * len(shards) + index + 1 if shard.num_groups_admitted else 0
+            for index, shard in enumerate(shards)
+        ),
     )
 
 

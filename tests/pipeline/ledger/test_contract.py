@@ -43,7 +43,7 @@ async def test_a_group_is_admitted_whole_and_members_over_the_limit_stay_open(be
     second = await ledger.lease(OTHER_GENERATOR, max_trajectories=1)
     assert [str(lease.trajectory) for lease in second.leases] == ["t.0.3"]
     totals = await ledger.totals()
-    assert (totals.num_groups_admitted, totals.credit_used) == (1, 4)
+    assert (totals.num_groups_admitted, totals.next_group, totals.credit_used) == (1, 1, 4)
 
 
 async def test_admission_stops_at_the_staleness_bound_and_says_so(bench):

@@ -85,6 +85,7 @@ async def test_a_run_over_two_ledgers_trains_in_order_and_balances_in_each(shard
     own = await sample(ledger, GENERATOR, most=4)
     other = await sample(ledger, OTHER_GENERATOR, most=4)
     assert (own, other) == (["t.0.0", "t.0.1", "t.2.0", "t.2.1"], ["t.1.0", "t.1.1", "t.3.0", "t.3.1"])
+    assert (await ledger.totals()).next_group == 4
     claim = await ledger.claim(LEARNER, policy_version=0)
     assert isinstance(claim, Claim)
     assert claim.units == ("0", "1", "2", "3")
