@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from pipeline.cli.common import PATH, echo_json, json_option, set_option
+from protocol.errors import HeadraceError
 from protocol.printable import printable, printable_line
 
 if TYPE_CHECKING:
@@ -43,16 +44,21 @@ def doctor(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -
     memory. With run files also clock, ports, disk, memory by role, all of `config check`, and
     settings that are unwise together. Each finding has what to do."""
     from pipeline.preflight.doctor import examine
-    from pipeline.preflight.findings import worst
+    from pipeline.preflight.findings import refuse, worst
     from pipeline.preflight.host import probe_host
     from pipeline.process.exit_codes import ExitCode
     from pipeline.runtime.log import log_to_stderr
 
     log_to_stderr()
-    config = _config(files, overrides) if files or overrides else None
+    try:
+        config, refused = _config(files, overrides) if files or overrides else None, []
+    except HeadraceError as error:
+        config, refused = None, [refuse("settings", str(error))]
     if sys.stderr.isatty():
         click.echo("looking at the machine; torch alone takes some seconds to import", err=True)
     found = examine(probe_host(), config)
+    if refused:
+        found["configuration"] = refused
     gravest = worst(finding for findings in found.values() for finding in findings)
     if as_json:
         told = dict(found)

@@ -60,6 +60,19 @@ def test_an_error_of_machine_or_configuration_is_exit_code_2(tmp_path: Path, mon
     assert [one["check"] for one in found["configuration"] if one["level"] == "error"] == ["data"]
 
 
+def test_the_machine_is_examined_though_no_configuration_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "probe_torch", lambda: host.TorchBuild(version="2", cuda=None, threads=1))
+    broken = tmp_path / "run.toml"
+    broken.write_text("[model\n")
+    done = CliRunner().invoke(headrace, ["doctor", str(broken), "--json"], standalone_mode=False)
+    found = json.loads(done.stdout)
+    assert done.return_value == 2 and len(found["machine"]) > 3
+    (only,) = found["configuration"]
+    assert (only["check"], only["level"]) == ("settings", "error") and str(broken) in only["found"]
+
+
 def test_a_machine_without_torch_is_an_error_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "probe_torch", lambda: "ImportError: no torch")
     done = CliRunner().invoke(headrace, ["doctor"], standalone_mode=False)
