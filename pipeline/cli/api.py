@@ -28,9 +28,9 @@ from protocol import headrace
 from protocol.errors import ConfigError, DeadlineExceeded, HeadraceError, LedgerError, LedgerUnavailable
 
 if TYPE_CHECKING:
-    from pipeline.cli.inspect import StatusReport
     from pipeline.cli.score.distribution import ScoreReport
     from pipeline.observability.samples import ResponseSample
+    from pipeline.operator.status_report import StatusReport
 
 OUTPUT_NAME = "up.out"
 """In the run's ``logs``: what its ``headrace up`` printed."""
@@ -56,7 +56,7 @@ class Run:
     def open(cls, folder: str | Path | None = None) -> Run:
         """Return the run in ``folder``; without one, the newest under ./runs. Raises ConfigError
         when there is none."""
-        from pipeline.cli.common import find_run
+        from pipeline.operator.attached import find_run
 
         return cls(find_run(None if folder is None else Path(folder)).absolute())
 
@@ -86,8 +86,8 @@ class Run:
 
     def status(self) -> StatusReport:
         """Return state, workers, totals and waits, as ``headrace status --json``."""
-        from pipeline.cli.common import look_at
-        from pipeline.cli.inspect import read_status
+        from pipeline.operator.attached import look_at
+        from pipeline.operator.status_report import read_status
 
         async def read() -> StatusReport:
             async with look_at(self.folder) as at:
@@ -112,16 +112,19 @@ class Run:
     def scale(self, **counts: int | str) -> dict[str, int]:
         """Change how many workers some roles have: ``scale(generator=4)``, or ``generator="auto"``
         by demand. Return the fleet that is wanted. Raises ConfigError as ``headrace scale``."""
-        from pipeline.cli.control import change_fleet, parse_count
+        from pipeline.cli.common import on_run
+        from pipeline.cli.control import parse_count
+        from pipeline.operator.attached import attach
+        from pipeline.operator.steering import change_fleet
 
         wanted = dict(parse_count(f"{role}={count}") for role, count in counts.items())
-        fleet = _apart(lambda: change_fleet(run=self.folder, wanted=wanted))
+        fleet = _apart(lambda: on_run(attach)(change_fleet)(run=self.folder, wanted=wanted))
         return {str(role): count for role, count in fleet.counts.items()}
 
     def stop(self, *, now: bool = False, timeout_s: float | None = None) -> bool:
         """Drain the run and end it, as ``headrace down``; return whether it ran. With ``now``
         unfinished work stays in the ledger. Raises DeadlineExceeded."""
-        from pipeline.cli.control import end_run
+        from pipeline.operator.ending import end_run
 
         return _apart(lambda: end_run(self.folder, now=now, timeout_s=timeout_s, report=lambda _: None))
 

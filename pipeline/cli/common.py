@@ -1,38 +1,24 @@
-"""Shared by the commands: find a run, connect to its ledger, print tables and JSON.
+"""Shared by the commands: arguments and options, a connected run, tables and JSON.
 
-Reading commands use ``look_at``. When the run's embedded server is down, they start a private
-server on a copy of its append-only file. They write nothing to the run and start nothing of it.
-
-Changing commands use ``attach``. It starts the run's own server when that is down, and stops it
-afterwards. A lock lets one command do so at a time, and none while a supervisor runs."""
+Reading commands connect by ``look_at``, changing ones by ``attach``, both of
+``pipeline.operator.attached``."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from enum import Enum
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from protocol.errors import ConfigError
+from pipeline.operator.attached import Attached
 from protocol.printable import printable
-
-if TYPE_CHECKING:
-    from pipeline.config.resolved import Glance
-    from pipeline.config.schema import RunConfig
-    from pipeline.ledger.admin import LedgerAdmin
-    from pipeline.ledger.redis.tokens import TokenAdmin
-    from pipeline.runtime.registry.contract import Registry
-    from pipeline.runtime.run_ledger import RunLedger
 
 PATH = click.Path(path_type=Path)
 
@@ -57,7 +43,6 @@ set_option = click.option(
 )
 _RUN_HELP = "The run's folder; also taken without --run. Default: the newest under ./runs."
 _RUN_OPTION = click.option("--run", "named_run", type=PATH, metavar="RUN", help=_RUN_HELP)
-_ANSWER_S = 5.0
 Command = Callable[..., Any]
 
 
@@ -104,71 +89,6 @@ def _one_run(words: list[Path], named: Path | None) -> Path | None:
     return given[0] if given else None
 
 
-@dataclass(frozen=True)
-class Attached:
-    """A run with its ledger and registry connected."""
-
-    run_dir: Path
-    settings: Glance
-    ledger: RunLedger
-    registry: Registry
-    client: Any
-    """That both use, for further parts of the ledger."""
-
-    @cached_property
-    def tokens(self) -> TokenAdmin:
-        """The run's join tokens."""
-        from pipeline.ledger.redis.tokens import TokenAdmin
-        from pipeline.ledger.sharded.servers import LedgerServers
-
-        further = self.ledger.further if isinstance(self.ledger, LedgerServers) else ()
-        return TokenAdmin(self.client, self.settings.run.name, further=further)
-
-    @property
-    def admin(self) -> LedgerAdmin:
-        """Operations of an operator on the ledger."""
-        from pipeline.ledger.redis.admin import RedisAdmin
-        from pipeline.ledger.redis.ledger import RedisLedger
-
-        return RedisAdmin(self.ledger) if isinstance(self.ledger, RedisLedger) else self.ledger.admin
-
-    @cached_property
-    def config(self) -> RunConfig:
-        """All settings. Reading them takes longer than ``settings``, which has a few."""
-        from pipeline.config.load import read_resolved
-
-        return read_resolved(self.run_dir)
-
-
-def find_run(run: Path | None) -> Path:
-    """Return the run's folder: ``run``, or the newest under ./runs. Raises ConfigError."""
-    from pipeline.config import RESOLVED_NAME
-
-    if run is not None:
-        if not (run / RESOLVED_NAME).is_file():
-            raise ConfigError(f"{run} is not a run: it has no {RESOLVED_NAME}; give a folder that `headrace up` made")
-        return run
-    found = sorted(Path("runs").glob(f"*/{RESOLVED_NAME}"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise ConfigError("no run under ./runs; give the run's folder, for example `headrace status runs/demo`")
-    return found[-1].parent
-
-
-def look_at(run: Path | None) -> AbstractAsyncContextManager[Attached]:
-    """Connect to a run's ledger for reading; to a copy when its embedded server is down."""
-    from pipeline.ledger.server.copy import clear_dead_looks
-    from pipeline.runtime.log import log_to_stderr
-
-    log_to_stderr()
-    clear_dead_looks()
-    return _connected(run, _hold_copy)
-
-
-def attach(run: Path | None) -> AbstractAsyncContextManager[Attached]:
-    """Connect to a run's ledger for changes; start an embedded server that is down."""
-    return _connected(run, _hold_server)
-
-
 def on_run(connect: Callable[[Path | None], AbstractAsyncContextManager[Attached]]) -> Callable[[Command], Command]:
     """Give an async command its connected run as ``at``, in place of ``run``."""
 
@@ -186,57 +106,6 @@ def on_run(connect: Callable[[Path | None], AbstractAsyncContextManager[Attached
         return with_connection
 
     return decorate
-
-
-@asynccontextmanager
-async def _connected(
-    run: Path | None, hold: Callable[[contextlib.ExitStack, Path, int], str | None]
-) -> AsyncIterator[Attached]:
-    """``hold``: returns the URL of the server that it holds for a run without a supervisor."""
-    from pipeline.config.resolved import glance
-    from pipeline.ledger.address import read_address
-    from pipeline.ledger.redis.client import connect
-    from pipeline.ledger.server.embedded import read_ledger_url
-    from pipeline.runtime.log import log_to_stderr
-    from pipeline.runtime.registry.redis import RedisRegistry
-    from pipeline.runtime.run_ledger import run_ledger
-    from pipeline.supervisor.run_folder import supervisor_pid
-
-    log_to_stderr()
-    run_dir = find_run(run)
-    settings = glance(run_dir)
-    url, address = read_ledger_url(run_dir), read_address(run_dir)
-    with contextlib.ExitStack() as held:
-        if address is not None and address.is_embedded and supervisor_pid(run_dir) is None:
-            # None when the run's own server came up meanwhile.
-            url = hold(held, run_dir, settings.ledger.max_memory_mb) or read_ledger_url(run_dir)
-        connect_to = functools.partial(connect, patience_s=_ANSWER_S)
-        client = connect_to(url)
-        registry = RedisRegistry(client, settings.run.name)
-        ledger = run_ledger(client, settings.run.name, run_dir, connect_to)
-        try:
-            yield Attached(run_dir, settings, ledger, registry, client)
-        finally:
-            await registry.aclose()
-            await ledger.aclose()
-
-
-def _hold_copy(held: contextlib.ExitStack, run_dir: Path, max_memory_mb: int) -> str | None:
-    from pipeline.ledger.server.copy import server_on_copy
-    from pipeline.ledger.server.embedded import server_runs
-
-    return None if server_runs(run_dir) else held.enter_context(server_on_copy(run_dir, max_memory_mb=max_memory_mb))
-
-
-def _hold_server(held: contextlib.ExitStack, run_dir: Path, max_memory_mb: int) -> str:
-    from pipeline.ledger.server.embedded import EmbeddedServer
-    from pipeline.supervisor.run_folder import server_lock
-
-    held.enter_context(server_lock(run_dir))
-    server = EmbeddedServer(run_dir, max_memory_mb=max_memory_mb)
-    if not server.start():
-        held.callback(server.stop)
-    return server.url
 
 
 def answer(as_json: bool, value: Any, *lines: str) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.common import PATH, answer, find_run, json_option, run_argument
+from pipeline.cli.common import PATH, answer, json_option, run_argument
+from pipeline.operator.attached import find_run
 from protocol.errors import ConfigError, DataError, HeadraceError
 
 CARD_NAME = "README.md"

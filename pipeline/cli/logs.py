@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.common import find_run, json_option, run_among
+from pipeline.cli.common import json_option, run_among
+from pipeline.operator.attached import find_run
 from protocol.errors import ConfigError
 
 _LEVELS = ("info", "warning", "error")

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import aligned, echo_json, json_option, look_at, run_among, titled
+from pipeline.cli.common import aligned, echo_json, json_option, run_among, titled
+from pipeline.operator.attached import look_at
 from protocol.errors import ConfigError, DataError, WireError
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pipeline.cli.common import Attached
     from pipeline.ledger.admin import StoredChunk
+    from pipeline.operator.attached import Attached
     from protocol.trajectory import Score, TrajectoryChunk
 
 _NOTHING = (

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.common import PATH, find_run, json_option, run_argument
+from pipeline.cli.common import PATH, json_option, run_argument
+from pipeline.operator.attached import find_run
 from protocol import headrace
 from protocol.errors import ConfigError
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import aligned, answer, attach, json_option, look_at, run_among, run_argument
+from pipeline.cli.common import aligned, answer, json_option, run_among, run_argument
+from pipeline.operator.attached import attach, look_at
 from protocol.errors import ConfigError
 from protocol.printable import printable, printable_line
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import answer, find_run, json_option, run_argument, titled
+from pipeline.cli.common import answer, json_option, run_argument, titled
+from pipeline.operator.attached import find_run
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:

@@ -15,16 +15,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import (
-    PATH,
-    RUN_OR_URL,
-    echo_json,
-    find_run,
-    fleet_option,
-    json_option,
-    plain_option,
-    set_option,
-)
+from pipeline.cli.common import PATH, RUN_OR_URL, echo_json, fleet_option, json_option, plain_option, set_option
+from pipeline.operator.attached import find_run
 from protocol.errors import ConfigError
 from protocol.printable import printable, printable_line
 

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import echo_json, find_run, json_option, look_at, run_argument
+from pipeline.cli.common import echo_json, json_option, run_argument
+from pipeline.operator.attached import find_run, look_at
 from protocol.errors import LedgerRefused, LedgerUnavailable
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.cli.common import Attached
     from pipeline.observability.why.types import Explanation, Snapshot
+    from pipeline.operator.attached import Attached
 
 _LOOK_S = 4.0
 """Seconds for all of the ledger's answers together."""

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from pipeline.cli.common import Attached, attach
 from pipeline.config.load import write_resolved
 from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger
 from pipeline.ledger.types import LedgerSpec
+from pipeline.operator.attached import Attached, attach
 from pipeline.preflight.checks import preflight
 from pipeline.runtime.registry.contract import RunState, RunStatus
 from pipeline.supervisor.run_folder import prepare_run_dir

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from ops.demo import task
 from pipeline.cli import headrace
 from pipeline.cli.api import Run, score
-from pipeline.cli.common import Attached
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow
 from pipeline.observability.samples import SAMPLES_NAME
+from pipeline.operator.attached import Attached
 from protocol.errors import ConfigError, DeadlineExceeded
 from tests.integration.fleet import EMULATED
 from tests.pipeline.made_run import stopped_run

@@ -15,10 +15,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from pipeline.cli import control, headrace
+from pipeline.cli import headrace
 from pipeline.ledger.address import read_ledger_url
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
+from pipeline.operator import ending
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
@@ -96,7 +97,7 @@ def _down(run_dir: Path, *words: str) -> Result:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.cli.control._REPORT_EVERY_S", 0.3)
+    monkeypatch.setattr("pipeline.operator.ending._REPORT_EVERY_S", 0.3)
 
 
 def test_down_tells_what_still_drains_until_it_has(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_down_tells_what_still_drains_until_it_has(tmp_path: Path) -> None:
 def test_down_waits_as_long_as_a_drain_may_last_and_what_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.cli.control._ENDING_S", 0.5)
+    monkeypatch.setattr("pipeline.operator.ending._ENDING_S", 0.5)
     with draining_run(tmp_path, for_s=20.0) as run_dir:
         began = time.monotonic()
         done = _down(run_dir)
@@ -124,13 +125,13 @@ def test_down_waits_as_long_as_a_drain_may_last_and_what_ends_it(
 
 
 def test_an_interrupted_down_leaves_the_drain_going(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drains = control._what_drains
+    drains = ending._what_drains
 
     async def interrupted(run_dir: Path) -> str:
         os.kill(os.getpid(), signal.SIGINT)
         return await drains(run_dir)
 
-    monkeypatch.setattr(control, "_what_drains", interrupted)
+    monkeypatch.setattr(ending, "_what_drains", interrupted)
     with draining_run(tmp_path, for_s=20.0) as run_dir:
         done = _down(run_dir, "--timeout", "15")
         assert isinstance(done.exception, click.Abort)

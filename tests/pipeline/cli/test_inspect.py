@@ -25,11 +25,11 @@ import redis
 from click.testing import CliRunner, Result
 
 from pipeline.cli import headrace
-from pipeline.cli.common import Attached
 from pipeline.ledger.address import read_address, write_address
 from pipeline.ledger.server import copy as server_copy
 from pipeline.ledger.server.embedded import EmbeddedServer, server_runs
 from pipeline.observability.why.silence import silence, whereabouts
+from pipeline.operator.attached import Attached
 from pipeline.process.records import identify
 from protocol.errors import ConfigError, LedgerUnavailable
 from protocol.ids import Incarnation, Role, TrajectoryId
@@ -245,7 +245,7 @@ def test_a_signal_waits_for_a_folder_change_and_only_the_first_counts() -> None:
 def looking_in(run_dir: Path, place: Path, block: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process of its own that looks at a run, and prints `there` in the middle of it."""
     script = (
-        "import asyncio, sys, time; from pathlib import Path; from pipeline.cli.common import look_at\n"
+        "import asyncio, sys, time; from pathlib import Path; from pipeline.operator.attached import look_at\n"
         "from pipeline.ledger.server.embedded import EmbeddedServer; start = EmbeddedServer.start\n"
         f"async def look():\n    {block}\nasyncio.run(look())"
     )
@@ -314,7 +314,7 @@ def test_a_server_that_comes_up_while_a_look_copies_is_asked_itself(
 def test_a_look_at_a_mute_server_ends_by_its_deadline(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, manner: Manner
 ) -> None:
-    monkeypatch.setattr("pipeline.cli.common._ANSWER_S", 0.5)
+    monkeypatch.setattr("pipeline.operator.attached._ANSWER_S", 0.5)
     before = read_address(run_dir)
     assert before is not None
     with mute_server(manner) as server:

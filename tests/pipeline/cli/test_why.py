@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
-from pipeline.cli.common import Attached
 from pipeline.cli.why import render
 from pipeline.observability.why.exits import read_exits
 from pipeline.observability.why.explain import explain
+from pipeline.operator.attached import Attached
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field

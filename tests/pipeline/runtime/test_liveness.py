@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cli.control import _may_live
 from pipeline.config.running import SupervisorSection
 from pipeline.observability.metrics import HeartbeatCollector
 from pipeline.observability.status import Health, worker_rows
+from pipeline.operator.ending import _may_live
 from pipeline.process.work import LEAST_S
 from pipeline.runtime import liveness
 from pipeline.runtime.heartbeat import HeartbeatThread

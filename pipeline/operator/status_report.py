@@ -1,0 +1,82 @@
+"""A run at one moment: state, workers, progress and waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.operator.attached import Attached
+
+if TYPE_CHECKING:
+    from pipeline.ledger.types import Totals
+    from pipeline.observability.status import RoleRow, WorkerRow
+    from pipeline.runtime.registry.contract import Fleet, RunState
+    from pipeline.training.mirror.record import MirrorRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    """A run at one moment, as ``headrace status --json`` prints it."""
+
+    run: Path
+    """The run's folder."""
+    state: RunState
+    detail: str
+    supervisor_pid: int | None
+    """None without a living supervisor."""
+    roles: Sequence[RoleRow]
+    """Present and wanted number of workers of each role."""
+    workers: Sequence[WorkerRow]
+    totals: Totals
+    """Groups and tokens that were admitted, trained and dropped."""
+    waits: str
+    """The worker that everything waits for, in one sentence."""
+    clocks: str
+    """Workers whose clocks differ from the ledger's, in one sentence; empty without any."""
+    demand: str = ""
+    """How many generators the learner needs, and why; empty where the number is fixed."""
+    copies: MirrorRecord | None = None
+    """The copies at the run's mirror; None without any."""
+
+
+async def read_status(at: Attached) -> StatusReport:
+    """Read workers, progress and waits of a connected run."""
+    from pipeline.observability.status import bottleneck, clock_words, role_rows, worker_rows
+    from pipeline.supervisor.run_folder import supervisor_pid
+
+    beats = await at.registry.heartbeats()
+    workers = worker_rows(beats, stuck_after_s=at.settings.supervisor.stuck_after_s)
+    fleet = await at.registry.fleet()
+    state = await at.registry.run_status()
+    return StatusReport(
+        run=at.run_dir,
+        state=state.state,
+        detail=state.detail,
+        supervisor_pid=supervisor_pid(at.run_dir),
+        roles=role_rows(workers, fleet.counts if fleet else None),
+        workers=workers,
+        totals=await at.ledger.totals(),
+        waits=bottleneck(workers),
+        clocks=clock_words(workers),
+        demand=_demand(fleet),
+        copies=_copies(at.run_dir),
+    )
+
+
+def _demand(fleet: Fleet | None) -> str:
+    from protocol.ids import Role
+
+    if fleet is not None and fleet.is_by_hand:
+        count = fleet.counts.get(Role.GENERATOR, 0)
+        return f"generators by hand: {count} wanted, whatever the demand; `headrace scale generator=auto` ends that"
+    return "" if fleet is None else fleet.demand
+
+
+def _copies(run_dir: Path) -> MirrorRecord | None:
+    if not (run_dir / "mirror.json").is_file():
+        return None
+    from pipeline.training.mirror.record import read_record
+
+    return read_record(run_dir)

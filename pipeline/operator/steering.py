@@ -1,0 +1,68 @@
+"""Changes of a running run, for the command line, the terminal view and the web page alike.
+
+Each is an entry in the run's registry, which the supervisor reads several times a second."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pipeline.operator.attached import Attached
+from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.runtime.registry.contract import Fleet
+    from protocol.ids import Role
+
+_MAX_TRIES = 10
+
+
+async def change_fleet(at: Attached, wanted: Mapping[Role, int | None]) -> Fleet:
+    """Set how many workers of some roles a running run has; return the whole fleet that is wanted.
+    None for generators: as many as the learner needs. Raises ConfigError: the run does not run,
+    lacks such a role, or the fleet is too large."""
+    from pipeline.runtime.registry.contract import RunState
+    from pipeline.supervisor.run_folder import supervisor_pid
+
+    status = await at.registry.run_status()
+    if status.state is not RunState.RUNNING:
+        raise ConfigError(f"{at.run_dir} is {status.state}, not running; `headrace up` starts a run")
+    if supervisor_pid(at.run_dir) is None:
+        resume = f"`headrace up --resume {at.run_dir}` starts one"
+        raise ConfigError(f"{at.run_dir} has no supervisor to change its fleet; {resume}")
+    for _ in range(_MAX_TRIES):
+        present = await at.registry.fleet()
+        if present is None:
+            break
+        fleet = _changed(at, present, wanted)
+        if await at.registry.replace_fleet(present, fleet):
+            return fleet
+    raise ConfigError(f"the fleet of {at.run_dir} is being changed by others; try again")
+
+
+def _changed(at: Attached, present: Fleet, wanted: Mapping[Role, int | None]) -> Fleet:
+    """Return the fleet with other numbers of some roles. Raises ConfigError."""
+    from pipeline.runtime.machine import this_machine
+    from pipeline.runtime.registry.contract import Fleet
+    from pipeline.supervisor.fleet_size import check_fleet_size
+    from protocol.ids import Role
+
+    counts = present.counts
+    for role in wanted:
+        if role not in counts:
+            raise ConfigError(
+                f"this run has no {role} workers: its roles are {', '.join(counts)}. "
+                "A reference worker needs algorithm.kl_coefficient above 0, or reference.always"
+            )
+    numbers = {role: count for role, count in wanted.items() if count is not None}
+    follows_demand = at.config.fleet.max_generators is not None
+    if len(numbers) < len(wanted) and not follows_demand:
+        raise ConfigError(
+            "generator=auto: the number of generators follows demand only with fleet.max_generators; set it by `headrace up "
+            f"--resume {at.run_dir} --set fleet.max_generators=NUMBER`"
+        )
+    is_by_hand = (Role.GENERATOR in numbers) if Role.GENERATOR in wanted else present.is_by_hand
+    is_by_hand = is_by_hand and follows_demand
+    fleet = Fleet({**counts, **numbers}, is_by_hand, "" if is_by_hand else present.demand)
+    check_fleet_size(fleet.counts, at.config.fleet.max_workers, this_machine(), at.config.launch.elsewhere)
+    return fleet
