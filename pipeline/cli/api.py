@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -97,10 +98,21 @@ class Run:
 
     def history(self, kind: Literal["update", "evaluation", "value"] = "update") -> dict[str, list[Any]]:
         """Return rows of one kind as columns of one length, oldest first. Names and units are those
-        of ``history.jsonl``; an objective's metric is a column ``metrics.NAME``."""
-        from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, columns, read_history
+        of ``history.jsonl``; an objective's metric is a column ``metrics.NAME``. Damaged lines are
+        skipped, with a warning that has their number."""
+        from pipeline.observability.history import (
+            HISTORY_NAME,
+            VALUE_HISTORY_NAME,
+            columns,
+            read_for_view,
+            skipped_words,
+        )
 
-        return columns(read_history(self.folder / (VALUE_HISTORY_NAME if kind == "value" else HISTORY_NAME)), kind)
+        name = VALUE_HISTORY_NAME if kind == "value" else HISTORY_NAME
+        read = read_for_view(self.folder / name)
+        if read.num_skipped:
+            warnings.warn(skipped_words(read.num_skipped, str(self.folder / name)), stacklevel=2)
+        return columns(read.rows, kind)
 
     def samples(self, *, last: int = 1, update: int | None = None) -> list[ResponseSample]:
         """Return samples of the ``last`` newest updates, as ``headrace samples``. With ``update``:

@@ -51,7 +51,7 @@ def export_model(run_dir: Path, out: Path, *, version: int | None) -> Path:
     no checkpoint, or it is damaged."""
     from pipeline.cli.model_card import model_card
     from pipeline.config.load import read_resolved
-    from pipeline.observability.history import HISTORY_NAME, read_history
+    from pipeline.observability.history import HISTORY_NAME, read_for_view
     from pipeline.training.checkpoints import CHECKPOINTS, list_checkpoints, read_checkpoint
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -73,7 +73,7 @@ def export_model(run_dir: Path, out: Path, *, version: int | None) -> Path:
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(model, partial)
-    card = model_card(config, read_history(run_dir / HISTORY_NAME), chosen.version)
+    card = model_card(config, read_for_view(run_dir / HISTORY_NAME).rows, chosen.version)
     (partial / CARD_NAME).write_text(card, encoding="utf-8")
     # The target is absent or an empty folder.
     return partial.rename(out)

@@ -32,7 +32,7 @@ async def status(at: Attached, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from pipeline.observability.history import HISTORY_NAME, HistoryTail
+    from pipeline.observability.history import HISTORY_NAME, HistoryTail, skipped_words
     from pipeline.observability.progress import RunProgress
     from pipeline.observability.tables import durability_line, fleet_table, groups_line, roles_line, tokens_line
 
@@ -40,8 +40,11 @@ async def status(at: Attached, as_json: bool) -> None:
     alive = f"supervisor {found.supervisor_pid}" if found.supervisor_pid is not None else "no supervisor"
     detail = f", {printable_line(found.detail)}" if found.detail else ""
     console.print(f"{at.run_dir}: {found.state}{detail} ({alive})")
-    progress = RunProgress.of(HistoryTail(at.run_dir / HISTORY_NAME).read(), at.config.run.num_updates)
+    tail = HistoryTail(at.run_dir / HISTORY_NAME)
+    progress = RunProgress.of(tail.read(), at.config.run.num_updates)
     console.print(progress.in_words(time.time()))
+    if skipped := skipped_words(tail.num_skipped, HISTORY_NAME):
+        console.print(skipped)
     if found.workers:
         if len(found.workers) > _MAX_ROWS:
             console.print(roles_line(found.roles))

@@ -2,14 +2,16 @@
 
 Each file has one JSON object a line, and one writer: the learner, or the value worker. A row is
 written whole and flushed. A reader skips a line cut short by a crash. A writer that resumes from a
-checkpoint first drops the rows after it, so that no update appears twice."""
+checkpoint first drops the rows after it, so that no update appears twice.
+
+``read_history`` refuses a damaged line: the writer that resumes must not lose rows. Views and
+reports skip such a line and count it (``HistoryTail``, ``read_for_view``)."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -205,6 +207,8 @@ class HistoryTail:
         self._offset = 0
         self.rows: list[Row] = []
         """All whole rows so far; emptied when a resuming learner has replaced the file."""
+        self.num_skipped = 0
+        """Damaged lines so far; those of a replaced file do not count."""
 
     def read(self) -> list[Row]:
         """Read new rows, and return all."""
@@ -212,18 +216,45 @@ class HistoryTail:
             with self._path.open("rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
                 if inode != self._inode:
-                    self._inode, self._offset, self.rows = inode, 0, []
+                    self._inode, self._offset, self.rows, self.num_skipped = inode, 0, [], 0
                 file.seek(self._offset)
                 new = file.read()
         except FileNotFoundError:
             return self.rows
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
-        for line in whole.decode("utf-8", errors="replace").splitlines(keepends=True):
-            with suppress(ValueError, TypeError, KeyError):
-                row = _row(line)
+        for line in whole.split(b"\n")[:-1]:
+            try:
+                row = _row(line.decode("utf-8", errors="replace") + "\n")
+            except (ValueError, TypeError, KeyError):
+                self.num_skipped += 1
+            else:
                 self.rows += [] if row is None else [row]
         return self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryReading:
+    """What a view reads of a history."""
+
+    rows: Sequence[Row]
+    num_skipped: int
+    """Damaged lines, which are left out."""
+
+
+def read_for_view(path: Path) -> HistoryReading:
+    """Return every whole row of known kind, oldest first, and the number of damaged lines; nothing
+    without a file."""
+    tail = HistoryTail(path)
+    return HistoryReading(tail.read(), tail.num_skipped)
+
+
+def skipped_words(num_skipped: int, name: str) -> str:
+    """Return a sentence on damaged lines of a file; empty without any."""
+    if not num_skipped:
+        return ""
+    lines = "line" if num_skipped == 1 else "lines"
+    return f"{num_skipped} damaged {lines} of {name} skipped: the figures are without them"
 
 
 def _row(line: str) -> Row | None:

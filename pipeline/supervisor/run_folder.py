@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.05
 _PROBE_S = 0.5
 """A command that reads the lock's holder holds the lock for an instant."""
-_LOCK_NAME = "supervisor.lock"
+LOCK_NAME = "supervisor.lock"
 
 
 def prepare_run_dir(config: RunConfig, *, resume: bool) -> Path:
@@ -73,7 +73,7 @@ def check_no_run(config: RunConfig) -> None:
 @contextlib.contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
     """Hold the supervisor's lock of a run. Raises ConfigError when another process holds it."""
-    with (run_dir / _LOCK_NAME).open("a+") as file:
+    with (run_dir / LOCK_NAME).open("a+") as file:
         if not _lock(file, timeout_s=_PROBE_S):
             raise ConfigError(
                 f"another supervisor (process {supervisor_pid(run_dir)}) runs {run_dir}; look at it with `headrace status "
@@ -98,7 +98,7 @@ def server_lock(run_dir: Path, *, timeout_s: float = 30.0, given_up: threading.E
 
 def supervisor_pid(run_dir: Path) -> int | None:
     """Return the supervisor's process id; None when the lock is free, 0 when the id is unknown."""
-    path = run_dir / _LOCK_NAME
+    path = run_dir / LOCK_NAME
     deadline = time.monotonic() + _PROBE_S
     while True:
         try:

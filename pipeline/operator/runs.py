@@ -1,0 +1,275 @@
+"""All runs of a folder, each in a row: state, updates, accuracy, when, how long.
+
+Reads files alone, a few of each run, so that hundreds of runs take a moment. Of a history only the
+evaluations and the last update are parsed. Asks no server: the state is that of the supervisor's
+lock and pulse, and of ``starts.jsonl``."""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import RESOLVED_NAME
+from pipeline.observability.history import HISTORY_NAME
+from pipeline.observability.start_record import RunStart, read_starts
+from pipeline.supervisor.pulse import NAME as PULSE_NAME
+from pipeline.supervisor.pulse import trouble
+from pipeline.supervisor.run_folder import LOCK_NAME, supervisor_pid
+from protocol.errors import ConfigError
+
+_EVALUATION = b'{"kind": "evaluation"'
+_UPDATE = b'{"kind": "update"'
+_MOST_NAMED = 8
+
+
+class ListedState(StrEnum):
+    """A run's state, as far as its folder shows it."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """drained by a person; ``headrace up --resume`` goes on"""
+    FAILED = "failed"
+    ENDED = "ended"
+    """ended, of a version that did not record how"""
+    DIED = "died"
+    """without a supervisor, and no end is recorded: it was killed, or its host went down"""
+    NEW = "new"
+    """a configuration, and nothing that ran"""
+    UNREADABLE = "unreadable"
+    """its configuration cannot be read; ``detail`` says why"""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """One run of a folder. None: not known, or none yet."""
+
+    run: Path
+    state: ListedState
+    detail: str = ""
+    algorithm: str = ""
+    model: str = ""
+    """The model's folder, or its name on the Hub."""
+    seed: int | None = None
+    num_updates: int = 0
+    num_wanted: int | None = None
+    accuracy_first: float | None = None
+    """Held-out accuracy of the main set's first, last and best evaluation."""
+    accuracy_last: float | None = None
+    accuracy_best: float | None = None
+    started_s: float | None = None
+    """Seconds since 1970, of the first start."""
+    ended_s: float | None = None
+    """None while it runs."""
+    took_s: float | None = None
+    """Sum of its starts' times, without the time between them."""
+    num_starts: int = 0
+    num_skipped: int = 0
+    """Damaged lines of its history and of ``starts.jsonl``."""
+
+
+def list_runs(folder: Path, now_s: float | None = None) -> list[ListedRun]:
+    """Return the runs of a folder, the newest first; a run's own folder is one run. Raises
+    ConfigError for a folder without any, with what is there instead."""
+    found = run_folders(folder)
+    if not found:
+        raise ConfigError(no_runs_words(folder))
+    now_s = time.time() if now_s is None else now_s
+    rows = [_listed(run_dir, now_s) for run_dir in found]
+    return sorted(rows, key=lambda row: (row.started_s or 0.0, row.run.name), reverse=True)
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Return the folders of runs in a folder, by name; the folder itself when it is a run's."""
+    if (folder / RESOLVED_NAME).is_file():
+        return [folder]
+    return sorted(path.parent for path in folder.glob(f"*/{RESOLVED_NAME}"))
+
+
+def no_runs_words(folder: Path) -> str:
+    """Return a sentence on a folder without runs, with what exists instead."""
+    if not folder.is_dir():
+        parent = next((path for path in folder.absolute().parents if path.is_dir()), Path("/"))
+        near = run_folders(parent)
+        instead = f"; {parent} has the runs {_some(near)}" if near else ""
+        return f"{folder} is not there{instead}; expected a folder of runs, as `headrace up` makes under ./runs"
+    deeper = sorted({path.parent.parent for path in folder.glob(f"*/*/{RESOLVED_NAME}")})
+    instead = f"; there are runs in {', '.join(map(str, deeper[:_MOST_NAMED]))}" if deeper else ""
+    return f"{folder} holds no run{instead}; `headrace up` makes one under ./runs"
+
+
+def unknown_run_words(given: Path) -> str:
+    """Return a sentence on a path that is no run, with the runs that exist beside it."""
+    for place in (given.parent, Path("runs")):
+        if near := run_folders(place):
+            return f"{given} is not a run; {place} has the runs {_some(near)}"
+    return f"{given} is not a run: it has no {RESOLVED_NAME}; give a folder that `headrace up` made"
+
+
+def _some(runs: list[Path]) -> str:
+    newest = sorted(runs, key=lambda path: (path / RESOLVED_NAME).stat().st_mtime, reverse=True)
+    more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
+    return ", ".join(path.name for path in newest[:_MOST_NAMED]) + more
+
+
+def _listed(run_dir: Path, now_s: float) -> ListedRun:
+    try:
+        settings = tomllib.loads((run_dir / RESOLVED_NAME).read_text(encoding="utf-8"))
+        data = _read(run_dir / HISTORY_NAME)
+        starts, num_broken = read_starts(run_dir)
+    except (OSError, ValueError) as error:
+        return ListedRun(run_dir, ListedState.UNREADABLE, detail=str(error))
+    history = _Course.of(data)
+    state, detail = _state(run_dir, starts, history)
+    is_alive = state in (ListedState.STARTING, ListedState.RUNNING, ListedState.STOPPING)
+    first_s = starts[0].start.at_s if starts else history.first_s
+    last_s = _last_sign_s(run_dir, starts, history)
+    ended_s = None if is_alive or first_s is None else last_s
+    took_s = None if first_s is None else _took_s(starts, first_s, now_s if is_alive else last_s)
+    return ListedRun(
+        run=run_dir,
+        state=state,
+        detail=detail,
+        algorithm=str(_setting(settings, "algorithm", "name") or ""),
+        model=str(_setting(settings, "model", "path") or ""),
+        seed=_whole(_setting(settings, "run", "seed")),
+        num_updates=history.num_updates,
+        num_wanted=_whole(_setting(settings, "run", "num_updates")),
+        accuracy_first=history.accuracies[0] if history.accuracies else None,
+        accuracy_last=history.accuracies[-1] if history.accuracies else None,
+        accuracy_best=max(history.accuracies, default=None),
+        started_s=first_s,
+        ended_s=ended_s,
+        took_s=took_s,
+        num_starts=len(starts),
+        num_skipped=history.num_skipped + num_broken,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """What a row shows of a history."""
+
+    accuracies: tuple[float, ...]
+    """Of the main set's evaluations."""
+    num_updates: int
+    first_s: float | None
+    last_s: float | None
+    """Time of the first and the last row."""
+    num_skipped: int
+
+    @classmethod
+    def of(cls, data: bytes) -> _Course:
+        evaluations, skipped = _parsed(_lines(data, _EVALUATION))
+        main = [row for row in evaluations if row.get("is_main", True)]
+        last_update, skipped_too = _parsed(_last_lines(data, _UPDATE))
+        first, _ = _parsed(iter([data[: max(0, data.find(b"\n"))]]))
+        times = [float(row["at_s"]) for row in (*first, *evaluations, *last_update)]
+        return cls(
+            accuracies=tuple(float(row["accuracy"]) for row in main),
+            num_updates=int(last_update[0].get("update", 0)) if last_update else 0,
+            first_s=min(times, default=None),
+            last_s=max(times, default=None),
+            num_skipped=skipped + skipped_too,
+        )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _lines(data: bytes, begin: bytes) -> Iterator[bytes]:
+    """Yield the whole lines that begin so, without a look at the others."""
+    at = 0 if data.startswith(begin) else data.find(b"\n" + begin) + 1
+    while at or data.startswith(begin):
+        end = data.find(b"\n", at)
+        if end < 0:
+            return
+        yield data[at:end]
+        at = data.find(b"\n" + begin, end) + 1
+        if not at:
+            return
+
+
+def _last_lines(data: bytes, begin: bytes) -> Iterator[bytes]:
+    """Yield the last whole line that begins so and can be parsed, and those after it."""
+    end = len(data)
+    while (at := data.rfind(b"\n" + begin, 0, end) + 1) or (end and data.startswith(begin)):
+        stop = data.find(b"\n", at)
+        if stop >= 0:
+            yield data[at:stop]
+            if _parsed(iter([data[at:stop]]))[0]:
+                return
+        end = at
+        if not at:
+            return
+
+
+def _parsed(lines: Iterator[bytes]) -> tuple[list[dict[str, Any]], int]:
+    """Return the lines that are rows, and the number of others."""
+    rows, num_skipped = list[dict[str, Any]](), 0
+    for line in lines:
+        try:
+            row = json.loads(line)
+            _ = float(row["at_s"]), float(row.get("accuracy", 0.0))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            num_skipped += bool(line)
+        else:
+            rows.append(row)
+    return rows, num_skipped
+
+
+def _state(run_dir: Path, starts: list[RunStart], history: _Course) -> tuple[ListedState, str]:
+    newest = starts[-1] if starts else None
+    if supervisor_pid(run_dir) is not None:
+        if not trouble(run_dir, needs_ready=True):
+            return ListedState.RUNNING, ""
+        locked_s = (run_dir / LOCK_NAME).stat().st_mtime
+        seen_s = newest.end.at_s if newest is not None and newest.end is not None else history.last_s or 0.0
+        state = ListedState.STARTING if seen_s < locked_s else ListedState.STOPPING
+        return state, trouble(run_dir, needs_ready=False)
+    if newest is None:
+        return (ListedState.NEW if history.last_s is None else ListedState.ENDED), ""
+    if newest.end is None:
+        return ListedState.DIED, f"no supervisor, and no end is recorded; `headrace up --resume {run_dir}` goes on"
+    states = {"finished": ListedState.FINISHED, "failed": ListedState.FAILED, "stopping": ListedState.STOPPED}
+    return states.get(newest.end.state, ListedState.ENDED), newest.end.detail
+
+
+def _last_sign_s(run_dir: Path, starts: list[RunStart], history: _Course) -> float:
+    """Return the time of the end, or else of the last sign of life."""
+    if starts and starts[-1].end is not None:
+        return starts[-1].end.at_s
+    signs = [history.last_s or 0.0, *(each.start.at_s for each in starts[-1:])]
+    with suppress(OSError):
+        signs.append((run_dir / PULSE_NAME).stat().st_mtime)
+    return max(signs)
+
+
+def _took_s(starts: list[RunStart], first_s: float, until_s: float) -> float:
+    """Return the time of all starts; of one that died before another began, that is not known."""
+    if not starts:
+        return max(0.0, until_s - first_s)
+    whole = sum(max(0.0, each.end.at_s - each.start.at_s) for each in starts if each.end is not None)
+    return whole + (max(0.0, until_s - starts[-1].start.at_s) if starts[-1].end is None else 0.0)
+
+
+def _setting(settings: dict[str, Any], section: str, key: str) -> Any:
+    table = settings.get(section)
+    return table.get(key) if isinstance(table, dict) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
