@@ -36,6 +36,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "replay": ("pipeline.cli.replay", "Repeat a run's updates and compare the weights."),
     "score": ("pipeline.cli.score.command", "Score a file of responses, to check a verifier."),
     "samples": ("pipeline.cli.samples", "Show prompts, responses, rewards and verdicts."),
+    "runs": ("pipeline.cli.runs", "List the runs of a folder: state, accuracy, when."),
     "report": ("pipeline.cli.inspect", "Write a run's report again."),
     "export": ("pipeline.cli.export", "Write a run's model, with a model card."),
     "check-model": ("pipeline.cli.check_model", "Compare the engines on a model."),

@@ -235,7 +235,7 @@ class HistoryTail:
 
 @dataclass(frozen=True, slots=True)
 class HistoryReading:
-    """What a view reads of a history."""
+    """A history as a view reads it."""
 
     rows: Sequence[Row]
     num_skipped: int

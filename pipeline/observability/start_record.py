@@ -21,8 +21,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
-
 from pipeline.files import write_private
 from pipeline.runtime.machine import this_machine
 
@@ -168,7 +166,10 @@ def commit_of(root: Path) -> str:
 
 def _packages() -> dict[str, str]:
     """Return the versions of the packages that Headrace declares, and of some that they bring."""
-    names = set(_BESIDE)
+    # Deferred: readers need none of it.
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    names: set[str] = {*_BESIDE}
     with suppress(metadata.PackageNotFoundError):
         for text in metadata.requires("headrace") or ():
             with suppress(InvalidRequirement):

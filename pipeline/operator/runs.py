@@ -1,8 +1,8 @@
 """All runs of a folder, each in a row: state, updates, accuracy, when, how long.
 
 Reads files alone, a few of each run, so that hundreds of runs take a moment. Of a history only the
-evaluations and the last update are parsed. Asks no server: the state is that of the supervisor's
-lock and pulse, and of ``starts.jsonl``."""
+evaluations and the last update are parsed. No server is needed: the state comes from the
+supervisor's lock, its pulse and ``starts.jsonl``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ListedState(StrEnum):
     NEW = "new"
     """a configuration, and nothing that ran"""
     UNREADABLE = "unreadable"
-    """its configuration cannot be read; ``detail`` says why"""
+    """its configuration cannot be read; ``detail`` has the reason"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def _listed(run_dir: Path, now_s: float) -> ListedRun:
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """What a row shows of a history."""
+    """The part of a history that a row shows."""
 
     accuracies: tuple[float, ...]
     """Of the main set's evaluations."""

@@ -36,6 +36,7 @@ from pipeline.ledger.server.binary import log_choice
 from pipeline.ledger.server.embedded import EmbeddedServer, open_ledger, read_ledger_url
 from pipeline.ledger.types import LedgerSpec
 from pipeline.observability.report import write_report
+from pipeline.observability.start_record import EndRow, StartRow, add_row, own_start
 from pipeline.observability.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.process.records import process_runs
@@ -236,11 +237,28 @@ class Supervisor:
             elif earlier.fleet == self._config.fleet:
                 wanted = await registry.fleet() or wanted
         await registry.set_fleet(wanted)
+        await asyncio.to_thread(self._record, self._start)
         await registry.set_run_status(RunStatus(RunState.RUNNING))
+
+    def _start(self) -> StartRow:
+        address, run = read_address(self._run_dir), self._config.run
+        embedded = address is not None and address.is_embedded
+        server = (
+            f"{address.server} {address.server_version}".strip() if address is not None and embedded else "external"
+        )
+        return own_start(time.time(), seed=run.seed, num_updates=run.num_updates, server=server)
+
+    def _record(self, row: Callable[[], StartRow | EndRow]) -> None:
+        """Record a start or an end. The run does not need it: a failure is logged."""
+        try:
+            add_row(self._run_dir, row())
+        except (OSError, ValueError) as error:
+            log.warning("start_not_recorded", reason=str(error))
 
     async def _conclude(self, registry: Registry, ledger: RunLedger, status: RunStatus) -> None:
         """Write the last state and the report, unless the ledger is away. A report that cannot be
         written (full disk, changed program) does not change the run's end."""
+        await asyncio.to_thread(self._record, lambda: EndRow(time.time(), str(status.state), status.detail))
         try:
             await registry.set_run_status(status)
             audit = await ledger.audit()

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.observability.history import History, HistoryTail, Row, UpdateRow, read_history
+from pipeline.observability.history import (
+    History,
+    HistoryTail,
+    Row,
+    UpdateRow,
+    read_for_view,
+    read_history,
+    skipped_words,
+)
 from protocol.errors import DataError
 from tests.pipeline.observability.rows import evaluation_row, update_row
 
@@ -67,6 +75,37 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path.write_bytes(whole + b"\x00\x00 not a row\n" + whole)
     with pytest.raises(DataError, match=r"h\.jsonl:2: not a row"):
         list(read_history(path))
+
+
+@pytest.mark.parametrize("damage", [b"\x00\x00 not a row\n", b'{"kind": "update", "update": 2}\n', b"\n", b"[1, 2]\n"])
+def test_a_view_skips_a_damaged_line_and_counts_it(tmp_path: Path, damage: bytes) -> None:
+    path = _written(tmp_path / "h.jsonl", update_row(1))
+    path.write_bytes(path.read_bytes() + damage)
+    _written(path, update_row(3))
+    read = read_for_view(path)
+    assert [row.update for row in _updates(read.rows)] == [1, 3]
+    assert read.num_skipped == 1
+    assert "1 damaged line of h.jsonl skipped" in skipped_words(read.num_skipped, path.name)
+
+
+def test_a_view_counts_a_damaged_line_once_however_often_it_reads(tmp_path: Path) -> None:
+    path = _written(tmp_path / "h.jsonl", update_row(1))
+    tail = HistoryTail(path)
+    with path.open("ab") as file:
+        file.write(b"\x0c half \x0b a line\n")
+    tail.read()
+    _written(path, update_row(2))
+    assert len(tail.read()) == 2
+    assert tail.num_skipped == 1
+
+
+def test_a_whole_history_has_nothing_skipped(tmp_path: Path) -> None:
+    path = _written(tmp_path / "h.jsonl", update_row(1))
+    with path.open("a") as file:
+        # being written
+        file.write('{"kind": "upd')
+    assert read_for_view(path).num_skipped == 0
+    assert skipped_words(0, path.name) == ""
 
 
 def test_rows_and_fields_of_a_later_version_are_passed_over(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ from structlog.testing import capture_logs
 from pipeline.ledger.address import LedgerAddress, read_address, read_ledger_url, write_address
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
+from pipeline.observability.start_record import STARTS_NAME, read_starts
 from pipeline.observability.status import RunSnapshot
+from pipeline.operator.runs import list_runs
 from pipeline.preflight.checks import preflight
 from pipeline.process.exit_codes import ExitCode, Interrupted
 from pipeline.process.records import process_runs
@@ -108,6 +110,12 @@ def test_one_signal_drains_everything_and_leaves_no_process(tmp_path: Path) -> N
     assert not process_runs(address.pid)
     assert (run.run_dir / "report.html").exists()
     assert (run.run_dir / "config.toml").exists()
+    (started,), _ = read_starts(run.run_dir)
+    assert started.start.packages["torch"], "versions of the start, not of the time of the report"
+    assert started.end is not None
+    assert (started.end.state, started.end.detail) == ("stopping", outcome.status.detail)
+    (listed,) = list_runs(run.run_dir)
+    assert listed.state == "stopped"
 
 
 def test_a_report_that_cannot_be_written_changes_nothing_of_how_the_run_ended(
@@ -123,6 +131,15 @@ def test_a_report_that_cannot_be_written_changes_nothing_of_how_the_run_ended(
     assert run.until_end().exit_code == ExitCode.OK
     told = "".join(capfd.readouterr())
     assert "report_not_written" in told and f"headrace report {run.run_dir}" in told
+
+
+def test_a_start_that_cannot_be_recorded_changes_nothing_of_how_the_run_ended(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    (run.run_dir / STARTS_NAME).mkdir()
+    run.when_live(run.interrupt)
+    with capture_logs() as logged:
+        assert run.until_end().exit_code == ExitCode.OK
+    assert [row["event"] for row in logged].count("start_not_recorded") == 2
 
 
 def test_a_second_signal_ends_even_the_deaf_at_once(tmp_path: Path) -> None:

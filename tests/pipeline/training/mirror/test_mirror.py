@@ -18,6 +18,7 @@ from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME
 from pipeline.observability.regenerated_tokens import FOLDER
 from pipeline.observability.samples import SAMPLES_NAME
+from pipeline.observability.start_record import STARTS_NAME
 from pipeline.training.checkpoints import latest_checkpoint
 from pipeline.training.mirror import staging
 from pipeline.training.mirror.fetching import fetch_run
@@ -63,7 +64,8 @@ def test_a_fetched_copy_has_what_a_resume_needs_and_no_secret_or_log(run: Mirror
 
 
 def test_the_names_of_records_are_those_of_their_writers() -> None:
-    assert {HISTORY_NAME, VALUE_HISTORY_NAME, SAMPLES_NAME, "report.html", "report.json"} == set(RECORDS)
+    people = {HISTORY_NAME, VALUE_HISTORY_NAME, SAMPLES_NAME, STARTS_NAME, "report.html", "report.json"}
+    assert people == set(RECORDS)
     assert TALLIES == FOLDER
     assert SEGMENT_KEY == update_recorder.SEGMENT_KEY
 

@@ -1,0 +1,90 @@
+"""Claims about the record of a run's starts."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.observability import start_record
+from pipeline.observability.start_record import EndRow, StartRow, add_row, commit_of, in_words, own_start, read_starts
+
+
+def test_starts_come_back_with_their_ends(tmp_path: Path) -> None:
+    add_row(tmp_path, StartRow(at_s=1.0, seed=3, packages={"torch": "2.13.0+cpu"}))
+    add_row(tmp_path, EndRow(at_s=5.0, state="stopping", detail="stopped"))
+    add_row(tmp_path, StartRow(at_s=9.0, seed=3))
+    starts, num_skipped = read_starts(tmp_path)
+    assert num_skipped == 0
+    assert [(each.start.at_s, each.end and each.end.at_s) for each in starts] == [(1.0, 5.0), (9.0, None)]
+    assert starts[0].start.packages == {"torch": "2.13.0+cpu"}
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\x00\xff\n", b'{"kind": "start"}\n', b"[]\n", b'{"kind": "start", "at_s": "x"}\n']
+)
+def test_a_damaged_line_is_skipped_and_counted(tmp_path: Path, damage: bytes) -> None:
+    add_row(tmp_path, StartRow(at_s=1.0))
+    with (tmp_path / start_record.STARTS_NAME).open("ab") as file:
+        file.write(damage)
+    add_row(tmp_path, EndRow(at_s=2.0, state="finished"))
+    starts, num_skipped = read_starts(tmp_path)
+    assert [each.end and each.end.at_s for each in starts] == [2.0]
+    assert num_skipped == 1
+
+
+def test_of_very_many_starts_the_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_record, "_KEPT", 4)
+    for number in range(9):
+        add_row(tmp_path, StartRow(at_s=float(number)))
+    assert [each.start.at_s for each in read_starts(tmp_path)[0]] == [5.0, 6.0, 7.0, 8.0]
+
+
+def test_a_run_of_an_earlier_version_has_no_starts(tmp_path: Path) -> None:
+    assert read_starts(tmp_path) == ([], 0)
+
+
+def test_a_start_has_the_versions_that_results_depend_on() -> None:
+    import torch
+
+    row = own_start(1.0, seed=7, num_updates=50, server="valkey 9.1")
+    assert row.packages["torch"] == torch.__version__
+    assert {"transformers", "numpy", "pyzmq", "redis", "safetensors"} <= set(row.packages)
+    assert "ruff" not in row.packages
+    assert row.num_cores >= 1
+    words = dict(in_words(row))
+    assert words["ledger's server"] == "valkey 9.1"
+    assert row.python in words["Python"]
+
+
+def test_gpus_and_driver_are_read_from_the_driver_s_files(tmp_path: Path) -> None:
+    for number in (0, 1):
+        (tmp_path / "gpus" / str(number)).mkdir(parents=True)
+        (tmp_path / "gpus" / str(number) / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 5\n")
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun\n")
+    assert start_record._nvidia(tmp_path) == ("580.65.06", ["NVIDIA H100 80GB HBM3"] * 2)
+    assert start_record._nvidia(tmp_path / "absent") == ("", [])
+    assert dict(in_words(replace(StartRow(1.0), gpus=("A", "B"))))["GPU"] == "A, B"
+
+
+def test_the_commit_is_that_of_headrace_s_own_tree_and_says_when_files_differ(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        settings = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), *settings, *words], check=True, capture_output=True, text=True, timeout=30
+        ).stdout.strip()
+
+    assert commit_of(tmp_path) == ""
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    head = git("rev-parse", "HEAD")
+    assert commit_of(tmp_path) == head
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert commit_of(tmp_path) == f"{head}-dirty"
+    # site-packages inside another project's repository
+    (tmp_path / "inside").mkdir()
+    assert commit_of(tmp_path / "inside") == ""
