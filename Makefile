@@ -15,6 +15,7 @@ RAY    ?= .venv-ray
 TRL    ?= .venv-trl
 PLACES ?= .venv-places
 AWAY   ?= .venv-away
+DOCS   ?= .venv-docs
 RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
 # Which build of torch: cpu, or an exact version such as 2.12.1+cu126; empty: whichever pip takes.
 # TORCH_INDEX: an index's URL or a folder of wheels that has it; empty: where pip looks anyway.
@@ -37,7 +38,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-units test-fleets test-long test-vllm test-lora test-places test-ray test-away vllm ray trl static types check format drill bench fuzz soak mutants real-size clean
+.PHONY: help demo test test-units test-fleets test-long test-vllm test-lora test-places test-ray test-away vllm ray trl static types check format drill bench fuzz soak mutants real-size docs clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -113,6 +114,15 @@ demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEE
 	$(DEMO)/bin/headrace up configs/$(ALGO).toml --fleet configs/fleets/demo.toml --set run.name=$(RUN) --set run.seed=$(SEED) \
 	  --set generation.engine=$(ENGINE) --on $(ON) --set wire.transport=$(if $(filter local,$(ON)),ipc,tcp)
 	$(DEMO)/bin/headrace audit runs/$(RUN)
+
+$(DOCS)/.run: $(VENV)/.dev
+	@echo "Installing Sphinx into $(DOCS), on top of $(VENV): about 60 MB"
+	$(call layer,$(DOCS))
+	$(DOCS)/bin/$(INSTALL) 'sphinx>=8.2,<10' 'furo>=2025.12' 'myst-parser>=4,<6'
+	@touch $@
+
+docs: $(DOCS)/.run ## the documentation site, in site/: any broken link, anchor or warning fails
+	$(DOCS)/bin/python -m ops.docs build site
 
 # every test: make test test-vllm test-lora
 test: test-units test-fleets ## every test, integration included, but those of vLLM and LoRA (JOBS=2)
@@ -228,4 +238,4 @@ real-size: $(VENV)/.dev ## three updates of a 0.5 B model with default settings:
 	$(BIN)/python -m ops.bench.real_size --interrupt 0.5
 
 clean: ## remove the environments and caches, never runs
-	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) $(PLACES) $(AWAY) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) $(PLACES) $(AWAY) $(DOCS) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,23 @@
+"""The settings of Sphinx. The pages need nothing from elsewhere: no font, script or style."""
+
+project = "Headrace"
+author = "Headrace contributors"
+extensions = ["myst_parser"]
+root_doc = "index"
+
+html_theme = "furo"
+html_title = "Headrace"
+html_static_path = ["_static"]
+html_css_files = ["headrace.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_show_copyright = False
+html_use_index = False
+html_show_sourcelink = False
+
+# what pages show is typed into terminals: quotes and dashes stay as they are
+smartquotes = False
+highlight_language = "text"
+# Deep enough for every heading that a document links to.
+myst_heading_anchors = 6
+myst_enable_extensions = ["attrs_block"]

@@ -1,0 +1,214 @@
+"""Text of pages that is made from the code: settings, commands, exit codes, metrics, rules.
+
+Each function returns Markdown for the end of the page that ``ENDINGS`` names."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from prometheus_client.core import Metric
+
+from pipeline.cli import headrace
+from pipeline.config.catalogue import BUILT_IN, declare
+from pipeline.config.describe import Setting, in_toml, purpose, sections, settings
+from pipeline.observability.metrics import HeartbeatCollector
+from pipeline.process.exit_codes import ExitCode
+from pipeline.runtime.clock import RealClock
+
+_WIDTH: Final = 88
+"""Characters of a line of a command's usage."""
+_HIDDEN: Final = "\b"
+"""Click's mark before lines that are not to be joined."""
+
+
+def settings_list() -> list[str]:
+    """Return the table of all sections of a run file, and their pages' names for the navigation."""
+    about = [(name, model) for name, model in sections() if "." not in name]
+    rows = [f"| [{code(f'[{name}]')}](settings/{name}.md) | {plain(purpose(model))} |" for name, model in about]
+    names = [f"settings/{name}" for name, _ in about]
+    return ["| section | what it is for |", "|---|---|", *rows, "", *toctree(names)]
+
+
+def settings_pages() -> dict[str, str]:
+    """Return a page for each section of a run file, by its name behind ``settings/``."""
+    held: dict[str, list[Setting]] = {}
+    for setting in settings():
+        held.setdefault(setting.section, []).append(setting)
+    pages: dict[str, list[str]] = {}
+    for name, model in sections():
+        lines = pages.setdefault(name.partition(".")[0], [])
+        lines += [f"{'##' if lines else '#'} [{name}]", "", plain(purpose(model)), ""]
+        for setting in held.get(name, []):
+            level = "###" if "." in name else "##"
+            lines += [f"{level} {setting.key}", "", plain(setting.description), "", _facts(setting), ""]
+    return {name: "\n".join(lines) for name, lines in pages.items()}
+
+
+def _facts(setting: Setting) -> str:
+    """Return a setting's kind, limits, unit and defaults in one paragraph."""
+    facts = [plain(f"{setting.kind}, {setting.limits}" if setting.limits else setting.kind)]
+    if setting.unit is not None:
+        facts.append(f"unit: {plain(setting.unit)}")
+    facts.append(f"default: {_value(setting.default)}")
+    by_value = _by_value(setting.presets).items()
+    facts += [f"with {', '.join(map(code, names))}: {value}" for value, names in by_value]
+    return f"{{.facts}}\n{'; '.join(facts)}"
+
+
+def _by_value(presets: Mapping[str, Any]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in presets.items():
+        found.setdefault(_value(value), []).append(name)
+    return found
+
+
+def _value(value: Any) -> str:
+    """Return a default as code; one that is not there in words."""
+    return in_toml(value) if value is None or isinstance(value, Enum) else code(in_toml(value))
+
+
+def commands() -> list[str]:
+    """Return every command from its own help."""
+    return [line for words, command in _commands(headrace, "headrace") for line in _command(words, command)]
+
+
+def _commands(group: click.Group, words: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield every command below a group, with its words; groups among them before their own."""
+    context = click.Context(group, info_name=words)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is None or command.hidden:
+            continue
+        yield f"{words} {name}", command
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{words} {name}")
+
+
+def _command(words: str, command: click.Command) -> list[str]:
+    """Return a command's part of the page: help, usage, options, examples."""
+    context = click.Context(command, info_name=words, terminal_width=_WIDTH)
+    lines = [f"## {words}", "", *_help(command.help), ""]
+    if isinstance(command, click.Group):
+        return lines
+    lines += fenced(command.get_usage(context).removeprefix("Usage: "), "text")
+    records = [found for option in command.get_params(context) if (found := option.get_help_record(context))]
+    rows = [f"| {code(name)} | {plain(text)} |" for name, text in records if text]
+    lines += ["| option | effect |", "|---|---|", *rows, ""]
+    return lines + _help(command.epilog)
+
+
+def _help(text: str | None) -> list[str]:
+    """Return a command's text as Markdown: paragraphs as they are, marked lines as code."""
+    lines: list[str] = []
+    for part in re.split(r"\n\s*\n", inspect.cleandoc(text or "")):
+        if part.startswith(_HIDDEN):
+            title, _, rest = part.removeprefix(_HIDDEN).strip("\n").partition("\n")
+            is_titled = title.endswith(":") and rest
+            lines += [title, ""] if is_titled else []
+            language = "sh" if title.startswith("Example") else "text"
+            lines += fenced(textwrap.dedent(rest if is_titled else f"{title}\n{rest}").rstrip(), language)
+        elif part:
+            lines += [plain(" ".join(part.split())), ""]
+    return lines
+
+
+def exit_codes() -> list[str]:
+    """Return the table of the exit codes, from the texts beside their numbers."""
+    texts = documented(inspect.getsource(ExitCode))
+    rows = [f"| {member.value} | {code(member.name)} | {plain(texts[member.name])} |" for member in ExitCode]
+    return ["| code | name | meaning |", "|---|---|---|", *rows]
+
+
+def metrics() -> list[str]:
+    """Return the table of the metrics that a run's endpoint serves."""
+    rows = [
+        f"| {code(metric.name)} | {metric.type} | {_labels(metric)} | {plain(metric.documentation)} |"
+        for metric in HeartbeatCollector(RealClock(), "run").collect()
+    ]
+    return ["| metric | type | labels | meaning |", "|---|---|---|---|", *rows]
+
+
+def _labels(metric: Metric) -> str:
+    return ", ".join(map(code, getattr(metric, "_labelnames", ())))
+
+
+def rules() -> list[str]:
+    """Return the learning rules: the text of each file, and what the rule declares."""
+    lines: list[str] = []
+    for module, names in groupby(BUILT_IN, lambda name: BUILT_IN[name].partition(":")[0]):
+        own = list(names)
+        lines += [f"## {', '.join(own)}", "", *_docstring(module), ""]
+        for name in own:
+            declared = declare(name)
+            critic = "a value process serves it" if declared.has_critic else "no value process"
+            preset = [f"{key} = {in_toml(value)}" for key, value in declared.preset.items()]
+            defaults = "" if preset else " The defaults of `[algorithm]` are its settings."
+            lines += [f"The learner claims a {declared.unit} at once; {critic}.{defaults}", ""]
+            lines += fenced("\n".join(["[algorithm]", f"name = {in_toml(name)}", *preset]), "toml")
+    return lines
+
+
+def _docstring(module: str) -> list[str]:
+    """Return the text of a module that is not imported; what is indented there is code here."""
+    found = importlib.util.find_spec(module)
+    assert found is not None and found.origin is not None
+    text = ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
+    return text.splitlines()
+
+
+def documented(source: str) -> dict[str, str]:
+    """Return the text behind each assignment of a class, by the assigned name."""
+    (body,) = (node.body for node in ast.parse(textwrap.dedent(source)).body if isinstance(node, ast.ClassDef))
+    found: dict[str, str] = {}
+    for statement, text in pairwise(body):
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            value = text.value if isinstance(text, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                found[statement.targets[0].id] = " ".join(value.value.split())
+    return found
+
+
+def plain(text: str) -> str:
+    """Return a text with the marks of Markdown escaped; code in backticks stays code."""
+    parts = re.split(r"(``.+?``|`[^`]+`)", " ".join(text.split()))
+    return "".join(
+        part.replace("|", "\\|") if at % 2 else re.sub(r"([\\*_<>|\[\]{}])", r"\\\1", part)
+        for at, part in enumerate(parts)
+    )
+
+
+def code(text: str) -> str:
+    """Return a text as code on one line, in a table too."""
+    mark = "``" if "`" in text else "`"
+    return f"{mark}{text}{mark}".replace("|", "\\|")
+
+
+def fenced(text: str, language: str) -> list[str]:
+    """Return a text as a block of code, and an empty line."""
+    return [f"```{language}", *text.splitlines(), "```", ""]
+
+
+def toctree(places: list[str], caption: str = "") -> list[str]:
+    """Return a list of pages for the site's navigation, which the page itself does not show."""
+    head = [":hidden:", *([f":caption: {caption}"] if caption else [])]
+    return ["```{toctree}", *head, "", *places, "```", ""]
+
+
+ENDINGS: Final[Mapping[str, Callable[[], list[str]]]] = {
+    "ops/docs/settings.md": settings_list,
+    "ops/docs/commands.md": commands,
+    "ops/docs/exit-codes.md": exit_codes,
+    "ops/docs/metrics.md": metrics,
+    "ops/docs/rules.md": rules,
+}
+"""By source of a page: what it goes on with."""

@@ -1,0 +1,87 @@
+"""Which pages the site has, in which order, and where each has its source.
+
+A page is a Markdown file of the repository, taken from where it lies. Some go on with what
+``generated`` makes of the code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+INDEX: Final = "ops/docs/index.md"
+"""The first page; the lists of all others are added to it."""
+
+SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Start": {
+        "overview": "README.md",
+    },
+    "Concepts": {
+        "concepts/wire": "protocol/README.md",
+        "concepts/staleness": "pipeline/ledger/staleness.md",
+        "concepts/scripts": "pipeline/ledger/redis/scripts/README.md",
+        "concepts/rules": "ops/docs/rules.md",
+        "concepts/equations": "pipeline/algorithms/README.md",
+        "concepts/data": "pipeline/data/README.md",
+        "concepts/rewards": "pipeline/rewards/README.md",
+        "concepts/security": "SECURITY.md",
+    },
+    "Operating": {
+        "operating/runbook": "ops/RUNBOOK.md",
+    },
+    "Reference": {
+        "reference/settings": "ops/docs/settings.md",
+        "reference/commands": "ops/docs/commands.md",
+        "reference/exit-codes": "ops/docs/exit-codes.md",
+        "reference/metrics": "ops/docs/metrics.md",
+        "reference/changelog": "CHANGELOG.md",
+        "reference/contributing": "CONTRIBUTING.md",
+        "reference/vectors": "tests/golden/README.md",
+    },
+    "Results": {
+        "results/summary": "ops/results/README.md",
+    },
+}
+"""By heading of the list: each page's place in the site, and its source."""
+
+BELOW: Final[Mapping[str, Mapping[str, str]]] = {
+    "results/summary": {
+        "results/demos": "ops/results/demos.md",
+        "results/one-process": "ops/results/one-process.md",
+        "results/vapo": "ops/results/vapo-leave-one-out.md",
+        "results/vapo-short-chains": "ops/results/vapo-short-chains.md",
+        "results/dapo": "ops/results/dapo-leave-one-out.md",
+        "results/dapo-ladder": "ops/results/dapo-ladder.md",
+        "results/tppo-windows": "ops/results/tppo-windows.md",
+        "results/tppo-vs-ppo": "ops/results/tppo-vs-ppo.md",
+        "results/core": "ops/results/core.md",
+        "results/oversampling": "ops/results/oversampling.md",
+        "results/judge": "ops/results/judge.md",
+        "results/weights": "ops/results/weights.md",
+        "results/hosts": "ops/results/hosts.md",
+        "results/join": "ops/results/join.md",
+        "results/workers": "ops/results/workers.md",
+        "results/gpu-check": "ops/results/gpu-check.md",
+        "results/real-size": "ops/results/real-size.md",
+        "results/drills": "ops/results/drills.md",
+        "results/mutants": "ops/results/mutants.md",
+        "results/fuzz": "ops/results/fuzz.md",
+        "results/verdicts": "ops/results/verdicts.md",
+    },
+}
+"""By place of a page: the pages below it in the list, with their sources."""
+
+TITLES: Final[Mapping[str, str]] = {"overview": "Overview"}
+"""By place: a page's title in the list, where its own heading would not do."""
+
+LEFT_OUT: Final[Mapping[str, str]] = {
+    "ops/bench/ablation/policy/README.md": "a model's card, beside the model",
+    "ops/demo/tiny_model/README.md": "a model's card, beside the model",
+}
+"""Documents that are no page, with the reason."""
+
+
+def entries() -> Iterator[tuple[str, str]]:
+    """Yield every page's place and source, the first page included."""
+    yield "index", INDEX
+    for pages in (*SECTIONS.values(), *BELOW.values()):
+        yield from pages.items()
