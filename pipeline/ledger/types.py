@@ -375,3 +375,9 @@ class Totals:
     """Last checkpoints in a row for which the server did not confirm its file on disk."""
     next_group: int = 0
     """Above the numbers of all admitted groups. Several shards may have admitted fewer groups."""
+    num_trajectories_admitted: int = 0
+    credit_trained: int = 0
+    """Of ``credit_used``, that is trained."""
+    num_finished_admitted: int = 0
+    """Trajectories for the value worker: finished, scored and valued. 0 without a critic."""
+    num_finished_trained: int = 0

@@ -23,8 +23,8 @@ class FinishedLane:
         self.waiting: SortedSet[TrajectoryId] = SortedSet()
         self.claims: dict[str, list[TrajectoryId]] = {}
         self.num_bytes = 0
-        self._admitted = 0
-        self._trained = 0
+        self.num_admitted = 0
+        self.num_trained = 0
         self._dropped: Counter[str] = Counter()
 
     def keep_value(self, chunk: ChunkId, blob: bytes, now: float) -> None:
@@ -61,7 +61,7 @@ class FinishedLane:
         for claim in there:
             for name in self.claims.pop(claim):
                 self._forget(name)
-                self._trained += 1
+                self.num_trained += 1
         return len(there)
 
     def recover(self, applied: tuple[str, ...]) -> int:
@@ -103,7 +103,7 @@ class FinishedLane:
         found = Counter(
             "claimed" if name in claimed else "waiting" for name, record in self.records.items() if record.is_complete
         )
-        return Balance(self._admitted, self._trained, dict(+self._dropped), dict(found))
+        return Balance(self.num_admitted, self.num_trained, dict(+self._dropped), dict(found))
 
     def _is_claimed(self, trajectory: TrajectoryId) -> bool:
         return any(trajectory in names for names in self.claims.values())
@@ -119,7 +119,7 @@ class FinishedLane:
         if record.is_complete:
             record.ready_s = now
             self.waiting.add(trajectory)
-            self._admitted += 1
+            self.num_admitted += 1
 
     def _forget(self, trajectory: TrajectoryId) -> None:
         self.num_bytes -= self.records.pop(trajectory).num_bytes

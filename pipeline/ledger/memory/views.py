@@ -29,6 +29,10 @@ def totals_of(s: LedgerState) -> Totals:
         is_closed=s.closed,
         is_exhausted=s.is_exhausted,
         next_group=s.admitted["groups"],
+        num_trajectories_admitted=s.admitted["trajectories"],
+        credit_trained=s.trained["credit"],
+        num_finished_admitted=s.finished.num_admitted,
+        num_finished_trained=s.finished.num_trained,
     )
 
 

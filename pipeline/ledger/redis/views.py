@@ -11,10 +11,12 @@ from pipeline.ledger.types import Audit, Balance, QueueStat, Totals
 
 def totals_from(reply: Sequence[Any]) -> Totals:
     """Return the counters of ``totals.lua``."""
-    version, used, limit, ready, running, groups, generated, trained, closed, exhausted, unflushed, flat = reply
+    version, used, limit, ready, running, groups, generated, trained, closed, exhausted, unflushed, flat, *moved = reply
     dropped = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
     ended = bool(closed), bool(exhausted)
-    return Totals(version, used, limit, ready, running, groups, dropped, generated, trained, *ended, unflushed, groups)
+    return Totals(
+        version, used, limit, ready, running, groups, dropped, generated, trained, *ended, unflushed, groups, *moved
+    )
 
 
 def audit_from(reply: Sequence[Any]) -> Audit:

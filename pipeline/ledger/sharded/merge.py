@@ -75,6 +75,10 @@ def merge_totals(shards: Sequence[Totals]) -> Totals:
             (shard.num_groups_admitted - 1) * len(shards) + index + 1 if shard.num_groups_admitted else 0
             for index, shard in enumerate(shards)
         ),
+        num_trajectories_admitted=sum(shard.num_trajectories_admitted for shard in shards),
+        credit_trained=sum(shard.credit_trained for shard in shards),
+        num_finished_admitted=sum(shard.num_finished_admitted for shard in shards),
+        num_finished_trained=sum(shard.num_finished_trained for shard in shards),
     )
 
 

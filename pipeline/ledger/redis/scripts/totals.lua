@@ -3,9 +3,11 @@
 -- Uses     beginning counts credit
 -- Reads    settings counters ready running
 -- Returns  { version, used, limit, ready units, running units, groups admitted, tokens generated,
---          tokens trained, closed, exhausted, waits unflushed, { reason, groups dropped, ... } }
+--          tokens trained, closed, exhausted, waits unflushed, { reason, groups dropped, ... },
+--          trajectories admitted, credit trained, finished admitted, finished trained }
 
-local c = call('HMGET', COUNTERS, 'version', 'used', 'groups:admitted', 'tokens:admitted', 'tokens:trained', 'closed')
+local c = call('HMGET', COUNTERS, 'version', 'used', 'groups:admitted', 'tokens:admitted', 'tokens:trained', 'closed',
+  'trajectories:admitted', 'credit:trained', 'finished:admitted', 'finished:trained')
 local dropped = {}
 for _, reason in ipairs({ 'stale', 'no_signal', 'dead_letter', 'non_finite', 'cancelled', 'value_warmup',
   'rolled_back' }) do
@@ -20,4 +22,5 @@ return {
   version, integer(c[2]), credit_limit(), call('ZCARD', P .. 'ready'),
   call('ZCARD', P .. 'running') * WEIGHT, groups, integer(c[4]), integer(c[5]), c[6] and 1 or 0,
   is_exhausted() and 1 or 0, counter('unflushed'), dropped,
+  integer(c[7]), integer(c[8]), integer(c[9]), integer(c[10]),
 }

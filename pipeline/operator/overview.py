@@ -1,0 +1,293 @@
+"""One picture of a run, as ``headrace top`` and the web page show it.
+
+``OverviewReader`` reads the registry and the ledger by five calls, whatever they hold. It reads the
+new lines of the run's history and of its supervisor's log. Its memory between readings is bounded.
+A ledger that does not answer leaves the last picture, with the reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from pipeline.observability.progress import RunProgress
+from pipeline.observability.status import (
+    ROLE_ORDER,
+    Health,
+    WorkerRow,
+    bottleneck,
+    clock_words,
+    role_rows,
+    worker_rows,
+)
+from pipeline.operator.incidents import Incident, IncidentReader
+from pipeline.operator.progress_reader import ProgressReader
+from pipeline.operator.queue_rates import QueueOverview, ledger_queues, mailboxes, of_role
+from pipeline.operator.rates import Meters
+from pipeline.runtime.clock import Clock, RealClock
+from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState
+from pipeline.supervisor.fleet_plan import worker_name
+from pipeline.supervisor.run_folder import supervisor_pid
+from protocol.errors import LedgerError
+from protocol.ids import Role
+from protocol.printable import printable_line
+
+if TYPE_CHECKING:
+    from pipeline.config.resolved import Glance
+    from pipeline.config.schema import RunConfig
+    from pipeline.ledger.types import QueueStat, Totals
+    from pipeline.runtime.registry.contract import Fleet, RunStatus
+
+ANSWER_S = 4.0
+"""Limit of all the ledger's answers together."""
+_NO_PROGRESS = RunProgress(0, 0, (), ())
+
+
+class _Views(Protocol):
+    async def totals(self) -> Totals: ...
+
+    async def queues(self) -> list[QueueStat]: ...
+
+
+class OverviewSource(Protocol):
+    """The parts of a connected run that a reader needs; ``Attached`` has it."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+        ...
+
+    @property
+    def settings(self) -> Glance:
+        """A few settings."""
+        ...
+
+    @property
+    def config(self) -> RunConfig:
+        """All settings."""
+        ...
+
+    @property
+    def ledger(self) -> _Views:
+        """The run's ledger."""
+        ...
+
+    @property
+    def registry(self) -> Registry:
+        """The run's registry."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoleOverview:
+    """A role's workers together."""
+
+    role: Role
+    num_live: int
+    num_wanted: int | None
+    """None before the fleet is set."""
+    num_unwell: int
+    """Silent or stuck."""
+    waiting_for: Mapping[str, int]
+    """Number of workers by what they wait for; ``compute`` is work."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsOverview:
+    """Policy versions, and how far samples were behind."""
+
+    published: int
+    """The version that admission counts from."""
+    sampling: Mapping[int, int]
+    """Number of generators by the version that they sample with; -1: none yet."""
+    staleness_mean: float | None = None
+    """Of the newest update: versions between the learner and each trained token. None before."""
+    staleness_max: int | None = None
+    max_staleness: int | None = None
+    """The limit, ``staleness.eta``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Amounts a second over the last ten; None at the first reading."""
+
+    sampled_tokens: float | None = None
+    """By the generators' heartbeats."""
+    written_tokens: float | None = None
+    """That entered the ledger."""
+    trained_tokens: float | None = None
+    """By the learner's heartbeats; a step for each update."""
+    admitted_groups: float | None = None
+    dropped_groups: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunOverview:
+    """A run at one moment."""
+
+    run: Path
+    """Its folder."""
+    name: str
+    at_s: float
+    """When it was read, in seconds since 1970."""
+    state: RunState
+    detail: str
+    supervisor_pid: int | None
+    """None without a living supervisor."""
+    is_over: bool
+    """The run has ended: no supervisor, no live worker."""
+    trouble: str = ""
+    """Why the ledger's part is of an earlier moment; empty when it is not."""
+    trouble_s: float = 0.0
+    """Seconds since the ledger last answered."""
+    is_paused: bool = False
+    """Admission of new work was stopped by a person."""
+    pause: str = ""
+    """Since when and why, in words."""
+    roles: tuple[RoleOverview, ...] = ()
+    workers: tuple[WorkerRow, ...] = ()
+    absent: tuple[str, ...] = ()
+    """Wanted workers without a heartbeat."""
+    queues: tuple[QueueOverview, ...] = ()
+    totals: Totals | None = None
+    """Counters of the ledger, credit among them; None before the first answer."""
+    versions: VersionsOverview = VersionsOverview(0, {})
+    rates: Rates = Rates()
+    progress: RunProgress = _NO_PROGRESS
+    """Updates done, reward, accuracy, held-out accuracy, pace."""
+    waits: str = ""
+    """The worker that everything waits for, in one sentence."""
+    incidents: tuple[Incident, ...] = ()
+    """The newest ones, the oldest of them first."""
+    clocks: str = ""
+    """Workers whose clocks differ from the ledger's, in one sentence; empty without any."""
+    demand: str = ""
+    """How many generators the learner needs, and why; empty where the number is fixed."""
+
+
+class OverviewReader:
+    """Reads pictures of one connected run; one reading at a time."""
+
+    def __init__(self, at: OverviewSource, *, clock: Clock | None = None) -> None:
+        self._at = at
+        self._clock = clock or RealClock()
+        self._meters = Meters()
+        self._history = ProgressReader(at.run_dir)
+        self._incidents = IncidentReader(at.run_dir)
+        self._last: RunOverview | None = None
+        self._answered_s = self._clock.monotonic()
+
+    async def read(self) -> RunOverview:
+        """Return the run's present picture. Never raises for a ledger without an answer: the last
+        picture comes again, with ``trouble``."""
+        progress, incidents, pid, eta = await asyncio.to_thread(self._files)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                picture = await self._answers()
+        except (LedgerError, TimeoutError) as error:
+            picture = self._last or RunOverview(
+                self._at.run_dir, self._at.settings.run.name, 0.0, RunState.STARTING, "", pid, is_over=False
+            )
+            words = str(error) if isinstance(error, LedgerError) else f"no answer within {ANSWER_S:g} s"
+            since_s = self._clock.monotonic() - self._answered_s
+            picture = replace(picture, trouble=printable_line(words), trouble_s=since_s)
+        else:
+            self._last, self._answered_s = picture, self._clock.monotonic()
+        last = progress.last
+        versions = replace(
+            picture.versions,
+            staleness_mean=None if last is None else last.staleness_mean,
+            staleness_max=None if last is None else last.staleness_max,
+            max_staleness=eta,
+        )
+        is_alive = any(row.health is not Health.SILENT for row in picture.workers) and not picture.trouble
+        return replace(
+            picture,
+            at_s=self._clock.time(),
+            supervisor_pid=pid,
+            is_over=pid is None and not is_alive,
+            progress=progress,
+            incidents=incidents,
+            versions=versions,
+        )
+
+    def _files(self) -> tuple[RunProgress, tuple[Incident, ...], int | None, int]:
+        config = self._at.config
+        progress = self._history.read(config.run.num_updates)
+        return progress, self._incidents.read(), supervisor_pid(self._at.run_dir), config.staleness.eta
+
+    async def _answers(self) -> RunOverview:
+        at = self._at
+        status = await at.registry.run_status()
+        fleet = await at.registry.fleet()
+        totals = await at.ledger.totals()
+        queues = await at.ledger.queues()
+        # Last: a heartbeat's age counts from now.
+        beats = await at.registry.heartbeats()
+        return self._picture(status, fleet, totals, queues, beats)
+
+    def _picture(
+        self,
+        status: RunStatus,
+        fleet: Fleet | None,
+        totals: Totals,
+        queues: Sequence[QueueStat],
+        beats: Sequence[Heartbeat],
+    ) -> RunOverview:
+        now_s = self._clock.monotonic()
+        workers = worker_rows(beats, stuck_after_s=self._at.settings.supervisor.stuck_after_s)
+        counts = fleet.counts if fleet else None
+        there = {beat.who.worker for beat in beats}
+        wanted = [worker_name(role, number) for role, many in (counts or {}).items() for number in range(many)]
+        generators = [row for row in workers if row.role is Role.GENERATOR]
+        return RunOverview(
+            run=self._at.run_dir,
+            name=self._at.settings.run.name,
+            at_s=self._clock.time(),
+            state=status.state,
+            detail=printable_line(status.detail),
+            supervisor_pid=None,
+            is_over=False,
+            roles=_roles(workers, counts),
+            workers=tuple(workers),
+            absent=tuple(name for name in wanted if name not in there) if status.state is RunState.RUNNING else (),
+            queues=(*ledger_queues(self._meters, totals, queues, beats, now_s), *mailboxes(self._meters, beats, now_s)),
+            totals=totals,
+            versions=VersionsOverview(totals.policy_version, dict(Counter(row.policy_version for row in generators))),
+            rates=self._rates(totals, beats, now_s),
+            waits=bottleneck(workers),
+            clocks=clock_words(workers),
+            demand="" if fleet is None else printable_line(fleet.demand),
+        )
+
+    def _rates(self, totals: Totals, beats: Sequence[Heartbeat], now_s: float) -> Rates:
+        meters = self._meters
+        sampled = meters.of_processes("sampled", of_role(beats, Role.GENERATOR), "sampled_tokens")
+        trained = meters.of_processes("trained", of_role(beats, Role.LEARNER), "trained_tokens")
+        written = meters.of_ledger("written", totals.num_tokens_generated)
+        admitted = meters.of_ledger("admitted", totals.num_groups_admitted)
+        dropped = meters.of_ledger("dropped", sum(totals.num_groups_dropped.values()))
+        return Rates(
+            sampled_tokens=meters.rate("sampled", sampled, now_s),
+            written_tokens=meters.rate("written", written, now_s),
+            trained_tokens=meters.rate("trained", trained, now_s),
+            admitted_groups=meters.rate("admitted", admitted, now_s),
+            dropped_groups=meters.rate("dropped", dropped, now_s),
+        )
+
+
+def _roles(workers: Sequence[WorkerRow], wanted: Mapping[Role, int] | None) -> tuple[RoleOverview, ...]:
+    of_role = {role: [row for row in workers if row.role is role] for role in ROLE_ORDER}
+    return tuple(
+        RoleOverview(
+            role=row.role,
+            num_live=row.num_live,
+            num_wanted=row.num_wanted,
+            num_unwell=sum(worker.health is not Health.LIVE for worker in of_role[row.role]),
+            waiting_for=dict(Counter(str(worker.waiting_for) for worker in of_role[row.role])),
+        )
+        for row in role_rows(workers, wanted)
+    )

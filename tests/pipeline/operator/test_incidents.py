@@ -1,0 +1,59 @@
+"""Incidents: ends and restarts of workers, from the supervisor's log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pipeline.operator.incidents import IncidentReader
+
+
+def log(run_dir: Path, *lines: dict[str, object] | str) -> None:
+    path = run_dir / "logs" / "supervisor.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as file:
+        for line in lines:
+            file.write((line if isinstance(line, str) else json.dumps(line)) + "\n")
+
+
+def line(
+    event: str, second: int, *, level: str = "info", worker: str = "supervisor", **more: object
+) -> dict[str, object]:
+    at = f"2026-01-01T00:00:{second:02d}.000000Z"
+    return {"event": event, "at": at, "level": level, "worker": worker, "role": "supervisor", "run": "op", **more}
+
+
+def test_an_end_and_the_restart_after_it_are_incidents_and_a_first_start_is_none(tmp_path: Path) -> None:
+    log(
+        tmp_path,
+        line("worker_started", 1, worker="reward-0", pid=3),
+        line("worker_exited", 10, level="warning", worker="reward-0", exit_code=-9, meaning="killed by SIGKILL"),
+        line("worker_started", 11, worker="reward-0", pid=4),
+        line("worker_replaced", 20, level="error", worker="generator-0", reason="silent for 12 s"),
+        line("ledger_disk_full", 30, level="error", reason="no room"),
+    )
+    found = IncidentReader(tmp_path).read()
+    assert [(incident.worker, incident.words) for incident in found] == [
+        ("reward-0", "ended (killed by SIGKILL)"),
+        ("reward-0", "was started again after 1.0 s"),
+        ("generator-0", "was replaced: silent for 12 s"),
+        ("supervisor", "ledger disk full reason=no room"),
+    ]
+
+
+def test_only_new_lines_are_read_and_a_damaged_one_is_skipped(tmp_path: Path) -> None:
+    reader = IncidentReader(tmp_path, max_incidents=3)
+    assert reader.read() == ()
+    log(tmp_path, "{torn", line("worker_exited", 1, level="warning", worker="a", meaning="error"))
+    assert len(reader.read()) == 1
+    for second in range(2, 9):
+        log(tmp_path, line("worker_exited", second, level="warning", worker=f"a-{second}", meaning="error"))
+    assert [incident.worker for incident in reader.read()] == ["a-6", "a-7", "a-8"]
+    assert [incident.worker for incident in reader.read()] == ["a-6", "a-7", "a-8"]
+
+
+def test_what_a_worker_names_cannot_act_on_the_terminal(tmp_path: Path) -> None:
+    log(tmp_path, line("worker_exited", 1, level="warning", worker="a\x1b[2J", meaning="\x1b]0;x\x07", error="\nroot"))
+    (incident,) = IncidentReader(tmp_path).read()
+    assert "\x1b" not in incident.worker + incident.words
+    assert "\n" not in incident.words
