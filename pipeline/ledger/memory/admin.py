@@ -7,16 +7,14 @@ from collections.abc import Callable
 
 from pipeline.ledger.admin import (
     Holder,
-    Lack,
-    Place,
     Requeued,
     Retried,
     StoredChunk,
-    WaitedTrajectory,
     WaitedUnit,
     Waits,
     Wish,
 )
+from pipeline.ledger.memory.lacking import waited_trajectory
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.memory.records import UnitName
 from pipeline.ledger.memory.state import LedgerState
@@ -137,34 +135,9 @@ def _make_due(s: LedgerState, field: Field, chunk: ChunkId, now: float) -> int:
 
 def _unit(s: LedgerState, name: UnitName, now: float) -> WaitedUnit:
     if isinstance(name, ChunkId):
-        rows = [_trajectory(s, name.trajectory, name.index, now)]
+        rows = [waited_trajectory(s, name.trajectory, name.index, now)]
     else:
         names = s.members(name) if isinstance(name, int) else iter((name,))
-        rows = [_trajectory(s, trajectory, None, now) for trajectory in names]
+        rows = [waited_trajectory(s, trajectory, None, now) for trajectory in names]
     waited = tuple(row for row in rows if row is not None)
     return WaitedUnit(str(name), s.running_age.get(name), len(rows) - len(waited), waited)
-
-
-def _trajectory(s: LedgerState, name: TrajectoryId, only: int | None, now: float) -> WaitedTrajectory | None:
-    """Return an incomplete trajectory of a unit, None when complete; ``only``: its chunk if that is
-    the unit."""
-    t = s.trajectories[name]
-    is_sampled = t.final or (only is not None and only < t.next)
-    lacks = _lacks(s, [ChunkId(name, index) for index in (range(t.next) if only is None else (only,))], now)
-    if is_sampled and not lacks:
-        return None
-    place = Place.FINISHED if is_sampled else Place.LEASED if t.holder is not None else Place.OPEN
-    return WaitedTrajectory(str(name), place, t.holder or "", t.next, t.num_tokens, now - t.since_s, lacks)
-
-
-def _lacks(s: LedgerState, chunks: list[ChunkId], now: float) -> tuple[Lack, ...]:
-    rows: list[Lack] = []
-    for field in Field:
-        due = s.due[field]
-        lacking = [chunk for chunk in chunks if chunk in due]
-        if lacking:
-            first = lacking[0]
-            record = s.chunks[first]
-            age_s, overdue_s = now - record.written_s, now - due[first]
-            rows.append(Lack(field, len(lacking), str(first), age_s, overdue_s, record.attempts[field]))
-    return tuple(rows)

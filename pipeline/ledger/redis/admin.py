@@ -6,17 +6,15 @@ from typing import Any
 
 from pipeline.ledger.admin import (
     Holder,
-    Lack,
-    Place,
     Requeued,
     Retried,
     StoredChunk,
-    WaitedTrajectory,
     WaitedUnit,
     Waits,
     Wish,
 )
 from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.ledger.redis.views import waited_from
 from pipeline.ledger.types import LatePolicy, Unit
 from protocol.trajectory import Field
 
@@ -66,14 +64,4 @@ class RedisAdmin:
 def _unit(row: Any) -> WaitedUnit:
     name, oldest, complete, trajectories = row
     begun = int(float(oldest)) if oldest else None
-    return WaitedUnit(name.decode(), begun, complete, tuple(map(_trajectory, trajectories)))
-
-
-def _trajectory(row: Any) -> WaitedTrajectory:
-    name, place, holder, chunks, tokens, since, lacks = row
-    missing = tuple(
-        Lack(Field(field.decode()), number, chunk.decode(), float(age), float(overdue), failures)
-        for field, number, chunk, age, overdue, failures in lacks
-    )
-    where = (Place(place.decode()), holder.decode())
-    return WaitedTrajectory(name.decode(), *where, chunks, tokens, float(since), missing)
+    return WaitedUnit(name.decode(), begun, complete, tuple(map(waited_from, trajectories)))

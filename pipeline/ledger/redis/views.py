@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.ledger.admin import Lack, Place, WaitedTrajectory
 from pipeline.ledger.queues import queue_stat
 from pipeline.ledger.types import Audit, Balance, QueueStat, Totals
+from protocol.trajectory import Field
 
 
 def totals_from(reply: Sequence[Any]) -> Totals:
@@ -45,3 +47,14 @@ def queues_from(reply: Sequence[Sequence[Any]]) -> list[QueueStat]:
         queue_stat(name.decode(), depth, None if limit < 0 else limit, float(age) if age else None)
         for name, depth, limit, age in reply
     ]
+
+
+def waited_from(row: Sequence[Any]) -> WaitedTrajectory:
+    """Return a trajectory that its unit waits for, from ``lacking.lua``."""
+    name, place, holder, chunks, tokens, since, lacks = row
+    missing = tuple(
+        Lack(Field(field.decode()), number, chunk.decode(), float(age), float(overdue), failures)
+        for field, number, chunk, age, overdue, failures in lacks
+    )
+    where = (Place(place.decode()), holder.decode())
+    return WaitedTrajectory(name.decode(), *where, chunks, tokens, float(since), missing)
