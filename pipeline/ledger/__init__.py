@@ -36,6 +36,8 @@ drops also end this copy: as a dead letter, for a value that is not finite, and 
 ``stored``          stored bytes back to nouns, for both ledgers
 ``queues``          the ledger's queues by name
 ``admin``           an operator's side: what the next update waits for, putting work back
+``inspection``      looks: open groups, staleness, drops against what was trained
+``tallies``         the kept counts behind them
 ``address``, ``url``  where a run's ledger is; the password in its URL
 ``token``           what lets another host join a run as one role
 ``server/``         the embedded server, and the promises of external ones

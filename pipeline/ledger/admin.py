@@ -26,6 +26,8 @@ class Place(StrEnum):
 
     OPEN = "open"
     """Without a holder: it waits for a generator to lease it."""
+    PARKED = "parked"
+    """Without a holder: its next window waits for credit (unit chunk)."""
     LEASED = "leased"
     FINISHED = "finished"
     """Sampled (unit chunk: written); it waits for its scorers."""

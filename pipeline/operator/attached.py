@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.config.resolved import Glance
     from pipeline.config.schema import RunConfig
     from pipeline.ledger.admin import LedgerAdmin
+    from pipeline.ledger.inspection import LedgerInspection
     from pipeline.ledger.redis.tokens import TokenAdmin
     from pipeline.runtime.registry.contract import Registry
     from pipeline.runtime.run_ledger import RunLedger
@@ -57,6 +58,14 @@ class Attached:
         from pipeline.ledger.redis.ledger import RedisLedger
 
         return RedisAdmin(self.ledger) if isinstance(self.ledger, RedisLedger) else self.ledger.admin
+
+    @property
+    def inspection(self) -> LedgerInspection:
+        """Looks into the ledger."""
+        from pipeline.ledger.redis.inspection import RedisInspection
+        from pipeline.ledger.redis.ledger import RedisLedger
+
+        return RedisInspection(self.ledger) if isinstance(self.ledger, RedisLedger) else self.ledger.inspection
 
     @cached_property
     def config(self) -> RunConfig:

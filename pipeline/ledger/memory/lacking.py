@@ -1,4 +1,4 @@
-"""What a trajectory of the in-memory ledger lacks: ``parts/lacking.lua`` in Python."""
+"""Lists what a trajectory of the in-memory ledger lacks, as ``parts/lacking.lua`` does."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ def waited_trajectory(s: LedgerState, name: TrajectoryId, only: int | None, now:
     if is_sampled and not lacks:
         return None
     place = Place.FINISHED if is_sampled else Place.LEASED if t.holder is not None else Place.OPEN
+    if place is Place.OPEN and name in s.parked:
+        place = Place.PARKED
     return WaitedTrajectory(str(name), place, t.holder or "", t.next, t.num_tokens, now - t.since_s, lacks)
 
 

@@ -238,7 +238,7 @@ class MemoryLedger:
         ready = [ReadyUnit(str(name), s.record(name).oldest or 0) for name in s.ready]
         for unit in ready:
             if is_stale(num_updates, unit.oldest_version, s.spec.eta):
-                s.end_unit(s.name(unit.name), DropReason.STALE)
+                s.end_unit(s.name(unit.name), DropReason.STALE, num_updates)
         ready = [unit for unit in ready if not is_stale(num_updates, unit.oldest_version, s.spec.eta)]
         needed = s.spec.units_per_update // s.weight
         if len(ready) < needed:
@@ -283,7 +283,7 @@ class MemoryLedger:
         record, name = s.claims.get(claim.claim_id), s.name(unit)
         if record is not None and name in record.units:
             record.units.remove(name)
-            s.end_unit(name, reason)
+            s.end_unit(name, reason, s.version_history.updates(record.policy_version))
 
     async def return_claim(self, who: Incarnation, claim_id: str) -> int:
         """Return a claim's units to ready, and their number."""
@@ -303,9 +303,9 @@ class MemoryLedger:
         """Mark claims trained and forget their data; return how many were not yet settled."""
         s, _ = self._enter(who)
         there = [claim for claim in dict.fromkeys(claims) if claim in s.claims]
-        for claim in there:
-            for name in s.claims.pop(claim).units:
-                s.end_unit(name, None)
+        for record in map(s.claims.pop, there):
+            for name in record.units:
+                s.end_unit(name, None, s.version_history.updates(record.policy_version))
         if num_updates is not None and (there or num_updates not in s.milestones):
             s.mark(num_updates)
         return len(there)

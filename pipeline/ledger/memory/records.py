@@ -4,15 +4,22 @@ The Redis ledger stores the same as hashes (``pipeline.ledger.redis.keys``)."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
+from pipeline.ledger.inspection import MILLION
 from pipeline.ledger.types import EvaluationRequest, EvaluationSample
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
 
 CHUNK_OVERHEAD_BYTES = 512
 """A stored chunk's cost beside its blobs, for the watermark."""
+
+
+def millionths(accuracy: float) -> int:
+    """Return an accuracy in millionths; one that is no number counts as wrong."""
+    return 0 if math.isnan(accuracy) else math.floor(min(max(accuracy, 0.0), 1.0) * MILLION + 0.5)
 
 
 @dataclass(slots=True)
@@ -39,6 +46,7 @@ class GroupRecord(UnitRecord):
     """Members that are not settled."""
     prompt: int = 0
     """Place of its prompt in the stream."""
+    admitted_s: float = 0.0
     finals: int = 0
     """Members whose final chunk is written."""
     accuracies: list[float] = field(default_factory=list[float])
@@ -47,6 +55,12 @@ class GroupRecord(UnitRecord):
     """Scorer that was given the whole group."""
     judged_until: float = 0.0
     """Until then no other is given it."""
+
+    @property
+    def difficulty(self) -> int:
+        """1 less the mean accuracy of the scored members, in millionths. Raises ZeroDivisionError
+        without one."""
+        return math.floor(MILLION - sum(map(millionths, self.accuracies)) / len(self.accuracies) + 0.5)
 
     def is_alike(self, group_size: int) -> bool:
         """Return whether all members are scored, with one accuracy."""

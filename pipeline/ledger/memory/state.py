@@ -19,6 +19,7 @@ from pipeline.ledger.memory.records import (
     UnitRecord,
 )
 from pipeline.ledger.memory.sorted_set import SortedSet
+from pipeline.ledger.memory.tallies import tally_response, tally_unit
 from pipeline.ledger.staleness import credit_limit, unit_weight
 from pipeline.ledger.types import SPOILING, DeadLetter, DropReason, LedgerSpec, Refusal, Unit
 from pipeline.ledger.version_history import VersionHistory
@@ -46,6 +47,8 @@ class LedgerState:
         self.trained: Counter[str] = Counter()
         self.stored_by: Counter[str] = Counter()
         self.spent: Counter[str] = Counter()
+        self.tallies: Counter[str] = Counter()
+        """Of all that left, by the names of ``redis/scripts/parts/tallies.lua``."""
         self.dropped: dict[str, Counter[str]] = {"groups": Counter(), "trajectories": Counter(), "tokens": Counter()}
         self.groups: dict[int, GroupRecord] = {}
         self.trajectories: dict[TrajectoryId, TrajectoryRecord] = {}
@@ -229,8 +232,13 @@ class LedgerState:
 
     # -- leaving the ledger ----------------------------------------------------------------------
 
-    def end_unit(self, name: UnitName, reason: DropReason | None) -> None:
-        """Remove a unit: trained (no reason), or dropped, which returns its credit."""
+    def end_unit(self, name: UnitName, reason: DropReason | None, made: int | None = None) -> None:
+        """Remove a unit: trained (no reason), or dropped, which returns its credit.
+
+        ``made``: updates in the version that its staleness counts from; None for the published
+        one."""
+        made = self.version_history.updates(self.version) if made is None else made
+        tally_unit(self.tallies, reason, self.record(name).oldest, made)
         self.running.discard(name)
         self.running_age.pop(name, None)
         self.ready.discard(name)
@@ -267,6 +275,8 @@ class LedgerState:
         del self.trajectories[trajectory]
         self._count("trajectories", 1, reason)
         group = self.groups[trajectory.group]
+        if record.final:
+            tally_response(self.tallies, reason, record.num_tokens, group)
         group.trained |= reason is None
         group.live -= 1
         if group.live == 0:

@@ -66,7 +66,7 @@ def _admit_group(s: LedgerState, now: float) -> Refusal | None:
     number = s.nth_group(s.admitted["groups"])
     again = s.again.first
     fresh = s.nth_group(s.admitted["groups"] - s.num_again)
-    s.groups[number] = GroupRecord(live=size, prompt=fresh if again is None else again)
+    s.groups[number] = GroupRecord(live=size, prompt=fresh if again is None else again, admitted_s=now)
     if again is not None:
         s.again.discard(again)
         s.num_again += 1

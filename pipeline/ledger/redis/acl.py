@@ -32,7 +32,17 @@ _EVERY: Final = (
 """``news:*`` only wakes readers; ``home`` is what a joined host sends home."""
 _WORK: Final = (
     *("groups", "group:*", "trajectory:*", "chunk:*", "open", "parked", "running", "running_age", "ready", "ready_age"),
-    *("holders", "held:*", "due:*", "finished", "finished:*", "finished_claim:*", "evaluation_open", "evaluation:*"),
+    *(
+        "holders",
+        "held:*",
+        "due:*",
+        "tallies",
+        "finished",
+        "finished:*",
+        "finished_claim:*",
+        "evaluation_open",
+        "evaluation:*",
+    ),
 )
 _LEARNING: Final = (
     *("again", "dead", "claims", "claim:*", "lineage", "milestones", "finished_claims", "weights"),

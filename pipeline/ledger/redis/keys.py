@@ -14,9 +14,10 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:spec`` | hash | the ledger's specification, setting -> text | the run |
 | ``{run}:settings`` | string | the same, as the scripts read it: one MessagePack map | the run |
 | ``{run}:counters`` | hash | version, credit, bytes, admitted, trained, dropped:reason, stored:<who>, spent:<what> | the run |
+| ``{run}:tallies`` | hash | what left, by end: units by staleness, sums of responses' length and difficulty | the run |
 | ``{run}:epochs`` | hash | worker -> newest epoch; written by the registry, read by every script as the fence | the run |
 | ``{run}:groups`` | zset | numbers of groups that are not settled | the run |
-| ``{run}:group:<n>`` | hash | prompt, finals, missing, oldest, scored, accuracy, mixed, live, dropped, state | until settled |
+| ``{run}:group:<n>`` | hash | prompt, finals, missing, oldest, live, dropped, state, and (below) more | until settled |
 | ``{run}:trajectory:<id>`` | hash | next, final, holder, tokens, oldest, newest, missing, live, last, spoiled | until settled |
 | ``{run}:chunk:<id>`` | hash | blob, a field per score, bytes, tokens, oldest, final, missing, attempts | until settled |
 | ``{run}:open`` | zset | trajectories with credit and without a holder, by order | while so |
@@ -65,7 +66,9 @@ for chunks that times 65,536 plus the chunk's index.
 
 ``tokens:{run}`` alone does not begin with the tag: a join token may read every key that does.
 
-``{run}:group:<n>`` has ``judged_by`` and ``judged_until`` while a scorer judges the whole group.
+``{run}:group:<n>`` also has admitted_s; and scored, accuracy, mixed and correct, the sum of
+accuracies in millionths. It has ``judged_by`` and ``judged_until`` while a scorer judges the whole
+group.
 
 ``{run}:finished:<id>`` is stored for the value worker, apart from the chunks, from a trajectory's
 first value until the value worker has trained on it. A drop that keeps it from the critic ends it.

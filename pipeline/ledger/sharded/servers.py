@@ -11,9 +11,11 @@ from typing import Any
 import redis.asyncio
 
 from pipeline.ledger.redis.admin import RedisAdmin
+from pipeline.ledger.redis.inspection import RedisInspection
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.sharded.admin import ShardedAdmin
 from pipeline.ledger.sharded.calls import together
+from pipeline.ledger.sharded.inspection import ShardedInspection
 from pipeline.ledger.sharded.ledger import ShardedLedger
 from pipeline.ledger.types import LedgerSpec
 from pipeline.ledger.url import without_credentials
@@ -56,6 +58,11 @@ class LedgerServers(ShardedLedger):
     def admin(self) -> ShardedAdmin:
         """An operator's side of all servers."""
         return ShardedAdmin([RedisAdmin(server) for server in self._servers])
+
+    @property
+    def inspection(self) -> ShardedInspection:
+        """Looks into all servers."""
+        return ShardedInspection([RedisInspection(server) for server in self._servers])
 
     @property
     def names(self) -> tuple[str, ...]:

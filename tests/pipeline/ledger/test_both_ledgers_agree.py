@@ -29,10 +29,12 @@ from hypothesis.stateful import (
 
 from pipeline.ledger.admin import Wish
 from pipeline.ledger.memory.admin import MemoryAdmin
+from pipeline.ledger.memory.inspection import MemoryInspection
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.admin import RedisAdmin
 from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.inspection import RedisInspection
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.types import (
     Audit,
@@ -61,7 +63,7 @@ SCORER = Incarnation(Role.REWARD, "reward-0", 1)
 OTHER_SCORER = Incarnation(Role.REWARD, "reward-1", 1)
 
 
-READING = {"totals", "audit", "queues", "waits"}
+READING = {"totals", "audit", "queues", "waits", "groups", "staleness", "drops"}
 ANSWERED_ALIKE = {
     *(
         "lease",
@@ -166,6 +168,7 @@ class BothLedgers(RuleBasedStateMachine):
         self.redis = LossyRedis(self.client, "test", now=lambda: self.now, dice=self.dice)
         self.run(self.client.hset(keys.epochs("test"), mapping={**self.epochs}))
         self.admins = MemoryAdmin(self.memory, lambda worker: self.epochs.get(worker, 0)), RedisAdmin(self.redis)
+        self.inspections = MemoryInspection(self.memory), RedisInspection(self.redis)
         self.held: dict[str, dict] = {worker: {} for worker in WORKERS}
         self.written: list = []
         self.claims: list[tuple[Claim, Claim]] = []
@@ -199,6 +202,11 @@ class BothLedgers(RuleBasedStateMachine):
 
     def asked(self, method: str, *args):
         ours, theirs = (self.run(getattr(admin, method)(*args)) for admin in self.admins)
+        assert repr(ours) == repr(theirs), method
+        return ours
+
+    def looked(self, method: str, **asked):
+        ours, theirs = (self.run(getattr(inspection, method)(**asked)) for inspection in self.inspections)
         assert repr(ours) == repr(theirs), method
         return ours
 
@@ -600,6 +608,28 @@ class BothLedgers(RuleBasedStateMachine):
         self.both("dead_letters")
         for number in range(self.num_evaluations):
             self.both("evaluation", number)
+
+    @invariant()
+    def looks_agree_with_one_another_and_with_the_books(self) -> None:
+        audit, state = self.run(self.memory.audit()), self.memory.state
+        groups = self.looked("groups", max_groups=3)
+        assert groups.num_groups == len(state.groups)
+        for group in groups.groups:
+            assert group.num_done + group.num_left + len(group.waited) == self.group_size
+            assert group.waited, "a group whose members lack nothing is not open"
+        versions = self.looked("versions")
+        assert sum(versions.ready.values()) == len(state.ready)
+        assert sum(versions.running.values()) + versions.num_unbegun == len(state.running) == groups.num_running
+        assert sum(versions.claimed.values()) == versions.num_claimed
+        assert max([0, *versions.trained]) <= self.eta
+        drops = self.looked("drops")
+        rows = {row.reason: row for row in drops.dropped}
+        assert {reason: row.num_tokens for reason, row in rows.items() if row.num_tokens} == audit.tokens.dropped
+        assert drops.trained.num_tokens == audit.tokens.trained
+        if self.unit is not Unit.CHUNK:
+            # whole responses are trained on, and nothing was given up after it
+            assert drops.trained.responses.num_tokens == audit.tokens.trained
+            assert drops.trained.responses.num_responses == audit.trajectories.trained
 
     @invariant()
     def nothing_is_kept_for_the_critic_that_it_can_never_claim(self) -> None:

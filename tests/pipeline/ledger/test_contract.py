@@ -338,6 +338,7 @@ async def test_settling_twice_counts_once_and_leaves_nothing_behind(bench):
             "{test}:spec",
             "{test}:settings",
             "{test}:counters",
+            "{test}:tallies",
             "{test}:holders",
             "{test}:asked:generator-0#1",
             "{test}:asked:learner-0#1",

@@ -30,9 +30,10 @@ if order == 'again' then
   return { wait, tonumber(was_ready), tonumber(was_needed), oldest }
 end
 allow_growth()
-local edge = updates_in(version) - S.eta
+local made = updates_in(version)
+local edge = made - S.eta
 for _, unit in ipairs(call('ZRANGEBYSCORE', P .. 'ready_age', '-inf', '(' .. string.format('%d', edge))) do
-  leaving().unit(unit, 'stale')
+  leaving().unit(unit, 'stale', made)
 end
 
 local needed, surplus = S.batch / WEIGHT, math.floor(S.surplus / WEIGHT)

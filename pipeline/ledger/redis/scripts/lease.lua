@@ -70,7 +70,7 @@ local function admit_group()
   if why then return why end
   local name = string.format('%d', number)
   local again = call('ZRANGE', P .. 'again', 0, 0)[1]
-  call('HSET', group_key(name), 'live', S.group_size, 'prompt',
+  call('HSET', group_key(name), 'live', S.group_size, 'admitted_s', string.format('%.17g', now), 'prompt',
     again or nth_group(counter('groups:admitted') - counter('groups:again')))
   if again then
     call('ZREM', P .. 'again', again)

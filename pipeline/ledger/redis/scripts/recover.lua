@@ -1,8 +1,8 @@
 -- recover.lua: settle the claims that a checkpoint holds, and return every other claim's units to
 -- ready.
 --
--- Uses     beginning leaving ready requests
--- Writes   claims claim:* ready ready_age counters asked:<who>, and all that settled units leave
+-- Uses     beginning leaving ready requests versions
+-- Writes   claims claim:* ready ready_age counters tallies asked:<who>, and all that settled units leave
 --          behind
 -- ARGV[4]  request  integer  its number
 -- ARGV[5..]  claims  text  whose effect the checkpoint holds
@@ -15,11 +15,13 @@ if order == 'again' then return integer(call('HGET', ASKED, 'recover:returned'))
 allow_growth()
 local applied, returned = {}, 0
 for i = 5, #ARGV do applied[ARGV[i]] = true end
-for _, id in ipairs(call('HKEYS', P .. 'claims')) do
+local claims = call('HGETALL', P .. 'claims')
+for place = 1, #claims, 2 do
+  local id, made = claims[place], updates_in(tonumber(claims[place + 1]))
   local units = call('ZRANGE', P .. 'claim:' .. id, 0, -1, 'WITHSCORES')
   for i = 1, #units, 2 do
     if applied[id] then
-      leaving().unit(units[i], nil)
+      leaving().unit(units[i], nil, made)
     else
       make_ready(units[i], units[i + 1], call('HGET', unit_key(units[i]), 'oldest'))
       returned = returned + 1

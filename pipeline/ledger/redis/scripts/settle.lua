@@ -1,7 +1,7 @@
 -- settle.lua: mark claims trained and forget their data.
 --
--- Uses     beginning leaving milestones
--- Writes   claims claim:* counters milestones, and all that the units leave behind
+-- Uses     beginning leaving milestones versions
+-- Writes   claims claim:* counters tallies milestones, and all that the units leave behind
 -- ARGV[4]  updates  integer?  that are settled with these; '' when none of them is an update
 -- ARGV[5..]  claims  text  those that are not there (any more) are passed over
 -- Returns  how many were settled
@@ -11,8 +11,11 @@ allow_growth()
 local settled = 0
 for i = 5, #ARGV do
   local id = ARGV[i]
-  if call('HDEL', P .. 'claims', id) == 1 then
-    for _, name in ipairs(call('ZRANGE', P .. 'claim:' .. id, 0, -1)) do leaving().unit(name, nil) end
+  local version = call('HGET', P .. 'claims', id)
+  if version then
+    local made = updates_in(tonumber(version))
+    for _, name in ipairs(call('ZRANGE', P .. 'claim:' .. id, 0, -1)) do leaving().unit(name, nil, made) end
+    call('HDEL', P .. 'claims', id)
     call('DEL', P .. 'claim:' .. id)
     settled = settled + 1
   end

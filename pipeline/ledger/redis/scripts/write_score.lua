@@ -1,7 +1,7 @@
 -- write_score.lua: fill a field of a chunk once; the write that completes a unit makes it ready, or
 -- drops it without signal.
 --
--- Uses     beginning counts leaving names ready
+-- Uses     beginning counts leaving names ready tallies
 -- Reads    settings epochs
 -- Writes   chunk:<id> trajectory:<id> group:<n> due:<field> running running_age ready ready_age
 --          counters finished:<id> finished evaluation:<n>:samples, and all that a dropped unit
@@ -63,11 +63,19 @@ end
 
 local _, group = parts(tid)
 local gkey = group_key(group)
-if field == 'reward' and S.unit == 'group' then
-  if call('HSETNX', gkey, 'accuracy', accuracy) == 0 and call('HGET', gkey, 'accuracy') ~= accuracy then
-    call('HSET', gkey, 'mixed', 1)
+if field == 'reward' then
+  local g = call('HMGET', gkey, 'scored', 'correct', 'accuracy')
+  local change = { 'scored', integer(g[1]) + 1, 'accuracy', g[3] or accuracy }
+  -- not of a group that an earlier release began to score: its sum would be too small
+  if g[2] or not g[1] then
+    change[#change + 1] = 'correct'
+    change[#change + 1] = integer(g[2]) + millionths(accuracy)
   end
-  call('HINCRBY', gkey, 'scored', 1)
+  if g[3] and g[3] ~= accuracy then
+    change[#change + 1] = 'mixed'
+    change[#change + 1] = 1
+  end
+  call('HSET', gkey, unpack(change))
 end
 local missing
 if S.unit == 'group' then

@@ -63,7 +63,7 @@ def arguments(scripts: Scripts, name: str) -> set[str]:
 @pytest.mark.parametrize(
     ("scripts", "files"),
     [
-        (LEDGER, ["pipeline/ledger/redis/ledger.py", "pipeline/ledger/redis/admin.py"]),
+        (LEDGER, [f"pipeline/ledger/redis/{name}.py" for name in ("ledger", "admin", "inspection")]),
         (REGISTRY, ["pipeline/runtime/registry/redis.py"]),
     ],
     ids=["ledger", "registry"],

@@ -23,6 +23,8 @@ local function lacks_of(tid, first, last)
   return rows
 end
 
+local function is_parked(tid) return S.unit == 'chunk' and call('ZSCORE', P .. 'parked', tid) end
+
 -- Return a trajectory that its unit waits for; nil when it is complete. `only`: its chunk that is
 -- the unit.
 local function trajectory_row(tid, only)
@@ -31,6 +33,6 @@ local function trajectory_row(tid, only)
   local is_sampled = t[2] or (only and only < next_index)
   local lacks = lacks_of(tid, only or 0, only or next_index - 1)
   if is_sampled and #lacks == 0 then return nil end
-  local place = (is_sampled and 'finished') or (t[3] and 'leased') or 'open'
+  local place = (is_sampled and 'finished') or (t[3] and 'leased') or (is_parked(tid) and 'parked') or 'open'
   return { tid, place, t[3] or '', next_index, integer(t[4]), text(now - tonumber(t[5])), lacks }
 end

@@ -1,36 +1,42 @@
 -- leaving.lua: how chunks, trajectories, groups and units leave the ledger. Most calls never need
 -- these functions: they are made when a transition first needs one.
 --
--- Uses     beginning counts holding many names
+-- Uses     beginning counts holding many names tallies
 
 local left
 local function leaving()
   if left then return left end
 
-  -- Forget what points to a chunk, which for one that has all its scores is nothing; return its
-  -- tokens. Its key is left to be deleted.
+  -- Forget what points to a chunk, which for one that has all its scores is nothing. Its key is
+  -- left to be deleted. Return its tokens, and the updates in its oldest one.
   local function forget_chunk(cid, is_complete)
-    local c = call('HMGET', chunk_key(cid), 'tokens', 'bytes')
+    local c = call('HMGET', chunk_key(cid), 'tokens', 'bytes', 'oldest')
     if not is_complete then
       for _, field in ipairs(FIELDS) do call('ZREM', P .. 'due:' .. field, cid) end
     end
     count('bytes', -integer(c[2]))
-    return integer(c[1])
+    return integer(c[1]), c[3]
   end
 
-  -- Count a chunk's tokens as trained (no reason) or dropped, and forget it. Its key is left to be
-  -- deleted.
+  -- Count a chunk's tokens as trained (no reason) or dropped, and forget it; return the updates in
+  -- its oldest token. Its key is left to be deleted.
   local function end_chunk(cid, reason)
-    count(reason and ('tokens:dropped:' .. reason) or 'tokens:trained', forget_chunk(cid, not reason))
+    local tokens, oldest = forget_chunk(cid, not reason)
+    count(reason and ('tokens:dropped:' .. reason) or 'tokens:trained', tokens)
+    return oldest
   end
 
   -- Settle a trajectory as trained (no reason) or dropped, and its group when it was the last of
-  -- it. The keys of its chunks go with it.
-  local function end_trajectory(tid, reason, holder, final, keys)
+  -- it. The keys of its chunks go with it. `t`: its holder, final, tokens. `scored`: the group's
+  -- scored, correct; nil to read them here.
+  local function end_trajectory(tid, reason, t, keys, scored)
     local key = trajectory_key(tid)
     local _, group = parts(tid)
-    if holder then let_go(tid, holder) end
-    if not final then -- a final one is in no queue
+    local gkey = group_key(group)
+    if t[1] then let_go(tid, t[1]) end
+    if t[2] then
+      tally_response(reason, tonumber(t[3]), scored or call('HMGET', gkey, 'scored', 'correct'))
+    else -- a final one is in no queue
       call('ZREM', P .. 'open', tid)
       call('ZREM', P .. 'parked', tid)
       count('bytes', -call('HSTRLEN', key, 'last'))
@@ -38,7 +44,6 @@ local function leaving()
     keys[#keys + 1] = key
     call_many(keys, 'DEL')
     count(reason and ('trajectories:dropped:' .. reason) or 'trajectories:trained', 1)
-    local gkey = group_key(group)
     if reason then call('HINCRBY', gkey, 'dropped', 1) end
     if call('HINCRBY', gkey, 'live', -1) == 0 then
       local is_trained = integer(call('HGET', gkey, 'dropped')) < S.group_size
@@ -49,22 +54,23 @@ local function leaving()
   end
 
   local function end_bare_trajectory(tid, reason)
-    local t = call('HMGET', trajectory_key(tid), 'holder', 'final')
-    end_trajectory(tid, reason, t[1], t[2], {})
+    end_trajectory(tid, reason, call('HMGET', trajectory_key(tid), 'holder', 'final', 'tokens'), {})
   end
 
-  local function end_whole_trajectory(tid, reason)
-    local t, keys = call('HMGET', trajectory_key(tid), 'next', 'holder', 'final'), {}
-    for index = 0, integer(t[1]) - 1 do
+  -- Return the updates in its oldest token.
+  local function end_whole_trajectory(tid, reason, scored)
+    local t, keys = call('HMGET', trajectory_key(tid), 'holder', 'final', 'tokens', 'next', 'oldest'), {}
+    for index = 0, integer(t[4]) - 1 do
       local cid = chunk_id(tid, index)
       end_chunk(cid, reason)
       keys[#keys + 1] = chunk_key(cid)
     end
-    end_trajectory(tid, reason, t[2], t[3], keys)
+    end_trajectory(tid, reason, t, keys, scored)
+    return t[5]
   end
 
   -- A chunk leaves by itself. The newest chunk of an unfinished trajectory leaves its blob behind:
-  -- the next window needs it.
+  -- the next window needs it. Return the updates in its oldest token.
   local function end_chunk_unit(cid, reason)
     local tid, index = chunk_parts(cid)
     local key = trajectory_key(tid)
@@ -74,13 +80,14 @@ local function leaving()
       call('HSET', key, 'last', blob)
       count('bytes', #blob)
     end
-    end_chunk(cid, reason)
+    local oldest = end_chunk(cid, reason)
     call('DEL', chunk_key(cid))
     if not reason then call('HSET', key, 'trained', 1) end
     if call('HINCRBY', key, 'live', -1) == 0 and t[2] then
       if call('HGET', key, 'trained') then reason = nil end
       end_bare_trajectory(tid, reason)
     end
+    return oldest
   end
 
   -- Forget what is kept of a trajectory for the value worker.
@@ -116,8 +123,9 @@ local function leaving()
   end
 
   -- Take a unit out of the ledger: trained (no reason; it is in a claim and in no index), or
-  -- dropped, which returns its credit.
-  local function end_unit(name, reason)
+  -- dropped, which returns its credit. `made`: updates in the version that its staleness counts
+  -- from; nil for the published one.
+  local function end_unit(name, reason, made)
     if reason then
       for _, index in ipairs({ 'running', 'running_age', 'ready', 'ready_age' }) do call('ZREM', P .. index, name) end
       count('used', -WEIGHT)
@@ -125,14 +133,17 @@ local function leaving()
       count('credit:trained', WEIGHT)
     end
     if S.value_training and SPOILING[reason or ''] then spoil(name, reason) end
+    local oldest
     if S.unit == 'group' then
-      local last = S.group_size - 1
-      for member = 0, last do end_whole_trajectory(member_of(name, member), reason) end
+      local g = call('HMGET', group_key(name), 'scored', 'correct', 'oldest')
+      oldest = g[3]
+      for member = 0, S.group_size - 1 do end_whole_trajectory(member_of(name, member), reason, g) end
     elseif S.unit == 'trajectory' then
-      end_whole_trajectory(name, reason)
+      oldest = end_whole_trajectory(name, reason)
     else
-      end_chunk_unit(name, reason)
+      oldest = end_chunk_unit(name, reason)
     end
+    tally_unit(reason, oldest, made)
   end
 
   -- Evaluation: a response leaves with its sample recorded, or as failed.

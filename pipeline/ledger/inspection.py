@@ -1,0 +1,222 @@
+"""Looks into the ledger: open groups, staleness, and what was dropped against what was trained.
+
+``headrace groups``, ``versions`` and ``drops`` show it; ``memory.inspection`` and
+``redis.inspection`` implement it under one contract suite. Nothing here changes the ledger, and no
+call carries an incarnation.
+
+No call walks the ledger. Groups come from bounded ranges of its queues. Ready and running units are
+counted by range. Trained and dropped work is counted by *tallies*: the transition that ends a unit
+keeps them (``redis/scripts/parts/tallies.lua``). A run that an earlier release began has fewer in
+them than in its other counters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from pipeline.ledger.admin import Place, WaitedTrajectory
+from pipeline.ledger.types import DropReason, Unit
+
+MAX_STALENESS: Final = 64
+"""Staleness is counted up to this; more counts as this."""
+MILLION: Final = 1_000_000
+"""Accuracies are summed in millionths, as integers: the sums are exact and in no order."""
+MAX_LOOKS: Final = 20_000
+"""Chunks that one look at open groups may ask for; with the last of them the list ends."""
+MAX_CLAIMED: Final = 4096
+"""Claimed units whose staleness is read in one look."""
+
+MIN_RESPONSES: Final = 100
+"""Of each kind, before their lengths are compared."""
+MIN_EXCESS: Final = 0.1
+"""Of the trained responses' mean length: by so much longer are responses whose loss matters."""
+MIN_ERRORS: Final = 3.0
+"""Standard errors that the difference must exceed. The errors take responses as independent; those
+of one group are not, so fewer would warn too often."""
+DELIBERATE: Final = frozenset({DropReason.CANCELLED, DropReason.ROLLED_BACK, DropReason.VALUE_WARMUP})
+"""Reasons that do not select by length: they end, repeat or precede the policy's training."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGroup:
+    """A group with members that lack something."""
+
+    number: int
+    prompt: int
+    """Place of its prompt in the stream."""
+    age_s: float | None
+    """Since it was admitted; None if an earlier release admitted it."""
+    num_done: int
+    """Members that are sampled and lack no score."""
+    num_left: int
+    """Members that have left the ledger, trained or dropped. A group unit leaves as a whole."""
+    judged_by: str
+    """The scorer that judges the whole group; empty without one."""
+    waited: tuple[WaitedTrajectory, ...]
+    """The other members."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsView:
+    """The oldest open groups."""
+
+    unit: Unit
+    group_size: int
+    num_groups: int
+    """Admitted and not ended; the groups that lack nothing are among them."""
+    num_running: int
+    """Units with credit that are not ready."""
+    groups: tuple[OpenGroup, ...]
+    """In order of admission."""
+
+
+def waits_for(waited: WaitedTrajectory, judged_by: str = "") -> str:
+    """Return who or what a group's member waits for: an incarnation, a role, credit."""
+    if waited.place is Place.FINISHED:
+        return judged_by or ", ".join(lack.field.value for lack in waited.lacks)
+    if waited.place is Place.PARKED:
+        return "credit"
+    return waited.holder or "a generator"
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessView:
+    """Units by staleness: by how many versions their oldest token was behind.
+
+    Of ready and running units: behind the published version. Of trained ones: behind the version
+    that claimed them. Of dropped ones: behind the version at the drop. After the learner went back,
+    versions count by their updates (``pipeline.ledger.version_history``)."""
+
+    unit: Unit
+    policy_version: int
+    eta: int
+    ready: Mapping[int, int]
+    running: Mapping[int, int]
+    num_unbegun: int
+    """Running units without a holder and without a token."""
+    claimed: Mapping[int, int]
+    """Of at most ``MAX_CLAIMED`` units."""
+    num_claimed: int
+    trained: Mapping[int, int]
+    dropped: Mapping[str, Mapping[int, int]]
+    """By reason; without units that had no token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTally:
+    """Length and difficulty of finished responses that left the ledger in one way."""
+
+    num_responses: int = 0
+    num_tokens: int = 0
+    sum_squares: int = 0
+    """Of their lengths."""
+    num_judged: int = 0
+    """Those whose group had a score."""
+    sum_difficulty: int = 0
+    """Of these, in millionths: 1 less the mean accuracy of the group's scored members."""
+
+    @property
+    def mean_length(self) -> float | None:
+        """Tokens; None without a response."""
+        return self.num_tokens / self.num_responses if self.num_responses else None
+
+    @property
+    def mean_difficulty(self) -> float | None:
+        """From 0 to 1; None without a judged response."""
+        return self.sum_difficulty / MILLION / self.num_judged if self.num_judged else None
+
+    @property
+    def squared_error(self) -> float:
+        """The squared standard error of the mean length, from the sample's variance; infinite for
+        fewer than two responses."""
+        if self.num_responses < 2:
+            return math.inf
+        spread = self.sum_squares - self.num_tokens * self.num_tokens / self.num_responses
+        return max(spread, 0.0) / (self.num_responses - 1) / self.num_responses
+
+    def __add__(self, other: ResponseTally) -> ResponseTally:
+        return ResponseTally(
+            self.num_responses + other.num_responses,
+            self.num_tokens + other.num_tokens,
+            self.sum_squares + other.sum_squares,
+            self.num_judged + other.num_judged,
+            self.sum_difficulty + other.sum_difficulty,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRow:
+    """Work that left the ledger in one way."""
+
+    reason: str
+    """Of the drop; empty for trained work."""
+    num_groups: int
+    num_trajectories: int
+    num_tokens: int
+    """Of all its chunks, also those of unfinished responses."""
+    responses: ResponseTally = field(default_factory=ResponseTally)
+    """Responses that were given up after training stay with the trained ones here."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropsView:
+    """Dropped work by reason, against trained work."""
+
+    trained: EndedRow
+    dropped: tuple[EndedRow, ...]
+    """Reasons that occurred, in the order of ``DropReason``."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return a sentence for each reason that drops longer responses than those trained on.
+
+        The means differ by more than ``MIN_EXCESS`` of the trained mean, and by more than
+        ``MIN_ERRORS`` standard errors, with ``MIN_RESPONSES`` of each kind."""
+        found = (favours_short(row, self.trained) for row in self.dropped)
+        return tuple(warning for warning in found if warning)
+
+
+_DOING: Final[Mapping[str, str]] = {
+    DropReason.STALE: "wait for late work (staleness.late = 'wait'), raise staleness.eta, or add generators",
+    DropReason.NO_SIGNAL: "the filter drops groups that are all right or all wrong; easier prompts or more tokens for a "
+    "response leave fewer long groups all wrong",
+    DropReason.DEAD_LETTER: "long responses make a scorer fail; `headrace dead-letters` has the tracebacks",
+    DropReason.NON_FINITE: "long responses have values that are not finite; look at the learner's log",
+}
+
+
+def favours_short(dropped: EndedRow, trained: EndedRow) -> str:
+    """Return the warning that this drop favours short answers; empty when it does not."""
+    ours, theirs = dropped.responses, trained.responses
+    if dropped.reason in DELIBERATE or min(ours.num_responses, theirs.num_responses) < MIN_RESPONSES:
+        return ""
+    long, short = ours.mean_length, theirs.mean_length
+    assert long is not None and short is not None
+    excess, error = long - short, math.sqrt(ours.squared_error + theirs.squared_error)
+    if excess <= MIN_EXCESS * short or excess <= MIN_ERRORS * error:
+        return ""
+    return (
+        f"dropping as {dropped.reason} favours short answers: {ours.num_responses:,} dropped responses have "
+        f"{long:,.1f} tokens in the mean, {theirs.num_responses:,} trained ones {short:,.1f}; that is {excess:,.1f} "
+        f"(standard error {error:,.1f}) more. {_DOING[dropped.reason]}"
+    )
+
+
+class LedgerInspection(Protocol):
+    """Looks into the ledger. Every method is one look at one moment, and raises
+    LedgerUnavailable."""
+
+    async def groups(self, *, max_groups: int = 20) -> GroupsView:
+        """Return up to ``max_groups`` of the oldest open groups: members done, who has the rest,
+        what each waits for, since when."""
+        ...
+
+    async def versions(self) -> StalenessView:
+        """Return the staleness of what is ready, running, claimed, trained and dropped."""
+        ...
+
+    async def drops(self) -> DropsView:
+        """Return what was dropped, by reason, against what was trained."""
+        ...

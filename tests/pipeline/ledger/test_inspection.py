@@ -1,0 +1,319 @@
+"""Looks into every ledger: open groups, staleness, and drops against what was trained."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.ledger.admin import Place
+from pipeline.ledger.inspection import (
+    MAX_STALENESS,
+    MIN_RESPONSES,
+    DropsView,
+    EndedRow,
+    LedgerInspection,
+    ResponseTally,
+    favours_short,
+    waits_for,
+)
+from pipeline.ledger.memory.inspection import MemoryInspection
+from pipeline.ledger.memory.ledger import MemoryLedger
+from pipeline.ledger.redis.inspection import RedisInspection
+from pipeline.ledger.sharded.inspection import ShardedInspection
+from pipeline.ledger.sharded.ledger import ShardedLedger
+from pipeline.ledger.types import Claim, DropReason, LatePolicy, Restart, Unit
+from protocol.ids import ChunkId, TrajectoryId
+from protocol.trajectory import Field
+from tests.pipeline.ledger.builders import (
+    GENERATOR,
+    LEARNER,
+    OTHER_GENERATOR,
+    SCORER,
+    make_chunk,
+    make_spec,
+    reward,
+    value,
+)
+
+BOTH = frozenset({Field.REWARD, Field.VALUE})
+
+
+async def opened(bench, spec) -> tuple:
+    """Return the ledger and the looks into it, with two generators registered."""
+    ledger = await bench.open(spec)
+    for who in (GENERATOR, OTHER_GENERATOR):
+        await bench.set_epoch(who.worker, who.epoch)
+    if isinstance(ledger, ShardedLedger):
+        return ledger, ShardedInspection([MemoryInspection(bench.shards[0])])
+    return ledger, MemoryInspection(ledger) if isinstance(ledger, MemoryLedger) else RedisInspection(ledger)
+
+
+async def finish(ledger, trajectory: TrajectoryId, *, accuracy: float = 1.0, tokens: int = 3, version: int = 0) -> None:
+    """Write a whole response and its reward."""
+    await ledger.write_chunk(GENERATOR, make_chunk(trajectory, tokens=tokens, version=version))
+    await ledger.write_score(SCORER, ChunkId(trajectory, 0), reward(accuracy))
+
+
+async def update(ledger, lengths: dict[int, int], *, leased: int = 0, policy_version: int = 0) -> Claim:
+    """Finish a group of two for each of ``lengths``, by group, and claim what is ready."""
+    await ledger.lease(GENERATOR, max_trajectories=leased or 2 * len(lengths))
+    for group, tokens in lengths.items():
+        for member in (0, 1):
+            await finish(ledger, TrajectoryId("t", group, member), accuracy=float(member), tokens=tokens)
+    claim = await ledger.claim(LEARNER, policy_version=policy_version)
+    assert isinstance(claim, Claim), claim
+    return claim
+
+
+# -- open groups ---------------------------------------------------------------------------------
+
+
+async def test_an_open_group_tells_who_has_the_rest_what_each_waits_for_and_since_when(bench):
+    ledger, inspection = await opened(bench, make_spec(group_size=4, fields=BOTH))
+    await ledger.lease(GENERATOR, max_trajectories=2)
+    await ledger.lease(OTHER_GENERATOR, max_trajectories=1)
+    bench.now += 2.0
+    done, unscored = TrajectoryId("t", 0, 0), TrajectoryId("t", 0, 1)
+    for trajectory in (done, unscored):
+        await ledger.write_chunk(GENERATOR, make_chunk(trajectory))
+        await ledger.write_score(SCORER, ChunkId(trajectory, 0), value())
+    await ledger.write_score(SCORER, ChunkId(done, 0), reward())
+    bench.now += 3.0
+
+    found = await inspection.groups()
+    assert (found.unit, found.group_size, found.num_groups, found.num_running) == (Unit.GROUP, 4, 1, 1)
+    (group,) = found.groups
+    assert (group.number, group.prompt, group.age_s, group.num_done, group.num_left) == (0, 0, 5.0, 1, 0)
+    sampled, leased, unheld = group.waited
+    assert (sampled.name, sampled.place, sampled.since_s) == ("t.0.1", Place.FINISHED, 3.0)
+    assert [lack.field for lack in sampled.lacks] == [Field.REWARD]
+    assert (leased.name, leased.place, leased.holder, leased.since_s) == ("t.0.2", Place.LEASED, "generator-1#1", 5.0)
+    assert (unheld.name, unheld.place) == ("t.0.3", Place.OPEN)
+    assert [waits_for(one) for one in group.waited] == ["reward", "generator-1#1", "a generator"]
+
+
+async def test_a_group_whose_members_lack_nothing_is_not_open(bench):
+    ledger, inspection = await opened(bench, make_spec())
+    await ledger.lease(GENERATOR, max_trajectories=4)
+    for member in (0, 1):
+        await finish(ledger, TrajectoryId("t", 0, member), accuracy=float(member))
+    found = await inspection.groups()
+    assert ([group.number for group in found.groups], found.num_groups, found.num_running) == ([1], 2, 1)
+
+
+@pytest.mark.parametrize("unit", Unit)
+async def test_of_many_open_groups_the_oldest_are_shown(bench, unit):
+    ledger, inspection = await opened(bench, make_spec(unit, units_per_update=8))
+    await ledger.lease(GENERATOR, max_trajectories=12)
+    await finish(ledger, TrajectoryId("t", 1, 0))
+    found = await inspection.groups(max_groups=3)
+    assert [group.number for group in found.groups] == [0, 1, 2]
+    assert found.num_groups == 6
+    assert [group.num_done for group in found.groups] == [0, 1, 0]
+
+
+async def test_members_that_left_and_windows_that_wait_for_credit_are_told_apart(bench):
+    ledger, inspection = await opened(bench, make_spec(Unit.CHUNK, units_per_update=1, eta=1))
+    gone, parked = TrajectoryId("t", 0, 0), TrajectoryId("t", 0, 1)
+    await ledger.lease(GENERATOR, max_trajectories=2)
+    await finish(ledger, gone)
+    claim = await ledger.claim(LEARNER, policy_version=0)
+    assert isinstance(claim, Claim)
+    await ledger.write_chunk(GENERATOR, make_chunk(parked, final=False))
+    (group,) = (await inspection.groups()).groups
+    (one,) = group.waited
+    assert (group.num_done, group.num_left, one.name, one.place) == (1, 0, "t.0.1", Place.PARKED)
+    assert waits_for(one) == "credit"
+    await ledger.settle(LEARNER, (claim.claim_id,))
+    (group,) = (await inspection.groups()).groups
+    assert (group.num_done, group.num_left) == (0, 1)
+
+
+async def test_a_group_that_one_scorer_judges_waits_for_that_scorer(bench):
+    ledger, inspection = await opened(bench, make_spec())
+    await ledger.lease(GENERATOR, max_trajectories=2)
+    for member in (0, 1):
+        await ledger.write_chunk(GENERATOR, make_chunk(TrajectoryId("t", 0, member)))
+    assert (await inspection.groups()).groups[0].judged_by == ""
+    await ledger.finished_group(SCORER, 0, num_members=2)
+    (group,) = (await inspection.groups()).groups
+    assert group.judged_by == "reward-0#1"
+    assert [waits_for(one, group.judged_by) for one in group.waited] == ["reward-0#1"] * 2
+
+
+# -- staleness -----------------------------------------------------------------------------------
+
+
+async def test_staleness_is_counted_for_what_is_running_ready_claimed_trained_and_dropped(bench):
+    ledger, inspection = await opened(bench, make_spec(eta=1, late=LatePolicy.DROP, oversampling=2.0))
+    await ledger.lease(GENERATOR, max_trajectories=10)
+    for group in range(3):
+        for member in (0, 1):
+            await finish(ledger, TrajectoryId("t", group, member), accuracy=float(member))
+    claim = await ledger.claim(LEARNER, policy_version=0)
+    assert isinstance(claim, Claim)
+    await ledger.advance(LEARNER, 1)
+    found = await inspection.versions()
+    assert (found.policy_version, found.eta) == (1, 1)
+    assert (found.ready, found.running, found.num_unbegun) == ({1: 1}, {1: 2}, 0)
+    assert (found.claimed, found.num_claimed, found.trained, found.dropped) == ({0: 2}, 2, {}, {})
+
+    await ledger.settle(LEARNER, (claim.claim_id,), num_updates=1)
+    await ledger.advance(LEARNER, 2)
+    await ledger.claim(LEARNER, policy_version=2)
+    found = await inspection.versions()
+    assert (found.ready, found.running, found.claimed) == ({}, {2: 2}, {})
+    assert (found.trained, found.dropped) == ({0: 2}, {"stale": {2: 1}})
+
+
+async def test_a_unit_dropped_out_of_a_claim_is_as_stale_as_the_claim_says(bench):
+    ledger, inspection = await opened(bench, make_spec(eta=2))
+    await ledger.advance(LEARNER, 1)
+    claim = await update(ledger, {0: 3, 1: 3}, policy_version=1)
+    await ledger.advance(LEARNER, 2)
+    await ledger.drop(LEARNER, claim, "0", DropReason.NON_FINITE)
+    await ledger.recover(LEARNER, (claim.claim_id,))
+    found = await inspection.versions()
+    assert (found.trained, found.dropped) == ({1: 1}, {"non_finite": {1: 1}})
+
+
+@pytest.mark.parametrize("unit", [Unit.TRAJECTORY, Unit.CHUNK])
+async def test_smaller_units_are_counted_each_by_its_own_oldest_token(bench, unit):
+    ledger, inspection = await opened(bench, make_spec(unit, units_per_update=2, eta=2))
+    await ledger.lease(GENERATOR, max_trajectories=2)
+    await finish(ledger, TrajectoryId("t", 0, 0), version=0)
+    await ledger.advance(LEARNER, 1)
+    await finish(ledger, TrajectoryId("t", 0, 1), version=1)
+    assert (await inspection.versions()).ready == {0: 1, 1: 1}
+    claim = await ledger.claim(LEARNER, policy_version=1)
+    assert isinstance(claim, Claim)
+    await ledger.settle(LEARNER, (claim.claim_id,))
+    assert (await inspection.versions()).trained == {0: 1, 1: 1}
+
+
+async def test_a_learner_that_went_back_counts_updates_not_version_numbers(bench):
+    ledger, inspection = await opened(bench, make_spec(eta=1))
+    await ledger.resume_from(LEARNER, Restart(40, 0))
+    await ledger.lease(GENERATOR, max_trajectories=4)
+    for group in (0, 1):
+        for member in (0, 1):
+            await finish(ledger, TrajectoryId("t", group, member), accuracy=float(member), version=40)
+    assert (await inspection.versions()).ready == {0: 2}
+    claim = await ledger.claim(LEARNER, policy_version=41)
+    assert isinstance(claim, Claim)
+    await ledger.settle(LEARNER, (claim.claim_id,))
+    assert (await inspection.versions()).trained == {1: 2}
+
+
+async def test_more_staleness_than_is_counted_counts_as_the_most(bench):
+    ledger, inspection = await opened(bench, make_spec())
+    await ledger.lease(GENERATOR, max_trajectories=2)
+    await ledger.advance(LEARNER, 1000)
+    assert (await inspection.versions()).running == {MAX_STALENESS: 1}
+
+
+# -- drops ---------------------------------------------------------------------------------------
+
+
+async def test_drops_have_length_and_difficulty_beside_what_was_trained(bench):
+    ledger, inspection = await opened(bench, make_spec(signal_filter=True, eta=1))
+    claim = await update(ledger, {0: 4, 1: 8})
+    await ledger.settle(LEARNER, (claim.claim_id,))
+    await ledger.lease(GENERATOR, max_trajectories=2)
+    for member in (0, 1):
+        await finish(ledger, TrajectoryId("t", 2, member), accuracy=0.0, tokens=20)
+    found = await inspection.drops()
+    (row,) = found.dropped
+    assert (row.reason, row.num_groups, row.num_trajectories, row.num_tokens) == ("no_signal", 1, 2, 40)
+    assert (row.responses.mean_length, row.responses.mean_difficulty) == (20.0, 1.0)
+    trained = found.trained
+    assert (trained.num_groups, trained.num_trajectories, trained.num_tokens) == (2, 4, 24)
+    assert (trained.responses.mean_length, trained.responses.mean_difficulty) == (6.0, 0.5)
+    # the sample variance of 4, 4, 8, 8 is 16 / 3
+    assert trained.responses.squared_error == pytest.approx(16 / 3 / 4)
+    assert found.warnings == ()
+
+
+async def test_unfinished_responses_are_counted_and_have_no_length(bench):
+    ledger, inspection = await opened(bench, make_spec())
+    await ledger.lease(GENERATOR, max_trajectories=2)
+    await ledger.write_chunk(GENERATOR, make_chunk(TrajectoryId("t", 0, 0), tokens=7))
+    await ledger.write_chunk(GENERATOR, make_chunk(TrajectoryId("t", 0, 1), tokens=5, final=False))
+    await ledger.cancel_in_flight(LEARNER)
+    (row,) = (await inspection.drops()).dropped
+    assert (row.reason, row.num_trajectories, row.num_tokens) == ("cancelled", 2, 12)
+    assert row.responses == ResponseTally(num_responses=1, num_tokens=7, sum_squares=49)
+    assert row.responses.mean_difficulty is None
+
+
+async def test_a_response_of_several_windows_counts_once_with_its_whole_length(bench):
+    ledger, inspection = await opened(bench, make_spec(Unit.CHUNK, group_size=1, units_per_update=1, eta=2))
+    await ledger.lease(GENERATOR, max_trajectories=1)
+    one = TrajectoryId("t", 0, 0)
+    await ledger.write_chunk(GENERATOR, make_chunk(one, 0, final=False))
+    first = await ledger.claim(LEARNER, policy_version=0)
+    await ledger.settle(LEARNER, (first.claim_id,))
+    assert (await inspection.drops()).trained.responses.num_responses == 0
+    await ledger.write_chunk(GENERATOR, make_chunk(one, 1, tokens=5, context=3))
+    await ledger.write_score(SCORER, ChunkId(one, 1), reward(0.25))
+    last = await ledger.claim(LEARNER, policy_version=0)
+    await ledger.settle(LEARNER, (last.claim_id,))
+    responses = (await inspection.drops()).trained.responses
+    assert (responses.num_responses, responses.mean_length, responses.mean_difficulty) == (1, 8.0, 0.75)
+
+
+@pytest.mark.parametrize("accuracy", [float("nan"), -3.0, 7.0])
+async def test_an_accuracy_that_is_none_breaks_no_count(bench, accuracy):
+    ledger, inspection = await opened(bench, make_spec(Unit.TRAJECTORY, group_size=1, units_per_update=1))
+    await ledger.lease(GENERATOR, max_trajectories=1)
+    await finish(ledger, TrajectoryId("t", 0, 0), accuracy=accuracy)
+    claim = await ledger.claim(LEARNER, policy_version=0)
+    await ledger.settle(LEARNER, (claim.claim_id,))
+    assert (await inspection.drops()).trained.responses.mean_difficulty == (0.0 if accuracy > 1 else 1.0)
+
+
+def row(reason: str, lengths: list[int]) -> EndedRow:
+    total = sum(lengths)
+    tally = ResponseTally(len(lengths), total, sum(length * length for length in lengths))
+    return EndedRow(reason, 0, len(lengths), total, tally)
+
+
+SHORT, LONG = [90, 110] * MIN_RESPONSES, [140, 160] * MIN_RESPONSES
+
+
+def test_a_drop_that_favours_short_answers_is_warned_of_with_its_standard_error():
+    warning = favours_short(row("stale", LONG), row("", SHORT))
+    assert "dropping as stale favours short answers: 200 dropped responses have 150.0 tokens in the mean" in warning
+    # two samples of 200 with a deviation of 10: the root of 2 * 100 / 199 is 1.0
+    assert "200 trained ones 100.0; that is 50.0 (standard error 1.0) more" in warning
+    assert DropsView(row("", SHORT), (row("stale", LONG),)).warnings == (warning,)
+
+
+@pytest.mark.parametrize(
+    ("why", "dropped", "trained"),
+    [
+        ("the dropped are shorter", row("stale", SHORT), row("", LONG)),
+        ("too few were dropped", row("stale", LONG[: MIN_RESPONSES - 1]), row("", SHORT)),
+        ("too few were trained", row("stale", LONG), row("", SHORT[: MIN_RESPONSES - 1])),
+        ("it is less than a tenth", row("stale", [109] * 1000), row("", [100] * 1000)),
+        ("it is chance", row("stale", [1, 300] * 50), row("", [1, 250] * 50)),
+        ("the run was ended", row("cancelled", LONG), row("", SHORT)),
+    ],
+)
+def test_no_warning_without_a_reason(why, dropped, trained):
+    assert favours_short(dropped, trained) == "", why
+
+
+async def test_over_two_shards_looks_are_summed_and_groups_keep_their_order():
+    shards = [MemoryLedger(lambda _: 1, lambda: 1000.0) for _ in range(2)]
+    ledger = ShardedLedger(shards)
+    await ledger.open(make_spec(units_per_update=8, eta=1))
+    looks: list[LedgerInspection] = [MemoryInspection(shard) for shard in shards]
+    inspection = ShardedInspection(looks)
+    claim = await update(ledger, {0: 4, 1: 8, 2: 4, 3: 8}, leased=16)
+    await ledger.settle(LEARNER, (claim.claim_id,))
+    groups = await inspection.groups(max_groups=2)
+    assert ([one.number for one in groups.groups], groups.num_groups) == ([4, 5], 4)
+    assert (await inspection.versions()).trained == {0: 4}
+    drops = await inspection.drops()
+    assert (drops.trained.num_groups, drops.trained.num_tokens, drops.dropped) == (4, 48, ())
+    assert (drops.trained.responses.num_responses, drops.trained.responses.mean_length) == (8, 6.0)
