@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from protocol.codec import decode
 from protocol.errors import MalformedMessage
 from protocol.ids import ChunkId, TrajectoryId, is_worker_name
+from tests.protocol.frames import body_of, forged
 from tests.protocol.samples import chunk, packed
-from tests.protocol.test_codec import body_of, forged
 
 
 @given(st.sampled_from(["t", "e0", "e17"]), st.integers(0, 10**15 - 1), st.integers(0, 512), st.integers(0, 99))
