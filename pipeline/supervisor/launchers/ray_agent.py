@@ -107,8 +107,7 @@ class RayDriver:
         known = self._find(worker)
         if known is None:
             return
-        report = known.held.report
-        if not now and report is not None and report.has_begun:
+        if not now and known.held.may_run:
             known.handle.stop.remote()
         else:
             self._end(worker, known)
@@ -248,6 +247,7 @@ class RayDriver:
         if token is not None and report is not None and known.held.wants_token(token_digest(token)):
             box = SealedBox(PublicKey(bytes.fromhex(report.key)))
             known.handle.take.remote(box.encrypt(msgspec.json.encode(token)))
+            known.held.was_given_token()
 
     def _why_waiting(self, worker: str) -> str:
         import ray  # pyright: ignore[reportMissingImports]

@@ -28,7 +28,8 @@ class HeldWorker:
     """The actor's last answer; None while it has no place."""
     lost: str = ""
     _begun: str = ""
-    """Key of the actor's start in which the worker began."""
+    """Key of the actor's start that was given the token. Its worker counts as begun before a report
+    has it."""
 
     def order(self) -> None:
         """Have it begin once its actor has a place."""
@@ -42,11 +43,21 @@ class HeldWorker:
         if report.has_begun:
             self._begun = report.key
 
+    def was_given_token(self) -> None:
+        """Take that the actor that answered last was given the token."""
+        assert self.report is not None
+        self._begun = self.report.key
+
     def unavailable(self) -> None:
         """Take that Ray looks for another place for the actor."""
         if self._begun:
             self._lose(_REPLACED)
         self.report = None
+
+    @property
+    def may_run(self) -> bool:
+        """Whether its actor was given the token, and is not known to be lost."""
+        return bool(self._begun)
 
     @property
     def begins(self) -> bool:

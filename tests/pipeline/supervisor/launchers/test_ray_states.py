@@ -4,6 +4,7 @@ cluster."""
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 
 import pytest
 
@@ -60,6 +61,26 @@ def test_an_actor_without_a_place_loses_a_worker_that_ran_and_none_that_waits() 
         held.unavailable()
     assert state(waiting) == (JobState.WAITING, "no node is free")
     assert state(running) == (JobState.ENDED, "its Ray actor or node was lost")
+
+
+@pytest.mark.parametrize(
+    "lose", [HeldWorker.unavailable, lambda held: held.answered(report("k2"))], ids=["away", "placed again"]
+)
+def test_a_worker_lost_before_its_first_report_does_not_begin_again_unordered(
+    lose: Callable[[HeldWorker], None],
+) -> None:
+    held = HeldWorker(Role.GENERATOR)
+    held.order()
+    held.answered(report())
+    assert not held.may_run
+    held.was_given_token()
+    assert held.may_run and state(held) == (JobState.WAITING, "it has its place and begins")
+    lose(held)
+    assert state(held) == (JobState.ENDED, "its Ray actor or node was lost")
+    held.answered(report("k2"))
+    assert not held.wants_token("t1") and not held.begins and not held.may_run
+    held.order()
+    assert held.wants_token("t1")
 
 
 def test_an_actor_that_no_supervisor_ordered_is_no_job() -> None:
