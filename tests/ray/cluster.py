@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +29,7 @@ LEAN = {
     "health_check_failure_threshold": 4,
     "prestart_worker_first_driver": False,
 }
+PATIENCE_S = 60.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -51,8 +58,9 @@ class RayCluster:
         return self._cluster.add_node(**{"num_cpus": 4, **_args(), **arguments})
 
     def kill_node(self, node: Any) -> None:
-        """Kill a node's raylet and all of its processes."""
+        """Kill a node's raylet and all of its processes; return when the head knows."""
         self._cluster.remove_node(node, allow_graceful=False)
+        self._cluster.wait_for_nodes(PATIENCE_S)
 
     @property
     def accessor(self) -> Any:
@@ -72,10 +80,62 @@ class RayCluster:
         names = gcs_pb2.PlacementGroupTableData.PlacementGroupState.Name
         return [names(row.state) for row in rows if row.ray_namespace == namespace]
 
+    def is_placed_again(self, namespace: str, actor: str) -> bool:
+        """Return whether a lost actor has its next place."""
+        from ray.core.generated import gcs_pb2  # pyright: ignore[reportMissingImports]
+
+        rows = [gcs_pb2.ActorTableData.FromString(row) for row in self.accessor.get_actor_table(None, None)]
+        (found,) = [row for row in rows if (row.ray_namespace, row.name) == (namespace, actor)]
+        return found.num_restarts > 0 and found.state == gcs_pb2.ActorTableData.ActorState.ALIVE
+
     def close(self) -> None:
         """End all nodes."""
         self._cluster.shutdown()
 
 
+@contextmanager
+def open_cluster(folder: Path) -> Iterator[str]:
+    """Run a cluster without authentication; yield its address.
+
+    It has a process of its own: Ray reads the mode once for a process, and then uses it for all
+    clusters."""
+    address = folder / "address"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.ray.cluster", str(folder)], cwd=ROOT, stdin=subprocess.PIPE, env=environment
+    )
+    assert process.stdin is not None
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not address.exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        yield address.read_text()
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(PATIENCE_S)
+        finally:
+            process.kill()
+            process.wait()
+
+
 def _args() -> dict[str, Any]:
     return {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": OBJECTS_BYTES}
+
+
+def _serve_open(folder: Path) -> None:
+    """Run a cluster without authentication until standard input ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        cluster = RayCluster(folder, patch, has_auth=False)
+        try:
+            partial = folder / ".address"
+            partial.write_text(cluster.address)
+            partial.rename(folder / "address")
+            sys.stdin.read()
+        finally:
+            cluster.close()
+
+
+if __name__ == "__main__":
+    _serve_open(Path(sys.argv[1]))

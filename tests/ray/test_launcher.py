@@ -4,11 +4,14 @@ They need an environment with Ray: ``make test-ray``."""
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import signal
 import sys
+import termios
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +34,7 @@ from tests.pipeline.supervisor.launchers.place_tools import (
     given,
     join_command,
 )
-from tests.ray.cluster import RayCluster
+from tests.ray.cluster import RayCluster, open_cluster
 
 pytestmark = pytest.mark.filterwarnings("default")
 _runs = itertools.count()
@@ -61,7 +64,7 @@ class RayPlace:
         (self.folder / f"crash-{worker}").touch()
 
     def lose(self, worker: str) -> None:
-        os.kill(actor_of(given(self.folder, worker)["pid"]), signal.SIGKILL)
+        os.kill(parent_of(given(self.folder, worker)["pid"]), signal.SIGKILL)
 
     def private_folders(self) -> list[Path]:
         """Return the folders of this run's actors."""
@@ -76,14 +79,19 @@ class RayPlace:
             one.close()
 
 
-def actor_of(pid: int) -> int:
-    """Return the process of the actor that started a worker."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def stat_of(pid: int) -> list[str]:
+    """Return a process's state, its parent, and further fields of proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def parent_of(pid: int) -> int:
+    """Return a process's parent: of a worker, the process of its actor."""
+    return int(stat_of(pid)[1])
 
 
 def runs(pid: int) -> bool:
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return stat_of(pid)[0] != "Z"
     return False
 
 
@@ -106,13 +114,34 @@ def begun(place: RayPlace, worker: str, other_than: int = 0) -> int:
     return until(pid)
 
 
-def kill_drivers() -> None:
-    """Kill the drivers of this process's launchers."""
+def drivers() -> list[int]:
+    """Return the drivers of this process's launchers."""
+    found: list[int] = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             is_driver = b"launchers.ray_agent" in (process / "cmdline").read_bytes()
-            if is_driver and actor_of(int(process.name)) == os.getpid():
-                os.kill(int(process.name), signal.SIGKILL)
+            if is_driver and parent_of(int(process.name)) == os.getpid():
+                found.append(int(process.name))
+    return found
+
+
+def kill_drivers() -> None:
+    """Kill the drivers of this process's launchers; return when they have ended."""
+    for driver in drivers():
+        os.kill(driver, signal.SIGKILL)
+        until(lambda driver=driver: not runs(driver))
+
+
+def freeze(pid: int) -> None:
+    """Stop a process; return when it stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: stat_of(pid)[0] == "T")
+
+
+def unread_input(pid: int) -> int:
+    """Return how many bytes wait in the pipe that is a process's standard input."""
+    with Path(f"/proc/{pid}/fd/0").open("rb", buffering=0) as pipe:
+        return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 class TestRay(LauncherContract):
@@ -145,6 +174,7 @@ def test_the_worker_of_a_lost_actor_begins_again_by_the_supervisors_order_alone(
     place.lose("generator-0")
     job = until_state(launcher, "generator-0", JobState.ENDED)
     assert job.exit_code is None and "lost" in job.reason
+    until(lambda: place.cluster.is_placed_again(namespace(place.join), "generator-0"))
     # Another supervisor's looks at the actor that Ray has placed again.
     again = place.launcher()
     assert [again.listing() for _ in range(3)] == [{}] * 3
@@ -152,6 +182,18 @@ def test_the_worker_of_a_lost_actor_begins_again_by_the_supervisors_order_alone(
     launcher.start(Role.GENERATOR, "generator-0")
     begun(place, "generator-0", other_than=first)
     assert until_state(launcher, "generator-0", JobState.RUNNING)
+
+
+def test_a_worker_is_lost_with_its_actor_and_drains_before_its_first_report_too(place: RayPlace) -> None:
+    launcher = place.launcher()
+    launcher.start(Role.GENERATOR, "generator-0")
+    begun(place, "generator-0")
+    place.lose("generator-0")
+    assert "lost" in until_state(launcher, "generator-0", JobState.ENDED).reason
+    launcher.start(Role.GENERATOR, "generator-1")
+    begun(place, "generator-1")
+    launcher.stop("generator-1")
+    assert until_state(launcher, "generator-1", JobState.ENDED).exit_code == 0
 
 
 def test_the_workers_of_a_lost_node_begin_again_on_another(place: RayPlace) -> None:
@@ -271,13 +313,13 @@ def test_a_placement_group_places_the_configured_fleet_together_and_goes_with_it
 
 
 def test_an_actor_that_no_supervisor_looks_at_frees_its_place(place: RayPlace) -> None:
-    place.set(unwatched_s=1.0)
+    place.set(unwatched_s=4.0)
     launcher = place.launcher()
     launcher.start(Role.GENERATOR, "generator-0")
     begun(place, "generator-0")
     until_state(launcher, "generator-0", JobState.RUNNING)
     kill_drivers()
-    actor = actor_of(given(place.folder, "generator-0")["pid"])
+    actor = parent_of(given(place.folder, "generator-0")["pid"])
     place.crash("generator-0")
     until(lambda: not runs(actor))
 
@@ -286,9 +328,18 @@ def test_a_driver_that_was_killed_is_replaced_and_no_worker_is_lost(place: RayPl
     launcher = place.launcher()
     launcher.start(Role.GENERATOR, "generator-0")
     first = begun(place, "generator-0")
+    (driver,) = drivers()
+    freeze(driver)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(launcher.stop, "generator-7")
+        until(lambda: unread_input(driver))
+        os.kill(driver, signal.SIGKILL)
+        with pytest.raises(LaunchFailed, match="Ray's driver has ended with code -9"):
+            asked.result()
+    assert until_state(launcher, "generator-0", JobState.RUNNING)
+    # A driver that ends between two questions fails none.
     kill_drivers()
-    with pytest.raises(LaunchFailed, match="Ray's driver has ended with code -9"):
-        launcher.stop("generator-7")
+    launcher.stop("generator-7")
     assert until_state(launcher, "generator-0", JobState.RUNNING)
     assert given(place.folder, "generator-0")["pid"] == first and runs(first)
 
@@ -298,10 +349,10 @@ def test_a_cluster_that_takes_in_strangers_is_refused_and_one_with_tokens_is_not
 ) -> None:
     place.launcher().reach()
     assert not is_open(place.cluster.address)
-    open_cluster = RayCluster(tmp_path, monkeypatch, has_auth=False)
-    try:
-        assert is_open(open_cluster.address)
-        settings = place.settings.model_copy(update={"ray": RaySection(address=open_cluster.address)})
+    with open_cluster(tmp_path) as address:
+        assert is_open(address)
+        monkeypatch.delenv("RAY_AUTH_MODE")
+        settings = place.settings.model_copy(update={"ray": RaySection(address=address)})
         stranger = RayLauncher(settings, place.join)
         stranger.reach()
         # as if its nodes were those of several hosts
@@ -309,8 +360,6 @@ def test_a_cluster_that_takes_in_strangers_is_refused_and_one_with_tokens_is_not
         with pytest.raises(ConfigError, match=r"takes in every program .* RAY_AUTH_MODE=token"):
             stranger.reach()
         stranger.close()
-    finally:
-        open_cluster.close()
 
 
 def test_a_cluster_that_wants_a_token_is_named_with_where_to_put_it(
