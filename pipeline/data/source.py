@@ -71,6 +71,8 @@ class HeldOutSource:
     first: int
     """Index of its first prompt, for ``PromptSource.evaluation_at``."""
     num_prompts: int
+    digest: str = ""
+    """Of the texts, answers and verifiers, in order: every run with these prompts has the same."""
 
 
 class PromptSource:
@@ -96,7 +98,8 @@ class PromptSource:
         held_out += [(one.name, reader.read(one.files, one)) for one in config.evaluation.sets]
         firsts = accumulate((len(stored) for _, stored in held_out), initial=0)
         self.evaluation_sets = tuple(
-            HeldOutSource(name, first, len(stored)) for (name, stored), first in zip(held_out, firsts, strict=False)
+            HeldOutSource(name, first, len(stored), _set_digest(stored))
+            for (name, stored), first in zip(held_out, firsts, strict=False)
         )
         """That of data.evaluation, then evaluation.sets."""
         self._evaluation = [one for _, stored in held_out for one in stored]
@@ -285,6 +288,13 @@ def _labelled(paths: Iterable[Path], prefix: str = "") -> list[tuple[Path, str]]
         label = path.stem if count == 1 else f"{path.stem}#{count}"
         labelled.append((path, prefix + label))
     return labelled
+
+
+def _set_digest(stored: Sequence[bytes]) -> str:
+    hasher = hashlib.sha256()
+    for row in map(_decode, stored):
+        hasher.update(json.dumps([row.text, row.answer, row.verifier]).encode())
+    return hasher.hexdigest()[:32]
 
 
 def _essence(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Keeps the ledger's server alive, and feeds metrics and view, beside the supervisor's loop.
+"""Keeps the ledger's server alive, and feeds metrics, record and view, beside the run's loop.
 
 A thread watches the server. The loop reads overdue work and totals, and waits for those answers."""
 
@@ -21,7 +21,8 @@ from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.run_ledger import RunLedger
 from pipeline.supervisor.fleet_plan import FleetPlan
-from protocol.errors import LedgerDiskFailed, LedgerUnavailable
+from pipeline.supervisor.fleet_recorder import FleetRecorder
+from protocol.errors import LedgerDiskFailed, LedgerError, LedgerUnavailable
 from protocol.ids import Role
 
 if TYPE_CHECKING:
@@ -50,8 +51,10 @@ class Monitor:
         watch_every_s: float,
         scoring_deadline_s: float,
         server_patience_s: float,
+        recorder: FleetRecorder | None = None,
     ) -> None:
         self.registry = registry
+        self._recorder = recorder
         self._scoring_deadline_s = scoring_deadline_s
         self._ledger = ledger
         self._server = server
@@ -91,6 +94,12 @@ class Monitor:
             self._next_check_s = now + (_SUSPICIOUS_CHECK_S if self._watch_server.is_suspicious else _SERVER_CHECK_S)
             self._looking = self._keeper.submit(self._server.keep, self._watch_server, now)
 
+    async def end_record(self, now: float) -> None:
+        """Write the last row of the fleet's history, if the ledger answers."""
+        if self._recorder is not None:
+            with suppress(LedgerError):
+                await self._recorder.end(self._ledger, self._queues, now)
+
     async def close(self) -> None:
         """End the embedded server and its watch. Raises LedgerUnavailable when it does not end."""
         await asyncio.to_thread(self._close)
@@ -126,10 +135,12 @@ class Monitor:
         return self._overdue_s
 
     async def show(self, status: RunStatus, beats: Sequence[Heartbeat], plan: FleetPlan, now: float) -> None:
-        """Update the metrics endpoint and, when the time has come, the view. A new state is shown
-        at once: it may be the last."""
+        """Update the metrics endpoint, the fleet's history and, when the time has come, the view. A
+        new state is shown at once: it may be the last."""
         if self._metrics is not None:
             self._metrics.update(beats, self._queues)
+        if self._recorder is not None:
+            await self._recorder.look(beats, self._ledger, self._queues, now)
         is_due = now >= self._next_watch_s or status.state is not self._shown
         if self._watch is None or not is_due:
             return

@@ -48,6 +48,7 @@ from pipeline.runtime.run_ledger import RunLedger, run_ledger
 from pipeline.runtime.signals import leave_terminals, obeying
 from pipeline.supervisor import leftovers
 from pipeline.supervisor.fleet_plan import FleetFailure
+from pipeline.supervisor.fleet_recorder import FleetRecorder
 from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts
 from pipeline.supervisor.host_fleet import DIED_WELL, HostFleet, meaning
 from pipeline.supervisor.launchers.seam import Exit, Launcher
@@ -146,13 +147,15 @@ class Supervisor:
                 raise
             deadline_s = self._config.ledger.scoring_deadline_s
             patience_s = self._server_patience_s
-            monitor = Monitor(registry, ledger, server, metrics, watch, watch_every_s, deadline_s, patience_s)
+            recorder = FleetRecorder(self._run_dir, time.monotonic())
+            monitor = Monitor(registry, ledger, server, metrics, watch, watch_every_s, deadline_s, patience_s, recorder)
             try:
                 with self._other_hosts():
                     await self._begin(registry)
                     status = await self._supervise(monitor)
                 # Report and copies have limits of their own.
                 self._pulse.end()
+                await monitor.end_record(time.monotonic())
                 await self._conclude(registry, ledger, status)
                 if left := await self._mirroring.finish(lambda: self._num_signals > 1):
                     status = RunStatus(status.state, f"{status.detail}; {left}")
@@ -246,7 +249,7 @@ class Supervisor:
         server = (
             f"{address.server} {address.server_version}".strip() if address is not None and embedded else "external"
         )
-        return own_start(time.time(), seed=run.seed, num_updates=run.num_updates, server=server)
+        return own_start(RealClock().time(), seed=run.seed, num_updates=run.num_updates, server=server)
 
     def _record(self, row: Callable[[], StartRow | EndRow]) -> None:
         """Record a start or an end. The run does not need it: a failure is logged."""
@@ -258,7 +261,7 @@ class Supervisor:
     async def _conclude(self, registry: Registry, ledger: RunLedger, status: RunStatus) -> None:
         """Write the last state and the report, unless the ledger is away. A report that cannot be
         written (full disk, changed program) does not change the run's end."""
-        await asyncio.to_thread(self._record, lambda: EndRow(time.time(), str(status.state), status.detail))
+        await asyncio.to_thread(self._record, lambda: EndRow(RealClock().time(), str(status.state), status.detail))
         try:
             await registry.set_run_status(status)
             audit = await ledger.audit()

@@ -5,7 +5,7 @@ recorded with the responses that are there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.config.evaluating import EvaluationSection
@@ -13,6 +13,7 @@ from pipeline.data.source import HeldOutSource
 from pipeline.ledger.types import EvaluationRequest, EvaluationState
 from pipeline.observability.estimates import average, pass_at
 from pipeline.observability.history import EvaluationRow
+from pipeline.observability.prompt_accuracies import PromptAccuracies, add_accuracies, of_prompts
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.registry.contract import WaitingFor
 
@@ -37,7 +38,8 @@ class Evaluations:
         sets: Sequence[HeldOutSource],
         next_number: int = 0,
     ) -> None:
-        """Record rows with ``record``, in the same step in which they are no longer pending."""
+        """Record rows with ``record``, in the same step in which they are no longer pending. The
+        accuracy of each prompt goes to the run's folder."""
         self._ctx = ctx
         self._record = record
         evaluation = ctx.config.evaluation
@@ -47,6 +49,7 @@ class Evaluations:
         self.next_number = next_number
         self._pending: list[_Pending] = []
         self._last_version: int | None = None
+        self._is_refused = False
 
     @property
     def pending(self) -> tuple[tuple[int, int], ...]:
@@ -122,6 +125,7 @@ class Evaluations:
         by_prompt: dict[int, list[float]] = {}
         for sample in samples:
             by_prompt.setdefault(sample.prompt, []).append(sample.accuracy)
+        self._keep(pending, request, by_prompt)
         of_all = average(by_prompt)
         k = self._settings(request.set).pass_at or request.samples_per_prompt
         passed = pass_at(by_prompt, k) if request.samples_per_prompt > 1 else None
@@ -144,6 +148,20 @@ class Evaluations:
             pass_low=passed and passed.low,
             pass_high=passed and passed.high,
         )
+
+    def _keep(self, pending: _Pending, request: EvaluationRequest, by_prompt: Mapping[int, Sequence[float]]) -> None:
+        """Keep the accuracy of each prompt for comparisons. Training does not need it: a disk that
+        refuses it is logged once."""
+        held_out = self._sets.get(request.set)
+        found = of_prompts(by_prompt, request.num_prompts)
+        digest = held_out[0].digest if held_out is not None else ""
+        row = PromptAccuracies(pending.number, pending.policy_version, request.set, digest, found)
+        try:
+            add_accuracies(self._ctx.run_dir, row)
+        except OSError as error:
+            if not self._is_refused:
+                self._ctx.log.warning("prompt_accuracies_not_written", reason=str(error))
+            self._is_refused = True
 
     def _settings(self, name: str) -> EvaluationSection:
         """Return a set's settings; after a resume without it, those of ``[evaluation]``."""

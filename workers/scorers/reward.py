@@ -21,7 +21,8 @@ the allowed attempts its group becomes a dead letter. An answer that is not judg
 the response. It stays here and is judged again, as often as that takes.
 
 Counters in the heartbeat: ``scored``, ``not_judged`` (of those, the answers that were wrong because
-of the time limit), ``failed``, ``overdue`` (picked up from the ledger), ``duplicates``.
+of the time limit), ``failed``, ``overdue`` (picked up from the ledger), ``duplicates``,
+``scored_tokens`` (of judged responses).
 ``waited_for_group`` counts responses put off until their group has ended, ``waited_for_endpoint``
 those that an endpoint did not judge by its deadline since it was down. Those of endpoints are in
 ``pipeline.rewards.endpoint``."""
@@ -225,6 +226,7 @@ class Reward(Scorer):
             )
             scored.append((chunk, shaped))
         await self.write_all(scored)
+        self.ctx.count("scored_tokens", sum(chunk.response_length for chunk, _ in scored))
 
     async def _with_their_groups(self, chunks: list[TrajectoryChunk]) -> list[TrajectoryChunk]:
         """Return evaluation's chunks, and the final chunks of all groups that have ended."""

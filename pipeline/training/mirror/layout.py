@@ -30,7 +30,8 @@ CONFIG: Final = "config.toml"
 LEDGER: Final = "ledger"
 TALLIES: Final = "tallies"
 RECORDS: Final = (
-    "history.jsonl", "value-history.jsonl", "samples.jsonl", "starts.jsonl", "report.html", "report.json",
+    "history.jsonl", "value-history.jsonl", "samples.jsonl", "starts.jsonl", "fleet-history.jsonl", "evaluations.jsonl",
+    "report.html", "report.json",
 )  # fmt: skip
 """Files for people, which a resumed run continues."""
 _FOLDERS: Final = frozenset({CHECKPOINTS, VALUE_CHECKPOINTS, UPDATES_FOLDER, LEDGER, TALLIES})

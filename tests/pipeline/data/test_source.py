@@ -324,7 +324,9 @@ def test_evaluation_sets_have_columns_verifiers_and_ids_of_their_own(tmp_path: P
     )
     assert pin_data(run).evaluation.sets[0].files == (aime,)
     source = PromptSource(run, tokenizer)
-    assert source.evaluation_sets == (HeldOutSource("", 0, 1), HeldOutSource("aime", 1, 2))
+    digests = [each.digest for each in source.evaluation_sets]
+    assert source.evaluation_sets == (HeldOutSource("", 0, 1, digests[0]), HeldOutSource("aime", 1, 2, digests[1]))
+    assert len({*digests}) == 2
     held_out = [source.evaluation_at(index) for index in range(3)]
     assert [prompt.prompt_id for prompt in held_out] == ["7", "aime/7", "aime/aime:2"]
     assert [(prompt.answer, prompt.verifier) for prompt in held_out[1:]] == [("2", "dapo_math"), ("3", "dapo_math")]
@@ -369,3 +371,16 @@ def test_prompts_outside_the_limits_of_difficulty_or_without_one_are_skipped(
     assert source.at(0).extra["difficulty"] == 3
     with pytest.raises(ValueError, match="min_difficulty is 2"):
         config(path, min_difficulty=2, max_difficulty=1)
+
+
+def test_equal_held_out_prompts_have_one_digest_wherever_they_lie(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    train = write(tmp_path / "train.jsonl", numbered(2))
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
+
+    def digest(name: str, *held_out: dict[str, str]) -> str:
+        own = write(tmp_path / name, list(held_out))
+        return PromptSource(config(train, evaluation=(own,)), tokenizer).evaluation_sets[0].digest
+
+    assert digest("one.jsonl", *rows) == digest("two.jsonl", *rows)
+    assert digest("three.jsonl", rows[0], rows[1] | {"answer": "3"}) != digest("one.jsonl", *rows)
+    assert digest("four.jsonl", *reversed(rows)) != digest("one.jsonl", *rows), "places count"

@@ -23,6 +23,7 @@ from structlog.testing import capture_logs
 from pipeline.ledger.address import LedgerAddress, read_address, read_ledger_url, write_address
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
+from pipeline.observability.fleet_history import read_fleet_history
 from pipeline.observability.start_record import STARTS_NAME, read_starts
 from pipeline.observability.status import RunSnapshot
 from pipeline.operator.runs import list_runs
@@ -116,6 +117,8 @@ def test_one_signal_drains_everything_and_leaves_no_process(tmp_path: Path) -> N
     assert (started.end.state, started.end.detail) == ("stopping", outcome.status.detail)
     (listed,) = list_runs(run.run_dir)
     assert listed.state == "stopped"
+    spans, _ = read_fleet_history(run.run_dir)
+    assert {"learner", "generator", "reward"} <= set(spans[-1].roles), "a short run has a row, too"
 
 
 def test_a_report_that_cannot_be_written_changes_nothing_of_how_the_run_ended(

@@ -19,6 +19,7 @@ from pipeline.data.source import HeldOutSource
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import EvaluationRequest
 from pipeline.observability.history import EvaluationRow
+from pipeline.observability.prompt_accuracies import EVALUATIONS_NAME, read_accuracies
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Role
@@ -74,7 +75,13 @@ async def _opened(tmp_path: Path, **settings: Any) -> AsyncIterator[Bench]:
         assert LEARNER.role is Role.LEARNER
         try:
             rows = list[EvaluationRow]()
-            yield Bench(ctx, ledger, clock, Evaluations(ctx, rows.append, sets=(HeldOutSource("", 0, 100),)), rows)
+            yield Bench(
+                ctx,
+                ledger,
+                clock,
+                Evaluations(ctx, rows.append, sets=(HeldOutSource("", 0, 100, "of the prompts"),)),
+                rows,
+            )
         finally:
             ctx.close()
 
@@ -91,6 +98,18 @@ async def test_a_complete_evaluation_becomes_one_row(tmp_path: Path) -> None:
         assert (row.oldest_version, row.newest_version, row.num_failed) == (3, 3, 0)
         await bench.evaluations.collect()
         assert bench.collected() == [], "told once"
+        ((kept,), _) = read_accuracies(tmp_path)
+        assert (kept.number, kept.policy_version, kept.digest) == (0, 3, "of the prompts")
+        assert sorted(each or 0.0 for each in kept.accuracies) == [0.0, 1.0, 1.0, 1.0]
+
+
+async def test_a_disk_without_room_for_prompt_accuracies_changes_nothing_of_an_evaluation(tmp_path: Path) -> None:
+    (tmp_path / EVALUATIONS_NAME).mkdir()
+    async with _opened(tmp_path) as bench:
+        await bench.evaluations.request(3)
+        await bench.answer([1.0, 0.0, 1.0, 1.0])
+        await bench.evaluations.collect()
+        assert len(bench.collected()) == 1
 
 
 async def test_an_evaluation_past_its_deadline_is_recorded_with_what_is_there(tmp_path: Path) -> None:

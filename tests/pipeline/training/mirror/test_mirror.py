@@ -15,7 +15,9 @@ from pipeline.config.load import read_resolved
 from pipeline.files.object_store import ObjectStore
 from pipeline.ledger.address import LedgerAddress, known_url, write_address
 from pipeline.ledger.server.embedded import EmbeddedServer
+from pipeline.observability.fleet_history import FLEET_HISTORY_NAME
 from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME
+from pipeline.observability.prompt_accuracies import EVALUATIONS_NAME
 from pipeline.observability.regenerated_tokens import FOLDER
 from pipeline.observability.samples import SAMPLES_NAME
 from pipeline.observability.start_record import STARTS_NAME
@@ -64,8 +66,8 @@ def test_a_fetched_copy_has_what_a_resume_needs_and_no_secret_or_log(run: Mirror
 
 
 def test_the_names_of_records_are_those_of_their_writers() -> None:
-    people = {HISTORY_NAME, VALUE_HISTORY_NAME, SAMPLES_NAME, STARTS_NAME, "report.html", "report.json"}
-    assert people == set(RECORDS)
+    histories = {HISTORY_NAME, VALUE_HISTORY_NAME, FLEET_HISTORY_NAME, EVALUATIONS_NAME, SAMPLES_NAME, STARTS_NAME}
+    assert {*histories, "report.html", "report.json"} == set(RECORDS)
     assert TALLIES == FOLDER
     assert SEGMENT_KEY == update_recorder.SEGMENT_KEY
 

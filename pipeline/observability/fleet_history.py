@@ -1,0 +1,233 @@
+"""How a fleet spent its time: ``<run_dir>/fleet-history.jsonl``, a row every few seconds.
+
+A row is made of heartbeats and totals that the supervisor reads anyway. It has the share of time at
+each wait, and the tokens, by role; and the ledger's drops and queues.
+
+The file is bounded: above its limit, two neighbouring rows become one of twice the length. Old rows
+are so coarser than new ones, and a run of days keeps its whole course."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pipeline.files import write_private
+from pipeline.ledger.types import QueueStat, Totals
+from pipeline.runtime.liveness import is_silent
+from pipeline.runtime.registry.contract import Heartbeat
+from protocol.ids import Role
+
+FLEET_HISTORY_NAME: Final = "fleet-history.jsonl"
+EVERY_S: Final = 5.0
+"""Seconds of a new row."""
+SILENT: Final = "silent"
+"""Stands for the wait of a worker without a recent heartbeat."""
+_MAX_BYTES = 2 << 20
+_MAX_GAP_S = 5.0
+"""A longer time between two looks counts as this much: what was between is not known."""
+_TOKENS: Final = {
+    Role.GENERATOR: "written_tokens",
+    Role.REWARD: "scored_tokens",
+    Role.REFERENCE: "scored_tokens",
+    Role.VALUE: "scored_tokens",
+    Role.LEARNER: "trained_tokens",
+}
+"""The counter of each role's heartbeats that has its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleTime:
+    """A role in one interval."""
+
+    workers: float
+    """Mean number with a heartbeat."""
+    shares: dict[str, float]
+    """Of the workers' time, at each wait (``WaitingFor``, or ``silent``); they add up to 1."""
+    tokens: int = 0
+    """Written, scored or trained; those of a reward worker are of the judged responses."""
+    rss_bytes: int = 0
+    """Resident memory of all, at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRow:
+    """One interval of a fleet. The ledger's numbers are sums since the run began."""
+
+    at_s: float
+    """Its end, in seconds since 1970."""
+    span_s: float
+    roles: dict[str, RoleTime] = field(default_factory=dict[str, RoleTime])
+    num_groups_admitted: int = 0
+    num_groups_dropped: dict[str, int] = field(default_factory=dict[str, int])
+    num_tokens_generated: int = 0
+    num_tokens_trained: int = 0
+    num_ready_units: int = 0
+    num_running: int = 0
+    queues: dict[str, int] = field(default_factory=dict[str, int])
+    """Depth of each queue, at the end."""
+
+    def followed_by(self, later: FleetRow) -> FleetRow:
+        """Return both intervals as one."""
+        names = dict.fromkeys([*self.roles, *later.roles])
+        span_s = self.span_s + later.span_s
+        parts = ((self, self.span_s / span_s), (later, later.span_s / span_s))
+        return replace(later, span_s=span_s, roles={name: _joined(name, parts) for name in names})
+
+
+def _joined(name: str, parts: Sequence[tuple[FleetRow, float]]) -> RoleTime:
+    there = [(row.roles[name], weight) for row, weight in parts if name in row.roles]
+    time = {wait: 0.0 for span, _ in there for wait in span.shares}
+    for span, weight in there:
+        for wait, share in span.shares.items():
+            time[wait] += weight * span.workers * share
+    whole = sum(time.values())
+    return RoleTime(
+        workers=round(sum(weight * span.workers for span, weight in there), 3),
+        shares={wait: round(value / whole, 4) for wait, value in time.items()} if whole else {},
+        tokens=sum(span.tokens for span, _ in there),
+        rss_bytes=there[-1][0].rss_bytes,
+    )
+
+
+class FleetMeter:
+    """Adds looks at the heartbeats up to the row of an interval. Pure: times are arguments."""
+
+    def __init__(self, now_s: float) -> None:
+        """``now_s``: the monotonic time at which the first interval begins."""
+        self._began_s = self._seen_s = now_s
+        self._first_s = now_s
+        self._time: dict[Role, dict[str, float]] = {}
+        self._tokens: dict[Role, int] = {}
+        self._rss: dict[Role, int] = {}
+        self._counted: dict[str, tuple[int, float]] = {}
+        """Epoch of each worker, and its counter at the last look."""
+
+    def see(self, beats: Iterable[Heartbeat], now_s: float) -> None:
+        """Take a look at the heartbeats at ``now_s``."""
+        step_s = min(max(0.0, now_s - self._seen_s), _MAX_GAP_S)
+        self._seen_s = now_s
+        self._rss, there = {}, set[str]()
+        for beat in beats:
+            role, worker = beat.who.role, beat.who.worker
+            wait = SILENT if is_silent(beat.silent_s) else str(beat.waiting_for)
+            time = self._time.setdefault(role, {})
+            time[wait] = time.get(wait, 0.0) + step_s
+            self._rss[role] = self._rss.get(role, 0) + beat.rss_bytes
+            self._tokens[role] = self._tokens.get(role, 0) + self._new_tokens(beat, now_s)
+            there.add(worker)
+        self._counted = {name: counted for name, counted in self._counted.items() if name in there}
+
+    def _new_tokens(self, beat: Heartbeat, now_s: float) -> int:
+        name = _TOKENS.get(beat.who.role)
+        if name is None:
+            return 0
+        count = beat.counters.get(name, 0.0)
+        epoch, before = self._counted.get(beat.who.worker, (0, 0.0))
+        if epoch == 0 and beat.at_s - beat.started_s > now_s - self._first_s:
+            # It is older than this meter: an earlier supervisor has counted.
+            before = count
+        elif epoch != beat.who.epoch:
+            before = 0.0
+        self._counted[beat.who.worker] = (beat.who.epoch, count)
+        return round(max(0.0, count - before))
+
+    def is_due(self, now_s: float, every_s: float = EVERY_S) -> bool:
+        """Return whether the interval has its length."""
+        return now_s - self._began_s >= every_s
+
+    def take(self, totals: Totals, queues: Iterable[QueueStat], now_s: float, at_s: float) -> FleetRow:
+        """Return the row of the interval, and begin the next one. ``at_s``: the wall-clock time."""
+        span_s = max(now_s - self._began_s, 1e-3)
+        roles = {str(role): self._span(role, time, span_s) for role, time in self._time.items()}
+        self._began_s, self._time, self._tokens = now_s, {}, {}
+        return FleetRow(
+            at_s=round(at_s, 3),
+            span_s=round(span_s, 3),
+            roles=roles,
+            num_groups_admitted=totals.num_groups_admitted,
+            num_groups_dropped=dict(totals.num_groups_dropped),
+            num_tokens_generated=totals.num_tokens_generated,
+            num_tokens_trained=totals.num_tokens_trained,
+            num_ready_units=totals.num_ready_units,
+            num_running=totals.num_running,
+            queues={queue.name: queue.depth for queue in queues},
+        )
+
+    def _span(self, role: Role, time: Mapping[str, float], span_s: float) -> RoleTime:
+        whole = sum(time.values())
+        return RoleTime(
+            workers=round(whole / span_s, 3),
+            shares={wait: round(value / whole, 4) for wait, value in time.items() if value} if whole else {},
+            tokens=self._tokens.get(role, 0),
+            rss_bytes=self._rss.get(role, 0),
+        )
+
+
+class FleetHistoryFile:
+    """Appends rows to the file, and thins it above its limit."""
+
+    def __init__(self, run_dir: Path, *, max_bytes: int = _MAX_BYTES) -> None:
+        self._path = run_dir / FLEET_HISTORY_NAME
+        self._max_bytes = max_bytes
+
+    def append(self, row: FleetRow) -> None:
+        """Write one row. Raises OSError."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(_line(row))
+            size = file.tell()
+        if size > self._max_bytes:
+            rows, _ = read_fleet_history(self._path.parent)
+            write_private(self._path, "".join(map(_line, thinned(rows))).encode())
+
+
+def thinned(rows: Sequence[FleetRow]) -> Iterator[FleetRow]:
+    """Yield the rows with each two neighbours as one. Rows with a gap between them, in which
+    nothing ran, stay apart."""
+    held: FleetRow | None = None
+    for row in rows:
+        if held is None:
+            held = row
+        elif row.at_s - row.span_s > held.at_s + max(row.span_s, held.span_s):
+            yield held
+            held = row
+        else:
+            yield held.followed_by(row)
+            held = None
+    if held is not None:
+        yield held
+
+
+def read_fleet_history(run_dir: Path) -> tuple[list[FleetRow], int]:
+    """Return the rows, oldest first, and the number of damaged lines; nothing without a file."""
+    try:
+        data = (run_dir / FLEET_HISTORY_NAME).read_bytes()
+    except FileNotFoundError:
+        return [], 0
+    rows, num_skipped = list[FleetRow](), 0
+    for line in data.split(b"\n")[:-1]:
+        try:
+            rows.append(_row(json.loads(line)))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            num_skipped += 1
+    return rows, num_skipped
+
+
+def _row(values: dict[str, Any]) -> FleetRow:
+    roles = {str(role): _known(RoleTime, span) for role, span in values.pop("roles").items()}
+    row: FleetRow = _known(FleetRow, values | {"roles": roles})
+    if not (math.isfinite(row.at_s) and row.span_s > 0.0):
+        raise ValueError("an interval without an end or a length")
+    return row
+
+
+def _known(kind: Any, values: dict[str, Any]) -> Any:
+    names = {each.name for each in fields(kind)}
+    return kind(**{name: value for name, value in values.items() if name in names})
+
+
+def _line(row: FleetRow) -> str:
+    return json.dumps(asdict(row)) + "\n"

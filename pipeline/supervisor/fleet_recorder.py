@@ -1,0 +1,58 @@
+"""Records how the fleet spends its time, beside the supervisor's loop (``fleet_history``).
+
+The loop's heartbeats become a row every few seconds. A disk that refuses the row is logged once,
+and the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import structlog
+
+from pipeline.ledger.types import QueueStat
+from pipeline.observability.fleet_history import FleetHistoryFile, FleetMeter
+from pipeline.runtime.registry.contract import Heartbeat
+from pipeline.runtime.run_ledger import RunLedger
+
+_LEAST_S = 0.5
+"""Least length of a run's last interval."""
+
+log = structlog.get_logger(__name__)
+
+
+class FleetRecorder:
+    """Writes a run's fleet history."""
+
+    def __init__(self, run_dir: Path, now_s: float, *, clock: Callable[[], float] = time.time) -> None:
+        """``now_s``: the monotonic time of the begin; ``clock``: of the wall."""
+        self._meter = FleetMeter(now_s)
+        self._history = FleetHistoryFile(run_dir)
+        self._clock = clock
+        self._is_refused = False
+
+    async def look(
+        self, beats: Iterable[Heartbeat], ledger: RunLedger, queues: Sequence[QueueStat], now_s: float
+    ) -> None:
+        """Take a look at the heartbeats, and write a row when it is due. Raises LedgerError."""
+        self._meter.see(beats, now_s)
+        if self._meter.is_due(now_s):
+            await self._write(ledger, queues, now_s)
+
+    async def end(self, ledger: RunLedger, queues: Sequence[QueueStat], now_s: float) -> None:
+        """Write the row of a last, shorter interval. Raises LedgerError."""
+        if self._meter.is_due(now_s, _LEAST_S):
+            await self._write(ledger, queues, now_s)
+
+    async def _write(self, ledger: RunLedger, queues: Sequence[QueueStat], now_s: float) -> None:
+        row = self._meter.take(await ledger.totals(), queues, now_s, self._clock())
+        try:
+            await asyncio.to_thread(self._history.append, row)
+        except OSError as error:
+            if not self._is_refused:
+                log.warning("fleet_history_not_written", reason=str(error))
+            self._is_refused = True
+        else:
+            self._is_refused = False
