@@ -38,7 +38,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-units test-fleets test-long test-vllm test-lora test-places test-ray test-away vllm ray trl static types check format drill bench fuzz soak mutants real-size docs clean
+.PHONY: help demo test test-units test-fleets test-long test-docs test-vllm test-lora test-places test-ray test-away vllm ray trl static types check format drill bench fuzz soak mutants real-size docs clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -139,6 +139,9 @@ test-fleets: $(VENV)/.dev ## the tests with real fleets, two at a time
 test-long: $(VENV)/.dev $(LORA)/.run ## the tests that `make test` and `make test-lora` leave out for their time
 	$(BIN)/python -m pytest -q -m long $$(grep --recursive --files-with-matches --include='test_*.py' 'mark\.long' tests)
 	$(LORA)/bin/python -m pytest -q -m long tests/workers/engines/training/test_ranked_lora.py
+
+test-docs: $(VENV)/.dev ## the tests of the documentation, with every command of the tutorial: a fleet, about a minute
+	$(BIN)/python -m pytest -q tests/ops/docs
 
 test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it is, on this CPU
 	$(VLLM)/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile \

@@ -14,6 +14,8 @@ INDEX: Final = "ops/docs/index.md"
 SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "Start": {
         "overview": "README.md",
+        "tutorial": "ops/docs/tutorial.md",
+        "coming-from": "ops/docs/coming-from.md",
     },
     "Concepts": {
         "concepts/wire": "protocol/README.md",

@@ -55,6 +55,13 @@ _LARGEST_CONTEXT: Final = 32768
 @click.option("--question", help="Column of the prompt, if it is not recognised.")
 @click.option("--answer", help="Column of the answer, if it is not recognised.")
 @click.option("--verifier", help="math, arithmetic, dapo_math, or package.module:function.  [default: by the answers]")
+@click.option(
+    "--path",
+    "folders",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with your verifier's module, as reward.path; may be repeated.",
+)
 @click.option("--force", is_flag=True, help="Write over run.toml and fleet.toml.")
 @json_option
 def init(folder: Path, **given: Any) -> int:
@@ -101,7 +108,7 @@ def init(folder: Path, **given: Any) -> int:
     hardware = _answer(given["hardware"], asks, f"Hardware ({', '.join(HARDWARE)})", _seen(around), _hardware)
     choices = Choices(
         name=_name_of(folder), model=model, train=train, evaluation=evaluation, algorithm=algorithm, hardware=hardware,
-        columns=columns,
+        columns=columns, folders=tuple(_rooted(str(folder)) for folder in given["folders"]),
     )  # fmt: skip
     written = draft(choices, form, around)
     files = _write(folder, {_RUN: written.run, _FLEET: written.fleet})

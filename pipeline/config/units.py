@@ -97,6 +97,7 @@ _BY_KEY: Final[Mapping[str, str]] = {
     "value.clip_high": "value",
     "value.clip_low": "value",
     "reward.max_in_flight": "responses",
+    "supervisor.heartbeats_per_s": "heartbeats a second",
 }
 
 

@@ -41,6 +41,8 @@ class Choices:
     algorithm: str
     hardware: str
     columns: ColumnsSection
+    folders: tuple[str, ...] = ()
+    """Folders with modules of the user's verifiers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,8 @@ def draft(choices: Choices, form: DataForm, around: Surroundings) -> Draft:
     why: dict[str, str] = {}
     values |= {"model.path": choices.model, "data.train": [choices.train], "data.verifier": form.verifier}
     why["data.train"] = _of_data(choices, form)
+    if choices.folders:
+        values["reward.path"] = list(choices.folders)
     for name, column in choices.columns.model_dump(exclude_none=True).items():
         values[f"data.columns.{name}"] = column
     if choices.evaluation is not None:

@@ -51,6 +51,15 @@ def test_two_files_are_written_that_pass_config_check_and_the_next_step_is_named
     assert checked.exit_code == 0, checked.output
 
 
+def test_a_verifier_of_ones_own_is_found_in_its_folder_by_the_run(tmp_path: Path, train: Path) -> None:
+    (tmp_path / "of_mine.py").write_text("def judge(responses):\n    return [1.0] * len(responses)\n")
+    words = ("--model", str(MODEL), "--data", str(train), "--verifier", "of_mine:judge", "--path", str(tmp_path))
+    done = init(str(tmp_path / "new"), *words)
+    assert done.return_value == 0, done.output
+    config = load_config([tmp_path / "new/run.toml"])
+    assert (config.data.verifier, config.reward.path) == ("of_mine:judge", (tmp_path,))
+
+
 def test_files_that_exist_are_written_over_only_by_force(tmp_path: Path, train: Path) -> None:
     (tmp_path / "run.toml").write_text("mine")
     words = (str(tmp_path), "--model", str(MODEL), "--data", str(train))
