@@ -12,7 +12,8 @@ from pathlib import Path
 from pipeline.config import RESOLVED_NAME
 from pipeline.ledger.types import Audit
 from pipeline.observability.best import BestEvaluation
-from pipeline.observability.charts import can_draw, draw_critic, draw_updates
+from pipeline.observability.charts import draw_critic, draw_updates
+from pipeline.observability.drawing import can_draw
 from pipeline.observability.history import (
     HISTORY_NAME,
     VALUE_HISTORY_NAME,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from pipeline.observability.incidents import Incident, IncidentReader
 from pipeline.observability.progress import RunProgress
 from pipeline.observability.status import (
     ROLE_ORDER,
@@ -23,7 +24,6 @@ from pipeline.observability.status import (
     role_rows,
     worker_rows,
 )
-from pipeline.operator.incidents import Incident, IncidentReader
 from pipeline.operator.progress_reader import ProgressReader
 from pipeline.operator.queue_rates import QueueOverview, ledger_queues, mailboxes, of_role
 from pipeline.operator.rates import Meters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline.operator.incidents import IncidentReader
+from pipeline.observability.incidents import IncidentReader
 
 
 def log(run_dir: Path, *lines: dict[str, object] | str) -> None:
