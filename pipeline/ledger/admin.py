@@ -1,14 +1,19 @@
-"""An operator's side of the ledger: what the next update waits for, and putting work back.
+"""An operator's side of the ledger: what the next update waits for, putting work back, and pauses.
 
-``headrace why``, ``requeue`` and ``dead-letters`` use it; ``memory.admin`` and ``redis.admin``
-implement it under one contract suite. No worker uses it, so no call carries an incarnation.
+``headrace why``, ``requeue``, ``dead-letters``, ``pause`` and ``resume`` use it; ``memory.admin``
+and ``redis.admin`` implement it under one contract suite. No worker uses it, so no call carries an
+incarnation.
 
 Putting work back keeps the books true. An opened trajectory continues from its last chunk. Its
 former holder's next write is refused (``WriteStatus.FENCED``), so nothing counts twice. A chunk
 made due is scored again by the next scorer, and a field is written once. A dead letter's unit stays
 dropped: its tokens are gone, and would be too old. Its *prompt* is admitted again, ahead of fresh
 prompts, once there is credit. It becomes a new group with a new number, which no late write to the
-old group can touch."""
+old group can touch.
+
+A pause stops the admission of new groups, retried prompts included, and nothing else. Members of
+admitted groups are leased, sampled, scored and trained, evaluations too. The pause is stored with
+the ledger. So it outlives supervisor, server and learner, until the operator ends it."""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from pipeline.ledger.types import LatePolicy, Unit
+from pipeline.ledger.types import LatePolicy, Pause, Unit
 from protocol.ids import TrajectoryId
 from protocol.trajectory import Field
 
@@ -188,4 +193,13 @@ class LedgerAdmin(Protocol):
 
     async def retry(self, chunks: tuple[str, ...] | None) -> Retried:
         """Admit the prompts of dead letters (None: all) again, and take the letters off."""
+        ...
+
+    async def pause(self, *, by: str, reason: str = "") -> Pause:
+        """Admit no new group from now on. Return the pause; the earlier one, unchanged, if
+        admission was paused already."""
+        ...
+
+    async def resume(self) -> Pause | None:
+        """Admit groups again. Return the pause that ended; None without one."""
         ...

@@ -74,8 +74,8 @@ class Ledger(Protocol):
 
         Evaluation comes first. Then come open training trajectories, oldest first: their generator
         ended, or they were parked at a window. Then new groups are admitted whole, while there is
-        credit. Members over the limit stay open for the next caller. ``policy_version`` None means
-        the published one."""
+        credit and no operator has paused admission. Members over the limit stay open for the next
+        caller. ``policy_version`` None means the published one."""
         ...
 
     async def renew(self, who: Incarnation) -> None:

@@ -64,6 +64,8 @@ class Refusal(StrEnum):
     every unit begins under the version that its credit was counted from."""
     CLOSED = "closed"
     """Admission was closed: the run has all its updates, or is stopping."""
+    PAUSED = "paused"
+    """An operator has paused admission: work in flight goes on, and no new group is admitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +356,18 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """An operator's pause of admission. It lasts until the operator ends it."""
+
+    since_s: float
+    """When it began, by the ledger's clock, in seconds since 1970."""
+    by: str
+    """The operator, as ``user@host``."""
+    reason: str = ""
+    """Why, in the operator's words; or empty."""
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """Counters of staleness and progress, in credit unless named otherwise."""
 
@@ -381,3 +395,5 @@ class Totals:
     num_finished_admitted: int = 0
     """Trajectories for the value worker: finished, scored and valued. 0 without a critic."""
     num_finished_trained: int = 0
+    paused: Pause | None = None
+    """The pause of admission; None while groups are admitted."""

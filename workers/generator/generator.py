@@ -55,6 +55,7 @@ _REFUSALS = {
     Refusal.BEHIND: "the published weights",
     Refusal.MEMORY: "the ledger to shrink below its watermark",
     Refusal.CLOSED: "nothing: admission is closed",
+    Refusal.PAUSED: "an operator, who has paused admission; `headrace resume` ends that",
 }
 
 

@@ -4,7 +4,8 @@ Data is hopeless when so many groups in a row were dropped because nothing could
 them, and the learner really lacks units:
 
     counted     since the last unit that became ready: one good group begins the count anew
-    judged      only while fewer units are ready than a batch needs; never while late work is waited for
+    judged      only while fewer units are ready than a batch needs; never while late work is waited
+                for, or while an operator has paused admission
     certain     only when all that was in flight as the limit was reached came to nothing, too
 
 So a generator that was cut off, and whose groups are late, ends no run: other generators sample its
@@ -47,6 +48,7 @@ class HopelessData:
         row = unusable - self._begin
         self.num_unusable = row.total()
         lacks_units = refused.wait is ClaimWait.NOT_ENOUGH and totals.num_ready_units < refused.num_needed
+        lacks_units = lacks_units and totals.paused is None
         if not self._max_groups or row.total() < self._max_groups or not lacks_units:
             return None
         if self._admitted is None:

@@ -1,5 +1,5 @@
-"""An operator's side of the in-memory ledger: ``waits.lua``, ``stored.lua``, ``requeue.lua`` and
-``retry.lua`` in Python."""
+"""An operator's side of the in-memory ledger: ``waits.lua``, ``stored.lua``, ``requeue.lua``,
+``retry.lua``, ``pause.lua`` and ``resume.lua`` in Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.ledger.memory.lacking import waited_trajectory
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.memory.records import UnitName
 from pipeline.ledger.memory.state import LedgerState
-from pipeline.ledger.types import DeadLetter, LatePolicy
+from pipeline.ledger.types import DeadLetter, LatePolicy, Pause
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field
 
@@ -119,6 +119,18 @@ class MemoryAdmin:
             s.dead.remove(letter)
             s.again.add(letter.prompt)
         return Retried(tuple(dict.fromkeys(letter.prompt for letter in answered)), len(answered))
+
+    async def pause(self, *, by: str, reason: str = "") -> Pause:
+        """Admit no new group from now on."""
+        s, now = self._ledger.state, self._ledger.clock()
+        s.paused = s.paused or Pause(now, by, reason)
+        return s.paused
+
+    async def resume(self) -> Pause | None:
+        """Admit groups again."""
+        s = self._ledger.state
+        ended, s.paused = s.paused, None
+        return ended
 
 
 def _trajectory_of(letter: DeadLetter) -> TrajectoryId:

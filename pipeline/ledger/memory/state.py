@@ -21,7 +21,7 @@ from pipeline.ledger.memory.records import (
 from pipeline.ledger.memory.sorted_set import SortedSet
 from pipeline.ledger.memory.tallies import tally_response, tally_unit
 from pipeline.ledger.staleness import credit_limit, unit_weight
-from pipeline.ledger.types import SPOILING, DeadLetter, DropReason, LedgerSpec, Refusal, Unit
+from pipeline.ledger.types import SPOILING, DeadLetter, DropReason, LedgerSpec, Pause, Refusal, Unit
 from pipeline.ledger.version_history import VersionHistory
 from protocol.ids import TRAIN_LANE, ChunkId, TrajectoryId
 from protocol.trajectory import Field
@@ -43,6 +43,7 @@ class LedgerState:
         self.used = 0
         self.stored_bytes = 0
         self.closed = False
+        self.paused: Pause | None = None
         self.admitted: Counter[str] = Counter()
         self.trained: Counter[str] = Counter()
         self.stored_by: Counter[str] = Counter()

@@ -59,8 +59,8 @@ def _first_open(s: LedgerState) -> TrajectoryId | None:
 def _admit_group(s: LedgerState, now: float) -> Refusal | None:
     size = s.spec.group_size
     why = s.refusal(size)
-    if why is not Refusal.CLOSED and s.is_exhausted:
-        why = Refusal.EXHAUSTED
+    if why is not Refusal.CLOSED and (s.is_exhausted or s.paused is not None):
+        why = Refusal.EXHAUSTED if s.is_exhausted else Refusal.PAUSED
     if why is not None:
         return why
     number = s.nth_group(s.admitted["groups"])

@@ -33,6 +33,7 @@ def totals_of(s: LedgerState) -> Totals:
         credit_trained=s.trained["credit"],
         num_finished_admitted=s.finished.num_admitted,
         num_finished_trained=s.finished.num_trained,
+        paused=s.paused,
     )
 
 

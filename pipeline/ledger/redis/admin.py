@@ -14,8 +14,8 @@ from pipeline.ledger.admin import (
     Wish,
 )
 from pipeline.ledger.redis.ledger import RedisLedger
-from pipeline.ledger.redis.views import waited_from
-from pipeline.ledger.types import LatePolicy, Unit
+from pipeline.ledger.redis.views import pause_from, waited_from
+from pipeline.ledger.types import LatePolicy, Pause, Unit
 from protocol.trajectory import Field
 
 
@@ -59,6 +59,16 @@ class RedisAdmin:
             return Retried()
         closed, letters, prompts, unknown = await self._ledger.ask("retry", chunks=chunks or ())
         return Retried(tuple(prompts), letters, tuple(name.decode() for name in unknown), bool(closed))
+
+    async def pause(self, *, by: str, reason: str = "") -> Pause:
+        """Admit no new group from now on."""
+        paused = pause_from(await self._ledger.ask("pause", by=by, reason=reason))
+        assert paused is not None
+        return paused
+
+    async def resume(self) -> Pause | None:
+        """Admit groups again."""
+        return pause_from(await self._ledger.ask("resume"))
 
 
 def _unit(row: Any) -> WaitedUnit:

@@ -7,18 +7,40 @@ from typing import Any
 
 from pipeline.ledger.admin import Lack, Place, WaitedTrajectory
 from pipeline.ledger.queues import queue_stat
-from pipeline.ledger.types import Audit, Balance, QueueStat, Totals
+from pipeline.ledger.types import Audit, Balance, Pause, QueueStat, Totals
 from protocol.trajectory import Field
 
 
 def totals_from(reply: Sequence[Any]) -> Totals:
     """Return the counters of ``totals.lua``."""
-    version, used, limit, ready, running, groups, generated, trained, closed, exhausted, unflushed, flat, *moved = reply
+    (
+        version,
+        used,
+        limit,
+        ready,
+        running,
+        groups,
+        generated,
+        trained,
+        closed,
+        exhausted,
+        unflushed,
+        flat,
+        *moved,
+        paused,
+    ) = reply
     dropped = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
     ended = bool(closed), bool(exhausted)
-    return Totals(
-        version, used, limit, ready, running, groups, dropped, generated, trained, *ended, unflushed, groups, *moved
-    )
+    counts = ready, running, groups, dropped, generated, trained
+    return Totals(version, used, limit, *counts, *ended, unflushed, groups, *moved, pause_from(paused))
+
+
+def pause_from(reply: Sequence[bytes | None]) -> Pause | None:
+    """Return the pause of ``{run}:paused``; None without one."""
+    since, by, reason = reply
+    if since is None:
+        return None
+    return Pause(float(since), (by or b"").decode(errors="replace"), (reason or b"").decode(errors="replace"))
 
 
 def audit_from(reply: Sequence[Any]) -> Audit:

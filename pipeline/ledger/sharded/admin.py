@@ -11,7 +11,7 @@ from dataclasses import replace
 from pipeline.ledger.admin import Holder, LedgerAdmin, Requeued, Retried, StoredChunk, WaitedUnit, Waits, Wish
 from pipeline.ledger.sharded.calls import together
 from pipeline.ledger.sharded.split import admission_order
-from pipeline.ledger.types import LatePolicy
+from pipeline.ledger.types import LatePolicy, Pause
 from pipeline.ledger.validation import parse_chunk
 
 
@@ -79,6 +79,19 @@ class ShardedAdmin:
         ]
         pairs = [(shard, names) for shard, names in zip(self._shards, by_shard, strict=True) if names]
         return _retried(await together(shard.retry(names) for shard, names in pairs))
+
+    async def pause(self, *, by: str, reason: str = "") -> Pause:
+        """Admit no new group from now on, in any shard. The home's pause is the run's."""
+        paused = await self._shards[0].pause(by=by, reason=reason)
+        await together(shard.pause(by=by, reason=reason) for shard in self._shards[1:])
+        return paused
+
+    async def resume(self) -> Pause | None:
+        """Admit groups again. The home is the last, so that a repeat knows the pause after a
+        failure."""
+        ended = await together(shard.resume() for shard in self._shards[1:])
+        ended.insert(0, await self._shards[0].resume())
+        return next(filter(None, ended), None)
 
 
 def _retried(every: Sequence[Retried]) -> Retried:

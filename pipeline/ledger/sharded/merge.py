@@ -20,7 +20,10 @@ from pipeline.ledger.types import (
     Totals,
 )
 
-_SOONEST: Final = (Refusal.BEHIND, Refusal.MEMORY, Refusal.NO_CREDIT, Refusal.EXHAUSTED, Refusal.CLOSED)
+_SOONEST: Final = (
+    *(Refusal.BEHIND, Refusal.MEMORY, Refusal.NO_CREDIT),
+    *(Refusal.PAUSED, Refusal.EXHAUSTED, Refusal.CLOSED),
+)
 """The refusal that may pass soonest is that of the run: only all shards together are exhausted."""
 _WORST: Final = (ClaimWait.STARVED, ClaimWait.NOT_ENOUGH, ClaimWait.LATE_WORK)
 """An update needs every shard's share. So one starved shard starves the run."""
@@ -79,6 +82,8 @@ def merge_totals(shards: Sequence[Totals]) -> Totals:
         credit_trained=sum(shard.credit_trained for shard in shards),
         num_finished_admitted=sum(shard.num_finished_admitted for shard in shards),
         num_finished_trained=sum(shard.num_finished_trained for shard in shards),
+        # the home's is the first; a shard that was away keeps its own for longer
+        paused=next((shard.paused for shard in shards if shard.paused is not None), None),
     )
 
 

@@ -10,8 +10,19 @@ from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis.admin import RedisAdmin
 from pipeline.ledger.sharded.admin import ShardedAdmin
 from pipeline.ledger.sharded.ledger import ShardedLedger
-from pipeline.ledger.types import Claim, DropReason, EvaluationRequest, LatePolicy, Refusal, Unit, WriteStatus
-from protocol.ids import ChunkId, TrajectoryId
+from pipeline.ledger.types import (
+    Claim,
+    ClaimWait,
+    DropReason,
+    EvaluationRequest,
+    LatePolicy,
+    Pause,
+    Refusal,
+    Restart,
+    Unit,
+    WriteStatus,
+)
+from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field
 from tests.pipeline.ledger.builders import (
     GENERATOR,
@@ -264,3 +275,85 @@ async def test_once_admission_is_closed_nothing_is_admitted_again(bench):
     await ledger.close_admission(LEARNER)
     assert (await admin.retry(None)).is_closed
     assert len(await ledger.dead_letters()) == 1
+
+
+# -- pauses --------------------------------------------------------------------------------------
+
+
+async def test_a_pause_admits_no_group_and_finishes_those_that_are_admitted(bench):
+    ledger, admin = await opened(bench, make_spec(units_per_update=4))
+    begun = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
+    paused = await admin.pause(by="kay@host", reason="a new verifier")
+    assert paused == Pause(1000.0, "kay@host", "a new verifier")
+    grant = await ledger.lease(OTHER_GENERATOR, max_trajectories=8)
+    assert [str(lease.trajectory) for lease in grant.leases] == ["t.0.1"], "the other member of the admitted group"
+    assert grant.refusal is Refusal.PAUSED
+    for who, lease in ((GENERATOR, begun[0]), (OTHER_GENERATOR, grant.leases[0])):
+        await ledger.write_chunk(who, make_chunk(lease.trajectory))
+        await ledger.write_score(SCORER, ChunkId(lease.trajectory, 0), reward(lease.trajectory.member))
+    totals = await ledger.totals()
+    assert (totals.num_groups_admitted, totals.num_ready_units, totals.paused) == (1, 1, paused)
+    assert (await ledger.audit()).balances
+
+
+async def test_a_resumed_ledger_admits_again_and_returns_the_pause(bench):
+    ledger, admin = await opened(bench, make_spec())
+    assert await admin.resume() is None
+    paused = await admin.pause(by="kay@host")
+    bench.now += 60.0
+    assert await admin.pause(by="other@host", reason="another") == paused, "the first pause stands"
+    assert await admin.resume() == paused
+    assert await admin.resume() is None
+    grant = await ledger.lease(GENERATOR, max_trajectories=2)
+    assert (len(grant.leases), grant.refusal) == (2, None)
+    assert (await ledger.totals()).paused is None
+
+
+async def test_windows_of_begun_trajectories_go_on_in_a_pause(bench):
+    ledger, admin = await opened(bench, make_spec(Unit.CHUNK, units_per_update=2, eta=1))
+    (lease,) = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
+    await admin.pause(by="kay@host")
+    write = await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory, 0, final=False))
+    assert write.keeps_lease
+    assert await ledger.give_back(GENERATOR) == 1
+    grant = await ledger.lease(OTHER_GENERATOR, max_trajectories=8)
+    assert [(str(one.trajectory), one.next_index) for one in grant.leases] == [("t.0.0", 1), ("t.0.1", 0)]
+    # parked: the next window waits for credit, and takes it in a pause
+    await ledger.write_chunk(OTHER_GENERATOR, make_chunk(lease.trajectory, 1, final=False, context=3))
+    write = await ledger.write_chunk(OTHER_GENERATOR, make_chunk(lease.trajectory, 2, final=False, context=6))
+    assert not write.keeps_lease
+    await ledger.advance(LEARNER, 1)
+    again = await ledger.lease(OTHER_GENERATOR, max_trajectories=8, policy_version=1)
+    assert [(str(one.trajectory), one.next_index) for one in again.leases] == [("t.0.0", 3)]
+    assert again.refusal is Refusal.PAUSED
+
+
+async def test_evaluation_goes_on_in_a_pause(bench):
+    ledger, admin = await opened(bench, make_spec())
+    await admin.pause(by="kay@host")
+    request = EvaluationRequest(0, policy_version=0, num_prompts=1, samples_per_prompt=1, temperature=0.0)
+    await ledger.request_evaluation(LEARNER, request)
+    grant = await ledger.lease(GENERATOR, max_trajectories=2)
+    assert [str(lease.trajectory) for lease in grant.leases] == ["e0.0.0"]
+    assert grant.refusal is Refusal.PAUSED
+
+
+async def test_a_pause_outlives_the_learner_and_starves_no_claim(bench):
+    ledger, admin = await opened(bench, make_spec(units_per_update=2, num_prompts=9))
+    await admin.pause(by="kay@host")
+    waited = await ledger.claim(LEARNER, policy_version=0)
+    assert waited.wait is ClaimWait.NOT_ENOUGH, "starved would end the run"
+    successor = Incarnation(Role.LEARNER, LEARNER.worker, 2)
+    await bench.set_epoch(successor.worker, 2)
+    await ledger.recover(successor, ())
+    await ledger.resume_from(successor, Restart(policy_version=1, num_updates=0))
+    assert (await ledger.lease(GENERATOR, max_trajectories=2)).refusal is Refusal.PAUSED
+
+
+async def test_what_cannot_be_admitted_at_all_is_said_before_a_pause(bench):
+    ledger, admin = await opened(bench, make_spec(num_prompts=1))
+    await ledger.lease(GENERATOR, max_trajectories=2)
+    await admin.pause(by="kay@host")
+    assert (await ledger.lease(GENERATOR, max_trajectories=2)).refusal is Refusal.EXHAUSTED
+    await ledger.close_admission(LEARNER)
+    assert (await ledger.lease(GENERATOR, max_trajectories=2)).refusal is Refusal.CLOSED

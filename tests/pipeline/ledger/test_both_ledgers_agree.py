@@ -105,6 +105,8 @@ class LossyRedis(RedisLedger):
             "extend_scoring",
             "requeue",
             "retry",
+            "pause",
+            "resume",
             # a copy of these acts again: it moves a lease's end, ...
         ):
             self._sent = [*self._sent[-60:], (name, who, arguments)]
@@ -592,6 +594,16 @@ class BothLedgers(RuleBasedStateMachine):
 
     def retry_letters(self, chosen) -> None:
         reached["retried"] += len(self.asked("retry", chosen).prompts)
+
+    @rule(worker=st.sampled_from(WORKERS), wanted=st.integers(1, 5), served=st.sampled_from([None, 0]))
+    def lease_in_a_pause(self, worker, wanted, served) -> None:
+        admitted = self.memory.state.admitted["groups"]
+        for admin in self.admins:
+            assert self.run(admin.pause(by="kay@host", reason="a look")).since_s == self.now
+        self.lease(worker, wanted, served)
+        assert self.memory.state.admitted["groups"] == admitted
+        self.both("totals")
+        assert self.asked("resume") is not None
 
     # -- at every step ---------------------------------------------------------------------------
 

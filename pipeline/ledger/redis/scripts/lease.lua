@@ -2,6 +2,7 @@
 -- groups.
 --
 -- Uses     beginning counts credit holding many names requests versions
+-- Reads             paused
 -- Reads and writes  settings counters epochs holders held:* asked:<who> open parked again
 --                   evaluation_open evaluation:<n> groups group:<n> trajectory:* chunk:* running
 --                   running_age
@@ -66,7 +67,9 @@ end
 local function admit_group()
   local number = nth_group(counter('groups:admitted'))
   local why = refusal(S.group_size)
-  if why ~= 'closed' and is_exhausted() then why = 'exhausted' end
+  if why ~= 'closed' then
+    if is_exhausted() then why = 'exhausted' elseif call('EXISTS', P .. 'paused') == 1 then why = 'paused' end
+  end
   if why then return why end
   local name = string.format('%d', number)
   local again = call('ZRANGE', P .. 'again', 0, 0)[1]

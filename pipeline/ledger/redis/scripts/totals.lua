@@ -1,10 +1,11 @@
 -- totals.lua: read the counters that bound staleness and describe progress.
 --
 -- Uses     beginning counts credit
--- Reads    settings counters ready running
+-- Reads    settings counters ready running paused
 -- Returns  { version, used, limit, ready units, running units, groups admitted, tokens generated,
 --          tokens trained, closed, exhausted, waits unflushed, { reason, groups dropped, ... },
---          trajectories admitted, credit trained, finished admitted, finished trained }
+--          trajectories admitted, credit trained, finished admitted, finished trained,
+--          { since, by, reason } of the pause, each nil without one }
 
 local c = call('HMGET', COUNTERS, 'version', 'used', 'groups:admitted', 'tokens:admitted', 'tokens:trained', 'closed',
   'trajectories:admitted', 'credit:trained', 'finished:admitted', 'finished:trained')
@@ -23,4 +24,5 @@ return {
   call('ZCARD', P .. 'running') * WEIGHT, groups, integer(c[4]), integer(c[5]), c[6] and 1 or 0,
   is_exhausted() and 1 or 0, counter('unflushed'), dropped,
   integer(c[7]), integer(c[8]), integer(c[9]), integer(c[10]),
+  call('HMGET', P .. 'paused', 'since', 'by', 'reason'),
 }

@@ -17,12 +17,14 @@ import redis.asyncio
 
 from pipeline.ledger.redis import connection as connection_module
 from pipeline.ledger.redis import keys
+from pipeline.ledger.redis.admin import RedisAdmin
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.redis.tokens import AclRefused, TokenAdmin
 from pipeline.ledger.token import ROLES, Token, ledger_url, write_token
+from pipeline.ledger.types import Refusal
 from pipeline.runtime.registry.contract import Fleet, RunState, RunStatus, WeightsAnnouncement
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.joining.host_keys import keep_tokens
@@ -105,6 +107,8 @@ async def test_a_token_reaches_its_own_run_and_nothing_else(role: Role, owner: O
             ("HSET", keys.permitted_of(RUN, "run"), "key", "host"),
             ("SET", "{test}:settings", "mine"),
             ("SET", "{test}:fleet", "{}"),
+            ("HSET", "{test}:paused", "by", "another"),
+            ("DEL", "{test}:paused"),
         )
         for command in (
             *(owners if await tells_reads(owner) else ()),
@@ -156,6 +160,25 @@ async def test_only_a_learners_token_publishes_weights_and_ends_the_run(role: Ro
         await registry.set_fleet(Fleet({}))
     await registry.aclose()
     await ledger.aclose()
+
+
+async def test_a_generators_token_is_refused_by_a_pause_and_ends_none(owner: Owner) -> None:
+    ledger = RedisLedger(owner.client, RUN)
+    await ledger.open(make_spec())
+    await RedisAdmin(ledger).pause(by="kay@host")
+    client = connect(owner.url_of(await owner.admin.create(Role.GENERATOR)))
+    joined_ledger, registry = RedisLedger(client, RUN), RedisRegistry(client, RUN)
+    await joined_ledger.open(make_spec())
+    who = await registry.register(Role.GENERATOR, "generator-0")
+    assert (await joined_ledger.lease(who, max_trajectories=2)).refusal is Refusal.PAUSED
+    if await tells_reads(owner):
+        with pytest.raises(LedgerRefused):
+            await RedisAdmin(joined_ledger).resume()
+        assert (await ledger.totals()).paused is not None
+    await RedisAdmin(ledger).resume()
+    assert len((await joined_ledger.lease(who, max_trajectories=2)).leases) == 2
+    await registry.aclose()
+    await joined_ledger.aclose()
 
 
 async def test_a_revoked_token_ends_its_connections_and_keys_at_once(owner: Owner) -> None:

@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.ledger.memory.admin import MemoryAdmin
 from pipeline.ledger.memory.ledger import MemoryLedger
+from pipeline.ledger.redis.admin import RedisAdmin
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.ledger.sharded.admin import ShardedAdmin
 from pipeline.ledger.sharded.ledger import ShardedLedger
 from pipeline.ledger.sharded.merge import merge_audits, merge_refusals
 from pipeline.ledger.types import (
@@ -302,3 +305,33 @@ async def test_a_renewal_holds_what_its_worker_has_in_every_shard():
         await ledger.renew(GENERATOR)
     assert (await ledger.lease(OTHER_GENERATOR, max_trajectories=100)).leases == ()
     await ledger.aclose()
+
+
+def admin_of(shard) -> MemoryAdmin | RedisAdmin:
+    return MemoryAdmin(shard, lambda _: 1) if isinstance(shard, MemoryLedger) else RedisAdmin(shard)
+
+
+async def test_a_pause_holds_in_every_shard_and_ends_in_every_shard(shards):
+    ledger = ShardedLedger(shards)
+    await ledger.open(SPEC)
+    admin = ShardedAdmin([admin_of(shard) for shard in shards])
+    paused = await admin.pause(by="kay@host", reason="a look")
+    grant = await ledger.lease(GENERATOR, max_trajectories=100)
+    assert (grant.leases, grant.refusal) == ((), Refusal.PAUSED)
+    assert (await ledger.totals()).paused == paused
+    assert await admin.resume() == paused
+    assert (await ledger.totals()).paused is None
+    assert {name.split(".")[1] for name in await sample(ledger)} >= {"0", "1"}, "both shards admit again"
+
+
+async def test_a_run_is_paused_until_its_last_shard_is_not(shards):
+    await ShardedLedger(shards).open(SPEC)
+    away = Away(admin_of(shards[1]))
+    admin = ShardedAdmin([admin_of(shards[0]), away])
+    paused = await admin.pause(by="kay@host")
+    away.is_away = True
+    with pytest.raises(LedgerUnavailable):
+        await admin.resume()
+    away.is_away = False
+    assert (await ShardedLedger(shards).totals()).paused == paused
+    assert await admin.resume() == paused
