@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -30,7 +30,9 @@ from protocol.errors import ConfigError, DeadlineExceeded, HeadraceError, Ledger
 
 if TYPE_CHECKING:
     from pipeline.cli.score.distribution import ScoreReport
+    from pipeline.ledger.types import Pause
     from pipeline.observability.samples import ResponseSample
+    from pipeline.operator.attached import Attached
     from pipeline.operator.status_report import StatusReport
 
 OUTPUT_NAME = "up.out"
@@ -124,14 +126,30 @@ class Run:
     def scale(self, **counts: int | str) -> dict[str, int]:
         """Change how many workers some roles have: ``scale(generator=4)``, or ``generator="auto"``
         by demand. Return the fleet that is wanted. Raises ConfigError as ``headrace scale``."""
-        from pipeline.cli.common import on_run
         from pipeline.cli.control import parse_count
-        from pipeline.operator.attached import attach
-        from pipeline.operator.steering import change_fleet
+        from pipeline.operator import steering
 
         wanted = dict(parse_count(f"{role}={count}") for role, count in counts.items())
-        fleet = _apart(lambda: on_run(attach)(change_fleet)(run=self.folder, wanted=wanted))
+        fleet = _apart(lambda: asyncio.run(self._steer(lambda at: steering.change_fleet(at, wanted))))
         return {str(role): count for role, count in fleet.counts.items()}
+
+    def pause(self, reason: str = "") -> Pause:
+        """Admit no new groups until ``resume``, as ``headrace pause``; return the pause."""
+        from pipeline.operator import steering
+
+        return _apart(lambda: asyncio.run(self._steer(lambda at: steering.pause(at, reason))))
+
+    def resume(self) -> Pause | None:
+        """Admit new groups again; return the pause that ended, None without one."""
+        from pipeline.operator import steering
+
+        return _apart(lambda: asyncio.run(self._steer(steering.resume)))
+
+    async def _steer(self, steer: Callable[[Attached], Awaitable[_T]]) -> _T:
+        from pipeline.operator.attached import attach
+
+        async with attach(self.folder) as at:
+            return await steer(at)
 
     def stop(self, *, now: bool = False, timeout_s: float | None = None) -> bool:
         """Drain the run and end it, as ``headrace down``; return whether it ran. With ``now``

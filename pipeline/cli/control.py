@@ -1,4 +1,4 @@
-"""``headrace scale`` and ``headrace down``: change the fleet of a run, or end the run."""
+"""``headrace scale``, ``pause``, ``resume`` and ``down``: steer a run, or end it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import answer, json_option, on_run, run_among, run_argument
-from pipeline.operator.attached import attach, find_run
+from pipeline.operator import steering
+from pipeline.operator.attached import Attached, attach, find_run
 from pipeline.operator.ending import end_run
-from pipeline.operator.steering import change_fleet
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     """Change how many workers a role has, while the run goes on."""
     if not counts:
         raise click.UsageError("no role given; expected ROLE=NUMBER, for example: headrace scale generator=4")
-    fleet = on_run(attach)(change_fleet)(run=run, wanted=dict(parse_count(text) for text in counts))
+    fleet = on_run(attach)(steering.change_fleet)(run=run, wanted=dict(parse_count(text) for text in counts))
     by_hand = "; generators stay so, until `headrace scale generator=auto`" if fleet.is_by_hand else ""
     words = ", ".join(f"{count} {role}" for role, count in fleet.counts.items())
     answer(as_json, fleet, f"wanted: {words}{by_hand}")
@@ -49,6 +49,38 @@ def parse_count(text: str) -> tuple[Role, int | None]:
         roles = ", ".join(_ELASTIC)
         raise ConfigError(f"`{text}`: expected ROLE=NUMBER with a role of {roles} and a number from 1, as generator=4")
     return Role(name), int(number)
+
+
+@click.command(epilog='\b\nExamples:\n  headrace pause\n  headrace pause runs/demo --reason "a new verifier"')
+@run_argument
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown wherever the pause is.")
+@json_option
+@on_run(attach)
+async def pause(at: Attached, reason: str, as_json: bool) -> None:
+    """Admit no new groups, until `headrace resume`.
+
+    Work in flight is sampled, scored and trained, and evaluation goes on. Then workers wait. The
+    pause is stored with the ledger: it outlives supervisor, server and learner."""
+    from pipeline.observability.status import pause_words
+
+    paused = await steering.pause(at, reason)
+    way_on = f"work in flight is finished; `headrace resume {at.run_dir}` goes on"
+    answer(as_json, {"run": at.run_dir, "paused": paused}, f"{pause_words(paused)}; {way_on}")
+
+
+@click.command(epilog="\b\nExamples:\n  headrace resume\n  headrace resume runs/demo --json")
+@run_argument
+@json_option
+@on_run(attach)
+async def resume(at: Attached, as_json: bool) -> None:
+    """Admit new groups again, after `headrace pause`.
+
+    `headrace up --resume` is another thing: it starts a run that has ended."""
+    from pipeline.observability.status import pause_words
+
+    ended = await steering.resume(at)
+    words = "was not paused" if ended is None else f"admits groups again; until now {pause_words(ended)}"
+    answer(as_json, {"run": at.run_dir, "ended": ended}, f"{at.run_dir} {words}")
 
 
 @click.command(epilog="\b\nExamples:\n  headrace down\n  headrace down runs/demo --now")

@@ -67,9 +67,10 @@ async def status(at: Attached, as_json: bool) -> None:
 @on_run(look_at)
 async def queues(at: Attached, as_json: bool) -> None:
     """Show every link and ledger queue: depth, limit, oldest age, consumer."""
-    from pipeline.observability.status import queue_rows
+    from pipeline.observability.status import pause_words, queue_rows
 
     rows = queue_rows(await at.registry.heartbeats(), await at.ledger.queues())
+    paused = (await at.ledger.totals()).paused
     if as_json:
         echo_json(rows)
         return
@@ -77,7 +78,10 @@ async def queues(at: Attached, as_json: bool) -> None:
 
     from pipeline.observability.tables import queue_table
 
-    Console().print(queue_table(rows))
+    console = Console()
+    console.print(queue_table(rows))
+    if paused is not None:
+        console.print(pause_words(paused), markup=False, highlight=False)
 
 
 @click.command(epilog="\b\nExamples:\n  headrace audit\n  headrace audit runs/demo --json\n\nExit code 1: no balance.")

@@ -22,6 +22,10 @@ class LearnerWaits:
         self.share = 0.0
         self._seen_s: float | None = None
 
+    def skip(self) -> None:
+        """Leave out the time until the next reading, which has nothing to do with the need."""
+        self._seen_s = None
+
     def see(self, beats: Iterable[Heartbeat], now_s: float) -> float:
         """Take a reading of heartbeats at ``now_s``, monotonic; return the share."""
         learner = next((beat for beat in beats if beat.who.role is Role.LEARNER), None)

@@ -13,7 +13,9 @@ scrape reads the latest heartbeats.
     headrace_link_messages_total{link,event}      event = sent | received | refused | gaps
     headrace_counter{role,worker,name}            the role's own counters
     headrace_queue_depth{run,queue}               entries of a ledger's queue
-    headrace_learner_waits{run}                   share of recent time that the learner waits for units"""
+    headrace_learner_waits{run}                   share of recent time that the learner waits for units;
+                                                  0 in a pause, which needs no generators
+    headrace_paused{run}                          1 while an operator has paused admission"""
 
 from __future__ import annotations
 
@@ -43,13 +45,18 @@ class HeartbeatCollector(Collector):
         self._heartbeats: tuple[Heartbeat, ...] = ()
         self._queues: tuple[QueueStat, ...] = ()
         self._waits = LearnerWaits()
+        self._is_paused = False
         self._read_s = clock.monotonic()
 
-    def update(self, heartbeats: Iterable[Heartbeat], queues: Iterable[QueueStat]) -> None:
-        """Set the latest heartbeats and queues."""
+    def update(self, heartbeats: Iterable[Heartbeat], queues: Iterable[QueueStat], *, is_paused: bool = False) -> None:
+        """Set the latest heartbeats and queues. ``is_paused``: an operator has paused admission."""
+        self._is_paused = is_paused
         self._heartbeats, self._read_s = tuple(heartbeats), self._clock.monotonic()
         self._queues = tuple(queues)
-        self._waits.see(self._heartbeats, self._read_s)
+        if is_paused:
+            self._waits.skip()
+        else:
+            self._waits.see(self._heartbeats, self._read_s)
 
     def collect(self) -> Iterable[Metric]:
         """Return every metric."""
@@ -75,8 +82,11 @@ class HeartbeatCollector(Collector):
         for queue in self._queues:
             depth.add_metric([self._run, queue.name], queue.depth)
         waits = GaugeMetricFamily("headrace_learner_waits", "Share of recent time at input", labels=["run"])
-        waits.add_metric([self._run], self._waits.share)
-        return [up, progress, still, version, resident, waiting, counters, depth, waits, _links(self._heartbeats)]
+        waits.add_metric([self._run], 0.0 if self._is_paused else self._waits.share)
+        paused = GaugeMetricFamily("headrace_paused", "1 while an operator has paused admission", labels=["run"])
+        paused.add_metric([self._run], float(self._is_paused))
+        links = _links(self._heartbeats)
+        return [up, progress, still, version, resident, waiting, counters, depth, waits, paused, links]
 
 
 class MetricsServer:
@@ -99,9 +109,11 @@ class MetricsServer:
         """The port of the endpoint."""
         return int(self._server.server_port)
 
-    def update(self, heartbeats: Iterable[Heartbeat], queues: Iterable[QueueStat] = ()) -> None:
-        """Set the latest heartbeats and queues."""
-        self._collector.update(heartbeats, queues)
+    def update(
+        self, heartbeats: Iterable[Heartbeat], queues: Iterable[QueueStat] = (), *, is_paused: bool = False
+    ) -> None:
+        """Set the latest heartbeats and queues. ``is_paused``: an operator has paused admission."""
+        self._collector.update(heartbeats, queues, is_paused=is_paused)
 
     def close(self) -> None:
         """Stop listening."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +15,7 @@ from protocol.ids import Role
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.ledger.types import QueueStat, Totals
+    from pipeline.ledger.types import Pause, QueueStat, Totals
 
 _A_MOMENT_S = 2.0
 _MAX_CLOCKS = 4
@@ -272,6 +273,13 @@ def bottleneck(workers: Sequence[WorkerRow]) -> str:
     if row.waiting_for is WaitingFor.INPUT and not any(other.role is Role.GENERATOR for other in workers):
         what += "; no generator has a heartbeat"
     return f"{' waits for '.join(seen)}, which is at {what}" if len(seen) > 1 else f"{row.worker} is at {what}"
+
+
+def pause_words(pause: Pause) -> str:
+    """Return an operator's pause as a phrase, with the local time of its beginning."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(pause.since_s))
+    why = f": {printable_line(pause.reason)}" if pause.reason else ""
+    return f"admission is paused by an operator since {since}, {printable_line(pause.by)}{why}"
 
 
 def doing(row: WorkerRow) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.ledger.types import Audit, Totals
-from pipeline.observability.status import Health, QueueRow, RoleRow, WorkerRow, doing
+from pipeline.observability.status import Health, QueueRow, RoleRow, WorkerRow, doing, pause_words
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
 from protocol.ids import Role
 from protocol.printable import printable_line
@@ -182,13 +182,14 @@ def durability_line(num_unflushed: int) -> str | None:
 
 
 def groups_line(totals: Totals) -> str:
-    """Return the groups by their end, and the credit, in one line."""
+    """Return the groups by their end, the credit and a pause of admission, in one line."""
     dropped = {str(reason).replace("_", " "): number for reason, number in totals.num_groups_dropped.items() if number}
     by_reason = ", ".join(f"{number:,} {reason}" for reason, number in sorted(dropped.items()))
     gone = f"{sum(dropped.values()):,} dropped ({by_reason})" if dropped else "none dropped"
     return (
         f"{totals.num_groups_admitted:,} groups admitted, {gone}; {totals.num_ready_units:,} units ready, "
         f"{totals.num_running:,} running; credit {totals.credit_used:,} of {totals.credit_limit:,}"
+        + (f"; {pause_words(totals.paused)}" if totals.paused is not None else "")
     )
 
 

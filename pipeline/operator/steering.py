@@ -1,9 +1,13 @@
 """Changes of a running run, for the command line, the terminal view and the web page alike.
 
-Each is an entry in the run's registry, which the supervisor reads several times a second."""
+Each is an entry in the run's registry, which the supervisor reads several times a second, or in its
+ledger, which workers ask for work."""
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -11,10 +15,38 @@ from pipeline.operator.attached import Attached
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pipeline.ledger.types import Pause
     from pipeline.runtime.registry.contract import Fleet
     from protocol.ids import Role
 
 _MAX_TRIES = 10
+_MAX_REASON_CHARS = 300
+
+
+async def pause(at: Attached, reason: str = "") -> Pause:
+    """Stop the admission of new groups, until ``resume``; return the pause, the earlier one if
+    there was one. ``reason``: in the operator's words. Work in flight is finished, and evaluation
+    goes on. Raises ConfigError: the reason is too long, or all groups are admitted already."""
+    if len(reason) > _MAX_REASON_CHARS:
+        raise ConfigError(f"the reason has {len(reason)} characters; expected at most {_MAX_REASON_CHARS}: shorten it")
+    if (await at.ledger.totals()).is_closed:
+        raise ConfigError(f"{at.run_dir} admits no group any more: it has all its updates; `headrace down` ends a run")
+    return await at.admin.pause(by=_operator(), reason=" ".join(reason.split()))
+
+
+async def resume(at: Attached) -> Pause | None:
+    """Admit new groups again; return the pause that ended, None without one."""
+    return await at.admin.resume()
+
+
+def _operator() -> str:
+    """Return this process's user and host."""
+    try:
+        user = getpass.getuser()
+    # a container's user without a name
+    except (KeyError, OSError):
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 async def change_fleet(at: Attached, wanted: Mapping[Role, int | None]) -> Fleet:

@@ -18,7 +18,8 @@ Growth takes ``grow_after_s`` and two cycles, the second of which needs it too, 
 computations. Shrinking takes ``shrink_after_s`` and two cycles. Each change begins the measurement
 anew, and so does its last arrival. A growth that follows a shrink doubles ``shrink_after_s``. A
 growth after which no more is sampled is taken back, and makes ``grow_after_s`` eight times as long.
-The number stays while scorers or weights hold generators up."""
+The number stays while scorers or weights hold generators up, and while admission is paused.
+Waits in a pause have nothing to do with the need."""
 
 from __future__ import annotations
 
@@ -94,6 +95,7 @@ class DemandOutcome(StrEnum):
     MEASURING = "measuring"
     NOT_ARRIVED = "not arrived"
     HELD_UP = "held up"
+    PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +192,9 @@ class Autoscaler:
     _before: tuple[float, float] | None = None
     """Arrived generators, and tokens/s, before the last growth."""
 
-    def look(self, reading: Reading, wanted: int, now_s: float) -> Decision:
+    def look(self, reading: Reading, wanted: int, now_s: float, *, is_paused: bool = False) -> Decision:
         """Return the number that is wanted from now on. ``wanted``: the plan's present number;
-        ``now_s``: monotonic."""
+        ``now_s``: monotonic; ``is_paused``: whether an operator has paused admission."""
         bounds = self.bounds
         if wanted != self._wanted:
             self._begin_anew(reading, wanted)
@@ -201,10 +203,16 @@ class Autoscaler:
             self._most_arrived = arrived
             self._forget()
         self._measure(reading, now_s)
+        if is_paused:
+            self._forget()
+            # As at a run's start: the first update after it may begin late.
+            self._before = self._computed_s = None
         if not bounds.least <= wanted <= bounds.most:
             inside = min(max(wanted, bounds.least), bounds.most)
             outcome = DemandOutcome.GROW if inside > wanted else DemandOutcome.SHRINK
             return Decision(inside, outcome, f"{wanted} is outside of {bounds.least} to {bounds.most}")
+        if is_paused:
+            return Decision(wanted, DemandOutcome.PAUSED, "an operator has paused admission")
         return self._judge(reading, wanted)
 
     # -- measurement -------------------------------------------------------------------------------

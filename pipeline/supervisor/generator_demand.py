@@ -36,16 +36,24 @@ class GeneratorDemand:
         """The last change, in words."""
 
     async def follow(
-        self, registry: Registry, fleet: Fleet, beats: Sequence[Heartbeat], own: Iterable[str], now_s: float
+        self,
+        registry: Registry,
+        fleet: Fleet,
+        beats: Sequence[Heartbeat],
+        own: Iterable[str],
+        now_s: float,
+        *,
+        is_paused: bool = False,
     ) -> Fleet:
-        """Return the fleet that is wanted from now on. ``own``: the workers of the plan."""
+        """Return the fleet that is wanted from now on. ``own``: the workers of the plan.
+        ``is_paused``: whether an operator has paused admission."""
         if self._bounds is None or fleet.is_by_hand:
             self._autoscaler = None
             return fleet
         if self._autoscaler is None:
             self._autoscaler = Autoscaler(self._bounds)
         present = fleet.counts.get(Role.GENERATOR, 0)
-        decision = self._autoscaler.look(reading_of(beats, own), present, now_s)
+        decision = self._autoscaler.look(reading_of(beats, own), present, now_s, is_paused=is_paused)
         is_change = decision.wanted != present
         is_news = decision.outcome is not self._outcome
         if not (is_change or is_news or now_s >= self._next_told_s):
@@ -58,7 +66,7 @@ class GeneratorDemand:
         self._outcome, self._next_told_s, self._last = decision.outcome, now_s + _TOLD_EVERY_S, last
         if is_change:
             log.warning("generators_scaled", before=present, wanted=decision.wanted, reason=decision.reason)
-        elif is_news and decision.outcome not in (DemandOutcome.ENOUGH, DemandOutcome.MEASURING):
+        elif is_news and decision.outcome not in (DemandOutcome.ENOUGH, DemandOutcome.MEASURING, DemandOutcome.PAUSED):
             log.info("generators_not_scaled", wanted=present, outcome=decision.outcome, reason=decision.reason)
         return wanted
 

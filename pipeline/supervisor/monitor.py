@@ -60,6 +60,8 @@ class Monitor:
         self._server = server
         self._metrics = metrics
         self._queues: Sequence[QueueStat] = ()
+        self.is_paused = False
+        """Whether an operator has paused admission, at most 1 s ago."""
         self._watch = watch
         self._watch_every_s = watch_every_s
         self._next_watch_s = self._next_check_s = self._next_overdue_s = 0.0
@@ -131,6 +133,7 @@ class Monitor:
         if now >= self._next_overdue_s:
             self._next_overdue_s = now + _OVERDUE_CHECK_S
             self._queues = await self._ledger.queues()
+            self.is_paused = (await self._ledger.totals()).paused is not None
             self._overdue_s = overdue_ages(self._queues, self._scoring_deadline_s)
         return self._overdue_s
 
@@ -138,7 +141,7 @@ class Monitor:
         """Update the metrics endpoint, the fleet's history and, when the time has come, the view. A
         new state is shown at once: it may be the last."""
         if self._metrics is not None:
-            self._metrics.update(beats, self._queues)
+            self._metrics.update(beats, self._queues, is_paused=self.is_paused)
         if self._recorder is not None:
             await self._recorder.look(beats, self._ledger, self._queues, now)
         is_due = now >= self._next_watch_s or status.state is not self._shown

@@ -308,7 +308,7 @@ class Supervisor:
             await monitor.check()
             beats = await monitor.registry.heartbeats()
             if status.state is RunState.RUNNING:
-                status = await self._steer(monitor.registry, beats, now)
+                status = await self._steer(monitor.registry, beats, now, is_paused=monitor.is_paused)
             await self._fleet.fence_exited(monitor.registry, ended, beats)
             await self._fleet.replace(monitor.registry, beats, now, await monitor.overdue(now))
             await self._fence_silent(monitor.registry, beats, now)
@@ -335,7 +335,7 @@ class Supervisor:
             return RunStatus(RunState.STOPPING, detail)
         return None
 
-    async def _steer(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> RunStatus:
+    async def _steer(self, registry: Registry, beats: Sequence[Heartbeat], now: float, *, is_paused: bool) -> RunStatus:
         """Apply the desired fleet; return the run's status."""
         if ending := self._ending():
             await registry.set_run_status(ending)
@@ -349,7 +349,7 @@ class Supervisor:
             if fleet is not None:
                 if self._demand is not None:
                     own = [worker.name for worker in self._plan.workers]
-                    fleet = await self._demand.follow(registry, fleet, beats, own, now)
+                    fleet = await self._demand.follow(registry, fleet, beats, own, now, is_paused=is_paused)
                 if self._is_allowed(fleet):
                     self._fleet.carry_out(self._plan.want(fleet.counts, now))
         return status

@@ -13,26 +13,14 @@ from protocol.trajectory import Field
 
 def totals_from(reply: Sequence[Any]) -> Totals:
     """Return the counters of ``totals.lua``."""
-    (
-        version,
-        used,
-        limit,
-        ready,
-        running,
-        groups,
-        generated,
-        trained,
-        closed,
-        exhausted,
-        unflushed,
-        flat,
-        *moved,
-        paused,
-    ) = reply
+    version, used, limit, ready, running, groups, generated, trained, closed, exhausted, unflushed, flat, *rest = reply
+    *moved, paused = rest
     dropped = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
     ended = bool(closed), bool(exhausted)
-    counts = ready, running, groups, dropped, generated, trained
-    return Totals(version, used, limit, *counts, *ended, unflushed, groups, *moved, pause_from(paused))
+    return Totals(
+        version, used, limit, ready, running, groups, dropped, generated, trained, *ended, unflushed, groups, *moved,
+        paused=pause_from(paused),
+    )  # fmt: skip
 
 
 def pause_from(reply: Sequence[bytes | None]) -> Pause | None:

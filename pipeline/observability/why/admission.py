@@ -1,8 +1,9 @@
-"""The roots when too little is on the way: credit, memory, data, closed admission."""
+"""The roots when too little is on the way: credit, memory, data, paused or closed admission."""
 
 from __future__ import annotations
 
 from pipeline.ledger.types import Totals
+from pipeline.observability.status import pause_words
 from pipeline.observability.why.types import Cause, Chain, Outlook, Snapshot, count
 from pipeline.observability.why.workers import SCORER, generators_chain, role_absent_chain, role_chain, worker_chain
 from pipeline.runtime.registry.contract import WaitingFor
@@ -20,6 +21,9 @@ def admission_chain(s: Snapshot, totals: Totals) -> Chain:
         link = f"all prompts are admitted, {count(totals.num_groups_admitted, 'group')}: there is no more data"
         doing = "the run ends with what it has learned; for more, add prompts or set data.epochs higher"
         return Chain((link,), Cause.EXHAUSTED, "", Outlook.ENDED, doing)
+    if totals.paused is not None:
+        doing = f"`headrace resume {s.run}` admits groups again; work in flight is finished meanwhile"
+        return Chain((pause_words(totals.paused),), Cause.PAUSED, "", Outlook.YOU, doing)
     memory = s.queues.get("bytes")
     if memory is not None and memory.limit is not None and memory.depth > memory.limit:
         link = f"the ledger holds {memory.depth / _MB:,.1f} of {memory.limit / _MB:,.1f} MB: nothing is admitted"

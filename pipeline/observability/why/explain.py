@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pipeline.ledger.admin import Waits
 from pipeline.ledger.types import LatePolicy, Totals, Unit
-from pipeline.observability.status import Health, WorkerRow
+from pipeline.observability.status import Health, WorkerRow, pause_words
 from pipeline.observability.why.admission import admission_chain
 from pipeline.observability.why.silence import no_ledger_chain
 from pipeline.observability.why.types import Cause, Chain, Ended, Explanation, Outlook, Snapshot, count, gravity, worst
@@ -258,6 +258,12 @@ def _also(s: Snapshot, chains: list[Chain]) -> list[str]:
     words += [f"{name} is there again: {ended}" for name, ended in worth.items()]
     if len(words) > _MAX_WORKERS:
         words[_MAX_WORKERS:] = [f"{len(words) - _MAX_WORKERS} more workers: `headrace status {s.run}`"]
+    if (
+        s.totals is not None
+        and s.totals.paused is not None
+        and all(chain.cause is not Cause.PAUSED for chain in chains)
+    ):
+        words.append(f"{pause_words(s.totals.paused)}: `headrace resume {s.run}`")
     if dead := s.depth("dead"):
         words.append(f"{count(dead, 'dead letter')}: `headrace dead-letters list`")
     return words

@@ -66,6 +66,8 @@ class Cause(StrEnum):
     """All groups of late had nothing to learn from."""
     EXHAUSTED = "exhausted"
     CLOSED = "closed"
+    PAUSED = "paused"
+    """An operator has paused admission."""
     FAILED = "failed"
     """A worker ended in a way that restarts do not repair, or too often."""
     SUPERVISOR = "supervisor"

@@ -4,6 +4,7 @@ dead letter."""
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,20 @@ def test_a_workers_last_end_is_read_off_the_supervisors_log(tmp_path: Path) -> N
         "generator-0": "it ended (failure) by ImportError: no module named flash, 2 s ago, the 2nd time within 10 min",
     }
     assert read_exits(tmp_path / "nowhere", now_s) == {}
+
+
+def test_a_pause_outlives_its_server_is_shown_everywhere_and_ends_with_resume(run_dir: Path) -> None:
+    paused = _json("pause", str(run_dir), "--reason", "a new  verifier\x1b[31m")["paused"]
+    assert paused["by"].endswith(f"@{socket.gethostname()}")
+    # each command starts and stops the run's server, or one on a copy
+    assert _json("status", str(run_dir))["totals"]["paused"] == paused
+    assert _json("pause", str(run_dir), "--reason", "another")["paused"] == paused
+    for command in ("status", "queues"):
+        done = CliRunner().invoke(headrace, [command, str(run_dir)], standalone_mode=False)
+        words = " ".join(done.stdout.split())
+        assert "admission is paused by an operator since" in words and "a new verifier\\x1b[31m" in words, words
+    assert any("paused by an operator" in words for words in _json("why", str(run_dir))["also"])
+    assert _json("resume", str(run_dir)) == {"run": str(run_dir), "ended": paused}
+    assert _json("resume", str(run_dir))["ended"] is None
+    assert _json("status", str(run_dir))["totals"]["paused"] is None
+    assert "has 301 characters; expected at most 300" in _refused("pause", str(run_dir), "--reason", "x" * 301)

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.ledger.types import QueueStat
 from pipeline.observability.demand import LearnerWaits
-from pipeline.observability.metrics import MetricsServer
+from pipeline.observability.metrics import HeartbeatCollector, MetricsServer
 from pipeline.observability.status import Health, bottleneck, clock_words, queue_rows, role_rows, worker_rows
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
@@ -182,6 +182,29 @@ def test_the_share_of_the_learners_waits_follows_its_recent_time():
     assert 0.48 < waits.share < 0.52
     waits.see([], 400.0)
     assert 0.48 < waits.see([beat("learner-0", WaitingFor.COMPUTE)], 5000.0) < 0.52, "an absent learner says nothing"
+
+
+async def test_a_pause_is_a_metric_and_its_waits_are_not_the_learners():
+    clock = ManualClock(start_s=NOW)
+    collector = HeartbeatCollector(clock, "demo")
+
+    def shown() -> dict[str, float]:
+        return {sample.name: sample.value for metric in collector.collect() for sample in metric.samples}
+
+    async def look(at: WaitingFor, *, is_paused: bool) -> float:
+        for _ in range(300):
+            await clock.advance(1.0)
+            collector.update([beat("learner-0", at)], [], is_paused=is_paused)
+        found = shown()
+        assert found["headrace_paused"] == float(is_paused)
+        return found["headrace_learner_waits"]
+
+    assert await look(WaitingFor.INPUT, is_paused=False) > 0.9
+    assert await look(WaitingFor.INPUT, is_paused=True) == 0.0, "it adds no generators by an older figure"
+    assert await look(WaitingFor.COMPUTE, is_paused=False) < 0.1
+    await look(WaitingFor.INPUT, is_paused=True)
+    collector.update([beat("learner-0", WaitingFor.COMPUTE)], [])
+    assert shown()["headrace_learner_waits"] < 0.1, "waits in a pause are not the learner's"
 
 
 def test_a_port_in_use_is_a_sentence():

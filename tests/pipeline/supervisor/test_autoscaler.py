@@ -32,6 +32,8 @@ class Model:
     saturates_at: float = 1e9
     """Generators that the machine bears: more of them sample no more."""
     held_up: bool = False
+    is_paused: bool = False
+    """Whether an operator has paused admission: generators sample nothing new."""
     trickle: bool = False
     """Whether a third of the generators' time is a wait for scorers."""
     num_guests: int = 0
@@ -53,7 +55,7 @@ class Model:
         return self.num_guests + sum(at <= self.now_s for at in self.arrivals[: self.num_nodes])
 
     def reading(self) -> Reading:
-        may_sample = self.ready < self.units + self.ahead
+        may_sample = self.ready < self.units + self.ahead and not self.is_paused
         busy = float(self.arrived if may_sample and not self.held_up else 0)
         return Reading(
             version=self.version,
@@ -68,7 +70,7 @@ class Model:
     def step(self) -> Decision:
         self.now_s += LOOK_S
         made = 0.0
-        if self.ready < self.units + self.ahead:
+        if self.ready < self.units + self.ahead and not self.is_paused:
             made = min(self.arrived, self.saturates_at) * LOOK_S / self.unit_s * (0.1 if self.held_up else 1.0)
         self.ready += made
         self.tokens += 1000.0 * made
@@ -78,7 +80,7 @@ class Model:
         if self.left_s <= 0.0 and self.ready >= self.units:
             self.ready -= self.units
             self.left_s = self.compute_s
-        decision = self.autoscaler.look(self.reading(), self.wanted, self.now_s)
+        decision = self.autoscaler.look(self.reading(), self.wanted, self.now_s, is_paused=self.is_paused)
         if decision.wanted != self.wanted:
             self.decisions.append((self.now_s, decision))
             self.set(decision.wanted)
@@ -111,6 +113,34 @@ def test_a_starved_learner_gets_as_many_generators_as_keep_it_busy() -> None:
     _, first = model.decisions[0]
     assert first.outcome is DemandOutcome.GROW and first.wanted == 2, "at most twice as many at once"
     assert "the learner waits" in first.reason and "1 generators are 100% busy" in first.reason
+
+
+def test_a_pause_of_admission_changes_no_number_and_leaves_no_trace() -> None:
+    model = Model(wanted=4)
+    model.run(600.0)
+    assert (model.wanted, model.decisions) == (4, [])
+    model.is_paused = True
+    decision = model.run(3 * 3600.0)
+    assert (decision.outcome, decision.reason) == (DemandOutcome.PAUSED, "an operator has paused admission")
+    model.is_paused = False
+    model.run(3600.0)
+    assert model.decisions == [], "neither the pause nor the first update after it counts"
+
+
+def test_the_first_units_after_a_pause_may_take_long_and_add_no_generator() -> None:
+    autoscaler, now_s = Autoscaler(BOUNDS), 0.0
+
+    def look(version: int, *, is_waiting: bool, is_paused: bool = False) -> Decision:
+        busy = 0.0 if is_paused else 2.0
+        reading = Reading(version, is_waiting, num_arrived=2, num_busy=busy, num_held_up=0, sampled={})
+        return autoscaler.look(reading, 2, now_s, is_paused=is_paused)
+
+    # a learner that computes for 20 s and never waits; a pause; then long responses
+    for second in range(500):
+        now_s += 1.0
+        is_late = second >= 300
+        decision = look(min(14, second // 20), is_waiting=is_late, is_paused=is_late and second < 400)
+        assert decision.wanted == 2, (second, decision)
 
 
 def test_idle_generators_are_drained_after_a_while_and_not_below_the_need() -> None:

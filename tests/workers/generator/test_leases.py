@@ -17,6 +17,7 @@ from pipeline.ledger.memory.admin import MemoryAdmin
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import Lease, Unit
 from pipeline.runtime.context import ActorContext
+from pipeline.runtime.registry.contract import MAY_HOLD
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.worker_state import WorkerState
 from protocol.codec import Encoded
@@ -279,3 +280,22 @@ async def test_leases_outlive_a_long_turn_and_run_out_when_the_engine_stands_sti
         await clock.advance(100 * lease_s)
         assert len(renewed) <= 5, "nothing moves: what it holds goes on elsewhere"
         keeping.cancel()
+
+
+async def test_a_generator_without_work_in_a_pause_names_it_and_is_not_to_blame(tmp_path: Path) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        clock = ManualClock()
+        settings = (small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks)
+        ctx = await context_of(*settings, MemoryRegistry(clock), zmq_transport(), clock)
+        await ctx.ledger.open(make_spec(group_size=1, units_per_update=1))
+        assert isinstance(ctx.ledger, MemoryLedger)
+        await MemoryAdmin(ctx.ledger, lambda _: 1).pause(by="kay@host")
+        generator, engine = generator_of(ctx)
+        generator._writer = writer_of(ctx, generator._held)
+        await generator._lease_and_resume()
+        assert engine.submitted == []
+        beat = ctx.worker_state.heartbeat()
+        assert beat.waiting_for in MAY_HOLD, "the watchdog allows this wait for ever"
+        assert "an operator, who has paused admission" in beat.detail
+        generator._tally.close()
+        ctx.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.ledger.memory.admin import MemoryAdmin
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.sharded.ledger import ShardedLedger
 from pipeline.ledger.types import ClaimRefused, DropReason, Lease, Unit
@@ -77,6 +78,19 @@ async def test_groups_without_signal_in_a_row_are_hopeless_once_the_limit_is_rea
     assert await run.verdict() == Counter({NO_SIGNAL: LIMIT})
     run.hopeless.claimed()
     assert run.hopeless.num_unusable == 0
+
+
+async def test_in_a_pause_of_admission_data_is_not_judged():
+    run = await Run().open()
+    await run.verdict()
+    await run.sample(LIMIT, good=False)
+    assert isinstance(run.ledger, MemoryLedger)
+    admin = MemoryAdmin(run.ledger, lambda _: 1)
+    await admin.pause(by="kay@host", reason="a better verifier")
+    assert await run.verdict() is None
+    assert run.hopeless.num_unusable == LIMIT
+    await admin.resume()
+    assert await run.verdict() == Counter({NO_SIGNAL: LIMIT})
 
 
 async def test_a_learner_with_enough_units_that_waits_for_late_work_is_never_hopeless():

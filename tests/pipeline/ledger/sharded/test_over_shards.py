@@ -327,7 +327,7 @@ async def test_a_pause_holds_in_every_shard_and_ends_in_every_shard(shards):
 async def test_a_run_is_paused_until_its_last_shard_is_not(shards):
     await ShardedLedger(shards).open(SPEC)
     away = Away(admin_of(shards[1]))
-    admin = ShardedAdmin([admin_of(shards[0]), away])
+    admin = ShardedAdmin([admin_of(shards[0]), away])  # pyright: ignore[reportArgumentType]
     paused = await admin.pause(by="kay@host")
     away.is_away = True
     with pytest.raises(LedgerUnavailable):

@@ -3,18 +3,20 @@ next step follows."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pipeline.ledger.admin import Place
+from pipeline.ledger.types import Pause
 from pipeline.observability.status import Health, WorkerRow
 from pipeline.observability.why.explain import explain
 from pipeline.observability.why.types import Cause, Outlook, Snapshot
 from pipeline.runtime.registry.contract import UNUSABLE_IN_A_ROW, RunState, WaitingFor
 from protocol.trajectory import Field
-from tests.pipeline.observability.why.scenes import lack, scene, silent, totals, trajectory, unit, waits, worker
+from tests.pipeline.observability.why.scenes import lack, queues, scene, silent, totals, trajectory, unit, waits, worker
 
 
 def after_useless(num_groups: int) -> WorkerRow:
@@ -28,6 +30,7 @@ NOTHING = waits(running=0, ready=3)
 FULL = worker("generator-2", WaitingFor.ROOM, "room at reward-0")
 LAGS = worker("learner", WaitingFor.WEIGHTS, "generator-2 (version 1) to take version 4")
 SAVES = worker("learner", WaitingFor.DISK, "the last checkpoint to be written")
+PAUSE = Pause(1_700_000_000.0, "kay@host", "a new verifier")
 NO_SIGNAL = after_useless(32)
 STOPPED = Snapshot("runs/demo", RunState.RUNNING, "", has_supervisor=True, ledger_error="Connection refused")
 
@@ -47,6 +50,7 @@ STALLS = {
     ),
     "a learner in its checkpoint": (scene([SAVES], MEMBER), Cause.CHECKPOINT, "learner", Outlook.MOVES),
     "a full disk": (scene([], MEMBER, unwritten="/runs/demo/ledger"), Cause.DISK, "ledger", Outlook.YOU),
+    "paused by an operator": (scene([], NOTHING, totals=totals(paused=PAUSE)), Cause.PAUSED, "", Outlook.YOU),
     "one member missing": (scene([silent("generator-2")], MEMBER), Cause.SILENT, "generator-2", Outlook.MENDS),
 }  # fmt: skip
 
@@ -72,3 +76,18 @@ def test_groups_without_signal_are_counted_from_a_whole_batch_on_and_hide_no_tro
     assert "algorithm.max_generation_batches" in found.chains[0].next
     assert explain(scene([after_useless(31)], MEMBER)).chains[0].cause is Cause.WORKING
     assert explain(scene([NO_SIGNAL], replace(MEMBER, num_ready=32))).chains[0].cause is Cause.WORKING
+
+
+def test_a_pause_is_named_with_its_time_operator_and_reason_and_before_other_limits() -> None:
+    full = totals(paused=PAUSE, credit_used=100)
+    found = explain(scene([], NOTHING, totals=full, queues=queues(bytes=101)))
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(PAUSE.since_s))
+    assert found.headline.endswith(f"admission is paused by an operator since {since}, kay@host: a new verifier")
+    assert "`headrace resume runs/demo`" in found.chains[0].next
+
+
+def test_in_a_pause_the_learner_waits_for_work_in_flight_first() -> None:
+    found = explain(scene([], MEMBER, totals=totals(paused=PAUSE)))
+    assert found.chains[0].cause is Cause.WORKING
+    found = explain(scene([], waits(unit("81", trajectory("t.81.4")), running=32), totals=totals(paused=PAUSE)))
+    assert any("paused by an operator" in words for words in found.also)
