@@ -294,6 +294,9 @@ class BeatingClock:
     def monotonic(self) -> float:
         return time.monotonic() + self._offset_s
 
+    def time(self) -> float:
+        return time.time()
+
     def watch(self, snapshot: RunSnapshot, stuck: str) -> None:
         signs = {b.who.worker: (b.pid, b.at_s if b.who.worker == stuck else b.turns) for b in snapshot.heartbeats}
         if len(signs) < 3 or any(beat.waiting_for is not WaitingFor.INPUT for beat in snapshot.heartbeats):
