@@ -29,6 +29,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "resume": ("pipeline.cli.control", "Admit new groups again, after pause."),
     "status": ("pipeline.cli.inspect", "Show workers, progress and what each waits for."),
     "why": ("pipeline.cli.why", "Explain what the run waits for, and what to do."),
+    "top": ("pipeline.cli.top", "Show a run on a full screen, with keys that change it."),
     "logs": ("pipeline.cli.logs", "Show what workers have logged, on every host."),
     "queues": ("pipeline.cli.inspect", "Show every queue: depth, limit, age, consumer."),
     "audit": ("pipeline.cli.inspect", "Check: admitted = trained + dropped + in flight."),

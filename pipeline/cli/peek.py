@@ -71,7 +71,7 @@ async def _look(name: str | None, run: Path | None, *, latest: bool, raw: bool, 
             )
         if not (raw or as_json):
             try:
-                click.echo("\n".join(_as_text(at, blobs)))
+                click.echo("\n".join(described(at, blobs)))
             # A message of another version is still legible as a message.
             except WireError as error:
                 click.echo(f"as messages, since this is not a chunk of this version: {printable_line(str(error))}")
@@ -108,7 +108,7 @@ def rows(stored: Sequence[StoredChunk]) -> list[str]:
     return aligned(cells)
 
 
-def _as_text(at: Attached, blobs: Sequence[bytes]) -> list[str]:
+def described(at: Attached, blobs: Sequence[bytes]) -> list[str]:
     """Return a chunk and its scores as lines. Raises WireError for those of another version."""
     from protocol.codec import from_blob
     from protocol.trajectory import ReferenceScore, RewardScore, TrajectoryChunk, ValueScore

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pipeline.config.resolved import Glance
     from pipeline.config.schema import RunConfig
     from pipeline.ledger.types import QueueStat, Totals
+    from pipeline.operator.attached import Attached
     from pipeline.runtime.registry.contract import Fleet, RunStatus
 
 ANSWER_S = 4.0
@@ -171,7 +172,7 @@ class RunOverview:
 class OverviewReader:
     """Reads pictures of one connected run; one reading at a time."""
 
-    def __init__(self, at: OverviewSource, *, clock: Clock | None = None) -> None:
+    def __init__(self, at: OverviewSource | Attached, *, clock: Clock | None = None) -> None:
         self._at = at
         self._clock = clock or RealClock()
         self._meters = Meters()

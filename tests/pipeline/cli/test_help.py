@@ -16,7 +16,7 @@ from tests.pipeline.cli.probe import run_command
 
 COMMANDS = [
     [],
-    *([name] for name in ("up", "down", "scale", "status", "why", "queues", "audit", "peek", "requeue")),
+    *([name] for name in ("up", "down", "scale", "status", "top", "why", "queues", "audit", "peek", "requeue")),
     *([name] for name in ("score", "report", "samples", "export", "check-model", "dead-letters", "logs", "runs")),
     *(["dead-letters", name] for name in ("list", "show", "retry")),
     *(["tokens", *name] for name in ([], ["create"], ["list"], ["revoke"], ["rotate"])),

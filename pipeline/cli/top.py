@@ -1,0 +1,97 @@
+"""``headrace top``: a run on a full screen, with keys that change it; or as lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli.common import echo_json, json_option, plain_option, run_argument
+
+if TYPE_CHECKING:
+    from pipeline.operator.attached import Attached
+
+_MAX_CHUNKS = 64
+"""Chunks of a trajectory that are shown."""
+
+
+@click.command(
+    epilog="\b\nExamples:\n  headrace top\n  headrace top runs/demo\n  headrace top --plain --every 60 >> top.log\n"
+    "  headrace top --json\n\nThe key ? lists the keys. q leaves the view; the run goes on."
+)
+@run_argument
+@plain_option
+@click.option(
+    "--every", "every_s", type=click.FloatRange(min=1.0), default=5.0, show_default=True, help="Seconds between lines."
+)
+@json_option
+def top(run: Path | None, plain: bool, every_s: float, as_json: bool) -> int:
+    """Show a run on a full screen: roles, queues, rates, versions, waits, incidents.
+
+    Without a terminal, a line every few seconds until the run has ended. With --json, one picture,
+    whose rates are those of a second."""
+    from pipeline.operator.attached import find_run
+    from pipeline.operator.top.run import has_screen, run_top
+
+    run_dir = find_run(run)
+    if not (plain or as_json) and has_screen() and sys.stdout.isatty():
+        return run_top(run_dir, life)
+    import asyncio
+
+    from pipeline.operator.top.feed import RunFeed
+    from pipeline.operator.top.plain import one_picture, run_plain
+    from pipeline.runtime.clock import RealClock
+
+    feed = RunFeed(run_dir, life)
+    if as_json:
+
+        async def look() -> None:
+            try:
+                echo_json(await one_picture(feed, RealClock()))
+            finally:
+                await feed.aclose()
+
+        asyncio.run(look())
+    else:
+        try:
+            run_plain(feed, click.echo, every_s=every_s)
+        except BrokenPipeError:
+            # As `head` ends it; the interpreter would fail once more as it flushes.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+async def life(at: Attached, name: str) -> list[str]:
+    """Return a chunk, or all chunks of a trajectory, as lines. Raises ConfigError."""
+    import asyncio
+
+    from pipeline.cli.peek import described
+    from protocol.errors import ConfigError, WireError
+
+    lines: list[str] = []
+    for chunk in (name, *(f"{name}.{index}" for index in range(_MAX_CHUNKS))):
+        blobs = await at.ledger.peek(chunk)
+        if blobs:
+            try:
+                # The first use of a tokenizer takes a second.
+                lines += [*await asyncio.to_thread(described, at, blobs), ""]
+            except WireError as error:
+                lines += [f"{chunk} is of another version: {error}", ""]
+        elif chunk != name:
+            break
+    if not lines:
+        raise ConfigError(
+            f"{name} is not in the ledger: never written, or trained on or dropped. Expected a trajectory, as t.12.3, or "
+            "a chunk, as t.12.3.0"
+        )
+    return lines
+
+
+def main() -> int:
+    """Show a run beside its supervisor: ``FOLDER DESCRIPTOR``, as ``headrace up`` starts it."""
+    from pipeline.operator.top.run import run_beside
+
+    return run_beside(Path(sys.argv[1]), life, int(sys.argv[2]))

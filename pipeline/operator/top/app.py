@@ -1,0 +1,293 @@
+"""The view of ``headrace top``, as a Textual app.
+
+It shows a feed's pictures, one a second, never two at once, and turns keys into changes of the run.
+The feed always answers, also when the run has ended; so a person alone ends the view."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, VerticalScroll
+from textual.widgets import DataTable, Static
+
+from pipeline.operator.overview import RunOverview
+from pipeline.operator.top import inspected, words
+from pipeline.operator.top.feed import Feed
+from pipeline.operator.top.inspected import InspectionView
+from pipeline.operator.top.screens import (
+    CTRL_C_DRAINS,
+    CTRL_C_LEAVES,
+    HELP,
+    LogScreen,
+    QuestionScreen,
+    TextScreen,
+    TrajectoriesScreen,
+)
+from pipeline.operator.top.table import LiveTable
+from protocol.errors import HeadraceError
+from protocol.ids import Role
+from protocol.printable import printable_line
+
+REFRESH_S = 1.0
+_VIEWS = ("run", "workers", "versions", "drops", "incidents")
+_KEYS = "? help  1-5 view  +/- scale  l log  t trajectories  q quit"
+_WIDE = 130
+_TALL = 36
+
+_CSS = """
+Screen { layout: vertical; overflow: hidden; }
+Static { height: auto; }
+LiveTable { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; background: transparent; }
+LiveTable > .datatable--header { text-style: bold underline; background: transparent; }
+LiveTable > .datatable--cursor { background: transparent; color: $foreground; text-style: none; }
+LiveTable:focus > .datatable--cursor { text-style: reverse; background: transparent; color: $foreground; }
+#views { height: 1; }
+#body { height: 1fr; layout: horizontal; }
+#parts { layout: horizontal; height: 1fr; width: 1fr; }
+#roles { width: 36; }
+#queues { width: 1fr; }
+#workers, #pages { display: none; }
+#workers { width: 1fr; height: 1fr; }
+#pages { height: 1fr; }
+#incidents { height: 4; }
+#said { height: auto; max-height: 4; }
+#keys { height: 1; }
+.title { height: auto; }
+Screen.show-workers #parts, Screen.show-workers #incidents { display: none; }
+Screen.show-workers #workers { display: block; }
+Screen.show-versions #body, Screen.show-versions #incidents { display: none; }
+Screen.show-versions #pages { display: block; }
+Screen.show-drops #body, Screen.show-drops #incidents { display: none; }
+Screen.show-drops #pages { display: block; }
+Screen.show-incidents #body { display: none; }
+Screen.show-incidents #incidents { height: 1fr; }
+Screen.-tall #incidents { height: 12; }
+Screen.-tall.show-incidents #incidents { height: 1fr; }
+Screen.-wide.show-run #workers { display: block; }
+Screen.-wide.show-run #parts { layout: vertical; width: 62; }
+Screen.-wide.show-run #roles { width: 100%; height: 9; }
+QuestionScreen { align: center middle; }
+#question { width: 70; max-width: 100%; height: auto; border: ascii $foreground; padding: 1 2; background: $background; }
+RichLog { height: 1fr; background: transparent; }
+Input, Input:focus { height: 1; border: none; padding: 0; text-style: reverse; }
+"""
+
+
+class TopApp(App[int]):
+    """The view. Its exit value is 0."""
+
+    CSS = _CSS
+    ENABLE_COMMAND_PALETTE = False
+    HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-narrow"), (_WIDE, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-low"), (_TALL, "-tall")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(str(number + 1), f"view('{name}')", name) for number, name in enumerate(_VIEWS)),
+        Binding("plus,equals_sign", "scale(1)", "one more"),
+        Binding("minus", "scale(-1)", "one fewer"),
+        Binding("l", "log", "log"),
+        Binding("t", "trajectories", "trajectories"),
+        Binding("question_mark,h,f1", "help", "help"),
+        Binding("q", "leave", "quit"),
+        Binding("ctrl+c", "interrupt", "quit", priority=True),
+    ]
+
+    def __init__(
+        self,
+        feed: Feed,
+        *,
+        refresh_s: float = REFRESH_S,
+        on_interrupt: Callable[[], None] | None = None,
+        on_start: Callable[[], None] | None = None,
+    ) -> None:
+        """``on_interrupt``: called for Ctrl-C in place of leaving. ``on_start``: called once the
+        terminal is a screen."""
+        super().__init__()
+        self.animation_level = "none"
+        self.feed = feed
+        self.picture: RunOverview | None = None
+        self._refresh_s = refresh_s
+        self._on_interrupt, self._on_start = on_interrupt, on_start
+        self._view = "run"
+        self._is_acting = False
+        self._inspected: InspectionView | None = None
+
+    # -- the screen --------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        """Build the screen."""
+        yield Static(Text("reading the run"), id="head")
+        yield Static(id="views")
+        with Container(id="body"):
+            with Container(id="parts"):
+                yield LiveTable(words.ROLE_COLUMNS, (9, 5, 12), name="roles", shares=(2,))
+                yield LiveTable(words.QUEUE_COLUMNS, (12, 8, 5, 5, 6), name="queues", shares=(0,))
+            yield LiveTable(words.WORKER_COLUMNS, (13, 4, 5, 24, 14), name="workers", shares=(3, 4))
+        with VerticalScroll(id="pages"):
+            yield Static(id="page")
+        yield LiveTable(words.INCIDENT_COLUMNS, (8, 13, 20), name="incidents", shares=(2,))
+        yield Static(id="said")
+        yield Static(Text(_KEYS, style="reverse", no_wrap=True, overflow="ellipsis"), id="keys")
+
+    def on_mount(self) -> None:
+        """Begin to read."""
+        self.action_view("run")
+        if self._on_start is not None:
+            self.call_after_refresh(self._on_start)
+        self.run_worker(self._follow(), name="follow")
+
+    async def _follow(self) -> None:
+        while True:
+            began_s = time.monotonic()
+            picture = await self.feed.read()
+            if self._view in ("versions", "drops"):
+                self._inspected = await self.feed.inspect()
+            self.show(picture)
+            await asyncio.sleep(max(0.1 * self._refresh_s, self._refresh_s - (time.monotonic() - began_s)))
+
+    def show(self, picture: RunOverview) -> None:
+        """Show a picture. Hidden tables are left as they are."""
+        self.picture = picture
+        lines = words.head(picture)
+        screen = self.screen_stack[0]
+        head = Text("\n", no_wrap=False).join(
+            Text(line, style=style, no_wrap=number > 0, overflow="ellipsis")
+            for number, (line, style) in enumerate(lines)
+        )
+        screen.query_one("#head", Static).update(head)
+        for name, rows in (
+            ("roles", words.role_rows),
+            ("workers", words.worker_rows),
+            ("incidents", words.incident_rows),
+        ):
+            self._fill(name, lambda rows=rows: rows(picture))
+        self._fill("queues", lambda: words.queue_rows(picture.queues))
+        if self._view in ("versions", "drops"):
+            page = inspected.version_lines if self._view == "versions" else inspected.drop_lines
+            screen.query_one("#page", Static).update(Text("\n".join(page(picture, self._inspected))))
+
+    def _fill(self, name: str, rows: Callable[[], list[words.TableRow]]) -> None:
+        table = self.screen_stack[0].query_one(f"#{name}", LiveTable)
+        if table.display and all(parent.display for parent in table.ancestors if hasattr(parent, "display")):
+            table.show(rows())
+
+    def say(self, sentence: str) -> None:
+        """Show a sentence above the keys, until the next."""
+        self.screen_stack[0].query_one("#said", Static).update(Text(printable_line(sentence), style="bold"))
+
+    # -- keys --------------------------------------------------------------------------------------
+
+    def action_view(self, name: str) -> None:
+        """Show one of the views."""
+        self._view = name
+        screen = self.screen_stack[0]
+        for other in _VIEWS:
+            screen.set_class(other == name, f"show-{other}")
+        tabs = "  ".join(
+            f"[{number} {view}]" if view == name else f" {number} {view} " for number, view in enumerate(_VIEWS, 1)
+        )
+        screen.query_one("#views", Static).update(Text(tabs, no_wrap=True))
+        first = {"run": "roles", "workers": "workers", "incidents": "incidents"}.get(name, "pages")
+        screen.query_one(f"#{first}").focus()
+        if self.picture is not None:
+            self.show(self.picture)
+
+    def action_scale(self, change: int) -> None:
+        """Have one worker more or fewer of the role under the cursor."""
+        role = self._chosen_role()
+        if role is None:
+            self.say("choose a role or a worker with the arrows first (views 1 and 2)")
+        elif change > 0:
+            self._act(lambda: self.feed.scale(role, 1))
+        else:
+            question = f"One {role} worker fewer? It finishes or gives back its work; nothing is lost."
+            self._ask(question, lambda: self.feed.scale(role, -1))
+
+    def action_log(self) -> None:
+        """Show the log of the worker under the cursor."""
+        worker = self._chosen_worker()
+        if worker is None:
+            self.say("choose a worker first: 2 shows the workers")
+        else:
+            self.push_screen(LogScreen(worker, self.feed.log(worker)))
+
+    def action_trajectories(self) -> None:
+        """Show what the ledger holds of responses."""
+        self.push_screen(TrajectoriesScreen(self.feed.recent, self.feed.trajectory))
+
+    def action_help(self) -> None:
+        """Show the keys."""
+        ctrl_c = CTRL_C_LEAVES if self._on_interrupt is None else CTRL_C_DRAINS
+        self.push_screen(TextScreen("headrace top", HELP.format(ctrl_c=ctrl_c).splitlines()))
+
+    def action_leave(self) -> None:
+        """Leave the view; the run goes on."""
+        self.exit(0)
+
+    def action_interrupt(self) -> None:
+        """Leave, or do what Ctrl-C means here."""
+        if self._on_interrupt is None:
+            self.exit(0)
+        else:
+            self._on_interrupt()
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Enter: from a role to its workers, from a worker to its log."""
+        if event.data_table.id == "roles":
+            role = self._chosen_role()
+            self.action_view("workers")
+            workers = [row.worker for row in self.picture.workers if row.role == role] if self.picture else []
+            if workers:
+                self.query_one("#workers", LiveTable).choose(workers[0])
+        elif event.data_table.id in ("workers", "incidents"):
+            self.action_log()
+
+    def _chosen_worker(self) -> str | None:
+        focused = self.focused
+        if isinstance(focused, LiveTable) and focused.id == "workers":
+            return focused.chosen
+        if isinstance(focused, LiveTable) and focused.id == "incidents" and self.picture is not None:
+            row = focused.cursor_row
+            newest_first = self.picture.incidents[::-1]
+            return newest_first[row].worker if 0 <= row < len(newest_first) else None
+        return None
+
+    def _chosen_role(self) -> Role | None:
+        focused = self.focused
+        if self.picture is None or not isinstance(focused, LiveTable):
+            return None
+        if focused.id == "roles":
+            return next((row.role for row in self.picture.roles if row.role == focused.chosen), None)
+        if focused.id == "workers":
+            return next((row.role for row in self.picture.workers if row.worker == focused.chosen), None)
+        return None
+
+    def _ask(self, question: str, act: Callable[[], Awaitable[str]]) -> None:
+        def answered(is_yes: bool | None) -> None:
+            if is_yes:
+                self._act(act)
+            else:
+                self.say("nothing was changed")
+
+        self.push_screen(QuestionScreen(question), answered)
+
+    def _act(self, act: Callable[[], Awaitable[str]]) -> None:
+        if self._is_acting:
+            self.say("the last change is still being made")
+            return
+        self._is_acting = True
+        self.say("...")
+        self.run_worker(self._acting(act), name="act")
+
+    async def _acting(self, act: Callable[[], Awaitable[str]]) -> None:
+        try:
+            self.say(await act())
+        except (HeadraceError, OSError, TimeoutError) as error:
+            self.say(str(error) or "the ledger did not answer in time")
+        finally:
+            self._is_acting = False

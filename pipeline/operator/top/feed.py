@@ -1,0 +1,167 @@
+"""The connection of ``headrace top`` to a run: pictures, and changes of the run.
+
+Each of the ledger's answers has a limit. The run need not be there yet, may end, and may come back:
+the feed connects anew. It never starts a copy of the ledger for a run that has ended while it was
+shown."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from pipeline.observability.log_lines import LogReader
+from pipeline.operator.attached import Attached, look_at
+from pipeline.operator.overview import OverviewReader, RunOverview
+from pipeline.operator.steering import change_fleet
+from pipeline.operator.top.inspected import InspectionView
+from pipeline.runtime.registry.contract import RunState
+from pipeline.supervisor.run_folder import supervisor_pid
+from protocol.errors import ConfigError, HeadraceError
+from protocol.ids import Role
+from protocol.printable import printable_line
+
+if TYPE_CHECKING:
+    from pipeline.ledger.admin import StoredChunk
+
+_CONNECT_S = 8.0
+_RECONNECT_AFTER_S = 10.0
+"""Of silence while a supervisor is there: its ledger may be at another place now."""
+_ACT_S = 8.0
+MAX_RECENT = 200
+
+
+class Feed(Protocol):
+    """A run as the app reads and changes it."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+        ...
+
+    async def read(self) -> RunOverview:
+        """Return the present picture; errors of the ledger are its ``trouble``."""
+        ...
+
+    async def inspect(self) -> InspectionView | None:
+        """Return staleness and drops as the ledger counts them; None while it does not answer."""
+        ...
+
+    async def scale(self, role: Role, change: int) -> str:
+        """Change the wanted number of a role's workers; return what is wanted now, in words."""
+        ...
+
+    async def recent(self) -> Sequence[StoredChunk]:
+        """Return the newest chunks of responses that the ledger holds."""
+        ...
+
+    async def trajectory(self, name: str) -> list[str]:
+        """Return the life of a trajectory, or a chunk, as lines."""
+        ...
+
+    def log(self, worker: str) -> LogReader:
+        """Return a reader of a worker's log."""
+        ...
+
+
+class RunFeed:
+    """The feed of a real run."""
+
+    def __init__(self, run_dir: Path, describe: Callable[[Attached, str], Awaitable[list[str]]]) -> None:
+        """``describe``: returns a trajectory's life as lines; raises ConfigError for an unknown
+        name."""
+        self.run_dir = run_dir
+        self._describe = describe
+        self._held = AsyncExitStack()
+        self._at: Attached | None = None
+        self._reader: OverviewReader | None = None
+        self._is_copy = False
+        """Connected to a copy of the ledger, or to a server that no supervisor keeps."""
+
+    async def read(self) -> RunOverview:
+        """Return the present picture; it never raises for a run that is away."""
+        try:
+            await self._connect()
+            assert self._reader is not None
+            picture = await self._reader.read()
+        except (HeadraceError, OSError, TimeoutError) as error:
+            pid = await asyncio.to_thread(supervisor_pid, self.run_dir)
+            words = printable_line(str(error)) or "no answer in time"
+            name = printable_line(self.run_dir.name)
+            return RunOverview(
+                self.run_dir, name, time.time(), RunState.STARTING, "", pid, is_over=False, trouble=words
+            )
+        if picture.trouble_s > _RECONNECT_AFTER_S and picture.supervisor_pid is not None:
+            await self.aclose()
+        if picture.trouble and picture.supervisor_pid is None:
+            # The server ends with its supervisor: the run is over, as far as can be seen.
+            picture = replace(picture, is_over=True, trouble="")
+        return picture
+
+    async def inspect(self) -> InspectionView | None:
+        """Return staleness and drops as the ledger counts them; None while it does not answer."""
+        try:
+            async with asyncio.timeout(_ACT_S):
+                inspection = self._there().inspection
+                return InspectionView(await inspection.versions(), await inspection.drops())
+        except (HeadraceError, OSError, TimeoutError):
+            return None
+
+    async def scale(self, role: Role, change: int) -> str:
+        """Change the wanted number of a role's workers by ``change``. Raises ConfigError."""
+        at = self._attached()
+        async with asyncio.timeout(_ACT_S):
+            fleet = await at.registry.fleet()
+            present = 0 if fleet is None else fleet.counts.get(role, 0)
+            if present + change < 1:
+                raise ConfigError(f"the run needs a {role} worker; `headrace down` ends the run")
+            wanted = await change_fleet(at, {role: present + change})
+        return f"wanted: {', '.join(f'{count} {name}' for name, count in wanted.counts.items())}"
+
+    async def recent(self) -> Sequence[StoredChunk]:
+        """Return the newest chunks of responses that the ledger holds, newest first."""
+        async with asyncio.timeout(_ACT_S):
+            return sorted(await self._there().admin.stored(max_trajectories=MAX_RECENT), key=lambda one: one.age_s)
+
+    async def trajectory(self, name: str) -> list[str]:
+        """Return a trajectory's life as lines. Raises ConfigError for an unknown name."""
+        async with asyncio.timeout(_ACT_S):
+            return await self._describe(self._there(), name)
+
+    def log(self, worker: str) -> LogReader:
+        """Return a reader of a worker's log."""
+        return LogReader(self.run_dir, workers=(worker,))
+
+    async def aclose(self) -> None:
+        """End the connection; the next reading connects anew."""
+        self._at = self._reader = None
+        held, self._held = self._held, AsyncExitStack()
+        await held.aclose()
+
+    async def _connect(self) -> None:
+        if self._at is not None and not (self._is_copy and await self._has_supervisor()):
+            return
+        await self.aclose()
+        is_supervised = await self._has_supervisor()
+        async with asyncio.timeout(_CONNECT_S):
+            self._at = await self._held.enter_async_context(look_at(self.run_dir))
+        self._is_copy = not is_supervised
+        self._reader = OverviewReader(self._at)
+
+    async def _has_supervisor(self) -> bool:
+        return await asyncio.to_thread(supervisor_pid, self.run_dir) is not None
+
+    def _there(self) -> Attached:
+        if self._at is None:
+            raise ConfigError(f"{self.run_dir} does not answer yet")
+        return self._at
+
+    def _attached(self) -> Attached:
+        at = self._there()
+        if self._is_copy:
+            raise ConfigError(f"{self.run_dir} does not run; `headrace up --resume {self.run_dir}` goes on with it")
+        return at

@@ -1,0 +1,81 @@
+"""Runs the view: on a terminal of its own, or on that of ``headrace up``, beside the supervisor.
+
+Beside the supervisor it is a process of its own, so that it can neither slow nor end the
+supervisor. Ctrl-C stays the terminal's signal: the kernel sends it to the supervisor, and this
+process ignores it. It ends with the pipe that the supervisor holds, so also when the supervisor is
+killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import termios
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.operator.top.feed import RunFeed
+
+if TYPE_CHECKING:
+    from pipeline.operator.attached import Attached
+
+Describe = Callable[["Attached", str], Awaitable[list[str]]]
+
+
+def has_screen() -> bool:
+    """Whether this process has a terminal to draw on and to read keys from, in its foreground."""
+    if os.environ.get("TERM", "dumb") == "dumb" or not all(os.isatty(descriptor) for descriptor in (0, 2)):
+        return False
+    with suppress(OSError):
+        return os.tcgetpgrp(0) == os.getpgrp()
+    return False
+
+
+def run_top(run_dir: Path, describe: Describe) -> int:
+    """Show a run until a person leaves; return the exit code."""
+    return asyncio.run(_show(run_dir, describe, until=None))
+
+
+def run_beside(run_dir: Path, describe: Describe, until: int) -> int:
+    """Show a run until the descriptor ``until`` is at its end, or a person leaves."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return asyncio.run(_show(run_dir, describe, until=until))
+
+
+async def _show(run_dir: Path, describe: Describe, *, until: int | None) -> int:
+    # Read when textual is imported. A terminal with that protocol sends Ctrl-C as text.
+    os.environ.setdefault("TEXTUAL_DISABLE_KITTY_KEY", "1")
+    from pipeline.operator.top.app import TopApp
+
+    feed = RunFeed(run_dir, describe)
+    supervisor = os.getppid()
+
+    def interrupt() -> None:
+        os.kill(supervisor, signal.SIGINT)
+
+    app = TopApp(
+        feed, on_interrupt=None if until is None else interrupt, on_start=None if until is None else let_signals
+    )
+    loop = asyncio.get_running_loop()
+    if until is not None:
+        loop.add_reader(until, app.exit, 0)
+    try:
+        return await app.run_async() or 0
+    finally:
+        if until is not None:
+            loop.remove_reader(until)
+        await feed.aclose()
+
+
+def let_signals() -> None:
+    """Have the terminal send SIGINT for Ctrl-C, as outside of a full screen. The keys that
+    suspend or quit send nothing: they would stop or end the supervisor."""
+    with suppress(termios.error, OSError):
+        attributes = termios.tcgetattr(sys.__stdin__.fileno())  # type: ignore[union-attr]
+        attributes[3] |= termios.ISIG
+        for name in (termios.VSUSP, termios.VQUIT):
+            attributes[6][name] = b"\x00"
+        termios.tcsetattr(sys.__stdin__.fileno(), termios.TCSANOW, attributes)  # type: ignore[union-attr]

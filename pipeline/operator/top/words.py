@@ -1,0 +1,215 @@
+"""An overview in words: the lines and tables of ``headrace top``, as plain text.
+
+Pure. Every text is safe for a terminal, and each colour has a word beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pipeline.ledger.types import Totals
+from pipeline.observability.progress import course, interval, sparkline
+from pipeline.observability.status import Health, WorkerRow, doing, in_minutes
+from pipeline.observability.tables import work_done
+from pipeline.operator.overview import RunOverview
+from pipeline.operator.queue_rates import QueueOverview
+from protocol.printable import printable_line
+
+_TREND = 20
+NONE: Final = "–"
+ROLE_COLUMNS: Final = ("role", "live", "waits for")
+QUEUE_COLUMNS: Final = ("queue", "depth", "in/s", "out/s", "oldest")
+WORKER_COLUMNS: Final = ("worker", "v", "MB", "waits for", "done")
+INCIDENT_COLUMNS: Final = ("time", "who", "what")
+RIGHT: Final = frozenset({"live", "depth", "in/s", "out/s", "oldest", "v", "MB"})
+"""Columns of numbers."""
+_WAY: Final = ("credit", "open", "leased", "", "reward", "reference", "value", "ready", "claimed")
+"""Queues on every chunk's way, with the place of the mailboxes; the others follow."""
+_MAILBOXES: Final = _WAY.index("")
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A row of a table, with a name that it keeps from picture to picture."""
+
+    key: str
+    cells: tuple[str, ...]
+    style: str = ""
+    """A rich style, for terminals with colours."""
+
+
+def head(run: RunOverview) -> list[tuple[str, str]]:
+    """Return the lines at the top, each with a style. Troubles come first."""
+    progress, rates, totals = run.progress, run.rates, run.totals
+    lines = [(words, "bold red") for words in troubles(run)]
+    left = [part for part in progress.pace(run.at_s) if "left" in part or "an update" in part]
+    version = f"version {run.versions.published}"
+    lines.append(("  ".join([f"{printable_line(run.name)}: {run.state}", progress.of_updates, version, *left]), "bold"))
+    accuracy = ["no update yet"]
+    if progress.accuracies:
+        trend = sparkline(progress.accuracies[-_TREND:])
+        accuracy = [f"accuracy {100 * progress.accuracies[-1]:.0f} % {trend}"]
+    if progress.held_out:
+        accuracy.append(f"held-out {course(progress.held_out)}{interval(progress.evaluation)}")
+    accuracy += [f"{printable_line(name)} {course(values)}" for name, values in progress.others.items()]
+    lines.append(("  ".join(accuracy), ""))
+    tokens = f"tokens/s {rate(rates.sampled_tokens)} sampled, {rate(rates.trained_tokens)} trained"
+    lines.append(("  ".join([tokens, *progress.learning()]), ""))
+    lines.append(("  ".join([_credit(totals), staleness(run)]), ""))
+    if run.waits:
+        lines.append((run.waits, "italic"))
+    lines += [(words, "") for words in (run.demand, run.clocks) if words]
+    return lines
+
+
+def troubles(run: RunOverview) -> list[str]:
+    """Return sentences on what a person must know first: no answer, pause, end, no supervisor."""
+    found: list[str] = []
+    if run.is_over and not run.trouble:
+        detail = f": {run.detail}" if run.detail else ""
+        found.append(f"the run has ended, {run.state}{detail}")
+    elif run.trouble:
+        since = f", for {run.trouble_s:.0f} s" if run.totals is not None else ""
+        found.append(f"the ledger does not answer{since}: {run.trouble}")
+    elif run.supervisor_pid is None:
+        found.append("no supervisor: dead workers are not started again")
+    elif run.detail:
+        found.append(f"{run.state}: {run.detail}")
+    if run.is_paused:
+        found.append(f"paused{f': {run.pause}' if run.pause else ''}; r resumes")
+    return found
+
+
+def staleness(run: RunOverview) -> str:
+    """Return how far samples were behind, and which versions sample now."""
+    versions = run.versions
+    limit = "" if versions.max_staleness is None else f" of {versions.max_staleness}"
+    if versions.staleness_mean is None:
+        return "staleness: no update yet"
+    return f"staleness {versions.staleness_mean:.1f}, at most {versions.staleness_max}{limit}"
+
+
+def _credit(totals: Totals | None) -> str:
+    if totals is None:
+        return "no figures of the ledger yet"
+    dropped = sum(totals.num_groups_dropped.values())
+    return (
+        f"credit {totals.credit_used:,} of {totals.credit_limit:,}  "
+        f"groups {totals.num_groups_admitted:,} admitted, {dropped:,} dropped"
+    )
+
+
+def rate(per_s: float | None) -> str:
+    """Return an amount a second: ``0``, ``0.25``, ``3.1``, ``1,204``; a dash for an unknown one."""
+    if per_s is None:
+        return NONE
+    if per_s < 0.005:
+        return "0"
+    return f"{per_s:,.0f}" if per_s >= 99.5 else f"{per_s:.1f}" if per_s >= 0.95 else f"{per_s:.2f}"
+
+
+def role_rows(run: RunOverview) -> list[TableRow]:
+    """Return a row a role: live of wanted, and what its workers do."""
+    rows: list[TableRow] = []
+    for role in run.roles:
+        wanted = "" if role.num_wanted is None else f"/{role.num_wanted}"
+        unwell = f"{role.num_unwell} unwell, " if role.num_unwell else ""
+        is_short = role.num_wanted is not None and role.num_live < role.num_wanted
+        style = "red" if role.num_unwell else "yellow" if is_short else ""
+        cells = (str(role.role), f"{role.num_live}{wanted}", unwell + counted(role.waiting_for))
+        rows.append(TableRow(str(role.role), cells, style))
+    return rows
+
+
+def counted(waiting_for: Mapping[str, int]) -> str:
+    """Return what workers wait for, the most frequent first: ``3 compute, 1 credit``."""
+    ordered = sorted(waiting_for.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(what if sum(waiting_for.values()) == 1 else f"{number} {what}" for what, number in ordered)
+
+
+def queue_rows(queues: Iterable[QueueOverview]) -> list[TableRow]:
+    """Return a row a queue, with depth and rates in its unit, in the order of a chunk's way."""
+    rows: list[TableRow] = []
+    for queue in sorted(queues, key=_place):
+        name = f"{queue.name} mailbox" if queue.kind == "mailbox" else queue.name
+        depth = f"{queue.depth / 2**20:.1f} MB" if queue.unit == "bytes" else f"{queue.depth:,}"
+        if queue.limit is not None and queue.unit != "bytes":
+            depth += f"/{queue.limit:,}"
+        oldest = NONE if queue.oldest_age_s is None else in_short(queue.oldest_age_s)
+        bad = queue.num_gaps or queue.num_refused or (queue.name == "dead" and queue.depth)
+        cells = (printable_line(name), depth, rate(queue.in_per_s), rate(queue.out_per_s), oldest)
+        rows.append(TableRow(f"{queue.kind} {queue.name}", cells, "yellow" if bad else ""))
+    return rows
+
+
+def _place(queue: QueueOverview) -> int:
+    if queue.kind == "mailbox":
+        return _MAILBOXES
+    return _WAY.index(queue.name) if queue.name in _WAY else len(_WAY)
+
+
+def in_short(seconds: float) -> str:
+    """Return a duration in few characters: ``0.4 s``, ``12 s``, ``3:05``, ``2:10:00``."""
+    return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s" if seconds < 119.5 else in_minutes(seconds)
+
+
+def worker_rows(run: RunOverview) -> list[TableRow]:
+    """Return a row a worker: version, memory, wait and work. An unwell one is named so."""
+    rows = [
+        TableRow(
+            row.worker,
+            (
+                row.worker,
+                str(row.policy_version) if row.policy_version >= 0 else NONE,
+                f"{row.rss_bytes / 2**20:.0f}",
+                state_of(row),
+                work_done(row),
+            ),
+            "" if row.health is Health.LIVE else "red",
+        )
+        for row in run.workers
+    ]
+    there = {row.key for row in rows}
+    absent = [name for name in run.absent if name not in there]
+    return rows + [TableRow(name, (printable_line(name), NONE, NONE, "being started", ""), "yellow") for name in absent]
+
+
+def state_of(row: WorkerRow) -> str:
+    """Return what a worker does or waits for, or since when it is unwell."""
+    if row.health is Health.LIVE:
+        return doing(row)
+    since_s = row.since_heartbeat_s if row.health is Health.SILENT else row.since_progress_s
+    return f"! {row.health} for {since_s:.0f} s, at {row.waiting_for}"
+
+
+def incident_rows(run: RunOverview) -> list[TableRow]:
+    """Return a row an incident, the newest first."""
+    rows: list[TableRow] = []
+    seen: dict[str, int] = {}
+    for incident in run.incidents:
+        at = time.strftime("%H:%M:%S", time.localtime(incident.at_s))
+        name = f"{incident.at_s} {incident.worker} {incident.event}"
+        seen[name] = seen.get(name, 0) + 1
+        style = {"error": "red", "warning": "yellow"}.get(incident.level, "")
+        rows.append(TableRow(f"{name} {seen[name]}", (at, incident.worker, incident.words), style))
+    return rows[::-1]
+
+
+def plain_line(run: RunOverview) -> str:
+    """Return all of it on one line, for pipes and logs."""
+    parts = [*troubles(run), run.progress.in_words(run.at_s)]
+    rates, totals = run.rates, run.totals
+    parts.append(f"tokens/s {rate(rates.sampled_tokens)} sampled, {rate(rates.trained_tokens)} trained")
+    if totals is not None:
+        parts.append(f"credit {totals.credit_used:,} of {totals.credit_limit:,}")
+    parts += [staleness(run), live_words(run), run.waits]
+    return f"{time.strftime('%H:%M:%S')} {run.state} " + "; ".join(printable_line(part) for part in parts if part)
+
+
+def live_words(run: RunOverview) -> str:
+    """Return the live workers of each role: ``2/2 generator, 1/1 reward``."""
+    return ", ".join(
+        f"{role.num_live}{'' if role.num_wanted is None else f'/{role.num_wanted}'} {role.role}" for role in run.roles
+    )
