@@ -16,6 +16,7 @@ TRL    ?= .venv-trl
 PLACES ?= .venv-places
 AWAY   ?= .venv-away
 DOCS   ?= .venv-docs
+SINKS  ?= .venv-sinks
 RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
 # Which build of torch: cpu, or an exact version such as 2.12.1+cu126; empty: whichever pip takes.
 # TORCH_INDEX: an index's URL or a folder of wheels that has it; empty: where pip looks anyway.
@@ -38,7 +39,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-units test-fleets test-long test-docs test-vllm test-lora test-places test-ray test-away vllm ray trl static types check format drill bench fuzz soak mutants real-size docs clean
+.PHONY: help demo test test-units test-fleets test-long test-docs test-vllm test-lora test-places test-ray test-away test-sinks vllm ray trl static types check format drill bench fuzz soak mutants real-size docs clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -185,6 +186,15 @@ $(AWAY)/.run: $(VENV)/.dev
 test-away: $(AWAY)/.run ## object stores by real local servers for s3:// and gs://, in an environment of its own: .venv-away
 	$(AWAY)/bin/python -m pytest -q tests/away
 
+$(SINKS)/.run: $(VENV)/.dev
+	@echo "Installing tensorboard, wandb and mlflow-skinny into $(SINKS), on top of $(VENV): about 200 MB"
+	$(call layer,$(SINKS))
+	$(SINKS)/bin/$(INSTALL) --editable '.[wandb,mlflow]' 'tensorboard>=2.18,<3'
+	@touch $@
+
+test-sinks: $(SINKS)/.run ## TensorBoard, Weights & Biases offline and MLflow by their own readers, in an environment of its own: .venv-sinks
+	$(SINKS)/bin/python -m pytest -q tests/sinks
+
 static: $(VENV)/.dev ## format, lint, floors, Lua, plain English, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -241,4 +251,4 @@ real-size: $(VENV)/.dev ## three updates of a 0.5 B model with default settings:
 	$(BIN)/python -m ops.bench.real_size --interrupt 0.5
 
 clean: ## remove the environments and caches, never runs
-	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) $(PLACES) $(AWAY) $(DOCS) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) $(PLACES) $(AWAY) $(DOCS) $(SINKS) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

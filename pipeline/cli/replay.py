@@ -63,6 +63,7 @@ def replay(
     from pipeline.config.load import read_resolved
     from pipeline.files.urls import without_store_credentials
     from pipeline.ledger.url import without_ledger_password
+    from pipeline.process.environment import without_sink_credentials
     from pipeline.runtime.threads import thread_environment
 
     run_dir = find_run(run)
@@ -75,6 +76,6 @@ def replay(
     command += [word for option, value in given if value is not None for word in (option, str(value))]
     command += ["--check" if (not what_if if check is None else check) else "--no-check"]
     command += ["--json"] if as_json else []
-    environment = without_store_credentials(without_ledger_password(os.environ))
+    environment = without_sink_credentials(without_store_credentials(without_ledger_password(os.environ)))
     environment |= thread_environment(read_resolved(run_dir).learner.threads)
     return subprocess.run(command, check=False, env=environment).returncode

@@ -17,6 +17,7 @@ from pipeline.config.judging import endpoint_verifiers
 from pipeline.config.launching import LaunchSection
 from pipeline.config.rate_phases import rate_phases
 from pipeline.config.sampling import check_limits, check_punishment, check_sampling
+from pipeline.config.sinking import SinksSection
 from pipeline.ledger.types import Unit
 
 RANKED_BACKENDS = ("fsdp2", "deepspeed")
@@ -52,6 +53,7 @@ class RunConfig(Section):
     replay: running.ReplaySection = running.ReplaySection()
     samples: running.SamplesSection = running.SamplesSection()
     evaluation: EvaluationSection = EvaluationSection()
+    sinks: SinksSection = SinksSection()
     ledger: running.LedgerSection = running.LedgerSection()
     wire: running.WireSection = running.WireSection()
     weights: running.WeightsSection = running.WeightsSection()

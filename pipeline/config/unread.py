@@ -118,6 +118,8 @@ _RULES = (
         lambda c: c.fleet.max_generators is None,
         "fleet.max_generators is not set, so the number of generators stays",
     ),
+    _Rule("sinks.wandb_mode", lambda c: c.sinks.wandb is None, "sinks.wandb is not set"),
+    _Rule("sinks.mlflow_experiment", lambda c: c.sinks.mlflow is None, "sinks.mlflow is not set"),
     _Rule("wire.host wire.advertise_host wire.ports", lambda c: c.wire.transport != "tcp", "wire.transport is ipc"),
 )
 

@@ -210,13 +210,16 @@ def read_fleet_history(run_dir: Path) -> tuple[list[FleetRow], int]:
     rows, num_skipped = list[FleetRow](), 0
     for line in data.split(b"\n")[:-1]:
         try:
-            rows.append(_row(json.loads(line)))
+            rows.append(fleet_row(line))
         except (ValueError, TypeError, KeyError, AttributeError):
             num_skipped += 1
     return rows, num_skipped
 
 
-def _row(values: dict[str, Any]) -> FleetRow:
+def fleet_row(line: bytes) -> FleetRow:
+    """Return a line's row. Raises ValueError, TypeError, KeyError or AttributeError for a damaged
+    one."""
+    values: dict[str, Any] = json.loads(line)
     roles = {str(role): _known(RoleTime, span) for role, span in values.pop("roles").items()}
     row: FleetRow = _known(FleetRow, values | {"roles": roles})
     if not (math.isfinite(row.at_s) and row.span_s > 0.0):

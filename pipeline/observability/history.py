@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from pipeline.files.growing_file import GrowingFile
 from protocol.errors import ConfigError, DataError
 
 HISTORY_NAME = "history.jsonl"
@@ -202,9 +203,8 @@ class HistoryTail:
     """Reads the rows that are new since the last read, for views."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode = 0
-        self._offset = 0
+        self._file = GrowingFile(path)
+        self._num_replaced = 0
         self.rows: list[Row] = []
         """All whole rows so far; emptied when a resuming learner has replaced the file."""
         self.num_skipped = 0
@@ -212,25 +212,23 @@ class HistoryTail:
 
     def read(self) -> list[Row]:
         """Read new rows, and return all."""
-        try:
-            with self._path.open("rb") as file:
-                inode = os.fstat(file.fileno()).st_ino
-                if inode != self._inode:
-                    self._inode, self._offset, self.rows, self.num_skipped = inode, 0, [], 0
-                file.seek(self._offset)
-                new = file.read()
-        except FileNotFoundError:
-            return self.rows
-        whole = new[: new.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.split(b"\n")[:-1]:
+        lines = self._file.read()
+        if self._file.num_replaced != self._num_replaced:
+            self._num_replaced, self.rows, self.num_skipped = self._file.num_replaced, [], 0
+        for line in lines:
             try:
-                row = _row(line.decode("utf-8", errors="replace") + "\n")
+                row = row_of(line)
             except (ValueError, TypeError, KeyError):
                 self.num_skipped += 1
             else:
                 self.rows += [] if row is None else [row]
         return self.rows
+
+
+def row_of(line: bytes) -> Row | None:
+    """Return the row of a whole line, without its end; None for an unknown kind. Raises ValueError,
+    TypeError or KeyError for a damaged line."""
+    return _row(line.decode("utf-8", errors="replace") + "\n")
 
 
 @dataclass(frozen=True, slots=True)

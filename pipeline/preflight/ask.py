@@ -12,6 +12,7 @@ from pipeline.config.load import resolve_paths, to_toml
 from pipeline.config.schema import RunConfig
 from pipeline.files.urls import without_store_credentials
 from pipeline.ledger.url import without_ledger_password
+from pipeline.process.environment import without_sink_credentials
 from protocol import headrace
 
 _LAST_LINES = 12
@@ -48,7 +49,7 @@ def run(module: str, *arguments: str, timeout_s: float) -> CheckReport:
             capture_output=True,
             text=True,
             timeout=timeout_s,
-            env=without_store_credentials(without_ledger_password(os.environ)),
+            env=without_sink_credentials(without_store_credentials(without_ledger_password(os.environ))),
         )
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"{module} has not answered within {timeout_s:g} s") from None

@@ -37,6 +37,7 @@ from pipeline.preflight.model_folder import longest_context, read_model_config
 from pipeline.preflight.optimizer import check_optimizer
 from pipeline.preflight.ranks import check_ranks
 from pipeline.preflight.reward_model import check_reward_model, longest_input
+from pipeline.preflight.sinks import check_sinks
 from pipeline.preflight.stop_strings import check_stop_strings
 from pipeline.preflight.unwise import unwise
 from pipeline.preflight.value_model import value_source
@@ -175,6 +176,10 @@ def _ledger_size(subject: _Subject) -> list[Finding]:
     return [fine("ledger size", check_ledger_size(subject.config))]
 
 
+def _sinks(subject: _Subject) -> list[Finding]:
+    return check_sinks(subject.config)
+
+
 def _engines(subject: _Subject) -> list[Finding]:
     return [fine("engines", line) for line in check_engines(subject.config)]
 
@@ -236,8 +241,8 @@ def _enough_prompts(subject: _Subject) -> list[Finding]:
 
 
 CHECKS: Final[tuple[Callable[[_Subject], list[Finding]], ...]] = (
-    _fleet, _models, _data, _length, _memory, _learner, _settings, _ledger_size, _engines, _reward_model, _vllm, _address,
-    _ledger, _verifiers, _enough_prompts,
+    _fleet, _models, _data, _length, _memory, _learner, _settings, _ledger_size, _sinks, _engines, _reward_model, _vllm,
+    _address, _ledger, _verifiers, _enough_prompts,
 )  # fmt: skip
 """Each returns findings, or raises an error with a remedy; in the order in which they are shown."""
 

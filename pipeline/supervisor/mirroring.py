@@ -24,6 +24,7 @@ import structlog
 from pipeline.config.schema import RunConfig
 from pipeline.files.urls import join
 from pipeline.ledger.url import without_ledger_password
+from pipeline.process.environment import without_sink_credentials
 from pipeline.process.exit_codes import ExitCode
 from pipeline.training.checkpoints import CHECKPOINTS, newest_name
 from pipeline.training.mirror.__main__ import LAST, TAKE_OVER
@@ -170,7 +171,7 @@ class Mirroring:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
-                    env=without_ledger_password(os.environ),
+                    env=without_sink_credentials(without_ledger_password(os.environ)),
                 )
         except OSError as error:
             self._note(f"the copying process cannot be started: {error}")

@@ -22,6 +22,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.files.urls import without_store_credentials
 from pipeline.ledger.url import without_ledger_password
 from pipeline.process.descendants import WORKER_MARK, worker_mark
+from pipeline.process.environment import without_sink_credentials
 from pipeline.process.forking import Fork, Reap, receive_answer, send_request
 from pipeline.runtime.threads import thread_environment
 from pipeline.supervisor.adopted_process import AdoptedProcess
@@ -56,11 +57,11 @@ def forks(config: RunConfig, role: Role) -> bool:
 
 def marked_environment(mark: str) -> dict[str, str]:
     """Return this process's environment for a worker: its mark, one thread for each numeric
-    library. It has no password of the ledger and no credentials of object stores.
+    library. It has no password of the ledger, and no credentials of object stores or sinks.
 
     The mark is first: ``/proc`` shows as much of it as the starter's environment was long. Numpy is
     imported before a worker can limit its threads, and the starter must have none."""
-    environment = without_store_credentials(without_ledger_password(os.environ))
+    environment = without_sink_credentials(without_store_credentials(without_ledger_password(os.environ)))
     return {WORKER_MARK: mark} | environment | thread_environment(1) | {WORKER_MARK: mark}
 
 

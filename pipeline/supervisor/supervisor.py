@@ -57,6 +57,7 @@ from pipeline.supervisor.monitor import Monitor
 from pipeline.supervisor.processes import Command, Processes, worker_command
 from pipeline.supervisor.pulse import Pulse
 from pipeline.supervisor.run_folder import server_lock
+from pipeline.supervisor.sinking import Sinking
 from pipeline.supervisor.starter import forks, starter_command
 from pipeline.supervisor.takeover import take_over
 from protocol.errors import ConfigError, LedgerError, LedgerRefused
@@ -118,6 +119,7 @@ class Supervisor:
         self._failed_code = ExitCode.LEDGER_UNAVAILABLE
         self._learner_drain_code = int(ExitCode.OK)
         self._mirroring = mirroring(config, run_dir)
+        self._sinking = Sinking(config, run_dir)
         self._pulse = Pulse(run_dir)
 
     async def run(
@@ -157,10 +159,12 @@ class Supervisor:
                 self._pulse.end()
                 await monitor.end_record(time.monotonic())
                 await self._conclude(registry, ledger, status)
+                await self._sinking.finish(lambda: self._num_signals > 1, has_failed=status.state is RunState.FAILED)
                 if left := await self._mirroring.finish(lambda: self._num_signals > 1):
                     status = RunStatus(status.state, f"{status.detail}; {left}")
             finally:
                 self._mirroring.close()
+                self._sinking.close()
                 await asyncio.to_thread(self._processes.close)
                 await ledger.aclose()
                 await registry.aclose()
@@ -288,6 +292,7 @@ class Supervisor:
                 self._note(exit_, now)
             monitor.keep_server(now)
             self._mirroring.keep(now)
+            self._sinking.keep(now)
             if now >= self._next_cut_s:
                 self._next_cut_s = now + _CUT_EVERY_S
                 await asyncio.to_thread(self._processes.bound_outputs)
@@ -431,6 +436,7 @@ def _generator_demand(config: RunConfig) -> GeneratorDemand | None:
 
 
 def _works_the_same(one: RunConfig, other: RunConfig) -> bool:
-    """Whether workers of both configurations work alike; fleet size and supervision may differ."""
-    same = {"fleet": other.fleet, "supervisor": other.supervisor}
+    """Whether workers of both configurations work alike; fleet size, supervision and sinks may
+    differ."""
+    same = {"fleet": other.fleet, "supervisor": other.supervisor, "sinks": other.sinks}
     return one.model_copy(update=same) == other

@@ -43,6 +43,7 @@ from pipeline.ledger.server.probe import ServerState, Sight, listens, probe
 from pipeline.ledger.server.server_process import POLL_S, ServerHandle
 from pipeline.ledger.server.settings import LOG_NAME, OWN_FOLDER, dying_with_us, settings_of, socket_path
 from pipeline.ledger.server.watch import ServerAction, ServerWatch
+from pipeline.process.environment import without_sink_credentials
 from pipeline.process.exit_codes import Interrupted
 from pipeline.process.records import identify
 from protocol.errors import ConfigError, LedgerUnavailable
@@ -283,7 +284,7 @@ class EmbeddedServer:
                 stdout=output,
                 stderr=output,
                 cwd=self._folder,
-                env=without_store_credentials(os.environ),
+                env=without_sink_credentials(without_store_credentials(os.environ)),
                 start_new_session=True,
                 pass_fds=(lock,),
             )

@@ -31,7 +31,7 @@ LEDGER: Final = "ledger"
 TALLIES: Final = "tallies"
 RECORDS: Final = (
     "history.jsonl", "value-history.jsonl", "samples.jsonl", "starts.jsonl", "fleet-history.jsonl", "evaluations.jsonl",
-    "report.html", "report.json",
+    "report.html", "report.json", "sinks/wandb.json", "sinks/mlflow.json",
 )  # fmt: skip
 """Files for people, which a resumed run continues."""
 _FOLDERS: Final = frozenset({CHECKPOINTS, VALUE_CHECKPOINTS, UPDATES_FOLDER, LEDGER, TALLIES})

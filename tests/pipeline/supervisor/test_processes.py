@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
+from pipeline.process.environment import SINK_CREDENTIALS
 from pipeline.process.records import process_runs
 from pipeline.supervisor.processes import Processes
 from protocol.ids import Role
@@ -80,6 +81,16 @@ def test_a_worker_inherits_no_password_of_the_ledger(tmp_path: Path, monkeypatch
     processes.close()
     assert environment["KEPT"] == "as it is"
     assert "hidden-words" not in str(environment)
+
+
+def test_a_worker_inherits_no_key_of_a_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SINK_CREDENTIALS:
+        monkeypatch.setenv(name, "secret-of-a-test")
+    processes = started(tmp_path)
+    processes.start(Role.GENERATOR, "generator-0")
+    _, environment = told(tmp_path)
+    processes.close()
+    assert "of-a-test" not in str(environment)
 
 
 def test_a_worker_inherits_no_credentials_of_object_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,8 +61,11 @@ def test_it_listens_privately_keeps_everything_and_evicts_nothing(server: Embedd
         stranger.ping()
 
 
-def test_the_server_inherits_no_credentials_of_object_stores(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch):
+def test_the_server_inherits_no_credentials_of_stores_and_sinks(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-a-test")
+    monkeypatch.setenv("WANDB_API_KEY", "secret-of-a-test")
     server.start()
     assert b"secret-of-a-test" not in Path(f"/proc/{server.pid()}/environ").read_bytes()
 

@@ -20,6 +20,8 @@ from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME
 from pipeline.observability.prompt_accuracies import EVALUATIONS_NAME
 from pipeline.observability.regenerated_tokens import FOLDER
 from pipeline.observability.samples import SAMPLES_NAME
+from pipeline.observability.sinks.record import FOLDER as SINKS
+from pipeline.observability.sinks.remote import REMOTE
 from pipeline.observability.start_record import STARTS_NAME
 from pipeline.training.checkpoints import latest_checkpoint
 from pipeline.training.mirror import staging
@@ -67,7 +69,8 @@ def test_a_fetched_copy_has_what_a_resume_needs_and_no_secret_or_log(run: Mirror
 
 def test_the_names_of_records_are_those_of_their_writers() -> None:
     histories = {HISTORY_NAME, VALUE_HISTORY_NAME, FLEET_HISTORY_NAME, EVALUATIONS_NAME, SAMPLES_NAME, STARTS_NAME}
-    assert {*histories, "report.html", "report.json"} == set(RECORDS)
+    sinks = {f"{SINKS}/{sink}.json" for sink in REMOTE}
+    assert {*histories, *sinks, "report.html", "report.json"} == set(RECORDS)
     assert TALLIES == FOLDER
     assert SEGMENT_KEY == update_recorder.SEGMENT_KEY
 

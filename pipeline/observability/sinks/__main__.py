@@ -1,0 +1,101 @@
+"""The process of one sink: writes a run's metrics until its standard input closes.
+
+    python -P .../headrace.py pipeline.observability.sinks RUN_DIR SINK
+
+*Consumes* the run's histories, and one word of its supervisor on standard input: that the run ended
+well. *Produces* writes to the sink, and ``<run_dir>/sinks/<sink>.json``.
+*Waits for* the sink; after the input's end for ``sinks.finish_s`` at most. It alone has the sink's
+credentials in its environment."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Final
+
+from pipeline.files import keep_private
+from pipeline.observability.sinks.pump import Pump
+from pipeline.observability.sinks.record import FOLDER
+from pipeline.observability.sinks.remote import REMOTE, RUN_ENDED
+from pipeline.observability.sinks.seam import Sink
+from pipeline.observability.sinks.spec import spec_of
+from pipeline.process.exit_codes import ExitCode
+
+_TURN_S: Final = 2.0
+_LOCK_S: Final = 30.0
+_POLL_S: Final = 0.1
+_NICE: Final = 10
+_PATIENCE_S: Final = 5.0
+_OPENERS: Final = {"wandb": "WandbSink", "mlflow": "MlflowSink"}
+
+
+class SupervisorWord:
+    """Reads the input on a thread of its own, until it ends."""
+
+    def __init__(self) -> None:
+        self.has_failed = True
+        """Until the word has come."""
+        self.ended = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            self.has_failed = sys.stdin.buffer.read() != RUN_ENDED
+        finally:
+            self.ended.set()
+
+
+def main() -> int:
+    """Run; return the exit code."""
+    keep_private()
+    with suppress(OSError):
+        os.nice(_NICE)
+    run_dir, name = Path(sys.argv[1]), sys.argv[2]
+    if missing := REMOTE[name].missing():
+        sys.stderr.write(f"{missing}\n")
+        return ExitCode.CONFIG
+    folder = run_dir / FOLDER
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / f"{name}.lock").open("ab") as lock:
+        if not _locked(lock):
+            sys.stderr.write(f"another process writes to {name} for {run_dir}\n")
+            return ExitCode.FENCED
+        finish_s = float(spec_of(run_dir, "").setting("finish_s"))
+
+        def open_sink(sink_id: str) -> Sink:
+            module = importlib.import_module(f"pipeline.observability.sinks.{name}")
+            return getattr(module, _OPENERS[name])(spec_of(run_dir, sink_id))
+
+        pump = Pump(name, run_dir, open_sink)
+        word = SupervisorWord()
+        pump.turn(time.monotonic())
+        while not word.ended.wait(_TURN_S):
+            pump.turn(time.monotonic())
+        # Clients wait for a network without a limit, also when the interpreter ends. A supervisor
+        # that is there ends this process a little sooner.
+        giving_up = threading.Timer(finish_s + _PATIENCE_S, os._exit, (ExitCode.FAILURE,))
+        giving_up.daemon = True
+        giving_up.start()
+        is_all = pump.turn(time.monotonic(), at_once=True)
+        pump.close(has_failed=word.has_failed)
+    return ExitCode.OK if is_all and not pump.record.trouble else ExitCode.FAILURE
+
+
+def _locked(lock: IO[bytes]) -> bool:
+    """Take the sink's lock; an earlier supervisor's process may still be at its end."""
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+        else:
+            return True

@@ -1,0 +1,168 @@
+"""Brings a run's points to one sink: each once, also over restarts of the run.
+
+A pump reads the histories of updates, critic and fleet as they grow. It writes to a sink, and keeps
+the sink's record. A write may take as long as a network does, so a pump has a thread or a process
+of its own. A sink that fails is opened again after growing pauses. Meanwhile rows wait in the
+histories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from pipeline.files.growing_file import GrowingFile
+from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, fleet_row
+from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, row_of
+from pipeline.observability.sinks.points import MAIN, Axis, Point, RowNames, fleet_point
+from pipeline.observability.sinks.record import SinkRecord, read_record, write_record
+from pipeline.observability.sinks.seam import Sink, SinkFailed
+
+_FIRST_PAUSE_S: Final = 5.0
+_LONGEST_PAUSE_S: Final = 300.0
+_READ_BYTES: Final = 1 << 20
+_MAX_REASON: Final = 500
+
+
+class HistoryPoints:
+    """The points of a run's histories that were not read yet."""
+
+    def __init__(self, run_dir: Path, origin_s: float) -> None:
+        """``origin_s``: time of the fleet's first row; 0 when it is not known yet."""
+        self.origin_s = origin_s
+        self._files = tuple(GrowingFile(run_dir / name) for name in (HISTORY_NAME, VALUE_HISTORY_NAME))
+        self._names = tuple(RowNames() for _ in self._files)
+        self._num_replaced = [0] * len(self._files)
+        self._fleet = GrowingFile(run_dir / FLEET_HISTORY_NAME)
+
+    def read(self) -> list[Point]:
+        """Return about a megabyte's points of each file. A history that was replaced begins anew.
+        Raises OSError."""
+        points: list[Point] = []
+        for number, (file, names) in enumerate(zip(self._files, self._names, strict=True)):
+            lines = file.read(_READ_BYTES)
+            if file.num_replaced != self._num_replaced[number]:
+                self._num_replaced[number] = file.num_replaced
+                names.clear()
+            for line in lines:
+                # A damaged line is left out, and counted by the views.
+                with suppress(ValueError, TypeError, KeyError):
+                    row = row_of(line)
+                    points += [] if row is None else [names.point(row)]
+        for line in self._fleet.read(_READ_BYTES):
+            with suppress(ValueError, TypeError, KeyError, AttributeError):
+                of_fleet = fleet_row(line)
+                self.origin_s = self.origin_s or of_fleet.at_s
+                points.append(fleet_point(of_fleet, self.origin_s))
+        return points
+
+
+class Pump:
+    """Writes one run to one sink. Used by one thread."""
+
+    def __init__(self, sink: str, run_dir: Path, open_sink: Callable[[str], Sink]) -> None:
+        """``open_sink``: takes the run's name at the sink, or "" for a run that begins. Raises
+        SinkFailed."""
+        self._name, self._run_dir, self._open = sink, run_dir, open_sink
+        self._record = read_record(run_dir, sink)
+        self._history = HistoryPoints(run_dir, self._record.origin_s)
+        self._pending: list[Point] = []
+        self._sink: Sink | None = None
+        self._begun: set[Axis] = set()
+        """Axes that the open sink has points of."""
+        self._num_failed = 0
+        self._next_s = 0.0
+
+    @property
+    def record(self) -> SinkRecord:
+        """The sink's record."""
+        return self._record
+
+    def turn(self, now: float, *, at_once: bool = False) -> bool:
+        """Write what is new; return whether that was all. ``now``: monotonic. ``at_once``: without
+        the pause after a failure."""
+        if now < self._next_s and not at_once:
+            return False
+        try:
+            while self._pending or self._take():
+                self._write()
+        except SinkFailed as error:
+            self._fail(now, str(error))
+            return False
+        if self._record.trouble:
+            self._keep(msgspec.structs.replace(self._record, trouble=""))
+        self._num_failed = 0
+        return True
+
+    def close(self, *, has_failed: bool = False) -> None:
+        """Close the sink. It may wait for a network."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            try:
+                sink.close(has_failed=has_failed)
+            except SinkFailed as error:
+                self._keep(msgspec.structs.replace(self._record, trouble=str(error)[:_MAX_REASON]))
+
+    def _take(self) -> bool:
+        """Read what is new; return whether there is any. Raises SinkFailed."""
+        try:
+            read = self._history.read()
+        except OSError as error:
+            raise SinkFailed(f"the history cannot be read: {error}") from error
+        self._record = msgspec.structs.replace(self._record, origin_s=self._history.origin_s)
+        self._pending += filter(self._record.is_new, read)
+        return bool(read)
+
+    def _write(self) -> None:
+        """Write what is pending, with the record that goes with it."""
+        if not self._pending:
+            return
+        sink = self._sink or self._opened()
+        record, points = self._record, list[Point]()
+        for point in self._pending:
+            if record.is_again(point) and not sink.takes_back:
+                record = record.passed(point)
+                continue
+            if sink.takes_back and (step := self._void_from(point, record)) is not None:
+                sink.write(points)
+                points = []
+                sink.restart(point.axis, step)
+            self._begun.add(point.axis)
+            points.append(point)
+            record = record.written(point)
+        sink.write(points)
+        self._pending.clear()
+        self._keep(record)
+
+    def _void_from(self, point: Point, record: SinkRecord) -> int | None:
+        """Return the step from which on a point's axis is void, before the point is written."""
+        if record.is_again(point) and point.series == MAIN[point.axis]:
+            return point.step
+        mark = record.marks.get(MAIN[point.axis])
+        # A process that was killed may have written more than its record has.
+        return mark.step + 1 if mark is not None and point.axis not in self._begun else None
+
+    def _opened(self) -> Sink:
+        self._begun.clear()
+        self._sink = sink = self._open(self._record.id)
+        self._keep(msgspec.structs.replace(self._record, id=sink.id))
+        return sink
+
+    def _fail(self, now: float, reason: str) -> None:
+        self._next_s = now + min(_FIRST_PAUSE_S * 2.0**self._num_failed, _LONGEST_PAUSE_S)
+        self._num_failed += 1
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            with suppress(SinkFailed):
+                sink.close(has_failed=True)
+        if self._record.trouble != reason[:_MAX_REASON]:
+            self._keep(msgspec.structs.replace(self._record, trouble=reason[:_MAX_REASON]))
+
+    def _keep(self, record: SinkRecord) -> None:
+        self._record = record
+        # A full disk stops the run's workers too, and is reported by them.
+        with suppress(OSError):
+            write_record(self._run_dir, self._name, record)

@@ -1,0 +1,236 @@
+"""Has a run's metrics written to its sinks (``pipeline.observability.sinks``).
+
+*Consumes* the run's histories as they grow. *Produces* a thread for TensorBoard, whose files are
+local, and a process for each sink behind a network. The clients of those have threads, processes
+and exit hooks of their own. *Waits for* none of them but at the run's end, for ``sinks.finish_s``.
+No sink stops the run, or changes its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from pipeline.config.schema import RunConfig
+from pipeline.files.urls import without_store_credentials
+from pipeline.ledger.url import without_ledger_password
+from pipeline.observability.sinks.pump import Pump
+from pipeline.observability.sinks.record import forget_trouble, read_record
+from pipeline.observability.sinks.remote import REMOTE, RUN_ENDED
+from pipeline.observability.sinks.spec import spec_of
+from pipeline.observability.sinks.tensorboard import NAME as TENSORBOARD
+from pipeline.observability.sinks.tensorboard import TensorBoardSink
+from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
+from pipeline.process.environment import without_sink_credentials
+from pipeline.process.exit_codes import ExitCode
+from protocol import headrace
+
+_TURN_S: Final = 2.0
+_LOOK_S: Final = 1.0
+_FIRST_PAUSE_S: Final = 5.0
+_LONGEST_PAUSE_S: Final = 300.0
+_POLL_S: Final = 0.05
+
+log = structlog.get_logger(__name__)
+
+
+class SinkWriter(Protocol):
+    """Writes to one sink, beside the supervisor's loop."""
+
+    name: str
+
+    def keep(self, now: float) -> None:
+        """Start it, where it is not running. Returns at once."""
+        ...
+
+    def end(self, *, has_failed: bool) -> None:
+        """Request the end, with all that is left written. Returns at once."""
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+    def close(self) -> None:
+        """End it now, with all that it started."""
+        ...
+
+
+class ThreadWriter:
+    """Writes TensorBoard's files on a thread of this process, which does not hold up its end."""
+
+    name = TENSORBOARD
+
+    def __init__(self, run_dir: Path) -> None:
+        self._pump = Pump(self.name, run_dir, lambda sink_id: TensorBoardSink(spec_of(run_dir, sink_id)))
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def keep(self, now: float) -> None:
+        """Start the thread, once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread.start()
+
+    def end(self, *, has_failed: bool) -> None:
+        """Request the end."""
+        self._ending.set()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the thread has ended, or never begun."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Request the end: a thread that hangs is left to the process's."""
+        self._ending.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._ending.wait(_TURN_S):
+                self._pump.turn(time.monotonic())
+            self._pump.turn(time.monotonic(), at_once=True)
+            self._pump.close()
+        except Exception as error:
+            log.exception("sink_ended", sink=self.name, reason=str(error), action="the run goes on without it")
+
+
+class ProcessWriter:
+    """Writes to a sink by a process of its own, which is started again when it dies."""
+
+    def __init__(self, name: str, run_dir: Path) -> None:
+        self.name, self._run_dir = name, run_dir
+        self._mark = worker_mark(run_dir, f"sink-{name}")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ending = False
+        self._num_ended = 0
+        self._next_s = 0.0
+
+    def keep(self, now: float) -> None:
+        """Start the process, unless it runs or has just failed."""
+        if self._process is not None and (code := self._process.poll()) is not None:
+            self._ended(now, code)
+        if self._process is None and not self._is_ending and now >= self._next_s:
+            self._start(now)
+
+    def end(self, *, has_failed: bool) -> None:
+        """Close the process's input, after a word when the run ended well."""
+        self._is_ending = True
+        stdin = None if self._process is None else self._process.stdin
+        if stdin is None or stdin.closed:
+            return
+        # A process that has just died reads nothing.
+        with suppress(OSError):
+            if not has_failed:
+                os.write(stdin.fileno(), RUN_ENDED)
+            stdin.close()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the process has ended, or never begun."""
+        return self._process is None or self._process.poll() is not None
+
+    def close(self) -> None:
+        """Kill the process, and what its library has started."""
+        self._is_ending = True
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+            end_marked(WORKER_MARK, self._mark)
+
+    def _start(self, now: float) -> None:
+        others = without_sink_credentials(os.environ, but=self.name.upper())
+        environment = without_store_credentials(without_ledger_password(others)) | {WORKER_MARK: self._mark}
+        command = headrace.command("pipeline.observability.sinks", str(self._run_dir), self.name)
+        try:
+            with (self._run_dir / "logs" / f"sink-{self.name}.out").open("ab") as output:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    env=environment,
+                )
+        except OSError as error:
+            self._wait(now)
+            log.warning(
+                "sink_not_started", sink=self.name, reason=str(error), action="the run goes on; it is tried again"
+            )
+            return
+
+    def _ended(self, now: float, code: int) -> None:
+        self.close()
+        self._is_ending = code in (ExitCode.CONFIG, ExitCode.FENCED)
+        self._wait(now)
+        action = "the run goes on without it" if self._is_ending else "the run goes on; it is started again"
+        log.warning("sink_ended", sink=self.name, code=code, output=f"logs/sink-{self.name}.out", action=action)
+
+    def _wait(self, now: float) -> None:
+        self._next_s = now + min(_FIRST_PAUSE_S * 2.0**self._num_ended, _LONGEST_PAUSE_S)
+        self._num_ended += 1
+
+
+class Sinking:
+    """The sinks of one run, for one supervisor."""
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        settings = config.sinks
+        self._run_dir, self._finish_s = run_dir, settings.finish_s
+        self._writers: list[SinkWriter] = [ThreadWriter(run_dir)] if settings.tensorboard else []
+        self._writers += [ProcessWriter(name, run_dir) for name in REMOTE if getattr(settings, name) is not None]
+        self._is_begun = False
+        self._next_look_s = 0.0
+        self._troubles: dict[str, str] = {}
+
+    def keep(self, now: float) -> None:
+        """Start what is not running, and log sinks that have gone away or come back. Returns at
+        once."""
+        for writer in self._writers:
+            if not self._is_begun:
+                # The trouble of an earlier supervisor's sink may be over.
+                forget_trouble(self._run_dir, writer.name)
+            writer.keep(now)
+        self._is_begun = True
+        if now >= self._next_look_s:
+            self._next_look_s = now + _LOOK_S
+            self._tell_troubles()
+
+    async def finish(self, is_stopped: Callable[[], bool], *, has_failed: bool) -> None:
+        """Have all that is left written, within ``sinks.finish_s``. ``is_stopped``: returns whether
+        a person ends the run at once."""
+        for writer in self._writers:
+            writer.end(has_failed=has_failed)
+        deadline = time.monotonic() + self._finish_s
+        while left := [writer.name for writer in self._writers if not writer.is_done]:
+            if time.monotonic() > deadline or is_stopped():
+                log.warning("sink_not_finished", sinks=left, action="their last points are written by a resume, if any")
+                break
+            await asyncio.sleep(_POLL_S)
+        self._tell_troubles()
+
+    def close(self) -> None:
+        """End what runs."""
+        for writer in self._writers:
+            writer.close()
+
+    def _tell_troubles(self) -> None:
+        for name in (writer.name for writer in self._writers):
+            trouble, before = read_record(self._run_dir, name).trouble, self._troubles.get(name, "")
+            if trouble and not before:
+                log.warning("sink_away", sink=name, reason=trouble, action="the run goes on; rows wait in the history")
+            elif before and not trouble:
+                log.info("sink_back", sink=name)
+            self._troubles[name] = trouble
