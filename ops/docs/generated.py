@@ -21,6 +21,7 @@ from prometheus_client.core import Metric
 from pipeline.cli import headrace
 from pipeline.config.catalogue import BUILT_IN, declare
 from pipeline.config.describe import Setting, in_toml, purpose, sections, settings
+from pipeline.ledger.types import DropReason
 from pipeline.observability.metrics import HeartbeatCollector
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.clock import RealClock
@@ -129,6 +130,13 @@ def exit_codes() -> list[str]:
     return ["| code | name | meaning |", "|---|---|---|", *rows]
 
 
+def drop_reasons() -> list[str]:
+    """Return the reasons for which work is dropped, from the texts beside their names."""
+    texts = documented(inspect.getsource(DropReason))
+    rows = [f"| {code(reason)} | {plain(texts[reason.name])} |" for reason in DropReason]
+    return ["## Reasons of a drop", "", "| reason | meaning |", "|---|---|", *rows]
+
+
 def metrics() -> list[str]:
     """Return the table of the metrics that a run's endpoint serves."""
     rows = [
@@ -210,5 +218,6 @@ ENDINGS: Final[Mapping[str, Callable[[], list[str]]]] = {
     "ops/docs/exit-codes.md": exit_codes,
     "ops/docs/metrics.md": metrics,
     "ops/docs/rules.md": rules,
+    "pipeline/ledger/README.md": drop_reasons,
 }
 """By source of a page: what it goes on with."""

@@ -18,9 +18,14 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "coming-from": "ops/docs/coming-from.md",
     },
     "Concepts": {
-        "concepts/wire": "protocol/README.md",
+        "concepts/roles": "workers/README.md",
+        "concepts/chunks": "protocol/chunks.md",
+        "concepts/ledger": "pipeline/ledger/README.md",
         "concepts/staleness": "pipeline/ledger/staleness.md",
         "concepts/scripts": "pipeline/ledger/redis/scripts/README.md",
+        "concepts/wire": "protocol/README.md",
+        "concepts/hosts": "pipeline/supervisor/launchers/README.md",
+        "concepts/recovering": "pipeline/supervisor/recovering.md",
         "concepts/rules": "ops/docs/rules.md",
         "concepts/equations": "pipeline/algorithms/README.md",
         "concepts/data": "pipeline/data/README.md",
@@ -40,6 +45,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "reference/vectors": "tests/golden/README.md",
     },
     "Results": {
+        "results/papers": "ops/docs/papers.md",
         "results/summary": "ops/results/README.md",
     },
 }
