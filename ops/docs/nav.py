@@ -78,7 +78,11 @@ BELOW: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """By place of a page: the pages below it in the list, with their sources."""
 
-TITLES: Final[Mapping[str, str]] = {"overview": "Overview"}
+TITLES: Final[Mapping[str, str]] = {
+    "overview": "Overview",
+    "concepts/equations": "Equations and tests",
+    "concepts/rewards": "Rewards and verifiers",
+}
 """By place: a page's title in the list, where its own heading would not do."""
 
 LEFT_OUT: Final[Mapping[str, str]] = {
