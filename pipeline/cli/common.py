@@ -113,9 +113,10 @@ def answer(as_json: bool, value: Any, *lines: str) -> None:
     echo_json(value) if as_json else click.echo("\n".join(lines))
 
 
-def echo_json(value: Any) -> None:
-    """Print a dataclass, struct or plain value as indented JSON, with null for NaN and infinity."""
-    click.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
+def echo_json(value: Any, *, is_line: bool = False) -> None:
+    """Print a dataclass, struct or plain value as indented JSON, or as one line of it. NaN and
+    infinity become null."""
+    click.echo(json.dumps(_plain(value), indent=None if is_line else 2, allow_nan=False))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -3,85 +3,90 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.cli.common import answer, echo_json, json_option, on_run, run_argument
+from pipeline.cli.watch import Picture, looking
 from pipeline.operator.attached import Attached, look_at
 from pipeline.operator.status_report import read_status
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.ledger.types import Audit
+    from collections.abc import Iterator, Sequence
+
+    from pipeline.ledger.types import Audit, Pause
+    from pipeline.observability.status import QueueRow
+    from pipeline.operator.status_report import StatusReport
 
 
 _MAX_ROWS = 200
 """Workers that ``status`` shows one by one; a terminal takes a second for a thousand."""
 
 
-@click.command(epilog="\b\nExamples:\n  headrace status\n  headrace status runs/demo --json")
+@click.command(
+    epilog="\b\nExamples:\n  headrace status\n  headrace status runs/demo --json\n  headrace status --watch 5"
+)
 @run_argument
-@json_option
-@on_run(look_at)
-async def status(at: Attached, as_json: bool) -> None:
+@looking
+async def status(at: Attached) -> Picture:
     """Show workers, progress and what each waits for."""
     found = await read_status(at)
-    if as_json:
-        echo_json(found)
-        return
-    from rich.console import Console
+    return Picture(found, lambda: _status_lines(at, found))
 
+
+def _status_lines(at: Attached, found: StatusReport) -> Iterator[Any]:
     from pipeline.observability.history import HISTORY_NAME, HistoryTail, skipped_words
     from pipeline.observability.progress import RunProgress
     from pipeline.observability.tables import durability_line, fleet_table, groups_line, roles_line, tokens_line
 
-    console = Console(highlight=False, markup=False)
     alive = f"supervisor {found.supervisor_pid}" if found.supervisor_pid is not None else "no supervisor"
     detail = f", {printable_line(found.detail)}" if found.detail else ""
-    console.print(f"{at.run_dir}: {found.state}{detail} ({alive})")
+    yield f"{at.run_dir}: {found.state}{detail} ({alive})"
     tail = HistoryTail(at.run_dir / HISTORY_NAME)
     progress = RunProgress.of(tail.read(), at.config.run.num_updates)
-    console.print(progress.in_words(time.time()))
+    yield progress.in_words(time.time())
     if skipped := skipped_words(tail.num_skipped, HISTORY_NAME):
-        console.print(skipped)
+        yield skipped
     if found.workers:
         if len(found.workers) > _MAX_ROWS:
-            console.print(roles_line(found.roles))
-        console.print(fleet_table(found.workers, max_rows=_MAX_ROWS, rest="headrace status --json"))
-        console.print(found.waits)
+            yield roles_line(found.roles)
+        yield fleet_table(found.workers, max_rows=_MAX_ROWS, rest="headrace status --json")
+        yield found.waits
     if found.demand:
-        console.print(printable_line(found.demand))
+        yield printable_line(found.demand)
     if found.clocks:
-        console.print(found.clocks)
-    console.print(groups_line(found.totals), tokens_line(found.totals), sep="\n")
+        yield found.clocks
+    yield groups_line(found.totals)
+    yield tokens_line(found.totals)
     if warning := durability_line(found.totals.num_unflushed):
-        console.print(warning)
+        yield warning
     if found.copies is not None:
-        console.print(printable_line(found.copies.in_words(time.time())))
+        yield printable_line(found.copies.in_words(time.time()))
 
 
-@click.command(epilog="\b\nExamples:\n  headrace queues\n  headrace queues runs/demo --json")
+@click.command(
+    epilog="\b\nExamples:\n  headrace queues\n  headrace queues runs/demo --json\n  headrace queues --watch 5"
+)
 @run_argument
-@json_option
-@on_run(look_at)
-async def queues(at: Attached, as_json: bool) -> None:
+@looking
+async def queues(at: Attached) -> Picture:
     """Show every link and ledger queue: depth, limit, oldest age, consumer."""
-    from pipeline.observability.status import pause_words, queue_rows
+    from pipeline.observability.status import queue_rows
 
     rows = queue_rows(await at.registry.heartbeats(), await at.ledger.queues())
     paused = (await at.ledger.totals()).paused
-    if as_json:
-        echo_json(rows)
-        return
-    from rich.console import Console
+    return Picture(rows, lambda: _queue_lines(rows, paused))
 
+
+def _queue_lines(rows: Sequence[QueueRow], paused: Pause | None) -> Iterator[Any]:
+    from pipeline.observability.status import pause_words
     from pipeline.observability.tables import queue_table
 
-    console = Console()
-    console.print(queue_table(rows))
+    yield queue_table(rows)
     if paused is not None:
-        console.print(pause_words(paused), markup=False, highlight=False)
+        yield pause_words(paused)
 
 
 @click.command(epilog="\b\nExamples:\n  headrace audit\n  headrace audit runs/demo --json\n\nExit code 1: no balance.")

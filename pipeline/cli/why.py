@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import echo_json, json_option, run_argument
+from pipeline.cli.watch import Picture, keep_looking, watch_option
 from pipeline.operator.attached import find_run, look_at
 from protocol.errors import LedgerRefused, LedgerUnavailable
 from protocol.printable import printable_line
@@ -31,18 +32,33 @@ _VERDICTS = dict(zip(_STYLES, _WORDS, strict=True))
 
 
 @click.command(
-    epilog="\b\nExamples:\n  headrace why\n  headrace why runs/demo --json\n  watch -n 2 headrace why\n\n"
+    epilog="\b\nExamples:\n  headrace why\n  headrace why runs/demo --json\n  headrace why --watch\n\n"
     "Exit code 0; 3 when the ledger does not answer."
 )
 @run_argument
 @json_option
-def why(run: Path | None, as_json: bool) -> int:
+@watch_option
+def why(run: Path | None, as_json: bool, every_s: float | None) -> int:
     """Explain what the run waits for, from the learner to the root, and what to do."""
+    run_dir = find_run(run)
+    if every_s is not None:
+        import asyncio
+
+        return keep_looking(lambda: asyncio.to_thread(_explained, run_dir), every_s, as_json=as_json)
+    picture = _explained(run_dir)
+    if as_json:
+        echo_json(picture.value)
+    else:
+        click.echo("\n".join(str(line) for line in picture.shown()))
+    return picture.code
+
+
+def _explained(run_dir: Path) -> Picture:
+    """Return the answer; its lines are styled for a terminal."""
     from pipeline.observability.why.silence import no_ledger_chain, silence
     from pipeline.observability.why.types import Explanation
     from pipeline.supervisor.run_folder import supervisor_pid
 
-    run_dir = find_run(run)
     is_supervised = supervisor_pid(run_dir) is not None
     error = silence(run_dir, is_supervised=is_supervised)
     if error is None:
@@ -53,13 +69,10 @@ def why(run: Path | None, as_json: bool) -> int:
     else:
         snapshot = _without_ledger(run_dir, error, is_supervised)
         found = Explanation.of([no_ledger_chain(snapshot)])
-    if as_json:
-        answer = {"headline": found.headline, "outlook": found.outlook, "chains": found.chains, "also": found.also}
-        echo_json({"run": run_dir, "state": snapshot.state, **answer})
-    else:
-        width = max(40, min(120, shutil.get_terminal_size((100, 24)).columns))
-        click.echo("\n".join(render(snapshot, found, width)))
-    return 0 if snapshot.waits is not None else 3
+    answer = {"headline": found.headline, "outlook": found.outlook, "chains": found.chains, "also": found.also}
+    width = max(40, min(120, shutil.get_terminal_size((100, 24)).columns))
+    value = {"run": run_dir, "state": snapshot.state, **answer}
+    return Picture(value, lambda: render(snapshot, found, width), 0 if snapshot.waits is not None else 3)
 
 
 def _look(run_dir: Path, is_supervised: bool) -> Snapshot:

@@ -42,6 +42,9 @@ pytestmark = pytest.mark.timeout(120)
 LOOKS = (
     "status",
     "queues",
+    "groups",
+    "versions",
+    "drops",
     "why",
     "audit",
     "peek t.1.0.0 --run",

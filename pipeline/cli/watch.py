@@ -1,0 +1,203 @@
+"""Looks at a run: shown once, or again and again until Ctrl-C (``--watch``).
+
+On a terminal each look replaces the one before. In a pipe they follow one another: text with a
+blank line between, JSON a line each. An error of the ledger is shown in place of a look, and the
+next look connects again."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline.cli.common import Command, echo_json, json_option
+from pipeline.operator.attached import Attached, find_run, look_at
+from protocol.errors import LedgerError, LedgerUnavailable
+from protocol.printable import printable
+
+_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The result of one look."""
+
+    value: Any
+    """For ``--json``."""
+    shown: Callable[[], Iterable[Any]]
+    """Makes it for people: rich's tables, and lines, which ``click.style`` may have styled."""
+    code: int = 0
+    """Exit code of a single look."""
+
+
+class _Seconds(click.FloatRange):
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(
+                f"expected seconds of at least {self.min}, got {value!r}; a run stands before --watch", param, ctx
+            )
+
+
+watch_option = click.option(
+    "--watch",
+    "every_s",
+    type=_Seconds(min=0.2),
+    is_flag=False,
+    flag_value=str(_EVERY_S),
+    metavar="[SECONDS]",
+    help=f"Look again every so many seconds ({_EVERY_S:g}) until Ctrl-C.",
+)
+"""As ``every_s``; None without it."""
+
+
+def looking(command: Command) -> Command:
+    """Give an async command that returns a Picture its connected run as ``at``, in place of
+    ``run``, and the options ``--json`` and ``--watch``."""
+
+    @json_option
+    @watch_option
+    @functools.wraps(command)
+    def look(run: Path | None, as_json: bool, every_s: float | None, **others: Any) -> int:
+        run_dir = find_run(run)
+
+        import asyncio
+
+        async def once() -> Picture:
+            async with look_at(run_dir) as at:
+                return await command(at=at, **others)
+
+        if every_s is None:
+            picture = asyncio.run(once())
+            write(picture, as_json=as_json)
+            return picture.code
+        connected = _Connected(run_dir, functools.partial(command, **others))
+        return keep_looking(connected.draw, every_s, as_json=as_json, close=connected.aclose)
+
+    return look
+
+
+def write(picture: Picture, *, as_json: bool) -> None:
+    """Print one look."""
+    if as_json:
+        echo_json(picture.value)
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    for part in _parts(picture):
+        console.print(part)
+
+
+async def _nothing() -> None:
+    pass
+
+
+def keep_looking(
+    draw: Callable[[], Awaitable[Picture]],
+    every_s: float,
+    *,
+    as_json: bool,
+    close: Callable[[], Awaitable[None]] = _nothing,
+) -> int:
+    """Show what ``draw`` returns every ``every_s`` seconds until Ctrl-C or until the pipe closes;
+    return the exit code, 0."""
+    import asyncio
+
+    async def repeat() -> None:
+        async with contextlib.AsyncExitStack() as held:
+            held.push_async_callback(close)
+            show = held.enter_context(_screen(every_s, as_json=as_json))
+            while True:
+                try:
+                    picture = await draw()
+                except LedgerError as error:
+                    picture = _refusal(printable(str(error)))
+                show(picture)
+                await asyncio.sleep(every_s)
+
+    try:
+        asyncio.run(repeat())
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:
+        # Python writes what is left at its end, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _parts(picture: Picture) -> list[Any]:
+    """Return what is shown, with styled lines as texts, whose escapes take no room."""
+    from rich.text import Text
+
+    return [Text.from_ansi(part) if isinstance(part, str) else part for part in picture.shown()]
+
+
+def _refusal(words: str) -> Picture:
+    return Picture({"error": words}, lambda: (words,))
+
+
+class _Connected:
+    """A command's looks over one connection, which is made again when it fails."""
+
+    def __init__(self, run_dir: Path, command: Callable[..., Awaitable[Picture]]) -> None:
+        self._run_dir = run_dir
+        self._command = command
+        self._held = contextlib.AsyncExitStack()
+        self._at: Attached | None = None
+
+    async def draw(self) -> Picture:
+        """Look once. Raises LedgerUnavailable; the next look connects again."""
+        if self._at is None:
+            self._at = await self._held.enter_async_context(look_at(self._run_dir))
+        try:
+            return await self._command(at=self._at)
+        except LedgerUnavailable:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Release the connection."""
+        self._at = None
+        await self._held.aclose()
+
+
+@contextlib.contextmanager
+def _screen(every_s: float, *, as_json: bool) -> Generator[Callable[[Picture], None]]:
+    """Yield what shows one look after the other."""
+    if as_json:
+        yield lambda picture: echo_json(picture.value, is_line=True)
+        return
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+
+        def follow(picture: Picture) -> None:
+            # rich would end the process when the pipe closes
+            with console.capture() as caught:
+                console.print(*_parts(picture), sep="\n", end="\n\n")
+            click.echo(caught.get(), nl=False)
+            sys.stdout.flush()
+
+        yield follow
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+
+        def replace(picture: Picture) -> None:
+            head = f"{time.strftime('%H:%M:%S')}, every {every_s:g} s; Ctrl-C ends"
+            live.update(Group(head, *_parts(picture)), refresh=True)
+
+        yield replace
