@@ -15,6 +15,7 @@ RAY    ?= .venv-ray
 TRL    ?= .venv-trl
 PLACES ?= .venv-places
 AWAY   ?= .venv-away
+WEB    ?= .venv-web
 DOCS   ?= .venv-docs
 SINKS  ?= .venv-sinks
 RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
@@ -39,7 +40,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-units test-fleets test-long test-docs test-vllm test-lora test-places test-ray test-away test-sinks vllm ray trl static types check format drill bench fuzz soak mutants real-size docs clean
+.PHONY: help demo test test-units test-fleets test-long test-docs test-vllm test-lora test-places test-ray test-away test-web test-sinks vllm ray trl static types check format drill bench fuzz soak mutants real-size docs clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -194,6 +195,15 @@ $(SINKS)/.run: $(VENV)/.dev
 
 test-sinks: $(SINKS)/.run ## TensorBoard, Weights & Biases offline and MLflow by their own readers, in an environment of its own: .venv-sinks
 	$(SINKS)/bin/python -m pytest -q tests/sinks
+
+$(WEB)/.run: $(VENV)/.dev
+	@echo "Installing playwright into $(WEB), on top of $(VENV): about 130 MB; the browser is the system's own chromium"
+	$(call layer,$(WEB))
+	$(WEB)/bin/$(INSTALL) 'playwright>=1.50,<2'
+	@touch $@
+
+test-web: $(WEB)/.run ## the dashboard in a real headless Chromium, in an environment of its own: .venv-web (PICTURES=FOLDER keeps screenshots)
+	$(WEB)/bin/python -m pytest -q tests/web $(if $(PICTURES),--pictures $(PICTURES))
 
 static: $(VENV)/.dev ## format, lint, floors, Lua, plain English, types
 	$(BIN)/ruff format --check .

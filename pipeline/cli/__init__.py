@@ -30,6 +30,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "status": ("pipeline.cli.inspect", "Show workers, progress and what each waits for."),
     "why": ("pipeline.cli.why", "Explain what the run waits for, and what to do."),
     "top": ("pipeline.cli.top", "Show a run on a full screen, with keys that change it."),
+    "dashboard": ("pipeline.cli.dashboard", "Show runs in a browser, live."),
     "logs": ("pipeline.cli.logs", "Show what workers have logged, on every host."),
     "queues": ("pipeline.cli.inspect", "Show every queue: depth, limit, age, consumer."),
     "groups": ("pipeline.cli.looks", "Show open groups, and what each member waits for."),

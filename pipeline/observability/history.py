@@ -24,6 +24,15 @@ VALUE_HISTORY_NAME = "value-history.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
+class Histogram:
+    """Numbers counted in bins of equal width, from ``low`` to ``high``."""
+
+    low: float
+    high: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateRow:
     """One update of the policy."""
 
@@ -61,6 +70,9 @@ class UpdateRow:
     """Means of the objective's metrics over the optimiser steps."""
     reward_parts: dict[str, float] = field(default_factory=dict)
     """Mean of each summand of the reward over the batch: they add up to ``reward``."""
+    histograms: dict[str, Histogram] = field(default_factory=dict)
+    """``length`` of finished responses in tokens, ``advantage`` and ``staleness`` of trained
+    tokens. Empty in rows of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +196,12 @@ def read_history(path: Path) -> Iterator[Row]:
 
 def columns(rows: Iterable[Row], kind: str) -> dict[str, list[Any]]:
     """Return the rows of one kind as columns of one length. A table's entries become columns
-    ``metrics.NAME``, with None in rows without them. Raises ConfigError for an unknown kind."""
+    ``metrics.NAME``, with None in rows without them; histograms are left out. Raises ConfigError
+    for an unknown kind."""
     if kind not in _KINDS:
         raise ConfigError(f"no rows of kind {kind!r}; expected {', '.join(_KINDS)}")
     found = [_flat(row) for row in rows if isinstance(row, _KINDS[kind])]
-    plain = [f.name for f in fields(_KINDS[kind]) if f.name != "metrics"]
+    plain = [f.name for f in fields(_KINDS[kind]) if f.name not in ("metrics", "histograms")]
     names = dict.fromkeys([*plain, *(name for row in found for name in row)])
     return {name: [row.get(name) for row in found] for name in names}
 
@@ -196,6 +209,7 @@ def columns(rows: Iterable[Row], kind: str) -> dict[str, list[Any]]:
 def _flat(row: Row) -> dict[str, Any]:
     values = asdict(row)
     metrics: dict[str, float] = values.pop("metrics", {})
+    values.pop("histograms", None)
     return values | {f"metrics.{name}": value for name, value in metrics.items()}
 
 
@@ -264,6 +278,11 @@ def _row(line: str) -> Row | None:
     if kind is None:
         return None
     known = {f.name for f in fields(kind)}
+    if histograms := values.get("histograms"):
+        values["histograms"] = {
+            name: Histogram(float(one["low"]), float(one["high"]), tuple(map(int, one["counts"])))
+            for name, one in histograms.items()
+        }
     return kind(**{name: value for name, value in values.items() if name in known})
 
 

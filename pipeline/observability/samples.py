@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import structlog
 
 from pipeline.files import write_private
 from protocol.trajectory import Field, FinishReason, RewardScore
 
 if TYPE_CHECKING:
+    from pipeline.algorithms.batching import TrainingSample
     from pipeline.config.running import SamplesSection
     from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 
@@ -27,6 +30,40 @@ SAMPLES_NAME = "samples.jsonl"
 _T = TypeVar("_T")
 
 _log = structlog.get_logger(__name__)
+
+_CHARS_PER_TOKEN = 4
+"""Of ``samples.max_chars``, for the limit of tokens."""
+_DIGITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDetail:
+    """A response token by token: all of it, or its begin and its end."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """When sampled."""
+    segments: tuple[tuple[int, int], ...]
+    """Policy version and number of tokens, in order."""
+    advantages: tuple[float, ...]
+    """One a token, or one for all of them; empty for a response without loss."""
+    cuts: tuple[tuple[int, int], ...] = ()
+    """Before the token of this place, so many tokens are left out."""
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> TokenDetail:
+        """Return what a line has. Raises KeyError, TypeError, ValueError."""
+
+        def pairs(name: str) -> tuple[tuple[int, int], ...]:
+            return tuple((int(first), int(second)) for first, second in values[name])
+
+        return cls(
+            tuple(map(int, values["ids"])),
+            tuple(map(float, values["logprobs"])),
+            pairs("segments"),
+            tuple(map(float, values["advantages"])),
+            pairs("cuts"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +90,8 @@ class ResponseSample:
     """Summands of the reward."""
     masked: bool = False
     """Over-long, so without loss."""
+    tokens: TokenDetail | None = None
+    """None in samples of earlier versions."""
 
     @property
     def verdict(self) -> str:
@@ -88,14 +127,22 @@ class Samples:
         if settings.per_update and self._path.exists():
             self._try(self._write, [s for s in read_samples(self._path) if s.policy_version <= last_version])
 
-    def keep(self, units: Sequence[ClaimedUnit], update: int, policy_version: int) -> None:
-        """Keep some responses of an update; its number alone chooses them."""
+    def keep(
+        self, units: Sequence[ClaimedUnit], update: int, policy_version: int, trained: Sequence[TrainingSample] = ()
+    ) -> None:
+        """Keep some responses of an update; its number alone chooses them. ``trained``: of the same
+        units, for their advantages."""
         if not self._settings.per_update:
             return
         found = _choose(_finished(units, update), self._settings.per_update)
         if found:
             most = self._settings.max_chars
-            self._try(self._append, [_sample(chunks, update, policy_version, most) for chunks in found])
+            by_name = {sample.name: sample for sample in trained}
+            kept = [
+                replace(_sample(chunks, update, policy_version, most), tokens=_tokens(chunks, by_name, most))
+                for chunks in found
+            ]
+            self._try(self._append, kept)
 
     def _append(self, samples: list[ResponseSample]) -> None:
         if len(self._updates) + 1 >= 2 * self._settings.keep_updates:
@@ -130,8 +177,10 @@ def read_samples(path: Path) -> Iterator[ResponseSample]:
             try:
                 values: dict[str, Any] = json.loads(line)
                 first, last = values.pop("versions")
+                tokens = values.pop("tokens", None)
                 given = {name: value for name, value in values.items() if name in known}
-                yield ResponseSample(**given, versions=(int(first), int(last)))
+                read = None if tokens is None else TokenDetail.of(tokens)
+                yield ResponseSample(**given, versions=(int(first), int(last)), tokens=read)
             except (ValueError, TypeError, KeyError, AttributeError):
                 continue
 
@@ -206,6 +255,39 @@ def _sample(chunks: tuple[ScoredChunk, ...], update: int, policy_version: int, m
         parts=dict(score.parts),
         masked=score.masked,
     )
+
+
+def _tokens(chunks: tuple[ScoredChunk, ...], trained: Mapping[str, TrainingSample], max_chars: int) -> TokenDetail:
+    """Return the tokens of a response; of windows that are units, those of the last one."""
+    last = chunks[-1].chunk
+    ids = np.concatenate([one.chunk.tokens for one in chunks])
+    logprobs = np.concatenate([one.chunk.behavior_logprobs for one in chunks])
+    segments = [segment for one in chunks for segment in one.chunk.segments]
+    versions = np.repeat([s.policy_version for s in segments], [s.num_tokens for s in segments])
+    sample = trained.get(str(last.trajectory), trained.get(str(last.id)))
+    advantages = np.empty(0)
+    if sample is not None and sample.advantages.size == ids.size and sample.loss_mask.any():
+        advantages = np.where(sample.loss_mask, sample.advantages, 0.0)
+        advantages = advantages[:1] if (advantages == advantages[0]).all() else advantages
+    before = last.response_length - int(ids.size)
+    most = max(2, max_chars // _CHARS_PER_TOKEN)
+    kept = np.arange(ids.size)
+    cuts = [(0, before)] if before else []
+    if ids.size > most:
+        head = most // 3
+        kept = np.concatenate([kept[:head], kept[ids.size - (most - head) :]])
+        cuts.append((head, int(ids.size) - most))
+    return TokenDetail(
+        ids=tuple(map(int, ids[kept])),
+        logprobs=_rounded(logprobs[kept]),
+        segments=tuple((version, len(list(run))) for version, run in groupby(map(int, versions[kept]))),
+        advantages=_rounded(advantages if advantages.size < 2 else advantages[kept]),
+        cuts=tuple(cuts),
+    )
+
+
+def _rounded(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(round(float(value), _DIGITS) for value in values)
 
 
 def _cut(text: str, most: int) -> str:

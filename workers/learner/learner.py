@@ -238,7 +238,7 @@ class Learner(Actor):
             row = replace(row, wait_s=wait_s, logprob_s=stepped.logprob_s, step_s=stepped.step_s, publish_s=publish_s)
             self._history.append(row)
             self._show(row)
-            await self.ctx.compute(self._samples.keep, units, number, version)
+            await self.ctx.compute(self._samples.keep, units, number, version, samples)
         await self._evaluations.collect()
         every = self.ctx.config.evaluation.every_updates
         # evaluated at the end in any case

@@ -10,8 +10,10 @@ import numpy as np
 
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.ledger.version_history import VersionHistory
-from pipeline.observability.history import UpdateRow
+from pipeline.observability.history import Histogram, UpdateRow
 from workers.engines.training.seam import StepResult
+
+_MAX_BINS = 20
 
 
 def update_row(
@@ -27,6 +29,13 @@ def update_row(
         [update - 1 - version_history.updates_of(s.versions[mask]) for s, mask in zip(samples, trained, strict=True)]
     )
     finished = [s for s in samples if s.is_finished]
+    lengths = [s.num_context_tokens + s.response_length for s in finished or samples]
+    advantages = np.concatenate([s.advantages[s.loss_mask] for s in samples])
+    histograms = {
+        "length": histogram(np.array(lengths)),
+        "advantage": histogram(advantages),
+        "staleness": histogram(ages),
+    }
     sums: Counter[str] = Counter()
     for result in results:
         sums.update(result.metrics)
@@ -40,7 +49,7 @@ def update_row(
         reward=float(np.mean([s.reward for s in finished])) if finished else 0.0,
         accuracy=float(np.mean([s.accuracy for s in finished])) if finished else 0.0,
         reward_parts=_mean_parts([s.reward_parts for s in finished]),
-        response_length=float(np.mean([s.num_context_tokens + s.response_length for s in finished or samples])),
+        response_length=float(np.mean(lengths)),
         staleness_mean=float(ages.mean()),
         staleness_max=int(ages.max()),
         num_segments_mean=float(np.mean([np.unique(s.versions).size for s in samples])),
@@ -53,7 +62,27 @@ def update_row(
         step_s=0.0,
         publish_s=0.0,
         metrics={name: value / len(results) for name, value in sums.items()},
+        histograms={name: found for name, found in histograms.items() if found is not None},
     )
+
+
+def histogram(values: np.ndarray) -> Histogram | None:
+    """Count numbers in at most 20 bins of equal width; whole numbers that are close together in a
+    bin each. None for no finite number."""
+    found = values[np.isfinite(values)]
+    if not found.size:
+        return None
+    low, high = float(found.min()), float(found.max())
+    num_bins = _MAX_BINS
+    if np.issubdtype(found.dtype, np.integer):
+        # A bin holds as many whole numbers as any other.
+        width = -(-int(high - low + 1) // _MAX_BINS)
+        num_bins = -(-int(high - low + 1) // width)
+        high = low + width * num_bins
+    elif low == high:
+        num_bins, low, high = 1, low - 0.5, high + 0.5
+    counts, _ = np.histogram(found, num_bins, (low, high))
+    return Histogram(low, high, tuple(map(int, counts)))
 
 
 def _mean_parts(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

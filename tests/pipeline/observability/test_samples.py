@@ -3,6 +3,7 @@ and real."""
 
 from __future__ import annotations
 
+import json
 import stat
 from dataclasses import replace
 from itertools import pairwise
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.running import SamplesSection
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from pipeline.observability.samples import SAMPLES_NAME, Samples, kept_updates, read_samples, spread
@@ -165,3 +167,59 @@ def test_a_few_updates_are_shown_of_many_the_first_and_the_last_among_them(tmp_p
     many = [replace(one, update=update) for update in range(1, 41) for _ in range(2)]
     assert [sample.update for sample in spread(many, 4)] == [1, 1, 14, 14, 27, 27, 40, 40]
     assert spread(many[:4], 4) == many[:4]
+
+
+def _trained(name: str, *advantages: float) -> TrainingSample:
+    size = len(advantages)
+    return TrainingSample(
+        name=name,
+        tokens=np.zeros(1 + size, np.int32),
+        prompt_length=1,
+        loss_mask=np.ones(size, bool),
+        advantages=np.array(advantages, np.float32),
+        behavior_logprobs=np.zeros(size, np.float32),
+        versions=np.zeros(size, np.int32),
+    )
+
+
+def test_tokens_are_kept_with_version_log_prob_and_advantage(tmp_path: Path) -> None:
+    trained = [_trained("t.7.0", -1.0, -1.0, -1.0, -1.0, -1.0, -1.0), _trained("t.7.1", 0.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
+    _kept(tmp_path).keep([_group(7, -1.0, 1.0)], 1, 1, trained)
+    worst, best = read_samples(tmp_path / SAMPLES_NAME)
+    assert worst.tokens is not None
+    assert best.tokens is not None
+    assert worst.tokens.ids == (0,) * 6
+    assert worst.tokens.logprobs == (0.0,) * 6
+    assert worst.tokens.segments == best.tokens.segments == ((3, 3), (4, 3))
+    # One number stands for equal ones.
+    assert worst.tokens.advantages == (-1.0,)
+    assert best.tokens.advantages == (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+    assert best.tokens.cuts == ()
+
+
+def test_of_a_long_response_the_middle_tokens_are_left_out_and_counted(tmp_path: Path) -> None:
+    _kept(tmp_path, max_chars=16).keep([_group(7, 1.0)], 1, 1, [_trained("t.7.0", 0.0, 0.1, 0.2, 0.3, 0.4, 0.5)])
+    (sample,) = read_samples(tmp_path / SAMPLES_NAME)
+    assert sample.tokens is not None
+    assert sample.tokens.advantages == (0.0, 0.3, 0.4, 0.5)
+    assert sample.tokens.segments == ((3, 1), (4, 3))
+    assert sample.tokens.cuts == ((1, 2),)
+
+
+def test_of_windows_that_are_units_the_last_ones_tokens_are_kept(tmp_path: Path) -> None:
+    window = ClaimedUnit("t.7.0.1", (_response(7, 0, 1.0)[1:],))
+    _kept(tmp_path).keep([window], 1, 1, [_trained("t.7.0.1", 1.0, 2.0, 3.0)])
+    (sample,) = read_samples(tmp_path / SAMPLES_NAME)
+    assert sample.tokens is not None
+    assert (sample.tokens.segments, sample.tokens.advantages) == (((4, 3),), (1.0, 2.0, 3.0))
+    assert sample.tokens.cuts == ((0, 3),)
+
+
+def test_samples_of_earlier_versions_have_no_tokens_and_are_read(tmp_path: Path) -> None:
+    _kept(tmp_path).keep([_group(7, 1.0)], 1, 1)
+    path = tmp_path / SAMPLES_NAME
+    values = json.loads(path.read_text())
+    assert values["tokens"]["advantages"] == []
+    del values["tokens"]
+    path.write_text(json.dumps(values) + "\n" + json.dumps(values | {"tokens": {"ids": "x"}}) + "\n")
+    assert [sample.tokens for sample in read_samples(path)] == [None]

@@ -1,0 +1,34 @@
+"""Changes that the page requests, by the functions of the commands.
+
+Each takes a connected run and a request's values, and returns what is now wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from pipeline.operator.attached import Attached
+from pipeline.operator.steering import change_fleet
+from pipeline.runtime.registry.contract import Fleet
+from protocol.errors import ConfigError
+from protocol.ids import Role
+
+_ELASTIC: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE)
+_MAX_COUNT: Final = 100_000
+
+
+async def scale(at: Attached, values: Mapping[str, Any]) -> Fleet:
+    """Set how many workers a role has: ``role``, ``count``; null is auto, for generators. Raises
+    ConfigError."""
+    role, count = values.get("role"), values.get("count")
+    names = ", ".join(_ELASTIC)
+    if role not in _ELASTIC:
+        raise ConfigError(f"role {role!r}: expected one of {names}")
+    is_number = isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= _MAX_COUNT
+    if not is_number and not (count is None and role == Role.GENERATOR):
+        raise ConfigError(f"count {count!r}: expected a whole number from 1, or null for generators by demand")
+    return await change_fleet(at, {Role(role): count})
+
+
+ACTIONS: Final[Mapping[str, Callable[[Attached, Mapping[str, Any]], Awaitable[object]]]] = {"scale": scale}
+"""By their addresses."""

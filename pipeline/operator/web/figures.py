@@ -1,0 +1,162 @@
+"""A run's files as figures of the web page: history, samples, logs.
+
+Blocking, and bounded: a long history comes as evenly chosen updates, a long log as its last lines.
+Text of models, prompts and logs is made printable: nothing in it acts on a terminal or runs
+backwards. The page shows it as text."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pipeline.config import RESOLVED_NAME
+from pipeline.observability.history import (
+    HISTORY_NAME,
+    VALUE_HISTORY_NAME,
+    EvaluationRow,
+    HistoryTail,
+    Row,
+    UpdateRow,
+    ValueRow,
+    columns,
+)
+from pipeline.observability.log_lines import LEVELS, LogReader
+from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, TokenDetail, read_samples
+from pipeline.operator.web.guard import names_in_words
+from pipeline.operator.web.token_text import TokenText
+from protocol.errors import ConfigError, DataError
+from protocol.printable import printable, printable_line
+
+MAX_ROWS: Final = 600
+"""Rows of one kind that a page receives; a curve has no more points on a screen."""
+_MAX_TAILS: Final = 8
+"""Runs whose histories are kept in memory."""
+_MAX_LINES: Final = 500
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tails:
+    updates: HistoryTail
+    values: HistoryTail
+
+
+class HistoryFigures:
+    """Reads histories as they grow. One call at a time."""
+
+    def __init__(self) -> None:
+        self._tails: OrderedDict[Path, _Tails] = OrderedDict()
+
+    def read(self, run_dir: Path) -> dict[str, Any]:
+        """Return the curves of a run: columns of updates, of value steps, and evaluations."""
+        tails = self._tails.pop(run_dir, None)
+        if tails is None:
+            tails = _Tails(HistoryTail(run_dir / HISTORY_NAME), HistoryTail(run_dir / VALUE_HISTORY_NAME))
+        self._tails[run_dir] = tails
+        while len(self._tails) > _MAX_TAILS:
+            self._tails.popitem(last=False)
+        rows, steps = tails.updates.read(), tails.values.read()
+        updates = [row for row in rows if isinstance(row, UpdateRow)]
+        evaluations = [row for row in rows if isinstance(row, EvaluationRow)]
+        return {
+            "num_updates": len(updates),
+            "updates": columns(evenly(updates, MAX_ROWS), "update"),
+            "histograms": updates[-1].histograms if updates else {},
+            "evaluations": [
+                {**asdict(row), "set_name": printable_line(row.set_name), "update": update}
+                for row, update in _with_updates(evenly(evaluations, MAX_ROWS), updates)
+            ],
+            "values": columns(evenly([row for row in steps if isinstance(row, ValueRow)], MAX_ROWS), "value"),
+        }
+
+
+def history_stamp(run_dir: Path) -> list[int]:
+    """Return numbers that change when the run's history or samples do."""
+    return [_size(run_dir / name) for name in (HISTORY_NAME, VALUE_HISTORY_NAME, SAMPLES_NAME)]
+
+
+def sample_figures(run_dir: Path, *, last: int, before: int | None = None) -> dict[str, Any]:
+    """Return the samples of the ``last`` newest updates, newest first. ``before``: of updates below
+    this number."""
+    found = [row for row in read_samples(run_dir / SAMPLES_NAME) if before is None or row.update < before]
+    updates = sorted({row.update for row in found})
+    kept = set(updates[-last:])
+    text = TokenText(_model_of(run_dir))
+    return {
+        "samples": [_sample(row, text) for row in reversed(found) if row.update in kept],
+        "oldest": min(kept, default=None),
+        "num_older": len(updates) - len(kept),
+    }
+
+
+def log_figures(run_dir: Path, *, worker: str | None, level: str, last: int) -> dict[str, Any]:
+    """Return the last lines of a run's logs. Raises ConfigError for an unknown worker or level."""
+    if level not in LEVELS:
+        raise ConfigError(f"no level {level!r}; expected {', '.join(LEVELS)}")
+    reader = LogReader(run_dir, workers=None if worker is None else frozenset({worker}), level=level)
+    known = reader.known()
+    if worker is not None and worker not in known:
+        raise ConfigError(f"{run_dir.name} has no log of {worker!r}; it has those of: {names_in_words(known)}")
+    lines = reader.new()[-min(last, _MAX_LINES) :]
+    rows = [
+        {"at": line.at, "worker": printable_line(line.worker), "level": line.level, "text": line.shown()}
+        for line in lines
+    ]
+    return {"lines": rows, "workers": [printable_line(name) for name in known]}
+
+
+def evenly(rows: Sequence[_T], most: int) -> list[_T]:
+    """Return at most ``most`` rows: the first, the last, and evenly between."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
+
+
+def _with_updates(evaluations: Sequence[EvaluationRow], updates: Sequence[Row]) -> list[tuple[EvaluationRow, int]]:
+    """Return evaluations with the update that published their version; 0 for the model before."""
+    made = {row.policy_version: row.update for row in updates if isinstance(row, UpdateRow)}
+    return [(row, made.get(row.policy_version, 0)) for row in evaluations]
+
+
+def _model_of(run_dir: Path) -> Path:
+    settings = tomllib.loads((run_dir / RESOLVED_NAME).read_text(encoding="utf-8"))
+    return Path(str(settings.get("model", {}).get("path", "")))
+
+
+def _sample(row: ResponseSample, text: TokenText) -> dict[str, Any]:
+    texts = {name: printable(getattr(row, name)) for name in ("prompt", "answer", "response")}
+    names = {name: printable_line(getattr(row, name)) for name in ("verifier", "trajectory", "finish_reason")}
+    parts = {printable_line(name): value for name, value in row.parts.items()}
+    tokens, missing = None, "this run's version recorded no tokens"
+    if row.tokens is not None:
+        try:
+            tokens, missing = _token_figures(row.tokens, text), ""
+        except DataError as error:
+            missing = printable_line(str(error))
+    shown = {"parts": parts, "verdict": row.verdict, "facts": printable_line(row.facts)}
+    return {**asdict(row), **texts, **names, **shown, "tokens": tokens, "tokens_missing": missing}
+
+
+def _token_figures(tokens: TokenDetail, text: TokenText) -> dict[str, Any]:
+    number = len(tokens.ids)
+    versions = [version for version, many in tokens.segments for _ in range(many)]
+    advantages = tokens.advantages * number if len(tokens.advantages) == 1 else tokens.advantages
+    return {
+        "pieces": [printable(piece) for piece in text.pieces(tokens.ids, tokens.cuts)],
+        "versions": versions[:number],
+        "logprobs": tokens.logprobs,
+        "advantages": advantages or None,
+        "cuts": tokens.cuts,
+    }
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,221 @@
+"""One reader for each run that a page shows, shared by all pages.
+
+*Consumes* a run's ledger and registry, once a second. *Produces* the feed of its pictures, and the
+answers to the pages' questions. *Waits for* the ledger, with deadlines, on a thread and an event
+loop of its own. So a large ledger whose copy is being loaded holds up no other run. The reader ends
+a few seconds after the last page that shows the run; then nothing of the run is read.
+
+A question's answer serves all pages for at least fifty times the time that it took. So however
+many pages ask, the ledger works for them a fiftieth of the time at most."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+import structlog
+
+from pipeline.operator.attached import Attached, look_at
+from pipeline.operator.web.feed import PageFeed
+from pipeline.supervisor.run_folder import supervisor_pid
+from protocol.errors import DeadlineExceeded, HeadraceError, LedgerUnavailable
+
+_EVERY_S: Final = 1.0
+_PICTURE_COST: Final = 20.0
+"""Least time between two pictures, in durations of one; at most ``_LONGEST_S``."""
+_LONGEST_S: Final = 5.0
+_COST: Final = 50.0
+_LINGER_S: Final = 5.0
+"""How long a run is read after the last page went: a page that is loaded again finds it."""
+_RETRY_S: Final = 2.0
+_ANSWER_S: Final = 20.0
+"""Limit of one answer, with the start of a server on a copy."""
+_KEPT_S: Final = 1.0
+"""Least time that an answer serves."""
+_END_S: Final = 10.0
+
+_T = TypeVar("_T")
+Question = Callable[[Attached], Awaitable[object]]
+Painter = Callable[[Attached], Callable[[], Awaitable[object]]]
+"""Returns what makes the pictures of a connected run."""
+TroublePainter = Callable[[Path, str], object]
+"""Makes the picture of a run whose ledger cannot be read, for a reason."""
+
+_log = structlog.get_logger(__name__)
+
+
+def encoded(value: object) -> bytes:
+    """Return a value as JSON; NaN and infinity become null, paths text."""
+    return msgspec.json.encode(value, enc_hook=str)
+
+
+@dataclass(slots=True)
+class _Answer:
+    body: bytes
+    until_s: float
+
+
+class RunReader:
+    """Reads one run while it is used. Its public methods belong to the server's event loop."""
+
+    def __init__(self, run_dir: Path, painter: Painter, trouble_painter: TroublePainter) -> None:
+        self.run_dir = run_dir
+        self.feed = PageFeed()
+        self._painter, self._trouble_painter = painter, trouble_painter
+        self._home = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._num_users = 0
+        self._used_s = time.monotonic()
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+        # Of the thread's event loop:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._at: Attached | None = None
+        self._trouble: HeadraceError | None = None
+        self._closing = asyncio.Event()
+        self._answers: dict[str, _Answer] = {}
+        self._asking: dict[str, asyncio.Lock] = {}
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether its thread runs."""
+        with self._lock:
+            return self._thread is not None
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Have the run read meanwhile."""
+        with self._lock:
+            self._num_users += 1
+            if self._thread is None and not self._is_closed:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._main, args=(self._loop,), name="run-reader", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_users -= 1
+                self._used_s = time.monotonic()
+
+    async def ask(self, question: Callable[[Attached], Awaitable[_T]]) -> _T:
+        """Return the answer to a question. Raises what it raises, and the connection's errors."""
+        with self.used():
+            loop = self._loop
+            if loop is None or self._is_closed:
+                raise LedgerUnavailable("the dashboard is ending")
+            future = asyncio.run_coroutine_threadsafe(self._answer(question), loop)
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    return await asyncio.wrap_future(future)
+            except TimeoutError as error:
+                raise DeadlineExceeded(f"{self.run_dir} gave no answer within {_ANSWER_S:g} s; try again") from error
+
+    async def view(self, name: str, question: Question) -> bytes:
+        """Return the JSON of an answer that serves all pages for a while. ``name`` is the
+        question's."""
+
+        async def shared(at: Attached) -> bytes:
+            async with self._asking.setdefault(name, asyncio.Lock()):
+                kept = self._answers.get(name)
+                if kept is not None and time.monotonic() < kept.until_s:
+                    return kept.body
+                began_s = time.monotonic()
+                body = encoded({"at_s": time.time(), **_fields(await question(at))})
+                took_s = time.monotonic() - began_s
+                self._answers[name] = _Answer(body, time.monotonic() + max(_KEPT_S, _COST * took_s))
+                return body
+
+        return await self.ask(shared)
+
+    def forget(self) -> None:
+        """Let the next questions be answered anew: the run was changed."""
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._answers.clear)
+
+    def close(self) -> None:
+        """End the reading. Blocking."""
+        self._is_closed = True
+        thread, loop = self._thread, self._loop
+        if thread is not None and loop is not None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._closing.set)
+            thread.join(_END_S)
+
+    # -- the thread --
+
+    def _main(self, loop: asyncio.AbstractEventLoop) -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(self._read())
+
+    def _is_wanted(self) -> bool:
+        """Whether to go on; if not, the next user starts another thread."""
+        with self._lock:
+            is_used = self._num_users > 0 or time.monotonic() - self._used_s < _LINGER_S
+            if is_used and not self._is_closed:
+                return True
+            self._thread = None
+            return False
+
+    async def _read(self) -> None:
+        self._answers.clear()
+        self._asking.clear()
+        self._closing = asyncio.Event()
+        while self._is_wanted():
+            try:
+                await self._follow()
+            except (HeadraceError, OSError) as error:
+                self._at, self._trouble = None, error if isinstance(error, HeadraceError) else None
+                self._publish(self._trouble_painter(self.run_dir, str(error)))
+                await self._pause(_RETRY_S)
+
+    async def _follow(self) -> None:
+        """Publish pictures until the run starts, ends, or is not wanted."""
+        is_live = supervisor_pid(self.run_dir) is not None
+        async with look_at(self.run_dir) as at:
+            paint = self._painter(at)
+            self._at, self._trouble = at, None
+            try:
+                while self._is_going_on(is_live):
+                    began_s = time.monotonic()
+                    self._publish(await paint())
+                    took_s = time.monotonic() - began_s
+                    await self._pause(max(_EVERY_S, min(_LONGEST_S, _PICTURE_COST * took_s)))
+            finally:
+                self._at = None
+                self._answers.clear()
+
+    def _is_going_on(self, is_live: bool) -> bool:
+        with self._lock:
+            is_used = self._num_users > 0 or time.monotonic() - self._used_s < _LINGER_S
+        return is_used and not self._is_closed and (supervisor_pid(self.run_dir) is not None) is is_live
+
+    def _publish(self, picture: object) -> None:
+        body = encoded(picture)
+        with suppress(RuntimeError):
+            self._home.call_soon_threadsafe(self.feed.publish, body)
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+
+    async def _answer(self, question: Callable[[Attached], Awaitable[_T]]) -> _T:
+        while self._at is None:
+            if self._trouble is not None:
+                raise self._trouble
+            await asyncio.sleep(0.02)
+        return await question(self._at)
+
+
+def _fields(answer: object) -> dict[str, Any]:
+    found = msgspec.to_builtins(answer, enc_hook=str)
+    return found if isinstance(found, dict) else {"rows": found}

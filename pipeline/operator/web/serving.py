@@ -1,0 +1,106 @@
+"""The server of the web page: its socket, its life, and what it prints.
+
+*Consumes* requests from one address. *Produces* answers, until a signal comes. *Waits for* nothing
+of a run: readers are threads of their own (``reader``)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import uvicorn
+
+from pipeline.operator.web.app import ServedRuns, build_app
+from pipeline.operator.web.guard import RequestRules, check_place, is_loopback, kept_token, new_token, own_names
+from protocol.errors import ConfigError
+
+_MOST_TRIED: Final = 20
+_MAX_CONNECTIONS: Final = 256
+_UNSENT_MS: Final = 20_000
+"""A connection whose peer takes nothing for this long is closed by the system."""
+_END_S: Final = 3
+
+
+def serve(folder: Path, *, host: str, port: int, token_file: Path | None, say: Callable[[str], object]) -> None:
+    """Serve the runs of a folder until SIGINT or SIGTERM. ``say`` receives the lines to print.
+    Raises ConfigError: the address is not ours or reached by others, no port is free, the token
+    file is unfit."""
+    check_place(host, token_file, port)
+    token = new_token() if token_file is None else kept_token(token_file)
+    listening = listen(host, port)
+    with listening:
+        bound = listening.getsockname()[1]
+        if bound != port and port:
+            say(f"port {port} is in use; this is {bound}")
+        shown = f"[{host}]" if ":" in host else host
+        where = f"http://{shown}:{bound}/"
+        if token_file is None:
+            say(f"{where}#token={token}")
+        else:
+            say(f"{where}  (the token is in {token_file})")
+        if "SSH_CONNECTION" in os.environ and is_loopback(host):
+            say(f"from your own machine: ssh -L {bound}:{shown}:{bound} {socket.gethostname()}, then the same address")
+        say("Ctrl-C ends it; runs go on")
+        asyncio.run(_serve(listening, folder, RequestRules(token, own_names(host))))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket at ``port``, or at the next free one after it; any free one for 0.
+    Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    tried = range(port, min(port + _MOST_TRIED, 1 << 16)) if port else (0,)
+    for number in tried:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Connections inherit it.
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNSENT_MS)
+            listening.bind((host, number))
+            listening.listen(128)
+        except OSError as error:
+            listening.close()
+            if error.errno == errno.EADDRINUSE:
+                continue
+            raise ConfigError(
+                f"--host {host} --port {number}: {error.strerror}; give an address of this machine"
+            ) from error
+        listening.setblocking(False)
+        return listening
+    raise ConfigError(f"ports {port} to {tried[-1]} of {host} are in use; give another by --port, or --port 0 for any")
+
+
+async def _serve(listening: socket.socket, folder: Path, rules: RequestRules) -> None:
+    runs = ServedRuns(folder)
+    config = uvicorn.Config(
+        build_app(runs, rules),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="on",
+        limit_concurrency=_MAX_CONNECTIONS,
+        timeout_graceful_shutdown=_END_S,
+    )
+    await _PageServer(config, runs).serve(sockets=[listening])
+
+
+class _PageServer(uvicorn.Server):
+    """Ends the pages' streams at the first signal: the server waits for open answers."""
+
+    def __init__(self, config: uvicorn.Config, runs: ServedRuns) -> None:
+        super().__init__(config)
+        self._runs = runs
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._runs.end_streams()

@@ -1,0 +1,78 @@
+"""Questions of the page to a run's ledger, besides its picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from pipeline.ledger.inspection import EndedRow, OpenGroup, waits_for
+from pipeline.operator.attached import Attached
+from pipeline.operator.web.reader import Question
+from protocol.printable import printable_line
+
+_MAX_GROUPS = 20
+
+
+async def audit(at: Attached) -> dict[str, Any]:
+    """Count both sides of the conservation law."""
+    found = await at.ledger.audit()
+    names = ("groups", "trajectories", "tokens", *(("finished",) if found.finished.admitted else ()))
+    balances = {name: getattr(found, name) for name in names}
+    return {
+        "balances": found.balances,
+        "columns": {name: {**asdict(one), "difference": one.difference} for name, one in balances.items()},
+        "num_unflushed": found.num_unflushed,
+    }
+
+
+async def drops(at: Attached) -> dict[str, Any]:
+    """Return what was dropped, by reason, against what was trained, with warnings."""
+    found = await at.inspection.drops()
+    return {
+        "trained": _ended(found.trained),
+        "dropped": [_ended(row) for row in found.dropped],
+        "warnings": [printable_line(text) for text in found.warnings],
+    }
+
+
+async def versions(at: Attached) -> dict[str, Any]:
+    """Return the staleness of what is ready, running, claimed, trained and dropped."""
+    return asdict(await at.inspection.versions())
+
+
+async def groups(at: Attached) -> dict[str, Any]:
+    """Return the oldest open groups."""
+    found = await at.inspection.groups(max_groups=_MAX_GROUPS)
+    return {**asdict(found), "groups": [_group(row) for row in found.groups]}
+
+
+def _ended(row: EndedRow) -> dict[str, Any]:
+    responses = row.responses
+    return {
+        "reason": row.reason,
+        "num_groups": row.num_groups,
+        "num_trajectories": row.num_trajectories,
+        "num_tokens": row.num_tokens,
+        "num_responses": responses.num_responses,
+        "mean_length": responses.mean_length,
+        "mean_difficulty": responses.mean_difficulty,
+    }
+
+
+def _group(row: OpenGroup) -> dict[str, Any]:
+    by: dict[str, int] = {}
+    for one in row.waited:
+        who = printable_line(waits_for(one, row.judged_by))
+        by[who] = by.get(who, 0) + 1
+    return {
+        "number": row.number,
+        "age_s": row.age_s,
+        "num_done": row.num_done,
+        "num_left": row.num_left,
+        "waits": ", ".join(f"{number} for {who}" for who, number in by.items()),
+    }
+
+
+VIEWS: Final[Mapping[str, Question]] = {"audit": audit, "drops": drops, "versions": versions, "groups": groups}
+"""By their addresses."""

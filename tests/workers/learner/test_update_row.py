@@ -1,0 +1,49 @@
+"""The histograms of an update: every number is in one bin, and equal numbers in one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.observability.history import HISTORY_NAME, Histogram, History, columns, read_history
+from tests.pipeline.observability.rows import update_row
+from workers.learner.update_row import histogram
+
+
+def test_whole_numbers_that_are_close_have_a_bin_each() -> None:
+    assert histogram(np.array([3, 3, 5])) == Histogram(3.0, 6.0, (2, 0, 1))
+
+
+@pytest.mark.parametrize("spread", [21, 39, 40, 41, 1000])
+def test_bins_of_whole_numbers_hold_as_many_of_them_each(spread: int) -> None:
+    found = histogram(np.arange(7, 7 + spread))
+    assert found is not None
+    assert len(found.counts) <= 20
+    assert sum(found.counts) == spread
+    assert len(set(found.counts[:-1])) == 1
+    assert found.counts[-1] <= found.counts[0]
+
+
+def test_numbers_with_fractions_are_all_counted() -> None:
+    found = histogram(np.linspace(-1.0, 2.0, 500, dtype=np.float32))
+    assert found is not None
+    assert (found.low, found.high, len(found.counts), sum(found.counts)) == (-1.0, 2.0, 20, 500)
+
+
+def test_equal_numbers_are_one_bin_and_numbers_that_are_not_finite_none() -> None:
+    assert histogram(np.array([0.5, 0.5])) == Histogram(0.0, 1.0, (2,))
+    assert histogram(np.array([np.nan, np.inf, 0.5])) == Histogram(0.0, 1.0, (1,))
+    assert histogram(np.array([np.nan])) is None
+    assert histogram(np.array([], np.int64)) is None
+
+
+def test_a_history_keeps_histograms_and_columns_leave_them_out(tmp_path) -> None:
+    from dataclasses import replace
+
+    row = replace(update_row(1), histograms={"length": Histogram(1.0, 3.0, (4, 5))})
+    history = History(tmp_path / HISTORY_NAME)
+    history.append(row)
+    history.close()
+    found = list(read_history(tmp_path / HISTORY_NAME))
+    assert found == [row]
+    assert "histograms" not in columns(found, "update")
