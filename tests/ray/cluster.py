@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import subprocess
@@ -27,6 +28,7 @@ LEAN = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 300,
     "health_check_failure_threshold": 4,
+    "agent_register_timeout_ms": 120_000,
     "prestart_worker_first_driver": False,
 }
 PATIENCE_S = 60.0
@@ -48,14 +50,15 @@ class RayCluster:
         from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
         Config.initialize("")
-        self._cluster: Any = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 4, "_system_config": LEAN, **_args()}
-        )
+        head = {"num_cpus": 4, "_system_config": LEAN, "no_monitor": True, **_args()}
+        with _one_start_at_a_time():
+            self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self._cluster.address
 
     def add_node(self, **arguments: Any) -> Any:
         """Add a node; ``labels``, ``resources``, ``num_cpus``."""
-        return self._cluster.add_node(**{"num_cpus": 4, **_args(), **arguments})
+        with _one_start_at_a_time():
+            return self._cluster.add_node(**{"num_cpus": 4, **_args(), **arguments})
 
     def kill_node(self, node: Any) -> None:
         """Kill a node's raylet and all of its processes; return when the head knows."""
@@ -120,8 +123,26 @@ def open_cluster(folder: Path) -> Iterator[str]:
             process.wait()
 
 
+@contextmanager
+def _one_start_at_a_time() -> Iterator[None]:
+    """Start no other node of these tests meanwhile.
+
+    A raylet aborts when its agents, two programs with slow imports, take more than 15 s."""
+    folder = os.open(Path(__file__).parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
 def _args() -> dict[str, Any]:
-    return {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": OBJECTS_BYTES}
+    return {
+        "node_ip_address": "127.0.0.1",
+        "include_dashboard": False,
+        "include_log_monitor": False,
+        "object_store_memory": OBJECTS_BYTES,
+    }
 
 
 def _serve_open(folder: Path) -> None:

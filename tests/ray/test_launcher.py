@@ -36,7 +36,7 @@ from tests.pipeline.supervisor.launchers.place_tools import (
 )
 from tests.ray.cluster import RayCluster, open_cluster
 
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(180)]
 _runs = itertools.count()
 
 

@@ -74,6 +74,7 @@ class WorkerHolder:
         begins."""
         from nacl.public import SealedBox  # pyright: ignore[reportMissingImports]
 
+        self._asked_s = time.monotonic()
         plain = SealedBox(self._key).decrypt(sealed)
         token = msgspec.json.decode(plain, type=Token)
         if self._folder is None:

@@ -20,7 +20,7 @@ from pipeline.supervisor.launchers.seam import Job, JobState, Launcher, LaunchFa
 from protocol.ids import Role
 from tests.pipeline.supervisor.launchers.place_tools import put_on_path
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Place(Protocol):
