@@ -60,8 +60,8 @@ TORCH_VERSION := $(if $(filter cpu,$(TORCH)),$(TESTED_TORCH)+cpu,$(TORCH))
 	@rm -f $*/.torch-*
 	@touch $@
 
-# $(call announce,ENVIRONMENT,CONTENT): what is about to be installed, and its cost (README,
-# What the install costs)
+# $(call announce,ENVIRONMENT,CONTENT): what is about to be installed, and its cost
+# (ops/docs/install.md)
 announce = @echo "Installing $(2) into $(1): $(if $(filter cpu,$(TORCH)),about 1.5 GB and one minute.,about 1.5 GB and one minute with \
   torch's CPU build; 5.6 GB and two minutes or more with its CUDA build, which pip takes on Linux unless told otherwise: make TORCH=cpu)"
 

@@ -15,7 +15,10 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "Start": {
         "overview": "README.md",
         "tutorial": "ops/docs/tutorial.md",
+        "run-files": "ops/docs/run-files.md",
+        "python": "ops/docs/python.md",
         "coming-from": "ops/docs/coming-from.md",
+        "install": "ops/docs/install.md",
     },
     "Concepts": {
         "concepts/roles": "workers/README.md",

@@ -165,14 +165,14 @@ def test_another_name_of_the_module_is_an_attribute_error(tmp_path: Path) -> Non
 
 
 def examples() -> list[str]:
-    """Return the README's Python, block by block."""
+    """Return the Python of the page about it, block by block."""
     return re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        r"^```python\n(.*?)^```", (ROOT / "ops/docs/python.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
 
 
 @pytest.mark.integration
-def test_the_readmes_example_runs(tmp_path: Path) -> None:
+def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "ops").symlink_to(ROOT / "ops")
     task.main(["--out", str(tmp_path / "data")])
