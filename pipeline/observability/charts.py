@@ -60,7 +60,7 @@ def draw_updates(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationR
     named = dict.fromkeys(name for row in updates for name in row.reward_parts)
     # a single part is the reward itself
     parts = {name: [row.reward_parts.get(name, float("nan")) for row in updates] for name in named if len(named) > 1}
-    clips = metrics("clip_fraction", "dual_clip_fraction", "importance_cut_fraction")
+    clips = metrics("clip_fraction", "dual_clip_fraction", "importance_cut_fraction", "rejected_fraction")
     clipped = {name: [100 * value for value in values] for name, values in clips.items()}
     charts: dict[str, dict[str, Draw | None]] = {
         "Learning": {
@@ -70,8 +70,13 @@ def draw_updates(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationR
             "KL, nats per token": lines(metrics("reference_kl", "behavior_kl", "approx_kl")),
             "Entropy, nats per token": lines(metrics("entropy"), from_zero=True),
             "Gradient norm, before clipping": lines({"norm": [row.grad_norm for row in updates]}, from_zero=True),
-            "Clipped tokens, %": lines(clipped, from_zero=True),
             "Learning rate": lines({"rate": [row.learning_rate for row in updates]}, from_zero=True),
+        },
+        "Ratios and clipping": {
+            "Policy ratio, present to old, mean": lines(metrics("policy_ratio")),
+            "Policy ratio, largest": lines(metrics("policy_ratio_max")),
+            "Importance weight, learner to sampler": lines(metrics("importance_ratio", "importance_weight")),
+            "Clipped tokens, %": lines(clipped, from_zero=True),
         },
         "Sampling": {
             "Length of a response, tokens": length,
@@ -84,7 +89,11 @@ def draw_updates(updates: Sequence[UpdateRow], evaluations: Sequence[EvaluationR
         },
     }
     drawn = {heading: {name: draw for name, draw in found.items() if draw} for heading, found in charts.items()}
-    return {heading: [svg(name, draw, only=only) for name, draw in found.items()] for heading, found in drawn.items()}
+    return {
+        heading: [svg(name, draw, only=only) for name, draw in found.items()]
+        for heading, found in drawn.items()
+        if found
+    }
 
 
 _WORDS = {
@@ -95,6 +104,11 @@ _WORDS = {
     "clip_fraction": "ratio",
     "dual_clip_fraction": "dual clip",
     "importance_cut_fraction": "importance weight",
+    "rejected_fraction": "left out",
+    "policy_ratio": "ratio",
+    "policy_ratio_max": "ratio",
+    "importance_ratio": "ratio, mean",
+    "importance_weight": "weight after its bounds, mean",
 }
 
 

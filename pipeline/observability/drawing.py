@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#0b6e99", "#d9730d", "#8a63c7", "#1a7f5a")
-_INK, _SOFT = "#1c2b33", "#5c6f7a"
+COLOURS = ("#0b6e99", "#d9730d", "#8a63c7", "#1a7f5a", "#b3261e", "#7a6a00")
+"""Of lines. A page names each anew for a dark screen (``--c0`` ...)."""
+WIDE = (
+    "#1a7f5a", "#7fc8a9", "#0b6e99", "#d9730d", "#8a63c7", "#c2427a", "#9c6b30", "#4b8fd6", "#b8a100", "#6b7f8a", "#a8b6bd",
+    "#c9a0dc", "#d5dde1", "#b3261e",
+)  # fmt: skip
+"""Of many areas beside one another; they stay as they are on a dark screen."""
+_INK, _SOFT, _GRID = "#1c2b33", "#5c6f7a", "#e6ecef"
+_VARIABLES = {_INK: "--ink", _SOFT: "--soft", _GRID: "--grid"} | {
+    colour: f"--c{number}" for number, colour in enumerate(COLOURS)
+}
+"""A colour's name on a page, which gives it another value on a dark screen."""
 
 Draw = Callable[["Axes"], None]
 
@@ -23,7 +33,7 @@ def can_draw() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def lines(axes: Axes, at: Sequence[int], found: Mapping[str, Sequence[float]], *, from_zero: bool = False) -> None:
+def lines(axes: Axes, at: Sequence[float], found: Mapping[str, Sequence[float]], *, from_zero: bool = False) -> None:
     """Draw one line a name; ``from_zero`` begins the axis at 0."""
     for (name, values), colour in zip(found.items(), COLOURS, strict=False):
         axes.plot(at, values, marker=marker(at), color=colour, lw=1.2, label=name)
@@ -32,14 +42,23 @@ def lines(axes: Axes, at: Sequence[int], found: Mapping[str, Sequence[float]], *
         axes.set_ylim(0, 1.25 * largest or 1.0)
 
 
-def marker(at: Sequence[int]) -> str | None:
+def marker(at: Sequence[float]) -> str | None:
     """Return the marker of a line."""
     # A line of one point would be invisible.
     return "o" if len(at) == 1 else None
 
 
-def svg(title: str, draw: Draw, *, x_label: str = "update", only: int | None = None) -> str:
-    """Return one chart as inline SVG with text as text; ``only``: the single update's number."""
+def svg(
+    title: str,
+    draw: Draw,
+    *,
+    x_label: str = "update",
+    only: int | None = None,
+    is_bars: bool = False,
+    whole: bool = True,
+) -> str:
+    """Return one chart as inline SVG with text as text. ``only``: the single update's number.
+    ``is_bars``: bars that lie. ``whole``: the x axis has whole numbers."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -64,9 +83,9 @@ def svg(title: str, draw: Draw, *, x_label: str = "update", only: int | None = N
         draw(axes)
         axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK)
         axes.set_xlabel(x_label, color=_SOFT)
-        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=whole, steps=[1, 2, 5, 10]))
         axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#e6ecef")
+        axes.grid(axis="x" if is_bars else "y", color=_GRID)
         axes.margins(x=0.02)
         if only is not None:
             axes.set_xlim(only - 1, only + 1)
@@ -75,4 +94,10 @@ def svg(title: str, draw: Draw, *, x_label: str = "update", only: int | None = N
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    return _with_variables(text[text.index("<svg") :])
+
+
+def _with_variables(text: str) -> str:
+    for colour, name in _VARIABLES.items():
+        text = text.replace(f": {colour}", f": var({name}, {colour})")
+    return text

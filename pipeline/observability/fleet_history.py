@@ -27,6 +27,8 @@ EVERY_S: Final = 5.0
 SILENT: Final = "silent"
 """Stands for the wait of a worker without a recent heartbeat."""
 _MAX_BYTES = 2 << 20
+_MAX_COUNTED = 4096
+"""Workers whose counters are known, those that ended among them."""
 _MAX_GAP_S = 5.0
 """A longer time between two looks counts as this much: what was between is not known."""
 _TOKENS: Final = {
@@ -110,23 +112,26 @@ class FleetMeter:
         """Take a look at the heartbeats at ``now_s``."""
         step_s = min(max(0.0, now_s - self._seen_s), _MAX_GAP_S)
         self._seen_s = now_s
-        self._rss, there = {}, set[str]()
+        rss = dict[Role, int]()
         for beat in beats:
-            role, worker = beat.who.role, beat.who.worker
+            role = beat.who.role
             wait = SILENT if is_silent(beat.silent_s) else str(beat.waiting_for)
             time = self._time.setdefault(role, {})
             time[wait] = time.get(wait, 0.0) + step_s
-            self._rss[role] = self._rss.get(role, 0) + beat.rss_bytes
+            rss[role] = rss.get(role, 0) + beat.rss_bytes
             self._tokens[role] = self._tokens.get(role, 0) + self._new_tokens(beat, now_s)
-            there.add(worker)
-        self._counted = {name: counted for name, counted in self._counted.items() if name in there}
+        # of workers that have ended, the last is kept
+        self._rss |= rss
+        while len(self._counted) > _MAX_COUNTED:
+            del self._counted[next(iter(self._counted))]
 
     def _new_tokens(self, beat: Heartbeat, now_s: float) -> int:
         name = _TOKENS.get(beat.who.role)
         if name is None:
             return 0
         count = beat.counters.get(name, 0.0)
-        epoch, before = self._counted.get(beat.who.worker, (0, 0.0))
+        # taken out, so that the longest unseen are the first to be forgotten
+        epoch, before = self._counted.pop(beat.who.worker, (0, 0.0))
         if epoch == 0 and beat.at_s - beat.started_s > now_s - self._first_s:
             # It is older than this meter: an earlier supervisor has counted.
             before = count
@@ -143,7 +148,7 @@ class FleetMeter:
         """Return the row of the interval, and begin the next one. ``at_s``: the wall-clock time."""
         span_s = max(now_s - self._began_s, 1e-3)
         roles = {str(role): self._span(role, time, span_s) for role, time in self._time.items()}
-        self._began_s, self._time, self._tokens = now_s, {}, {}
+        self._began_s, self._time, self._tokens, self._rss = now_s, {}, {}, {}
         return FleetRow(
             at_s=round(at_s, 3),
             span_s=round(span_s, 3),

@@ -1,28 +1,26 @@
 """A run's report: ``<run_dir>/report.html``, and its figures in ``report.json``.
 
-The page is made of the history, the resolved configuration and the last audit. It has no scripts
-and no links. Training needs none of it; ``headrace report`` writes it again at any time."""
+The page is made of the run's records (``report_data``) and the last audit. It has no scripts and
+loads nothing. It names what the records lack. Training needs none of it; ``headrace report`` writes
+it again at any time."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.config import RESOLVED_NAME
 from pipeline.ledger.types import Audit
 from pipeline.observability.best import BestEvaluation
 from pipeline.observability.charts import draw_critic, draw_updates
 from pipeline.observability.drawing import can_draw
-from pipeline.observability.history import (
-    HISTORY_NAME,
-    VALUE_HISTORY_NAME,
-    EvaluationRow,
-    UpdateRow,
-    ValueRow,
-    read_history,
-)
-from pipeline.observability.samples import SAMPLES_NAME, read_samples, spread
+from pipeline.observability.fleet_charts import draw_fleet
+from pipeline.observability.history import EvaluationRow, UpdateRow
+from pipeline.observability.report_data import RunRecords, read_records
+from pipeline.observability.samples import spread
+from pipeline.observability.start_record import in_words
 from protocol.printable import printable
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
@@ -59,8 +57,11 @@ class _Card:
 
 def summarize(run_dir: Path) -> Summary:
     """Return the summary of a run's history; zeros for an empty one."""
-    updates, every = _rows(run_dir)
-    evaluations = [row for row in every if row.is_main]
+    return _summary(read_records(run_dir))
+
+
+def _summary(records: RunRecords) -> Summary:
+    updates, evaluations = records.updates, records.main_evaluations
     best = BestEvaluation(evaluations).row
     train_s = sum(r.wait_s + r.logprob_s + r.step_s + r.publish_s for r in updates)
     return Summary(
@@ -82,63 +83,98 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
     # Deferred: only a finished run needs it.
     import jinja2
 
-    updates, evaluations = _rows(run_dir)
-    summary = summarize(run_dir)
+    records = read_records(run_dir)
+    summary = _summary(records)
     names = ("groups", "trajectories", "tokens") if audit else ()
     balances = [(name, getattr(audit, name)) for name in names]
     if audit and audit.finished.admitted:
         balances.append(("responses for the critic", audit.finished))
     config = run_dir / RESOLVED_NAME
+    missing = records.missing(has_audit=audit is not None, can_draw=can_draw())
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["printable"] = printable
     page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         title=title,
         detail=detail,
-        cards=_cards(summary),
+        cards=_cards(summary, records),
+        missing=missing,
         can_draw=can_draw(),
-        charts=draw_updates(updates, evaluations) | draw_critic(_value_rows(run_dir)) if can_draw() else {},
-        samples=spread(list(read_samples(run_dir / SAMPLES_NAME)), _MOST_UPDATES_SHOWN),
-        evaluations=evaluations,
+        charts=_charts(records) if can_draw() else {},
+        uses=records.uses,
+        samples=spread(records.samples, _MOST_UPDATES_SHOWN),
+        evaluations=records.evaluations,
         audit=audit,
         balances=balances,
         reasons=sorted({reason for _, balance in balances for reason in balance.dropped}),
-        config=config.read_text(encoding="utf-8") if config.exists() else "",
+        has_log=records.has_log,
+        incidents=records.incident_rows(),
+        num_incidents=records.num_incidents,
+        starts=records.start_rows(),
+        facts=in_words(records.starts[-1].start) if records.starts else [],
+        packages=sorted(records.starts[-1].start.packages.items()) if records.starts else [],
+        seed=records.seed,
+        config=config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
     )
-    (run_dir / "report.json").write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
+    _write_whole(run_dir / "report.json", json.dumps(_figures(summary, records, missing), indent=2) + "\n")
     path = run_dir / "report.html"
-    partial = path.with_suffix(".partial")
-    partial.write_text(page, encoding="utf-8")
-    # A reader never sees half a page.
-    partial.replace(path)
+    _write_whole(path, page)
     return path
 
 
-def _rows(run_dir: Path) -> tuple[list[UpdateRow], list[EvaluationRow]]:
-    rows = list(read_history(run_dir / HISTORY_NAME))
-    updates = [row for row in rows if isinstance(row, UpdateRow)]
-    return updates, [row for row in rows if isinstance(row, EvaluationRow)]
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file in one step: a reader never sees half a page."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
-def _value_rows(run_dir: Path) -> list[ValueRow]:
-    return [row for row in read_history(run_dir / VALUE_HISTORY_NAME) if isinstance(row, ValueRow)]
+def _charts(records: RunRecords) -> dict[str, list[str]]:
+    of_updates = draw_updates(records.updates, records.evaluations)
+    return of_updates | draw_critic(records.value_rows) | draw_fleet(records.fleet)
 
 
-def _cards(summary: Summary) -> list[_Card]:
+def _figures(summary: Summary, records: RunRecords, missing: list[str]) -> dict[str, Any]:
+    """Return what ``report.json`` has: the summary, and what the page shows besides."""
+    return asdict(summary) | {
+        "num_wanted": records.num_wanted,
+        "seed": records.seed,
+        "roles": [asdict(use) for use in records.uses],
+        "num_incidents": records.num_incidents,
+        "start": asdict(records.starts[-1].start) if records.starts else None,
+        "num_starts": len(records.starts),
+        "num_skipped_lines": sum(records.skipped.values()),
+        "missing": missing,
+    }
+
+
+def _cards(summary: Summary, records: RunRecords) -> list[_Card]:
     def percent(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f} %"
 
+    def around(row: EvaluationRow) -> str:
+        return "" if row.low is None or row.high is None else f", 95 %: {100 * row.low:.1f} to {100 * row.high:.1f}"
+
+    main = records.main_evaluations
     held_out = f"{summary.num_held_out:,} held-out responses" if summary.num_held_out else "no evaluation"
-    after = held_out if summary.accuracy_after is not None else "no evaluation at the end"
+    after = held_out + (around(main[-1]) if main else "")
+    after = after if summary.accuracy_after is not None else "no evaluation at the end"
+    wanted = records.num_wanted
+    of_wanted = f" of {wanted:,}" if wanted is not None and wanted != summary.num_updates else ""
+    last: UpdateRow | None = records.updates[-1] if records.updates else None
+    ends = f"{records.num_ends or 'no'} ends of workers" if records.has_log else "no log"
     return [
         _Card("accuracy before", percent(summary.accuracy_before), held_out),
         _Card("accuracy after", percent(summary.accuracy_after), after),
-        _Card("updates", f"{summary.num_updates:,}", f"{summary.num_trained_tokens:,} tokens"),
-        _Card("training time", _duration(summary.train_s), f"learner waited {100 * summary.learner_wait_share:.0f} %"),
+        _Card("updates", f"{summary.num_updates:,}{of_wanted}", f"{summary.num_trained_tokens:,} tokens"),
+        _Card("training time", duration(summary.train_s), f"learner waited {100 * summary.learner_wait_share:.0f} %"),
         _Card("staleness", f"≤ {summary.max_staleness}", "versions, at most"),
+        _Card("reward, last update", "–" if last is None else f"{last.reward:+.2f}", "mean of the batch"),
+        _Card("incidents", f"{records.num_incidents:,}" if records.has_log else "–", ends),
     ]
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a duration in words."""
     if seconds < 600:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.1f} h"

@@ -13,9 +13,11 @@ import pytest
 
 from pipeline.ledger.types import Audit, Balance
 from pipeline.observability.charts import draw_updates
+from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow, RoleTime
 from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, History, Row
 from pipeline.observability.report import summarize, write_report
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample
+from pipeline.observability.start_record import EndRow, StartRow, add_row
 from tests.pipeline.observability.rows import evaluation_row, update_row, value_row
 
 AUDIT = Audit(
@@ -99,6 +101,10 @@ FIGURES = {
     "clip_fraction": 0.05,
     "dual_clip_fraction": 0.0,
     "importance_cut_fraction": 0.06,
+    "policy_ratio": 1.01,
+    "policy_ratio_max": 3.5,
+    "importance_ratio": 1.02,
+    "importance_weight": 0.99,
 }
 
 
@@ -111,16 +117,58 @@ DRAWN: dict[str, tuple[str, ...]] = {
     "Gradient norm, before clipping": (),
     "Clipped tokens, %": ("ratio", "dual clip", "importance weight"),
     "Learning rate": (),
+    "Policy ratio, present to old, mean": (),
+    "Policy ratio, largest": (),
+    "Importance weight, learner to sampler": ("ratio, mean", "weight after its bounds, mean"),
     "Length of a response, tokens": ("batch", "held-out"),
     "Staleness, versions": ("oldest token", "mean"),
     "Policy versions in one response, mean": (),
     "Time of an update, seconds": ("waiting for units", "log-probs", "steps and publishing"),
     "Trained tokens a second": (),
+    "Share of time, by role": ("computing", "waits for input", "waits for credit"),
+    "learner: share of time, %": ("computing", "waits for input"),
+    "generator: share of time, %": ("computing", "waits for credit"),
+    "Tokens a second: written, scored, trained": ("learner", "generator"),
+    "Groups dropped, by reason": ("no signal", "cancelled"),
+    "Ready units, at the learner's claim": (),
+    "Resident memory, GB": ("learner", "generator"),
+    "Workers": ("learner", "generator"),
 }
 """The legends of every chart of the policy, by title."""
 CRITIC = ("explained variance of returns", "loss", "values and their targets, means", "gradient norm, before clipping")
 
 TITLES = {*DRAWN, *(f"Critic: {words}" for words in CRITIC)}
+
+
+def _write_fleet(folder: Path) -> None:
+    history = FleetHistoryFile(folder)
+    for number, count in ((1, 2.0), (2, 3.0)):
+        roles = {
+            "generator": RoleTime(count, {"compute": 0.6, "credit": 0.4}, tokens=1000, rss_bytes=10**9),
+            "learner": RoleTime(1.0, {"input": 0.25, "compute": 0.75}, tokens=600, rss_bytes=2 * 10**9),
+        }
+        dropped = {"no_signal": 5 * number, "cancelled": number}
+        history.append(FleetRow(1000.0 + 5 * number, 5.0, roles, num_groups_dropped=dropped))
+
+
+def _write_starts(folder: Path) -> None:
+    first = StartRow(at_s=0.0, seed=7, commit="a" * 40, cpu="EPYC", num_cores=2, packages={"torch": "2.12.0+cpu"})
+    add_row(folder, first)
+    add_row(folder, EndRow(at_s=120.0, state="stopping", detail="<i>drained"))
+    add_row(folder, replace(first, at_s=600.0, packages={"torch": "2.13.0+cpu", "numpy": "2.4.1"}))
+    add_row(folder, EndRow(at_s=900.0, state="finished"))
+
+
+def _write_log(folder: Path) -> None:
+    (folder / "logs").mkdir()
+    always = {"role": "supervisor", "run": "r", "policy_version": -1, "worker": "generator-1"}
+    lines = [
+        {"event": "worker_exited", "meaning": "killed by SIGKILL", "level": "warning", "at": "2026-11-23T06:55:45Z"},
+        {"event": "worker_started", "pid": 6, "level": "info", "at": "2026-11-23T06:55:47Z"},
+        {"event": "worker_replaced", "reason": "<b>stuck", "level": "error", "at": "2026-11-23T06:56:47Z"},
+    ]
+    text = "".join(json.dumps(always | line) + "\n" for line in lines)
+    (folder / "logs" / "supervisor.jsonl").write_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +180,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         history.append(value_row(step))
     history.close()
     _write_samples(folder, _sample(1, "it is 5", accuracy=0.0, reward=-1.0), _sample(9, "it is 4"))
+    _write_fleet(folder)
+    _write_starts(folder)
+    _write_log(folder)
     rows = [replace(update_row(n), metrics=FIGURES) for n in (1, 2, 3)]
     return _page(_run(folder, evaluation_row(0, 0, 0.25), *rows))
 
@@ -148,6 +199,93 @@ def test_the_page_is_complete_in_itself(page: str) -> None:
     assert "<script" not in page
     assert 'src="' not in page
     assert "@import" not in page
+    assert "url(http" not in page
+    assert re.findall(r'href="(?!#)[^"]*"', page) == [], "links lead to other parts of the page alone"
+
+
+def test_the_page_follows_a_dark_screen_and_so_do_its_charts(page: str, charts: dict[str, str]) -> None:
+    assert "prefers-color-scheme: dark" in page
+    for name in re.findall(r"var\((--[a-z0-9]+)", "".join(charts.values())):
+        assert page.count(f"{name}:") >= 2, "for light and dark"
+    assert "stroke: #" not in charts["Loss"], "each colour of a line has a name"
+
+
+def test_each_role_s_use_of_its_time_is_in_words(page: str) -> None:
+    text = " ".join(re.sub(r"<[^>]*>", " ", page[page.index("workers, mean") :]).split())
+    assert "learner 1.0 75 % 120 1,200 input 25 %" in text
+    assert "generator 2.5 60 % 200 2,000 credit 40 %" in text
+
+
+def test_the_page_has_faults_and_restarts(page: str) -> None:
+    for words in ("ended (killed by SIGKILL)", "was started again after 2.0 s", "was replaced: &lt;b&gt;stuck"):
+        assert words in page
+
+
+def test_the_page_has_the_versions_of_each_start(page: str) -> None:
+    assert "Versions of 2 libraries" in page
+    for words in ("2.13.0+cpu", "torch 2.12.0+cpu", "numpy absent", "a" * 40, "EPYC", "stopping: &lt;i&gt;drained"):
+        assert words in page
+
+
+def test_the_figures_have_what_the_page_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    _write_fleet(tmp_path)
+    _write_starts(tmp_path)
+    _page(_run(tmp_path, update_row(1)))
+    figures = json.loads((tmp_path / "report.json").read_text())
+    assert [(role["role"], role["compute_share"], role["num_tokens"]) for role in figures["roles"]] == [
+        ("learner", 0.75, 1200),
+        ("generator", 0.6, 2000),
+    ]
+    assert figures["start"]["packages"] == {"torch": "2.13.0+cpu", "numpy": "2.4.1"}
+    assert figures["num_starts"] == 2
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts take a second."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_page_of_an_empty_run_names_what_is_missing_and_why(tmp_path: Path) -> None:
+    page = _page(tmp_path, audit=None)
+    for words in (
+        "no update is done", "data.evaluation is not set", "fleet-history.jsonl", "starts.jsonl", "logs/supervisor.jsonl",
+        "balance: it was not read", "Samples: no update",
+    ):  # fmt: skip
+        assert words in page.split("Not on this page")[1].split("</div>")[0]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_page_of_half_a_run_has_how_far_it_is(tmp_path: Path) -> None:
+    settings = '[run]\nnum_updates = 50\nseed = 3\n[data]\nevaluation = ["held.jsonl"]\n[algorithm]\nname = "vapo"\n'
+    (tmp_path / "config.toml").write_text(settings)
+    add_row(tmp_path, StartRow(at_s=1.0))
+    page = _page(_run(tmp_path, update_row(1), update_row(2)))
+    for words in ("2 of 50 updates are done", "no evaluation is finished", "no value step is done", "none on record"):
+        assert words in page
+    assert "1 of 2 updates" not in page
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_damaged_lines_are_left_out_and_counted_on_the_page(tmp_path: Path) -> None:
+    _run(tmp_path, update_row(1))
+    for name in (HISTORY_NAME, "starts.jsonl", "fleet-history.jsonl", VALUE_HISTORY_NAME):
+        with (tmp_path / name).open("ab") as file:
+            file.write(b"\x00 torn\n\xff\n")
+    _run(tmp_path, update_row(2))
+    page = _page(tmp_path)
+    assert page.count("2 damaged lines of ") == 4
+    figures = json.loads((tmp_path / "report.json").read_text())
+    assert (figures["num_updates"], figures["num_skipped_lines"]) == (2, 8)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_configuration_that_cannot_be_read_is_shown_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes(b"[run\n<b>\xff")
+    page = _page(_run(tmp_path, update_row(1)))
+    assert "[run" in page and "<b>\ufffd" not in page
 
 
 @pytest.mark.parametrize(("title", "legend"), DRAWN.items())

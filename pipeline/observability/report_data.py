@@ -1,0 +1,209 @@
+"""The records of a run that its report is made of, and what they lack, in words.
+
+Every file may be absent, cut or damaged: what is there is read, and damaged lines are counted."""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import RESOLVED_NAME
+from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, FleetRow, read_fleet_history
+from pipeline.observability.fleet_use import RoleUse, role_uses
+from pipeline.observability.history import (
+    HISTORY_NAME,
+    VALUE_HISTORY_NAME,
+    EvaluationRow,
+    UpdateRow,
+    ValueRow,
+    read_for_view,
+    skipped_words,
+)
+from pipeline.observability.incidents import Incident, IncidentReader
+from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, read_samples
+from pipeline.observability.start_record import STARTS_NAME, RunStart, read_starts
+
+_MOST_INCIDENTS = 200
+_MOST_SHOWN = 60
+_MOST_STARTS = 20
+_ENDS = frozenset({"worker_exited", "worker_replaced"})
+_CRITICS = frozenset({"ppo", "vapo", "tppo"})
+
+
+@dataclass(frozen=True, slots=True)
+class StartCells:
+    """One start, as the page shows it."""
+
+    began: str
+    took: str
+    ended: str
+    differs: str
+    """Facts that the newest start has otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecords:
+    """Everything that a run has left in its folder for people."""
+
+    settings: Mapping[str, Any]
+    """The resolved configuration; empty when it cannot be read."""
+    updates: Sequence[UpdateRow]
+    evaluations: Sequence[EvaluationRow]
+    value_rows: Sequence[ValueRow]
+    fleet: Sequence[FleetRow]
+    starts: Sequence[RunStart]
+    incidents: Sequence[Incident]
+    has_log: bool
+    """Whether the supervisor's log is there."""
+    samples: list[ResponseSample]
+    skipped: Mapping[str, int]
+    """Damaged lines by file, of those that have any."""
+
+    @property
+    def main_evaluations(self) -> list[EvaluationRow]:
+        """Evaluations of the main set."""
+        return [row for row in self.evaluations if row.is_main]
+
+    @property
+    def uses(self) -> list[RoleUse]:
+        """Each role's use of its time."""
+        return role_uses(self.fleet)
+
+    @property
+    def seed(self) -> int | None:
+        """The run's seed, as set."""
+        return _whole(self.setting("run", "seed"))
+
+    @property
+    def num_wanted(self) -> int | None:
+        """The updates wanted, as set."""
+        return _whole(self.setting("run", "num_updates"))
+
+    @property
+    def num_incidents(self) -> int:
+        """Incidents that are known: the newest of very many."""
+        return len(self.incidents)
+
+    @property
+    def num_ends(self) -> int:
+        """Unrequested ends of workers among the incidents."""
+        return sum(each.event in _ENDS for each in self.incidents)
+
+    def setting(self, section: str, key: str) -> Any:
+        """Return a setting; None when it is not known."""
+        table = self.settings.get(section)
+        return table.get(key) if isinstance(table, Mapping) else None
+
+    def incident_rows(self) -> list[tuple[str, Incident]]:
+        """Return the newest incidents with their times, the newest last."""
+        return [(_moment(each.at_s), each) for each in self.incidents[-_MOST_SHOWN:]]
+
+    def start_rows(self) -> list[StartCells]:
+        """Return the newest starts, the newest last."""
+        newest = self.starts[-1] if self.starts else None
+        return [_start_line(each, newest) for each in self.starts[-_MOST_STARTS:] if newest is not None]
+
+    def missing(self, *, has_audit: bool, can_draw: bool) -> list[str]:
+        """Return a sentence on each thing that the page cannot show, and why."""
+        return [words for words in self._missing(has_audit=has_audit, can_draw=can_draw) if words]
+
+    def _missing(self, *, has_audit: bool, can_draw: bool) -> Iterable[str]:
+        if not can_draw:
+            yield "Charts: they need matplotlib, the extra headrace[charts]."
+        yield from self._missing_learning()
+        if not self.fleet:
+            yield (
+                f"Throughput and use of time by role: there is no {FLEET_HISTORY_NAME}. Its first row comes after 5 s of a "
+                "running fleet; runs of earlier versions have none."
+            )
+        if not self.starts:
+            yield (
+                f"Versions, host and commit: there is no {STARTS_NAME}, which a run writes at its start. Those of the "
+                "present are not shown, since they may differ."
+            )
+        elif self.starts[-1].end is None:
+            yield "The end: the newest start has none on record, so the run goes on or its supervisor was killed."
+        if not self.has_log:
+            yield "Faults and restarts: there is no logs/supervisor.jsonl."
+        if not has_audit:
+            yield "The ledger's balance: it was not read for this page; `headrace report` reads it."
+        if not self.samples:
+            yield "Samples: no update has kept any, or samples.per_update is 0."
+        for name, number in self.skipped.items():
+            yield f"{skipped_words(number, name)}."
+
+    def _missing_learning(self) -> Iterable[str]:
+        if not self.updates:
+            yield "Learning curves: no update is done."
+        elif self.num_wanted is not None and len(self.updates) < self.num_wanted:
+            yield f"The rest of the run: {len(self.updates):,} of {self.num_wanted:,} updates are done."
+        if not self.evaluations:
+            is_set = self.setting("data", "evaluation") or self.setting("evaluation", "sets")
+            yield "Held-out accuracy: " + ("no evaluation is finished." if is_set else "data.evaluation is not set.")
+        elif len(self.main_evaluations) == 1:
+            yield "Accuracy after training: there is one evaluation of the main set."
+        if not self.value_rows and self.setting("algorithm", "name") in _CRITICS:
+            yield "The critic's explained variance: no value step is done."
+
+
+def read_records(run_dir: Path) -> RunRecords:
+    """Read a run's records. Nothing raises but a folder that this user may not read."""
+    skipped: dict[str, int] = {}
+    history, values = read_for_view(run_dir / HISTORY_NAME), read_for_view(run_dir / VALUE_HISTORY_NAME)
+    fleet, skipped[FLEET_HISTORY_NAME] = read_fleet_history(run_dir)
+    starts, skipped[STARTS_NAME] = read_starts(run_dir)
+    skipped[HISTORY_NAME], skipped[VALUE_HISTORY_NAME] = history.num_skipped, values.num_skipped
+    return RunRecords(
+        settings=_settings(run_dir / RESOLVED_NAME),
+        updates=[row for row in history.rows if isinstance(row, UpdateRow)],
+        evaluations=[row for row in history.rows if isinstance(row, EvaluationRow)],
+        value_rows=[row for row in values.rows if isinstance(row, ValueRow)],
+        fleet=fleet,
+        starts=starts,
+        incidents=IncidentReader(run_dir, max_incidents=_MOST_INCIDENTS).read(),
+        has_log=(run_dir / "logs" / "supervisor.jsonl").is_file(),
+        samples=list(read_samples(run_dir / SAMPLES_NAME)),
+        skipped={name: number for name, number in sorted(skipped.items()) if number},
+    )
+
+
+def _settings(path: Path) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _start_line(each: RunStart, newest: RunStart) -> StartCells:
+    end = each.end
+    took = "" if end is None else f"{(end.at_s - each.start.at_s) / 60:.1f} min"
+    ended = "no end is recorded" if end is None else f"{end.state}: {end.detail}" if end.detail else end.state
+    return StartCells(_moment(each.start.at_s), took, ended, "" if each is newest else _differs(each, newest))
+
+
+def _differs(each: RunStart, newest: RunStart) -> str:
+    """Return what an earlier start had otherwise."""
+    found: list[str] = []
+    for name in ("seed", "num_updates", "headrace", "commit", "python", "host", "cpu", "gpus", "driver", "server"):
+        before, now = getattr(each.start, name), getattr(newest.start, name)
+        if before != now:
+            found.append(f"{name} {before if isinstance(before, str | int) else json.dumps(before)}")
+    names = sorted({*each.start.packages, *newest.start.packages})
+    for name in names:
+        before = each.start.packages.get(name, "absent")
+        if before != newest.start.packages.get(name, "absent"):
+            found.append(f"{name} {before}")
+    return ", ".join(found) or "nothing"
+
+
+def _moment(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at_s))
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
