@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +49,7 @@ def pretrain_value(
     from pipeline.config.load import load_config, resolve_paths
     from pipeline.data.hub_models import pin_models
     from pipeline.data.places import pin_data
+    from pipeline.operator.top.run import has_screen
     from pipeline.supervisor.run_folder import prepare_run_dir
 
     given = [*files, *([fleet] if fleet else [])]
@@ -57,7 +57,7 @@ def pretrain_value(
     config = pin_models(pin_data(config))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists; give a new or an empty folder")
-    is_live = not (plain or as_json) and sys.stderr.isatty()
+    is_live = not (plain or as_json) and has_screen()
     outcome = carry_out(config, lambda: prepare_run_dir(config, resume=False), is_live=is_live)
     if outcome.exit_code != 0:
         click.echo(f"{outcome.status.state}: {printable(outcome.status.detail)}; no value model was exported", err=True)

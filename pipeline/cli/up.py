@@ -92,6 +92,7 @@ def up(
     from pipeline.data.hub_models import pin_models, with_hub_names
     from pipeline.data.places import pin_data
     from pipeline.ledger.address import known_shards, known_url
+    from pipeline.operator.top.run import has_screen
     from pipeline.supervisor.run_folder import check_no_run, prepare_run_dir
 
     if resume is None and not files:
@@ -131,7 +132,7 @@ def up(
         from pipeline.preflight.mirror import check_mirror
 
         click.echo(check_mirror(config, is_new=resume is None), err=True)
-    is_live = not (plain or as_json) and sys.stderr.isatty()
+    is_live = not (plain or as_json) and has_screen()
 
     def choose(run_dir: Path) -> None:
         if from_version is not None:
@@ -151,7 +152,8 @@ def carry_out(
     """Check a resolved configuration, then run it to its end. ``prepare`` makes or finds the run's
     folder; it is called once the configuration is found good. ``begin`` is called with the locked
     run folder, before anything is started."""
-    from pipeline.observability.live_view import LiveView, PlainView
+    from pipeline.observability.live_view import PlainView
+    from pipeline.operator.top.child import ChildView
     from pipeline.preflight.checks import preflight
     from pipeline.runtime.log import log_to_stderr, open_log
     from pipeline.supervisor.run_folder import run_lock
@@ -180,7 +182,7 @@ def carry_out(
     with run_lock(run_dir):
         if begin is not None:
             begin(run_dir)
-        view: View = (LiveView if is_live else PlainView)(config, run_dir)
+        view: View = (ChildView if is_live else PlainView)(config, run_dir)
         terminal = view.log_terminal or sys.stderr
         who = Role.SUPERVISOR
         log = open_log(run_dir, role=who, worker=str(who), run=config.run.name, terminal=terminal)

@@ -1,6 +1,7 @@
-"""Views of a run for ``headrace up``: a picture on a terminal, else a line every few seconds.
+"""Views of a run for ``headrace up``: lines without a screen, and the picture that stays at the end.
 
-While the ledger is being restarted, the last picture stays."""
+The view on a screen is that of ``headrace top``, in a process of its own
+(``pipeline.operator.top.child``)."""
 
 from __future__ import annotations
 
@@ -10,14 +11,13 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.box import ROUNDED
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -26,7 +26,7 @@ from rich.text import Text
 from pipeline.observability.history import HISTORY_NAME, HistoryTail
 from pipeline.observability.progress import RunProgress, course, interval, sparkline
 from pipeline.observability.status import RunSnapshot, WorkerRow, bottleneck, in_minutes, worker_rows
-from pipeline.observability.tables import fleet_table, groups_line, tokens_line
+from pipeline.observability.tables import groups_line, tokens_line
 from pipeline.runtime.registry.contract import RunState
 from protocol.printable import printable_line
 
@@ -42,7 +42,6 @@ _STATE_STYLE = {
     RunState.FINISHED: "green",
     RunState.FAILED: "red",
 }
-_LEAST_WORKERS = 4
 _ON_EVERY_LINE = re.compile(r"(?<= )(at|policy_version|worker)=(supervisor|-1|\d{4}-\S+)(?= |$)")
 """Fields on every line of the supervisor's log that the picture shows already."""
 
@@ -113,78 +112,26 @@ class Notices(io.StringIO):
         return len(text)
 
 
-class LiveView(View):
-    """A picture, redrawn every second; the last one stays."""
-
-    def __init__(self, config: RunConfig, run_dir: Path, *, console: Console | None = None) -> None:
-        super().__init__(config, run_dir)
-        self._console = console or Console(stderr=True)
-        self._live = Live(console=self._console, auto_refresh=False, transient=False, vertical_overflow="crop")
-        self._notices = Notices()
-        self._last: RunSnapshot | None = None
-
-    @property
-    def log_terminal(self) -> TextIO:
-        """Shows warnings under the picture."""
-        return self._notices
-
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        waiting = Text("starting the ledger and the workers", style="dim")
-        self._live.update(Panel(waiting, title=self._title(), title_align="left", box=ROUNDED), refresh=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._last is not None:
-            self._live.update(self.render(self._last, is_last=True))
-        # An OSError means that the terminal has hung up.
-        with suppress(OSError):
-            self._live.stop()
-
-    def show(self, snapshot: RunSnapshot) -> None:
-        """Redraw the picture."""
-        self._last = snapshot
-        self._live.update(self.render(snapshot), refresh=True)
-
-    def render(self, snapshot: RunSnapshot, *, is_last: bool = False) -> RenderableType:
-        """Return the picture; the last one is without workers, which have ended. On a terminal with
-        too few lines, a worker has one line; if need be, the last workers are left out."""
-        progress = self._progress()
-        if is_last or not (snapshot.heartbeats or snapshot.absent):
-            return self._panel(progress, snapshot, [])
-        workers = self._workers(snapshot)
-
-        def drawn(*, wraps: bool, max_rows: int | None = None) -> Panel:
-            fleet = fleet_table(workers, absent=snapshot.absent, max_rows=max_rows, wraps=wraps)
-            slowest = Text(bottleneck(workers), style="dim italic")
-            return self._panel(progress, snapshot, [Text(), fleet, Text(), slowest])
-
-        if not self._lines_too_many(whole := drawn(wraps=True)):
-            return whole
-        too_many = self._lines_too_many(cut := drawn(wraps=False))
-        if not too_many:
-            return cut
-        return drawn(wraps=False, max_rows=max(_LEAST_WORKERS, len(workers) - too_many))
-
-    def _lines_too_many(self, panel: Panel) -> int:
-        return max(0, len(self._console.render_lines(panel)) - self._console.height)
-
-    def _panel(self, progress: RunProgress, snapshot: RunSnapshot, fleet: Sequence[RenderableType]) -> Panel:
-        lines = map(printable_line, self._notices.lines)
-        notices = [Text(line, style="yellow", overflow="ellipsis", no_wrap=True) for line in lines]
-        return Panel(
-            Group(_bar(progress), _facts(progress, snapshot), *fleet, *notices),
-            title=self._title(),
-            title_align="left",
-            subtitle=Text(f" {snapshot.status.state} · {self._elapsed()} "),
-            subtitle_align="right",
-            border_style=_STATE_STYLE[snapshot.status.state],
-            box=ROUNDED,
-            padding=(0, 1),
-        )
-
-    def _title(self) -> Text:
-        return Text.assemble(" headrace ", (self._config.run.name, "bold"), " ")
+def last_picture(
+    name: str, progress: RunProgress, snapshot: RunSnapshot, elapsed: str, notices: Iterable[str] = ()
+) -> Panel:
+    """Return the picture that stays on the terminal: progress, figures, state and the log's last
+    warnings. ``name``: the run's. ``elapsed``: how long it was shown."""
+    lines = map(printable_line, notices)
+    return Panel(
+        Group(
+            _bar(progress),
+            _facts(progress, snapshot),
+            *(Text(line, style="yellow", overflow="ellipsis", no_wrap=True) for line in lines),
+        ),
+        title=Text.assemble(" headrace ", (name, "bold"), " "),
+        title_align="left",
+        subtitle=Text(f" {snapshot.status.state} · {elapsed} "),
+        subtitle_align="right",
+        border_style=_STATE_STYLE[snapshot.status.state],
+        box=ROUNDED,
+        padding=(0, 1),
+    )
 
 
 def _bar(progress: RunProgress) -> Table:

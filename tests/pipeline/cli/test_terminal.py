@@ -19,7 +19,8 @@ from rich.console import Console
 from pipeline.cli import headrace, main, requeue, why
 from pipeline.cli.peek import as_text, show
 from pipeline.ledger.types import DeadLetter, QueueStat
-from pipeline.observability.live_view import LiveView, Notices
+from pipeline.observability.live_view import Notices, last_picture
+from pipeline.observability.progress import RunProgress
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample
 from pipeline.observability.status import RunSnapshot, bottleneck, queue_rows, worker_rows
 from pipeline.observability.tables import fleet_table, queue_table
@@ -32,7 +33,6 @@ from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.peek import peek
 from tests.pipeline.ledger.builders import make_chunk, reward
 from tests.pipeline.observability.test_live_view import TOTALS, _beat
-from tests.pipeline.op_config import op_config
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202egniht\r\x08[/nothing] [red]"
 ACTS = set("\x1b\x07\x9b\u202e\r\x08")
@@ -145,12 +145,11 @@ def of_a_log_line(folder: Path, _: pytest.MonkeyPatch) -> str:
     return terminal.getvalue() + (folder / "logs" / "reward-0.jsonl").read_text()
 
 
-def of_the_live_view(folder: Path, _: pytest.MonkeyPatch) -> str:
+def of_the_last_picture(_: Path, __: pytest.MonkeyPatch) -> str:
     notices = Notices()
     notices.write(f"warning {HOSTILE}")
-    view = LiveView(op_config(folder), folder, console=Console(file=io.StringIO(), width=160))
-    view._notices = notices  # pyright: ignore[reportPrivateUsage]
-    return page(view.render(RunSnapshot(RunStatus(RunState.RUNNING, HOSTILE), beats(), TOTALS)))
+    snapshot = RunSnapshot(RunStatus(RunState.RUNNING, HOSTILE), beats(), TOTALS)
+    return page(last_picture("op", RunProgress.of([], 4), snapshot, "0:00", notices.lines))
 
 
 OUTPUTS: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {
@@ -162,7 +161,7 @@ OUTPUTS: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {
     "samples": of_samples,
     "an error": of_an_error,
     "a log line": of_a_log_line,
-    "the live view": of_the_live_view,
+    "the last picture of up": of_the_last_picture,
 }
 
 

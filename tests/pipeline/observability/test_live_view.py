@@ -1,9 +1,9 @@
-"""Claims about the live view as a person sees it."""
+"""Claims about the views of ``up`` and their tables as a person sees them."""
 
 from __future__ import annotations
 
 import io
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from pipeline.ledger.types import Audit, Balance, Totals
-from pipeline.observability.history import HISTORY_NAME, History
-from pipeline.observability.live_view import LiveView, Notices, PlainView
+from pipeline.observability.history import HISTORY_NAME, History, HistoryTail
+from pipeline.observability.live_view import Notices, PlainView, last_picture
 from pipeline.observability.progress import RunProgress, sparkline
 from pipeline.observability.status import QueueRow, RunSnapshot, role_rows, worker_rows
 from pipeline.observability.tables import audit_table, fleet_table, groups_line, queue_table, roles_line, work_done
@@ -51,26 +51,36 @@ def _text(renderable: object, width: int, height: int = 24) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def _view(tmp_path: Path, width: int, height: int = 24) -> LiveView:
+def _picture(tmp_path: Path, snapshot: RunSnapshot, width: int, notices: Sequence[str] = ()) -> str:
     history = History(tmp_path / HISTORY_NAME)
     for row in (evaluation_row(0, 0, 0.25), update_row(1, accuracy=0.0), update_row(2, accuracy=1.0)):
         history.append(row)
     history.append(evaluation_row(1, 2, 0.5))
     history.close()
-    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True)
-    return LiveView(op_config(tmp_path), tmp_path, console=console)
+    progress = RunProgress.of(HistoryTail(tmp_path / HISTORY_NAME).read(), 4)
+    return _text(last_picture("op", progress, snapshot, "2:10", notices), width)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_the_picture_tells_state_progress_accuracy_and_ledger_at_any_width(tmp_path: Path, width: int) -> None:
-    snapshot = RunSnapshot(RunStatus(RunState.RUNNING), BEATS[:2], TOTALS, ("reward-0",))
-    text = _text(_view(tmp_path, width).render(snapshot), width)
+def test_the_last_picture_tells_state_progress_accuracy_and_ledger_at_any_width(tmp_path: Path, width: int) -> None:
+    text = _picture(tmp_path, RunSnapshot(RunStatus(RunState.FINISHED, "4 updates done"), BEATS, TOTALS), width)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.replace("│", " ").split())
     for wanted in ("update 2 of 4", "100 % in the batch", "▁█", "25.0 % → 50.0 %", "1,234 groups", "80 no signal"):
         assert wanted in words
-    for wanted in ("generator-0", "being started", "headrace op", "running"):
+    for wanted in ("headrace op", "finished · 2:10", "4 updates done"):
         assert wanted in words
+    assert "generator-0" not in text, "the workers have ended"
+
+
+def test_the_last_warnings_stand_under_the_last_picture_without_what_it_says_already(tmp_path: Path) -> None:
+    notices = Notices()
+    line = (
+        "2026-01-01 [warning  ] worker_exited   at=2026-01-01T00:00:00Z exit_code=-9 policy_version=-1 worker=reward-0"
+    )
+    print(line, file=notices)
+    text = _picture(tmp_path, RunSnapshot(RunStatus(RunState.RUNNING), BEATS[:1], TOTALS), 100, notices.lines)
+    assert "worker_exited exit_code=-9 worker=reward-0" in text
 
 
 def test_a_fleet_larger_than_the_screen_shows_the_unwell_first(tmp_path: Path) -> None:
@@ -84,50 +94,6 @@ def test_a_fleet_larger_than_the_screen_shows_the_unwell_first(tmp_path: Path) -
     assert "headrace status --json" in _text(fleet_table(rows, max_rows=5, rest="headrace status --json"), 100)
     wanted = {Role.LEARNER: 1, Role.GENERATOR: 21, Role.REWARD: 1}
     assert roles_line(role_rows(rows, wanted)) == "learner 1 of 1, generator 19 of 21, reward 0 of 1"
-
-
-@pytest.mark.parametrize("num_workers", [3, 5, 8, 21])
-def test_a_picture_has_no_more_lines_than_its_terminal_whatever_workers_say(tmp_path: Path, num_workers: int) -> None:
-    """Below the fleet stand the cause of the wait and the run's state: neither is cut off."""
-    detail = "the learner to settle or drop work: sampling is as far ahead as staleness allows"
-    counters = {"sampled_tokens": 1e6, "weight_swaps": 9, "weights_pause_s": 1.0}
-    beats = [
-        msgspec.structs.replace(beat, detail=detail, counters=counters, at_s=(now := time.time()), progress_at_s=now)
-        for beat in BEATS[:num_workers]
-    ]
-    text = _text(_view(tmp_path, 80).render(RunSnapshot(RunStatus(RunState.RUNNING), beats, TOTALS)), 80)
-    lines = text.splitlines()
-    assert len(lines) <= 24
-    assert "running" in lines[-1]
-    assert "as staleness allows" in " ".join(text.replace("│", " ").split()), "what everything waits for stands whole"
-    assert "generator-1" in text
-
-
-def test_a_picture_wraps_what_workers_say_where_its_terminal_has_the_lines(tmp_path: Path) -> None:
-    beats = [
-        msgspec.structs.replace(beat, detail="a long reason " * 5, at_s=(now := time.time()), progress_at_s=now)
-        for beat in BEATS[:3]
-    ]
-    text = _text(_view(tmp_path, 80, 40).render(RunSnapshot(RunStatus(RunState.RUNNING), beats, TOTALS)), 80)
-    assert "…" not in text
-
-
-def test_the_last_picture_leaves_workers_out_and_keeps_the_figures(tmp_path: Path) -> None:
-    snapshot = RunSnapshot(RunStatus(RunState.FINISHED, "4 updates done"), BEATS, TOTALS)
-    text = _text(_view(tmp_path, 100).render(snapshot, is_last=True), 100)
-    assert "generator-0" not in text
-    assert "4 updates done" in text
-    assert "finished" in text
-
-
-def test_warnings_are_shown_under_the_picture_without_what_it_says_already(tmp_path: Path) -> None:
-    view = _view(tmp_path, 100)
-    line = (
-        "2026-01-01 [warning  ] worker_exited   at=2026-01-01T00:00:00Z exit_code=-9 policy_version=-1 worker=reward-0"
-    )
-    print(line, file=view.log_terminal)
-    text = _text(view.render(RunSnapshot(RunStatus(RunState.RUNNING), BEATS[:1], TOTALS)), 100)
-    assert "worker_exited exit_code=-9 worker=reward-0" in text
 
 
 def test_only_the_last_warnings_are_kept() -> None:
