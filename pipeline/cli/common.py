@@ -37,7 +37,7 @@ class _RunOrUrl(click.ParamType):
 RUN_OR_URL = _RunOrUrl()
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 fleet_option = click.option("--fleet", type=PATH, help="Fleet file: how many workers of each role.")
-plain_option = click.option("--plain", is_flag=True, help="Print a line every few seconds instead of the live view.")
+plain_option = click.option("--plain", is_flag=True, help="Print a line every few seconds instead of the full screen.")
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Applied last; may be repeated."
 )

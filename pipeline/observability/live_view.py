@@ -1,4 +1,4 @@
-"""Views of a run for ``headrace up``: lines without a screen, and the picture that stays at the end.
+"""Views of a run for ``headrace up``: lines without a screen, and the picture that stays.
 
 The view on a screen is that of ``headrace top``, in a process of its own
 (``pipeline.operator.top.child``)."""

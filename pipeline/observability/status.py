@@ -1,4 +1,4 @@
-"""The fleet's state as rows, for ``headrace status``, ``headrace queues`` and the live view."""
+"""The fleet's state as rows, for ``headrace status``, ``headrace queues`` and the views."""
 
 from __future__ import annotations
 

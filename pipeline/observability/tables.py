@@ -1,7 +1,6 @@
-"""A run's state as tables and lines, for commands and the live view.
+"""A run's state as tables and lines, for commands and views.
 
-Tables wrap instead of cutting: a narrow terminal shows more lines. Only the live view cuts, when a
-picture has more lines than its terminal."""
+Tables wrap instead of cutting: a narrow terminal shows more lines."""
 
 from __future__ import annotations
 
@@ -22,24 +21,16 @@ _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "dim",
 _HEALTH_STYLE = {Health.LIVE: "green", Health.SILENT: "bold red", Health.STUCK: "bold red"}
 
 
-def fleet_table(
-    workers: Sequence[WorkerRow],
-    *,
-    absent: Sequence[str] = (),
-    max_rows: int | None = None,
-    wraps: bool = True,
-    rest: str = "headrace status",
-) -> Table:
-    """Return one row a worker: health, version, memory, wait, counters. ``absent`` are wanted
-    workers without a heartbeat. Above ``max_rows``, unwell workers come first, and ``rest`` is
-    named as the place of the others. Unless it ``wraps``, a row is one line, cut at its end."""
+def fleet_table(workers: Sequence[WorkerRow], *, max_rows: int | None = None, rest: str = "headrace status") -> Table:
+    """Return one row a worker: health, version, memory, wait, counters. Above ``max_rows``, unwell
+    workers come first, and ``rest`` is named as the place of the others."""
     table = Table(**_PLAIN)
     table.add_column("worker", no_wrap=True)
     table.add_column("version", justify="right", no_wrap=True)
     table.add_column("MB", justify="right", no_wrap=True)
     table.add_column("waits for", ratio=1)
     table.add_column("done", ratio=1)
-    cell = partial(Text, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
+    cell = partial(Text, overflow="fold")
     shown = _most_urgent(workers, max_rows)
     for row in workers:
         if row.worker not in shown:
@@ -53,10 +44,6 @@ def fleet_table(
             cell(what) if row.health is Health.LIVE else cell(f"{row.health} for {unwell_s:.0f} s", "bold red"),
             cell(work_done(row)),
         )
-    present = {row.worker for row in workers}
-    for name in absent:
-        if name not in present:
-            table.add_row(Text(name, style="yellow"), "–", "–", Text("being started", style="yellow"), "")
     if hidden := len(workers) - len(shown):
         table.add_row(Text(f"and {hidden} more", style="dim"), "", "", Text(rest, style="dim"), "")
     return table

@@ -21,6 +21,7 @@ from pipeline.observability.status import (
     WorkerRow,
     bottleneck,
     clock_words,
+    pause_words,
     role_rows,
     worker_rows,
 )
@@ -253,6 +254,8 @@ class OverviewReader:
             supervisor_pid=None,
             is_over=False,
             roles=_roles(workers, counts),
+            is_paused=totals.paused is not None,
+            pause="" if totals.paused is None else pause_words(totals.paused),
             workers=tuple(workers),
             absent=tuple(name for name in wanted if name not in there) if status.state is RunState.RUNNING else (),
             queues=(*ledger_queues(self._meters, totals, queues, beats, now_s), *mailboxes(self._meters, beats, now_s)),

@@ -36,7 +36,7 @@ from protocol.printable import printable_line
 
 REFRESH_S = 1.0
 _VIEWS = ("run", "workers", "versions", "drops", "incidents")
-_KEYS = "? help  1-5 view  +/- scale  l log  t trajectories  q quit"
+_KEYS = "? help  1-5 view  +/- scale  p pause  l log  t trajectories  q quit"
 _WIDE = 130
 _TALL = 36
 
@@ -90,6 +90,8 @@ class TopApp(App[int]):
         *(Binding(str(number + 1), f"view('{name}')", name) for number, name in enumerate(_VIEWS)),
         Binding("plus,equals_sign", "scale(1)", "one more"),
         Binding("minus", "scale(-1)", "one fewer"),
+        Binding("p", "pause", "pause"),
+        Binding("r", "resume", "resume"),
         Binding("l", "log", "log"),
         Binding("t", "trajectories", "trajectories"),
         Binding("question_mark,h,f1", "help", "help"),
@@ -153,12 +155,9 @@ class TopApp(App[int]):
     def show(self, picture: RunOverview) -> None:
         """Show a picture. Hidden tables are left as they are."""
         self.picture = picture
-        lines = words.head(picture)
         screen = self.screen_stack[0]
-        head = Text("\n", no_wrap=False).join(
-            Text(line, style=style, no_wrap=number > 0, overflow="ellipsis")
-            for number, (line, style) in enumerate(lines)
-        )
+        lines = words.fitted(words.head(picture), self.size.width, num_wrapped=2)
+        head = Text("\n").join(Text(line, style=style) for line, style in lines)
         screen.query_one("#head", Static).update(head)
         for name, rows in (
             ("roles", words.role_rows),
@@ -207,6 +206,15 @@ class TopApp(App[int]):
         else:
             question = f"One {role} worker fewer? It finishes or gives back its work; nothing is lost."
             self._ask(question, lambda: self.feed.scale(role, -1))
+
+    def action_pause(self) -> None:
+        """Stop the admission of new groups."""
+        question = "Pause the run? No new group is admitted until r resumes; work in flight is finished."
+        self._ask(question, self.feed.pause)
+
+    def action_resume(self) -> None:
+        """Admit new groups again."""
+        self._act(self.feed.resume)
 
     def action_log(self) -> None:
         """Show the log of the worker under the cursor."""

@@ -1,7 +1,7 @@
 """The view of ``headrace up``: that of ``headrace top``, in a process of its own.
 
-*Consumes* the terminal, and the supervisor's snapshots. *Produces* one child, which reads the run as
-any other view does. *Waits for* nothing while the run goes on, and for the child's end afterwards,
+*Consumes* the terminal, and the supervisor's snapshots. *Produces* one child, which reads the run
+as any other view does. *Waits for* nothing while the run goes on; afterwards for the child's end,
 within a limit. *Unblocked by* the pipe between both: the child ends with it.
 
 A child that has ended, however, gives its terminal back, and lines follow in its place. The kernel

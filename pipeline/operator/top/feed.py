@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from pipeline.observability.log_lines import LogReader
+from pipeline.observability.status import pause_words
+from pipeline.operator import steering
 from pipeline.operator.attached import Attached, look_at
 from pipeline.operator.overview import OverviewReader, RunOverview
-from pipeline.operator.steering import change_fleet
 from pipeline.operator.top.inspected import InspectionView
 from pipeline.runtime.registry.contract import RunState
 from pipeline.supervisor.run_folder import supervisor_pid
@@ -53,6 +54,14 @@ class Feed(Protocol):
 
     async def scale(self, role: Role, change: int) -> str:
         """Change the wanted number of a role's workers; return what is wanted now, in words."""
+        ...
+
+    async def pause(self) -> str:
+        """Stop the admission of new groups; return the pause in words."""
+        ...
+
+    async def resume(self) -> str:
+        """Admit new groups again; return what was changed, in words."""
         ...
 
     async def recent(self) -> Sequence[StoredChunk]:
@@ -119,8 +128,21 @@ class RunFeed:
             present = 0 if fleet is None else fleet.counts.get(role, 0)
             if present + change < 1:
                 raise ConfigError(f"the run needs a {role} worker; `headrace down` ends the run")
-            wanted = await change_fleet(at, {role: present + change})
+            wanted = await steering.change_fleet(at, {role: present + change})
         return f"wanted: {', '.join(f'{count} {name}' for name, count in wanted.counts.items())}"
+
+    async def pause(self) -> str:
+        """Stop the admission of new groups. Raises ConfigError."""
+        at = self._attached()
+        async with asyncio.timeout(_ACT_S):
+            return pause_words(await steering.pause(at))
+
+    async def resume(self) -> str:
+        """Admit new groups again. Raises ConfigError."""
+        at = self._attached()
+        async with asyncio.timeout(_ACT_S):
+            ended = await steering.resume(at)
+        return "it was not paused" if ended is None else "resumed: new groups are admitted"
 
     async def recent(self) -> Sequence[StoredChunk]:
         """Return the newest chunks of responses that the ledger holds, newest first."""

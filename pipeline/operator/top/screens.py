@@ -35,6 +35,8 @@ Keys
   Enter        on a role: its workers; on a worker: its log
 
   + and -      one worker more, or one fewer, of the role under the cursor
+  p            pause: no new group is admitted; work in flight is finished
+  r            resume
   l            the log of the worker under the cursor, as it grows
   t            trajectories in the ledger; Enter shows one, / takes a name
 

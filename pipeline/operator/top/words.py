@@ -4,6 +4,7 @@ Pure. Every text is safe for a terminal, and each colour has a word beside it.""
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,9 +16,13 @@ from pipeline.observability.status import Health, WorkerRow, doing, in_minutes
 from pipeline.observability.tables import work_done
 from pipeline.operator.overview import RunOverview
 from pipeline.operator.queue_rates import QueueOverview
+from pipeline.runtime.registry.contract import RunState
 from protocol.printable import printable_line
 
 _TREND = 20
+_TROUBLE, _WAITS = "bold red", "italic"
+_WRAPPED = (_TROUBLE, _WAITS)
+"""Styles of lines that may take more than one."""
 NONE: Final = "–"
 ROLE_COLUMNS: Final = ("role", "live", "waits for")
 QUEUE_COLUMNS: Final = ("queue", "depth", "in/s", "out/s", "oldest")
@@ -43,8 +48,9 @@ class TableRow:
 def head(run: RunOverview) -> list[tuple[str, str]]:
     """Return the lines at the top, each with a style. Troubles come first."""
     progress, rates, totals = run.progress, run.rates, run.totals
-    lines = [(words, "bold red") for words in troubles(run)]
-    left = [part for part in progress.pace(run.at_s) if "left" in part or "an update" in part]
+    lines = [(words, _TROUBLE) for words in troubles(run)]
+    is_going = run.state is RunState.RUNNING and not run.is_over
+    left = [part for part in progress.pace(run.at_s) if is_going and ("left" in part or "an update" in part)]
     version = f"version {run.versions.published}"
     lines.append(("  ".join([f"{printable_line(run.name)}: {run.state}", progress.of_updates, version, *left]), "bold"))
     accuracy = ["no update yet"]
@@ -56,10 +62,12 @@ def head(run: RunOverview) -> list[tuple[str, str]]:
     accuracy += [f"{printable_line(name)} {course(values)}" for name, values in progress.others.items()]
     lines.append(("  ".join(accuracy), ""))
     tokens = f"tokens/s {rate(rates.sampled_tokens)} sampled, {rate(rates.trained_tokens)} trained"
-    lines.append(("  ".join([tokens, *progress.learning()]), ""))
-    lines.append(("  ".join([_credit(totals), staleness(run)]), ""))
+    lines.append((f"{tokens}  {staleness(run)}", ""))
+    lines.append((_credit(totals), ""))
+    if progress.last is not None:
+        lines.append((", ".join(progress.learning()), ""))
     if run.waits:
-        lines.append((run.waits, "italic"))
+        lines.append((run.waits, _WAITS))
     lines += [(words, "") for words in (run.demand, run.clocks) if words]
     return lines
 
@@ -78,7 +86,7 @@ def troubles(run: RunOverview) -> list[str]:
     elif run.detail:
         found.append(f"{run.state}: {run.detail}")
     if run.is_paused:
-        found.append(f"paused{f': {run.pause}' if run.pause else ''}; r resumes")
+        found.append(f"{run.pause}; r resumes")
     return found
 
 
@@ -89,6 +97,17 @@ def staleness(run: RunOverview) -> str:
     if versions.staleness_mean is None:
         return "staleness: no update yet"
     return f"staleness {versions.staleness_mean:.1f}, at most {versions.staleness_max}{limit}"
+
+
+def fitted(lines: Iterable[tuple[str, str]], width: int, *, num_wrapped: int) -> list[tuple[str, str]]:
+    """Return lines of at most ``width`` characters. Troubles and the wait go on over up to
+    ``num_wrapped`` lines; the others are cut."""
+    fitted: list[tuple[str, str]] = []
+    for words, style in lines:
+        many = num_wrapped if style in _WRAPPED else 1
+        shown = textwrap.wrap(words, max(8, width), max_lines=many, placeholder="…", break_on_hyphens=False)
+        fitted += [(line, style) for line in shown]
+    return fitted
 
 
 def _credit(totals: Totals | None) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline.config.load import write_resolved
 from pipeline.config.resolved import Glance, glance
 from pipeline.config.schema import RunConfig
+from pipeline.ledger.memory.admin import MemoryAdmin
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.operator.overview import OverviewReader
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, LinkReport, RunState, RunStatus, WaitingFor
@@ -29,6 +30,11 @@ class SmallRun:
     ledger: MemoryLedger
     registry: MemoryRegistry
     clock: ManualClock
+
+    @property
+    def admin(self) -> MemoryAdmin:
+        """An operator's side of the ledger."""
+        return MemoryAdmin(self.ledger, lambda _: 0)
 
     def reader(self) -> OverviewReader:
         return OverviewReader(self, clock=self.clock)

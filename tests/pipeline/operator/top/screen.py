@@ -53,6 +53,12 @@ class HandFeed:
     async def scale(self, role: Role, change: int) -> str:
         return self._do(f"scale {role} {change:+d}")
 
+    async def pause(self) -> str:
+        return self._do("pause")
+
+    async def resume(self) -> str:
+        return self._do("resume")
+
     async def recent(self) -> Sequence[StoredChunk]:
         return self.chunks
 

@@ -169,6 +169,22 @@ async def test_plus_scales_at_once_and_minus_asks_first(tmp_path: Path) -> None:
         assert feed.done[1:] == ["scale generator -1"]
 
 
+async def test_pause_asks_first_and_resume_does_not(tmp_path: Path) -> None:
+    feed = HandFeed(await busy_run(tmp_path))
+    async with shown(feed) as view:
+        assert "Pause the run?" in await view.press("p")
+        await view.press("n")
+        assert feed.done == []
+        await view.press("p", "y")
+        assert feed.done == ["pause"]
+        await feed.run.admin.pause(by="ada@host", reason="disk [red]work[/red]")
+        text = " ".join((await view.next_picture()).split())
+        assert "admission is paused by an operator since" in text
+        assert "ada@host: disk [red]work[/red]; r resumes" in text
+        await view.press("r")
+        assert feed.done == ["pause", "resume"]
+
+
 async def test_a_refused_change_says_why_and_the_view_goes_on(tmp_path: Path) -> None:
     feed = HandFeed(await busy_run(tmp_path))
     feed.refusal = f"the fleet is too large {HOSTILE}"
@@ -184,7 +200,19 @@ async def test_help_lists_every_key_that_is_bound(tmp_path: Path) -> None:
     feed = HandFeed(await busy_run(tmp_path))
     async with shown(feed, (80, 60)) as view:
         text = await view.press("question_mark")
-        for wanted in ("1 to 5", "+ and -", "Enter", "Tab", "  l  ", "  t  ", "  q  ", "Ctrl-C", "Escape"):
+        for wanted in (
+            "1 to 5",
+            "+ and -",
+            "Enter",
+            "Tab",
+            "  l  ",
+            "  t  ",
+            "  p  ",
+            "  r  ",
+            "  q  ",
+            "Ctrl-C",
+            "Escape",
+        ):
             assert wanted in text, wanted
         assert max(map(len, view.lines)) <= 80
         assert "[1 run]" in await view.press("escape")
