@@ -1,0 +1,48 @@
+"""A connected run's present state, as ``pipeline.observability.why`` explains it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeline.observability.why.types import Snapshot
+    from pipeline.operator.attached import Attached
+
+
+async def snapshot_of(at: Attached) -> Snapshot:
+    """Return an attached run's present state."""
+    from pipeline.observability.status import worker_rows
+    from pipeline.observability.why.exits import read_exits
+    from pipeline.observability.why.types import CriticNeeds, Snapshot
+    from pipeline.supervisor.fleet_plan import worker_name
+    from pipeline.supervisor.run_folder import supervisor_pid
+    from protocol.ids import Role
+
+    settings, value = at.settings.supervisor, at.settings.value
+    fleet = await at.registry.fleet()
+    state = await at.registry.run_status()
+    waits = await at.admin.waits()
+    totals, queues = await at.ledger.totals(), await at.ledger.queues()
+    unwritten = await at.ledger.unwritten()
+    # Last: a heartbeat's age counts from now.
+    beats = await at.registry.heartbeats()
+    return Snapshot(
+        run=str(at.run_dir),
+        state=state.state,
+        detail=state.detail,
+        has_supervisor=supervisor_pid(at.run_dir) is not None,
+        workers=worker_rows(beats, stuck_after_s=settings.stuck_after_s),
+        wanted={
+            worker_name(role, n): role for role, many in (fleet.counts if fleet else {}).items() for n in range(many)
+        },
+        waits=waits,
+        totals=totals,
+        queues={queue.name: queue for queue in queues},
+        critic=CriticNeeds(value.min_explained_variance, value.pretrain_steps, value.batch_trajectories)
+        if fleet is not None and Role.VALUE in fleet.counts
+        else None,
+        exits=read_exits(at.run_dir, time.time()),
+        unwritten=unwritten,
+        replaced_after_s=settings.silent_after_s,
+    )
