@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from pipeline.ledger.types import Pause
+from pipeline.operator import steering
 from pipeline.operator.attached import Attached
-from pipeline.operator.steering import change_fleet
 from pipeline.runtime.registry.contract import Fleet
+from pipeline.supervisor.run_folder import supervisor_pid
 from protocol.errors import ConfigError
 from protocol.ids import Role
 
@@ -27,8 +29,30 @@ async def scale(at: Attached, values: Mapping[str, Any]) -> Fleet:
     is_number = isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= _MAX_COUNT
     if not is_number and not (count is None and role == Role.GENERATOR):
         raise ConfigError(f"count {count!r}: expected a whole number from 1, or null for generators by demand")
-    return await change_fleet(at, {Role(role): count})
+    return await steering.change_fleet(at, {Role(role): count})
 
 
-ACTIONS: Final[Mapping[str, Callable[[Attached, Mapping[str, Any]], Awaitable[object]]]] = {"scale": scale}
+async def pause(at: Attached, values: Mapping[str, Any]) -> Pause:
+    """Stop the admission of new groups; ``reason``: in the operator's words. Raises ConfigError."""
+    _check_running(at)
+    return await steering.pause(at, str(values.get("reason", "")))
+
+
+async def resume(at: Attached, _: Mapping[str, Any]) -> dict[str, bool]:
+    """Admit new groups again. Raises ConfigError."""
+    _check_running(at)
+    return {"was_paused": await steering.resume(at) is not None}
+
+
+def _check_running(at: Attached) -> None:
+    """Raise ConfigError for a run without a supervisor: its ledger may be a copy."""
+    if supervisor_pid(at.run_dir) is None:
+        raise ConfigError(f"{at.run_dir.name} does not run; `headrace up --resume {at.run_dir}` goes on with it")
+
+
+ACTIONS: Final[Mapping[str, Callable[[Attached, Mapping[str, Any]], Awaitable[object]]]] = {
+    "scale": scale,
+    "pause": pause,
+    "resume": resume,
+}
 """By their addresses."""

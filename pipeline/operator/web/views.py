@@ -7,7 +7,9 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from pipeline.ledger.inspection import EndedRow, OpenGroup, waits_for
+from pipeline.observability.why.explain import explain
 from pipeline.operator.attached import Attached
+from pipeline.operator.run_snapshot import snapshot_of
 from pipeline.operator.web.reader import Question
 from protocol.printable import printable_line
 
@@ -47,6 +49,22 @@ async def groups(at: Attached) -> dict[str, Any]:
     return {**asdict(found), "groups": [_group(row) for row in found.groups]}
 
 
+async def why(at: Attached) -> dict[str, Any]:
+    """Explain what the run waits for, as ``headrace why``."""
+    found = explain(await snapshot_of(at))
+    chains = [
+        {
+            "links": [printable_line(link) for link in chain.links],
+            "outlook": chain.outlook,
+            "next": printable_line(chain.next),
+            "num_units": chain.num_units,
+        }
+        for chain in found.chains
+    ]
+    also = [printable_line(words) for words in found.also]
+    return {"headline": printable_line(found.headline), "outlook": found.outlook, "chains": chains, "also": also}
+
+
 def _ended(row: EndedRow) -> dict[str, Any]:
     responses = row.responses
     return {
@@ -74,5 +92,11 @@ def _group(row: OpenGroup) -> dict[str, Any]:
     }
 
 
-VIEWS: Final[Mapping[str, Question]] = {"audit": audit, "drops": drops, "versions": versions, "groups": groups}
+VIEWS: Final[Mapping[str, Question]] = {
+    "audit": audit,
+    "drops": drops,
+    "versions": versions,
+    "groups": groups,
+    "why": why,
+}
 """By their addresses."""

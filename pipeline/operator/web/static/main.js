@@ -2,7 +2,7 @@
 
 import { AnswersTab } from "./answers.js";
 import { follow, forgetToken, get, post, runPath, setToken, takeToken } from "./api.js";
-import { h, keyed, mark, say } from "./dom.js";
+import { age, h, keyed, mark, say } from "./dom.js";
 import { LearningTab } from "./learning.js";
 import { OverviewTab } from "./overview.js";
 import { RunsTab } from "./runs.js";
@@ -151,6 +151,11 @@ class App {
     const overview = picture.overview;
     if (!overview) return;
     this.overview = overview;
+    const paused = overview.totals?.paused;
+    if (paused) {
+      overview.is_paused = true;
+      overview.pause = `by ${paused.by} for ${age(overview.at_s - paused.since_s)}${paused.reason ? `: ${paused.reason}` : ""}`;
+    }
     say(this.state, overview.is_over ? `${overview.state}, over` : overview.is_paused ? "paused" : overview.state);
     mark(this.state, "data-run-state", overview.is_paused ? "paused" : overview.is_over && overview.state === "running" ? "died" : overview.state);
     this.state.title = overview.detail ?? "";

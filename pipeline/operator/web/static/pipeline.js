@@ -48,7 +48,7 @@ export class Pipeline {
     this.lanes = h("ul", { class: "lanes" });
     this.ledger = h("div", { class: "node store" }, h("div", { class: "head" }, h("h3", { text: "Ledger" }), (this.ledgerNumber = h("span", { class: "number" }))), this.lanes);
     this.grid = h("div", { class: "grid" }, this.prompts, this.box("generator").element, this.scorers, this.ledger, this.box("learner").element);
-    this.svg = s("svg", { class: "links", "aria-hidden": "true" }, s("defs", {}, s("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, s("path", { d: "M0 0L8 4L0 8z", class: "arrow" }))));
+    this.svg = s("svg", { class: "links", "aria-hidden": "true" }, s("defs", {}, s("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 5, markerHeight: 5, orient: "auto-start-reverse" }, s("path", { d: "M0 0L8 4L0 8z", class: "arrow" }))));
     this.layer = s("g");
     this.svg.append(this.layer);
     this.sentence = h("p", { class: "sentence", role: "status" });
@@ -164,8 +164,8 @@ export class Pipeline {
   draw() {
     const all = this.picture.getBoundingClientRect();
     if (all.width < 40) return;
-    mark(this.picture, "data-form", all.width < 760 ? "tall" : "wide");
-    const isTall = all.width < 760;
+    const isTall = all.width < 960;
+    mark(this.picture, "data-form", isTall ? "tall" : "wide");
     const area = this.picture.getBoundingClientRect();
     mark(this.svg, "viewBox", `0 0 ${area.width} ${area.height}`);
     mark(this.svg, "width", area.width);
@@ -187,7 +187,7 @@ export class Pipeline {
       } else if (link.isBack) {
         const low = area.height - 20;
         path = `M${from.x} ${from.bottom}V${low - 10}Q${from.x} ${low} ${from.x - 10} ${low}H${to.x + 10}Q${to.x} ${low} ${to.x} ${low - 10}V${to.bottom + 2}`;
-        label = { x: (from.x + to.x) / 2, y: low - 6, anchor: "middle" };
+        label = { x: (from.x + to.x) / 2, y: low + 15, anchor: "middle" };
       } else if (isTall) {
         const x = Math.max(from.left + 18, Math.min(to.x, from.right - 18));
         const end = Math.max(to.left + 14, Math.min(x, to.right - 14));
@@ -204,7 +204,7 @@ export class Pipeline {
       if (link.isBack || isTall) text([link.label, link.what].filter(Boolean).join(" · "), 0, "label");
       else {
         text(link.label, 0, "label");
-        text(link.what, 20, "label soft");
+        text(link.what, 22, "label soft");
       }
     }
     this.layer.replaceChildren(...drawn);

@@ -23,7 +23,7 @@ export class WorkersTab {
   constructor(app) {
     this.app = app;
     this.worker = "";
-    this.why = panel("Why it waits", { class: "wide" }, (this.chains = h("div", { class: "chains" })));
+    this.why = panel("Why it waits", { class: "wide" }, (this.chains = h("div", { class: "chains" })), (this.also = h("p", { class: "soft small also" })));
     this.roles = h("div", { class: "roles" });
     this.fleet = panel("Fleet", { class: "wide" }, this.roles);
     this.tableOf = table([{ name: "worker" }, { name: "state" }, { name: "version", class: "number" }, { name: "memory", class: "number" }, { name: "up", class: "number" }, { name: "does or waits for" }, { name: "done" }, { name: "" }], "workers");
@@ -127,10 +127,11 @@ export class WorkersTab {
     try {
       const found = await get(runPath(run, "why"));
       if (run !== this.app.run) return;
-      say(this.why.note, found.verdict);
+      say(this.why.note, { moves: "nothing is wrong", mends: "it mends itself", you: "it needs you", ended: "it is over, or ends" }[found.outlook]);
       mark(this.why.note, "data-state", { moves: "good", you: "bad", mends: "warn" }[found.outlook]);
       keyed(this.chains, found.chains, (chain, index) => `${index} ${chain.links.join()} ${chain.next}`, (chain) =>
         h("div", { class: "chain", "data-state": chain.outlook }, h("ol", {}, chain.links.map((text) => h("li", { text }))), h("p", { class: "next", text: chain.next })));
+      say(this.also, found.also.join(" "));
     } catch (error) {
       say(this.why.note, error.message);
     }

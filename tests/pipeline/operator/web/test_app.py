@@ -165,6 +165,13 @@ def test_the_ledger_is_asked_for_balance_drops_versions_and_groups(client: TestC
     assert [group["waits"] for group in groups["groups"]] == ["4 for generator-0#1", "4 for generator-0#1"]
 
 
+def test_why_it_waits_is_explained_from_the_learner_to_the_root(client: TestClient) -> None:
+    found = read(client, "/api/runs/op/why")
+    assert found["outlook"] in ("moves", "mends", "you", "ended")
+    assert found["chains"][0]["links"][0]
+    assert found["chains"][0]["next"]
+
+
 def test_a_ledger_without_an_answer_is_a_sentence(client: TestClient) -> None:
     assert "ledger" in read(client, "/api/runs/files/audit", 400)["error"]
 
@@ -175,6 +182,16 @@ def test_a_scale_request_changes_the_wanted_fleet(client: TestClient, served: Se
     assert found.status_code == 200, found.text
     assert found.json()["counts"]["generator"] == before + 1
     assert served.fleet().counts[Role.GENERATOR] == before + 1
+
+
+def test_pause_stops_admission_and_resume_lets_it_go_on(client: TestClient, served: ServedRun) -> None:
+    paused = client.post("/api/runs/op/pause", json={"reason": "a look"})
+    assert paused.status_code == 200, paused.text
+    assert paused.json()["reason"] == "a look"
+    assert served.ask(lambda at: at.ledger.totals()).paused
+    assert client.post("/api/runs/op/resume", json={}).json() == {"was_paused": True}
+    assert client.post("/api/runs/op/resume", json={}).json() == {"was_paused": False}
+    assert served.ask(lambda at: at.ledger.totals()).paused is None
 
 
 @pytest.mark.parametrize(
