@@ -14,7 +14,7 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, VerticalScroll
-from textual.widgets import DataTable, Static
+from textual.widgets import Static
 
 from pipeline.operator.overview import RunOverview
 from pipeline.operator.top import inspected, words
@@ -43,10 +43,7 @@ _TALL = 36
 _CSS = """
 Screen { layout: vertical; overflow: hidden; }
 Static { height: auto; }
-LiveTable { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; background: transparent; }
-LiveTable > .datatable--header { text-style: bold underline; background: transparent; }
-LiveTable > .datatable--cursor { background: transparent; color: $foreground; text-style: none; }
-LiveTable:focus > .datatable--cursor { text-style: reverse; background: transparent; color: $foreground; }
+LiveTable { height: 1fr; }
 #views { height: 1; }
 #body { height: 1fr; layout: horizontal; }
 #parts { layout: horizontal; height: 1fr; width: 1fr; }
@@ -116,6 +113,7 @@ class TopApp(App[int]):
         self._refresh_s = refresh_s
         self._on_interrupt, self._on_start = on_interrupt, on_start
         self._view = "run"
+        self._num_lines = 0
         self._is_acting = False
         self._inspected: InspectionView | None = None
 
@@ -158,7 +156,9 @@ class TopApp(App[int]):
         screen = self.screen_stack[0]
         lines = words.fitted(words.head(picture), self.size.width, num_wrapped=2)
         head = Text("\n").join(Text(line, style=style) for line, style in lines)
-        screen.query_one("#head", Static).update(head)
+        # A new layout costs as much as all the rest.
+        screen.query_one("#head", Static).update(head, layout=len(lines) != self._num_lines)
+        self._num_lines = len(lines)
         for name, rows in (
             ("roles", words.role_rows),
             ("workers", words.worker_rows),
@@ -244,15 +244,15 @@ class TopApp(App[int]):
         else:
             self._on_interrupt()
 
-    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+    def on_live_table_taken(self, event: LiveTable.Taken) -> None:
         """Enter: from a role to its workers, from a worker to its log."""
-        if event.data_table.id == "roles":
+        if event.table.id == "roles":
             role = self._chosen_role()
             self.action_view("workers")
             workers = [row.worker for row in self.picture.workers if row.role == role] if self.picture else []
             if workers:
                 self.query_one("#workers", LiveTable).choose(workers[0])
-        elif event.data_table.id in ("workers", "incidents"):
+        elif event.table.id in ("workers", "incidents"):
             self.action_log()
 
     def _chosen_worker(self) -> str | None:

@@ -194,7 +194,7 @@ class TrajectoriesScreen(Screen[None]):
         if name := event.value.strip():
             self._open(name)
 
-    def on_data_table_row_selected(self) -> None:
+    def on_live_table_taken(self) -> None:
         """Show the one under the cursor."""
         if name := self.query_one(LiveTable).chosen:
             self._open(name)
