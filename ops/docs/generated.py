@@ -22,6 +22,7 @@ from pipeline.cli import headrace
 from pipeline.config.catalogue import BUILT_IN, declare
 from pipeline.config.describe import Setting, in_toml, purpose, sections, settings
 from pipeline.ledger.types import DropReason
+from pipeline.observability.history import EvaluationRow, UpdateRow, ValueRow
 from pipeline.observability.metrics import HeartbeatCollector
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.clock import RealClock
@@ -138,12 +139,21 @@ def drop_reasons() -> list[str]:
 
 
 def metrics() -> list[str]:
-    """Return the table of the metrics that a run's endpoint serves."""
+    """Return the metrics that a run's endpoint serves, and the figures of its history."""
     rows = [
         f"| {code(metric.name)} | {metric.type} | {_labels(metric)} | {plain(metric.documentation)} |"
         for metric in HeartbeatCollector(RealClock(), "run").collect()
     ]
-    return ["| metric | type | labels | meaning |", "|---|---|---|---|", *rows]
+    head = ["## Of the fleet, for Prometheus", "", "| metric | type | labels | meaning |", "|---|---|---|---|"]
+    return [*head, *rows, "", "## Of learning, in history.jsonl", *_figures()]
+
+
+def _figures() -> Iterator[str]:
+    """Yield a table of each kind of row in ``history.jsonl``."""
+    for title, kind in (("An update", UpdateRow), ("An evaluation", EvaluationRow), ("A step of the critic", ValueRow)):
+        texts = documented(inspect.getsource(kind))
+        rows = (f"| {code(name)} | {plain(texts.get(name, ''))} |" for name in kind.__annotations__)
+        yield from ("", f"### {title}", "", "| figure | meaning |", "|---|---|", *rows)
 
 
 def _labels(metric: Metric) -> str:
@@ -179,10 +189,10 @@ def documented(source: str) -> dict[str, str]:
     (body,) = (node.body for node in ast.parse(textwrap.dedent(source)).body if isinstance(node, ast.ClassDef))
     found: dict[str, str] = {}
     for statement, text in pairwise(body):
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            value = text.value if isinstance(text, ast.Expr) else None
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                found[statement.targets[0].id] = " ".join(value.value.split())
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
+        value = text.value if isinstance(text, ast.Expr) else None
+        if isinstance(target, ast.Name) and isinstance(value, ast.Constant) and isinstance(value.value, str):
+            found[target.id] = " ".join(value.value.split())
     return found
 
 

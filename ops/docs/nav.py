@@ -36,6 +36,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "concepts/security": "SECURITY.md",
     },
     "Operating": {
+        "operating/run": "ops/docs/operating.md",
         "operating/runbook": "ops/RUNBOOK.md",
     },
     "Reference": {

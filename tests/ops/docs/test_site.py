@@ -92,6 +92,7 @@ def test_every_rule_and_metric_is_shown(site: Site) -> None:
     for name in generated.BUILT_IN:
         assert f'name = "{name}"' in site.pages["concepts/rules.md"]
     assert "`headrace_progress` | counter | `role`, `worker` |" in site.pages["reference/metrics.md"]
+    assert "| `accuracy` | Mean raw accuracy of the batch." in site.pages["reference/metrics.md"]
 
 
 def test_marks_of_markdown_in_a_text_are_shown_as_they_are() -> None:
