@@ -43,6 +43,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "replay": ("pipeline.cli.replay", "Repeat a run's updates and compare the weights."),
     "score": ("pipeline.cli.score.command", "Score a file of responses, to check a verifier."),
     "samples": ("pipeline.cli.samples", "Show prompts, responses, rewards and verdicts."),
+    "compare": ("pipeline.cli.compare", "Compare runs: settings, accuracy, throughput."),
     "runs": ("pipeline.cli.runs", "List the runs of a folder: state, accuracy, when."),
     "report": ("pipeline.cli.inspect", "Write a run's report again."),
     "export": ("pipeline.cli.export", "Write a run's model, with a model card."),

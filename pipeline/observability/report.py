@@ -18,12 +18,11 @@ from pipeline.observability.charts import draw_critic, draw_updates
 from pipeline.observability.drawing import can_draw
 from pipeline.observability.fleet_charts import draw_fleet
 from pipeline.observability.history import EvaluationRow, UpdateRow
+from pipeline.observability.pages import render_page, write_whole
 from pipeline.observability.report_data import RunRecords, read_records
 from pipeline.observability.samples import spread
 from pipeline.observability.start_record import in_words
-from protocol.printable import printable
 
-_TEMPLATE = Path(__file__).with_name("report.html.j2")
 _MOST_UPDATES_SHOWN = 12
 """Most updates whose samples the page shows."""
 
@@ -80,9 +79,6 @@ def _summary(records: RunRecords) -> Summary:
 
 def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None) -> Path:
     """Write ``report.html`` and ``report.json`` into the run's folder; return the page's path."""
-    # Deferred: only a finished run needs it.
-    import jinja2
-
     records = read_records(run_dir)
     summary = _summary(records)
     names = ("groups", "trajectories", "tokens") if audit else ()
@@ -91,9 +87,8 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
         balances.append(("responses for the critic", audit.finished))
     config = run_dir / RESOLVED_NAME
     missing = records.missing(has_audit=audit is not None, can_draw=can_draw())
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["printable"] = printable
-    page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+    page = render_page(
+        "report.html.j2",
         title=title,
         detail=detail,
         cards=_cards(summary, records),
@@ -115,17 +110,10 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
         seed=records.seed,
         config=config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
     )
-    _write_whole(run_dir / "report.json", json.dumps(_figures(summary, records, missing), indent=2) + "\n")
+    write_whole(run_dir / "report.json", json.dumps(_figures(summary, records, missing), indent=2) + "\n")
     path = run_dir / "report.html"
-    _write_whole(path, page)
+    write_whole(path, page)
     return path
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file in one step: a reader never sees half a page."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def _charts(records: RunRecords) -> dict[str, list[str]]:

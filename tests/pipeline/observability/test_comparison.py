@@ -1,0 +1,211 @@
+"""Claims about runs side by side."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from pipeline.observability.comparison import Comparison, compare_runs, read_runs
+from pipeline.observability.comparison_page import write_comparison
+from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow, RoleTime
+from pipeline.observability.history import HISTORY_NAME, History
+from pipeline.observability.prompt_accuracies import PromptAccuracies, add_accuracies
+from tests.pipeline.observability.rows import evaluation_row, update_row
+
+SPREAD = 0.03
+"""Half of the interval that each evaluation has here."""
+
+
+def made(
+    folder: Path,
+    accuracies: dict[int, float],
+    *,
+    seed: int = 0,
+    rate: float = 1e-4,
+    step_s: float = 0.25,
+    prompts: dict[int, list[float | None]] | None = None,
+    digest: str = "same",
+    has_interval: bool = True,
+    **run: object,
+) -> Path:
+    """Make a run with an evaluation at each of these updates."""
+    folder.mkdir(parents=True)
+    settings = {"run": {"name": folder.name, "seed": seed, "num_updates": 20} | run}
+    settings |= {
+        "learner": {"learning_rate": rate},
+        "algorithm": {"name": "dapo"},
+        "ledger": {"url": "redis://:secret@h"},
+    }
+    (folder / "config.toml").write_text(tomli_w.dumps(settings))
+    history = History(folder / HISTORY_NAME)
+    for number, (update, accuracy) in enumerate(accuracies.items()):
+        row = evaluation_row(number, update, accuracy)
+        if has_interval:
+            row = replace(row, low=accuracy - SPREAD, high=accuracy + SPREAD)
+        history.append(row)
+        if prompts is not None and update in prompts:
+            add_accuracies(folder, PromptAccuracies(number, update, "", digest, prompts[update]))
+    for update in range(1, max(accuracies, default=0) + 1):
+        history.append(replace(update_row(update), step_s=step_s))
+    history.close()
+    return folder
+
+
+def compared(*folders: Path) -> Comparison:
+    return compare_runs(read_runs(folders))
+
+
+def test_settings_that_differ_stand_side_by_side_and_no_password_is_shown(tmp_path: Path) -> None:
+    found = compared(made(tmp_path / "a", {1: 0.5}), made(tmp_path / "b", {1: 0.5}, rate=2e-4, seed=3))
+    assert found.differing == {"learner.learning_rate": ("0.0001", "0.0002")}
+    assert "secret" not in str([run.settings for run in found.runs])
+
+
+def test_a_setting_that_one_run_lacks_is_told_from_one_that_differs(tmp_path: Path) -> None:
+    found = compared(made(tmp_path / "a", {1: 0.5}, max_seconds=5), made(tmp_path / "b", {1: 0.5}))
+    assert dict(found.differing) == {}
+    assert found.lacking == {"run.max_seconds": ("5", "(not set)")}
+
+
+def test_accuracies_are_compared_at_equal_updates_tokens_and_time(tmp_path: Path) -> None:
+    slow = made(tmp_path / "slow", {0: 0.4, 5: 0.6, 10: 0.7}, step_s=9.25)
+    quick = made(tmp_path / "quick", {0: 0.4, 5: 0.65, 10: 0.75, 20: 0.9})
+    by_updates, by_tokens, by_time = compared(slow, quick).bases
+    assert [point and point.update for point in by_updates.points] == [10, 10]
+    assert (by_tokens.limit, [point and point.update for point in by_tokens.points]) == (6000, [10, 10])
+    # the quick run has made 20 updates in the time of two of the slow one
+    assert (by_time.limit, [point and point.update for point in by_time.points]) == (20.0, [0, 20])
+
+
+def test_where_intervals_overlap_no_difference_is_called(tmp_path: Path) -> None:
+    (found,) = compared(made(tmp_path / "a", {10: 0.80}), made(tmp_path / "b", {10: 0.85}, rate=1.0)).differences
+    assert not found.is_called
+    assert (
+        "No difference between A and B is called: the 95 % intervals 77.0 to 83.0 and 82.0 to 88.0 overlap"
+        in found.words
+    )
+
+
+def test_where_intervals_do_not_overlap_the_difference_is_called(tmp_path: Path) -> None:
+    (found,) = compared(made(tmp_path / "a", {10: 0.90}), made(tmp_path / "b", {10: 0.70}, rate=1.0)).differences
+    assert found.is_called
+    assert "B is 20.0 points lower than A" in found.words
+    assert "another seed may move it further" in found.words
+
+
+def test_seeds_of_one_configuration_have_a_mean_with_a_t_interval(tmp_path: Path) -> None:
+    ones = [made(tmp_path / f"a{seed}", {10: value}, seed=seed) for seed, value in enumerate((0.60, 0.61, 0.62))]
+    others = [
+        made(tmp_path / f"b{seed}", {10: value}, seed=seed, rate=1.0) for seed, value in enumerate((0.80, 0.81, 0.82))
+    ]
+    found = compared(*ones, *others)
+    a, b = found.configurations
+    assert (a.runs, b.runs) == ((0, 1, 2), (3, 4, 5))
+    assert a.is_of_seeds and a.accuracy is not None
+    assert (a.accuracy.value, a.accuracy.low) == pytest.approx((0.61, 0.585159), abs=1e-4)
+    (difference,) = found.differences
+    assert difference.is_called and difference.interval is not None
+    assert (difference.interval.low, difference.interval.high) == pytest.approx((0.17733, 0.22267), abs=1e-4)
+    assert "another seed" not in difference.words
+
+
+def test_seeds_that_scatter_more_than_they_differ_call_no_difference(tmp_path: Path) -> None:
+    ones = [made(tmp_path / f"a{seed}", {10: value}, seed=seed) for seed, value in enumerate((0.5, 0.9))]
+    others = [made(tmp_path / f"b{seed}", {10: value}, seed=seed, rate=1.0) for seed, value in enumerate((0.6, 0.95))]
+    (difference,) = compared(*ones, *others).differences
+    assert not difference.is_called
+
+
+def test_equal_held_out_prompts_are_compared_in_pairs(tmp_path: Path) -> None:
+    ones: list[float | None] = [1.0, 0.0, 1.0, 0.0] * 16
+    better: list[float | None] = [1.0, 1.0, 1.0, 0.0] * 16
+    a = made(tmp_path / "a", {10: 0.5}, prompts={10: ones})
+    b = made(tmp_path / "b", {10: 0.55}, prompts={10: better}, rate=1.0)
+    (found,) = compared(a, b).differences
+    assert found.paired is not None
+    assert (found.num_prompts, found.paired.value) == (64, 0.25)
+    assert not found.is_called
+    assert "By the same 64 held-out prompts, paired, it is +25.0 points" in found.words
+    assert "does not include 0" in found.words
+
+
+def test_other_held_out_prompts_are_not_paired(tmp_path: Path) -> None:
+    a = made(tmp_path / "a", {10: 0.5}, prompts={10: [1.0, 0.0]})
+    b = made(tmp_path / "b", {10: 0.6}, prompts={10: [1.0, 1.0]}, rate=1.0, digest="others")
+    (found,) = compared(a, b).differences
+    assert found.paired is None
+    assert "paired" not in found.words
+
+
+def test_a_run_without_evaluations_intervals_or_records_is_said_to_lack_them(tmp_path: Path) -> None:
+    found = compared(made(tmp_path / "a", {}), made(tmp_path / "b", {5: 0.5}, has_interval=False, rate=1.0))
+    assert list(found.differences) == []
+    text = "\n".join(found.notes)
+    for words in (
+        "a: no evaluation",
+        "b: its accuracies have no interval",
+        "b: 5 of 20 updates",
+        "b: no record of drops",
+    ):
+        assert words in text
+
+
+def test_damaged_lines_are_skipped_and_counted(tmp_path: Path) -> None:
+    run = made(tmp_path / "a", {5: 0.5}, prompts={5: [1.0, 0.0]})
+    for name in (HISTORY_NAME, "evaluations.jsonl"):
+        with (run / name).open("ab") as file:
+            file.write(b"\x00 torn\n")
+    found = compared(run, made(tmp_path / "b", {5: 0.6}))
+    assert [note for note in found.notes if "damaged" in note] == [
+        "a: 1 damaged lines of history.jsonl skipped",
+        "a: 1 damaged lines of evaluations.jsonl skipped",
+    ]
+    assert found.bases[0].points[0] is not None
+
+
+def test_an_evaluation_made_again_after_a_resume_counts_once_with_its_own_prompts(tmp_path: Path) -> None:
+    run = made(tmp_path / "a", {5: 0.5}, prompts={5: [0.0, 0.0]})
+    add_accuracies(run, PromptAccuracies(0, 5, "", "same", [1.0, 0.0]))
+    point = compared(run, made(tmp_path / "b", {5: 0.6})).runs[0].curve[0]
+    assert point.prompts is not None
+    assert point.prompts.accuracies == [1.0, 0.0]
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    found = compared(made(tmp_path / "x" / "demo", {1: 0.5}), made(tmp_path / "y" / "demo", {1: 0.5}))
+    assert len({run.name for run in found.runs}) == 2
+
+
+def _fleet(run: Path, compute: float) -> None:
+    roles = {"generator": RoleTime(2.0, {"compute": compute, "credit": 1 - compute}, tokens=5000)}
+    dropped = {"no_signal": 25}
+    FleetHistoryFile(run).append(FleetRow(1005.0, 5.0, roles, num_groups_admitted=100, num_groups_dropped=dropped))
+
+
+def test_the_page_has_curves_settings_throughput_and_drops_and_loads_nothing(tmp_path: Path) -> None:
+    a = made(tmp_path / "a<b>", {0: 0.4, 10: 0.9})
+    b = made(tmp_path / "b", {0: 0.4, 10: 0.6}, rate=1.0)
+    _fleet(a, 0.75)
+    page = write_comparison(compared(a, b), tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 10
+    for words in (
+        "B is 30.0 points lower than A", "learner.learning_rate", "1,000", "75 %", "credit 25 %", "no signal", "25.0 %",
+        "b: no record of drops", "Held-out accuracy at equal trained tokens", "prefers-color-scheme: dark",
+    ):  # fmt: skip
+        assert words in page
+    assert "<b>" not in re.sub(r"<b>(A and B\.|Not on this page)</b>", "", page)
+    assert "<script" not in page and 'src="' not in page and "@import" not in page
+
+
+def test_without_matplotlib_the_page_has_all_but_charts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    found = compared(made(tmp_path / "a", {1: 0.5}), made(tmp_path / "b", {1: 0.5}))
+    page = write_comparison(found, tmp_path / "page.html").read_text()
+    assert "<svg" not in page
+    assert "headrace[charts]" in page
+    assert "None, but for the seed" in page
