@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import PATH, aligned, echo_json, json_option
+from pipeline.cli.common import PATH, aligned, json_option
+from pipeline.cli.watch import Picture, keep_looking, watch_option, write
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
@@ -22,26 +24,40 @@ _HEAD = ("run", "state", "updates", "accuracy", "best", "started", "took", "algo
 Examples:
   headrace runs                     # those under ./runs, the newest first
   headrace runs /data/runs --json
+  headrace runs --watch 10
 
 Accuracy is that of held-out prompts, first and last evaluation. A run that died has no supervisor
 and no recorded end: headrace up --resume RUN goes on with it."""
 )
 @click.argument("folder", required=False, type=PATH)
 @json_option
-def runs(folder: Path | None, as_json: bool) -> None:
+@watch_option
+def runs(folder: Path | None, as_json: bool, every_s: float | None) -> None:
     """List the runs of a folder: state, updates, accuracy, when and how long."""
+    place = Path("runs") if folder is None else folder
+    if every_s is None:
+        write(_picture(place), as_json=as_json)
+        return
+    import asyncio
+
+    keep_looking(lambda: asyncio.to_thread(_picture, place), every_s, as_json=as_json)
+
+
+def _picture(folder: Path) -> Picture:
     from pipeline.operator.runs import list_runs
 
-    found = list_runs(Path("runs") if folder is None else folder)
-    if as_json:
-        echo_json(found)
-        return
-    click.echo("\n".join(aligned([_HEAD, *map(_cells, found)])))
+    found = list_runs(folder)
+    return Picture(found, lambda: _lines(found))
+
+
+def _lines(found: Sequence[ListedRun]) -> Iterator[str]:
+    yield from aligned([_HEAD, *map(_cells, found)])
     for row in found:
+        name = printable_line(row.run.name)
         if row.detail and row.state in ("died", "unreadable", "failed"):
-            click.echo(f"{row.run.name}: {printable_line(row.detail)}")
+            yield f"{name}: {printable_line(row.detail)}"
         if row.num_skipped:
-            click.echo(f"{row.run.name}: {row.num_skipped} damaged lines of its records were skipped")
+            yield f"{name}: {row.num_skipped} damaged lines of its records were skipped"
 
 
 def _cells(row: ListedRun) -> tuple[str, ...]:
