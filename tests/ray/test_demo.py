@@ -19,7 +19,7 @@ from ops.demo import task
 from tests.own_server import own_server
 from tests.ray.cluster import ROOT, RayCluster
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(360)
 
 SETTINGS = (
     "run.num_updates=3",
@@ -58,7 +58,7 @@ def test_the_demo_runs_on_a_cluster_of_several_nodes(cluster: RayCluster, tmp_pa
         try:
             places = until(lambda: places_of(run_dir), up, output)
             assert len({place for worker, place in places.items() if worker.startswith("generator")}) == 2, places
-            assert up.wait(120) == 0, output.read_text()
+            assert code_of(up, output) == 0, output.read_text()
         finally:
             if up.poll() is None:
                 os.killpg(up.pid, signal.SIGKILL)
@@ -80,6 +80,13 @@ def places_of(run_dir: Path) -> dict[str, str]:
         row["worker"]: row["place"] for row in rows if row.get("event") == "job" and row.get("state") == "running"
     }
     return places if len(places) == 3 else {}
+
+
+def code_of(up: subprocess.Popen[bytes], output: Path) -> int:
+    try:
+        return up.wait(180)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(output.read_text()) from None
 
 
 def until(condition: Callable[[], Any], up: subprocess.Popen[bytes], output: Path) -> Any:
