@@ -8,6 +8,7 @@ steps of a job and not to its script. A job that is killed as a whole gets SIGTE
 
 from __future__ import annotations
 
+import fcntl
 import getpass
 import json
 import os
@@ -41,11 +42,14 @@ class Cluster:
         return json.loads((self.folder / f"{number}.job").read_text())
 
     def write(self, number: str, **changes: Any) -> None:
+        """Change a job. A script and its step do so at the same time."""
         path = self.folder / f"{number}.job"
-        known = json.loads(path.read_text()) if path.exists() else {}
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(known | changes))
-        partial.rename(path)
+        with (self.folder / "lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = json.loads(path.read_text()) if path.exists() else {}
+            partial = path.with_suffix(f".{os.getpid()}")
+            partial.write_text(json.dumps(known | changes))
+            partial.rename(path)
 
     def numbers(self) -> list[str]:
         return sorted((path.stem for path in self.folder.glob("*.job")), key=int)

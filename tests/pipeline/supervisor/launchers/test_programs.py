@@ -22,8 +22,8 @@ def program(folder: Path, script: str) -> str:
 
 def test_a_program_that_hangs_is_ended_at_its_deadline_with_all_that_it_started(tmp_path: Path) -> None:
     hanging = program(tmp_path, f"sleep 60 & echo $! > {tmp_path}/child; wait; echo too late")
-    with pytest.raises(LaunchFailed, match=r"gave no answer within 0\.5 s \(launch\.answer_s\)"):
-        ask([hanging], timeout_s=0.5)
+    with pytest.raises(LaunchFailed, match=r"gave no answer within 2 s \(launch\.answer_s\)"):
+        ask([hanging], timeout_s=2.0)
     child = int((tmp_path / "child").read_text())
     until(lambda: not process_runs(child))
 
