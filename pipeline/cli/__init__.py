@@ -25,6 +25,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "place": ("pipeline.cli.place", "Start and list joins of this host, for a launcher."),
     "down": ("pipeline.cli.control", "Drain a run and end it."),
     "scale": ("pipeline.cli.control", "Change how many workers a role has."),
+    "drain": ("pipeline.cli.control", "Have one worker finish its work and leave."),
     "pause": ("pipeline.cli.control", "Admit no new groups; work in flight is finished."),
     "resume": ("pipeline.cli.control", "Admit new groups again, after pause."),
     "status": ("pipeline.cli.inspect", "Show workers, progress and what each waits for."),

@@ -133,6 +133,14 @@ class Run:
         fleet = _apart(lambda: asyncio.run(self._steer(lambda at: steering.change_fleet(at, wanted))))
         return {str(role): count for role, count in fleet.counts.items()}
 
+    def drain(self, worker: str, *, replace: bool = False) -> dict[str, int]:
+        """Have one worker finish its work and leave, as ``headrace drain``; return the fleet that
+        is wanted. Raises ConfigError."""
+        from pipeline.operator import steering
+
+        fleet = _apart(lambda: asyncio.run(self._steer(lambda at: steering.drain(at, worker, replace))))
+        return {str(role): count for role, count in fleet.counts.items()}
+
     def pause(self, reason: str = "") -> Pause:
         """Admit no new groups until ``resume``, as ``headrace pause``; return the pause."""
         from pipeline.operator import steering

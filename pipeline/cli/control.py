@@ -1,4 +1,4 @@
-"""``headrace scale``, ``pause``, ``resume`` and ``down``: steer a run, or end it."""
+"""``headrace scale``, ``drain``, ``pause``, ``resume`` and ``down``: steer a run, or end it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pipeline.operator import steering
 from pipeline.operator.attached import Attached, attach, find_run
 from pipeline.operator.ending import end_run
 from protocol.errors import ConfigError
+from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from protocol.ids import Role
@@ -49,6 +50,26 @@ def parse_count(text: str) -> tuple[Role, int | None]:
         roles = ", ".join(_ELASTIC)
         raise ConfigError(f"`{text}`: expected ROLE=NUMBER with a role of {roles} and a number from 1, as generator=4")
     return Role(name), int(number)
+
+
+@click.command(
+    epilog="\b\nExamples:\n  headrace drain generator-1\n  headrace drain reward-0 runs/demo --replace\n\n"
+    "Names: `headrace status`. Workers of other hosts, too."
+)
+@click.argument("worker", metavar="WORKER")
+@run_argument
+@click.option("--replace", is_flag=True, help="Start a fresh one in its place.")
+@json_option
+@on_run(attach)
+async def drain(at: Attached, worker: str, replace: bool, as_json: bool) -> None:
+    """Have one worker finish or give back its work, and leave.
+
+    It takes no new work from now on, and its role has one worker fewer. The other workers, and the
+    restart budget, are left alone."""
+    fleet = await steering.drain(at, worker, replace)
+    then = "a fresh one is started in its place" if replace else "and is not started again"
+    counts = ", ".join(f"{count} {role}" for role, count in fleet.counts.items())
+    answer(as_json, fleet, f"{printable_line(worker)} drains and leaves, {then}; wanted of this run's own: {counts}")
 
 
 @click.command(epilog='\b\nExamples:\n  headrace pause\n  headrace pause runs/demo --reason "a new verifier"')

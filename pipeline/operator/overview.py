@@ -30,7 +30,7 @@ from pipeline.operator.queue_rates import QueueOverview, ledger_queues, mailboxe
 from pipeline.operator.rates import Meters
 from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState
-from pipeline.supervisor.fleet_plan import worker_name
+from pipeline.supervisor.fleet_plan import wanted_names
 from pipeline.supervisor.run_folder import supervisor_pid
 from protocol.errors import LedgerError
 from protocol.ids import Role
@@ -243,7 +243,7 @@ class OverviewReader:
         workers = worker_rows(beats, stuck_after_s=self._at.settings.supervisor.stuck_after_s)
         counts = fleet.counts if fleet else None
         there = {beat.who.worker for beat in beats}
-        wanted = [worker_name(role, number) for role, many in (counts or {}).items() for number in range(many)]
+        wanted = wanted_names(fleet.counts, fleet.left_out) if fleet else {}
         generators = [row for row in workers if row.role is Role.GENERATOR]
         return RunOverview(
             run=self._at.run_dir,

@@ -15,7 +15,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
     from pipeline.observability.status import worker_rows
     from pipeline.observability.why.exits import read_exits
     from pipeline.observability.why.types import CriticNeeds, Snapshot
-    from pipeline.supervisor.fleet_plan import worker_name
+    from pipeline.supervisor.fleet_plan import wanted_names
     from pipeline.supervisor.run_folder import supervisor_pid
     from protocol.ids import Role
 
@@ -33,9 +33,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
         detail=state.detail,
         has_supervisor=supervisor_pid(at.run_dir) is not None,
         workers=worker_rows(beats, stuck_after_s=settings.stuck_after_s),
-        wanted={
-            worker_name(role, n): role for role, many in (fleet.counts if fleet else {}).items() for n in range(many)
-        },
+        wanted=wanted_names(fleet.counts, fleet.left_out) if fleet else {},
         waits=waits,
         totals=totals,
         queues={queue.name: queue for queue in queues},

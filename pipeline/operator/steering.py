@@ -8,18 +8,21 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pipeline.operator.attached import Attached
 from protocol.errors import ConfigError
+from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from pipeline.ledger.types import Pause
-    from pipeline.runtime.registry.contract import Fleet
-    from protocol.ids import Role
+    from pipeline.runtime.registry.contract import Drain, Fleet
+    from protocol.ids import Incarnation, Role
 
 _MAX_TRIES = 10
+_MAX_NAMED = 20
 _MAX_REASON_CHARS = 300
 
 
@@ -53,6 +56,73 @@ async def change_fleet(at: Attached, wanted: Mapping[Role, int | None]) -> Fleet
     """Set how many workers of some roles a running run has; return the whole fleet that is wanted.
     None for generators: as many as the learner needs. Raises ConfigError: the run does not run,
     lacks such a role, or the fleet is too large."""
+    return await _replace_fleet(at, lambda present: _changed(at, present, wanted))
+
+
+async def drain(at: Attached, worker: str, replace: bool = False) -> Fleet:
+    """Have one worker finish or give back what it holds, take no new work, and leave; return the
+    fleet that is wanted from now on.
+
+    Its role has one worker fewer; with ``replace`` a fresh one is started in its place. A repeat
+    changes nothing. Raises ConfigError: the run does not run, has no such worker, or needs it."""
+    from pipeline.runtime.registry.contract import Drain
+    from pipeline.supervisor.drains import drained
+
+    beats = await at.registry.heartbeats()
+    there = {beat.who.worker: beat.who for beat in beats}
+    epoch = there[worker].epoch if worker in there else await at.registry.epoch(worker)
+
+    def change(present: Fleet) -> Fleet:
+        one = Drain(worker, epoch, is_replaced=replace)
+        if one in present.drains:
+            return present
+        role = _drainable(at, present, there, one)
+        return drained(present, one, role, beats)
+
+    return await _replace_fleet(at, change)
+
+
+def _drainable(at: Attached, present: Fleet, there: Mapping[str, Incarnation], one: Drain) -> Role:
+    """Return the role of a worker that may be drained. Raises ConfigError."""
+    from pipeline.supervisor.fleet_plan import wanted_names
+    from protocol.ids import Role
+
+    own = wanted_names(present.counts, present.left_out)
+    roles = {name: who.role for name, who in there.items()} | own
+    role = roles.get(one.worker)
+    if role is None:
+        known = sorted(roles)
+        more = f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
+        names = printable_line(", ".join(known[:_MAX_NAMED]) or "none")
+        raise ConfigError(f"{at.run_dir} has no worker {printable_line(one.worker)}; it has: {names}{more}")
+    if role in (Role.LEARNER, Role.VALUE):
+        raise ConfigError(
+            f"{one.worker} is the run's only {role}, and everything waits for it: it is not drained. `headrace pause` stops "
+            "new work, `headrace down` ends the run, and a stuck one is replaced by itself"
+        )
+    if one.worker not in there and (one.is_replaced or one.worker in present.left_out):
+        raise ConfigError(f"{one.worker} is not there: the supervisor starts it, or it has left")
+    if one.is_replaced:
+        return role
+    others = sum(who.role is role and name not in own and name != one.worker for name, who in there.items())
+    left = present.counts.get(role, 0) - (one.worker in own) + others
+    if left < 1:
+        raise ConfigError(
+            f"{one.worker} is the run's last {role}, and without any the run stands still; `--replace` starts a fresh one in "
+            f"its place, `headrace scale {role}=2` another beside it first"
+        )
+    least = at.config.fleet.min_generators
+    follows_demand = at.config.fleet.max_generators is not None and not present.is_by_hand
+    if role is Role.GENERATOR and one.worker in own and follows_demand and present.counts[role] <= least:
+        raise ConfigError(
+            f"{one.worker} is one of fleet.min_generators={least}: another would be started at once; `--replace` does just "
+            f"that, `headrace scale generator={max(1, least - 1)}` ends the following of demand"
+        )
+    return role
+
+
+async def _replace_fleet(at: Attached, change: Callable[[Fleet], Fleet]) -> Fleet:
+    """Change the desired fleet of a running run; return it. Raises ConfigError."""
     from pipeline.runtime.registry.contract import RunState
     from pipeline.supervisor.run_folder import supervisor_pid
 
@@ -66,8 +136,8 @@ async def change_fleet(at: Attached, wanted: Mapping[Role, int | None]) -> Fleet
         present = await at.registry.fleet()
         if present is None:
             break
-        fleet = _changed(at, present, wanted)
-        if await at.registry.replace_fleet(present, fleet):
+        fleet = change(present)
+        if fleet == present or await at.registry.replace_fleet(present, fleet):
             return fleet
     raise ConfigError(f"the fleet of {at.run_dir} is being changed by others; try again")
 
@@ -75,7 +145,7 @@ async def change_fleet(at: Attached, wanted: Mapping[Role, int | None]) -> Fleet
 def _changed(at: Attached, present: Fleet, wanted: Mapping[Role, int | None]) -> Fleet:
     """Return the fleet with other numbers of some roles. Raises ConfigError."""
     from pipeline.runtime.machine import this_machine
-    from pipeline.runtime.registry.contract import Fleet
+    from pipeline.supervisor.drains import resized
     from pipeline.supervisor.fleet_size import check_fleet_size
     from protocol.ids import Role
 
@@ -95,6 +165,6 @@ def _changed(at: Attached, present: Fleet, wanted: Mapping[Role, int | None]) ->
         )
     is_by_hand = (Role.GENERATOR in numbers) if Role.GENERATOR in wanted else present.is_by_hand
     is_by_hand = is_by_hand and follows_demand
-    fleet = Fleet({**counts, **numbers}, is_by_hand, "" if is_by_hand else present.demand)
+    fleet = replace(resized(present, numbers), is_by_hand=is_by_hand, demand="" if is_by_hand else present.demand)
     check_fleet_size(fleet.counts, at.config.fleet.max_workers, this_machine(), at.config.launch.elsewhere)
     return fleet

@@ -24,10 +24,11 @@ treated like a started one."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -196,12 +197,12 @@ class FleetPlan:
         running = [worker for worker in self._workers.values() if worker.phase is WorkerPhase.RUNNING]
         return [action for worker in running for action in self._retire(worker, now_s)]
 
-    def want(self, counts: dict[Role, int], now_s: float) -> list[Action]:
-        """Make ``counts`` the desired fleet, while the run goes on; surplus workers, highest
-        numbers first, are drained. A worker that ended well without a drain (by a signal from
-        outside) is wanted again, and is started after a pause."""
+    def want(self, counts: Mapping[Role, int], now_s: float, left_out: Collection[str] = frozenset()) -> list[Action]:
+        """Make ``counts`` the desired fleet, while the run goes on; surplus workers are drained:
+        those of ``left_out``, then the highest numbers. A worker that ended well without a drain
+        (by a signal from outside) is wanted again, and is started after a pause."""
         actions: list[Action] = []
-        wanted = {self._name(role, number): role for role, count in counts.items() for number in range(count)}
+        wanted = wanted_names(counts, left_out, self._name)
         for name, role in wanted.items():
             if name not in self._workers:
                 self._workers[name] = Worker(name, role)
@@ -211,6 +212,12 @@ class FleetPlan:
             elif worker.phase is WorkerPhase.ENDED and self.failure is None:
                 self._failed(worker, -signal.SIGTERM, now_s)
         return actions
+
+    def renew(self, name: str, now_s: float) -> list[Action]:
+        """Drain a worker that runs. If it is still wanted, it is started again afterwards."""
+        worker = self._workers.get(name)
+        is_running = worker is not None and worker.phase is WorkerPhase.RUNNING
+        return self._retire(worker, now_s) if worker is not None and is_running else []
 
     def stop(self, now_s: float) -> list[Action]:
         """Drain everything, and start nothing more."""
@@ -322,6 +329,20 @@ def _words(error: LastError | None) -> str:
 def worker_name(role: Role, number: int) -> str:
     """Return ``generator-0``; the single learner and value worker have no number."""
     return str(role) if role in (Role.LEARNER, Role.VALUE) and number == 0 else f"{role}-{number}"
+
+
+def wanted_names(
+    counts: Mapping[Role, int],
+    left_out: Collection[str] = frozenset(),
+    name: Callable[[Role, int], str] = worker_name,
+) -> dict[str, Role]:
+    """Return the names of a fleet's workers with their roles: the lowest numbers of each role
+    without those of ``left_out``."""
+    names: dict[str, Role] = {}
+    for role, count in counts.items():
+        free = (one for number in itertools.count() if (one := name(role, number)) not in left_out)
+        names |= dict.fromkeys(itertools.islice(free, count), role)
+    return names
 
 
 def _number(name: str) -> int:

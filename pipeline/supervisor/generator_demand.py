@@ -7,12 +7,14 @@ generator=auto`."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import structlog
 
 from pipeline.config.schema import RunConfig
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry
 from pipeline.supervisor.autoscaler import Autoscaler, Bounds, Decision, DemandOutcome, reading_of
+from pipeline.supervisor.drains import resized
 from protocol.ids import Role
 
 _TOLD_EVERY_S = 10.0
@@ -59,7 +61,8 @@ class GeneratorDemand:
         if not (is_change or is_news or now_s >= self._next_told_s):
             return fleet
         last = f"; changed from {present}, since {decision.reason}" if is_change else self._last
-        wanted = Fleet({**fleet.counts, Role.GENERATOR: decision.wanted}, demand=self._in_words(decision, last))
+        words = self._in_words(decision, last)
+        wanted = replace(resized(fleet, {Role.GENERATOR: decision.wanted}), demand=words)
         # Another command may have changed the fleet; then the next look decides.
         if wanted == fleet or not await registry.replace_fleet(fleet, wanted):
             return fleet

@@ -6,14 +6,14 @@ and killed then, so that its late writes have no effect."""
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
 
 from pipeline.config.schema import RunConfig
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.registry.contract import Heartbeat, Registry
+from pipeline.runtime.registry.contract import Drain, Heartbeat, Registry
 from pipeline.supervisor.fleet_plan import Action, FleetPlan, Intensity, RestartPolicy, Verb, worker_name
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.processes import Command, Processes
@@ -44,6 +44,26 @@ class HostFleet:
         self.plan = FleetPlan(_restart_policy(config), name)
         self._timeouts = _timeouts(config)
         self.watchdog = Watchdog(self._timeouts)
+
+    def follow(
+        self,
+        counts: Mapping[Role, int],
+        drains: Iterable[Drain],
+        beats: Sequence[Heartbeat],
+        now: float,
+        left_out: Collection[str],
+    ) -> None:
+        """Carry out the desired fleet. ``left_out``: names that are not wanted."""
+        there = self.incarnations(beats)
+        for drain in drains:
+            if drain.is_replaced and there.get(drain.worker, drain.epoch + 1) <= drain.epoch:
+                self.carry_out(self.plan.renew(drain.worker, now))
+        self.carry_out(self.plan.want(counts, now, left_out))
+
+    def incarnations(self, beats: Sequence[Heartbeat]) -> dict[str, int]:
+        """Return the epochs of these processes' workers, as their heartbeats have them."""
+        pids = self.processes.pids
+        return {beat.who.worker: beat.who.epoch for beat in beats if pids.get(beat.who.worker) == beat.pid}
 
     def carry_out(self, actions: Sequence[Action]) -> None:
         """Start, drain and kill."""

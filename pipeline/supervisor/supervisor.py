@@ -356,7 +356,7 @@ class Supervisor:
                     own = [worker.name for worker in self._plan.workers]
                     fleet = await self._demand.follow(registry, fleet, beats, own, now, is_paused=is_paused)
                 if self._is_allowed(fleet):
-                    self._fleet.carry_out(self._plan.want(fleet.counts, now))
+                    self._fleet.follow(fleet.counts, fleet.drains, beats, now, fleet.left_out)
         return status
 
     def _is_allowed(self, fleet: Fleet) -> bool:

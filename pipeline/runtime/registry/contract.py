@@ -198,6 +198,16 @@ class RunStatus:
     detail: str = ""
 
 
+class Drain(NamedTuple):
+    """An operator's request that one worker finishes or gives back what it holds, and leaves."""
+
+    worker: str
+    epoch: int
+    """Its newest incarnation then; newer ones are not meant."""
+    is_replaced: bool = False
+    """Whether a fresh one is started in its place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """Desired number of workers by role."""
@@ -207,6 +217,13 @@ class Fleet:
     """Whether the number of generators was set by hand, and does not follow demand."""
     demand: str = ""
     """Why there are so many generators, where their number follows demand."""
+    drains: tuple[Drain, ...] = ()
+    """Of single workers (``pipeline.supervisor.drains``)."""
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Workers that drain and are not replaced."""
+        return frozenset(drain.worker for drain in self.drains if not drain.is_replaced)
 
 
 class Topic(StrEnum):

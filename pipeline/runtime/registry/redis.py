@@ -29,6 +29,7 @@ from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
 from pipeline.runtime.registry.contract import (
     MAX_REACHING,
+    Drain,
     Fleet,
     FleetGlance,
     Heartbeat,
@@ -62,6 +63,7 @@ _heartbeats = msgspec.json.Decoder(Heartbeat)
 
 _BY_HAND: Final = "by_hand"
 _DEMAND: Final = "demand"
+_DRAINS: Final = "drains"
 _fleet_fields = msgspec.json.Decoder(dict[str, int | str])
 
 
@@ -407,15 +409,23 @@ def _pairs(found: Sequence[Any]) -> dict[bytes, bytes]:
 
 
 def _encoded(fleet: Fleet) -> bytes:
-    """Return a fleet as one object: its counts by role, and what is known of demand."""
+    """Return a fleet as one object: its counts by role, what is known of demand, and drains."""
     more = ({_BY_HAND: 1} if fleet.is_by_hand else {}) | ({_DEMAND: fleet.demand} if fleet.demand else {})
+    if fleet.drains:
+        more |= {_DRAINS: " ".join(f"{one.worker}#{one.epoch}{'+' * one.is_replaced}" for one in fleet.drains)}
     return msgspec.json.encode({str(role): count for role, count in fleet.counts.items()} | more)
 
 
 def _fleet(blob: bytes) -> Fleet:
     found = _fleet_fields.decode(blob)
     by_hand, demand = bool(found.pop(_BY_HAND, 0)), str(found.pop(_DEMAND, ""))
-    return Fleet({Role(role): int(count) for role, count in found.items()}, by_hand, demand)
+    drains = tuple(map(_drain, str(found.pop(_DRAINS, "")).split()))
+    return Fleet({Role(role): int(count) for role, count in found.items()}, by_hand, demand, drains)
+
+
+def _drain(text: str) -> Drain:
+    worker, _, epoch = text.removesuffix("+").rpartition("#")
+    return Drain(worker, int(epoch), text.endswith("+"))
 
 
 def _seconds(answer: Sequence[bytes]) -> float:

@@ -5,7 +5,7 @@ entries on their way home. It looks at signals and exits every fifth of a second
 
 The rules are those of the run's supervisor (``host_fleet``): restart budgets, fences, adoption. A
 failure here ends this host's workers; the run and other hosts go on. The number of workers is this
-host's own, not that of ``headrace scale``."""
+host's own, not that of ``headrace scale``. ``headrace drain`` lowers it, until the join ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.join_board import JoinBoard
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.runtime.liveness import is_silent
-from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, WaitingFor
+from pipeline.runtime.registry.contract import Drain, Heartbeat, Registry, RunState, WaitingFor
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.run_ledger import RunLedger, run_ledger
 from pipeline.runtime.signals import leave_terminals, obeying
@@ -104,6 +104,8 @@ class JoinedSupervisor:
         self._refusal = refusal or HostRefusal()
         self._pulse, self._is_ready = Pulse(folder.path), False
         self._state = RunState.RUNNING
+        self._left_out: set[str] = set()
+        """Workers that an operator has drained, for as long as this join lives."""
 
     def prepare(self) -> None:
         """Start the process of which workers are forked, and wait for its imports. Blocks."""
@@ -184,6 +186,7 @@ class JoinedSupervisor:
         try:
             status = await registry.run_status()
             beats = await registry.heartbeats_of(list(fleet.processes.pids))
+            wanted = await registry.fleet()
             self._is_ready = any(map(_does_its_work, beats))
             await fleet.fence_exited(registry, ended, beats)
             await fleet.replace(registry, beats, now, await self._overdue(ledger, now))
@@ -200,8 +203,22 @@ class JoinedSupervisor:
             return f"the run is {status.state}: {status.detail}"
         if status.state is RunState.STARTING:
             return "the ledger has no record of the run any more: its server was emptied or lost its file"
-        if not fleet.plan.is_stopping:
-            fleet.carry_out(fleet.plan.want(self._counts, now))
+        if fleet.plan.is_stopping:
+            return ""
+        # The job of a launcher is drained as a whole, by the run's supervisor.
+        drains = () if wanted is None or self._folder.name else wanted.drains
+        return self._follow(drains, beats, now)
+
+    def _follow(self, drains: Sequence[Drain], beats: Sequence[Heartbeat], now: float) -> str:
+        """Carry out this host's part of the desired fleet; return why that ends it, or empty."""
+        there = self._fleet.incarnations(beats)
+        for drain in drains:
+            if not drain.is_replaced and there.get(drain.worker, drain.epoch + 1) <= drain.epoch:
+                self._left_out.add(drain.worker)
+        counts = {role: count - len(self._left_out) for role, count in self._counts.items()}
+        if not any(counts.values()):
+            return "its workers were drained by an operator; the run and other hosts go on"
+        self._fleet.follow(counts, drains, beats, now, self._left_out)
         return ""
 
     async def _overdue(self, ledger: RunLedger, now: float) -> dict[Role, float]:

@@ -19,6 +19,7 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.runtime.registry.contract import (
     MAX_REACHING,
+    Drain,
     Fleet,
     Heartbeat,
     HeartbeatWriter,
@@ -296,6 +297,10 @@ async def test_a_fleet_is_replaced_only_while_it_is_the_one_that_was_read(subjec
     by_hand = Fleet({Role.LEARNER: 1, Role.GENERATOR: 4}, is_by_hand=True)
     await registry.set_fleet(by_hand)
     assert await registry.fleet() == by_hand
+    drains = (Drain("generator-hostb-x3f9a1-0", 12), Drain("reward-0", 3, is_replaced=True))
+    drained = Fleet({Role.GENERATOR: 4}, drains=drains)
+    assert await registry.replace_fleet(by_hand, drained)
+    assert await registry.fleet() == drained
 
 
 NOTHING_HEARD = dict.fromkeys(Topic, "")

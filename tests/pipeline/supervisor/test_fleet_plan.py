@@ -51,6 +51,29 @@ def test_scaling_down_drains_the_highest_numbers_and_forgets_them_when_gone() ->
     assert [w.name for w in plan.workers] == ["generator-0"]
 
 
+def test_a_left_out_worker_is_drained_and_the_others_keep_their_names() -> None:
+    plan = _plan(generator=3)
+    plan.due(0.0)
+    for expected in (["generator-1"], []):
+        assert _names(plan.want({Role.GENERATOR: 2}, 1.0, {"generator-1"}), Verb.DRAIN) == expected
+    plan.exited("generator-1", ExitCode.OK, 2.0)
+    plan.want({Role.GENERATOR: 2}, 3.0, {"generator-1"})
+    assert [w.name for w in plan.workers] == ["generator-0", "generator-2"]
+    assert plan.due(3.0) == []
+
+
+def test_a_renewed_worker_is_drained_once_and_started_again_whatever_its_exit_code() -> None:
+    plan = _plan(generator=2)
+    plan.due(0.0)
+    assert _names(plan.renew("generator-0", 1.0), Verb.DRAIN) == ["generator-0"]
+    assert plan.renew("generator-0", 1.5) == [] == plan.renew("generator-9", 1.5)
+    assert plan.want({Role.GENERATOR: 2}, 2.0) == []
+    plan.exited("generator-0", ExitCode.DRAIN_TIMEOUT, 3.0)
+    plan.want({Role.GENERATOR: 2}, 3.0)
+    assert _names(plan.due(3.0), Verb.START) == ["generator-0"]
+    assert plan.failure is None and all(worker.num_restarts == 0 for worker in plan.workers)
+
+
 def test_a_drain_past_its_deadline_is_killed() -> None:
     plan = _plan(generator=1)
     plan.due(0.0)

@@ -14,7 +14,7 @@ from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.address import read_ledger_url
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.records import process_runs
-from pipeline.runtime.registry.contract import RunState
+from pipeline.runtime.registry.contract import Drain, Fleet, RunState
 from pipeline.supervisor.joining.code_version import CodeVersion
 from pipeline.supervisor.joining.manifest import Manifest, encode_manifest
 from pipeline.supervisor.pulse import trouble
@@ -55,6 +55,39 @@ async def test_a_joined_host_has_workers_of_its_own_until_the_run_ends(
         log = (place.path / "logs" / f"{name}.jsonl").read_bytes()
         assert b"worker_ended" in log
         assert (run.run_dir / "logs" / f"{name}.jsonl").read_bytes() == log
+
+
+async def test_joined_workers_are_drained_and_replaced_and_the_last_ends_the_join(
+    tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with meeting(tmp_path, redis_server, monkeypatch) as run:
+        with run.claimed() as place:
+            first, second = (place.worker_name(Role.GENERATOR, number) for number in range(2))
+
+            async def epochs() -> dict[str, int]:
+                return {beat.who.worker: beat.who.epoch for beat in await run.registry.heartbeats()}
+
+            async def steer() -> None:
+                async def are(wanted: dict[str, int]) -> bool:
+                    return await epochs() == wanted
+
+                await until(lambda: are({first: 1, second: 1}))
+                await run.registry.set_fleet(Fleet({}, drains=(Drain(second, 1, is_replaced=True),)))
+                await until(lambda: are({first: 1, second: 2}))
+                await run.registry.set_fleet(Fleet({}, drains=(Drain(first, 1), Drain(second, 1, is_replaced=True))))
+                await until(lambda: are({second: 2}))
+                # forgotten by the registry, and not by the host
+                await run.registry.set_fleet(Fleet({}))
+                await asyncio.sleep(1.5)
+                assert await epochs() == {second: 2}
+                await run.registry.set_fleet(Fleet({}, drains=(Drain(second, 2),)))
+
+            async with asyncio.TaskGroup() as tasks:
+                joining = tasks.create_task(run.join(place, count=2))
+                tasks.create_task(steer())
+        assert joining.result().exit_code == ExitCode.OK
+        assert "its workers were drained by an operator" in joining.result().detail
+        assert not joining.result().may_resume
 
 
 async def test_a_joined_folder_has_the_runs_prompts_and_settings_and_no_path_of_its_host(
