@@ -108,6 +108,8 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
         if server is not None:
             server.terminate()
             server.wait(20)
+            assert server.stdout is not None
+            server.stdout.close()
         # Two signals: at once, without a drain.
         for _ in range(2):
             fleet.terminate()

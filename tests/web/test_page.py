@@ -41,7 +41,7 @@ def test_the_overview_shows_the_pipeline_alive(page: Page) -> None:
     for role in ("generator", "reward", "reference", "learner"):
         expect(page.locator(f".node.role-{role} .number")).to_have_text(re.compile(r"^\d+ of \d+$"))
         expect(page.locator(f".node.role-{role} .now")).not_to_be_empty()
-    expect(page.locator(".links .link")).to_have_count(8)
+    expect(page.locator(".links .link")).to_have_count(7)
     expect(page.locator(".links .label").first).to_have_text(re.compile("."))
     expect(page.locator(".sentence")).to_contain_text(re.compile(r" is at | waits for "))
     expect(page.locator(".lanes li").filter(has_text="ready")).to_be_visible()

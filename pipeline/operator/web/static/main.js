@@ -149,7 +149,7 @@ class App {
       this.readFiles();
     }
     const overview = picture.overview;
-    if (!overview) return;
+    if (!overview) return this.current.filesOnly?.();
     this.overview = overview;
     const paused = overview.totals?.paused;
     if (paused) {

@@ -177,13 +177,15 @@ export class Pipeline {
     const drawn = [];
     for (const link of this.links) {
       if (!link.to.isConnected || !link.from.isConnected) continue;
+      // One below the other, the scorers are one stop: from the first of them, and to the last.
+      if (isTall && this.scorers.children.length > 1 && (link.to.parentElement === this.scorers && link.to !== this.scorers.firstElementChild || link.from.parentElement === this.scorers && link.from !== this.scorers.lastElementChild)) continue;
       const [from, to] = [of(link.from), of(link.to)];
       let path;
       let label;
       if (link.isBack && isTall) {
         const right = area.width - 10;
         path = `M${from.right} ${from.y}H${right - 8}Q${right} ${from.y} ${right} ${from.y - 8}V${to.y + 8}Q${right} ${to.y} ${right - 8} ${to.y}H${to.right + 2}`;
-        label = { x: right - 6, y: from.top - 14, anchor: "end" };
+        label = { x: from.right, y: from.bottom + 18, anchor: "end" };
       } else if (link.isBack) {
         const low = area.height - 20;
         path = `M${from.x} ${from.bottom}V${low - 10}Q${from.x} ${low} ${from.x - 10} ${low}H${to.x + 10}Q${to.x} ${low} ${to.x} ${low - 10}V${to.bottom + 2}`;
