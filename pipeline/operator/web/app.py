@@ -7,8 +7,10 @@
     GET  /api/runs/RUN/history            curves: updates, evaluations, value steps
     GET  /api/runs/RUN/samples            ?last=UPDATES&before=UPDATE
     GET  /api/runs/RUN/logs               ?worker=NAME&level=LEVEL&last=LINES
-    GET  /api/runs/RUN/audit              the ledger's balance, counted
+    GET  /api/runs/RUN/audit              the ledger's balance, counted where that is cheap; audit-now:
+                                          in any case; drops, versions, groups, why: as the commands
     POST /api/runs/RUN/scale              {"role": ROLE, "count": NUMBER or null for auto}
+    POST /api/runs/RUN/pause              {"reason": TEXT}; resume: {}
 
 A refused request is answered with ``{"error": SENTENCE}``."""
 

@@ -5,8 +5,8 @@ answers to the pages' questions. *Waits for* the ledger, with deadlines, on a th
 loop of its own. So a large ledger whose copy is being loaded holds up no other run. The reader ends
 a few seconds after the last page that shows the run; then nothing of the run is read.
 
-A question's answer serves all pages for at least fifty times the time that it took. So however
-many pages ask, the ledger works for them a fiftieth of the time at most."""
+A question's answer serves all pages for 200 times the time that it took, a minute at most. So
+however many pages ask a question, the ledger works for it half a percent of the time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EVERY_S: Final = 1.0
 _PICTURE_COST: Final = 20.0
 """Least time between two pictures, in durations of one; at most ``_LONGEST_S``."""
 _LONGEST_S: Final = 5.0
-_COST: Final = 50.0
+_COST: Final = 200.0
 _LINGER_S: Final = 5.0
 """How long a run is read after the last page went: a page that is loaded again finds it."""
 _RETRY_S: Final = 2.0
@@ -39,6 +39,7 @@ _ANSWER_S: Final = 20.0
 """Limit of one answer, with the start of a server on a copy."""
 _KEPT_S: Final = 1.0
 """Least time that an answer serves."""
+_LONGEST_KEPT_S: Final = 60.0
 _END_S: Final = 10.0
 
 _T = TypeVar("_T")
@@ -130,7 +131,9 @@ class RunReader:
                 began_s = time.monotonic()
                 body = encoded({"at_s": time.time(), **_fields(await question(at))})
                 took_s = time.monotonic() - began_s
-                self._answers[name] = _Answer(body, time.monotonic() + max(_KEPT_S, _COST * took_s))
+                self._answers[name] = _Answer(
+                    body, time.monotonic() + max(_KEPT_S, min(_LONGEST_KEPT_S, _COST * took_s))
+                )
                 return body
 
         return await self.ask(shared)

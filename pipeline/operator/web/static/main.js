@@ -95,6 +95,7 @@ class App {
     for (const [name, link] of this.links) {
       mark(link, "href", this.link(name));
       mark(link, "aria-current", name === this.tab ? "page" : null);
+      if (name === this.tab) link.scrollIntoView({ block: "nearest", inline: "nearest" });
       this.tabs.get(name).element.hidden = name !== this.tab;
     }
     document.title = `${this.run} · Headrace`;

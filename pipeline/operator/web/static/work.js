@@ -10,6 +10,8 @@ export class WorkTab {
   constructor(app) {
     this.app = app;
     this.balance = panel("The ledger's balance", {}, (this.bar = h("div", { class: "shares", role: "img" })), (this.key = h("div", { class: "legend" })), (this.audit = table([{ name: "" }], "the balance as a sum")).element);
+    this.countNow = h("button", { type: "button", hidden: true, text: "Count now", onclick: () => this.ask("audit-now", this.showAudit, this.balance) });
+    this.balance.body.append(this.countNow);
     this.dropsTable = table([{ name: "how it left" }, { name: "groups", class: "number" }, { name: "responses", class: "number" }, { name: "mean length", class: "number" }, { name: "difficulty", class: "number" }, { name: "" }], "drops by reason against what was trained");
     this.warnings = h("div", { class: "warnings" });
     this.drops = panel("Dropped against trained", {}, this.warnings, this.dropsTable.element, h("p", { class: "soft small", text: "Length: tokens of finished responses. Difficulty: 1 less the mean accuracy of the response's group." }));
@@ -33,21 +35,22 @@ export class WorkTab {
     const now = Date.now();
     if (this.asked && now - this.asked < 5000) return;
     this.asked = now;
-    const run = this.app.run;
-    const ask = async (name, then, where) => {
-      try {
-        const found = await get(runPath(run, name));
-        if (run === this.app.run) then.call(this, found);
-      } catch (error) {
-        say(where.note, error.message);
-      }
-    };
     await Promise.all([
-      ask("audit", this.showAudit, this.balance),
-      ask("drops", this.showDrops, this.drops),
-      ask("versions", this.showVersions, this.histograms),
-      ask("groups", this.showGroups, this.groups),
+      this.ask("audit", this.showAudit, this.balance),
+      this.ask("drops", this.showDrops, this.drops),
+      this.ask("versions", this.showVersions, this.histograms),
+      this.ask("groups", this.showGroups, this.groups),
     ]);
+  }
+
+  async ask(name, then, where) {
+    const run = this.app.run;
+    try {
+      const found = await get(runPath(run, name));
+      if (run === this.app.run) then.call(this, found);
+    } catch (error) {
+      say(where.note, error.message);
+    }
   }
 
   history(data) {
@@ -74,6 +77,11 @@ export class WorkTab {
   }
 
   showAudit(found) {
+    this.countNow.hidden = found.balances !== null;
+    if (found.balances === null) {
+      mark(this.balance.note, "data-state", null);
+      return void say(this.balance.note, `${count(found.num_held)} entries are in flight; counting them holds up the ledger for a moment`);
+    }
     say(this.balance.note, found.balances ? `it balances; counted ${age(Date.now() / 1000 - found.at_s)} ago` : "it does not balance: this is a bug");
     mark(this.balance.note, "data-state", found.balances ? "good" : "bad");
     const names = Object.keys(found.columns);

@@ -14,7 +14,9 @@ from starlette.testclient import TestClient
 
 from pipeline.observability.history import HISTORY_NAME
 from pipeline.observability.samples import SAMPLES_NAME
+from pipeline.operator.attached import attach
 from pipeline.operator.web import app as web_app
+from pipeline.operator.web import views
 from pipeline.operator.web.app import ServedRuns, build_app
 from pipeline.operator.web.guard import HEADERS, RequestRules, own_names
 from protocol.ids import Role
@@ -163,6 +165,18 @@ def test_the_ledger_is_asked_for_balance_drops_versions_and_groups(client: TestC
     assert versions["num_unbegun"] + sum(versions["running"].values()) > 0
     groups = read(client, "/api/runs/op/groups")
     assert [group["waits"] for group in groups["groups"]] == ["4 for generator-0#1", "4 for generator-0#1"]
+
+
+async def test_a_count_that_would_hold_up_the_ledger_is_left_to_the_operator(
+    served: ServedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with attach(served.run_dir) as at:
+        assert (await views.audit(at))["balances"] is True
+        monkeypatch.setattr(views, "MAX_WALKED", 7)
+        skipped = await views.audit(at)
+        assert (skipped["balances"], skipped["columns"]) == (None, {})
+        assert skipped["num_held"] >= 8
+        assert (await views.audit_now(at))["balances"] is True
 
 
 def test_why_it_waits_is_explained_from_the_learner_to_the_root(client: TestClient) -> None:

@@ -157,7 +157,7 @@ async def test_an_answer_serves_all_that_ask_meanwhile(served: ServedRun) -> Non
         tasks = [group.create_task(reader.view("audit", question)) for _ in range(20)]
     assert len(asked) == 1
     assert len({task.result() for task in tasks}) == 1
-    # It serves fifty times as long as it took, unless the run is changed.
+    # It serves 200 times as long as it took, unless the run is changed.
     assert json.loads(await reader.view("audit", question))["number"] == 1
     reader.forget()
     await asyncio.sleep(0.05)
