@@ -90,8 +90,8 @@ def test_work_has_balance_drops_histograms_queues_and_groups(page: Page) -> None
 def test_workers_have_state_waits_and_logs(page: Page) -> None:
     show(page, "live", "workers")
     rows = panel(page, "Workers").locator("tbody tr")
-    expect(rows.filter(has_text="learner")).to_contain_text("live")
-    expect(rows.filter(has_text="generator-0")).to_contain_text(NUMBER)
+    expect(page.locator('tr[data-key="learner"]')).to_contain_text("live")
+    expect(page.locator('tr[data-key="generator-0"]')).to_contain_text(NUMBER)
     expect(panel(page, "Why it waits").locator(".chain").first).to_be_visible()
     rows.get_by_role("button", name="reward-0").click()
     log = page.locator("pre.log:visible").first
