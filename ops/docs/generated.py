@@ -18,14 +18,13 @@ from typing import Any, Final
 import click
 from prometheus_client.core import Metric
 
+from ops.docs.whole_fleet import whole_collector
 from pipeline.cli import headrace
 from pipeline.config.catalogue import BUILT_IN, declare
 from pipeline.config.describe import Setting, in_toml, purpose, sections, settings
 from pipeline.ledger.types import DropReason
 from pipeline.observability.history import EvaluationRow, UpdateRow, ValueRow
-from pipeline.observability.metrics import HeartbeatCollector
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.clock import RealClock
 
 _WIDTH: Final = 88
 """Characters of a line of a command's usage."""
@@ -142,7 +141,7 @@ def metrics() -> list[str]:
     """Return the metrics that a run's endpoint serves, and the figures of its history."""
     rows = [
         f"| {code(metric.name)} | {metric.type} | {_labels(metric)} | {plain(metric.documentation)} |"
-        for metric in HeartbeatCollector(RealClock(), "run").collect()
+        for metric in whole_collector().collect()
     ]
     head = ["## Of the fleet, for Prometheus", "", "| metric | type | labels | meaning |", "|---|---|---|---|"]
     return [*head, *rows, "", "## Of learning, in history.jsonl", *_figures()]

@@ -1,102 +1,142 @@
-"""Heartbeats and queues as Prometheus metrics.
+"""A run as Prometheus metrics.
 
-*Consumes* the fleet's heartbeats and the ledger's queues, which the supervisor reads. *Produces* an
-HTTP endpoint for the whole fleet, on 127.0.0.1 unless set otherwise. *Waits for* no request: a
-scrape reads the latest heartbeats.
+*Consumes* the fleet's heartbeats and the ledger's queues and totals, which the supervisor reads.
+*Produces* an HTTP endpoint for the whole fleet, on 127.0.0.1 unless set otherwise. *Waits for* no
+request: a scrape reads the latest heartbeats.
 
-    headrace_up{role,worker}                      1 while its heartbeat is fresh
-    headrace_progress_total{role,worker}          turns of the main loop
-    headrace_seconds_since_progress{role,worker}
-    headrace_policy_version{role,worker}
-    headrace_resident_bytes{role,worker}
-    headrace_waiting{role,worker,for}             1 for what it waits for now
-    headrace_link_messages_total{link,event}      event = sent | received | refused | gaps
-    headrace_counter{role,worker,name}            the role's own counters
-    headrace_queue_depth{run,queue}               entries of a ledger's queue
-    headrace_learner_waits{run}                   share of recent time that the learner waits for units;
-                                                  0 in a pause, which needs no generators
-    headrace_paused{run}                          1 while an operator has paused admission"""
+Every metric has the label ``run``, but ``headrace_build_info``. Those of a worker have ``role`` and
+``worker`` besides; ``metric_names`` has the counters of their heartbeats.
+
+    headrace_up, headrace_worker_*      a worker: heartbeat, progress, wait, version, memory
+    headrace_link_*{link}               messages between two workers
+    headrace_queue_*{queue}             a ledger's queue: entries, limit, age of the oldest
+    headrace_ledger_*                   admitted, dropped by reason, credit, tokens
+    headrace_learner_input_wait_ratio   share of recent time that the learner waits for units
+    headrace_run_info, headrace_build_info"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Self
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import Final, Self
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pipeline.ledger.types import QueueStat
+from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.demand import LearnerWaits
+from pipeline.observability.metric_names import (
+    ENDPOINT_METRICS,
+    PREFIX,
+    REWARD_PART,
+    REWARD_PART_COUNTER,
+    WORKER_METRICS,
+    MetricName,
+)
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat
 from protocol.errors import ConfigError
 
-_WORKER = ["role", "worker"]
+_LINK_METRICS: Final = {
+    "sent": MetricName(f"{PREFIX}link_sent_messages_total", "Messages that a link's sender has sent."),
+    "received": MetricName(f"{PREFIX}link_received_messages_total", "Messages that a link's mailbox has received."),
+    "refused": MetricName(f"{PREFIX}link_refused_messages_total", "Messages that a link or mailbox refused."),
+    "gaps": MetricName(f"{PREFIX}link_lost_messages_total", "Messages missing in a link's sequence."),
+}
+"""By field of a LinkReport."""
+
+
+class _Families:
+    """The metrics of one scrape. A family is there once it has a value."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+
+    def add(self, metric: MetricName, value: float, **labels: str) -> None:
+        """Add a value; every call for one metric names the same labels."""
+        given = {"run": self._run, **labels}
+        family = self._families.get(metric.name)
+        if family is None:
+            kind = CounterMetricFamily if metric.only_grows else GaugeMetricFamily
+            name = metric.name.removesuffix("_total") if metric.only_grows else metric.name
+            family = self._families[metric.name] = kind(name, metric.help, labels=list(given))
+        family.add_metric(list(given.values()), value)
+
+    def gauge(self, name: str, text: str, value: float, **labels: str) -> None:
+        """Add a value of a metric that goes up and down."""
+        self.add(MetricName(PREFIX + name, text), value, **labels)
+
+    def counter(self, name: str, text: str, value: float, **labels: str) -> None:
+        """Add a value of a metric that only grows."""
+        self.add(MetricName(f"{PREFIX}{name}_total", text), value, **labels)
+
+    def all(self) -> list[Metric]:
+        """Return every metric."""
+        return list(self._families.values())
 
 
 class HeartbeatCollector(Collector):
     """Turns the latest heartbeats into metrics for each scrape."""
 
-    def __init__(self, clock: Clock, run: str) -> None:
-        self._clock, self._run = clock, run
+    def __init__(self, clock: Clock, run: str, info: Mapping[str, str] | None = None) -> None:
+        """``info``: the further labels of ``headrace_run_info``, with their values."""
+        self._clock, self._run, self._info = clock, run, dict(info or {})
         self._heartbeats: tuple[Heartbeat, ...] = ()
         self._queues: tuple[QueueStat, ...] = ()
+        self._totals: Totals | None = None
         self._waits = LearnerWaits()
-        self._is_paused = False
         self._read_s = clock.monotonic()
 
-    def update(self, heartbeats: Iterable[Heartbeat], queues: Iterable[QueueStat], *, is_paused: bool = False) -> None:
-        """Set the latest heartbeats and queues. ``is_paused``: an operator has paused admission."""
-        self._is_paused = is_paused
+    def update(
+        self, heartbeats: Iterable[Heartbeat], queues: Iterable[QueueStat], totals: Totals | None = None
+    ) -> None:
+        """Set the latest heartbeats, queues and totals; without totals, the last ones stay."""
         self._heartbeats, self._read_s = tuple(heartbeats), self._clock.monotonic()
         self._queues = tuple(queues)
-        if is_paused:
+        self._totals = totals or self._totals
+        if self._is_paused:
             self._waits.skip()
         else:
             self._waits.see(self._heartbeats, self._read_s)
 
+    @property
+    def _is_paused(self) -> bool:
+        return self._totals is not None and self._totals.paused is not None
+
     def collect(self) -> Iterable[Metric]:
         """Return every metric."""
+        families = _Families(self._run)
         since_s = self._clock.monotonic() - self._read_s
-        up = GaugeMetricFamily("headrace_up", "1 while the heartbeat is fresh", labels=_WORKER)
-        progress = CounterMetricFamily("headrace_progress", "Turns of the main loop", labels=_WORKER)
-        still = GaugeMetricFamily("headrace_seconds_since_progress", "Since the loop last moved", labels=_WORKER)
-        version = GaugeMetricFamily("headrace_policy_version", "Served or published", labels=_WORKER)
-        resident = GaugeMetricFamily("headrace_resident_bytes", "Resident memory", labels=_WORKER)
-        waiting = GaugeMetricFamily("headrace_waiting", "1 for what it waits for", labels=[*_WORKER, "for"])
-        counters = GaugeMetricFamily("headrace_counter", "The role's own counters", labels=[*_WORKER, "name"])
+        families.gauge("run_info", "The run; its value is always 1.", 1.0, **self._info)
         for beat in self._heartbeats:
-            labels = [str(beat.who.role), beat.who.worker]
-            up.add_metric(labels, float(not is_silent(beat.silent_s + since_s)))
-            progress.add_metric(labels, beat.progress)
-            still.add_metric(labels, max(0.0, beat.at_s - beat.progress_at_s + beat.silent_s + since_s))
-            version.add_metric(labels, beat.policy_version)
-            resident.add_metric(labels, beat.rss_bytes)
-            waiting.add_metric([*labels, str(beat.waiting_for)], 1.0)
-            for name, value in sorted(beat.counters.items()):
-                counters.add_metric([*labels, name], value)
-        depth = GaugeMetricFamily("headrace_queue_depth", "Entries of a queue", labels=["run", "queue"])
+            _add_worker(families, beat, since_s)
+            _add_counters(families, beat)
+        _add_links(families, self._heartbeats)
         for queue in self._queues:
-            depth.add_metric([self._run, queue.name], queue.depth)
-        waits = GaugeMetricFamily("headrace_learner_waits", "Share of recent time at input", labels=["run"])
-        waits.add_metric([self._run], 0.0 if self._is_paused else self._waits.share)
-        paused = GaugeMetricFamily("headrace_paused", "1 while an operator has paused admission", labels=["run"])
-        paused.add_metric([self._run], float(self._is_paused))
-        links = _links(self._heartbeats)
-        return [up, progress, still, version, resident, waiting, counters, depth, waits, paused, links]
+            _add_queue(families, queue)
+        if self._totals is not None:
+            _add_totals(families, self._totals)
+        waits = "Share of recent time that the learner waits for units, from 0 to 1; 0 in a pause."
+        families.gauge("learner_input_wait_ratio", waits, 0.0 if self._is_paused else self._waits.share)
+        build = GaugeMetricFamily(f"{PREFIX}build_info", "The program; its value is always 1.", labels=["version"])
+        build.add_metric([version("headrace")], 1.0)
+        return [build, *families.all()]
 
 
 class MetricsServer:
     """The endpoint. Use as a context manager, or ``close`` it."""
 
-    def __init__(self, port: int, clock: Clock, *, host: str = "127.0.0.1", run: str = "") -> None:
-        """Listen on ``port`` of an address; 0 takes a free one. Raises ConfigError for one in
-        use."""
+    def __init__(
+        self, port: int, clock: Clock, *, host: str = "127.0.0.1", run: str = "", info: Mapping[str, str] | None = None
+    ) -> None:
+        """Listen on ``port`` of an address; 0 takes a free one. ``info``: labels of
+        ``headrace_run_info``. Raises ConfigError for a port in use."""
         registry = CollectorRegistry(auto_describe=False)
-        self._collector = HeartbeatCollector(clock, run)
+        self._collector = HeartbeatCollector(clock, run, info)
         registry.register(self._collector)
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
@@ -110,10 +150,10 @@ class MetricsServer:
         return int(self._server.server_port)
 
     def update(
-        self, heartbeats: Iterable[Heartbeat], queues: Iterable[QueueStat] = (), *, is_paused: bool = False
+        self, heartbeats: Iterable[Heartbeat], queues: Iterable[QueueStat] = (), totals: Totals | None = None
     ) -> None:
-        """Set the latest heartbeats and queues. ``is_paused``: an operator has paused admission."""
-        self._collector.update(heartbeats, queues, is_paused=is_paused)
+        """Set the latest heartbeats, queues and totals."""
+        self._collector.update(heartbeats, queues, totals)
 
     def close(self) -> None:
         """Stop listening."""
@@ -129,14 +169,64 @@ class MetricsServer:
         self.close()
 
 
-def _links(heartbeats: Sequence[Heartbeat]) -> Metric:
-    family = CounterMetricFamily("headrace_link_messages", "Messages of a link", labels=["link", "event"])
+def _add_worker(families: _Families, beat: Heartbeat, since_s: float) -> None:
+    of = {"role": str(beat.who.role), "worker": beat.who.worker}
+    families.gauge(
+        "up", "1 while the worker's heartbeat is fresh.", float(not is_silent(beat.silent_s + since_s)), **of
+    )
+    families.gauge("worker_start_time_seconds", "Start of the process, in seconds since 1970.", beat.started_s, **of)
+    families.counter("worker_progress", "Productive turns of the main loop.", beat.progress, **of)
+    age_s = max(0.0, beat.at_s - beat.progress_at_s + beat.silent_s + since_s)
+    families.gauge("worker_progress_age_seconds", "Time since the main loop last got on.", age_s, **of)
+    families.gauge("worker_policy_version", "Version served or published; -1 for none.", beat.policy_version, **of)
+    families.gauge("worker_resident_memory_bytes", "Resident memory of the process.", beat.rss_bytes, **of)
+    waits = "1 for what the worker waits for now."
+    families.gauge("worker_waiting", waits, 1.0, **of, **{"for": str(beat.waiting_for)})
+
+
+def _add_counters(families: _Families, beat: Heartbeat) -> None:
+    of = {"role": str(beat.who.role), "worker": beat.who.worker}
+    for name, value in sorted(beat.counters.items()):
+        endpoint, _, what = name.rpartition(":")
+        if (metric := WORKER_METRICS.get(name)) is not None:
+            families.add(metric, value, **of)
+        elif endpoint and (metric := ENDPOINT_METRICS.get(what)) is not None:
+            families.add(metric, value, **of, endpoint=endpoint)
+        elif name.startswith(REWARD_PART_COUNTER):
+            families.add(REWARD_PART, value, **of, part=name.removeprefix(REWARD_PART_COUNTER))
+
+
+def _add_links(families: _Families, heartbeats: Iterable[Heartbeat]) -> None:
     sums: dict[tuple[str, str], int] = {}
-    for beat in heartbeats:
-        for link in beat.links:
-            counted = {"sent": link.sent, "received": link.received, "refused": link.refused, "gaps": link.gaps}
-            for event, value in counted.items():
-                sums[link.name, event] = sums.get((link.name, event), 0) + value
-    for (name, event), value in sorted(sums.items()):
-        family.add_metric([name, event], value)
-    return family
+    for link in (link for beat in heartbeats for link in beat.links):
+        for counted in _LINK_METRICS:
+            sums[counted, link.name] = sums.get((counted, link.name), 0) + getattr(link, counted)
+    for (counted, name), value in sorted(sums.items()):
+        families.add(_LINK_METRICS[counted], value, link=name)
+
+
+def _add_queue(families: _Families, queue: QueueStat) -> None:
+    families.gauge("queue_depth", "Entries of a ledger's queue.", queue.depth, queue=queue.name)
+    if queue.limit is not None:
+        families.gauge("queue_limit", "Most entries of a ledger's queue.", queue.limit, queue=queue.name)
+    if queue.oldest_age_s is not None:
+        text = "Age of the oldest entry of a ledger's queue."
+        families.gauge("queue_oldest_age_seconds", text, queue.oldest_age_s, queue=queue.name)
+
+
+def _add_totals(families: _Families, totals: Totals) -> None:
+    families.gauge("ledger_policy_version", "Version that the learner has published.", totals.policy_version)
+    families.gauge(
+        "ledger_credit_used", "Credit that trained, claimed, ready and running work takes.", totals.credit_used
+    )
+    families.gauge("ledger_credit_limit", "Credit at the learner's version.", totals.credit_limit)
+    families.gauge("ledger_ready_units", "Units that wait for the learner.", totals.num_ready_units)
+    families.gauge("ledger_running", "Credit of work that is not ready.", totals.num_running)
+    families.gauge("ledger_is_closed", "1 once nothing more is admitted.", float(totals.is_closed))
+    families.gauge("ledger_is_paused", "1 while an operator has paused admission.", float(totals.paused is not None))
+    families.counter("ledger_admitted_groups", "Groups admitted.", totals.num_groups_admitted)
+    families.counter("ledger_generated_tokens", "Response tokens stored for training.", totals.num_tokens_generated)
+    trained = "Response tokens of trained units; fewer after the learner went back to a checkpoint."
+    families.gauge("ledger_trained_tokens", trained, totals.num_tokens_trained)
+    for reason, number in sorted(totals.num_groups_dropped.items()):
+        families.counter("ledger_dropped_groups", "Groups dropped untrained, by reason.", number, reason=reason)

@@ -16,7 +16,7 @@ from pipeline.ledger.server.disk import disk_trouble
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.server.probe import Sight
 from pipeline.ledger.server.watch import ServerWatch
-from pipeline.ledger.types import QueueStat
+from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.run_ledger import RunLedger
@@ -60,6 +60,7 @@ class Monitor:
         self._server = server
         self._metrics = metrics
         self._queues: Sequence[QueueStat] = ()
+        self._totals: Totals | None = None
         self.is_paused = False
         """Whether an operator has paused admission, at most 1 s ago."""
         self._watch = watch
@@ -133,7 +134,8 @@ class Monitor:
         if now >= self._next_overdue_s:
             self._next_overdue_s = now + _OVERDUE_CHECK_S
             self._queues = await self._ledger.queues()
-            self.is_paused = (await self._ledger.totals()).paused is not None
+            self._totals = await self._ledger.totals()
+            self.is_paused = self._totals.paused is not None
             self._overdue_s = overdue_ages(self._queues, self._scoring_deadline_s)
         return self._overdue_s
 
@@ -141,7 +143,7 @@ class Monitor:
         """Update the metrics endpoint, the fleet's history and, when the time has come, the view. A
         new state is shown at once: it may be the last."""
         if self._metrics is not None:
-            self._metrics.update(beats, self._queues, is_paused=self.is_paused)
+            self._metrics.update(beats, self._queues, self._totals)
         if self._recorder is not None:
             await self._recorder.look(beats, self._ledger, self._queues, now)
         is_due = now >= self._next_watch_s or status.state is not self._shown

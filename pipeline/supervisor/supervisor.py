@@ -182,8 +182,15 @@ class Supervisor:
             return
         from pipeline.observability.metrics import MetricsServer
 
-        host, run = self._config.supervisor.metrics_host, self._config.run.name
-        with MetricsServer(port, RealClock(), host=host, run=run) as metrics:
+        config = self._config
+        info = {
+            "algorithm": config.algorithm.name,
+            "engine": config.generation.engine,
+            "backend": config.learner.backend,
+            "model": config.model.path.name,
+        }
+        host, run = config.supervisor.metrics_host, config.run.name
+        with MetricsServer(port, RealClock(), host=host, run=run, info=info) as metrics:
             yield metrics
 
     def _other_hosts(self) -> AbstractContextManager[object]:

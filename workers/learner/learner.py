@@ -413,7 +413,8 @@ class Learner(Actor):
     def _show(self, row: UpdateRow) -> None:
         counters = self.ctx.counters
         counters.update(updates=row.update, num_updates=self.ctx.config.run.num_updates)
-        counters.update(accuracy=row.accuracy, reward=row.reward)
+        counters.update(accuracy=row.accuracy, reward=row.reward, loss=row.loss, response_length=row.response_length)
+        counters.update(staleness_mean=row.staleness_mean, staleness_max=row.staleness_max)
         if len(row.reward_parts) > 1:
             counters.update({f"reward_{name}": value for name, value in row.reward_parts.items()})
         self.ctx.count("trained_tokens", row.num_trained_tokens)

@@ -242,7 +242,7 @@ def _autoscaler(settings: LaunchSection, run: str, role: Role, deployment: str) 
     it waits for units, the more of them."""
     place: KubernetesSection = settings.kubernetes
     if role is Role.GENERATOR:
-        name, chosen, target = "headrace_learner_waits", {}, {"type": "Value", "value": "100m"}
+        name, chosen, target = "headrace_learner_input_wait_ratio", {}, {"type": "Value", "value": "100m"}
     else:
         name, chosen = "headrace_queue_depth", {"queue": str(role)}
         target = {"type": "AverageValue", "averageValue": str(place.queue_depth)}
@@ -268,7 +268,7 @@ def _scaled_object(settings: LaunchSection, run: str, role: Role, deployment: st
     """Return the same rule for KEDA, which reads the metrics of the run's host itself."""
     place = settings.kubernetes
     if role is Role.GENERATOR:
-        kind, value, target = "Value", f'headrace_learner_waits{{run="{run}"}}', "0.1"
+        kind, value, target = "Value", f'headrace_learner_input_wait_ratio{{run="{run}"}}', "0.1"
     else:
         kind, value = "AverageValue", f'headrace_queue_depth{{run="{run}",queue="{role}"}}'
         target = str(place.queue_depth)

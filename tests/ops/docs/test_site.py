@@ -91,7 +91,7 @@ def test_every_exit_code_has_its_meaning(site: Site) -> None:
 def test_every_rule_and_metric_is_shown(site: Site) -> None:
     for name in generated.BUILT_IN:
         assert f'name = "{name}"' in site.pages["concepts/rules.md"]
-    assert "`headrace_progress` | counter | `role`, `worker` |" in site.pages["reference/metrics.md"]
+    assert "`headrace_sampled_tokens` | counter | `run`, `role`, `worker` |" in site.pages["reference/metrics.md"]
     assert "| `accuracy` | Mean raw accuracy of the batch." in site.pages["reference/metrics.md"]
 
 

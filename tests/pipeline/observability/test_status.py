@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import urllib.request
-
 import pytest
 
 from pipeline.ledger.types import QueueStat
 from pipeline.observability.demand import LearnerWaits
-from pipeline.observability.metrics import HeartbeatCollector, MetricsServer
 from pipeline.observability.status import Health, bottleneck, clock_words, queue_rows, role_rows, worker_rows
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
-from protocol.errors import ConfigError
 from protocol.ids import Incarnation, Role
-from tests.manual_clock import ManualClock
 
 NOW = 1_000.0
 
@@ -149,28 +144,6 @@ def test_a_link_whose_sender_began_anew_holds_nothing_rather_than_less():
     assert queue_rows([reward], [])[0].depth == 0
 
 
-def test_a_scrape_tells_of_the_whole_fleet():
-    clock = ManualClock(start_s=NOW)
-    links = (LinkReport(name="generator-0>reward-0", sent=12),)
-    with MetricsServer(0, clock, run="demo") as server:
-        server.update(
-            [
-                beat("generator-0", WaitingFor.ROOM, links=links, counters={"chunks": 8.0}, policy_version=4),
-                beat("reward-0", WaitingFor.INPUT, silent_s=60.0),
-            ],
-            [QueueStat("reward", 12, None, 0.5, "reward")],
-        )
-        text = urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5.0).read().decode()
-    assert 'headrace_up{role="generator",worker="generator-0"} 1.0' in text
-    assert 'headrace_up{role="reward",worker="reward-0"} 0.0' in text
-    assert 'headrace_policy_version{role="generator",worker="generator-0"} 4.0' in text
-    assert 'headrace_waiting{for="room",role="generator",worker="generator-0"} 1.0' in text
-    assert 'headrace_counter{name="chunks",role="generator",worker="generator-0"} 8.0' in text
-    assert 'headrace_link_messages_total{event="sent",link="generator-0>reward-0"} 12.0' in text
-    assert 'headrace_queue_depth{queue="reward",run="demo"} 12.0' in text
-    assert 'headrace_learner_waits{run="demo"} 0.0' in text
-
-
 def test_the_share_of_the_learners_waits_follows_its_recent_time():
     waits = LearnerWaits()
     assert waits.see([], 0.0) == 0.0
@@ -182,31 +155,3 @@ def test_the_share_of_the_learners_waits_follows_its_recent_time():
     assert 0.48 < waits.share < 0.52
     waits.see([], 400.0)
     assert 0.48 < waits.see([beat("learner-0", WaitingFor.COMPUTE)], 5000.0) < 0.52, "an absent learner says nothing"
-
-
-async def test_a_pause_is_a_metric_and_its_waits_are_not_the_learners():
-    clock = ManualClock(start_s=NOW)
-    collector = HeartbeatCollector(clock, "demo")
-
-    def shown() -> dict[str, float]:
-        return {sample.name: sample.value for metric in collector.collect() for sample in metric.samples}
-
-    async def look(at: WaitingFor, *, is_paused: bool) -> float:
-        for _ in range(300):
-            await clock.advance(1.0)
-            collector.update([beat("learner-0", at)], [], is_paused=is_paused)
-        found = shown()
-        assert found["headrace_paused"] == float(is_paused)
-        return found["headrace_learner_waits"]
-
-    assert await look(WaitingFor.INPUT, is_paused=False) > 0.9
-    assert await look(WaitingFor.INPUT, is_paused=True) == 0.0, "it adds no generators by an older figure"
-    assert await look(WaitingFor.COMPUTE, is_paused=False) < 0.1
-    await look(WaitingFor.INPUT, is_paused=True)
-    collector.update([beat("learner-0", WaitingFor.COMPUTE)], [])
-    assert shown()["headrace_learner_waits"] < 0.1, "waits in a pause are not the learner's"
-
-
-def test_a_port_in_use_is_a_sentence():
-    with MetricsServer(0, ManualClock()) as first, pytest.raises(ConfigError, match=f"metrics_port is {first.port}"):
-        MetricsServer(first.port, ManualClock())

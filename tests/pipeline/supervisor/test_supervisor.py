@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -261,7 +262,8 @@ def test_metrics_are_served_on_the_configured_port(tmp_path: Path) -> None:
 
     run.when_live(scrape)
     assert run.until_end().exit_code == ExitCode.OK
-    assert 'headrace_up{role="learner",worker="learner"} 1.0' in pages[0]
+    assert re.search(r'headrace_up\{role="learner",run="[^"]+",worker="learner"\} 1\.0', pages[0])
+    assert re.search(r'headrace_run_info\{algorithm="[^"]+",backend="[^"]+",engine="[^"]+",model="[^"]+"', pages[0])
 
 
 def test_a_loop_that_never_turns_is_replaced_though_its_heartbeat_goes_on(tmp_path: Path) -> None:
