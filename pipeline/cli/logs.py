@@ -41,11 +41,12 @@ def logs(workers: tuple[str, ...], run: Path | None, last: int, level: str, foll
     if unknown := sorted(set(workers) - set(reader.known())):
         there = ", ".join(reader.known()) or "none"
         raise ConfigError(f"{run_dir} has no log of {', '.join(unknown)}; it has those of: {there}")
-    lines = reader.new()[-last:]
+    lines = reader.new(last)
     while True:
         for line in lines:
-            click.echo(line.text if as_json else line.shown())
+            click.echo(line.as_json() if as_json else line.shown())
         if not follow:
             return
-        time.sleep(_POLL_S)
+        if not reader.is_behind:
+            time.sleep(_POLL_S)
         lines = reader.new()

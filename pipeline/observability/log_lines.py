@@ -6,18 +6,22 @@ one."""
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
-from protocol.printable import printable, printable_line
+from pipeline.runtime.log import NUM_OLD_FILES
+from protocol.printable import json_safe, printable, printable_line
 
 LEVELS: Final = ("info", "warning", "error")
 _TAIL_BYTES: Final = 1 << 20
-"""Most bytes of a file that are read at once."""
+"""Most bytes of a file that are read at once: its end at first, or one line."""
+_PIECE_BYTES: Final = 1 << 16
+"""Bytes of a file that are read at once later, unless one line is longer."""
 _LEFT_OUT: Final = frozenset({"at", "worker", "role", "run", "level", "event", "exception", "epoch", "policy_version"})
 
 
@@ -32,6 +36,10 @@ class LogLine:
     event: str
     text: str
     """The line as it stands in the file."""
+
+    def as_json(self) -> str:
+        """Return the line as it stands in the file, with what acts on a terminal escaped."""
+        return json_safe(self.text)
 
     def shown(self) -> str:
         """Return the line for a terminal, with a traceback below it."""
@@ -54,47 +62,105 @@ def parse(text: str) -> LogLine | None:
         return None
 
 
+class _Position(NamedTuple):
+    """How far a file was read."""
+
+    inode: int
+    offset: int
+    last: int
+    """Hash of the last whole line, to find the place again in a file that was cut."""
+
+
 class LogReader:
-    """Reads a run's logs as they grow."""
+    """Reads a run's logs as they grow, in bounded memory."""
 
     def __init__(self, run_dir: Path, *, workers: Container[str] | None = None, level: str = "info") -> None:
         """``workers``: None for all. ``level``: the least one."""
         self._folder = run_dir / "logs"
         self._workers = workers
         self._levels = frozenset(LEVELS[LEVELS.index(level) :]) | {"critical"}
-        self._read: dict[Path, tuple[int, int]] = {}
-        """Inode and offset of what was read."""
+        self._read: dict[Path, _Position] = {}
+        self.is_behind = False
+        """Whether a file had more new lines than one call returns; the next call goes on."""
 
-    def new(self) -> list[LogLine]:
-        """Return the lines since the last call, in the order of time; at first at most a megabyte
-        of each file."""
-        lines = [
+    def new(self, last: int | None = None) -> list[LogLine]:
+        """Return the lines since the last call, in the order of time.
+
+        At first these are the last ones of each file, of a megabyte at most; ``last`` is how many
+        of them are returned. Later calls read 64 KiB a file, or one longer line."""
+        self.is_behind = False
+        lines = (
             line
             for path in sorted(self._folder.glob("*.jsonl"))
             if self._workers is None or path.stem in self._workers
             for line in self._of(path)
-        ]
-        return sorted(lines)
+        )
+        return sorted(lines) if last is None else sorted(heapq.nlargest(last, lines))
 
     def known(self) -> list[str]:
         """Return the names of the workers that have logs."""
         return sorted(path.stem for path in self._folder.glob("*.jsonl"))
 
-    def _of(self, path: Path) -> list[LogLine]:
-        try:
-            with path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                inode, offset = self._read.get(path, (status.st_ino, 0))
-                # A file that was renamed at its limit has another in its place.
-                begin = offset if inode == status.st_ino and offset <= status.st_size else 0
-                cut = max(begin, status.st_size - _TAIL_BYTES)
-                file.seek(cut)
-                found = file.read(status.st_size - cut)
-        except OSError:
-            return []
-        if cut > begin:
-            found = found.partition(b"\n")[2]
+    def _of(self, path: Path) -> Iterator[LogLine]:
+        known = self._read.get(path)
+        for place in (path,) if known is None else self._places(path, known.inode):
+            try:
+                with place.open("rb") as file:
+                    found, has_more = self._lines(path, file)
+            except OSError:
+                continue
+            for line in map(parse, found):
+                if line is not None and line.level in self._levels:
+                    yield line
+            if has_more:
+                self.is_behind = True
+                return
+
+    def _places(self, path: Path, inode: int) -> list[Path]:
+        """Return the files that may have new lines, the oldest first: a file at its limit is
+        renamed, and another comes in its place."""
+        places = [path]
+        for number in range(1, NUM_OLD_FILES + 1):
+            if _inode(places[-1]) == inode:
+                return places[::-1]
+            places.append(path.with_name(f"{path.name}.{number}"))
+        # The known one is gone, or the last of those that are kept.
+        return places[::-1] if _inode(places[-1]) == inode else [path]
+
+    def _lines(self, path: Path, file: BinaryIO) -> tuple[list[str], bool]:
+        """Return the next lines of a file, and whether it has more; note how far it was read."""
+        status, known = os.fstat(file.fileno()), self._read.get(path)
+        begin, is_cut = 0, False
+        if known is None:
+            begin = max(0, status.st_size - _TAIL_BYTES)
+        elif known.inode == status.st_ino:
+            is_cut = known.offset > status.st_size
+            begin = 0 if is_cut else known.offset
+        found = _read_at(file, begin, _TAIL_BYTES if known is None or is_cut else _PIECE_BYTES)
+        if b"\n" not in found:
+            found = _read_at(file, begin, _TAIL_BYTES)
         whole, newline, torn = found.rpartition(b"\n")
-        self._read[path] = (status.st_ino, status.st_size - len(torn))
-        texts = (whole + newline).decode(errors="replace").splitlines()
-        return [line for line in map(parse, texts) if line is not None and line.level in self._levels]
+        if not newline and len(torn) >= _TAIL_BYTES:
+            # No log has such a line; what follows of it is passed over, too.
+            torn = b""
+        end = begin + len(found) - len(torn)
+        # Of the first reading of a long file, the first line is torn.
+        lines = whole.split(b"\n")[1 if known is None and begin > 0 else 0 :] if whole else []
+        if is_cut and known is not None:
+            hashes = list(map(hash, lines))
+            lines = lines[len(hashes) - hashes[::-1].index(known.last) :] if known.last in hashes else lines
+        last = hash(lines[-1]) if lines else (known.last if known is not None else 0)
+        self._read[path] = _Position(status.st_ino, end, last)
+        return [line.decode(errors="replace") for line in lines], status.st_size > begin + len(found)
+
+
+def _read_at(file: BinaryIO, offset: int, most: int) -> bytes:
+    file.seek(offset)
+    return file.read(most)
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return -1

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
+from pipeline.files import cut
 from pipeline.observability import log_lines
 from pipeline.observability.log_lines import LogReader, parse
 from pipeline.runtime.log import open_log
@@ -89,6 +90,69 @@ def test_new_lines_come_once_over_torn_ends_and_a_file_that_was_renamed_at_its_l
     write(run, "learner", line("learner", 3), line("learner", 4), line("learner", 5))
     assert [found.at[17:19] for found in reader.new()] == ["03", "04", "05"]
     assert reader.new() == []
+
+
+def seconds(lines: list[log_lines.LogLine]) -> list[str]:
+    return [found.at[17:19] for found in lines]
+
+
+def test_what_was_written_before_a_renaming_and_after_it_is_followed(run: Path) -> None:
+    reader, path = LogReader(run), run / "logs" / "learner.jsonl"
+    write(run, "learner", line("learner", 1))
+    assert seconds(reader.new()) == ["01"]
+    write(run, "learner", line("learner", 2))
+    path.rename(path.with_name("learner.jsonl.1"))
+    write(run, "learner", line("learner", 3))
+    path.with_name("learner.jsonl.1").rename(path.with_name("learner.jsonl.2"))
+    path.rename(path.with_name("learner.jsonl.1"))
+    write(run, "learner", line("learner", 4))
+    assert seconds(reader.new()) == ["02", "03", "04"]
+    assert reader.new() == []
+
+
+def test_a_file_that_was_cut_at_its_beginning_repeats_no_line(run: Path) -> None:
+    reader, path = LogReader(run), run / "logs" / "learner.jsonl"
+    write(run, "learner", *(line("learner", n) for n in range(10)))
+    reader.new()
+    write(run, "learner", line("learner", 10))
+    assert cut(path, max_bytes=100, kept_bytes=3 * len(line("learner", 1)))
+    assert seconds(reader.new()) == ["10"]
+    write(run, "learner", line("learner", 11))
+    assert seconds(reader.new()) == ["11"]
+
+
+def test_a_flood_is_followed_piece_by_piece_and_no_line_is_lost(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "_PIECE_BYTES", 500)
+    monkeypatch.setattr(log_lines, "_TAIL_BYTES", 2000)
+    reader, found = LogReader(run), list[str]()
+    reader.new()
+    write(run, "learner", line("learner", 0))
+    assert seconds(reader.new()) == ["00"] and not reader.is_behind
+    long = line("learner", 20, reason="x" * 700)
+    write(run, "learner", *(line("learner", n) for n in range(1, 20)), long, "y" * 5000 + "\n", line("learner", 21))
+    for _ in range(30):
+        lines = reader.new()
+        assert sum(len(one.text) for one in lines) <= 2000
+        found += seconds(lines)
+        if not reader.is_behind:
+            break
+    assert found == [f"{n:02d}" for n in range(1, 22)]
+
+
+def test_of_many_logs_only_the_last_lines_are_kept(run: Path) -> None:
+    for number in range(5):
+        write(run, f"reward-{number}", *(line(f"reward-{number}", 10 * n + number) for n in range(5)))
+    assert seconds(LogReader(run).new(3)) == ["42", "43", "44"]
+    assert LogReader(run).new(3)[0].worker == "reward-2"
+
+
+def test_lines_of_another_host_act_on_no_terminal_in_either_form(run: Path) -> None:
+    hostile = line("reward-0", 1).replace("update", "odd\x9b31m\u2028\u202e")
+    write(run, "reward-0", hostile, line("reward-0", 2).replace("update", "\\ud800"))
+    for words in ((), ("--json",)):
+        text = "\n".join(shown(str(run), *words))
+        assert not set(text) & set("\x1b\x9b\u2028\u202e\ud800")
+    assert json.loads(shown(str(run), "--json")[0])["event"] == "odd\x9b31m\u2028\u202e"
 
 
 def test_of_a_long_log_only_the_end_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
