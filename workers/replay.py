@@ -25,6 +25,7 @@ import msgspec
 from pipeline.config.import_path import own_sources
 from pipeline.config.load import parse_config
 from pipeline.process.exit_codes import ExitCode, exit_code_of
+from pipeline.process.progress_bar import ProgressBar, progress
 from pipeline.training.checkpoints import list_checkpoints, read_checkpoint
 from pipeline.training.update_log.folder import UPDATES_FOLDER, LoggedUpdate, read_log
 from pipeline.training.update_log.plan import Leg, Plan, Source, UpdateSpan, make_plan, stretches, version_of
@@ -125,12 +126,14 @@ class Replay:
             )
         backend: TrainingBackend | None = None
         with tempfile.TemporaryDirectory(prefix="headrace-replay-") as scratch:
-            for leg in plan.legs:
-                # one model at a time in memory
-                backend = None
-                backend = await self._leg(leg, Path(scratch), report)
-                if self._request.check and report.first_difference:
-                    break
+            num_updates = sum(leg.end - leg.begin for leg in plan.legs)
+            with progress("making updates again", total=num_updates, unit="updates") as bar:
+                for leg in plan.legs:
+                    # one model at a time in memory
+                    backend = None
+                    backend = await self._leg(leg, Path(scratch), report, bar)
+                    if self._request.check and report.first_difference:
+                        break
         if self._request.out is not None and backend is not None:
             _save(backend, self._request.out)
             report.saved = str(self._request.out)
@@ -152,7 +155,7 @@ class Replay:
             )
         return f"{place} holds no update in the range; leave out --from and --to to see what there is"
 
-    async def _leg(self, leg: Leg, scratch: Path, report: Report) -> TrainingBackend:
+    async def _leg(self, leg: Leg, scratch: Path, report: Report, bar: ProgressBar) -> TrainingBackend:
         start = leg.stretch.start
         config = parse_config(start.config, f"the configuration of {start.learner}", self._request.what_if)
         if config.learner.ranks > 1:
@@ -184,6 +187,7 @@ class Replay:
                 _save(backend, scratch / leg.stretch.states[position].fingerprint.hex())
             if position < leg.end:
                 await self._make(leg.stretch.updates[position], updates, backend.digests, report)
+                bar.advance()
                 if self._request.check and report.first_difference:
                     break
         return backend

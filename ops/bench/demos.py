@@ -22,6 +22,7 @@ from ops.bench.table import provenance
 from ops.demo import task as demo_task
 from pipeline.config.load import read_resolved
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRow, read_history
+from pipeline.process.progress_bar import tracked
 
 BARS: Final = {"demo": 0.90, "tppo": 0.85, "vapo": 0.85, "ppo": 0.85}
 """Greedy accuracy on 256 held-out prompts after the last update, by ALGO of ``make demo``; the
@@ -147,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.no_runs:
         demo_task.main(["--out", "runs/demo-data"])
-    for seed in range(options.seeds):
+    for seed in tracked(range(options.seeds), "demos", "seeds"):
         for demo in (options.only,) if options.only else BARS:
             run_dir = options.work / f"{demo}-seed-{seed}"
             if not options.no_runs and not is_finished(run_dir):

@@ -38,6 +38,7 @@ from ops.bench.table import provenance, show, write_json
 from ops.demo.task import main as write_data
 from pipeline.ledger.server.binary import find_server
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
+from pipeline.process.progress_bar import tracked
 from protocol.errors import DataError
 from protocol.ids import Role
 
@@ -227,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with running(options.work.absolute()) as run:
         for role in _ROLES:
             run.join(role, f"{role}-first", cold=False)
-        for number in range(options.rounds):
+        for number in tracked(range(options.rounds), "join", "rounds"):
             for role in _ROLES:
                 for cold in (True, False):
                     name = f"{role}, {'cold' if cold else 'warm'} cache"

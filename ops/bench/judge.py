@@ -27,6 +27,7 @@ from ops.bench.fleet_run import last_counters
 from ops.bench.overlap.measure import run_fleet
 from ops.bench.table import Spread, provenance, show, write_json
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
+from pipeline.process.progress_bar import tracked
 from protocol.errors import DataError
 
 BAR = 0.95
@@ -148,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     runs: dict[str, list[JudgedRun]] = {"without a judge": [], "with a judge": []}
     with judge_server() as url:
-        for seed in range(options.rounds):
+        for seed in tracked(range(options.rounds), "judge", "rounds"):
             # those that went first go second in the next round
             for name, at in sorted({"without a judge": None, "with a judge": url}.items(), reverse=seed % 2 == 0):
                 runs[name].append(measure(options.work, at, seed=seed, num_updates=options.updates))

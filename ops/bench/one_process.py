@@ -31,6 +31,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk, Unit
+from pipeline.process.progress_bar import tracked
 from pipeline.rewards.arithmetic import verify
 from pipeline.rewards.shaping import shape
 from pipeline.rewards.verifier import Response, Verdict
@@ -435,7 +436,7 @@ def learn(config: Path, seed: int, overrides: Sequence[str], *, num_updates: int
     value_steps = learner.pretrain()
     clipped: list[float] = []
     entropy: list[float] = []
-    for update in range(1, wanted + 1):
+    for update in tracked(range(1, wanted + 1), "training", "updates"):
         metrics = learner.update()
         clipped.append(round(metrics["clip_fraction"], 6))
         entropy.append(round(metrics["entropy"], 6))

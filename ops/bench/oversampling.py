@@ -30,6 +30,7 @@ import numpy as np
 from ops.bench.table import provenance, show, write_json
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import Claim, LedgerSpec, Unit
+from pipeline.process.progress_bar import tracked
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk
 
@@ -217,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     rows: list[dict[str, object]] = []
     table: list[tuple[object, ...]] = []
-    for setting in settings():
+    for setting in tracked(list(settings()), "over-sampling", "settings"):
         results = [simulate(setting, seed) for seed in range(options.seeds)]
         rows.append({"setting": asdict(setting), "results": [asdict(result) for result in results]})
         means = (mean(getattr(result, name) for result in results) for name in Result.__dataclass_fields__)

@@ -25,6 +25,7 @@ from ops.drill.fleet import ROOT
 from ops.drill.one import PATIENCE_S, Outcome, drill
 from ops.drill.schedule import FaultKind, plan
 from ops.drill.truth import NAMING_S, TRUTHS
+from pipeline.process.progress_bar import progress
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,12 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.chdir(ROOT)
     outcomes: list[Outcome] = []
     seeds = [*options.seed[:-1], *range(options.seed[-1], options.seed[-1] + options.runs)]
-    for outcome in _drills(seeds, kinds, options):
-        outcomes.append(outcome)
-        print(line(outcome), flush=True)
-        if options.json:
-            with options.json.open("a") as file:
-                file.write(json.dumps(asdict(outcome), default=str) + "\n")
+    with progress("drills", total=len(seeds), unit="drills") as bar:
+        for outcome in _drills(seeds, kinds, options):
+            outcomes.append(outcome)
+            print(line(outcome), flush=True)
+            bar.advance()
+            if options.json:
+                with options.json.open("a") as file:
+                    file.write(json.dumps(asdict(outcome), default=str) + "\n")
     print("\n" + table(outcomes))
     print("\n" + naming_table(outcomes))
     return int(any(outcome.violations for outcome in outcomes))

@@ -31,6 +31,7 @@ from pipeline.ledger.address import read_address
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.types import LatePolicy, LedgerSpec, Unit
+from pipeline.process.progress_bar import progress
 from protocol.trajectory import Field
 
 _SAY_EVERY_S = 30.0
@@ -79,24 +80,25 @@ async def soak(
     # duplicates
     client = connect(server.url, timeout_s=_ANSWER_S, patience_s=100.0)
     try:
-        said = began = time.monotonic()
-        for number in range(rounds):
-            await client.flushall()
-            offered = specs(units_per_update)
-            story = Story(client, offered[number % len(offered)], random.Random(f"{seed}/{number}"), happened)
-            await story.open()
-            wanted = num_chunks * (number + 1) // rounds
-            while happened["chunks"] < wanted:
-                await story.step()
-                if story.num_steps % crash_every == 0:
-                    await story.flush()
-                    await _crash(folder, server)
-                    happened["server crashes"] += 1
-                    await story.compare_everything()
-                if time.monotonic() - said > _SAY_EVERY_S:
-                    said = time.monotonic()
-                    print(f"{said - began:6.0f} s  round {number}  {_line(happened)}", flush=True)
-            await story.finish()
+        with progress("soak", total=num_chunks, unit="chunks", read=lambda: float(happened["chunks"])):
+            said = began = time.monotonic()
+            for number in range(rounds):
+                await client.flushall()
+                offered = specs(units_per_update)
+                story = Story(client, offered[number % len(offered)], random.Random(f"{seed}/{number}"), happened)
+                await story.open()
+                wanted = num_chunks * (number + 1) // rounds
+                while happened["chunks"] < wanted:
+                    await story.step()
+                    if story.num_steps % crash_every == 0:
+                        await story.flush()
+                        await _crash(folder, server)
+                        happened["server crashes"] += 1
+                        await story.compare_everything()
+                    if time.monotonic() - said > _SAY_EVERY_S:
+                        said = time.monotonic()
+                        print(f"{said - began:6.0f} s  round {number}  {_line(happened)}", flush=True)
+                await story.finish()
     finally:
         await client.aclose()
         server.stop()

@@ -33,8 +33,11 @@ def check_model(model: str, device: str, timeout_s: float, as_json: bool) -> int
     from pipeline.data.hub_models import pinned_model
     from pipeline.preflight.model_report import remarks_of, report_model, rows_of
     from pipeline.process.exit_codes import ExitCode
+    from pipeline.process.progress_bar import progress
 
-    report = report_model(pinned_model(Path(model)), device, timeout_s=timeout_s)
+    folder = pinned_model(Path(model))
+    with progress("computing the model with each engine"):
+        report = report_model(folder, device, timeout_s=timeout_s)
     if as_json:
         found = msgspec.to_builtins(report)
         rights = [{**part, "right": one.is_right} for part, one in zip(found["parts"], report.parts, strict=True)]

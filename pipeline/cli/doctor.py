@@ -47,6 +47,7 @@ def doctor(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -
     from pipeline.preflight.findings import refuse, worst
     from pipeline.preflight.host import probe_host
     from pipeline.process.exit_codes import ExitCode
+    from pipeline.process.progress_bar import progress
     from pipeline.runtime.log import log_to_stderr
 
     log_to_stderr()
@@ -56,7 +57,9 @@ def doctor(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) -
         config, refused = None, [refuse("settings", str(error))]
     if sys.stderr.isatty():
         click.echo("looking at the machine; torch alone takes some seconds to import", err=True)
-    found = examine(probe_host(), config)
+    with progress("looking at the machine"):
+        host = probe_host()
+    found = examine(host, config)
     if refused:
         found["configuration"] = refused
     gravest = worst(finding for findings in found.values() for finding in findings)

@@ -52,6 +52,7 @@ def export_model(run_dir: Path, out: Path, *, version: int | None) -> Path:
     from pipeline.cli.model_card import model_card
     from pipeline.config.load import read_resolved
     from pipeline.observability.history import HISTORY_NAME, read_for_view
+    from pipeline.process.progress_bar import progress
     from pipeline.training.checkpoints import CHECKPOINTS, list_checkpoints, read_checkpoint
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -66,13 +67,22 @@ def export_model(run_dir: Path, out: Path, *, version: int | None) -> Path:
             f"{run_dir} holds no checkpoint of version {version}; expected one of {kept} (checkpoint.keep sets how many)"
         )
     chosen = list(found.values())[-1] if version is None else found[version]
-    model = read_checkpoint(chosen.path).path / "model"
+    with progress(f"verifying {chosen.path.name}"):
+        model = read_checkpoint(chosen.path).path / "model"
     if not (model / "config.json").is_file():
         raise DataError(f"{chosen.path} has no model, as an emulated learner writes none; export a run that trains one")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(model, partial)
+    sizes = sum(path.stat().st_size for path in model.rglob("*") if path.is_file())
+    with progress("copying the model", total=sizes / 1e6, unit="MB") as bar:
+
+        def copied(source: str, target: str) -> str:
+            shutil.copy2(source, target)
+            bar.advance(Path(source).stat().st_size / 1e6)
+            return target
+
+        shutil.copytree(model, partial, copy_function=copied)
     card = model_card(config, read_for_view(run_dir / HISTORY_NAME).rows, chosen.version)
     (partial / CARD_NAME).write_text(card, encoding="utf-8")
     # The target is absent or an empty folder.

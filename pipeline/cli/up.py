@@ -175,7 +175,7 @@ def carry_out(
 
             reach(launcher)
     click.echo("checking model, data, verifiers and engines before the start", err=True)
-    checked = preflight(config)
+    checked = preflight(config, plain=not is_live)
     for finding in checked.findings:
         click.echo(printable(finding), err=True)
     run_dir = prepare()

@@ -42,6 +42,7 @@ from pipeline.preflight.stop_strings import check_stop_strings
 from pipeline.preflight.unwise import unwise
 from pipeline.preflight.value_model import value_source
 from pipeline.preflight.vllm import ask_vllm, check_vllm, check_vllm_reference
+from pipeline.process.progress_bar import progress
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import BY_MODEL
 from pipeline.runtime.machine import this_machine
@@ -63,11 +64,17 @@ class Preflight:
     spec: LedgerSpec
 
 
-def preflight(config: RunConfig) -> Preflight:
-    """Check model, data, verifiers and addresses. Raises ConfigError or DataError for a setting or
-    a file that would make the run fail, LedgerUnavailable for a server that does not answer."""
+def preflight(config: RunConfig, *, plain: bool = False) -> Preflight:
+    """Check model, data, verifiers and addresses. ``plain``: progress as lines, on a terminal too.
+    Raises ConfigError or DataError for a setting or a file that would make the run fail,
+    LedgerUnavailable for a server that does not answer."""
     subject = _Subject(config)
-    findings = [finding.words for check in CHECKS for finding in check(subject)]
+    findings: list[str] = []
+    with progress("checking", total=len(CHECKS), unit="checks", plain=plain) as bar:
+        for check in CHECKS:
+            bar.detail(_name(check))
+            findings += [finding.words for finding in check(subject)]
+            bar.advance()
     return Preflight(tuple(findings), ledger_spec(config, subject.source))
 
 
@@ -75,15 +82,21 @@ def diagnose(config: RunConfig) -> list[Finding]:
     """Make the checks of ``preflight``, and go on after one that fails: return what all find."""
     subject = _Subject(config)
     found: list[Finding] = []
-    for check in CHECKS:
-        name = check.__name__.lstrip("_").replace("_", " ")
-        try:
-            found += check(subject)
-        except (ConfigError, DataError, LedgerUnavailable, LedgerRefused) as error:
-            # later checks that need the same file fail in the same way
-            if all(str(error) != one.found for one in found):
-                found.append(refuse(name, str(error)))
+    with progress("checking", total=len(CHECKS), unit="checks") as bar:
+        for check in CHECKS:
+            bar.detail(_name(check))
+            try:
+                found += check(subject)
+            except (ConfigError, DataError, LedgerUnavailable, LedgerRefused) as error:
+                # later checks that need the same file fail in the same way
+                if all(str(error) != one.found for one in found):
+                    found.append(refuse(_name(check), str(error)))
+            bar.advance()
     return found
+
+
+def _name(check: Callable[[_Subject], list[Finding]]) -> str:
+    return check.__name__.lstrip("_").replace("_", " ")
 
 
 class _Subject:

@@ -115,10 +115,26 @@ class Evaluations:
     async def wait(self) -> None:
         """Record each requested one, complete or at its deadline, until the worker drains."""
         while self._pending and not self._ctx.draining.is_set():
-            self._ctx.waiting_for(WaitingFor.INPUT, f"evaluation {self._pending[0].number}")
+            pending = self._pending[0]
+            state = await self._ctx.ledger.evaluation(pending.number)
+            size = 0.0 if state is None else float(state.request.num_prompts * state.request.samples_per_prompt)
+            with self._ctx.work.task("evaluation", size, "responses"):
+                await self._until_recorded(pending, size)
+
+    async def _until_recorded(self, pending: _Pending, size: float) -> None:
+        """Collect until an evaluation is recorded; heartbeats have its share."""
+        num_seen = 0
+        while pending in self._pending and not self._ctx.draining.is_set():
+            self._ctx.waiting_for(WaitingFor.INPUT, f"evaluation {pending.number}")
             await self.collect()
-            if self._pending:
-                await self._ctx.clock.sleep(_POLL_S)
+            if pending not in self._pending:
+                return
+            state = await self._ctx.ledger.evaluation(pending.number)
+            num_done = 0 if state is None else len(state.samples) + state.num_failed
+            if size and num_done > num_seen:
+                self._ctx.work.step((num_done - num_seen) / size)
+                num_seen = num_done
+            await self._ctx.clock.sleep(_POLL_S)
 
     def _row(self, pending: _Pending, state: EvaluationState) -> EvaluationRow:
         samples, request = state.samples, state.request

@@ -23,6 +23,7 @@ from ops.bench.ablation.signal import SIGNALS_NAME, read_signals
 from ops.bench.ablation.tables import TABLES, Table
 from ops.demo import task as demo_task
 from pipeline.config.load import load_config
+from pipeline.process.progress_bar import tracked
 from protocol.errors import DataError
 
 
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = options.work / table.name
     check_distinct(table)
     start = _start(table, folder, options.held_out)
-    for seed in range(max(options.seeds, options.other_seeds)):
+    for seed in tracked(range(max(options.seeds, options.other_seeds)), "ablation", "seeds"):
         for variant in table.variants:
             if options.only and options.only not in variant.name:
                 continue

@@ -25,6 +25,7 @@ from ops.bench.table import Spread, provenance, show, write_json
 from ops.demo.task import main as write_data
 from ops.hosts.namespaces import SpaceRefused, host_network
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRow, read_history
+from pipeline.process.progress_bar import tracked
 from protocol.errors import DataError
 from protocol.ids import Role
 
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     contenders = {"one host": one_host, "three hosts": three_hosts}
     runs: dict[str, list[HostsRun]] = {name: [] for name in contenders}
-    for seed in range(options.rounds):
+    for seed in tracked(range(options.rounds), "hosts", "rounds"):
         # those that went first go second in the next round
         for name in sorted(contenders, reverse=seed % 2 == 1):
             work = (options.work / f"{seed}-{name.replace(' ', '-')}").absolute()

@@ -16,6 +16,7 @@ from pathlib import Path
 from ops.bench.overhead.fleet import Cost, measure
 from ops.bench.overhead.parts import PARTS
 from ops.bench.table import Spread, provenance, show, write_json
+from pipeline.process.progress_bar import tracked
 
 SIZES = (2, 8, 24, 60)
 """Generators; with the reward, reference and learner processes the largest fleet has 63 workers."""
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     sizes = options.generators or list(SIZES)
     costs: dict[int, list[Cost]] = {size: [] for size in sizes}
-    for _ in range(options.rounds):
+    for _ in tracked(range(options.rounds), "overhead", "rounds"):
         for size in sizes:
             costs[size].append(measure(size, options.work, num_updates=options.updates))
             print(f"{size} generators: {costs[size][-1].core_share:.2%} of a core for each", flush=True)

@@ -16,6 +16,7 @@ from ops.bench.ablation.page import machine
 from ops.bench.overlap.measure import Measured, measure, summarize
 from ops.bench.overlap.scenarios import SCENARIOS
 from ops.bench.table import show, write_json
+from pipeline.process.progress_bar import tracked
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     scenarios = [scenario for scenario in SCENARIOS if not options.only or options.only in scenario.name]
     runs: dict[str, list[Measured]] = {scenario.name: [] for scenario in scenarios}
-    for seed in range(options.rounds):
+    for seed in tracked(range(options.rounds), "overlap", "rounds"):
         for scenario in scenarios:
             runs[scenario.name].append(measure(scenario, options.work, seed=seed, num_updates=options.updates))
             print(f"{scenario.name}, seed {seed}: {runs[scenario.name][-1].update_s:.2f} s an update", flush=True)

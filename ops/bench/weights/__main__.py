@@ -26,6 +26,7 @@ from ops.bench.weights.changes import SHAPE, Change, changes
 from ops.bench.weights.encryption import encrypted_mb_a_second
 from ops.bench.weights.hosts import HostRound, fleet
 from ops.bench.weights.learner import WAYS, Turn, measure
+from pipeline.process.progress_bar import tracked
 
 SHARE_BAR = 0.5
 """Of memcpy's bandwidth, from publish to served on one host."""
@@ -78,7 +79,7 @@ def _hosts(options: argparse.Namespace) -> None:
     num_bytes = int(options.mb.split(",")[0]) << 20
     every: list[HostRound] = []
     ways = [relay for name, relay in (("relay", True), ("direct", False)) if (options.only or "") in name]
-    for _ in range(options.rounds):
+    for _ in tracked(range(options.rounds), "weights", "rounds"):
         for relay in ways:
             with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
                 sizes = {"num_hosts": options.hosts, "num_workers": options.workers, "num_bytes": num_bytes}

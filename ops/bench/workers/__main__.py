@@ -18,6 +18,7 @@ from statistics import median
 from ops.bench.table import Spread, provenance, show, write_json
 from ops.bench.workers import limit
 from ops.bench.workers.fleet import PINGS, ROOT, Cost, measure
+from pipeline.process.progress_bar import tracked
 
 SIZES = (250, 500, 1000)
 WINDOWS = (256, 1024, 4096, 16384)
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes, windows = options.workers or list(SIZES), options.windows or list(WINDOWS)
     fleets: list[Cost] = []
     chunks: list[limit.ChunkCost] = []
-    for _ in range(options.rounds):
+    for _ in tracked(range(options.rounds), "workers", "rounds"):
         for size in sizes:
             for name, tree in trees.items():
                 with tempfile.TemporaryDirectory(prefix="headrace-bench-") as work:

@@ -5,8 +5,6 @@ Progress goes to standard error. Only click is imported until there is something
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +30,6 @@ Examples:
 
 Exit code 0; 11 when a line has no verdict, was not judged in time, or cannot be read.
 """
-_REPORT_EVERY_S = 5.0
 
 
 @click.command(epilog=_EPILOG)
@@ -86,24 +83,25 @@ def score(
     from pipeline.config.load import load_config
     from pipeline.data.files import count_rows
     from pipeline.process.exit_codes import ExitCode
+    from pipeline.process.progress_bar import progress
 
     run = load_config(files, (), os.environ) if files else None
     reward = None if run is None else run.reward
     config = scoring_settings(folders, timeout_s=timeout_s, processes=processes, config=reward)
     total = count_rows(file)
-    progress = ScoringProgress(total, lambda line: click.echo(line, err=True))
     click.echo(f"scoring {total:,} lines, with up to {config.processes} verifier processes", err=True)
-    report = score_file(
-        file,
-        verifier,
-        config=config,
-        default_verifier=None if run is None else run.data.verifier,
-        max_response_tokens=None if run is None else run.generation.max_response_tokens,
-        by=by,
-        out=out,
-        pass_rates=pass_rates,
-        on_judged=progress,
-    )
+    with progress("scoring", total=total, unit="responses") as bar:
+        report = score_file(
+            file,
+            verifier,
+            config=config,
+            default_verifier=None if run is None else run.data.verifier,
+            max_response_tokens=None if run is None else run.generation.max_response_tokens,
+            by=by,
+            out=out,
+            pass_rates=pass_rates,
+            on_judged=bar.advance,
+        )
     if as_json:
         echo_json(report)
     else:
@@ -111,29 +109,6 @@ def score(
 
         show_report(report, Console(highlight=False, markup=False))
     return ExitCode.OK if report.all_judged else ExitCode.NOT_ALL_JUDGED
-
-
-class ScoringProgress:
-    """Reports every few seconds how far the file is, in a line of its own."""
-
-    def __init__(self, total: int, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """``total``: estimated lines of the file."""
-        self._total, self._write, self._clock = total, write, clock
-        self._began = self._reported = clock()
-        self._num_done = 0
-
-    def __call__(self, number: int) -> None:
-        """Count ``number`` more lines."""
-        self._num_done += number
-        now = self._clock()
-        if now - self._reported < _REPORT_EVERY_S:
-            return
-        self._reported = now
-        rate = self._num_done / (now - self._began)
-        total = max(self._total, self._num_done)
-        left = f", {(total - self._num_done) / rate:.0f} s left" if rate else ""
-        pace = f"{rate:,.0f}/s" if rate >= 10.0 else f"{rate:.1f}/s"
-        self._write(f"{self._num_done:,} of {total:,} responses ({self._num_done / total:.0%}), {pace}{left}")
 
 
 def show_report(report: ScoreReport, console: Console) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.files.object_store import ObjectStore
+from pipeline.process.progress_bar import progress
 from pipeline.training.mirror.layout import (
     CONFIG,
     CopyManifest,
@@ -79,15 +80,17 @@ def _fetch(store: ObjectStore, name: str, copy: CopyManifest, parent: Path, tell
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(mode=0o700)
-        for path, file in sorted(copy.files.items()):
-            place = partial / path
-            store.get(content_name(file.digest), place)
-            if (size := place.stat().st_size) != file.bytes or digest_file(place) != file.digest:
-                raise DataError(
-                    f"{store.url}/{content_name(file.digest)}, which is {path}, has {size} bytes that do not match its digest; "
-                    f"expected {file.bytes} bytes"
-                )
-            place.chmod(0o600)
+        with progress(f"fetching {copy.run}", total=copy.num_bytes / _MB, unit="MB") as bar:
+            for path, file in sorted(copy.files.items()):
+                place = partial / path
+                store.get(content_name(file.digest), place)
+                if (size := place.stat().st_size) != file.bytes or digest_file(place) != file.digest:
+                    raise DataError(
+                        f"{store.url}/{content_name(file.digest)}, which is {path}, has {size} bytes that do not match its "
+                        f"digest; expected {file.bytes} bytes"
+                    )
+                place.chmod(0o600)
+                bar.advance(file.bytes / _MB)
         for place in partial.rglob("*"):
             if place.is_dir():
                 place.chmod(0o700)

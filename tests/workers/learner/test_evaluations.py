@@ -145,6 +145,23 @@ async def test_an_evaluation_that_the_ledger_forgot_is_given_up_at_the_deadline(
         assert bench.collected() == []
 
 
+async def test_waiting_reports_the_share_of_the_responses_in_the_heartbeat(tmp_path: Path) -> None:
+    async with _opened(tmp_path) as bench:
+        await bench.evaluations.request(3)
+        await bench.answer([1.0])
+        async with asyncio.TaskGroup() as tasks:
+            job = tasks.create_task(bench.evaluations.wait())
+            await bench.clock.advance(0.5)
+            report = bench.ctx.work.report()
+            assert (report.kind, report.amount, report.unit) == ("evaluation", 4.0, "responses")
+            assert report.share == pytest.approx(0.25)
+            await bench.answer([1.0, 0.0, 1.0])
+            await bench.clock.advance(0.5)
+            await job
+        assert len(bench.collected()) == 1
+        assert bench.ctx.work.report().kind == ""
+
+
 async def test_waiting_ends_when_the_worker_drains(tmp_path: Path) -> None:
     async with _opened(tmp_path) as bench:
         await bench.evaluations.request(3)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import main
-from pipeline.cli.score.command import ScoringProgress, score
+from pipeline.cli.score.command import score
 from pipeline.cli.score.offline import score_file
 from pipeline.config.learning import RewardSection
 from pipeline.rewards.pool import VerifierPool
@@ -183,23 +183,6 @@ def test_the_exit_status_says_whether_every_response_was_judged(
     printed = capsys.readouterr()
     assert f"scoring {len(lines)} lines" in printed.err
     assert ("of these not judged in time" in printed.out) == ("hang" in str(lines) and code == 11)
-
-
-def test_progress_is_told_every_five_seconds_with_rate_and_rest() -> None:
-    now, told = [0.0], list[str]()
-    progress = ScoringProgress(1_000, told.append, clock=lambda: now[0])
-    progress(100)
-    assert told == []
-    now[0] = 5.0
-    progress(100)
-    now[0] = 9.0
-    progress(100)
-    assert told == ["200 of 1,000 responses (20%), 40/s, 20 s left"]
-    told.clear()
-    slow = ScoringProgress(10, told.append, clock=lambda: now[0])
-    now[0] = 19.0
-    slow(2)
-    assert told == ["2 of 10 responses (20%), 0.2/s, 40 s left"]
 
 
 async def test_a_pool_tells_of_every_response_as_it_is_judged(tmp_path: Path) -> None:
