@@ -44,6 +44,12 @@ async def resume(at: Attached, _: Mapping[str, Any]) -> dict[str, bool]:
     return {"was_paused": await steering.resume(at) is not None}
 
 
+async def drain(at: Attached, values: Mapping[str, Any]) -> Fleet:
+    """Have one worker finish, take no new work, and leave: ``worker``. Raises ConfigError."""
+    _check_running(at)
+    return await steering.drain(at, str(values.get("worker", "")))
+
+
 def _check_running(at: Attached) -> None:
     """Raise ConfigError for a run without a supervisor: its ledger may be a copy."""
     if supervisor_pid(at.run_dir) is None:
@@ -54,5 +60,6 @@ ACTIONS: Final[Mapping[str, Callable[[Attached, Mapping[str, Any]], Awaitable[ob
     "scale": scale,
     "pause": pause,
     "resume": resume,
+    "drain": drain,
 }
 """By their addresses."""

@@ -11,6 +11,7 @@
                                           in any case; drops, versions, groups, why: as the commands
     POST /api/runs/RUN/scale              {"role": ROLE, "count": NUMBER or null for auto}
     POST /api/runs/RUN/pause              {"reason": TEXT}; resume: {}
+    POST /api/runs/RUN/drain              {"worker": NAME}
 
 A refused request is answered with ``{"error": SENTENCE}``."""
 

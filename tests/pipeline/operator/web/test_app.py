@@ -198,6 +198,16 @@ def test_a_scale_request_changes_the_wanted_fleet(client: TestClient, served: Se
     assert served.fleet().counts[Role.GENERATOR] == before + 1
 
 
+def test_a_drain_request_has_one_worker_leave(client: TestClient, served: ServedRun) -> None:
+    unknown = client.post("/api/runs/op/drain", json={"worker": "generator-9"})
+    assert unknown.status_code == 400
+    assert "generator-0" in unknown.json()["error"]
+    before = served.fleet().counts[Role.GENERATOR]
+    found = client.post("/api/runs/op/drain", json={"worker": "generator-0"})
+    assert found.status_code == 200, found.text
+    assert served.fleet().counts[Role.GENERATOR] == before - 1
+
+
 def test_pause_stops_admission_and_resume_lets_it_go_on(client: TestClient, served: ServedRun) -> None:
     paused = client.post("/api/runs/op/pause", json={"reason": "a look"})
     assert paused.status_code == 200, paused.text
