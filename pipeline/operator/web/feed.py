@@ -20,16 +20,21 @@ class PageFeed:
     """Hands the newest message to all that wait for it, in one event loop."""
 
     def __init__(self) -> None:
+        self._number = 0
         self._newest: FeedMessage | None = None
         self._came = asyncio.Event()
         self._is_closed = False
 
     def publish(self, body: bytes) -> None:
         """Replace the newest message."""
-        number = 1 if self._newest is None else self._newest.number + 1
-        self._newest = FeedMessage(number, body)
+        self._number += 1
+        self._newest = FeedMessage(self._number, body)
         self._came.set()
         self._came = asyncio.Event()
+
+    def forget(self) -> None:
+        """Have later readers wait for the next message: the newest is of an earlier time."""
+        self._newest = None
 
     def close(self) -> None:
         """End all waits for good."""

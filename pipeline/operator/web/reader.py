@@ -96,6 +96,7 @@ class RunReader:
         with self._lock:
             self._num_users += 1
             if self._thread is None and not self._is_closed:
+                self.feed.forget()
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._main, args=(self._loop,), name="run-reader", daemon=True)
                 self._thread.start()

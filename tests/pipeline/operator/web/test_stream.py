@@ -98,12 +98,13 @@ async def test_all_pages_share_one_reader_and_nothing_runs_without_a_page(
             page.gone.set()
     await until(lambda: not reader.is_reading)
     await until(lambda: threading.active_count() <= before)
-    # A page that comes later finds the run again.
-    page = Page()
+    # A page that comes later finds the run again, and no picture of before.
+    began_s, page = time.time(), Page()
     async with asyncio.TaskGroup() as group:
         group.create_task(EventStream(reader)(SCOPE, page.receive, page.send))
         await until(lambda: len(page.pictures) >= 1)
         page.gone.set()
+    assert page.pictures[0]["overview"]["at_s"] >= began_s
     await asyncio.to_thread(reader.close)
 
 
