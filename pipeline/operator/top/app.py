@@ -47,7 +47,7 @@ LiveTable { height: 1fr; }
 #views { height: 1; }
 #body { height: 1fr; layout: horizontal; }
 #parts { layout: horizontal; height: 1fr; width: 1fr; }
-#roles { width: 36; }
+#roles { width: 34; }
 #queues { width: 1fr; }
 #workers, #pages { display: none; }
 #workers { width: 1fr; height: 1fr; }
@@ -126,8 +126,8 @@ class TopApp(App[int]):
         with Container(id="body"):
             with Container(id="parts"):
                 yield LiveTable(words.ROLE_COLUMNS, (9, 5, 12), name="roles", shares=(2,))
-                yield LiveTable(words.QUEUE_COLUMNS, (12, 8, 5, 5, 6), name="queues", shares=(0,))
-            yield LiveTable(words.WORKER_COLUMNS, (13, 4, 5, 24, 14), name="workers", shares=(3, 4))
+                yield LiveTable(words.QUEUE_COLUMNS, (12, 9, 5, 5, 6), name="queues", shares=(0,))
+            yield LiveTable(words.WORKER_COLUMNS, (16, 4, 5, 22, 14), name="workers", shares=(3, 4))
         with VerticalScroll(id="pages"):
             yield Static(id="page")
         yield LiveTable(words.INCIDENT_COLUMNS, (8, 13, 20), name="incidents", shares=(2,))

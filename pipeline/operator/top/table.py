@@ -89,11 +89,10 @@ class LiveTable(Widget, can_focus=True):
         style = self.rich_style
         index = self._top + y - 1
         if y == 0:
-            words, own = self._line(self._names, width), Style(bold=True, underline=True)
+            first, *others = self._names
             if len(self._rows) > self._room:
-                # Which rows are in sight: the last place of the header is free for it.
-                seen = f" {self._top + 1}-{self._top + self._room}/{len(self._rows)}"
-                words = set_cell_size(words, max(0, width - len(seen))) + seen[-width:]
+                first += f" {self._top + 1}-{self._top + self._room}/{len(self._rows)}"
+            words, own = self._line((first, *others), width), Style(bold=True, underline=True)
         elif index < len(self._rows):
             row = self._rows[index]
             words, own = self._line(row.cells, width), Style.parse(row.style)

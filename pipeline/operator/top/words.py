@@ -155,7 +155,7 @@ def queue_rows(queues: Iterable[QueueOverview]) -> list[TableRow]:
         name = f"{queue.name} mailbox" if queue.kind == "mailbox" else queue.name
         depth = f"{queue.depth / 2**20:.1f} MB" if queue.unit == "bytes" else f"{queue.depth:,}"
         if queue.limit is not None and queue.unit != "bytes":
-            depth += f"/{queue.limit:,}"
+            depth = f"{queue.depth}/{queue.limit}"
         oldest = NONE if queue.oldest_age_s is None else in_short(queue.oldest_age_s)
         bad = queue.num_gaps or queue.num_refused or (queue.name == "dead" and queue.depth)
         cells = (printable_line(name), depth, rate(queue.in_per_s), rate(queue.out_per_s), oldest)

@@ -301,7 +301,7 @@ async def test_changed_lines_alone_are_drawn_and_the_cursor_stays_on_its_worker(
         text = await view.next_picture()
         assert drawn == [(Region(0, 9, 80, 1),)], "the header, the learner, and seven generators stand above"
         assert "another window" in text
-        assert " 1-13/203" in text, "which rows are in sight"
+        assert "worker 1-13/203" in text, "which rows are in sight"
         # A worker before the chosen one goes.
         await feed.run.registry.fence("generator-0")
         await view.next_picture()
