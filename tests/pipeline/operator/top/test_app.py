@@ -12,6 +12,7 @@ from textual.geometry import Region
 from pipeline.ledger.admin import StoredChunk
 from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.operator.top.table import LiveTable
+from pipeline.operator.top.words import TableRow
 from pipeline.runtime.registry.contract import LinkReport, RunState, RunStatus, WaitingFor
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Role
@@ -250,6 +251,16 @@ async def test_what_workers_write_is_text_on_every_view(tmp_path: Path) -> None:
             assert not set(text) & set("\x1b\x07\r\x08"), key
             assert view.app.is_running
         assert "[red]no[/red]" in await view.press("1")
+
+
+async def test_a_table_escapes_what_its_rows_have_not(tmp_path: Path) -> None:
+    feed = HandFeed(await busy_run(tmp_path))
+    async with shown(feed) as view:
+        table = view.app.query_one("#roles", LiveTable)
+        table.show([TableRow("learner", (HOSTILE, "1/1", HOSTILE))])
+        await view.pilot.pause()
+        assert "\\x1b" in view.text
+        assert not set(view.text) & set("\x1b\x07\r\x08")
 
 
 async def test_the_ends_of_run_and_server_do_not_end_the_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
