@@ -36,7 +36,7 @@ from protocol.printable import printable_line
 
 REFRESH_S = 1.0
 _VIEWS = ("run", "workers", "versions", "drops", "incidents")
-_KEYS = "? help  1-5 view  +/- scale  p pause  l log  t trajectories  q quit"
+_KEYS = "? help  1-5 view  +/- scale  d drain  p pause  l log  t trajectories  q quit"
 _WIDE = 130
 _TALL = 36
 
@@ -87,6 +87,7 @@ class TopApp(App[int]):
         *(Binding(str(number + 1), f"view('{name}')", name) for number, name in enumerate(_VIEWS)),
         Binding("plus,equals_sign", "scale(1)", "one more"),
         Binding("minus", "scale(-1)", "one fewer"),
+        Binding("d", "drain", "drain"),
         Binding("p", "pause", "pause"),
         Binding("r", "resume", "resume"),
         Binding("l", "log", "log"),
@@ -206,6 +207,15 @@ class TopApp(App[int]):
         else:
             question = f"One {role} worker fewer? It finishes or gives back its work; nothing is lost."
             self._ask(question, lambda: self.feed.scale(role, -1))
+
+    def action_drain(self) -> None:
+        """Have the worker under the cursor finish and leave."""
+        worker = self._chosen_worker()
+        if worker is None:
+            self.say("choose a worker first: 2 shows the workers")
+        else:
+            question = f"Drain {worker}? It finishes or gives back its work and leaves; its role has one worker fewer."
+            self._ask(question, lambda: self.feed.drain(worker))
 
     def action_pause(self) -> None:
         """Stop the admission of new groups."""

@@ -28,6 +28,7 @@ from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from pipeline.ledger.admin import StoredChunk
+    from pipeline.runtime.registry.contract import Fleet
 
 _CONNECT_S = 8.0
 _RECONNECT_AFTER_S = 10.0
@@ -54,6 +55,10 @@ class Feed(Protocol):
 
     async def scale(self, role: Role, change: int) -> str:
         """Change the wanted number of a role's workers; return what is wanted now, in words."""
+        ...
+
+    async def drain(self, worker: str) -> str:
+        """Have a worker finish and leave; return what is wanted from now on, in words."""
         ...
 
     async def pause(self) -> str:
@@ -129,7 +134,13 @@ class RunFeed:
             if present + change < 1:
                 raise ConfigError(f"the run needs a {role} worker; `headrace down` ends the run")
             wanted = await steering.change_fleet(at, {role: present + change})
-        return f"wanted: {', '.join(f'{count} {name}' for name, count in wanted.counts.items())}"
+        return _in_words(wanted)
+
+    async def drain(self, worker: str) -> str:
+        """Have a worker finish and leave. Raises ConfigError."""
+        at = self._attached()
+        async with asyncio.timeout(_ACT_S):
+            return f"{printable_line(worker)} drains; {_in_words(await steering.drain(at, worker))}"
 
     async def pause(self) -> str:
         """Stop the admission of new groups. Raises ConfigError."""
@@ -187,3 +198,7 @@ class RunFeed:
         if self._is_copy:
             raise ConfigError(f"{self.run_dir} does not run; `headrace up --resume {self.run_dir}` goes on with it")
         return at
+
+
+def _in_words(fleet: Fleet) -> str:
+    return f"wanted: {', '.join(f'{count} {name}' for name, count in fleet.counts.items())}"

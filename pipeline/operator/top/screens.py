@@ -35,6 +35,7 @@ Keys
   Enter        on a role: its workers; on a worker: its log
 
   + and -      one worker more, or one fewer, of the role under the cursor
+  d            drain the worker under the cursor: it ends its work and leaves
   p            pause: no new group is admitted; work in flight is finished
   r            resume
   l            the log of the worker under the cursor, as it grows

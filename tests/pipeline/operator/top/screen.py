@@ -53,6 +53,9 @@ class HandFeed:
     async def scale(self, role: Role, change: int) -> str:
         return self._do(f"scale {role} {change:+d}")
 
+    async def drain(self, worker: str) -> str:
+        return self._do(f"drain {worker}")
+
     async def pause(self) -> str:
         return self._do("pause")
 

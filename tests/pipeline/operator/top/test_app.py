@@ -187,6 +187,18 @@ async def test_pause_asks_first_and_resume_does_not(tmp_path: Path) -> None:
         assert feed.done == ["pause", "resume"]
 
 
+async def test_a_worker_is_drained_after_a_question(tmp_path: Path) -> None:
+    feed = HandFeed(await busy_run(tmp_path))
+    async with shown(feed) as view:
+        assert "choose a worker first" in await view.press("d")
+        text = await view.press("2", "down", "down", "d")
+        assert "Drain generator-1?" in text
+        await view.press("n")
+        assert feed.done == []
+        assert "done: drain generator-1" in await view.press("d", "y")
+        assert feed.done == ["drain generator-1"]
+
+
 async def test_a_refused_change_says_why_and_the_view_goes_on(tmp_path: Path) -> None:
     feed = HandFeed(await busy_run(tmp_path))
     feed.refusal = f"the fleet is too large {HOSTILE}"
@@ -209,6 +221,7 @@ async def test_help_lists_every_key_that_is_bound(tmp_path: Path) -> None:
             "Tab",
             "  l  ",
             "  t  ",
+            "  d  ",
             "  p  ",
             "  r  ",
             "  q  ",
