@@ -15,6 +15,7 @@ from typing import Final
 
 from pipeline.config.data_sets import HUB_PREFIX
 from pipeline.data.hub_errors import plain_errors
+from pipeline.data.hub_progress import fetching
 from protocol.errors import DataError
 
 _NAME: Final = re.compile(
@@ -65,11 +66,16 @@ def pin(source: HubSource) -> list[HubSource]:
     from huggingface_hub import snapshot_download
 
     with plain_errors(str(source), source.repository, "dataset"):
-        folder = Path(
-            snapshot_download(
-                source.repository, repo_type="dataset", revision=source.revision, allow_patterns=[source.file]
+        with fetching(str(source)) as bars:
+            folder = Path(
+                snapshot_download(
+                    source.repository,
+                    repo_type="dataset",
+                    revision=source.revision,
+                    allow_patterns=[source.file],
+                    tqdm_class=bars,
+                )
             )
-        )
         names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         found = [name for name in names if fnmatchcase(name, source.file)]
         if not found:
@@ -81,8 +87,12 @@ def fetch(source: HubSource) -> Path:
     """Return the local copy of a pinned file: the cache's, else fetched. Raises DataError."""
     from huggingface_hub import hf_hub_download
 
-    with plain_errors(str(source), source.repository, "dataset"):
-        return Path(hf_hub_download(source.repository, source.file, repo_type="dataset", revision=source.revision))
+    with plain_errors(str(source), source.repository, "dataset"), fetching(str(source)) as bars:
+        return Path(
+            hf_hub_download(
+                source.repository, source.file, repo_type="dataset", revision=source.revision, tqdm_class=bars
+            )
+        )
 
 
 def _refuse_file(source: HubSource, fault: str) -> None:

@@ -15,6 +15,7 @@ from pipeline.config.base import Section
 from pipeline.config.load import HUB_MODEL
 from pipeline.config.schema import RunConfig
 from pipeline.data.hub_errors import plain_errors
+from pipeline.data.hub_progress import fetching
 from protocol.errors import ConfigError
 
 _NAME: Final = re.compile(r"(?P<repository>[^/@]+/[^/@]+)(?:@(?P<revision>.+))?")
@@ -79,5 +80,6 @@ def _pinned(path: Path | None) -> Path | None:
 def _fetch(repository: str, revision: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    with plain_errors(f"hf://{repository}@{revision}", repository, "model"):
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES))
+    name = f"hf://{repository}@{revision}"
+    with plain_errors(name, repository, "model"), fetching(name) as bars:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES, tqdm_class=bars))

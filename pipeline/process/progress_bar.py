@@ -29,7 +29,8 @@ SILENT_S: Final = 2.0
 LINE_EVERY_S: Final = 10.0
 _TICK_S = 0.2
 _LEAST_SHARE = 0.01
-"""Least share done for an estimate of the time left."""
+_LEAST_S = 10.0
+"""Least share done, or else least time, for an estimate of the time left."""
 _ENDS_WITHIN_S = 2.0
 """Limit of the drawing thread's end."""
 
@@ -76,10 +77,10 @@ class ProgressBar:
 
     def left_s(self) -> float | None:
         """Return the time left at the pace so far; None before there is one."""
-        share = self.share
-        if share is None or share < _LEAST_SHARE:
+        share, elapsed_s = self.share, self.elapsed_s()
+        if not share or (share < _LEAST_SHARE and elapsed_s < _LEAST_S):
             return None
-        return self.elapsed_s() * (1.0 - share) / share
+        return elapsed_s * (1.0 - share) / share
 
     def in_words(self) -> str:
         """Return how far it is: ``40 %, 1,024 of 2,560 responses, about 0:14 left``."""
@@ -175,7 +176,7 @@ class ProgressBars:
         display = self._shown()
         for bar in bars:
             if bar not in self._tasks:
-                self._tasks[bar] = display.add_task(bar.what, total=None, words="")
+                self._tasks[bar] = display.add_task(bar.what, total=None, words=bar.in_words())
             share = bar.share
             total, completed = (None, 0.0) if share is None else (1.0, share)
             display.update(self._tasks[bar], total=total, completed=completed, words=bar.in_words())

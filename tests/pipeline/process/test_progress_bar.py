@@ -46,8 +46,12 @@ def test_the_time_left_is_that_of_the_pace_so_far() -> None:
     clock = Clock()
     bar = bar_of(clock)
     assert bar.in_words() == "0 %, 0 of 200 responses, no estimate yet"
-    clock.now += 20.0
-    bar.advance(50)
+    clock.now += 9.0
+    bar.advance(1)
+    assert bar.left_s() is None, "so small a part tells little"
+    clock.now += 11.0
+    assert bar.left_s() == pytest.approx(20.0 * 199)
+    bar.advance(49)
     assert bar.in_words() == "25 %, 50 of 200 responses, about 1:00 left"
     bar.advance(150)
     assert bar.in_words() == "100 %, 200 of 200 responses, about 0:00 left"
