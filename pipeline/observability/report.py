@@ -149,7 +149,8 @@ def _cards(summary: Summary, records: RunRecords) -> list[_Card]:
     wanted = records.num_wanted
     of_wanted = f" of {wanted:,}" if wanted is not None and wanted != summary.num_updates else ""
     last: UpdateRow | None = records.updates[-1] if records.updates else None
-    ends = f"{records.num_ends or 'no'} ends of workers" if records.has_log else "no log"
+    number = records.num_ends
+    ends = f"{number or 'no'} {'end' if number == 1 else 'ends'} of workers" if records.has_log else "no log"
     return [
         _Card("accuracy before", percent(summary.accuracy_before), held_out),
         _Card("accuracy after", percent(summary.accuracy_after), after),

@@ -38,6 +38,7 @@ _BESIDE = (
 """Packages that others bring along, and that change numbers or speed."""
 _TOOLS = frozenset(
     {
+        "beartype", "hypothesis",
         "hatchling", "import-linter", "pre-commit", "pyright", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist",
         "ruff", "tree-sitter", "tree-sitter-lua",
     }
