@@ -100,7 +100,7 @@ async def resume(at: Attached, as_json: bool) -> None:
     from pipeline.observability.status import pause_words
 
     ended = await steering.resume(at)
-    words = "was not paused" if ended is None else f"admits groups again; until now {pause_words(ended)}"
+    words = "was not paused" if ended is None else f"admits groups again; {pause_words(ended, has_ended=True)}"
     answer(as_json, {"run": at.run_dir, "ended": ended}, f"{at.run_dir} {words}")
 
 

@@ -275,11 +275,13 @@ def bottleneck(workers: Sequence[WorkerRow]) -> str:
     return f"{' waits for '.join(seen)}, which is at {what}" if len(seen) > 1 else f"{row.worker} is at {what}"
 
 
-def pause_words(pause: Pause) -> str:
+def pause_words(pause: Pause, *, has_ended: bool = False) -> str:
     """Return an operator's pause as a phrase, with the local time of its beginning."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(pause.since_s))
     why = f": {printable_line(pause.reason)}" if pause.reason else ""
-    return f"admission is paused by an operator since {since}, {printable_line(pause.by)}{why}"
+    return (
+        f"admission {'was' if has_ended else 'is'} paused by an operator since {since}, {printable_line(pause.by)}{why}"
+    )
 
 
 def doing(row: WorkerRow) -> str:

@@ -150,6 +150,9 @@ def test_a_pause_outlives_its_server_is_shown_everywhere_and_ends_with_resume(ru
         assert "admission is paused by an operator since" in words and "a new verifier\\x1b[31m" in words, words
     assert any("paused by an operator" in words for words in _json("why", str(run_dir))["also"])
     assert _json("resume", str(run_dir)) == {"run": str(run_dir), "ended": paused}
+    _json("pause", str(run_dir))
+    done = CliRunner().invoke(headrace, ["resume", str(run_dir)], standalone_mode=False)
+    assert f"{run_dir} admits groups again; admission was paused by an operator since" in done.stdout
     assert _json("resume", str(run_dir))["ended"] is None
     assert _json("status", str(run_dir))["totals"]["paused"] is None
     assert "has 301 characters; expected at most 300" in _refused("pause", str(run_dir), "--reason", "x" * 301)
