@@ -48,4 +48,5 @@ def dashboard(runs: Path | None, host: str, port: int, token_file: Path | None) 
     if not run_folders(folder):
         raise ConfigError(no_runs_words(folder))
     log_to_stderr()
-    serve(folder, host=host, port=port, token_file=token_file, say=lambda line: click.echo(line))
+    # The present folder, too, has a name.
+    serve(folder.resolve(), host=host, port=port, token_file=token_file, say=lambda line: click.echo(line))

@@ -66,6 +66,15 @@ def test_a_folder_without_a_run_is_answered_with_what_to_do(tmp_path: Path) -> N
     assert "headrace up" in str(done.exception)
 
 
+def test_a_run_that_is_the_present_folder_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    served: list[Path] = []
+    monkeypatch.setattr("pipeline.operator.web.serving.serve", lambda folder, **_: served.append(folder))
+    assert CliRunner().invoke(headrace, ["dashboard", "."], standalone_mode=False).exception is None
+    assert [folder.name for folder in served] == [tmp_path.name]
+
+
 @contextlib.contextmanager
 def dashboard(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """Yield the command's process and the lines that it printed at its start."""
