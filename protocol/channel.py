@@ -39,6 +39,8 @@ class Delivery:
     sequence: int
     sent_s: float
     """Sender's wall-clock time in seconds since 1970."""
+    trace: str = ""
+    """Context of the span that made the message; empty without one. Unverified."""
 
 
 @dataclass(frozen=True, slots=True)

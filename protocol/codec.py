@@ -41,7 +41,7 @@ MAX_TOLD_CHARS = 300
 """Of the decoder's own error, which quotes the unexpected value."""
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Frame 0 of every message."""
 
     version: int
@@ -56,6 +56,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """xxh3-64 of the body."""
     sent_s: float
     """Sender's wall-clock time, seconds since 1970."""
+    trace: str = ""
+    """Context of the span that made it, as W3C's ``traceparent``; absent without tracing. Unverified."""
 
 
 class Blob(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +116,8 @@ class Encoded:
     checksum: int
     apart: memoryview | None = None
     """Bytes of a frame of their own, behind the body."""
+    trace: str = ""
+    """For the envelope of each link."""
 
 
 def encode_once(message: Message) -> Encoded:
@@ -144,6 +148,7 @@ def encode(message: Message | Encoded, *, sender: str, sequence: int, sent_s: fl
         sequence=sequence,
         checksum=encoded.checksum,
         sent_s=sent_s,
+        trace=encoded.trace,
     )
     frames: list[Buffer] = [_encode(envelope), encoded.body]
     return frames if encoded.apart is None else [*frames, encoded.apart]

@@ -61,7 +61,7 @@ class Inbound:
         if opened is None:
             return None
         message, envelope = opened
-        return Delivery(message, envelope.sender, envelope.sequence, envelope.sent_s)
+        return Delivery(message, envelope.sender, envelope.sequence, envelope.sent_s, envelope.trace)
 
     def open(
         self, frames: Sequence[Buffer], *, address: Callable[[], str], check: Callable[[str], None] | None = None

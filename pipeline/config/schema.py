@@ -18,6 +18,7 @@ from pipeline.config.launching import LaunchSection
 from pipeline.config.rate_phases import rate_phases
 from pipeline.config.sampling import check_limits, check_punishment, check_sampling
 from pipeline.config.sinking import SinksSection
+from pipeline.config.tracing import TracingSection
 from pipeline.ledger.types import Unit
 
 RANKED_BACKENDS = ("fsdp2", "deepspeed")
@@ -54,6 +55,7 @@ class RunConfig(Section):
     samples: running.SamplesSection = running.SamplesSection()
     evaluation: EvaluationSection = EvaluationSection()
     sinks: SinksSection = SinksSection()
+    tracing: TracingSection = TracingSection()
     ledger: running.LedgerSection = running.LedgerSection()
     wire: running.WireSection = running.WireSection()
     weights: running.WeightsSection = running.WeightsSection()

@@ -120,6 +120,7 @@ _RULES = (
     ),
     _Rule("sinks.wandb_mode", lambda c: c.sinks.wandb is None, "sinks.wandb is not set"),
     _Rule("sinks.mlflow_experiment", lambda c: c.sinks.mlflow is None, "sinks.mlflow is not set"),
+    _Rule("tracing.share", lambda c: c.tracing.otlp is None, "tracing.otlp is not set"),
     _Rule("wire.host wire.advertise_host wire.ports", lambda c: c.wire.transport != "tcp", "wire.transport is ipc"),
 )
 

@@ -46,6 +46,7 @@ from pipeline.process.progress_bar import progress
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import BY_MODEL
 from pipeline.runtime.machine import this_machine
+from pipeline.runtime.tracing import check_tracing
 from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts, most_counts
 from protocol.endpoints import Endpoint
 from protocol.errors import ConfigError, DataError, LedgerRefused, LedgerUnavailable
@@ -193,6 +194,11 @@ def _sinks(subject: _Subject) -> list[Finding]:
     return check_sinks(subject.config)
 
 
+def _tracing(subject: _Subject) -> list[Finding]:
+    check_tracing(subject.config.tracing)
+    return []
+
+
 def _engines(subject: _Subject) -> list[Finding]:
     return [fine("engines", line) for line in check_engines(subject.config)]
 
@@ -254,8 +260,8 @@ def _enough_prompts(subject: _Subject) -> list[Finding]:
 
 
 CHECKS: Final[tuple[Callable[[_Subject], list[Finding]], ...]] = (
-    _fleet, _models, _data, _length, _memory, _learner, _settings, _ledger_size, _sinks, _engines, _reward_model, _vllm,
-    _address, _ledger, _verifiers, _enough_prompts,
+    _fleet, _models, _data, _length, _memory, _learner, _settings, _ledger_size, _sinks, _tracing, _engines, _reward_model,
+    _vllm, _address, _ledger, _verifiers, _enough_prompts,
 )  # fmt: skip
 """Each returns findings, or raises an error with a remedy; in the order in which they are shown."""
 

@@ -22,6 +22,7 @@ from pipeline.process.work import Meter, listening, piece_limit_s
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.notifications import Notifications
 from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, LinkReport, Registry, WaitingFor, link_name
+from pipeline.runtime.tracing import NoSpans, Spans
 from pipeline.runtime.worker_state import WorkerState
 from protocol.channel import LinkStats, Mailbox, Requester, Responder, Sender
 from protocol.ids import Incarnation
@@ -71,6 +72,7 @@ class ActorContext:
         log: structlog logger; every line has role, worker, run and policy version.
         clock: time.
         draining: set when the main loop should end.
+        spans: OpenTelemetry spans of trajectories; without tracing, none.
         delivered: finished pieces of work; an error before the first is not caused by the work.
         tasks: the actor's TaskGroup; prefer ``spawn``, which names a task and watches its end."""
 
@@ -87,6 +89,7 @@ class ActorContext:
         clock: Clock,
         tasks: asyncio.TaskGroup,
         log_context: dict[str, object] | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
@@ -98,6 +101,7 @@ class ActorContext:
         self.log = log
         self.clock = clock
         self.tasks = tasks
+        self.spans: Spans = NoSpans() if spans is None else spans
         self.draining = asyncio.Event()
         self.worker_state = WorkerState(who, clock)
         self.finished: tuple[ExitCode, str] | None = None

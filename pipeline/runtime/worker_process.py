@@ -50,6 +50,7 @@ from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.run_ledger import connect_worker, run_ledger
 from pipeline.runtime.signals import stop_signals
 from pipeline.runtime.threads import limit_threads, threads_of
+from pipeline.runtime.tracing import open_spans
 from protocol.errors import ConfigError, Fenced, LedgerError
 from protocol.hosts import advertised
 from protocol.ids import Incarnation, Role, is_worker_name
@@ -63,6 +64,7 @@ _LINKS_S = 0.5
 _STOP_WATCH_S = 1.0
 _TEARDOWN_S = 5.0
 _DEPART_S = 2.0
+_SPANS_S = 2.0
 _HEARTBEAT_END_S = 5.0
 _IMMEDIATE_S = 0.5
 _ENDED = {RunState.STOPPING, RunState.FINISHED, RunState.FAILED}
@@ -232,6 +234,7 @@ class Host:
         shared = ledger.connection if isinstance(ledger, RedisLedger) else None
         registry = RedisRegistry(client, self._config.run.name, connection=shared)
         transport = open_transport(self._config, self._run_dir, who)
+        spans = open_spans(self._config.tracing, self._config.run.name, who, self._log)
         ctx = self._context = ActorContext(
             config=self._config,
             run_dir=self._run_dir,
@@ -243,6 +246,7 @@ class Host:
             clock=self._clock,
             tasks=tasks,
             log_context=self._worker_log.context,
+            spans=spans,
         )
         ledger.on_trouble(ctx.worker_state.ledger_trouble)
         self._worker_log.context["epoch"] = who.epoch
@@ -261,6 +265,7 @@ class Host:
         finally:
             await asyncio.to_thread(heartbeats.stop, timeout_s=self._at_most(_HEARTBEAT_END_S))
             await self._depart(registry, who)
+            await asyncio.to_thread(spans.close, self._at_most(_SPANS_S))
             transport.close()
             ctx.close()
             await ledger.aclose()

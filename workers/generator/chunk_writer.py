@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -90,18 +91,26 @@ class ChunkWriter:
         ctx, writing = self._ctx, self._held.take(window.trajectory)
         if window.finish_reason is FinishReason.ABORT:
             self._ctx.count("refused_tokens", window.tokens.size)
+            ctx.spans.forget(str(window.trajectory))
             await self.let_go(writing)
             return
         chunk = self._chunk(writing, window)
         encoded = encode_once(chunk)
+        piece = str(chunk.trajectory)
         outcome = await self._store(chunk, encoded)
         if outcome.status in (WriteStatus.STORED, WriteStatus.DUPLICATE):
             # a duplicate is a repeat whose first answer was lost, so it was not sent yet
             self._ctx.count("chunks" if outcome.status is WriteStatus.STORED else "duplicates")
             ctx.deliver()
             self._ctx.count("written_tokens", chunk.num_tokens)
-            await self._deliver(chunk, encoded)
+            versions = f"{chunk.versions[0]} to {chunk.versions[-1]}"
+            trace = ctx.spans.end(
+                piece, "sample", chunk.trajectory, is_root=writing.next_index == 0, chunk=str(chunk.id),
+                num_tokens=chunk.num_tokens, policy_versions=versions, finish_reason=str(chunk.finish_reason),
+            )  # fmt: skip
+            await self._deliver(chunk, replace(encoded, trace=trace))
         else:
+            ctx.spans.forget(piece)
             self._ctx.count("refused_tokens", chunk.num_tokens)
             ctx.log.info("chunk_not_stored", chunk=str(chunk.id), status=outcome.status)
         if outcome.keeps_lease and not ctx.draining.is_set():

@@ -83,6 +83,7 @@ class Scorer(Actor):
     async def _write(self, chunk: TrajectoryChunk, score: Score) -> None:
         status = await self.ride_out(lambda: self.ctx.ledger.write_score(self.ctx.who, chunk.id, score))
         self.ctx.count("scored" if status is WriteStatus.STORED else "duplicates")
+        self._end_span(chunk)
         self.ctx.deliver()
 
     async def fail(self, chunk: TrajectoryChunk, error: str) -> None:
@@ -90,6 +91,8 @@ class Scorer(Actor):
         minute, and few of them: all are counted, and those of dead letters are in the ledger."""
         is_dead = await self.ride_out(lambda: self.ctx.ledger.fail_score(self.ctx.who, chunk.id, self.field, error))
         self.ctx.count("failed")
+        # only its type: a message may quote a response
+        self._end_span(chunk, error=_gist(error).partition(":")[0])
         num_silent = self._complaints.due(_gist(error), "dead letter" if is_dead else "failed")
         if num_silent is not None:
             log = self.ctx.log.bind(num_not_logged=num_silent) if num_silent else self.ctx.log
@@ -114,6 +117,7 @@ class Scorer(Actor):
                 break
             timeout_s = 0.0
             if isinstance(delivery.message, TrajectoryChunk) and self.wants(delivery.message):
+                self.ctx.spans.begin(str(delivery.message.id), delivery.trace)
                 batch.append(delivery.message)
         return batch
 
@@ -125,7 +129,13 @@ class Scorer(Actor):
         chunks = await self.ctx.ledger.overdue(self.ctx.who, self.field, max_chunks=room)
         if chunks:
             self.ctx.count("overdue", len(chunks))
+        for chunk in chunks:
+            self.ctx.spans.begin(str(chunk.id))
         return chunks
+
+    def _end_span(self, chunk: TrajectoryChunk, error: str = "") -> None:
+        name = str(chunk.id)
+        self.ctx.spans.end(name, str(self.field), chunk.trajectory, error=error, chunk=name)
 
 
 class BatchScorer(Scorer):
