@@ -120,7 +120,7 @@ demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEE
 $(DOCS)/.run: $(VENV)/.dev
 	@echo "Installing Sphinx into $(DOCS), on top of $(VENV): about 60 MB"
 	$(call layer,$(DOCS))
-	$(DOCS)/bin/$(INSTALL) 'sphinx>=8.2,<10' 'furo>=2025.12' 'myst-parser>=4,<6'
+	$(DOCS)/bin/$(INSTALL) 'sphinx>=8.2,<10' 'furo>=2025.12,<2027' 'myst-parser>=4,<6'
 	@touch $@
 
 docs: $(DOCS)/.run ## the documentation site, in site/: any broken link, anchor or warning fails
