@@ -94,6 +94,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 _BY_NAME: Final = {name: unit for unit, names in _NAMES.items() for name in names}
 
 _BY_KEY: Final[Mapping[str, str]] = {
+    "tracing.share": "share of trajectories",
     "value.clip_high": "value",
     "value.clip_low": "value",
     "reward.max_in_flight": "responses",
