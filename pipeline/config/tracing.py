@@ -28,7 +28,7 @@ def _collector(text: str) -> str:
 
 class TracingSection(Section):
     """OpenTelemetry traces, one a trajectory. A collector that is away never holds up a worker: its
-    spans are lost, and the log says so once."""
+    spans are lost, and the log names it once."""
 
     otlp: Annotated[str, AfterValidator(_collector)] | None = setting(
         None,

@@ -1,5 +1,5 @@
-"""Traces of trajectories: one update of real workers over Redis and ZeroMQ, each with spans of its
-own, and a collector that takes what they send."""
+"""Traces of trajectories: one update of real workers over Redis and ZeroMQ, and a collector that
+takes what they send."""
 
 from __future__ import annotations
 
