@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import PATH, aligned, json_option
-from pipeline.cli.watch import Picture, keep_looking, watch_option, write
+from pipeline.cli.common import PATH, aligned, answer, json_option
+from pipeline.cli.watch import Picture, keep_looking, watch_option
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def runs(folder: Path | None, as_json: bool, every_s: float | None) -> None:
     """List the runs of a folder: state, updates, accuracy, when and how long."""
     place = Path("runs") if folder is None else folder
     if every_s is None:
-        write(_picture(place), as_json=as_json)
+        picture = _picture(place)
+        # A line a run, however narrow the terminal: scripts count them.
+        answer(as_json, picture.value, *picture.shown())
         return
     import asyncio
 

@@ -136,6 +136,7 @@ def test_the_command_prints_a_line_a_run_and_json(tmp_path: Path) -> None:
     add_row(run, StartRow(at_s=100.0))
     add_row(run, EndRow(at_s=308.0, state="finished"))
     done = CliRunner().invoke(headrace, ["runs", str(tmp_path)])
+    assert len(done.output.splitlines()) == 2, "none is wrapped"
     for words in ("demo", "finished", "2 of 50", "40.2 % → 96.5 %", "3 min 28 s", "dapo", "models/small"):
         assert words in done.output
     found: list[dict[str, Any]] = json.loads(CliRunner().invoke(headrace, ["runs", str(tmp_path), "--json"]).output)
