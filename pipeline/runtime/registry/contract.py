@@ -198,7 +198,8 @@ class RunStatus:
     detail: str = ""
 
 
-class Drain(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Drain:
     """An operator's request that one worker finishes or gives back what it holds, and leaves."""
 
     worker: str

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from pipeline.cli.common import _plain as as_plain
 from pipeline.operator import steering
 from pipeline.operator.attached import Attached
 from pipeline.runtime.registry.contract import Drain, Fleet, RunState, RunStatus
@@ -46,6 +47,7 @@ async def test_a_drain_lowers_its_role_by_one_and_a_repeat_changes_nothing(run: 
     assert fleet.counts == {**COUNTS, Role.GENERATOR: 1}
     assert fleet.drains == (Drain("generator-0", 3),)
     assert await drain(run, "generator-0") == fleet
+    assert as_plain(fleet)["drains"] == [{"worker": "generator-0", "epoch": 3, "is_replaced": False}]
     assert await run.registry.fleet() == fleet
     grown = await steering.change_fleet(cast("Attached", run), {Role.GENERATOR: 2})
     assert grown.drains == (), "a role that grows takes the name back"
