@@ -37,6 +37,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "groups": ("pipeline.cli.looks", "Show open groups, and what each member waits for."),
     "versions": ("pipeline.cli.looks", "Show how stale the work is, and was."),
     "drops": ("pipeline.cli.looks", "Show what was dropped and why, beside what was trained."),
+    "trajectory": ("pipeline.cli.trajectory", "Show the whole life of one trajectory."),
     "audit": ("pipeline.cli.inspect", "Check: admitted = trained + dropped + in flight."),
     "peek": ("pipeline.cli.peek", "List what the ledger holds, or show one chunk."),
     "requeue": ("pipeline.cli.requeue", "Free leased trajectories, make unscored chunks due."),

@@ -30,6 +30,7 @@ _NAMES = {
     "one_process": "A demo's learning in one synchronous process.",
     "oversampling": "Gain and cost of over-sampling, in virtual time.",
     "startup": "Start of the command line, against Python's own.",
+    "views": "Looks at a full ledger, and the price of their counts.",
     "weights": "A version from publish to served; size of what changed.",
     "workers": "Idle workers and chunks at one ledger server: its limit.",
 }

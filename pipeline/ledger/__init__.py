@@ -37,6 +37,7 @@ drops also end this copy: as a dead letter, for a value that is not finite, and 
 ``queues``          the ledger's queues by name
 ``admin``           an operator's side: what the next update waits for, putting work back
 ``inspection``      looks: open groups, staleness, drops against what was trained
+``life``            what happened to one trajectory
 ``tallies``         the kept counts behind them
 ``address``, ``url``  where a run's ledger is; the password in its URL
 ``token``           what lets another host join a run as one role

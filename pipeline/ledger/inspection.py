@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from pipeline.ledger.admin import Place, WaitedTrajectory
+from pipeline.ledger.life import TrajectoryLife, UnknownTrajectory
 from pipeline.ledger.types import DropReason, Unit
+from protocol.ids import TrajectoryId
 
 MAX_STALENESS: Final = 64
 """Staleness is counted up to this; more counts as this."""
@@ -219,4 +221,9 @@ class LedgerInspection(Protocol):
 
     async def drops(self) -> DropsView:
         """Return what was dropped, by reason, against what was trained."""
+        ...
+
+    async def life(self, trajectory: TrajectoryId) -> TrajectoryLife | UnknownTrajectory:
+        """Return what happened to a trajectory that is in the ledger, or among the newest that have
+        left it."""
         ...

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
+from pipeline.ledger.admin import Place
 from pipeline.ledger.inspection import (
     MAX_CLAIMED,
     MAX_LOOKS,
@@ -14,11 +16,14 @@ from pipeline.ledger.inspection import (
     OpenGroup,
     StalenessView,
 )
+from pipeline.ledger.life import TrajectoryLife, UnknownTrajectory, life_from
 from pipeline.ledger.memory.lacking import waited_trajectory
 from pipeline.ledger.memory.ledger import MemoryLedger
-from pipeline.ledger.memory.records import UnitName
+from pipeline.ledger.memory.lives import chunk_row, is_shown, pack_life
+from pipeline.ledger.memory.records import UnitName, UnitRecord
 from pipeline.ledger.memory.state import LedgerState
 from pipeline.ledger.tallies import drops_from, staleness_of
+from pipeline.ledger.types import Unit
 from protocol.ids import ChunkId, TrajectoryId
 
 
@@ -66,6 +71,47 @@ class MemoryInspection:
         """Return what was dropped, by reason, against what was trained."""
         s = self._ledger.state
         return drops_from(s.trained, s.dropped, s.tallies)
+
+    async def life(self, trajectory: TrajectoryId) -> TrajectoryLife | UnknownTrajectory:
+        """Return what happened to a trajectory."""
+        s, name = self._ledger.state, str(trajectory)
+        kept = s.lives.by_name.get(name)
+        if kept is not None:
+            return life_from(kept)
+        if trajectory in s.trajectories:
+            return life_from(_life(s, trajectory))
+        groups, lives = sorted(s.groups), list(s.lives.by_name)
+        return UnknownTrajectory(
+            name,
+            s.spec.group_size,
+            s.nth_group(s.admitted["groups"]),
+            (groups[0], groups[-1]) if groups else None,
+            (lives[0], lives[-1]) if lives else None,
+        )
+
+
+def _life(s: LedgerState, name: TrajectoryId) -> list[Any]:
+    """Return the packed life of a trajectory in the ledger."""
+    t = s.trajectories[name]
+    group = None if name.is_evaluation else s.groups[name.group]
+    unit: UnitRecord = group if group is not None and s.spec.unit is Unit.GROUP else t
+    state = (unit.state if s.spec.unit is not Unit.CHUNK else "") or (
+        Place.FINISHED
+        if t.final
+        else Place.LEASED
+        if t.holder is not None
+        else Place.PARKED
+        if name in s.parked
+        else Place.OPEN
+    )
+    rows: list[Any] = []
+    for index in filter(lambda index: is_shown(index, t.next), range(t.next)):
+        chunk = s.chunks.get(ChunkId(name, index))
+        if chunk is not None:
+            rows.append(chunk_row(index, chunk))
+        elif index in t.past:
+            rows.append(t.past[index])
+    return pack_life(str(name), str(state), t, group, rows, unit)
 
 
 def _group_of(name: UnitName) -> int:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from pipeline.ledger.memory import scoring
+from pipeline.ledger.memory.lives import event
 from pipeline.ledger.memory.records import ChunkRecord, ClaimRecord, EvaluationRecord, TrajectoryRecord
 from pipeline.ledger.memory.state import LedgerState
 from pipeline.ledger.memory.units import add_to_unit, cancel_windows, chunks_of, continue_or_park, record_sample, take
@@ -70,7 +71,7 @@ class MemoryLedger:
         """Create or join the ledger. Raises LedgerMismatch, ConfigError for a useless spec."""
         check_spec(spec)
         if self._opened is None:
-            self._opened = LedgerState(spec)
+            self._opened = LedgerState(spec, self.clock)
         elif self._opened.spec != spec:
             raise mismatch(self._opened.spec, spec)
 
@@ -141,7 +142,8 @@ class MemoryLedger:
 
         final = chunk.finish_reason.is_final
         oldest = chunk.oldest_version if trajectory.is_evaluation else s.version_history.fewest_updates(chunk.versions)
-        c = ChunkRecord(blob=blob, num_tokens=chunk.num_tokens, oldest=oldest, final=final, written_s=now)
+        by = " ".join(map(str, (who, *chunk.versions)))
+        c = ChunkRecord(blob=blob, num_tokens=chunk.num_tokens, oldest=oldest, final=final, written_s=now, by=by)
         s.store_chunk(chunk.id, c)
         t.newest = chunk.newest_version if t.next == 0 else max(t.newest, chunk.newest_version)
         t.lower_oldest(oldest)
@@ -182,6 +184,8 @@ class MemoryLedger:
             return WriteStatus.STORED
         blob = to_blob(score)
         c.scores[field] = blob
+        values = (score.accuracy + 0.0, score.reward) if isinstance(score, RewardScore) else ()
+        c.events[field] = event(who, now, *values)
         s.stored_bytes += len(blob)
         del s.due[field][chunk]
         s.record(s.unit_of(chunk)).missing -= 1
@@ -233,7 +237,7 @@ class MemoryLedger:
 
     async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
         """Drop too stale ready units, then claim one update's units or return the reason."""
-        s, _ = self._enter(who)
+        s, now = self._enter(who)
         num_updates = s.version_history.updates(policy_version)
         ready = [ReadyUnit(str(name), s.record(name).oldest or 0) for name in s.ready]
         for unit in ready:
@@ -259,7 +263,8 @@ class MemoryLedger:
         names = [s.name(text) for text in chosen]
         for name in names:
             s.ready.discard(name)
-            s.record(name).state = "claimed"
+            record = s.record(name)
+            record.state, record.claimed_s = "claimed", now
         claim_id = f"{who}/{next(self._claim_numbers)}"
         s.claims[claim_id] = ClaimRecord(policy_version, names)
         return Claim(claim_id, policy_version, tuple(chosen))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from pipeline.ledger.inspection import MILLION
 from pipeline.ledger.types import EvaluationRequest, EvaluationSample
@@ -32,6 +33,7 @@ class UnitRecord:
     state: str = ""
     """Empty while running, then ``ready``, then ``claimed``."""
     ready_s: float = 0.0
+    claimed_s: float = 0.0
 
     def lower_oldest(self, version: int) -> None:
         """Include a token of ``version``."""
@@ -82,6 +84,11 @@ class TrajectoryRecord(UnitRecord):
     trained: bool = False
     last: bytes = b""
     """Unit chunk: the newest chunk, if it was settled before the next was written."""
+    num_leases: int = 0
+    leases: list[str] = field(default_factory=list[str])
+    """The last ones, by ``lives.event``."""
+    past: dict[int, list[Any]] = field(default_factory=dict[int, list[Any]])
+    """Unit chunk: rows of chunks that have left, by index."""
     spoiled: bool = False
     """Unit chunk: a dead or non-finite chunk was in it, so no critic may learn from it."""
 
@@ -94,6 +101,10 @@ class ChunkRecord(UnitRecord):
     num_tokens: int = 0
     final: bool = False
     written_s: float = 0.0
+    by: str = ""
+    """The incarnation that sampled it, and the versions."""
+    events: dict[Field, str] = field(default_factory=dict[Field, str])
+    """The scorers, by ``lives.event``."""
     scores: dict[Field, bytes] = field(default_factory=dict[Field, bytes])
     attempts: Counter[Field] = field(default_factory=Counter[Field])
 

@@ -5,9 +5,12 @@ The counterpart, step by step, of ``redis/scripts/parts``: every index agrees wi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from pipeline.ledger.life import DROPPED, MAX_LEASES, TRAINED
 from pipeline.ledger.memory.finished import FinishedLane
+from pipeline.ledger.memory.lives import KeptLives, chunk_row, ended, event, is_shown, pack_life
 from pipeline.ledger.memory.records import (
     CHUNK_OVERHEAD_BYTES,
     ChunkRecord,
@@ -33,8 +36,9 @@ MAX_MILESTONES = 1000
 class LedgerState:
     """One run's whole ledger."""
 
-    def __init__(self, spec: LedgerSpec) -> None:
+    def __init__(self, spec: LedgerSpec, clock: Callable[[], float]) -> None:
         self.spec = spec
+        self.clock = clock
         self.weight = unit_weight(spec)
         self.version = 0
         self.version_history = VersionHistory()
@@ -48,6 +52,7 @@ class LedgerState:
         self.trained: Counter[str] = Counter()
         self.stored_by: Counter[str] = Counter()
         self.spent: Counter[str] = Counter()
+        self.lives = KeptLives()
         self.tallies: Counter[str] = Counter()
         """Of all that left, by the names of ``redis/scripts/parts/tallies.lua``."""
         self.dropped: dict[str, Counter[str]] = {"groups": Counter(), "trajectories": Counter(), "tokens": Counter()}
@@ -142,6 +147,11 @@ class LedgerState:
         return lost["credit"]
 
     @property
+    def published_updates(self) -> int:
+        """Updates in the published version."""
+        return self.version_history.updates(self.version)
+
+    @property
     def num_bytes(self) -> int:
         """Stored bytes, for units and for the value worker, as the watermark counts them."""
         return self.stored_bytes + self.finished.num_bytes
@@ -162,6 +172,8 @@ class LedgerState:
         """Give a trajectory to an incarnation; its unit may now get tokens of this version."""
         record = self.trajectories[trajectory]
         record.holder, record.since_s = who, now
+        record.num_leases += 1
+        record.leases = [*record.leases[1 - MAX_LEASES :], event(who, now)]
         self.held.setdefault(who, set()).add(trajectory)
         if not trajectory.is_evaluation:
             self.begin_age(trajectory, record.next)
@@ -238,7 +250,7 @@ class LedgerState:
 
         ``made``: updates in the version that its staleness counts from; None for the published
         one."""
-        made = self.version_history.updates(self.version) if made is None else made
+        made = self.published_updates if made is None else made
         tally_unit(self.tallies, reason, self.record(name).oldest, made)
         self.running.discard(name)
         self.running_age.pop(name, None)
@@ -251,11 +263,11 @@ class LedgerState:
             self._spoil(name, reason)
         if isinstance(name, int):
             for trajectory in self.members(name):
-                self._end_whole_trajectory(trajectory, reason)
+                self._end_whole_trajectory(trajectory, reason, made)
         elif isinstance(name, TrajectoryId):
-            self._end_whole_trajectory(name, reason)
+            self._end_whole_trajectory(name, reason, made)
         else:
-            self._end_chunk_unit(name, reason)
+            self._end_chunk_unit(name, reason, made)
 
     def _spoil(self, name: UnitName, reason: DropReason) -> None:
         if isinstance(name, ChunkId):
@@ -265,8 +277,15 @@ class LedgerState:
         for trajectory in self.members(name) if isinstance(name, int) else (name,):
             self.finished.discard(trajectory, reason)
 
-    def end_trajectory(self, trajectory: TrajectoryId, reason: DropReason | None) -> None:
-        """Settle a trajectory, and its group with the last member."""
+    def end_trajectory(
+        self,
+        trajectory: TrajectoryId,
+        reason: DropReason | None,
+        made: int | None = None,
+        rows: Sequence[Any] | None = None,
+    ) -> None:
+        """Settle a trajectory, and its group with the last member. ``rows``: of its chunks; None:
+        those of chunks that have left."""
         record = self.trajectories[trajectory]
         if record.holder is not None:
             self.let_go(trajectory, record.holder)
@@ -276,6 +295,12 @@ class LedgerState:
         del self.trajectories[trajectory]
         self._count("trajectories", 1, reason)
         group = self.groups[trajectory.group]
+        shown = [record.past[i] for i in range(record.next) if is_shown(i, record.next) and i in record.past]
+        end = ended(self.clock(), reason, self.published_updates if made is None else made, record.oldest)
+        unit = group if self.spec.unit is Unit.GROUP else record
+        state = TRAINED if reason is None else DROPPED
+        name = str(trajectory)
+        self.lives.keep(name, pack_life(name, state, record, group, shown if rows is None else rows, unit, end))
         if record.final:
             tally_response(self.tallies, reason, record.num_tokens, group)
         group.trained |= reason is None
@@ -297,19 +322,22 @@ class LedgerState:
         self.chunks[chunk] = record
         self.stored_bytes += CHUNK_OVERHEAD_BYTES + len(record.blob)
 
-    def _end_whole_trajectory(self, trajectory: TrajectoryId, reason: DropReason | None) -> None:
-        for index in range(self.trajectories[trajectory].next):
-            self._end_chunk(ChunkId(trajectory, index), reason)
-        self.end_trajectory(trajectory, reason)
+    def _end_whole_trajectory(self, trajectory: TrajectoryId, reason: DropReason | None, made: int) -> None:
+        num_chunks = self.trajectories[trajectory].next
+        chunks = [self._end_chunk(ChunkId(trajectory, index), reason) for index in range(num_chunks)]
+        rows = [chunk_row(index, chunk) for index, chunk in enumerate(chunks) if is_shown(index, num_chunks)]
+        self.end_trajectory(trajectory, reason, made, rows)
 
     def _end_chunk(self, chunk: ChunkId, reason: DropReason | None) -> ChunkRecord:
         record = self.forget_chunk(chunk)
         self._count("tokens", record.num_tokens, reason)
         return record
 
-    def _end_chunk_unit(self, chunk: ChunkId, reason: DropReason | None) -> None:
+    def _end_chunk_unit(self, chunk: ChunkId, reason: DropReason | None, made: int) -> None:
         record = self._end_chunk(chunk, reason)
         trajectory = self.trajectories[chunk.trajectory]
+        end = ended(self.clock(), reason, made, record.oldest)
+        trajectory.past[chunk.index] = chunk_row(chunk.index, record, end)
         if not trajectory.final and trajectory.next == chunk.index + 1:
             # the next window continues from it
             trajectory.last = record.blob
@@ -317,7 +345,7 @@ class LedgerState:
         trajectory.trained |= reason is None
         trajectory.live -= 1
         if trajectory.live == 0 and trajectory.final:
-            self.end_trajectory(chunk.trajectory, None if trajectory.trained else reason)
+            self.end_trajectory(chunk.trajectory, None if trajectory.trained else reason, made)
 
     def _count(self, currency: str, by: int, reason: DropReason | None) -> None:
         if reason is None:

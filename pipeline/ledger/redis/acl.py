@@ -37,6 +37,8 @@ _WORK: Final = (
         "held:*",
         "due:*",
         "tallies",
+        "lives",
+        "lives_order",
         "finished",
         "finished:*",
         "finished_claim:*",

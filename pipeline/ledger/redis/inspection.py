@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from pipeline.ledger.inspection import MAX_CLAIMED, MAX_LOOKS, DropsView, GroupsView, OpenGroup, StalenessView
+from pipeline.ledger.life import TrajectoryLife, UnknownTrajectory, life_from
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.redis.views import audit_from, waited_from
 from pipeline.ledger.tallies import drops_from, staleness_of
 from pipeline.ledger.types import Unit
+from protocol.ids import TrajectoryId
 
 
 class RedisInspection:
@@ -49,6 +53,20 @@ class RedisInspection:
         trained = {currency: balance.trained for currency, balance in balances.items()}
         dropped = {currency: balance.dropped for currency, balance in balances.items()}
         return drops_from(trained, dropped, _tallies(tallies))
+
+    async def life(self, trajectory: TrajectoryId) -> TrajectoryLife | UnknownTrajectory:
+        """Return what happened to a trajectory."""
+        packed, *there = await self._ledger.ask("life", trajectory=str(trajectory))
+        if packed:
+            return life_from(msgspec.msgpack.decode(packed))
+        group_size, num_groups, first, last, oldest, newest = there
+        return UnknownTrajectory(
+            str(trajectory),
+            group_size,
+            num_groups,
+            (int(first), int(last)) if first else None,
+            (oldest.decode(), newest.decode()) if oldest else None,
+        )
 
 
 def _group(row: Sequence[Any]) -> OpenGroup:

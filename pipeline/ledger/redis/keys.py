@@ -15,11 +15,13 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:settings`` | string | the same, as the scripts read it: one MessagePack map | the run |
 | ``{run}:counters`` | hash | version, credit, bytes, admitted, trained, dropped:reason, stored:<who>, spent:<what> | the run |
 | ``{run}:tallies`` | hash | what left, by end: units by staleness, sums of responses' length and difficulty | the run |
+| ``{run}:lives`` | hash | trajectory that left -> its packed life, of the newest 10,000 | the run |
+| ``{run}:lives_order`` | list | their names, newest first | the run |
 | ``{run}:epochs`` | hash | worker -> newest epoch; written by the registry, read by every script as the fence | the run |
 | ``{run}:groups`` | zset | numbers of groups that are not settled | the run |
 | ``{run}:group:<n>`` | hash | prompt, finals, missing, oldest, live, dropped, state, and (below) more | until settled |
-| ``{run}:trajectory:<id>`` | hash | next, final, holder, tokens, oldest, newest, missing, live, last, spoiled | until settled |
-| ``{run}:chunk:<id>`` | hash | blob, a field per score, bytes, tokens, oldest, final, missing, attempts | until settled |
+| ``{run}:trajectory:<id>`` | hash | next, final, holder, tokens, oldest, newest, missing, live, last, leases | until settled |
+| ``{run}:chunk:<id>`` | hash | blob, a field per score, bytes, tokens, oldest, final, missing, attempts, by | until settled |
 | ``{run}:open`` | zset | trajectories with credit and without a holder, by order | while so |
 | ``{run}:parked`` | zset | (unit chunk) trajectories whose next window waits for a credit, by order | while so |
 | ``{run}:again`` | zset | prompts of retried dead letters, admitted before fresh ones, by place in the stream | while so |
@@ -70,6 +72,10 @@ for chunks that times 65,536 plus the chunk's index.
 ``{run}:group:<n>`` also has admitted_s; and scored, accuracy, mixed and correct, the sum of
 accuracies in millionths. It has ``judged_by`` and ``judged_until`` while a scorer judges the whole
 group.
+
+``{run}:trajectory:<id>`` also has spoiled, and ``lease:<n>`` for the last four of its leases. With
+unit chunk it has ``past:<n>`` for chunks that have left. A unit has ``ready_s`` and ``claimed_s``,
+a chunk has ``from:<field>`` for each score.
 
 ``{run}:finished:<id>`` is stored for the value worker, apart from the chunks, from a trajectory's
 first value until the value worker has trained on it. A drop that keeps it from the critic ends it.

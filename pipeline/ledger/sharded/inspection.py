@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.ledger.inspection import DropsView, EndedRow, GroupsView, LedgerInspection, StalenessView
+from pipeline.ledger.life import TrajectoryLife, UnknownTrajectory
 from pipeline.ledger.sharded.calls import together
 from pipeline.ledger.types import DropReason
+from protocol.ids import TrajectoryId
 
 
 class ShardedInspection:
@@ -54,6 +56,10 @@ class ShardedInspection:
         return DropsView(
             _ended([one.trained for one in every]), tuple(_ended(some) for some in by_reason.values() if some)
         )
+
+    async def life(self, trajectory: TrajectoryId) -> TrajectoryLife | UnknownTrajectory:
+        """Return what happened to a trajectory, from its group's shard."""
+        return await self._shards[trajectory.group % len(self._shards)].life(trajectory)
 
 
 def _ended(rows: Sequence[EndedRow]) -> EndedRow:

@@ -45,6 +45,7 @@ LOOKS = (
     "groups",
     "versions",
     "drops",
+    "trajectory t.1.0 --run",
     "why",
     "audit",
     "peek t.1.0.0 --run",

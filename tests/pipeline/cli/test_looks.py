@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from pipeline.cli import headrace
 from pipeline.cli.looks import drops_table
 from pipeline.ledger.inspection import DropsView, EndedRow, ResponseTally
 from pipeline.ledger.types import Claim
+from pipeline.observability.samples import ResponseSample
 from pipeline.operator.attached import Attached
+from protocol.errors import ConfigError
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.printable import printable
 from tests.pipeline.ledger.builders import make_chunk, reward
@@ -100,6 +103,63 @@ def test_versions_and_drops_show_what_was_trained_beside_what_was_dropped(run_di
     assert (dropped["reason"], dropped["mean_length"], dropped["mean_difficulty"]) == ("no_signal", 5.0, 0.0)
     assert drops["warnings"] == []
     assert [line.split()[0] for line in _text("drops", str(run_dir)).splitlines()[1:]] == ["trained", "no"]
+
+
+def test_a_life_is_told_in_the_order_of_time_up_to_the_update_that_trained_on_it(run_dir: Path) -> None:
+    found = _json("trajectory", "t.2.1", str(run_dir))
+    assert (found["life"]["state"], found["life"]["end"]["num_updates"], found["sample"]) == ("trained", 0, None)
+    head, day, *lines = _text("trajectory", "t.2.1", "--run", str(run_dir)).splitlines()
+    assert head == "t.2.1: trained, 6 tokens in 1 chunk, prompt 2"
+    assert day.endswith(", by the ledger server's clock:")
+    events = [line.split(" s  ", 1)[1] for line in lines]
+    assert events == [
+        "admitted",
+        "leased by generator-0#1",
+        "chunk 0: 6 tokens of version 0, by generator-0#1",
+        "chunk 0: reward +1.00, accuracy 1, by reward-9#1",
+        "ready",
+        "claimed by the learner",
+        "trained on by update 1, 0 versions behind",
+    ]
+    dropped = _text("trajectory", "t.1.0", "--run", str(run_dir))
+    assert "dropped: no_signal, 0 versions behind" in dropped
+    assert max(len(line) for line in (head, *lines, *dropped.splitlines())) <= 80
+
+
+def test_a_kept_sample_has_the_text_of_a_life_and_acts_on_no_terminal(run_dir: Path) -> None:
+    sample = ResponseSample(
+        update=1,
+        policy_version=1,
+        trajectory="t.3.0",
+        prompt="1+1=",
+        answer="2",
+        verifier="arithmetic",
+        response="<script>\x1b[2J",
+        num_tokens=7,
+        finish_reason="stop",
+        versions=(0, 0),
+        reward=1.0,
+        accuracy=1.0,
+    )
+    path = run_dir / "samples.jsonl"
+    path.write_text(json.dumps(asdict(sample)) + "\n")
+    try:
+        text = _text("trajectory", "t.3.0", "--run", str(run_dir))
+        assert "response <script>\\x1b[2J" in text
+        assert _json("trajectory", "t.3.0", "--run", str(run_dir))["sample"]["prompt"] == "1+1="
+    finally:
+        path.unlink()
+
+
+def test_an_unknown_trajectory_is_answered_with_what_exists(run_dir: Path) -> None:
+    for name, words in (
+        ("t.9999.0", "groups are admitted; groups "),
+        ("t.0.99", "members of a group are 0 to"),
+        ("e5.0.0", "evaluation responses are known while they are in the ledger"),
+        ("nonsense", "expected LANE.GROUP.MEMBER"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            headrace.main(["trajectory", name, "--run", str(run_dir)], standalone_mode=False)
 
 
 def test_the_tables_fit_80_columns_with_figures_of_a_long_run() -> None:

@@ -12,7 +12,7 @@ import os
 import random
 from collections import Counter
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 )
 
 from pipeline.ledger.admin import Wish
+from pipeline.ledger.life import UnknownTrajectory
 from pipeline.ledger.memory.admin import MemoryAdmin
 from pipeline.ledger.memory.inspection import MemoryInspection
 from pipeline.ledger.memory.ledger import MemoryLedger
@@ -49,7 +50,7 @@ from pipeline.ledger.types import (
     WriteStatus,
 )
 from protocol.errors import LedgerError
-from protocol.ids import Incarnation, Role
+from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field, Segment
 from tests.pipeline.ledger.builders import make_chunk, make_spec, reference, reward, value
 
@@ -63,7 +64,7 @@ SCORER = Incarnation(Role.REWARD, "reward-0", 1)
 OTHER_SCORER = Incarnation(Role.REWARD, "reward-1", 1)
 
 
-READING = {"totals", "audit", "queues", "waits", "groups", "staleness", "drops"}
+READING = {"totals", "audit", "queues", "waits", "groups", "staleness", "drops", "life"}
 ANSWERED_ALIKE = {
     *(
         "lease",
@@ -207,7 +208,7 @@ class BothLedgers(RuleBasedStateMachine):
         assert repr(ours) == repr(theirs), method
         return ours
 
-    def looked(self, method: str, **asked):
+    def looked(self, method: str, **asked) -> Any:
         ours, theirs = (self.run(getattr(inspection, method)(**asked)) for inspection in self.inspections)
         assert repr(ours) == repr(theirs), method
         return ours
@@ -642,6 +643,25 @@ class BothLedgers(RuleBasedStateMachine):
             # whole responses are trained on, and nothing was given up after it
             assert drops.trained.responses.num_tokens == audit.tokens.trained
             assert drops.trained.responses.num_responses == audit.trajectories.trained
+
+    @invariant()
+    def lives_agree_and_end_as_the_books_say(self) -> None:
+        """Lives of what was written last, of what left last, and of a name that may not exist."""
+        state = self.memory.state
+        names = [chunk.trajectory for _, chunk in self.written[-3:]]
+        names += [TrajectoryId("t", self.dice.randrange(12), self.dice.randrange(4))]
+        names += [TrajectoryId.parse(name) for name in list(state.lives.by_name)[-2:]]
+        for name in names:
+            life = self.looked("life", trajectory=name)
+            if isinstance(life, UnknownTrajectory):
+                assert name not in state.trajectories
+                continue
+            assert (life.end is None) == (name in state.trajectories)
+            written = [chunk for _, chunk in self.written if chunk.trajectory == name]
+            if not name.is_evaluation:
+                assert [one.num_tokens for one in life.chunks] == [chunk.num_tokens for chunk in written]
+                assert [one.versions for one in life.chunks] == [chunk.versions for chunk in written]
+            assert life.num_tokens == sum(chunk.num_tokens for chunk in written)
 
     @invariant()
     def nothing_is_kept_for_the_critic_that_it_can_never_claim(self) -> None:

@@ -83,7 +83,7 @@ local reply, names, ordered = { 'claim', version }, {}, {}
 for i = 1, #ready, 2 do
   local name = ready[i]
   if chosen[name] then
-    call('HSET', unit_key(name), 'state', 'claimed')
+    call('HSET', unit_key(name), 'state', 'claimed', 'claimed_s', string.format('%.17g', now))
     reply[#reply + 1], names[#names + 1] = name, name
     ordered[#ordered + 1] = ready[i + 1]
     ordered[#ordered + 1] = name

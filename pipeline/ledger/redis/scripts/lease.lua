@@ -1,7 +1,7 @@
 -- lease.lua: give an incarnation trajectories to extend: evaluation first, then open ones, then new
 -- groups.
 --
--- Uses     beginning counts credit holding many names requests versions
+-- Uses     beginning counts credit holding lives many names requests versions
 -- Reads             paused
 -- Reads and writes  settings counters epochs holders held:* asked:<who> open parked again
 --                   evaluation_open evaluation:<n> groups group:<n> trajectory:* chunk:* running
@@ -164,8 +164,9 @@ while #names < wanted do
   tid, refused = take()
   if not tid then break end
   local key = trajectory_key(tid)
-  local next_index = integer(call('HGET', key, 'next'))
-  call('HSET', key, 'holder', WHO, 'since', string.format('%.17g', now))
+  local t = call('HMGET', key, 'next', 'leases')
+  local next_index, leases, since = integer(t[1]), integer(t[2]), string.format('%.17g', now)
+  call('HSET', key, 'holder', WHO, 'since', since, 'leases', leases + 1, 'lease:' .. leases % MAX_LEASES, WHO .. ' ' .. since)
   names[#names + 1] = tid
   held[#held + 1] = { tid, next_index }
   reply[#reply + 1] = row(tid, next_index)

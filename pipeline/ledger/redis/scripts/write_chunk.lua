@@ -47,7 +47,7 @@ local oldest_of_all = math.min(oldest, tonumber(t[3] or oldest))
 local missing_of_all = integer(t[6]) + missing
 local written = string.format('%.17g', now)
 local chunk = { 'blob', blob, 'bytes', #blob + CHUNK_OVERHEAD, 'tokens', tokens, 'oldest', oldest, 'missing', missing,
-  'written_s', written }
+  'written_s', written, 'by', WHO .. ' ' .. versions }
 local whole = { 'next', index + 1, 'oldest', oldest_of_all, 'newest', math.max(newest, tonumber(t[4] or newest)),
   'tokens', integer(t[5]) + tokens, 'missing', missing_of_all, 'live', integer(t[7]) + 1, 'since', written }
 for _, record in ipairs(final and { chunk, whole } or {}) do

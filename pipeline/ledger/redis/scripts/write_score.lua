@@ -35,7 +35,8 @@ end
 if not is_needed(field, final) then return 'unknown' end
 -- never refused for want of memory, as what frees some; the rest then passes too
 call('ZREM', P .. 'due:' .. field, chunk)
-call('HSET', ckey, field, blob, 'bytes', integer(c[4]) + #blob)
+local from = { WHO, string.format('%.17g', now), accuracy, reward }
+call('HSET', ckey, field, blob, 'bytes', integer(c[4]) + #blob, 'from:' .. field, table.concat(from, ' '))
 count('bytes', #blob)
 
 -- Keep what the value worker trains on apart from the chunk, which may leave before its trajectory

@@ -8,6 +8,8 @@ local counted = {}
 local function count(name, by) counted[name] = (counted[name] or 0) + by end
 local tallied = {}
 local function tally(name, by) tallied[name] = (tallied[name] or 0) + by end
+-- what else is done when the transition is over
+local finishing = {}
 local before = {}
 local function read_counters(...)
   for i, value in ipairs(call('HMGET', COUNTERS, ...)) do before[select(i, ...)] = integer(value or nil) end
@@ -23,4 +25,5 @@ local function write_counts()
   for name, by in pairs(tallied) do
     if by ~= 0 then call('HINCRBY', P .. 'tallies', name, by) end
   end
+  for _, finish in ipairs(finishing) do finish() end
 end

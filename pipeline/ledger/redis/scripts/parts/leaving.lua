@@ -1,49 +1,52 @@
 -- leaving.lua: how chunks, trajectories, groups and units leave the ledger. Most calls never need
 -- these functions: they are made when a transition first needs one.
 --
--- Uses     beginning counts holding many names tallies
+-- Uses     beginning counts holding many names lives tallies versions
 
 local left
 local function leaving()
   if left then return left end
 
   -- Forget what points to a chunk, which for one that has all its scores is nothing. Its key is
-  -- left to be deleted. Return its tokens, and the updates in its oldest one.
+  -- left to be deleted. Return its CHUNK_FIELDS.
   local function forget_chunk(cid, is_complete)
-    local c = call('HMGET', chunk_key(cid), 'tokens', 'bytes', 'oldest')
+    local c = call('HMGET', chunk_key(cid), unpack(CHUNK_FIELDS))
     if not is_complete then
       for _, field in ipairs(FIELDS) do call('ZREM', P .. 'due:' .. field, cid) end
     end
     count('bytes', -integer(c[2]))
-    return integer(c[1]), c[3]
+    return c
   end
 
-  -- Count a chunk's tokens as trained (no reason) or dropped, and forget it; return the updates in
-  -- its oldest token. Its key is left to be deleted.
+  -- Count a chunk's tokens as trained (no reason) or dropped, and forget it; return its
+  -- CHUNK_FIELDS. Its key is left to be deleted.
   local function end_chunk(cid, reason)
-    local tokens, oldest = forget_chunk(cid, not reason)
-    count(reason and ('tokens:dropped:' .. reason) or 'tokens:trained', tokens)
-    return oldest
+    local c = forget_chunk(cid, not reason)
+    count(reason and ('tokens:dropped:' .. reason) or 'tokens:trained', integer(c[1]))
+    return c
   end
 
   -- Settle a trajectory as trained (no reason) or dropped, and its group when it was the last of
-  -- it. The keys of its chunks go with it. `t`: its holder, final, tokens. `scored`: the group's
-  -- scored, correct; nil to read them here.
-  local function end_trajectory(tid, reason, t, keys, scored)
+  -- it. The keys of its chunks go with it. `t`: its LIFE_FIELDS; `rows`: of its chunks. `g`: its
+  -- group's GROUP_FIELDS; nil to read them here.
+  local function end_trajectory(tid, reason, made, t, rows, keys, g)
     local key = trajectory_key(tid)
     local _, group = parts(tid)
     local gkey = group_key(group)
+    g = g or call('HMGET', gkey, unpack(GROUP_FIELDS))
     if t[1] then let_go(tid, t[1]) end
     if t[2] then
-      tally_response(reason, tonumber(t[3]), scored or call('HMGET', gkey, 'scored', 'correct'))
+      tally_response(reason, tonumber(t[3]), g[3], g[4])
     else -- a final one is in no queue
       call('ZREM', P .. 'open', tid)
       call('ZREM', P .. 'parked', tid)
       count('bytes', -call('HSTRLEN', key, 'last'))
     end
+    keep_life(tid, reason and 'dropped' or 'trained', t, g, rows, unit_end(reason, made or published_updates(), t[5]))
     keys[#keys + 1] = key
     call_many(keys, 'DEL')
     count(reason and ('trajectories:dropped:' .. reason) or 'trajectories:trained', 1)
+    if S.unit == 'group' then return end -- its group ends with it, once for all members
     if reason then call('HINCRBY', gkey, 'dropped', 1) end
     if call('HINCRBY', gkey, 'live', -1) == 0 then
       local is_trained = integer(call('HGET', gkey, 'dropped')) < S.group_size
@@ -53,25 +56,38 @@ local function leaving()
     end
   end
 
-  local function end_bare_trajectory(tid, reason)
-    end_trajectory(tid, reason, call('HMGET', trajectory_key(tid), 'holder', 'final', 'tokens'), {})
+  -- End a trajectory whose chunks have left (unit chunk); their rows are with it.
+  local function end_bare_trajectory(tid, reason, made)
+    local key, rows = trajectory_key(tid), {}
+    local t = call('HMGET', key, unpack(LIFE_FIELDS))
+    for index = 0, integer(t[4]) - 1 do
+      if is_shown(index, integer(t[4])) then
+        local row = call('HGET', key, past_field(index))
+        if row then rows[#rows + 1] = cmsgpack.unpack(row) end
+      end
+    end
+    end_trajectory(tid, reason, made, t, rows, {})
   end
 
-  -- Return the updates in its oldest token.
-  local function end_whole_trajectory(tid, reason, scored)
-    local t, keys = call('HMGET', trajectory_key(tid), 'holder', 'final', 'tokens', 'next', 'oldest'), {}
-    for index = 0, integer(t[4]) - 1 do
+  -- Return the updates in its oldest token. `g`: its group's GROUP_FIELDS if that is the unit.
+  local function end_whole_trajectory(tid, reason, made, g)
+    local t, keys, rows = call('HMGET', trajectory_key(tid), unpack(LIFE_FIELDS)), {}, {}
+    local chunks = integer(t[4])
+    for index = 0, chunks - 1 do
       local cid = chunk_id(tid, index)
-      end_chunk(cid, reason)
+      local c = end_chunk(cid, reason)
+      if is_shown(index, chunks) then rows[#rows + 1] = chunk_row(index, c) end
       keys[#keys + 1] = chunk_key(cid)
     end
-    end_trajectory(tid, reason, t, keys, scored)
+    if g then t[6], t[7] = g[6], g[7] end
+    end_trajectory(tid, reason, made, t, rows, keys, g)
     return t[5]
   end
 
-  -- A chunk leaves by itself. The newest chunk of an unfinished trajectory leaves its blob behind:
-  -- the next window needs it. Return the updates in its oldest token.
-  local function end_chunk_unit(cid, reason)
+  -- A chunk leaves by itself; its row stays with the trajectory. The newest chunk of an unfinished
+  -- trajectory leaves its blob behind: the next window needs it. Return the updates in its oldest
+  -- token.
+  local function end_chunk_unit(cid, reason, made)
     local tid, index = chunk_parts(cid)
     local key = trajectory_key(tid)
     local t = call('HMGET', key, 'next', 'final')
@@ -80,14 +96,20 @@ local function leaving()
       call('HSET', key, 'last', blob)
       count('bytes', #blob)
     end
-    local oldest = end_chunk(cid, reason)
+    local c = end_chunk(cid, reason)
     call('DEL', chunk_key(cid))
-    if not reason then call('HSET', key, 'trained', 1) end
+    local over = unit_end(reason, made or published_updates(), c[3])
+    local kept = { past_field(index), cmsgpack.pack(chunk_row(index, c, over)) }
+    if not reason then
+      kept[3] = 'trained'
+      kept[4] = 1
+    end
+    call('HSET', key, unpack(kept))
     if call('HINCRBY', key, 'live', -1) == 0 and t[2] then
       if call('HGET', key, 'trained') then reason = nil end
-      end_bare_trajectory(tid, reason)
+      end_bare_trajectory(tid, reason, made)
     end
-    return oldest
+    return c[3]
   end
 
   -- Forget what is kept of a trajectory for the value worker.
@@ -135,13 +157,16 @@ local function leaving()
     if S.value_training and SPOILING[reason or ''] then spoil(name, reason) end
     local oldest
     if S.unit == 'group' then
-      local g = call('HMGET', group_key(name), 'scored', 'correct', 'oldest')
-      oldest = g[3]
-      for member = 0, S.group_size - 1 do end_whole_trajectory(member_of(name, member), reason, g) end
+      local g = call('HMGET', group_key(name), unpack(GROUP_FIELDS))
+      oldest = g[5]
+      for member = 0, S.group_size - 1 do end_whole_trajectory(member_of(name, member), reason, made, g) end
+      count(reason and ('groups:dropped:' .. reason) or 'groups:trained', 1)
+      call('DEL', group_key(name))
+      call('ZREM', P .. 'groups', name)
     elseif S.unit == 'trajectory' then
-      oldest = end_whole_trajectory(name, reason)
+      oldest = end_whole_trajectory(name, reason, made)
     else
-      oldest = end_chunk_unit(name, reason)
+      oldest = end_chunk_unit(name, reason, made)
     end
     tally_unit(reason, oldest, made)
   end

@@ -20,15 +20,16 @@ local function tally_unit(reason, oldest, made)
   if oldest then tally(tallied_as(reason) .. ':staleness:' .. string.format('%d', behind(oldest, made)), 1) end
 end
 
--- Count a finished response. `group`: { members scored, their accuracies in millionths }.
-local function tally_response(reason, tokens, group)
+-- Count a finished response. Of its group: `scored` members, and the sum of their accuracies in
+-- millionths.
+local function tally_response(reason, tokens, scored, correct)
   local name = tallied_as(reason)
   tally(name .. ':responses', 1)
   tally(name .. ':tokens', tokens)
   tally(name .. ':squares', tokens * tokens)
-  if not group[2] then return end
+  if not correct then return end
   tally(name .. ':judged', 1)
-  tally(name .. ':difficulty', math.floor(MILLION - tonumber(group[2]) / tonumber(group[1]) + 0.5))
+  tally(name .. ':difficulty', math.floor(MILLION - tonumber(correct) / tonumber(scored) + 0.5))
 end
 
 -- Return an accuracy in millionths; one that is no number counts as wrong.

@@ -1,0 +1,159 @@
+"""``headrace trajectory``: what happened to one trajectory, with its text where it was kept."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.common import run_among, titled
+from pipeline.cli.watch import Picture, looking
+from protocol.errors import ConfigError
+from protocol.printable import printable_line
+
+if TYPE_CHECKING:
+    from pipeline.ledger.life import ChunkLife, TrajectoryLife, UnitEnd
+    from pipeline.observability.samples import ResponseSample
+    from pipeline.operator.attached import Attached
+    from protocol.ids import TrajectoryId
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  headrace trajectory t.12.3           # member 3 of group 12
+  headrace trajectory t.12.3 runs/demo --json
+  headrace trajectory t.12.3 --watch   # while it is sampled and scored
+  headrace trajectory e4.7.0           # an evaluation response
+
+The ledger keeps what happened to the newest 10,000 trajectories that have left it. The text is
+there if the learner kept it as a sample (`headrace samples`)."""
+)
+@click.argument("name", nargs=-1, required=True, metavar="NAME [RUN]")
+@run_among("name")
+@looking
+async def trajectory(at: Attached, name: tuple[str, ...]) -> Picture:
+    """Show the whole life of a trajectory: leases, chunks, scores, end."""
+    from pipeline.ledger.life import UnknownTrajectory
+
+    asked = _parsed(name)
+    life = await at.inspection.life(asked)
+    sample = _sample(at, str(asked))
+    if isinstance(life, UnknownTrajectory):
+        if asked.is_evaluation and (scored := await _evaluated(at, asked)):
+            return Picture(scored, lambda: (_scored_line(str(asked), scored),))
+        if sample is None:
+            raise ConfigError(f"{life.words}; `headrace groups` and `headrace peek` list others")
+        note = f"{life.words}; its sample is there"
+        return Picture({"life": None, "sample": sample}, lambda: (note, *_text(sample)))
+    return Picture({"life": life, "sample": sample}, lambda: render(life, sample))
+
+
+def _parsed(words: tuple[str, ...]) -> TrajectoryId:
+    from protocol.ids import TrajectoryId
+
+    if len(words) != 1:
+        raise click.UsageError(f"expected one trajectory, got {len(words)}: {' '.join(words) or 'none'}")
+    try:
+        return TrajectoryId.parse(words[0])
+    except ValueError as error:
+        raise ConfigError(f"{error}; `headrace groups` and `headrace peek` list names") from error
+
+
+def _sample(at: Attached, name: str) -> ResponseSample | None:
+    from pipeline.observability.samples import SAMPLES_NAME, read_samples
+
+    found = [one for one in read_samples(at.run_dir / SAMPLES_NAME) if one.trajectory == name]
+    return found[-1] if found else None
+
+
+async def _evaluated(at: Attached, name: TrajectoryId) -> dict[str, Any] | None:
+    """Return the score of an evaluation response that has left the ledger."""
+    state = await at.ledger.evaluation(int(name.lane[1:]))
+    for one in state.samples if state is not None else ():
+        if (one.prompt, one.sample) == (name.group, name.member):
+            return {"trajectory": str(name), "evaluation": one}
+    return None
+
+
+def _scored_line(name: str, scored: dict[str, Any]) -> str:
+    one = scored["evaluation"]
+    return (
+        f"{name}: an evaluation response, scored: accuracy {one.accuracy:g}, reward {one.reward:+.2f}, {one.num_tokens:,} "
+        f"tokens, sampled by version {_span((one.oldest_version, one.newest_version))}"
+    )
+
+
+def render(life: TrajectoryLife, sample: ResponseSample | None) -> Iterator[str]:
+    """Yield a life as lines, safe for a terminal: one an event, in the order of time."""
+    prompt = "" if life.prompt is None else f", prompt {life.prompt}"
+    state = click.style(life.state, bold=True)
+    yield f"{life.name}: {state}, {life.num_tokens:,} tokens in {_many(life.num_chunks, 'chunk')}{prompt}"
+    events = sorted(_events(life), key=lambda event: event[0])
+    began = events[0][0] if events else 0.0
+    if events:
+        yield f"  {_local(began):%d %b %Y}, by the ledger server's clock:"
+    for at_s, words in events:
+        yield f"  {_local(at_s):%H:%M:%S} {at_s - began:+8.2f} s  {printable_line(words)}"
+    if hidden := life.num_chunks - len(life.chunks):
+        yield f"  {_many(hidden, 'chunk')} in the middle are not kept, or have left the ledger"
+    if hidden := life.num_leases - len(life.leases):
+        yield f"  {_many(hidden, 'earlier lease')} not kept"
+    if sample is not None:
+        yield from _text(sample)
+
+
+def _text(sample: ResponseSample) -> list[str]:
+    return titled({"prompt": sample.prompt, "response": sample.response, "answer": sample.answer})
+
+
+def _events(life: TrajectoryLife) -> Iterator[tuple[float, str]]:
+    """Yield what happened, with its time. Events of one time stay in their order here."""
+    if life.admitted_s is not None:
+        yield life.admitted_s, "admitted"
+    for lease in life.leases:
+        yield lease.at_s, f"leased by {lease.who}"
+    for chunk in life.chunks:
+        yield from _chunk_events(chunk)
+    yield from _unit_events("", life.ready_s, life.claimed_s, life.end)
+
+
+def _chunk_events(chunk: ChunkLife) -> Iterator[tuple[float, str]]:
+    name = f"chunk {chunk.index}"
+    if chunk.written_s is not None:
+        sampled = f" of version {_span(chunk.versions)}" if chunk.versions else ""
+        by = f", by {chunk.worker}" if chunk.worker else ""
+        yield chunk.written_s, f"{name}: {chunk.num_tokens:,} tokens{sampled}{by}"
+    for score in chunk.scores:
+        value = "" if score.reward is None else f" {score.reward:+.2f}, accuracy {score.accuracy:g}"
+        yield score.at_s, f"{name}: {score.field}{value}, by {score.who}"
+    yield from _unit_events(f"{name} ", chunk.ready_s, chunk.claimed_s, chunk.end)
+
+
+def _unit_events(
+    name: str, ready_s: float | None, claimed_s: float | None, end: UnitEnd | None
+) -> Iterator[tuple[float, str]]:
+    if ready_s is not None:
+        yield ready_s, f"{name}ready"
+    if claimed_s is not None:
+        yield claimed_s, f"{name}claimed by the learner"
+    if end is not None:
+        stale = "" if end.staleness is None else f", {_many(end.staleness, 'version')} behind"
+        yield (
+            end.at_s,
+            f"{name}trained on by update {end.update}{stale}" if end.update else f"{name}dropped: {end.reason}{stale}",
+        )
+
+
+def _span(versions: tuple[int, ...]) -> str:
+    return f"{versions[0]}" if versions[0] == versions[-1] else f"{versions[0]} to {versions[-1]}"
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _local(at_s: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(at_s, tz=datetime.UTC).astimezone()

@@ -1,0 +1,196 @@
+"""The life of a trajectory: admitted, leased, each chunk and score, claimed, trained or dropped.
+
+While a trajectory is in the ledger, its life is read from its records. When it leaves, the ledger
+keeps a packed copy of the newest ``MAX_LIVES``. A copy takes about 300 bytes of the server's
+memory, and 100 more for each further chunk (``ops/results/views.md``). Of a long trajectory the
+first and the last ``EITHER_END`` chunks are kept, and of its leases the last ``MAX_LEASES``.
+
+*Packed* is one list, which ``redis/scripts/parts/lives.lua`` and ``memory.lives`` make alike::
+
+    name, state, admitted_s, prompt, tokens, ready_s, claimed_s, leases, ["who at", ...], chunks,
+    [[index, tokens, written_s, "who version ...", ["who at accuracy reward", "", ""], ready_s,
+      claimed_s, end], ...],
+    end
+
+An end is ``[at_s, reason, updates, oldest]``. An empty text stands for what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from protocol.ids import TrajectoryId
+from protocol.trajectory import Field
+
+MAX_LIVES: Final = 10_000
+MAX_LEASES: Final = 4
+EITHER_END: Final = 32
+TRAINED: Final = "trained"
+DROPPED: Final = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEvent:
+    """An incarnation that got the trajectory."""
+
+    who: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreEvent:
+    """A scorer that wrote its field."""
+
+    field: Field
+    who: str
+    at_s: float
+    accuracy: float | None
+    """Of a reward; else None, as ``reward``."""
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnitEnd:
+    """How a unit left the ledger."""
+
+    at_s: float
+    reason: str
+    """Of the drop; empty when it was trained on."""
+    num_updates: int
+    """In the weights that its staleness counts from."""
+    staleness: int | None
+    """In versions; None without a token."""
+
+    @property
+    def update(self) -> int | None:
+        """The update that trained on it; None of a drop."""
+        return None if self.reason else self.num_updates + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLife:
+    """The events of a chunk. Its unit's events are here if the chunk is the unit."""
+
+    index: int
+    num_tokens: int
+    written_s: float | None
+    worker: str
+    """The incarnation that sampled it."""
+    versions: tuple[int, ...]
+    """That sampled its tokens, ascending."""
+    scores: tuple[ScoreEvent, ...]
+    ready_s: float | None
+    claimed_s: float | None
+    """The last time."""
+    end: UnitEnd | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryLife:
+    """The events of a trajectory. Times are the server's, in seconds since 1970; None is not
+    yet, or not known."""
+
+    name: str
+    state: str
+    """open, parked, leased, finished, ready, claimed, trained, dropped"""
+    admitted_s: float | None
+    prompt: int | None
+    """Place of its prompt in the stream."""
+    num_tokens: int
+    ready_s: float | None
+    claimed_s: float | None
+    num_leases: int
+    leases: tuple[LeaseEvent, ...]
+    """The last ones."""
+    num_chunks: int
+    chunks: tuple[ChunkLife, ...]
+    end: UnitEnd | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownTrajectory:
+    """A name of which the ledger knows nothing, and what exists instead."""
+
+    name: str
+    group_size: int
+    num_groups: int
+    """Groups up to this number, less one, were admitted."""
+    groups: tuple[int, int] | None
+    """First and last group in the ledger; None when it holds none."""
+    lives: tuple[str, str] | None
+    """The oldest and the newest trajectory whose life is kept; None without one."""
+
+    @property
+    def words(self) -> str:
+        """Return why it is not known, and what is."""
+        name = TrajectoryId.parse(self.name)
+        if name.is_evaluation:
+            why = "evaluation responses are known while they are in the ledger"
+        elif name.member >= self.group_size:
+            why = f"members of a group are 0 to {self.group_size - 1}"
+        elif name.group >= self.num_groups:
+            why = f"{self.num_groups:,} groups are admitted" if self.num_groups else "no group is admitted yet"
+        else:
+            why = f"it left the ledger, which keeps the lives of the newest {MAX_LIVES:,}"
+        there = [f"groups {self.groups[0]} to {self.groups[1]} are in the ledger"] if self.groups else []
+        if self.lives:
+            there.append(f"lives are kept from {self.lives[0]} to {self.lives[1]}")
+        return "; ".join((f"{self.name} is not known: {why}", *there))
+
+
+def life_from(packed: Sequence[Any]) -> TrajectoryLife:
+    """Return a life from its packed form."""
+    name, state, admitted, prompt, tokens, ready, claimed, num_leases, leases, num_chunks, rows, end = packed
+    return TrajectoryLife(
+        name=name,
+        state=state,
+        admitted_s=_time(admitted),
+        prompt=None if prompt == "" else prompt,
+        num_tokens=tokens,
+        ready_s=_time(ready),
+        claimed_s=_time(claimed),
+        num_leases=num_leases,
+        leases=tuple(_lease(text) for text in leases if text),
+        num_chunks=num_chunks,
+        chunks=tuple(map(_chunk, rows)),
+        end=_end(end),
+    )
+
+
+def _time(value: Any) -> float | None:
+    return None if value == "" else float(value)
+
+
+def _lease(text: str) -> LeaseEvent:
+    who, at = text.split(" ")
+    return LeaseEvent(who, float(at))
+
+
+def _chunk(row: Sequence[Any]) -> ChunkLife:
+    index, tokens, written, by, scored, ready, claimed, end = row
+    who, _, versions = by.partition(" ")
+    return ChunkLife(
+        index=index,
+        num_tokens=tokens,
+        written_s=_time(written),
+        worker=who,
+        versions=tuple(map(int, versions.split())),
+        scores=tuple(_score(field, text) for field, text in zip(Field, scored, strict=True) if text),
+        ready_s=_time(ready),
+        claimed_s=_time(claimed),
+        end=_end(end),
+    )
+
+
+def _score(field: Field, text: str) -> ScoreEvent:
+    who, at, *values = text.split()
+    accuracy, reward = map(float, values) if values else (None, None)
+    return ScoreEvent(field, who, float(at), accuracy, reward)
+
+
+def _end(end: Any) -> UnitEnd | None:
+    if end == "":
+        return None
+    at, reason, made, oldest = end
+    return UnitEnd(float(at), reason, made, None if oldest == "" else max(made - oldest, 0))
