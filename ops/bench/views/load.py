@@ -70,7 +70,7 @@ class Filling:
 
     async def fill(self) -> None:
         """Train ``num_trained`` groups, then put ``num_trajectories`` into all states: of 16 groups
-        4 are ready, 2 unscored, 4 half-written, 5 leased, 1 open."""
+        2 are ready, 1 unscored, 2 half-written, 10 leased, 1 open."""
         await self._ledger.open(spec_of(self._load))
         for _ in range(self._load.num_trained // BATCH_GROUPS):
             groups = await self._lease(BATCH_GROUPS)
@@ -83,7 +83,7 @@ class Filling:
         kinds: dict[str, list[int]] = {"ready": [], "unscored": [], "half": [], "leased": []}
         for number in groups:
             place = number % 15
-            kind = "ready" if place < 4 else "unscored" if place < 6 else "half" if place < 10 else "leased"
+            kind = "ready" if place < 2 else "unscored" if place < 3 else "half" if place < 5 else "leased"
             kinds[kind].append(number)
         await self._finish(kinds["ready"], is_scored=True)
         await self._finish(kinds["unscored"], is_scored=False)

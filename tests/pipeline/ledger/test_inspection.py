@@ -450,6 +450,20 @@ async def test_work_of_an_earlier_release_is_shown_without_what_it_did_not_keep(
     assert (await inspection.life(one)).end.reason == "cancelled"
 
 
+async def test_a_group_that_an_earlier_release_began_to_score_has_no_difficulty(bench):
+    """Its sum of accuracies would lack the first ones."""
+    if bench.kind != "redis":
+        return
+    ledger, inspection = await opened(bench, make_spec())
+    await ledger.lease(GENERATOR, max_trajectories=2)
+    await finish(ledger, TrajectoryId("t", 0, 0))
+    await bench.client.hdel("{test}:group:0", "correct")
+    await finish(ledger, TrajectoryId("t", 0, 1), accuracy=0.0)
+    await ledger.cancel_in_flight(LEARNER)
+    (row,) = (await inspection.drops()).dropped
+    assert (row.responses.num_responses, row.responses.num_judged) == (2, 0)
+
+
 async def test_over_two_shards_looks_are_summed_and_groups_keep_their_order():
     shards = [MemoryLedger(lambda _: 1, lambda: 1000.0) for _ in range(2)]
     ledger = ShardedLedger(shards)
