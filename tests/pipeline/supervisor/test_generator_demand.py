@@ -14,7 +14,7 @@ from pipeline.cli import headrace
 from pipeline.observability.status import RunSnapshot
 from pipeline.preflight.checks import preflight
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.registry.contract import Fleet, WaitingFor
+from pipeline.runtime.registry.contract import Drain, Fleet, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.supervisor.generator_demand import GeneratorDemand
 from pipeline.supervisor.run_folder import run_lock
@@ -73,13 +73,15 @@ async def test_another_change_of_the_fleet_is_never_undone(tmp_path: Path) -> No
     ]
     for second in range(4):
         seen = await demand.follow(registry, seen, starved, ["generator-0"], float(second))
-    changed = Fleet({**seen.counts, Role.REWARD: 2}, demand=seen.demand)
+    drains = (Drain("reward-0", 1, is_replaced=True),)
+    changed = Fleet({**seen.counts, Role.REWARD: 2}, demand=seen.demand, drains=drains)
     await registry.set_fleet(changed)
     assert await demand.follow(registry, seen, starved, ["generator-0"], 5.0) == seen
     assert await registry.fleet() == changed
     after = await demand.follow(registry, changed, starved, ["generator-0"], 6.0)
     assert after == await registry.fleet()
     assert after.counts == {Role.LEARNER: 1, Role.GENERATOR: 2, Role.REWARD: 2}
+    assert after.drains == drains
 
 
 async def test_without_a_largest_number_the_fleet_stays_as_it_is(tmp_path: Path) -> None:
