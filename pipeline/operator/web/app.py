@@ -7,6 +7,7 @@
     GET  /api/runs/RUN/history            curves: updates, evaluations, value steps
     GET  /api/runs/RUN/samples            ?last=UPDATES&before=UPDATE
     GET  /api/runs/RUN/logs               ?worker=NAME&level=LEVEL&last=LINES
+    GET  /api/runs/RUN/trajectory         ?name=TRAJECTORY: its life
     GET  /api/runs/RUN/audit              the ledger's balance, counted where that is cheap; audit-now:
                                           in any case; drops, versions, groups, why: as the commands
     POST /api/runs/RUN/scale              {"role": ROLE, "count": NUMBER or null for auto}
@@ -40,7 +41,7 @@ from pipeline.operator.web.guard import Guard, RequestRules, names_in_words
 from pipeline.operator.web.picture import painter, served_runs, trouble_picture
 from pipeline.operator.web.reader import Question, RunReader, encoded
 from pipeline.operator.web.stream import EventStream
-from pipeline.operator.web.views import VIEWS
+from pipeline.operator.web.views import VIEWS, life
 from protocol.errors import ConfigError, DeadlineExceeded, HeadraceError, LedgerError
 
 _STATIC: Final = Path(__file__).with_name("static")
@@ -107,7 +108,7 @@ def build_app(runs: ServedRuns, rules: RequestRules) -> ASGIApp:
     """Return the server's application."""
 
     @asynccontextmanager
-    async def life(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         try:
             yield
         finally:
@@ -117,7 +118,7 @@ def build_app(runs: ServedRuns, rules: RequestRules) -> ASGIApp:
         return FileResponse(_STATIC / "index.html")
 
     async def session(_: Request) -> Response:
-        return JSONResponse({"abilities": [*VIEWS, *actions.ACTIONS]})
+        return JSONResponse({"abilities": [*VIEWS, "trajectory", *actions.ACTIONS]})
 
     async def listed(_: Request) -> Response:
         return _json(await runs.listed())
@@ -142,6 +143,10 @@ def build_app(runs: ServedRuns, rules: RequestRules) -> ASGIApp:
         worker, level = request.query_params.get("worker"), request.query_params.get("level", "info")
         found = await asyncio.to_thread(log_figures, run_dir, worker=worker or None, level=level, last=last)
         return _json(encoded(found))
+
+    async def trajectory(request: Request) -> Response:
+        reader, name = runs.reader(request.path_params["run"]), request.query_params.get("name", "")
+        return _json(encoded(await reader.ask(lambda at: life(at, name))))
 
     def view(name: str, question: Question) -> Handler:
         async def answer(request: Request) -> Response:
@@ -168,13 +173,14 @@ def build_app(runs: ServedRuns, rules: RequestRules) -> ASGIApp:
         Route("/api/runs/{run}/history", history),
         Route("/api/runs/{run}/samples", samples),
         Route("/api/runs/{run}/logs", logs),
+        Route("/api/runs/{run}/trajectory", trajectory),
         *(Route(f"/api/runs/{{run}}/{name}", view(name, question)) for name, question in VIEWS.items()),
         *(Route(f"/api/runs/{{run}}/{name}", change(act), methods=["POST"]) for name, act in actions.ACTIONS.items()),
     ]
     app = Starlette(
         routes=routes,
         exception_handlers={HTTPException: _refused, HeadraceError: _failed},
-        lifespan=life,
+        lifespan=lifespan,
     )
     return Guard(app, rules)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
 from pipeline.ledger.inspection import EndedRow, OpenGroup, waits_for
+from pipeline.ledger.life import TrajectoryLife, UnitEnd, UnknownTrajectory
 from pipeline.observability.why.explain import explain
 from pipeline.operator.attached import Attached
 from pipeline.operator.run_snapshot import snapshot_of
 from pipeline.operator.web.reader import Question
+from protocol.errors import ConfigError
+from protocol.ids import TrajectoryId
 from protocol.printable import printable_line
 
 _MAX_GROUPS = 20
@@ -74,6 +77,56 @@ async def why(at: Attached) -> dict[str, Any]:
     ]
     also = [printable_line(words) for words in found.also]
     return {"headline": printable_line(found.headline), "outlook": found.outlook, "chains": chains, "also": also}
+
+
+async def life(at: Attached, name: str) -> dict[str, Any]:
+    """Return what happened to a trajectory, in the order of time. Raises ConfigError for a name
+    that is none, or that the ledger does not know."""
+    try:
+        asked = TrajectoryId.parse(name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    found = await at.inspection.life(asked)
+    if isinstance(found, UnknownTrajectory):
+        raise ConfigError(printable_line(found.words))
+    events = sorted(_events(found), key=lambda event: event[0])
+    return {
+        "state": found.state,
+        "num_tokens": found.num_tokens,
+        "events": [{"at_s": at_s, "text": printable_line(text)} for at_s, text in events],
+    }
+
+
+def _events(found: TrajectoryLife) -> Iterator[tuple[float, str]]:
+    if found.admitted_s is not None:
+        yield found.admitted_s, f"admitted{'' if found.prompt is None else f', prompt {found.prompt:,}'}"
+    for lease in found.leases:
+        yield lease.at_s, f"leased to {lease.who}"
+    for chunk in found.chunks:
+        if chunk.written_s is not None:
+            versions = ", ".join(map(str, chunk.versions))
+            yield (
+                chunk.written_s,
+                f"chunk {chunk.index}: {chunk.num_tokens:,} tokens by {chunk.worker}, version {versions}",
+            )
+        for score in chunk.scores:
+            value = "" if score.reward is None else f", reward {score.reward:+.2f}, accuracy {score.accuracy}"
+            yield score.at_s, f"chunk {chunk.index}: {score.field} by {score.who}{value}"
+        yield from _unit_events(f"chunk {chunk.index}: ", chunk.ready_s, chunk.claimed_s, chunk.end)
+    yield from _unit_events("", found.ready_s, found.claimed_s, found.end)
+
+
+def _unit_events(
+    what: str, ready_s: float | None, claimed_s: float | None, end: UnitEnd | None
+) -> Iterator[tuple[float, str]]:
+    if ready_s is not None:
+        yield ready_s, f"{what}ready"
+    if claimed_s is not None:
+        yield claimed_s, f"{what}claimed"
+    if end is not None:
+        stale = "" if end.staleness is None else f", staleness {end.staleness}"
+        how = f"dropped as {end.reason}" if end.reason else f"trained on by update {end.update:,}"
+        yield end.at_s, f"{what}{how}{stale}"
 
 
 def _ended(row: EndedRow) -> dict[str, Any]:

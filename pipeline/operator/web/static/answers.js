@@ -1,7 +1,7 @@
 // Recent trajectories: the response, coloured token by token, with its reward and verdict.
 
 import { get, runPath } from "./api.js";
-import { count, figure, h, keyed, mark, panel, say } from "./dom.js";
+import { clock, count, figure, h, keyed, panel, say } from "./dom.js";
 
 const COLOURS = [["version", "policy version"], ["advantage", "advantage"], ["logprob", "log-prob"], ["none", "plain"]];
 
@@ -120,11 +120,9 @@ export class AnswersTab {
     const text = details.querySelector("pre");
     try {
       const found = await get(runPath(this.app.run, `trajectory?name=${encodeURIComponent(row.trajectory)}`));
-      text.textContent = found.lines.join("\n");
+      text.textContent = [...found.events.map((event) => `${clock(event.at_s)}  ${event.text}`), `${count(found.num_tokens)} tokens; ${found.state}`].join("\n");
     } catch (error) {
       text.textContent = error.message;
     }
   }
 }
-
-export { mark };
