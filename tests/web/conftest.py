@@ -23,7 +23,7 @@ from pipeline.observability.history import HISTORY_NAME, HistoryTail, UpdateRow
 from tests.pipeline.operator.web.served import HOSTILE, write_files
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page  # pyright: ignore[reportMissingImports]
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (
@@ -179,7 +179,7 @@ class Browser:
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
     """A browser whose pages complained of nothing and loaded nothing from elsewhere."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import sync_playwright  # pyright: ignore[reportMissingImports]
 
     with sync_playwright() as playwright:
         opened = Browser(playwright, tmp_path)

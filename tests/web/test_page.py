@@ -12,7 +12,7 @@ from tests.pipeline.operator.web.served import SHOWN
 from tests.web.conftest import Browser, Dashboard, show
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Locator, Page  # pyright: ignore[reportMissingImports]
 
 pytestmark = pytest.mark.timeout(600)
 TABS = ("overview", "learning", "work", "workers", "answers", "runs")
@@ -20,7 +20,7 @@ NUMBER = re.compile(r"\d")
 
 
 def expect(locator: Locator) -> Any:
-    from playwright.sync_api import expect as playwright_expect
+    from playwright.sync_api import expect as playwright_expect  # pyright: ignore[reportMissingImports]
 
     return playwright_expect(locator)
 

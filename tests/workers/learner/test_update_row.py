@@ -20,8 +20,9 @@ def test_bins_of_whole_numbers_hold_as_many_of_them_each(spread: int) -> None:
     assert found is not None
     assert len(found.counts) <= 20
     assert sum(found.counts) == spread
-    assert len(set(found.counts[:-1])) == 1
-    assert found.counts[-1] <= found.counts[0]
+    *full, last = found.counts
+    assert len(set(full)) == 1
+    assert last <= full[0]
 
 
 def test_numbers_with_fractions_are_all_counted() -> None:
