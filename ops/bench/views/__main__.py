@@ -177,7 +177,7 @@ def _show_looks(looks: dict[str, Any], options: argparse.Namespace) -> list[floa
         ("look", "server's time, ms", "with the way there, ms"),
         [(look, Spread.of(cpu), Spread.of(looks["wall_ms"][look])) for look, cpu in looks["cpu_ms"].items()],
     )
-    refresh = [sum(looks["cpu_ms"][look][number] for look in REFRESH) for number in range(options.rounds)]
+    refresh = [float(sum(looks["cpu_ms"][look][number] for look in REFRESH)) for number in range(options.rounds)]
     verdict = "holds" if max(refresh) < BAR_MS else "DOES NOT HOLD"
     print(f"a refresh of all views: {Spread.of(refresh)} ms, bar {BAR_MS:g}: {verdict}")
     print("kept: " + ", ".join(f"{key} {size / 2**20:.2f} MiB" for key, size in looks["kept_bytes"].items()))
