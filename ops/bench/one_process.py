@@ -43,6 +43,7 @@ from workers.engines.generation.seam import SampledWindow, SamplingParams, Windo
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.seam import ValueSample
 from workers.learner.policy_update import PolicyUpdate
+from workers.learner.update_row import metrics_of_steps
 
 _OFFERED = (0.0, "local", "arithmetic")
 _NUM_SLOTS = 256
@@ -171,7 +172,7 @@ class OneProcess:
         self._num_updates += 1
         self._publish()
         trained = sum(int(np.count_nonzero(sample.loss_mask)) for sample in prepared.samples)
-        metrics = {name: mean(r.metrics[name] for r in stepped.results) for name in stepped.results[0].metrics}
+        metrics = metrics_of_steps([result.metrics for result in stepped.results])
         told = {"explained_variance": mean(explained)} if explained else {}
         return metrics | told | {"trained_tokens": float(trained)}
 

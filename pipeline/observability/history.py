@@ -67,7 +67,8 @@ class UpdateRow:
     step_s: float
     publish_s: float
     metrics: dict[str, float] = field(default_factory=dict)
-    """Means of the objective's metrics over the optimiser steps."""
+    """The objective's metrics: means over the optimiser steps; of a name that ends in ``_max`` or
+    ``_min`` the largest or smallest of any step. Earlier rows may have means of these too."""
     reward_parts: dict[str, float] = field(default_factory=dict)
     """Mean of each summand of the reward over the batch: they add up to ``reward``."""
     histograms: dict[str, Histogram] = field(default_factory=dict)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -36,9 +35,6 @@ def update_row(
         "advantage": histogram(advantages),
         "staleness": histogram(ages),
     }
-    sums: Counter[str] = Counter()
-    for result in results:
-        sums.update(result.metrics)
     return UpdateRow(
         update=update,
         policy_version=version,
@@ -61,7 +57,7 @@ def update_row(
         logprob_s=0.0,
         step_s=0.0,
         publish_s=0.0,
-        metrics={name: value / len(results) for name, value in sums.items()},
+        metrics=metrics_of_steps([result.metrics for result in results]),
         histograms={name: found for name, found in histograms.items() if found is not None},
     )
 
@@ -73,16 +69,39 @@ def histogram(values: np.ndarray) -> Histogram | None:
     if not found.size:
         return None
     low, high = float(found.min()), float(found.max())
-    num_bins = _MAX_BINS
     if np.issubdtype(found.dtype, np.integer):
         # A bin holds as many whole numbers as any other.
         width = -(-int(high - low + 1) // _MAX_BINS)
         num_bins = -(-int(high - low + 1) // width)
         high = low + width * num_bins
-    elif low == high:
-        num_bins, low, high = 1, low - 0.5, high + 0.5
-    counts, _ = np.histogram(found, num_bins, (low, high))
+        counts, _ = np.histogram(found, num_bins, (low, high))
+        return Histogram(low, high, tuple(map(int, counts)))
+    if low == high:
+        return Histogram(low - 0.5, high + 0.5, (int(found.size),))
+    # As shares of the way from low to high, which leave room for the edges between any two numbers.
+    scale = 1.0 if np.isfinite(high - low) else 0.5
+    shares = (found.astype(np.float64) * scale - low * scale) / (high * scale - low * scale)
+    counts, _ = np.histogram(shares, _MAX_BINS, (0.0, 1.0))
     return Histogram(low, high, tuple(map(int, counts)))
+
+
+def metrics_of_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return an update's metrics from those of its optimiser steps.
+
+    A name that ends in ``_max`` has the largest of its values, one in ``_min`` the smallest, any
+    other the mean. Steps without the metric do not count."""
+    found: dict[str, list[float]] = {}
+    for step in steps:
+        for name, value in step.items():
+            found.setdefault(name, []).append(value)
+    return {name: _of_steps(name, values) for name, values in found.items()}
+
+
+def _of_steps(name: str, values: Sequence[float]) -> float:
+    # numpy's keep a nan, which Python's max may lose
+    if name.endswith("_max"):
+        return float(np.max(values))
+    return float(np.min(values) if name.endswith("_min") else np.mean(values))
 
 
 def _mean_parts(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -210,6 +210,20 @@ def test_each_part_of_the_reward_is_a_mean_over_the_finished_responses() -> None
     assert sum(row.reward_parts.values()) == row.reward
 
 
+def test_an_updates_metrics_are_means_of_its_steps_but_extremes_stay_extremes() -> None:
+    steps = (
+        {"entropy": 0.25, "policy_ratio_max": 1.5, "log_perplexity_gap_max": 0.5, "log_perplexity_gap_min": -0.25},
+        {"entropy": 0.75, "policy_ratio_max": 8.5, "log_perplexity_gap_max": 0.25, "log_perplexity_gap_min": -0.75},
+    )
+    results = [StepResult(True, 0.25, 1.0, 1e-3, metrics, 8) for metrics in steps]
+    assert update_row(7, 7, [aged([2], [True])], results, VersionHistory()).metrics == {
+        "entropy": 0.5,
+        "policy_ratio_max": 8.5,
+        "log_perplexity_gap_max": 0.5,
+        "log_perplexity_gap_min": -0.75,
+    }
+
+
 def aged(versions: list[int], mask: list[bool]) -> TrainingSample:
     """A response to a prompt of two tokens, whose tokens are of ``versions``."""
     length = len(versions)

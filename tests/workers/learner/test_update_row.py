@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,21 @@ def test_equal_numbers_are_one_bin_and_numbers_that_are_not_finite_none() -> Non
     assert histogram(np.array([np.nan, np.inf, 0.5])) == Histogram(0.0, 1.0, (1,))
     assert histogram(np.array([np.nan])) is None
     assert histogram(np.array([], np.int64)) is None
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_numbers_that_differ_in_their_last_place_are_at_the_two_ends(kind: type[np.floating[Any]]) -> None:
+    low = kind(1)
+    high = np.nextafter(low, kind(2))
+    found = histogram(np.array([low, high, high]))
+    assert found == Histogram(float(low), float(high), (1, *[0] * 18, 2))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_numbers_as_far_apart_as_can_be_are_counted(kind: type[np.floating[Any]]) -> None:
+    far = np.finfo(kind).max
+    found = histogram(np.array([-far, -far, far, np.inf], kind))
+    assert found == Histogram(-float(far), float(far), (2, *[0] * 18, 1))
 
 
 def test_a_history_keeps_histograms_and_columns_leave_them_out(tmp_path) -> None:

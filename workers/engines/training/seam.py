@@ -26,7 +26,9 @@ class StepResult:
     grad_norm: float
     learning_rate: float
     metrics: dict[str, float]
-    """Means over the loss mask of the whole batch: clip_fraction, approx_kl, entropy ..."""
+    """Means over the loss mask of the whole batch: clip_fraction, approx_kl, entropy ...
+
+    Those whose names end in ``_max`` or ``_min`` are the largest or smallest in it."""
     num_tokens: int
     """Prompt and response tokens that went through the model."""
 
