@@ -8,7 +8,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,8 @@ from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from pipeline.ledger.types import Pause
-    from pipeline.runtime.registry.contract import Drain, Fleet
-    from protocol.ids import Incarnation, Role
+    from pipeline.runtime.registry.contract import Drain, Fleet, Heartbeat
+    from protocol.ids import Role
 
 _MAX_TRIES = 10
 _MAX_NAMED = 20
@@ -76,17 +76,18 @@ async def drain(at: Attached, worker: str, replace: bool = False) -> Fleet:
         one = Drain(worker, epoch, is_replaced=replace)
         if one in present.drains:
             return present
-        role = _drainable(at, present, there, one)
+        role = _drainable(at, present, beats, one)
         return drained(present, one, role, beats)
 
     return await _replace_fleet(at, change)
 
 
-def _drainable(at: Attached, present: Fleet, there: Mapping[str, Incarnation], one: Drain) -> Role:
+def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Drain) -> Role:
     """Return the role of a worker that may be drained. Raises ConfigError."""
     from pipeline.supervisor.fleet_plan import wanted_names
     from protocol.ids import Role
 
+    there = {beat.who.worker: beat.who for beat in beats}
     own = wanted_names(present.counts, present.left_out)
     roles = {name: who.role for name, who in there.items()} | own
     role = roles.get(one.worker)
@@ -104,7 +105,7 @@ def _drainable(at: Attached, present: Fleet, there: Mapping[str, Incarnation], o
         raise ConfigError(f"{one.worker} is not there: the supervisor starts it, or it has left")
     if one.is_replaced:
         return role
-    others = sum(who.role is role and name not in own and name != one.worker for name, who in there.items())
+    others = sum(beat.who.role is role and beat.who.worker != one.worker for beat in _staying_guests(present, beats))
     left = present.counts.get(role, 0) - (one.worker in own) + others
     if left < 1:
         raise ConfigError(
@@ -119,6 +120,24 @@ def _drainable(at: Attached, present: Fleet, there: Mapping[str, Incarnation], o
             f"that, `headrace scale generator={max(1, least - 1)}` ends the following of demand"
         )
     return role
+
+
+def _staying_guests(present: Fleet, beats: Sequence[Heartbeat]) -> list[Heartbeat]:
+    """Return the heartbeats of joined hosts' workers that are neither silent nor leaving. The run's
+    own are not among them: ``Fleet.counts`` has those that stay."""
+    from pipeline.runtime.liveness import is_silent
+    from pipeline.runtime.registry.contract import WaitingFor
+    from pipeline.supervisor.takeover import is_own
+
+    leaving = {drain.worker: drain.epoch for drain in present.drains if not drain.is_replaced}
+    return [
+        beat
+        for beat in beats
+        if not is_own(beat.who.worker)
+        and not is_silent(beat.silent_s)
+        and beat.waiting_for not in (WaitingFor.DRAINING, WaitingFor.STOPPED)
+        and beat.who.epoch > leaving.get(beat.who.worker, 0)
+    ]
 
 
 async def _replace_fleet(at: Attached, change: Callable[[Fleet], Fleet]) -> Fleet:

@@ -11,7 +11,7 @@ import pytest
 from pipeline.cli.common import _plain as as_plain
 from pipeline.operator import steering
 from pipeline.operator.attached import Attached
-from pipeline.runtime.registry.contract import Drain, Fleet, RunState, RunStatus
+from pipeline.runtime.registry.contract import Drain, Fleet, RunState, RunStatus, WaitingFor
 from pipeline.supervisor.run_folder import run_lock
 from protocol.errors import ConfigError
 from protocol.ids import Role
@@ -73,7 +73,36 @@ async def test_the_last_of_a_role_is_replaced_or_stays(run: SmallRun) -> None:
     await run.beat(Role.REWARD, GUEST)
     fleet = await drain(run, GUEST)
     assert (fleet.counts, fleet.drains[-1]) == (COUNTS, Drain(GUEST, 1))
+    await run.beat(Role.REWARD, f"{GUEST[:-1]}1")
     assert (await drain(run, "reward-0")).counts[Role.REWARD] == 0, "a joined host's works on"
+
+
+async def test_two_drains_in_a_row_leave_a_role_its_last_worker(run: SmallRun) -> None:
+    await run.beat(Role.GENERATOR, "generator-1")
+    await drain(run, "generator-1")
+    assert "the run's last generator" in await refusal(run, "generator-0"), "generator-1 still drains"
+
+
+async def test_a_drain_right_after_a_smaller_scale_leaves_a_role_its_last_worker(run: SmallRun) -> None:
+    for number in (1, 2):
+        await run.beat(Role.GENERATOR, f"generator-{number}")
+    await run.registry.set_fleet(Fleet({**COUNTS, Role.GENERATOR: 3}))
+    await steering.change_fleet(cast("Attached", run), {Role.GENERATOR: 1})
+    assert "the run's last generator" in await refusal(run, "generator-0"), "the others still drain"
+
+
+async def test_a_joined_worker_that_is_silent_or_leaves_is_not_counted_on(run: SmallRun) -> None:
+    await run.beat(Role.REWARD, GUEST, waiting_for=WaitingFor.DRAINING)
+    assert "the run's last reward" in await refusal(run, "reward-0"), "it drains"
+    await run.beat(Role.REWARD, GUEST)
+    await run.clock.advance(6.0)
+    await run.beat(Role.REWARD, "reward-0", epoch=3)
+    assert "the run's last reward" in await refusal(run, "reward-0"), "it is silent"
+    await run.beat(Role.REWARD, GUEST)
+    await drain(run, GUEST)
+    assert "the run's last reward" in await refusal(run, "reward-0"), "it has yet to read its drain"
+    await run.beat(Role.REWARD, GUEST, epoch=2)
+    assert (await drain(run, "reward-0")).counts[Role.REWARD] == 0, "a newer incarnation works on"
 
 
 async def test_a_worker_that_is_not_there_cannot_be_replaced(run: SmallRun) -> None:
