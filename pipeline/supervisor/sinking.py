@@ -173,7 +173,8 @@ class ProcessWriter:
 
     def _ended(self, now: float, code: int) -> None:
         self.close()
-        self._is_ending = code in (ExitCode.CONFIG, ExitCode.FENCED)
+        # FENCED passes: an earlier supervisor's process holds the sink's lock until its own end.
+        self._is_ending = code == ExitCode.CONFIG
         self._wait(now)
         action = "the run goes on without it" if self._is_ending else "the run goes on; it is started again"
         log.warning("sink_ended", sink=self.name, code=code, output=f"logs/sink-{self.name}.out", action=action)

@@ -19,6 +19,7 @@ from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow
 from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.observability.sinks.record import read_record
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
+from pipeline.process.exit_codes import ExitCode
 from pipeline.supervisor.sinking import Sinking
 from tests.pipeline.observability.rows import update_row
 from tests.pipeline.observability.sinks.event_reader import standing
@@ -45,7 +46,7 @@ class Run:
     config = Config()
     def define_metric(self, name, **given): pass
     def log(self, row):
-        if mode == "die": os._exit(9)
+        if mode.startswith("die"): os._exit(int(mode.split()[1]))
         note("log", row)
     def finish(self, exit_code):
         if mode == "hang": time.sleep(600)
@@ -229,8 +230,9 @@ async def test_a_second_signal_waits_for_no_sink(run_dir: Path, client: Client) 
     assert time.monotonic() - began < 5.0
 
 
-async def test_a_process_that_dies_is_started_again_after_a_pause(run_dir: Path, client: Client) -> None:
-    client.answers("die")
+@pytest.mark.parametrize("code", [9, ExitCode.FENCED])
+async def test_a_process_that_dies_is_started_again_after_a_pause(run_dir: Path, client: Client, code: int) -> None:
+    client.answers(f"die {int(code)}")
     sinks = sinking_of(run_dir, *WANDB)
     append(run_dir, 1)
     with capture_logs() as logs:
@@ -240,7 +242,7 @@ async def test_a_process_that_dies_is_started_again_after_a_pause(run_dir: Path,
         sinks.keep(time.monotonic() + 6.0)
         until(sinks, lambda: client.called("log"))
     (told,) = [line for line in logs if line["event"] == "sink_ended"]
-    assert told["code"] == 9 and "started again" in told["action"]
+    assert told["code"] == code and "started again" in told["action"]
     await finished(sinks)
     assert [row["update"] for (row,) in client.called("log")] == [1]
 
