@@ -75,7 +75,8 @@ Examples:
   headrace drops runs/demo --json
   headrace drops --watch 10
 
-Length and difficulty are of finished responses. Difficulty is 1 less the mean accuracy of the
+Length and difficulty are of finished responses. After ± is the mean length's standard error at its
+upper bound: a group counts as one response. Difficulty is 1 less the mean accuracy of the
 response's group. A warning names a reason by which dropping favours short answers."""
 )
 @run_argument
@@ -85,8 +86,8 @@ async def drops(at: Attached) -> Picture:
     found = await at.inspection.drops()
     if not (found.dropped or found.trained.num_trajectories):
         return Picture(found, lambda: ("nothing was trained on or dropped yet",))
-    warnings = found.warnings
-    value = {"trained": row_value(found.trained), "dropped": [row_value(row) for row in found.dropped]}
+    warnings, size = found.warnings, found.group_size
+    value = {"trained": row_value(found.trained, size), "dropped": [row_value(row, size) for row in found.dropped]}
     shown = (f"warning: {one}" for one in warnings)
     return Picture({**value, "warnings": warnings}, lambda: (drops_table(found), *shown))
 
@@ -146,7 +147,7 @@ def drops_table(found: DropsView) -> Table:
     for row in (found.trained, *found.dropped):
         tally = row.responses
         length, difficulty = tally.mean_length, tally.mean_difficulty
-        error = tally.squared_error**0.5
+        error = tally.squared_error(found.group_size) ** 0.5
         table.add_row(
             row.reason.replace("_", " ") or "trained",
             f"{row.num_groups:,}",
@@ -158,7 +159,7 @@ def drops_table(found: DropsView) -> Table:
     return table
 
 
-def row_value(row: EndedRow) -> dict[str, Any]:
+def row_value(row: EndedRow, group_size: int) -> dict[str, Any]:
     """Return a row for JSON, with its means."""
     tally = row.responses
     return {
@@ -168,7 +169,7 @@ def row_value(row: EndedRow) -> dict[str, Any]:
         "num_tokens": row.num_tokens,
         "num_responses": tally.num_responses,
         "mean_length": tally.mean_length,
-        "mean_length_error": tally.squared_error**0.5,
+        "mean_length_error": tally.squared_error(group_size) ** 0.5,
         "mean_difficulty": tally.mean_difficulty,
     }
 

@@ -32,11 +32,13 @@ MAX_CLAIMED: Final = 4096
 
 MIN_RESPONSES: Final = 100
 """Of each kind, before their lengths are compared."""
+MIN_GROUPS: Final = 20
+"""Whole groups that the responses of each kind would fill, before their lengths are compared."""
 MIN_EXCESS: Final = 0.1
 """Of the trained responses' mean length: by so much longer are responses whose loss matters."""
 MIN_ERRORS: Final = 3.0
-"""Standard errors that the difference must exceed. The errors take responses as independent; those
-of one group are not, so fewer would warn too often."""
+"""Standard errors that the difference must exceed: of several reasons, looked at again and again,
+few exceed so many by chance."""
 DELIBERATE: Final = frozenset({DropReason.CANCELLED, DropReason.ROLLED_BACK, DropReason.VALUE_WARMUP})
 """Reasons that do not select by length: they end, repeat or precede the policy's training."""
 
@@ -129,14 +131,17 @@ class ResponseTally:
         """From 0 to 1; None without a judged response."""
         return self.sum_difficulty / MILLION / self.num_judged if self.num_judged else None
 
-    @property
-    def squared_error(self) -> float:
-        """The squared standard error of the mean length, from the sample's variance; infinite for
-        fewer than two responses."""
-        if self.num_responses < 2:
+    def squared_error(self, group_size: int) -> float:
+        """Return the squared standard error of the mean length, at its upper bound.
+
+        Responses of one group have a prompt in common, so they are not independent. The bound is
+        reached when all responses of a group are of one length: then a group counts as one
+        response. That is a design effect of ``group_size``. Infinite without more than a group's
+        worth of responses."""
+        if self.num_responses <= group_size:
             return math.inf
         spread = self.sum_squares - self.num_tokens * self.num_tokens / self.num_responses
-        return max(spread, 0.0) / (self.num_responses - 1) / self.num_responses
+        return max(spread, 0.0) / (self.num_responses - group_size) * group_size / self.num_responses
 
     def __add__(self, other: ResponseTally) -> ResponseTally:
         return ResponseTally(
@@ -169,14 +174,17 @@ class DropsView:
     trained: EndedRow
     dropped: tuple[EndedRow, ...]
     """Reasons that occurred, in the order of ``DropReason``."""
+    group_size: int
+    """Responses of one prompt."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return a sentence for each reason that drops longer responses than those trained on.
 
         The means differ by more than ``MIN_EXCESS`` of the trained mean, and by more than
-        ``MIN_ERRORS`` standard errors, with ``MIN_RESPONSES`` of each kind."""
-        found = (favours_short(row, self.trained) for row in self.dropped)
+        ``MIN_ERRORS`` standard errors, which count a group as one response. There are
+        ``MIN_RESPONSES`` of each kind, and as many as ``MIN_GROUPS`` groups have."""
+        found = (favours_short(row, self.trained, self.group_size) for row in self.dropped)
         return tuple(warning for warning in found if warning)
 
 
@@ -189,20 +197,22 @@ _DOING: Final[Mapping[str, str]] = {
 }
 
 
-def favours_short(dropped: EndedRow, trained: EndedRow) -> str:
+def favours_short(dropped: EndedRow, trained: EndedRow, group_size: int) -> str:
     """Return the warning that this drop favours short answers; empty when it does not."""
     ours, theirs = dropped.responses, trained.responses
-    if dropped.reason in DELIBERATE or min(ours.num_responses, theirs.num_responses) < MIN_RESPONSES:
+    fewest = max(MIN_RESPONSES, MIN_GROUPS * group_size)
+    if dropped.reason in DELIBERATE or min(ours.num_responses, theirs.num_responses) < fewest:
         return ""
     long, short = ours.mean_length, theirs.mean_length
     assert long is not None and short is not None
-    excess, error = long - short, math.sqrt(ours.squared_error + theirs.squared_error)
+    excess = long - short
+    error = math.sqrt(ours.squared_error(group_size) + theirs.squared_error(group_size))
     if excess <= MIN_EXCESS * short or excess <= MIN_ERRORS * error:
         return ""
     return (
         f"dropping as {dropped.reason} favours short answers: {ours.num_responses:,} dropped responses have "
         f"{long:,.1f} tokens in the mean, {theirs.num_responses:,} trained ones {short:,.1f}; that is {excess:,.1f} "
-        f"(standard error {error:,.1f}) more. {_DOING[dropped.reason]}"
+        f"(standard error at most {error:,.1f}) more. {_DOING[dropped.reason]}"
     )
 
 

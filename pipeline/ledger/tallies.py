@@ -26,21 +26,26 @@ def staleness_of(tallies: Mapping[str, int]) -> tuple[dict[int, int], dict[str, 
 
 
 def drops_from(
-    trained: Mapping[str, int], dropped: Mapping[str, Mapping[str, int]], tallies: Mapping[str, int]
+    trained: Mapping[str, int],
+    dropped: Mapping[str, Mapping[str, int]],
+    tallies: Mapping[str, int],
+    *,
+    group_size: int,
 ) -> DropsView:
     """Return the drops against what was trained.
 
     Args:
         trained: By currency: groups, trajectories, tokens.
         dropped: By currency, then by reason.
-        tallies: By name."""
+        tallies: By name.
+        group_size: Responses of one prompt."""
     by_reason = {
         reason.value: {currency: counts.get(reason.value, 0) for currency, counts in dropped.items()}
         for reason in DropReason
     }
     rows = (_row(reason, counts, f"dropped:{reason}", tallies) for reason, counts in by_reason.items())
     there = tuple(row for row in rows if row.num_trajectories or row.num_tokens)
-    return DropsView(_row("", trained, _TRAINED, tallies), there)
+    return DropsView(_row("", trained, _TRAINED, tallies), there, group_size)
 
 
 def _row(reason: str, counts: Mapping[str, int], end: str, tallies: Mapping[str, int]) -> EndedRow:

@@ -70,7 +70,7 @@ class MemoryInspection:
     async def drops(self) -> DropsView:
         """Return what was dropped, by reason, against what was trained."""
         s = self._ledger.state
-        return drops_from(s.trained, s.dropped, s.tallies)
+        return drops_from(s.trained, s.dropped, s.tallies, group_size=s.spec.group_size)
 
     async def life(self, trajectory: TrajectoryId) -> TrajectoryLife | UnknownTrajectory:
         """Return what happened to a trajectory."""

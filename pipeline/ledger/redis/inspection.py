@@ -47,12 +47,12 @@ class RedisInspection:
 
     async def drops(self) -> DropsView:
         """Return what was dropped, by reason, against what was trained."""
-        counters, tallies = await self._ledger.ask("drops")
+        group_size, counters, tallies = await self._ledger.ask("drops")
         audit = audit_from([counters])
         balances = {"groups": audit.groups, "trajectories": audit.trajectories, "tokens": audit.tokens}
         trained = {currency: balance.trained for currency, balance in balances.items()}
         dropped = {currency: balance.dropped for currency, balance in balances.items()}
-        return drops_from(trained, dropped, _tallies(tallies))
+        return drops_from(trained, dropped, _tallies(tallies), group_size=group_size)
 
     async def life(self, trajectory: TrajectoryId) -> TrajectoryLife | UnknownTrajectory:
         """Return what happened to a trajectory."""

@@ -53,9 +53,8 @@ class ShardedInspection:
         every = await together(shard.drops() for shard in self._shards)
         rows = [row for one in every for row in one.dropped]
         by_reason = {reason.value: [row for row in rows if row.reason == reason.value] for reason in DropReason}
-        return DropsView(
-            _ended([one.trained for one in every]), tuple(_ended(some) for some in by_reason.values() if some)
-        )
+        dropped = tuple(_ended(some) for some in by_reason.values() if some)
+        return DropsView(_ended([one.trained for one in every]), dropped, every[0].group_size)
 
     async def life(self, trajectory: TrajectoryId) -> TrajectoryLife | UnknownTrajectory:
         """Return what happened to a trajectory, from its group's shard."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from pipeline.ledger.admin import Place
@@ -229,8 +231,9 @@ async def test_drops_have_length_and_difficulty_beside_what_was_trained(bench):
     trained = found.trained
     assert (trained.num_groups, trained.num_trajectories, trained.num_tokens) == (2, 4, 24)
     assert (trained.responses.mean_length, trained.responses.mean_difficulty) == (6.0, 0.5)
-    # the sample variance of 4, 4, 8, 8 is 16 / 3
-    assert trained.responses.squared_error == pytest.approx(16 / 3 / 4)
+    # two groups of two, whose lengths are 4 and 8: their sample variance is 8
+    assert found.group_size == 2
+    assert trained.responses.squared_error(found.group_size) == pytest.approx(8 / 2)
     assert found.warnings == ()
 
 
@@ -282,11 +285,32 @@ SHORT, LONG = [90, 110] * MIN_RESPONSES, [140, 160] * MIN_RESPONSES
 
 
 def test_a_drop_that_favours_short_answers_is_warned_of_with_its_standard_error():
-    warning = favours_short(row("stale", LONG), row("", SHORT))
+    warning = favours_short(row("stale", LONG), row("", SHORT), 1)
     assert "dropping as stale favours short answers: 200 dropped responses have 150.0 tokens in the mean" in warning
     # two samples of 200 with a deviation of 10: the root of 2 * 100 / 199 is 1.0
-    assert "200 trained ones 100.0; that is 50.0 (standard error 1.0) more" in warning
-    assert DropsView(row("", SHORT), (row("stale", LONG),)).warnings == (warning,)
+    assert "200 trained ones 100.0; that is 50.0 (standard error at most 1.0) more" in warning
+    assert DropsView(row("", SHORT), (row("stale", LONG),), 1).warnings == (warning,)
+
+
+def test_groups_of_one_length_are_as_uncertain_as_one_response_each():
+    lengths = [90, 110] * 20
+    alone, grouped = row("", lengths).responses, row("", [length for length in lengths for _ in range(16)]).responses
+    assert grouped.squared_error(16) == pytest.approx(alone.squared_error(1))
+    assert grouped.squared_error(len(lengths) * 16) == math.inf
+
+
+def test_no_warning_when_responses_differ_as_much_as_so_few_groups_do_by_chance():
+    dropped, trained = row("stale", [40, 260] * 160), row("", [20, 220] * 160)
+    assert favours_short(dropped, trained, 1)
+    assert favours_short(dropped, trained, 16) == ""
+
+
+@pytest.mark.parametrize("group_size", [1, 5, 16])
+def test_a_warning_needs_a_hundred_responses_and_twenty_groups_of_each_kind(group_size: int):
+    fewest = max(100, 20 * group_size)
+    assert favours_short(row("stale", [150] * fewest), row("", [100] * fewest), group_size)
+    for dropped, trained in ((fewest - 1, fewest), (fewest, fewest - 1)):
+        assert favours_short(row("stale", [150] * dropped), row("", [100] * trained), group_size) == ""
 
 
 @pytest.mark.parametrize(
@@ -301,7 +325,7 @@ def test_a_drop_that_favours_short_answers_is_warned_of_with_its_standard_error(
     ],
 )
 def test_no_warning_without_a_reason(why, dropped, trained):
-    assert favours_short(dropped, trained) == "", why
+    assert favours_short(dropped, trained, 1) == "", why
 
 
 # -- the life of a trajectory --------------------------------------------------------------------
@@ -478,3 +502,4 @@ async def test_over_two_shards_looks_are_summed_and_groups_keep_their_order():
     drops = await inspection.drops()
     assert (drops.trained.num_groups, drops.trained.num_tokens, drops.dropped) == (4, 48, ())
     assert (drops.trained.responses.num_responses, drops.trained.responses.mean_length) == (8, 6.0)
+    assert drops.group_size == 2

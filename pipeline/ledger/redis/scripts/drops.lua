@@ -1,7 +1,7 @@
 -- drops.lua: the counters and tallies of what was trained and what was dropped.
 --
 -- Uses     beginning
--- Reads    counters tallies
--- Returns  { counters as name, value, ...; tallies the same }
+-- Reads    settings counters tallies
+-- Returns  { group size; counters as name, value, ...; tallies the same }
 
-return { call('HGETALL', COUNTERS), call('HGETALL', P .. 'tallies') }
+return { S.group_size, call('HGETALL', COUNTERS), call('HGETALL', P .. 'tallies') }
