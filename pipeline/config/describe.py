@@ -117,6 +117,22 @@ def settings() -> Iterator[Setting]:
                 yield _setting(f"{section}.{name}", info)
 
 
+def defaults_of(algorithm: str) -> dict[str, Any]:
+    """Return the defaults of a run of this algorithm, by key, as in JSON. Left out are settings
+    without one, those of sections that a run may lack, and ``[algorithm]`` of one's own rule."""
+    always = {*_sections_of_each_run()} - (set() if algorithm in BUILT_IN else {"algorithm"})
+    found = ((one.key, one.default_in(algorithm)) for one in settings() if one.section in always)
+    known = {key: value for key, value in found if not isinstance(value, Absent)}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in known.items()}  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _sections_of_each_run(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
+    for name, info in model.model_fields.items():
+        if (inner := section_model(info)) is not None and info.default is not None:
+            yield f"{prefix}{name}"
+            yield from _sections_of_each_run(inner, f"{prefix}{name}.")
+
+
 def public_settings(config: RunConfig) -> dict[str, Any]:
     """Return every setting as plain values, the ledger's passwords hidden."""
     settings = config.model_dump(mode="json")

@@ -40,6 +40,8 @@ class CurvePoint:
     num_responses: int
     prompts: PromptAccuracies | None
     """Accuracy of each prompt, where it is on record."""
+    digest: str
+    """Of the held-out prompts: its own, else the newest on record; empty where none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,9 @@ def _curve(
 ) -> list[CurvePoint]:
     places = {row.policy_version: place for place, row in enumerate(records.updates)}
     found: list[CurvePoint] = []
-    for row in records.main_evaluations:
+    rows = [(row, newest_of(prompts, row.number, row.policy_version)) for row in records.main_evaluations]
+    digest = next((each.digest for _, each in reversed(rows) if each is not None), "")
+    for row, of_prompts in rows:
         place = places.get(row.policy_version)
         if place is None and row.policy_version > min(places, default=0):
             # Its update is not in the history: a damaged line.
@@ -151,7 +155,8 @@ def _curve(
                 accuracy=_estimate(row),
                 has_interval=row.low is not None and row.high is not None,
                 num_responses=row.num_responses,
-                prompts=newest_of(prompts, row.number, row.policy_version),
+                prompts=of_prompts,
+                digest=digest if of_prompts is None else of_prompts.digest,
             )
         )
     return found

@@ -1,8 +1,9 @@
 """Runs side by side: what differs, accuracy at equal cost, and which differences can be called.
 
 Runs whose settings are the same but for their seed are one configuration. Several of them give a
-mean with a t-interval. A difference is called only where the 95 % intervals do not overlap: else
-the comparison states that none is called. Pure, but for ``read_runs``."""
+mean with a t-interval, or the widest interval of one over its prompts where that is wider. A
+difference is called only where the 95 % intervals do not overlap, at one update and on the same
+held-out prompts. Else the comparison states that none is called. Pure, but for ``read_runs``."""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ from pipeline.observability.intervals import difference_of, mean_of, overlap, pa
 
 _MOST_PAIRS = 20
 _ABSENT = "(not set)"
+_BESIDE_TRAINING = ("sinks.", "tracing.", "samples.")
+"""Sections that change nothing of what is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +31,25 @@ class Basis:
     name: str
     """``updates``, ``tokens`` or ``seconds``."""
     limit: float
-    """The largest that all runs with an evaluation have reached."""
+    """The largest that all runs with an evaluation have reached; of updates, the newest that all of
+    them have evaluated, where there is one."""
     points: tuple[CurvePoint | None, ...]
     """Of each run, its newest evaluation up to the limit; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Runs with the same settings, but for the seed."""
+    """Runs with the same settings, but for the seed and what changes nothing of the training. A
+    setting that a run's file lacks counts as its default."""
 
     name: str
     """``A``, ``B`` ..."""
     runs: tuple[int, ...]
     """Their places among the compared runs."""
     accuracy: Estimate | None
-    """At equal updates: of one run its own interval, of several the mean's t-interval. None without
-    an evaluation."""
+    """At equal updates: of one run its own interval, of several the mean's t-interval. Where the
+    widest own interval of the runs is wider, the mean has that: few seeds may agree by chance. None
+    without an interval of either kind."""
     is_of_seeds: bool
     """Whether the interval is over runs; else over the prompts of one run."""
 
@@ -56,13 +62,13 @@ class Difference:
     second: str
     value: float
     interval: Estimate | None
-    """Welch's, where both have several runs."""
+    """Welch's, where the intervals of both are over runs."""
     paired: Estimate | None
     """By the same held-out prompts; None where the data do not allow it."""
     num_prompts: int
     """That are paired."""
     is_called: bool
-    """Whether the intervals of both do not overlap."""
+    """Whether the intervals of both do not overlap, at one update, on the same held-out prompts."""
     words: str
 
 
@@ -94,7 +100,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunFigures]:
 def compare_runs(runs: Sequence[RunFigures]) -> Comparison:
     """Compare runs, the first with each other, and all configurations in pairs."""
     bases = [
-        _basis("updates", runs, lambda point: point.update),
+        _basis("updates", runs, lambda point: point.update, limit=_common_update(runs)),
         _basis("tokens", runs, lambda point: point.num_tokens),
         _basis("seconds", runs, lambda point: point.train_s),
     ]
@@ -122,32 +128,66 @@ def _in_words(value: Any) -> str:
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
-def _basis(name: str, runs: Sequence[RunFigures], place: Callable[[CurvePoint], float]) -> Basis:
-    ends = [place(run.curve[-1]) for run in runs if run.curve]
-    limit = min(ends, default=0.0)
+def _common_update(runs: Sequence[RunFigures]) -> int | None:
+    """Return the newest update that all runs with evaluations have evaluated; None without one."""
+    evaluated = [{point.update for point in run.curve} for run in runs if run.curve]
+    return max(set[int].intersection(*evaluated), default=None) if evaluated else None
+
+
+def _basis(
+    name: str, runs: Sequence[RunFigures], place: Callable[[CurvePoint], float], *, limit: float | None = None
+) -> Basis:
+    if limit is None:
+        limit = min((place(run.curve[-1]) for run in runs if run.curve), default=0.0)
     points = [[point for point in run.curve if place(point) <= limit] for run in runs]
     return Basis(name, limit, tuple(found[-1] if found else None for found in points))
 
 
 def _configurations(runs: Sequence[RunFigures], at: Basis) -> list[Configuration]:
-    groups: list[list[int]] = []
-    for place, run in enumerate(runs):
-        same = next((group for group in groups if runs[group[0]].settings == run.settings), None)
-        groups.append([place]) if same is None else same.append(place)
-    return [_configuration(_letter(number), tuple(group), at) for number, group in enumerate(groups)]
+    groups: list[tuple[dict[str, Any], list[int]]] = []
+    for place, settings in enumerate(_of_training(runs)):
+        same = next((group for first, group in groups if first == settings), None)
+        groups.append((settings, [place])) if same is None else same.append(place)
+    return [_configuration(chr(ord("A") + number), tuple(group), at) for number, (_, group) in enumerate(groups)]
 
 
-def _letter(number: int) -> str:
-    return chr(ord("A") + number) if number < 26 else f"A{number}"
+def _of_training(runs: Sequence[RunFigures]) -> list[dict[str, Any]]:
+    """Return each run's settings of the training. A key that only other runs have is the default: a
+    newer version's settings change nothing of an older run."""
+    keys = {key for run in runs for key in run.settings if not key.startswith(_BESIDE_TRAINING)}
+    return [_filled(run, keys) for run in runs]
+
+
+def _filled(run: RunFigures, keys: set[str]) -> dict[str, Any]:
+    defaults: Mapping[str, Any] = {}
+    if not keys <= run.settings.keys():
+        # the schema's import takes 0.2 s, and most comparisons do not need it
+        from pipeline.config.describe import defaults_of
+
+        defaults = defaults_of(run.algorithm)
+    return {key: run.settings.get(key, defaults.get(key, _ABSENT)) for key in keys}
 
 
 def _configuration(name: str, runs: tuple[int, ...], at: Basis) -> Configuration:
     points = _points(runs, at)
-    of_seeds = mean_of([point.accuracy.value for point in points])
-    if of_seeds is not None:
-        of_seeds = Estimate(of_seeds.value, max(0.0, of_seeds.low), min(1.0, of_seeds.high))
-    alone = points[0].accuracy if points and points[0].has_interval else None
-    return Configuration(name, runs, of_seeds or alone, of_seeds is not None)
+    values = [point.accuracy.value for point in points]
+    of_seeds = mean_of(values)
+    own = [point.accuracy for point in points if point.has_interval]
+    widest = max(own, key=_width, default=None)
+    is_of_seeds = of_seeds is not None and (widest is None or _width(of_seeds) >= _width(widest))
+    found = of_seeds if is_of_seeds else widest and _around(fmean(values), widest)
+    if found is not None:
+        found = Estimate(found.value, max(0.0, found.low), min(1.0, found.high))
+    return Configuration(name, runs, found, is_of_seeds)
+
+
+def _width(found: Estimate) -> float:
+    return found.high - found.low
+
+
+def _around(value: float, found: Estimate) -> Estimate:
+    """Return the interval, moved to another value."""
+    return Estimate(value, found.low + value - found.value, found.high + value - found.value)
 
 
 def _points(runs: Sequence[int], at: Basis) -> list[CurvePoint]:
@@ -158,21 +198,42 @@ def _difference(one: Configuration, other: Configuration, at: Basis) -> Differen
     assert one.accuracy is not None and other.accuracy is not None
     ones, others = _points(one.runs, at), _points(other.runs, at)
     value = other.accuracy.value - one.accuracy.value
-    interval = difference_of(*([point.accuracy.value for point in points] for points in (ones, others)))
+    hindrance = _hindrance(ones, others)
+    if hindrance is not None:
+        words = f"No difference between {one.name} and {other.name} is called: {hindrance}."
+        return Difference(one.name, other.name, value, None, None, 0, False, words)
+    values = [[point.accuracy.value for point in points] for points in (ones, others)]
+    interval = difference_of(*values) if one.is_of_seeds and other.is_of_seeds else None
     paired = _paired(ones, others)
     is_called = not overlap(one.accuracy, other.accuracy)
     words = _verdict(one, other, value, is_called=is_called)
+    words += f" Both accuracies are of update {ones[0].update:,}."
     if interval is not None:
         words += f" Over the runs it is {_points_in_words(interval)} (Welch)."
     if paired is not None:
         found, number = paired
         holds = "which includes 0" if found.low <= 0.0 <= found.high else "which does not include 0"
         words += f" By the same {number:,} held-out prompts, paired, it is {_points_in_words(found)}, {holds}."
-    if not (one.is_of_seeds and other.is_of_seeds):
+        if len(ones) > 1 or len(others) > 1:
+            words += " That interval does not include what another seed changes."
+    if len(ones) == 1 or len(others) == 1:
         words += " An interval of one run is over its prompts: another seed may move it further."
     return Difference(
         one.name, other.name, value, interval, paired and paired[0], paired[1] if paired else 0, is_called, words
     )
+
+
+def _hindrance(ones: Sequence[CurvePoint], others: Sequence[CurvePoint]) -> str | None:
+    """Return why accuracies cannot be compared; None where they can."""
+    if len({point.digest for point in (*ones, *others)} - {""}) > 1:
+        return "their held-out prompts differ"
+    if len({point.update for point in (*ones, *others)}) > 1:
+        first, second = (
+            ", ".join(f"{update:,}" for update in sorted({point.update for point in points}))
+            for points in (ones, others)
+        )
+        return f"no update was evaluated in all runs, and these accuracies are of update {first} and of update {second}"
+    return None
 
 
 def _verdict(one: Configuration, other: Configuration, value: float, *, is_called: bool) -> str:

@@ -61,7 +61,8 @@ def _configuration_row(runs: Sequence[RunFigures], one: Configuration) -> tuple[
     if found is None:
         return (one.name, names, seeds, "no interval on record", "–")
     value = f"{100 * found.value:.1f} % ({100 * found.low:.1f} to {100 * found.high:.1f})"
-    return (one.name, names, seeds, value, f"{len(one.runs)} runs" if one.is_of_seeds else "the prompts of one run")
+    of_prompts = "the prompts of one run" if len(one.runs) == 1 else "the prompts of one run, the widest"
+    return (one.name, names, seeds, value, f"{len(one.runs)} runs" if one.is_of_seeds else of_prompts)
 
 
 def setting_rows(comparison: Comparison) -> list[tuple[str, ...]]:

@@ -30,18 +30,19 @@ def t_quantile(freedom: float) -> float:
 
 
 def mean_of(values: Sequence[float]) -> Estimate | None:
-    """Return the mean of independent observations with its t-interval; None for fewer than two."""
-    if len(values) < 2:
+    """Return the mean of independent observations with its t-interval; None for fewer than two, or
+    for equal ones: an interval without width would claim to be exact."""
+    if len(values) < 2 or not (deviation := statistics.stdev(values)):
         return None
     mean = statistics.fmean(values)
-    half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    half = t_quantile(len(values) - 1) * deviation / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half)
 
 
 def paired_difference(ones: Sequence[float | None], others: Sequence[float | None]) -> tuple[Estimate, int] | None:
     """Return the mean of ``others`` less ``ones``, by their places, with its interval, and the
     number of pairs. Places beyond the shorter, or without a value, are left out. None for fewer
-    than two pairs."""
+    than two pairs, or where all differ alike."""
     both = zip(ones, others, strict=False)
     differences = [other - one for one, other in both if one is not None and other is not None]
     found = mean_of(differences)
@@ -50,13 +51,13 @@ def paired_difference(ones: Sequence[float | None], others: Sequence[float | Non
 
 def difference_of(ones: Sequence[float], others: Sequence[float]) -> Estimate | None:
     """Return the mean of ``others`` less that of ``ones``, with Welch's interval; None for fewer
-    than two observations of either."""
+    than two observations of either, or where neither scatters."""
     if len(ones) < 2 or len(others) < 2:
         return None
     parts = [statistics.variance(values) / len(values) for values in (ones, others)]
-    value = statistics.fmean(others) - statistics.fmean(ones)
     if not sum(parts):
-        return Estimate(value, value, value)
+        return None
+    value = statistics.fmean(others) - statistics.fmean(ones)
     shares = sum(part**2 / (len(values) - 1) for part, values in zip(parts, (ones, others), strict=True))
     half = t_quantile(sum(parts) ** 2 / shares) * math.sqrt(sum(parts))
     return Estimate(value, value - half, value + half)

@@ -31,6 +31,7 @@ def made(
     prompts: dict[int, list[float | None]] | None = None,
     digest: str = "same",
     has_interval: bool = True,
+    sections: dict[str, dict[str, object]] | None = None,
     **run: object,
 ) -> Path:
     """Make a run with an evaluation at each of these updates."""
@@ -41,6 +42,8 @@ def made(
         "algorithm": {"name": "dapo"},
         "ledger": {"url": "redis://:secret@h"},
     }
+    for name, section in (sections or {}).items():
+        settings[name] = settings.get(name, {}) | section
     (folder / "config.toml").write_text(tomli_w.dumps(settings))
     history = History(folder / HISTORY_NAME)
     for number, (update, accuracy) in enumerate(accuracies.items()):
@@ -99,18 +102,18 @@ def test_where_intervals_do_not_overlap_the_difference_is_called(tmp_path: Path)
 
 
 def test_seeds_of_one_configuration_have_a_mean_with_a_t_interval(tmp_path: Path) -> None:
-    ones = [made(tmp_path / f"a{seed}", {10: value}, seed=seed) for seed, value in enumerate((0.60, 0.61, 0.62))]
+    ones = [made(tmp_path / f"a{seed}", {10: value}, seed=seed) for seed, value in enumerate((0.60, 0.62, 0.64))]
     others = [
-        made(tmp_path / f"b{seed}", {10: value}, seed=seed, rate=1.0) for seed, value in enumerate((0.80, 0.81, 0.82))
+        made(tmp_path / f"b{seed}", {10: value}, seed=seed, rate=1.0) for seed, value in enumerate((0.80, 0.82, 0.84))
     ]
     found = compared(*ones, *others)
     a, b = found.configurations
     assert (a.runs, b.runs) == ((0, 1, 2), (3, 4, 5))
     assert a.is_of_seeds and a.accuracy is not None
-    assert (a.accuracy.value, a.accuracy.low) == pytest.approx((0.61, 0.585159), abs=1e-4)
+    assert (a.accuracy.value, a.accuracy.low) == pytest.approx((0.62, 0.570317), abs=1e-4)
     (difference,) = found.differences
     assert difference.is_called and difference.interval is not None
-    assert (difference.interval.low, difference.interval.high) == pytest.approx((0.17733, 0.22267), abs=1e-4)
+    assert (difference.interval.low, difference.interval.high) == pytest.approx((0.15466, 0.24534), abs=1e-4)
     assert "another seed" not in difference.words
 
 
@@ -140,6 +143,94 @@ def test_other_held_out_prompts_are_not_paired(tmp_path: Path) -> None:
     (found,) = compared(a, b).differences
     assert found.paired is None
     assert "paired" not in found.words
+
+
+def test_no_difference_between_other_held_out_prompts_is_called(tmp_path: Path) -> None:
+    prompts: dict[int, list[float | None]] = {10: [1.0, 0.0]}
+    a = made(tmp_path / "a", {10: 0.9}, prompts=prompts)
+    b = made(tmp_path / "b", {10: 0.5}, prompts=prompts, rate=1.0, digest="others")
+    (found,) = compared(a, b).differences
+    assert not found.is_called and found.interval is None
+    assert found.words == "No difference between A and B is called: their held-out prompts differ."
+
+
+def test_a_thinned_row_of_prompts_does_not_hide_that_they_differ(tmp_path: Path) -> None:
+    a = made(tmp_path / "a", {5: 0.9, 10: 0.9}, prompts={5: [1.0, 0.0]})
+    b = made(tmp_path / "b", {10: 0.5}, prompts={10: [1.0, 0.0]}, rate=1.0, digest="others")
+    (found,) = compared(a, b).differences
+    assert not found.is_called
+
+
+def test_the_verdict_is_of_the_newest_update_that_all_runs_have_evaluated(tmp_path: Path) -> None:
+    a = made(tmp_path / "a", {30: 0.6, 60: 0.7, 90: 0.9})
+    b = made(tmp_path / "b", {30: 0.6, 50: 0.6, 100: 0.9}, rate=1.0)
+    made_of = compared(a, b)
+    assert [point and point.update for point in made_of.bases[0].points] == [30, 30]
+    assert [point and point.update for point in made_of.bases[1].points] == [90, 50]
+    (found,) = made_of.differences
+    assert not found.is_called
+    assert "Both accuracies are of update 30." in found.words
+
+
+def test_no_difference_is_called_without_an_update_that_all_runs_have_evaluated(tmp_path: Path) -> None:
+    (found,) = compared(
+        made(tmp_path / "a", {90: 0.9}), made(tmp_path / "b", {50: 0.5, 100: 0.9}, rate=1.0)
+    ).differences
+    assert not found.is_called
+    assert "these accuracies are of update 90 and of update 50" in found.words
+
+
+@pytest.mark.parametrize("scatter", [0.0, 0.001])
+def test_seeds_that_agree_by_chance_have_the_wider_interval_over_prompts(tmp_path: Path, scatter: float) -> None:
+    ones = [made(tmp_path / f"a{seed}", {10: 0.80 + seed * scatter}, seed=seed) for seed in range(2)]
+    others = [made(tmp_path / f"b{seed}", {10: 0.82 + seed * scatter}, seed=seed, rate=1.0) for seed in range(2)]
+    found = compared(*ones, *others)
+    a = found.configurations[0]
+    assert a.accuracy is not None and not a.is_of_seeds
+    assert (a.accuracy.low, a.accuracy.high) == pytest.approx((0.77 + scatter / 2, 0.83 + scatter / 2))
+    (difference,) = found.differences
+    assert not difference.is_called and difference.interval is None
+
+
+def test_seeds_that_agree_without_an_interval_on_record_claim_nothing(tmp_path: Path) -> None:
+    ones = [made(tmp_path / f"a{seed}", {10: 0.80}, seed=seed, has_interval=False) for seed in range(2)]
+    found = compared(*ones, made(tmp_path / "b", {10: 0.9}, rate=1.0))
+    assert found.configurations[0].accuracy is None
+    assert not found.differences
+
+
+def test_a_paired_interval_of_seeds_is_said_to_leave_out_other_seeds(tmp_path: Path) -> None:
+    prompts: dict[int, list[float | None]] = {10: [1.0, 0.0] * 8}
+    better: dict[int, list[float | None]] = {10: [1.0, 0.0, 1.0, 1.0] * 4}
+    ones = [made(tmp_path / f"a{seed}", {10: 0.5}, seed=seed, prompts=prompts) for seed in range(2)]
+    b = made(tmp_path / "b", {10: 0.6}, prompts=better, rate=1.0)
+    words = "That interval does not include what another seed changes."
+    (of_seeds,) = compared(*ones, b).differences
+    (alone,) = compared(ones[0], b).differences
+    assert words in of_seeds.words
+    assert words not in alone.words
+
+
+def test_runs_that_train_alike_are_one_configuration(tmp_path: Path) -> None:
+    a = made(tmp_path / "a", {1: 0.5})
+    newer = made(tmp_path / "b", {1: 0.5}, sections={"learner": {"max_grad_norm": 1.0}, "data": {"sets": []}}, seed=1)
+    watched = made(tmp_path / "c", {1: 0.5}, sections={"samples": {"per_update": 3}, "sinks": {"x": 1}}, seed=2)
+    assert [one.runs for one in compared(a, newer, watched).configurations] == [(0, 1, 2)]
+
+
+@pytest.mark.parametrize("setting", [{"learner": {"max_grad_norm": 0.125}}, {"reward": {"model": {"weight": 1.0}}}])
+def test_a_setting_that_one_run_lacks_and_that_is_not_the_default_tells_them_apart(
+    tmp_path: Path, setting: dict[str, dict[str, object]]
+) -> None:
+    found = compared(made(tmp_path / "a", {1: 0.5}), made(tmp_path / "b", {1: 0.5}, sections=setting))
+    assert len(found.configurations) == 2
+
+
+def test_the_page_says_that_no_setting_differs_only_where_it_is_so(tmp_path: Path) -> None:
+    found = compared(made(tmp_path / "a", {1: 0.5}, max_seconds=5), made(tmp_path / "b", {1: 0.5}))
+    page = write_comparison(found, tmp_path / "page.html").read_text()
+    assert "None, but for the seed" not in page
+    assert "1 settings that some runs do not have" in page
 
 
 def test_a_run_without_evaluations_intervals_or_records_is_said_to_lack_them(tmp_path: Path) -> None:

@@ -48,9 +48,12 @@ def test_welch_s_interval_is_that_of_the_textbook() -> None:
     # variances 13.4692 and 6.158, so an error of 2.1445; 5.09 degrees of freedom, taken as 5
     assert (found.value, found.low, found.high) == pytest.approx((0.885, -4.6277, 6.3977), abs=1e-3)
     assert difference_of([1.0], [1.0, 2.0]) is None
-    same = difference_of([0.5, 0.5], [0.7, 0.7])
-    assert same is not None
-    assert (same.low, same.high) == pytest.approx((0.2, 0.2))
+
+
+def test_observations_without_scatter_have_no_interval() -> None:
+    assert difference_of([0.5, 0.5], [0.7, 0.7]) is None
+    assert mean_of([0.9, 0.9]) is None
+    assert paired_difference([0.0, 0.0], [1.0, 1.0]) is None
 
 
 def test_intervals_overlap_when_they_have_a_point_in_common() -> None:
