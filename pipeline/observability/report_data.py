@@ -28,10 +28,10 @@ from pipeline.observability.incidents import Incident, IncidentReader
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, read_samples
 from pipeline.observability.start_record import STARTS_NAME, RunStart, read_starts
 
-_MOST_INCIDENTS = 200
+_MOST_INCIDENTS = 10_000
+"""More than the megabyte of the log has that is read."""
 _MOST_SHOWN = 60
 _MOST_STARTS = 20
-_ENDS = frozenset({"worker_exited", "worker_replaced"})
 _CRITICS = frozenset({"ppo", "vapo", "tppo"})
 
 
@@ -86,13 +86,24 @@ class RunRecords:
 
     @property
     def num_incidents(self) -> int:
-        """Incidents that are known: the newest of very many."""
+        """Incidents that are known: those in the last megabyte of the supervisor's log."""
         return len(self.incidents)
 
     @property
     def num_ends(self) -> int:
-        """Unrequested ends of workers among the incidents."""
-        return sum(each.event in _ENDS for each in self.incidents)
+        """Unrequested ends of workers among the incidents. The exit of a worker that the supervisor
+        replaced is no other end: that is how it was replaced."""
+        number, replaced = 0, set[str]()
+        for each in self.incidents:
+            if each.event == "worker_replaced":
+                number += 1
+                replaced.add(each.worker)
+            elif each.event == "worker_exited":
+                number += each.worker not in replaced
+                replaced.discard(each.worker)
+            elif each.event == "worker_started":
+                replaced.discard(each.worker)
+        return number
 
     def setting(self, section: str, key: str) -> Any:
         """Return a setting; None when it is not known."""

@@ -16,6 +16,7 @@ from pipeline.observability.charts import draw_updates
 from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow, RoleTime
 from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, History, Row
 from pipeline.observability.report import summarize, write_report
+from pipeline.observability.report_data import read_records
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample
 from pipeline.observability.start_record import EndRow, StartRow, add_row
 from tests.pipeline.observability.rows import evaluation_row, update_row, value_row
@@ -219,6 +220,43 @@ def test_each_role_s_use_of_its_time_is_in_words(page: str) -> None:
 def test_the_page_has_faults_and_restarts(page: str) -> None:
     for words in ("ended (killed by SIGKILL)", "was started again after 2.0 s", "was replaced: &lt;b&gt;stuck"):
         assert words in page
+
+
+def _log_of(folder: Path, *lines: tuple[str, str]) -> None:
+    """Write the supervisor's log from workers and events, one a second."""
+    (folder / "logs").mkdir()
+    rows = [
+        {
+            "worker": worker,
+            "event": event,
+            "level": "warning",
+            "at": f"2026-11-23T{n // 3600:02}:{n // 60 % 60:02}:{n % 60:02}Z",
+        }
+        for n, (worker, event) in enumerate(lines)
+    ]
+    (folder / "logs" / "supervisor.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_worker_that_was_replaced_ended_once(tmp_path: Path) -> None:
+    events = ("worker_exited", "worker_replaced", "worker_exited", "worker_started", "worker_exited")
+    of_others = [("value", "worker_exited"), ("reward-1", "worker_replaced")]
+    _log_of(tmp_path, *of_others, *(("reward-0", event) for event in events))
+    records = read_records(tmp_path)
+    assert (records.num_incidents, records.num_ends) == (7, 5)
+
+
+def test_the_page_says_how_much_of_the_supervisors_log_it_is_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    _log_of(tmp_path, *[("supervisor", "ledger_slow")] * 20_000)
+    known = read_records(tmp_path).num_incidents
+    assert 5000 < known < 15_000
+    page = _page(_run(tmp_path))
+    of = "warnings in the last megabyte of <code>logs/supervisor.jsonl</code>"
+    assert f"{of}, the newest last: the last 60 of {known:,}. Times are UTC." in page
+    (tmp_path / "logs" / "supervisor.jsonl").write_text("")
+    assert "The last megabyte of <code>logs/supervisor.jsonl</code> has no warning." in _page(tmp_path)
 
 
 def test_the_page_has_the_versions_of_each_start(page: str) -> None:
