@@ -41,8 +41,7 @@ async function request(path, options) {
 }
 
 export async function get(path) {
-  const answer = await request(path);
-  return answer.status === 204 ? null : answer.json();
+  return (await request(path)).json();
 }
 
 export async function post(path, values) {

@@ -97,5 +97,3 @@ export function showIncidents(list, incidents) {
     h("li", { "data-level": row.level }, h("time", { text: clock(row.at_s) }), h("b", { text: row.worker }), h("span", { text: row.words })));
   if (!rows.length) keyed(list, [1], () => "none", () => h("li", { class: "soft", text: "None: no worker has ended unasked, and the supervisor has warned of nothing." }));
 }
-
-export { age };

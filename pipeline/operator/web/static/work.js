@@ -128,7 +128,7 @@ export class WorkTab {
   }
 
   showGroups(found) {
-    say(this.groups.note, `${count(found.num_groups)} open, ${count(found.group_size)} members each`);
+    say(this.groups.note, `${count(found.num_groups)} in the ledger, ${count(found.group_size)} members each`);
     keyed(this.groupTable.rows, found.groups, (row) => row.number, () => h("tr", {}, h("th", { scope: "row", class: "number" }), h("td", { class: "number" }), h("td", { class: "number" }), h("td")), (element, row) => {
       cells(element, [count(row.number), row.age_s === null ? "–" : age(row.age_s), `${row.num_done + row.num_left} of ${found.group_size}`, row.waits]);
     });

@@ -70,10 +70,11 @@ export class WorkersTab {
     showIncidents(this.list, (overview.incidents ?? []).slice(-50));
     say(this.incidents.note, overview.clocks ?? "");
     const now = Date.now();
-    if (!this.asked || now - this.asked > 3000) {
+    // A slow answer is waited for: requests never pile up.
+    if (!this.isAsking && now - (this.asked ?? 0) > 3000) {
       this.asked = now;
-      this.readLog();
-      this.readWhy();
+      this.isAsking = true;
+      Promise.allSettled([this.readLog(), this.readWhy()]).then(() => (this.isAsking = false));
     }
   }
 
