@@ -129,7 +129,9 @@ class Guard:
 def own_names(host: str) -> frozenset[str]:
     """Return the names that a server at ``host`` answers to, besides addresses."""
     machine = socket.gethostname().lower()
-    return frozenset({*_LOOPBACK, host.lower()} | (set[str]() if is_loopback(host) else {machine, socket.getfqdn()}))
+    return frozenset(
+        {*_LOOPBACK, host.lower()} | (set[str]() if is_loopback(host) else {machine, socket.getfqdn().lower()})
+    )
 
 
 def is_loopback(host: str) -> bool:

@@ -106,3 +106,10 @@ def test_an_address_that_others_reach_needs_a_token_file(host: str, tmp_path: Pa
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.0.0.2"])
 def test_an_address_of_this_machine_alone_needs_none(host: str) -> None:
     check_place(host, None, 8421)
+
+
+def test_the_machines_full_name_is_answered_however_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getfqdn", lambda: "Box.Example.org")
+    rules = RequestRules(TOKEN, own_names("0.0.0.0"))
+    for host in ("Box.Example.org", "box.example.org:8421"):
+        assert rules.refusal("GET", "/api/runs", {**GOOD, "host": host}) is None
