@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.config import RESOLVED_NAME
 from pipeline.observability.history import HISTORY_NAME
@@ -27,6 +27,8 @@ from protocol.errors import ConfigError
 _EVALUATION = b'{"kind": "evaluation"'
 _UPDATE = b'{"kind": "update"'
 _MOST_NAMED = 8
+
+_T = TypeVar("_T")
 
 
 class ListedState(StrEnum):
@@ -77,14 +79,39 @@ class ListedRun:
     """Damaged lines of its history and of ``starts.jsonl``."""
 
 
-def list_runs(folder: Path, now_s: float | None = None) -> list[ListedRun]:
+class KeptFiles:
+    """What files hold, each read again when its inode, size or time of change is another.
+
+    For a list that is made again and again. One call at a time."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Path, tuple[tuple[int, int, int], Any]] = {}
+
+    def of(self, path: Path, read: Callable[[Path], _T]) -> _T:
+        """Return what ``read`` returns for a file. Raises what it raises."""
+        stamp = _stamp(path)
+        kept = self._kept.get(path)
+        if kept is None or kept[0] != stamp:
+            # The stamp is of before: a row that is written meanwhile is read the next time.
+            kept = self._kept[path] = stamp, read(path)
+        return kept[1]
+
+    def keep_only(self, run_dirs: list[Path]) -> None:
+        """Forget the files of all other runs."""
+        present = set(run_dirs)
+        self._kept = {path: kept for path, kept in self._kept.items() if path.parent in present}
+
+
+def list_runs(folder: Path, now_s: float | None = None, kept: KeptFiles | None = None) -> list[ListedRun]:
     """Return the runs of a folder, the newest first; a run's own folder is one run. Raises
-    ConfigError for a folder without any, with what is there instead."""
+    ConfigError for a folder without any, with what is there instead. ``kept``: of earlier calls."""
     found = run_folders(folder)
     if not found:
         raise ConfigError(no_runs_words(folder))
     now_s = time.time() if now_s is None else now_s
-    rows = [_listed(run_dir, now_s) for run_dir in found]
+    kept = KeptFiles() if kept is None else kept
+    kept.keep_only(found)
+    rows = [_listed(run_dir, now_s, kept) for run_dir in found]
     return sorted(rows, key=lambda row: (row.started_s or 0.0, row.run.name), reverse=True)
 
 
@@ -121,14 +148,13 @@ def _some(runs: list[Path]) -> str:
     return ", ".join(path.name for path in newest[:_MOST_NAMED]) + more
 
 
-def _listed(run_dir: Path, now_s: float) -> ListedRun:
+def _listed(run_dir: Path, now_s: float, kept: KeptFiles) -> ListedRun:
     try:
-        settings = tomllib.loads((run_dir / RESOLVED_NAME).read_text(encoding="utf-8"))
-        data = _read(run_dir / HISTORY_NAME)
+        settings = kept.of(run_dir / RESOLVED_NAME, lambda path: tomllib.loads(path.read_text(encoding="utf-8")))
+        history = kept.of(run_dir / HISTORY_NAME, lambda path: _Course.of(_read(path)))
         starts, num_broken = read_starts(run_dir)
     except (OSError, ValueError) as error:
         return ListedRun(run_dir, ListedState.UNREADABLE, detail=str(error))
-    history = _Course.of(data)
     state, detail = _state(run_dir, starts, history)
     is_alive = state in (ListedState.STARTING, ListedState.RUNNING, ListedState.STOPPING)
     first_s = starts[0].start.at_s if starts else history.first_s
@@ -181,6 +207,14 @@ class _Course:
             last_s=max(times, default=None),
             num_skipped=skipped + skipped_too,
         )
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0, 0, 0
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _read(path: Path) -> bytes:

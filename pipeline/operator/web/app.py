@@ -34,7 +34,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from pipeline.operator.attached import Attached
-from pipeline.operator.runs import run_folders
+from pipeline.operator.runs import KeptFiles, run_folders
 from pipeline.operator.web import actions
 from pipeline.operator.web.figures import HistoryFigures, log_figures, sample_figures
 from pipeline.operator.web.guard import Guard, RequestRules, names_in_words
@@ -60,6 +60,7 @@ class ServedRuns:
         self._history = HistoryFigures()
         self._history_lock = asyncio.Lock()
         self._listed: tuple[float, bytes] | None = None
+        self._kept = KeptFiles()
         self._listing = asyncio.Lock()
         self.num_streams = 0
 
@@ -68,7 +69,7 @@ class ServedRuns:
         async with self._listing:
             now_s = asyncio.get_running_loop().time()
             if self._listed is None or now_s - self._listed[0] > _RUNS_KEPT_S:
-                rows = await asyncio.to_thread(served_runs, self._folder)
+                rows = await asyncio.to_thread(served_runs, self._folder, self._kept)
                 self._listed = now_s, encoded({"folder": self._folder, "runs": rows})
             return self._listed[1]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.operator.overview import OverviewReader, OverviewSource
-from pipeline.operator.runs import list_runs
+from pipeline.operator.runs import KeptFiles, list_runs
 from pipeline.operator.web.figures import history_stamp
 from protocol.printable import printable_line
 
@@ -36,9 +36,10 @@ def trouble_picture(run_dir: Path, words: str) -> dict[str, Any]:
     return {"overview": None, "trouble": printable_line(words), "facts": {}, "stamp": history_stamp(run_dir)}
 
 
-def served_runs(folder: Path) -> list[dict[str, Any]]:
+def served_runs(folder: Path, kept: KeptFiles) -> list[dict[str, Any]]:
     """Return a row for each run of a folder, the newest first."""
-    return [{**asdict(row), "name": row.run.name, "detail": printable_line(row.detail)} for row in list_runs(folder)]
+    rows = list_runs(folder, kept=kept)
+    return [{**asdict(row), "name": row.run.name, "detail": printable_line(row.detail)} for row in rows]
 
 
 def _facts(config: RunConfig) -> dict[str, str]:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from pipeline.cli import headrace
 from pipeline.observability.history import HISTORY_NAME, History
 from pipeline.observability.start_record import EndRow, StartRow, add_row
-from pipeline.operator.runs import ListedRun, list_runs
+from pipeline.operator.runs import KeptFiles, ListedRun, list_runs
 from pipeline.supervisor.pulse import Pulse
 from pipeline.supervisor.run_folder import run_lock
 from protocol.errors import ConfigError
@@ -174,3 +174,23 @@ def test_the_time_of_a_run_without_an_end_goes_to_its_last_sign_of_life(tmp_path
     os.utime(run / "pulse", (1_400.0, 1_400.0))
     row = only(tmp_path)
     assert (row.state, row.ended_s, row.took_s) == ("died", 1_400.0, 400.0)
+
+
+def test_a_file_that_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    still, grows = (made(tmp_path / name, num_updates=2) for name in ("still", "grows"))
+    kept, num_read, read_bytes = KeptFiles(), list[Path](), Path.read_bytes
+
+    def counted(path: Path) -> bytes:
+        num_read.append(path)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    first = list_runs(tmp_path, 100.0, kept)
+    num_read.clear()
+    history = History(grows / HISTORY_NAME)
+    history.append(update_row(3))
+    history.close()
+    rows = {row.run: row for row in list_runs(tmp_path, 100.0, kept)}
+    assert [path for path in num_read if path.name == HISTORY_NAME] == [grows / HISTORY_NAME]
+    assert rows[grows].num_updates == 3
+    assert rows[still] in first
