@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from protocol.errors import ConfigError
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 5.0
 
+_Hold = Callable[[contextlib.ExitStack, Path, int], str | None]
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True)
 class Attached:
@@ -41,6 +44,8 @@ class Attached:
     registry: Registry
     client: Any
     """That both use, for further parts of the ledger."""
+    is_copy: bool = False
+    """Whether the server reads a copy: what is changed there is lost."""
 
     @cached_property
     def tokens(self) -> TokenAdmin:
@@ -89,14 +94,16 @@ def find_run(run: Path | None) -> Path:
     return found[-1].parent
 
 
-def look_at(run: Path | None) -> AbstractAsyncContextManager[Attached]:
-    """Connect to a run's ledger for reading; to a copy when its embedded server is down."""
+def look_at(run: Path | None, *, in_thread: bool = False) -> AbstractAsyncContextManager[Attached]:
+    """Connect to a run's ledger for reading; to a copy when its embedded server is down.
+
+    ``in_thread``: make and remove the copy in a thread, so that the event loop goes on."""
     from pipeline.ledger.server.copy import clear_dead_looks
     from pipeline.runtime.log import log_to_stderr
 
     log_to_stderr()
     clear_dead_looks()
-    return _connected(run, _hold_copy)
+    return _connected(run, _hold_copy, in_thread=in_thread)
 
 
 def attach(run: Path | None) -> AbstractAsyncContextManager[Attached]:
@@ -105,9 +112,7 @@ def attach(run: Path | None) -> AbstractAsyncContextManager[Attached]:
 
 
 @asynccontextmanager
-async def _connected(
-    run: Path | None, hold: Callable[[contextlib.ExitStack, Path, int], str | None]
-) -> AsyncIterator[Attached]:
+async def _connected(run: Path | None, hold: _Hold, *, in_thread: bool = False) -> AsyncIterator[Attached]:
     """``hold``: returns the URL of the server that it holds for a run without a supervisor."""
     from pipeline.config.resolved import glance
     from pipeline.ledger.address import read_address
@@ -122,19 +127,57 @@ async def _connected(
     run_dir = find_run(run)
     settings = glance(run_dir)
     url, address = read_ledger_url(run_dir), read_address(run_dir)
-    with contextlib.ExitStack() as held:
+    async with contextlib.AsyncExitStack() as held:
+        is_copy = False
         if address is not None and address.is_embedded and supervisor_pid(run_dir) is None:
             # None when the run's own server came up meanwhile.
-            url = hold(held, run_dir, settings.ledger.max_memory_mb) or read_ledger_url(run_dir)
+            found = await held.enter_async_context(_held(hold, run_dir, settings.ledger.max_memory_mb, in_thread))
+            is_copy = found is not None and hold is _hold_copy
+            url = found or read_ledger_url(run_dir)
         connect_to = functools.partial(connect, patience_s=_ANSWER_S)
         client = connect_to(url)
         registry = RedisRegistry(client, settings.run.name)
         ledger = run_ledger(client, settings.run.name, run_dir, connect_to)
         try:
-            yield Attached(run_dir, settings, ledger, registry, client)
+            yield Attached(run_dir, settings, ledger, registry, client, is_copy)
         finally:
             await registry.aclose()
             await ledger.aclose()
+
+
+@asynccontextmanager
+async def _held(hold: _Hold, run_dir: Path, max_memory_mb: int, in_thread: bool) -> AsyncIterator[str | None]:
+    from pipeline.ledger.server.copy import ended_by_signals
+    from pipeline.ledger.server.embedded import server_runs
+
+    held = contextlib.ExitStack()
+    if not in_thread:
+        with held:
+            yield hold(held, run_dir, max_memory_mb)
+        return
+    # Signals are the main thread's: a thread that makes a copy hears none. Without a copy they are
+    # the caller's.
+    with contextlib.nullcontext() if server_runs(run_dir) else ended_by_signals():
+        try:
+            yield await _to_its_end(functools.partial(hold, held, run_dir, max_memory_mb))
+        finally:
+            await _to_its_end(held.close)
+
+
+async def _to_its_end(work: Callable[[], _T]) -> _T:
+    """Return what a thread returns. A cancellation waits for it: then what it holds can be released."""
+    import asyncio
+
+    # A future, no task: the end of an event loop cancels all tasks.
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        while not future.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        future.exception()
+        raise
 
 
 def _hold_copy(held: contextlib.ExitStack, run_dir: Path, max_memory_mb: int) -> str | None:

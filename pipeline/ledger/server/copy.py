@@ -40,7 +40,7 @@ def server_on_copy(run_dir: Path, *, max_memory_mb: int) -> Generator[str | None
         ConfigError: there is no file, it cannot be read, it is larger than ``MAX_COPY_BYTES``, or
             there is no room for a copy.
         LedgerUnavailable: the copy cannot be served."""
-    with _ended_by_signals() as signals:
+    with ended_by_signals() as signals:
         with signals.shielded():
             place, lock = _own_place()
         server = EmbeddedServer(place, max_memory_mb=max_memory_mb, is_of_a_copy=True)
@@ -176,7 +176,7 @@ class _Signals:
 
 
 @contextmanager
-def _ended_by_signals() -> Generator[_Signals]:
+def ended_by_signals() -> Generator[_Signals]:
     """Let SIGINT, SIGTERM or SIGHUP end this process once, with its cleanup."""
     signals = _Signals()
     if threading.current_thread() is not threading.main_thread():

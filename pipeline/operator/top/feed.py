@@ -181,8 +181,8 @@ class RunFeed:
         await self.aclose()
         is_supervised = await self._has_supervisor()
         async with asyncio.timeout(_CONNECT_S):
-            self._at = await self._held.enter_async_context(look_at(self.run_dir))
-        self._is_copy = not is_supervised
+            self._at = await self._held.enter_async_context(look_at(self.run_dir, in_thread=True))
+        self._is_copy = not is_supervised or self._at.is_copy
         self._reader = OverviewReader(self._at)
 
     async def _has_supervisor(self) -> bool:

@@ -29,6 +29,7 @@ async def scale(at: Attached, values: Mapping[str, Any]) -> Fleet:
     is_number = isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= _MAX_COUNT
     if not is_number and not (count is None and role == Role.GENERATOR):
         raise ConfigError(f"count {count!r}: expected a whole number from 1, or null for generators by demand")
+    _check_running(at)
     return await steering.change_fleet(at, {Role(role): count})
 
 
@@ -51,9 +52,14 @@ async def drain(at: Attached, values: Mapping[str, Any]) -> Fleet:
 
 
 def _check_running(at: Attached) -> None:
-    """Raise ConfigError for a run without a supervisor: its ledger may be a copy."""
+    """Raise ConfigError for a run without a supervisor, and for a copy: a change of it would be
+    lost."""
     if supervisor_pid(at.run_dir) is None:
         raise ConfigError(f"{at.run_dir.name} does not run; `headrace up --resume {at.run_dir}` goes on with it")
+    if at.is_copy:
+        raise ConfigError(
+            f"{at.run_dir.name} runs anew, and the page still reads a copy of it; try again in a few seconds"
+        )
 
 
 ACTIONS: Final[Mapping[str, Callable[[Attached, Mapping[str, Any]], Awaitable[object]]]] = {
