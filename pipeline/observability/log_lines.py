@@ -10,6 +10,7 @@ import heapq
 import json
 import os
 from collections.abc import Container, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -74,8 +75,17 @@ class _Position(NamedTuple):
 class LogReader:
     """Reads a run's logs as they grow, in bounded memory."""
 
-    def __init__(self, run_dir: Path, *, workers: Container[str] | None = None, level: str = "info") -> None:
-        """``workers``: None for all. ``level``: the least one."""
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        workers: Container[str] | None = None,
+        level: str = "info",
+        tail_bytes: int = _TAIL_BYTES,
+    ) -> None:
+        """``workers``: None for all. ``level``: the least one. ``tail_bytes``: of a file's end that
+        are read at first, a megabyte at most."""
+        self._tail_bytes = min(tail_bytes, _TAIL_BYTES)
         self._folder = run_dir / "logs"
         self._workers = workers
         self._levels = frozenset(LEVELS[LEVELS.index(level) :]) | {"critical"}
@@ -86,8 +96,8 @@ class LogReader:
     def new(self, last: int | None = None) -> list[LogLine]:
         """Return the lines since the last call, in the order of time.
 
-        At first these are the last ones of each file, of a megabyte at most; ``last`` is how many
-        of them are returned. Later calls read 64 KiB a file, or one longer line."""
+        At first these are the last ones of each file, of ``tail_bytes`` at most; ``last`` is how
+        many of them are returned. Later calls read 64 KiB a file, or one longer line."""
         self.is_behind = False
         lines = (
             line
@@ -100,6 +110,14 @@ class LogReader:
     def known(self) -> list[str]:
         """Return the names of the workers that have logs."""
         return sorted(path.stem for path in self._folder.glob("*.jsonl"))
+
+    def newest(self, most: int) -> list[str]:
+        """Return the names of the workers whose logs were written last, at most ``most``."""
+        found = list[tuple[float, str]]()
+        for path in self._folder.glob("*.jsonl"):
+            with suppress(OSError):
+                found.append((path.stat().st_mtime, path.stem))
+        return [name for _, name in heapq.nlargest(most, found)]
 
     def _of(self, path: Path) -> Iterator[LogLine]:
         known = self._read.get(path)
@@ -132,7 +150,7 @@ class LogReader:
         status, known = os.fstat(file.fileno()), self._read.get(path)
         begin, is_cut = 0, False
         if known is None:
-            begin = max(0, status.st_size - _TAIL_BYTES)
+            begin = max(0, status.st_size - self._tail_bytes)
         elif known.inode == status.st_ino:
             is_cut = known.offset > status.st_size
             begin = 0 if is_cut else known.offset

@@ -36,6 +36,11 @@ MAX_ROWS: Final = 600
 _MAX_TAILS: Final = 8
 """Runs whose histories are kept in memory."""
 _MAX_LINES: Final = 500
+_LOG_BYTES: Final = 256 << 10
+"""Of one worker's log that are read for a page."""
+_MAX_LOGS: Final = 256
+_LOGS_BYTES: Final = 4 << 20
+"""Of all workers' logs together: of those written last, at most so many."""
 
 _T = TypeVar("_T")
 
@@ -95,14 +100,16 @@ def sample_figures(run_dir: Path, *, last: int, before: int | None = None) -> di
 
 
 def log_figures(run_dir: Path, *, worker: str | None, level: str, last: int) -> dict[str, Any]:
-    """Return the last lines of a run's logs. Raises ConfigError for an unknown worker or level."""
+    """Return the last lines of the logs that were written last. Raises ConfigError for an unknown worker or level."""
     if level not in LEVELS:
         raise ConfigError(f"no level {level!r}; expected {', '.join(LEVELS)}")
-    reader = LogReader(run_dir, workers=None if worker is None else frozenset({worker}), level=level)
+    names = LogReader(run_dir).newest(_MAX_LOGS) if worker is None else [worker]
+    tail_bytes = min(_LOG_BYTES, _LOGS_BYTES // max(1, len(names)))
+    reader = LogReader(run_dir, workers=frozenset(names), level=level, tail_bytes=tail_bytes)
     known = reader.known()
     if worker is not None and worker not in known:
         raise ConfigError(f"{run_dir.name} has no log of {worker!r}; it has those of: {names_in_words(known)}")
-    lines = reader.new()[-min(last, _MAX_LINES) :]
+    lines = reader.new(min(last, _MAX_LINES))
     rows = [
         {"at": line.at, "worker": printable_line(line.worker), "level": line.level, "text": line.shown()}
         for line in lines

@@ -157,8 +157,13 @@ class RunReader:
     # -- the thread --
 
     def _main(self, loop: asyncio.AbstractEventLoop) -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(self._read())
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(self._read())
+        finally:
+            with self._lock:
+                if self._thread is threading.current_thread():
+                    self._thread = None
 
     def _is_wanted(self) -> bool:
         """Whether to go on; if not, the next user starts another thread."""
@@ -179,6 +184,13 @@ class RunReader:
             except (HeadraceError, OSError) as error:
                 self._at, self._trouble = None, error if isinstance(error, HeadraceError) else None
                 self._publish(self._trouble_painter(self.run_dir, str(error)))
+                await self._pause(_RETRY_S)
+            except Exception as error:  # noqa: BLE001 - pages wait for this thread
+                # A fault of this program: it is logged, pages are told, and the run is looked at anew.
+                _log.exception("run_reader_failed", run_dir=str(self.run_dir))
+                words = f"{self.run_dir} cannot be shown: {type(error).__name__}: {error}; the dashboard tries again"
+                self._at, self._trouble = None, LedgerUnavailable(words)
+                self._publish(self._trouble_painter(self.run_dir, words))
                 await self._pause(_RETRY_S)
 
     async def _follow(self) -> None:

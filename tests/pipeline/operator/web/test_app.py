@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from pipeline.observability import log_lines
 from pipeline.observability.history import HISTORY_NAME
 from pipeline.observability.samples import SAMPLES_NAME
 from pipeline.operator.attached import attach
+from pipeline.operator.web import actions, figures, views
 from pipeline.operator.web import app as web_app
-from pipeline.operator.web import views
 from pipeline.operator.web.app import ServedRuns, build_app
 from pipeline.operator.web.guard import HEADERS, RequestRules, own_names
+from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.operator.web.served import HOSTILE, SHOWN, ServedRun, write_files
 
@@ -297,3 +301,39 @@ def test_the_stamp_of_files_changes_with_them(served: ServedRun) -> None:
             file.write("\n")
     after = history_stamp(served.run_dir)
     assert [one != other for one, other in zip(before, after, strict=True)] == [True, False, True]
+
+
+def test_the_log_of_all_workers_is_read_from_bounded_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "logs").mkdir()
+    line = {"worker": "w", "level": "info", "event": "e", "padding": "x" * 900}
+    for number in range(8):
+        lines = [json.dumps({**line, "at": f"2026-01-01T00:{at:02}:{number:02}Z"}) + "\n" for at in range(60)]
+        path = tmp_path / "logs" / f"generator-{number}.jsonl"
+        path.write_text("".join(lines))
+        os.utime(path, (number, number))
+    num_read, parse = 0, log_lines.parse
+
+    def counted(text: str) -> Any:
+        nonlocal num_read
+        num_read += len(text)
+        return parse(text)
+
+    monkeypatch.setattr(log_lines, "parse", counted)
+    monkeypatch.setattr(figures, "_LOGS_BYTES", 16 << 10)
+    monkeypatch.setattr(figures, "_MAX_LOGS", 4)
+    found = figures.log_figures(tmp_path, worker=None, level="info", last=5)
+    assert 0 < num_read <= 16 << 10
+    # The newest lines of the logs that were written last; every worker can be chosen.
+    assert [row["at"][14:19] for row in found["lines"]] == ["58:07", "59:04", "59:05", "59:06", "59:07"]
+    assert len(found["workers"]) == 8
+    one = figures.log_figures(tmp_path, worker="generator-0", level="info", last=500)
+    assert len(one["lines"]) >= 10
+
+
+@pytest.mark.parametrize("what", ["scale", "pause", "resume", "drain"])
+async def test_a_change_never_goes_to_a_copy(what: str, served: ServedRun) -> None:
+    values = {"role": "generator", "count": 2, "worker": "generator-0"}
+    async with attach(served.run_dir) as at:
+        copy = replace(at, is_copy=True)
+        with pytest.raises(ConfigError, match="still reads a copy"):
+            await actions.ACTIONS[what](copy, values)

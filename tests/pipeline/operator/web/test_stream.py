@@ -6,11 +6,13 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.operator.attached import Attached
 from pipeline.operator.web import reader as web_reader
 from pipeline.operator.web.feed import PageFeed
 from pipeline.operator.web.picture import painter, trouble_picture
@@ -178,4 +180,44 @@ async def test_a_run_without_a_ledger_is_said_and_its_files_are_shown(served: Se
     assert page.pictures[0]["overview"] is None
     assert page.pictures[0]["trouble"]
     assert page.pictures[0]["stamp"] == [0, 0, 0]
+    await asyncio.to_thread(reader.close)
+
+
+async def test_a_reader_that_meets_an_unexpected_error_says_it_and_reads_on(served: ServedRun) -> None:
+    faults = [ZeroDivisionError("a fault")]
+
+    def faulty(at: Attached) -> Callable[[], Awaitable[object]]:
+        if faults:
+            raise faults.pop()
+        return painter(at)
+
+    reader, page = RunReader(served.run_dir, faulty, trouble_picture), Page()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(EventStream(reader)(SCOPE, page.receive, page.send))
+        await until(lambda: any(picture["overview"] for picture in page.pictures))
+        page.gone.set()
+    assert "ZeroDivisionError: a fault" in page.pictures[0]["trouble"]
+    await asyncio.to_thread(reader.close)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_reader_whose_thread_died_is_replaced_at_the_next_question(served: ServedRun) -> None:
+    faults = [ZeroDivisionError("a fault"), ZeroDivisionError("a fault")]
+
+    def faulty(at: Attached) -> Callable[[], Awaitable[object]]:
+        if len(faults) > 1:
+            raise faults.pop()
+        return painter(at)
+
+    def no_picture(run_dir: Path, words: str) -> object:
+        raise faults.pop()
+
+    reader = RunReader(served.run_dir, faulty, no_picture)
+    with reader.used():
+        await until(lambda: not reader.is_reading)
+
+    async def question(at: Attached) -> str:
+        return at.run_dir.name
+
+    assert await reader.ask(question) == served.run_dir.name
     await asyncio.to_thread(reader.close)
