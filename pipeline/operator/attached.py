@@ -155,8 +155,8 @@ async def _held(hold: _Hold, run_dir: Path, max_memory_mb: int, in_thread: bool)
         with held:
             yield hold(held, run_dir, max_memory_mb)
         return
-    # Signals are the main thread's: a thread that makes a copy hears none. Without a copy they are
-    # the caller's.
+    # A signal reaches the main thread alone, not the one that makes the copy. Without a copy, the
+    # caller's own handlers stay.
     with contextlib.nullcontext() if server_runs(run_dir) else ended_by_signals():
         try:
             yield await _to_its_end(functools.partial(hold, held, run_dir, max_memory_mb))
@@ -165,7 +165,7 @@ async def _held(hold: _Hold, run_dir: Path, max_memory_mb: int, in_thread: bool)
 
 
 async def _to_its_end(work: Callable[[], _T]) -> _T:
-    """Return what a thread returns. A cancellation waits for it: then what it holds can be released."""
+    """Return what a thread returns. A cancellation waits for it, so that its copy is removed."""
     import asyncio
 
     # A future, no task: the end of an event loop cancels all tasks.

@@ -80,7 +80,7 @@ class ListedRun:
 
 
 class KeptFiles:
-    """What files hold, each read again when its inode, size or time of change is another.
+    """Contents of files. A file is read again when its inode, size or time of change differs.
 
     For a list that is made again and again. One call at a time."""
 

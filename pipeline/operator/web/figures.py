@@ -100,7 +100,8 @@ def sample_figures(run_dir: Path, *, last: int, before: int | None = None) -> di
 
 
 def log_figures(run_dir: Path, *, worker: str | None, level: str, last: int) -> dict[str, Any]:
-    """Return the last lines of the logs that were written last. Raises ConfigError for an unknown worker or level."""
+    """Return the last lines of the logs that were written last. Raises ConfigError for an
+    unknown worker or level."""
     if level not in LEVELS:
         raise ConfigError(f"no level {level!r}; expected {', '.join(LEVELS)}")
     names = LogReader(run_dir).newest(_MAX_LOGS) if worker is None else [worker]

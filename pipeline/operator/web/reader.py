@@ -186,7 +186,7 @@ class RunReader:
                 self._publish(self._trouble_painter(self.run_dir, str(error)))
                 await self._pause(_RETRY_S)
             except Exception as error:  # noqa: BLE001 - pages wait for this thread
-                # A fault of this program: it is logged, pages are told, and the run is looked at anew.
+                # A fault of this program is logged and shown, and the run is read anew.
                 _log.exception("run_reader_failed", run_dir=str(self.run_dir))
                 words = f"{self.run_dir} cannot be shown: {type(error).__name__}: {error}; the dashboard tries again"
                 self._at, self._trouble = None, LedgerUnavailable(words)
