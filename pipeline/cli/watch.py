@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import click
 
@@ -22,6 +22,8 @@ from pipeline.cli.common import Command, echo_json, json_option
 from pipeline.operator.attached import Attached, find_run, look_at
 from protocol.errors import LedgerError, LedgerUnavailable
 from protocol.printable import printable
+
+_T = TypeVar("_T")
 
 _EVERY_S = 2.0
 
@@ -82,7 +84,7 @@ def looking(command: Command) -> Command:
             picture = asyncio.run(once())
             write(picture, as_json=as_json)
             return picture.code
-        connected = _Connected(run_dir, functools.partial(command, **others))
+        connected = Connected(run_dir, functools.partial(command, **others))
         return keep_looking(connected.draw, every_s, as_json=as_json, close=connected.aclose)
 
     return look
@@ -148,18 +150,29 @@ def _refusal(words: str) -> Picture:
     return Picture({"error": words}, lambda: (words,))
 
 
-class _Connected:
-    """A command's looks over one connection, which is made again when it fails."""
+class Connected(Generic[_T]):
+    """Looks at a run over one connection, which is made again when it fails.
 
-    def __init__(self, run_dir: Path, command: Callable[..., Awaitable[Picture]]) -> None:
+    It is also made again when a supervisor has come or gone: without one, a copy of the run is
+    shown, which does not change."""
+
+    def __init__(self, run_dir: Path, command: Callable[..., Awaitable[_T]]) -> None:
+        """``command``: looks at the connected run, which it gets as ``at``."""
         self._run_dir = run_dir
         self._command = command
         self._held = contextlib.AsyncExitStack()
         self._at: Attached | None = None
+        self._is_supervised = False
 
-    async def draw(self) -> Picture:
+    async def draw(self) -> _T:
         """Look once. Raises LedgerUnavailable; the next look connects again."""
+        from pipeline.supervisor.run_folder import supervisor_pid
+
+        is_supervised = supervisor_pid(self._run_dir) is not None
+        if is_supervised != self._is_supervised:
+            await self.aclose()
         if self._at is None:
+            self._is_supervised = is_supervised
             self._at = await self._held.enter_async_context(look_at(self._run_dir))
         try:
             return await self._command(at=self._at)

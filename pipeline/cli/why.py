@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import echo_json, json_option, run_argument
-from pipeline.cli.watch import Picture, keep_looking, watch_option
-from pipeline.operator.attached import find_run, look_at
+from pipeline.cli.watch import Connected, Picture, keep_looking, watch_option
+from pipeline.operator.attached import find_run
 from protocol.errors import LedgerRefused, LedgerUnavailable
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from pipeline.observability.why.types import Explanation, Snapshot
+    from pipeline.operator.attached import Attached
 
 _LOOK_S = 4.0
 """Seconds for all of the ledger's answers together."""
@@ -39,11 +40,14 @@ _VERDICTS = dict(zip(_STYLES, _WORDS, strict=True))
 def why(run: Path | None, as_json: bool, every_s: float | None) -> int:
     """Explain what the run waits for, from the learner to the root, and what to do."""
     run_dir = find_run(run)
+    connected = Connected(run_dir, _snapshot)
     if every_s is not None:
+        return keep_looking(lambda: _look_again(run_dir, connected), every_s, as_json=as_json, close=connected.aclose)
+    picture = _unanswered(run_dir)
+    if picture is None:
         import asyncio
 
-        return keep_looking(lambda: asyncio.to_thread(_explained, run_dir), every_s, as_json=as_json)
-    picture = _explained(run_dir)
+        picture = asyncio.run(_look_once(run_dir, connected))
     if as_json:
         echo_json(picture.value)
     else:
@@ -51,8 +55,8 @@ def why(run: Path | None, as_json: bool, every_s: float | None) -> int:
     return picture.code
 
 
-def _explained(run_dir: Path) -> Picture:
-    """Return the answer; its lines are styled for a terminal."""
+def _unanswered(run_dir: Path) -> Picture | None:
+    """Return the answer for a run whose ledger is known not to answer, else None."""
     from pipeline.observability.why.silence import no_ledger_chain, silence
     from pipeline.observability.why.types import Explanation
     from pipeline.supervisor.run_folder import supervisor_pid
@@ -60,38 +64,56 @@ def _explained(run_dir: Path) -> Picture:
     is_supervised = supervisor_pid(run_dir) is not None
     error = silence(run_dir, is_supervised=is_supervised)
     if error is None:
-        from pipeline.observability.why.explain import explain
+        return None
+    snapshot = _without_ledger(run_dir, error, is_supervised)
+    return _picture(run_dir, snapshot, Explanation.of([no_ledger_chain(snapshot)]))
 
-        snapshot = _look(run_dir, is_supervised)
-        found = explain(snapshot)
-    else:
-        snapshot = _without_ledger(run_dir, error, is_supervised)
-        found = Explanation.of([no_ledger_chain(snapshot)])
+
+async def _look_again(run_dir: Path, connected: Connected[Snapshot]) -> Picture:
+    import asyncio
+
+    return await asyncio.to_thread(_unanswered, run_dir) or await _look(run_dir, connected)
+
+
+async def _look_once(run_dir: Path, connected: Connected[Snapshot]) -> Picture:
+    try:
+        return await _look(run_dir, connected)
+    finally:
+        await connected.aclose()
+
+
+async def _look(run_dir: Path, connected: Connected[Snapshot]) -> Picture:
+    from pipeline.observability.why.explain import explain
+
+    try:
+        snapshot = await connected.draw()
+    except (LedgerUnavailable, LedgerRefused) as unavailable:
+        from pipeline.observability.why.silence import whereabouts
+        from pipeline.supervisor.run_folder import supervisor_pid
+
+        is_supervised = supervisor_pid(run_dir) is not None
+        snapshot = _without_ledger(run_dir, f"{unavailable}{whereabouts(run_dir)}", is_supervised)
+    return _picture(run_dir, snapshot, explain(snapshot))
+
+
+def _picture(run_dir: Path, snapshot: Snapshot, found: Explanation) -> Picture:
+    """Return the answer; its lines are styled for a terminal."""
     answer = {"headline": found.headline, "outlook": found.outlook, "chains": found.chains, "also": found.also}
     width = max(40, min(120, shutil.get_terminal_size((100, 24)).columns))
     value = {"run": run_dir, "state": snapshot.state, **answer}
     return Picture(value, lambda: render(snapshot, found, width), 0 if snapshot.waits is not None else 3)
 
 
-def _look(run_dir: Path, is_supervised: bool) -> Snapshot:
+async def _snapshot(at: Attached) -> Snapshot:
     import asyncio
 
     from pipeline.operator.run_snapshot import snapshot_of
 
-    async def look() -> Snapshot:
-        async with look_at(run_dir) as at:
-            try:
-                async with asyncio.timeout(_LOOK_S):
-                    return await snapshot_of(at)
-            except TimeoutError as error:
-                raise LedgerUnavailable(f"its server did not answer within {_LOOK_S:g} s") from error
-
     try:
-        return asyncio.run(look())
-    except (LedgerUnavailable, LedgerRefused) as unavailable:
-        from pipeline.observability.why.silence import whereabouts
-
-        return _without_ledger(run_dir, f"{unavailable}{whereabouts(run_dir)}", is_supervised)
+        async with asyncio.timeout(_LOOK_S):
+            return await snapshot_of(at)
+    except TimeoutError as error:
+        raise LedgerUnavailable(f"its server did not answer within {_LOOK_S:g} s") from error
 
 
 def _without_ledger(run_dir: Path, error: str, is_supervised: bool) -> Snapshot:

@@ -3,11 +3,13 @@ commands that look, on a run with work of every kind."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,9 +24,12 @@ from click.testing import CliRunner
 from pipeline.cli import headrace
 from pipeline.cli.looks import drops_table
 from pipeline.ledger.inspection import DropsView, EndedRow, ResponseTally
+from pipeline.ledger.server.embedded import open_ledger
 from pipeline.ledger.types import Claim
 from pipeline.observability.samples import ResponseSample
-from pipeline.operator.attached import Attached
+from pipeline.operator.attached import Attached, look_at
+from pipeline.runtime.registry.contract import RunState, RunStatus
+from pipeline.supervisor.run_folder import run_lock
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.printable import printable
@@ -184,6 +189,49 @@ def test_a_watch_that_is_piped_repeats_the_look_and_ends_cleanly_by_ctrl_c(run_d
     assert (watch.returncode, errors) == (0, b"")
     assert looks[0]
     assert type(looks[0]) is type(looks[1])
+
+
+@pytest.mark.parametrize("command", ["status", "why"])
+def test_a_watch_of_a_stopped_run_copies_it_once_and_follows_it_when_it_is_resumed(
+    run_dir: Path, tmp_path: Path, command: str
+) -> None:
+    watched = tmp_path / "run"
+    shutil.copytree(run_dir, watched)
+    folder = tmp_path / "looks"
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    watch = _start(command, str(watched), "--watch", "0.2", "--json", stdout=subprocess.PIPE, env=environment)
+    assert watch.stdout is not None
+
+    def state() -> str:
+        look = json.loads(watch.stdout.readline())
+        return look.get("state") or look["status"]["state"]
+
+    try:
+        copies = set()
+        for _ in range(3):
+            assert state() == "stopping"
+            copies |= set(folder.glob("headrace-look-*"))
+        assert len(copies) == 1, "each look made a copy of its own"
+        server = open_ledger(watched, configured_url=None, max_memory_mb=64)
+        assert server is not None
+        try:
+            asyncio.run(_set_running(watched))
+            with run_lock(watched):
+                deadline = time.monotonic() + 20.0
+                while state() != "running":
+                    assert time.monotonic() < deadline, "it shows the old state"
+                assert not list(folder.glob("headrace-look-*")), "its copy is left"
+        finally:
+            server.stop()
+    finally:
+        watch.send_signal(signal.SIGINT)
+        watch.communicate(timeout=20)
+
+
+async def _set_running(run_dir: Path) -> None:
+    async with look_at(run_dir) as at:
+        await at.registry.set_run_status(RunStatus(RunState.RUNNING))
 
 
 def test_a_watch_ends_when_its_reader_does(run_dir: Path) -> None:
