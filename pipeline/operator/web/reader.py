@@ -197,6 +197,8 @@ class RunReader:
         """Publish pictures until the run starts, ends, or is not wanted."""
         is_live = supervisor_pid(self.run_dir) is not None
         async with look_at(self.run_dir) as at:
+            # A copy is left as soon as a supervisor is there.
+            is_live = is_live and not at.is_copy
             paint = self._painter(at)
             self._at, self._trouble = at, None
             try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.ledger.server import copy as server_copy
-from pipeline.operator.attached import Attached
+from pipeline.operator.attached import Attached, attach, look_at
 from pipeline.operator.top.feed import RunFeed
 from protocol.errors import ConfigError
 from tests.pipeline.made_run import stopped_run
@@ -84,3 +84,12 @@ async def test_a_look_that_is_given_up_leaves_no_copy(
         goes_on.set()
     assert reading.cancelled()
     assert is_empty(place)
+
+
+async def test_a_copy_is_told_from_the_runs_own_server(run_dir: Path, place: Path) -> None:
+    async with look_at(run_dir) as at:
+        assert at.is_copy
+    async with attach(run_dir) as at:
+        assert not at.is_copy
+        async with look_at(run_dir) as beside:
+            assert not beside.is_copy
