@@ -1,0 +1,223 @@
+"""A run that is watched by ``headrace top`` and an open page, against the same run alone.
+
+    python -m ops.bench.watching --json bench-results/watching.json
+
+``top`` draws on a terminal of 80x24. The page is a reader of ``headrace dashboard``: it takes all
+events, and every few seconds the views of all its tabs. A browser itself is on another machine as a
+rule, so there is none. Contenders take turns within a round, on the same seed.
+
+*Consumes* the demo. *Produces* a table, JSON, and exit code 1 when the bar does not hold. *Waits
+for* the runs, each within a limit."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import httpx2
+
+from ops.bench.fleet_run import train
+from ops.bench.table import Spread, provenance, show, write_json
+from ops.demo.task import main as write_data
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
+from pipeline.process.progress_bar import tracked
+from protocol.errors import DataError
+
+BAR = 0.01
+"""Largest share by which watching may slow the run."""
+_ROOT = Path(__file__).resolve().parents[2]
+_FILES = (_ROOT / "configs" / "demo.toml", _ROOT / "configs" / "fleets" / "demo.toml")
+_LIMIT_S = 900.0
+_VIEWS = ("drops", "versions", "groups", "why", "audit")
+_VIEWS_EVERY_S = 5.0
+_ADDRESS = re.compile(rb"(http://\S+?)/?#token=(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedRun:
+    """The figures of one run."""
+
+    seed: int
+    tokens_per_s: float
+    """Trained, from the first update to the last."""
+    cpu_share: float
+    """Of one core, by ``top`` and the dashboard; 0 alone."""
+    num_events: int
+    """That the page received."""
+
+
+class Watchers:
+    """``top`` and ``dashboard`` of a run, each in a process of its own, and one reader of the page."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._over = threading.Event()
+        self.num_events = 0
+        self.error = ""
+        self._began_s = time.monotonic()
+        run = str(run_dir)
+        self._screen, terminal = pty.openpty()
+        environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "pipeline.cli", "top", run],
+                stdin=terminal, stdout=terminal, stderr=subprocess.DEVNULL, env=environment, start_new_session=True,
+            ),
+            subprocess.Popen(
+                [sys.executable, "-m", "pipeline.cli", "dashboard", run, "--port", "0"],
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            ),
+        ]  # fmt: skip
+        os.close(terminal)
+        self._threads = [threading.Thread(target=work) for work in (self._see, self._read)]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> float:
+        """End both; return their processor time over the time that they ran."""
+        self._over.set()
+        used = 0.0
+        took_s = time.monotonic() - self._began_s
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            _, _, usage = os.wait4(process.pid, 0)
+            process.returncode = 0
+            used += usage.ru_utime + usage.ru_stime
+        for thread in self._threads:
+            thread.join(10.0)
+        os.close(self._screen)
+        return used / took_s
+
+    def _see(self) -> None:
+        with contextlib.suppress(OSError):
+            while os.read(self._screen, 1 << 16):
+                pass
+
+    def _read(self) -> None:
+        try:
+            printed = self._processes[1].stdout
+            assert printed is not None
+            found = _ADDRESS.search(printed.readline())
+            while found is None:
+                found = _ADDRESS.search(printed.readline())
+            page, token = found[1].decode(), found[2].decode()
+            (run,) = [one["name"] for one in httpx2.get(f"{page}/api/runs", headers=_headers(token)).json()["runs"]]
+            views = threading.Thread(target=self._views, args=(page, run, token))
+            views.start()
+            self._events(f"{page}/api/runs/{run}/events", token)
+            views.join(10.0)
+        except (OSError, ValueError, KeyError, httpx2.HTTPError) as error:
+            if not self._over.is_set():
+                self.error = str(error)
+
+    def _events(self, url: str, token: str) -> None:
+        with httpx2.stream("GET", url, headers=_headers(token), timeout=30.0) as stream:
+            for line in stream.iter_lines():
+                self.num_events += line.startswith("data:")
+                if self._over.is_set():
+                    return
+
+    def _views(self, page: str, run: str, token: str) -> None:
+        with httpx2.Client(headers=_headers(token), timeout=10.0) as client:
+            while not self._over.wait(_VIEWS_EVERY_S):
+                for view in _VIEWS:
+                    with contextlib.suppress(httpx2.HTTPError):
+                        client.get(f"{page}/api/runs/{run}/{view}")
+
+
+def _headers(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def measure(work: Path, *, seed: int, num_updates: int, is_watched: bool) -> WatchedRun:
+    """Train the demo once. Raises DataError when the run or a watcher fails."""
+    data, run_dir = work / "data", work / "run"
+    write_data(["--out", str(data)])
+    overrides = [
+        f"run.seed={seed}", f"run.num_updates={num_updates}", f"data.train=['{data / 'train.jsonl'}']",
+        f"data.evaluation=['{data / 'heldout.jsonl'}']", f"run.dir={work}", "run.name=run", "evaluation.every_updates=0",
+    ]  # fmt: skip
+    watchers: list[Watchers] = []
+
+    def begin() -> None:
+        # from the first update on
+        if is_watched and not watchers and (run_dir / HISTORY_NAME).exists() and _updates(run_dir):
+            watchers.append(Watchers(run_dir))
+
+    share = 0.0
+    try:
+        train(_FILES, overrides, run_dir, limit_s=_LIMIT_S, on_poll=begin)
+    finally:
+        for one in watchers:
+            share = one.close()
+    if is_watched and (not watchers or watchers[0].error or not watchers[0].num_events):
+        raise DataError(f"the run was not watched: {watchers[0].error if watchers else 'it had no update'}")
+    rows = _updates(run_dir)
+    tokens = sum(row.num_trained_tokens for row in rows[1:])
+    took_s = rows[-1].at_s - rows[0].at_s
+    return WatchedRun(seed, tokens / took_s, share, watchers[0].num_events if watchers else 0)
+
+
+def _updates(run_dir: Path) -> list[UpdateRow]:
+    return [row for row in read_history(run_dir / HISTORY_NAME) if isinstance(row, UpdateRow)]
+
+
+def _contenders(seed: int) -> Iterator[tuple[str, bool]]:
+    # those that went first go second in the next round
+    names = [("alone", False), ("watched", True)]
+    return iter(names if seed % 2 == 0 else reversed(names))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, write; return 1 when the bar does not hold."""
+    parser = argparse.ArgumentParser(
+        prog="headrace bench watching", description="A run that top and a page watch, against the same run alone."
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="each with a seed of its own (default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=25, help="of a run (default: %(default)s)")
+    parser.add_argument("--work", type=Path, default=Path("bench-results/watching"), help="runs (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    options = parser.parse_args(arguments)
+    runs: dict[str, list[WatchedRun]] = {"alone": [], "watched": []}
+    for seed in tracked(range(options.rounds), "watching", "rounds"):
+        for name, is_watched in _contenders(seed):
+            work = (options.work / f"{seed}-{name}").absolute()
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir(parents=True)
+            run = measure(work, seed=seed, num_updates=options.updates, is_watched=is_watched)
+            runs[name].append(run)
+            print(f"{name}, seed {seed}: {run.tokens_per_s:,.0f} tokens/s, {run.cpu_share:.2%} of a core", flush=True)
+    slower = [
+        1.0 - own.tokens_per_s / other.tokens_per_s for own, other in zip(runs["watched"], runs["alone"], strict=True)
+    ]
+    show(
+        "trained tokens a second",
+        ("run", "tokens/s", "share of a core of the watchers"),
+        [
+            (name, Spread.of([r.tokens_per_s for r in of]), Spread.of([r.cpu_share for r in of]))
+            for name, of in runs.items()
+        ],
+    )
+    verdict = "holds" if median(slower) < BAR else "DOES NOT HOLD"
+    print(f"watched runs are slower by {Spread.of(slower)} (shares, by pairs); bar {BAR:g}: {verdict}")
+    if options.json is not None:
+        figures = {name: [asdict(run) for run in of] for name, of in runs.items()}
+        settings = {"rounds": options.rounds, "updates": options.updates}
+        write_json(options.json, provenance("watching", arguments, **settings) | {"runs": figures, "slower": slower})
+    return 0 if median(slower) < BAR else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
