@@ -65,23 +65,32 @@ def top(run: Path | None, plain: bool, every_s: float, as_json: bool) -> int:
 
 
 async def life(at: Attached, name: str) -> list[str]:
-    """Return a chunk, or all chunks of a trajectory, as lines. Raises ConfigError."""
+    """Return a trajectory's life and the chunks that the ledger still has, or one chunk, as lines.
+    Raises ConfigError."""
     import asyncio
 
     from pipeline.cli.peek import described
+    from pipeline.cli.trajectory import picture_of
     from protocol.errors import ConfigError, WireError
+    from protocol.ids import TrajectoryId
 
     lines: list[str] = []
-    for chunk in (name, *(f"{name}.{index}" for index in range(_MAX_CHUNKS))):
+    try:
+        asked = TrajectoryId.parse(name)
+    except ValueError:
+        chunks = [name]
+    else:
+        chunks = [f"{name}.{index}" for index in range(_MAX_CHUNKS)]
+        lines += [*map(click.unstyle, (await picture_of(at, asked)).shown()), ""]
+    for chunk in chunks:
         blobs = await at.ledger.peek(chunk)
-        if blobs:
-            try:
-                # The first use of a tokenizer takes a second.
-                lines += [*await asyncio.to_thread(described, at, blobs), ""]
-            except WireError as error:
-                lines += [f"{chunk} is of another version: {error}", ""]
-        elif chunk != name:
+        if not blobs:
             break
+        try:
+            # The first use of a tokenizer takes a second.
+            lines += [*await asyncio.to_thread(described, at, blobs), ""]
+        except WireError as error:
+            lines += [f"{chunk} is of another version: {error}", ""]
     if not lines:
         raise ConfigError(
             f"{name} is not in the ledger: never written, or trained on or dropped. Expected a trajectory, as t.12.3, or "

@@ -36,9 +36,13 @@ there if the learner kept it as a sample (`headrace samples`)."""
 @looking
 async def trajectory(at: Attached, name: tuple[str, ...]) -> Picture:
     """Show the whole life of a trajectory: leases, chunks, scores, end."""
+    return await picture_of(at, _parsed(name))
+
+
+async def picture_of(at: Attached, asked: TrajectoryId) -> Picture:
+    """Return a trajectory's life as JSON and lines. Raises ConfigError: it is not known."""
     from pipeline.ledger.life import UnknownTrajectory
 
-    asked = _parsed(name)
     life = await at.inspection.life(asked)
     sample = _sample(at, str(asked))
     if isinstance(life, UnknownTrajectory):

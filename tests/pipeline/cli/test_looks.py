@@ -23,6 +23,7 @@ from click.testing import CliRunner
 
 from pipeline.cli import headrace
 from pipeline.cli.looks import drops_table
+from pipeline.cli.top import life
 from pipeline.ledger.inspection import DropsView, EndedRow, ResponseTally
 from pipeline.ledger.server.embedded import open_ledger
 from pipeline.ledger.types import Claim
@@ -129,6 +130,19 @@ def test_a_life_is_told_in_the_order_of_time_up_to_the_update_that_trained_on_it
     dropped = _text("trajectory", "t.1.0", "--run", str(run_dir))
     assert "dropped: no_signal, 0 versions behind" in dropped
     assert max(len(line) for line in (head, *lines, *dropped.splitlines())) <= 80
+
+
+def test_top_shows_a_trajectorys_life_after_it_has_left_and_its_chunks_before(run_dir: Path) -> None:
+    async def shown(name: str) -> str:
+        async with look_at(run_dir) as at:
+            return "\n".join(await life(at, name))
+
+    trained, opened = asyncio.run(shown("t.0.0")), asyncio.run(shown("t.2.0"))
+    assert "trained on by update" in trained and "by generator-0" in trained
+    assert "leased by generator-0" in opened
+    assert "\x1b" not in trained + opened
+    with pytest.raises(ConfigError, match=r"t\.999\.0"):
+        asyncio.run(shown("t.999.0"))
 
 
 def test_a_kept_sample_has_the_text_of_a_life_and_acts_on_no_terminal(run_dir: Path) -> None:
