@@ -79,7 +79,7 @@ $(BIN)/python:
 
 $(VENV)/.run: $(BIN)/python pyproject.toml $(call torch_first,$(VENV))
 	$(call announce,$(VENV),Headrace)
-	$(BIN)/$(INSTALL) --editable '.[charts]'
+	$(BIN)/$(INSTALL) --editable '.[charts,web]'
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml $(call torch_first,$(VENV))
@@ -261,4 +261,4 @@ real-size: $(VENV)/.dev ## three updates of a 0.5 B model with default settings:
 	$(BIN)/python -m ops.bench.real_size --interrupt 0.5
 
 clean: ## remove the environments and caches, never runs
-	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) $(PLACES) $(AWAY) $(DOCS) $(SINKS) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) $(PLACES) $(AWAY) $(DOCS) $(SINKS) $(WEB) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -44,7 +44,7 @@ class SshLauncher:
         self._settings, self._join, self._clock = settings, join, clock
         self._hosts = list(dict.fromkeys(settings.ssh.hosts))
         if not self._hosts:
-            raise ConfigError('launch.on is ssh, but launch.ssh.hosts is empty; give hosts, as ["gpu1", "ann@gpu2"]')
+            raise ConfigError('launch.on is ssh, but launch.ssh.hosts is empty; give hosts, as ["gpu1", "user@gpu2"]')
         for host in self._hosts:
             if not host or host.startswith("-") or any(char.isspace() for char in host):
                 raise ConfigError(f"launch.ssh.hosts has {host!r:.80}; expected HOST or USER@HOST")

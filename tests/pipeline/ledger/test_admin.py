@@ -283,8 +283,8 @@ async def test_once_admission_is_closed_nothing_is_admitted_again(bench):
 async def test_a_pause_admits_no_group_and_finishes_those_that_are_admitted(bench):
     ledger, admin = await opened(bench, make_spec(units_per_update=4))
     begun = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
-    paused = await admin.pause(by="kay@host", reason="a new verifier")
-    assert paused == Pause(1000.0, "kay@host", "a new verifier")
+    paused = await admin.pause(by="operator@host", reason="a new verifier")
+    assert paused == Pause(1000.0, "operator@host", "a new verifier")
     grant = await ledger.lease(OTHER_GENERATOR, max_trajectories=8)
     assert [str(lease.trajectory) for lease in grant.leases] == ["t.0.1"], "the other member of the admitted group"
     assert grant.refusal is Refusal.PAUSED
@@ -299,7 +299,7 @@ async def test_a_pause_admits_no_group_and_finishes_those_that_are_admitted(benc
 async def test_a_resumed_ledger_admits_again_and_returns_the_pause(bench):
     ledger, admin = await opened(bench, make_spec())
     assert await admin.resume() is None
-    paused = await admin.pause(by="kay@host")
+    paused = await admin.pause(by="operator@host")
     bench.now += 60.0
     assert await admin.pause(by="other@host", reason="another") == paused, "the first pause stands"
     assert await admin.resume() == paused
@@ -312,7 +312,7 @@ async def test_a_resumed_ledger_admits_again_and_returns_the_pause(bench):
 async def test_windows_of_begun_trajectories_go_on_in_a_pause(bench):
     ledger, admin = await opened(bench, make_spec(Unit.CHUNK, units_per_update=2, eta=1))
     (lease,) = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
-    await admin.pause(by="kay@host")
+    await admin.pause(by="operator@host")
     write = await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory, 0, final=False))
     assert write.keeps_lease
     assert await ledger.give_back(GENERATOR) == 1
@@ -330,7 +330,7 @@ async def test_windows_of_begun_trajectories_go_on_in_a_pause(bench):
 
 async def test_evaluation_goes_on_in_a_pause(bench):
     ledger, admin = await opened(bench, make_spec())
-    await admin.pause(by="kay@host")
+    await admin.pause(by="operator@host")
     request = EvaluationRequest(0, policy_version=0, num_prompts=1, samples_per_prompt=1, temperature=0.0)
     await ledger.request_evaluation(LEARNER, request)
     grant = await ledger.lease(GENERATOR, max_trajectories=2)
@@ -340,7 +340,7 @@ async def test_evaluation_goes_on_in_a_pause(bench):
 
 async def test_a_pause_outlives_the_learner_and_starves_no_claim(bench):
     ledger, admin = await opened(bench, make_spec(units_per_update=2, num_prompts=9))
-    await admin.pause(by="kay@host")
+    await admin.pause(by="operator@host")
     waited = await ledger.claim(LEARNER, policy_version=0)
     assert waited.wait is ClaimWait.NOT_ENOUGH, "starved would end the run"
     successor = Incarnation(Role.LEARNER, LEARNER.worker, 2)
@@ -353,7 +353,7 @@ async def test_a_pause_outlives_the_learner_and_starves_no_claim(bench):
 async def test_what_cannot_be_admitted_at_all_is_said_before_a_pause(bench):
     ledger, admin = await opened(bench, make_spec(num_prompts=1))
     await ledger.lease(GENERATOR, max_trajectories=2)
-    await admin.pause(by="kay@host")
+    await admin.pause(by="operator@host")
     assert (await ledger.lease(GENERATOR, max_trajectories=2)).refusal is Refusal.EXHAUSTED
     await ledger.close_admission(LEARNER)
     assert (await ledger.lease(GENERATOR, max_trajectories=2)).refusal is Refusal.CLOSED

@@ -600,7 +600,7 @@ class BothLedgers(RuleBasedStateMachine):
     def lease_in_a_pause(self, worker, wanted, served) -> None:
         admitted = self.memory.state.admitted["groups"]
         for admin in self.admins:
-            assert self.run(admin.pause(by="kay@host", reason="a look")).since_s == self.now
+            assert self.run(admin.pause(by="operator@host", reason="a look")).since_s == self.now
         self.lease(worker, wanted, served)
         assert self.memory.state.admitted["groups"] == admitted
         self.both("totals")

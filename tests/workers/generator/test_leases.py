@@ -289,7 +289,7 @@ async def test_a_generator_without_work_in_a_pause_names_it_and_is_not_to_blame(
         ctx = await context_of(*settings, MemoryRegistry(clock), zmq_transport(), clock)
         await ctx.ledger.open(make_spec(group_size=1, units_per_update=1))
         assert isinstance(ctx.ledger, MemoryLedger)
-        await MemoryAdmin(ctx.ledger, lambda _: 1).pause(by="kay@host")
+        await MemoryAdmin(ctx.ledger, lambda _: 1).pause(by="operator@host")
         generator, engine = generator_of(ctx)
         generator._writer = writer_of(ctx, generator._held)
         await generator._lease_and_resume()

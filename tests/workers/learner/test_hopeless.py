@@ -86,7 +86,7 @@ async def test_in_a_pause_of_admission_data_is_not_judged():
     await run.sample(LIMIT, good=False)
     assert isinstance(run.ledger, MemoryLedger)
     admin = MemoryAdmin(run.ledger, lambda _: 1)
-    await admin.pause(by="kay@host", reason="a better verifier")
+    await admin.pause(by="operator@host", reason="a better verifier")
     assert await run.verdict() is None
     assert run.hopeless.num_unusable == LIMIT
     await admin.resume()

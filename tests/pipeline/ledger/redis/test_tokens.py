@@ -165,7 +165,7 @@ async def test_only_a_learners_token_publishes_weights_and_ends_the_run(role: Ro
 async def test_a_generators_token_is_refused_by_a_pause_and_ends_none(owner: Owner) -> None:
     ledger = RedisLedger(owner.client, RUN)
     await ledger.open(make_spec())
-    await RedisAdmin(ledger).pause(by="kay@host")
+    await RedisAdmin(ledger).pause(by="operator@host")
     client = connect(owner.url_of(await owner.admin.create(Role.GENERATOR)))
     joined_ledger, registry = RedisLedger(client, RUN), RedisRegistry(client, RUN)
     await joined_ledger.open(make_spec())

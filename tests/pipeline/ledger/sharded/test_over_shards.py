@@ -315,7 +315,7 @@ async def test_a_pause_holds_in_every_shard_and_ends_in_every_shard(shards):
     ledger = ShardedLedger(shards)
     await ledger.open(SPEC)
     admin = ShardedAdmin([admin_of(shard) for shard in shards])
-    paused = await admin.pause(by="kay@host", reason="a look")
+    paused = await admin.pause(by="operator@host", reason="a look")
     grant = await ledger.lease(GENERATOR, max_trajectories=100)
     assert (grant.leases, grant.refusal) == ((), Refusal.PAUSED)
     assert (await ledger.totals()).paused == paused
@@ -328,7 +328,7 @@ async def test_a_run_is_paused_until_its_last_shard_is_not(shards):
     await ShardedLedger(shards).open(SPEC)
     away = Away(admin_of(shards[1]))
     admin = ShardedAdmin([admin_of(shards[0]), away])  # pyright: ignore[reportArgumentType]
-    paused = await admin.pause(by="kay@host")
+    paused = await admin.pause(by="operator@host")
     away.is_away = True
     with pytest.raises(LedgerUnavailable):
         await admin.resume()

@@ -30,7 +30,7 @@ NOTHING = waits(running=0, ready=3)
 FULL = worker("generator-2", WaitingFor.ROOM, "room at reward-0")
 LAGS = worker("learner", WaitingFor.WEIGHTS, "generator-2 (version 1) to take version 4")
 SAVES = worker("learner", WaitingFor.DISK, "the last checkpoint to be written")
-PAUSE = Pause(1_700_000_000.0, "kay@host", "a new verifier")
+PAUSE = Pause(1_700_000_000.0, "operator@host", "a new verifier")
 NO_SIGNAL = after_useless(32)
 STOPPED = Snapshot("runs/demo", RunState.RUNNING, "", has_supervisor=True, ledger_error="Connection refused")
 
@@ -82,7 +82,7 @@ def test_a_pause_is_named_with_its_time_operator_and_reason_and_before_other_lim
     full = totals(paused=PAUSE, credit_used=100)
     found = explain(scene([], NOTHING, totals=full, queues=queues(bytes=101)))
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(PAUSE.since_s))
-    assert found.headline.endswith(f"admission is paused by an operator since {since}, kay@host: a new verifier")
+    assert found.headline.endswith(f"admission is paused by an operator since {since}, operator@host: a new verifier")
     assert "`headrace resume runs/demo`" in found.chains[0].next
 
 
