@@ -59,7 +59,7 @@ class WatchedRun:
 
 
 class Watchers:
-    """``top`` and ``dashboard`` of a run, each in a process of its own, and one reader of the page."""
+    """``top`` and ``dashboard`` of a run in processes of their own, and one reader of the page."""
 
     def __init__(self, run_dir: Path) -> None:
         self._over = threading.Event()

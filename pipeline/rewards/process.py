@@ -20,6 +20,7 @@ import msgspec
 
 from pipeline.ledger.url import without_ledger_password
 from pipeline.process.descendants import SANDBOX_MARK, end_marked
+from pipeline.process.environment import without_sink_credentials
 from pipeline.rewards.registry import VerifierSpec
 from pipeline.rewards.sandbox import HEADER, MAX_REPLY_BYTES, Call, Reply
 from pipeline.rewards.verifier import (
@@ -151,7 +152,11 @@ class SandboxProcess:
             stderr=asyncio.subprocess.DEVNULL,
             # a terminal's interrupt is for the worker, which ends its children in order
             start_new_session=True,
-            env={"OMP_NUM_THREADS": "1", **without_ledger_password(os.environ), SANDBOX_MARK: self._mark},
+            env={
+                "OMP_NUM_THREADS": "1",
+                **without_sink_credentials(without_ledger_password(os.environ)),
+                SANDBOX_MARK: self._mark,
+            },
         )
         return self._process
 

@@ -57,11 +57,12 @@ def forks(config: RunConfig, role: Role) -> bool:
 
 def marked_environment(mark: str) -> dict[str, str]:
     """Return this process's environment for a worker: its mark, one thread for each numeric
-    library. It has no password of the ledger, and no credentials of object stores or sinks.
+    library. It has no password of the ledger, and no credentials of object stores or sinks. Those of
+    a collector of traces stay.
 
     The mark is first: ``/proc`` shows as much of it as the starter's environment was long. Numpy is
     imported before a worker can limit its threads, and the starter must have none."""
-    environment = without_sink_credentials(without_store_credentials(without_ledger_password(os.environ)))
+    environment = without_sink_credentials(without_store_credentials(without_ledger_password(os.environ)), but="OTEL_")
     return {WORKER_MARK: mark} | environment | thread_environment(1) | {WORKER_MARK: mark}
 
 

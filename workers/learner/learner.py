@@ -215,8 +215,8 @@ class Learner(Actor):
                 "ledger's server lost its last writes; the learner goes back to its last checkpoint, so that they count once"
             )
         units = await self.ctx.ledger.fetch(claim)
-        trajectories = [chunks[0].chunk.trajectory for unit in units for chunks in unit.trajectories]
-        for trajectory in trajectories:
+        spanned = [(unit.name, chunks[0].chunk.trajectory) for unit in units for chunks in unit.trajectories]
+        for _, trajectory in spanned:
             self.ctx.spans.begin(str(trajectory))
         number, version = self._num_updates + 1, self._version + 1
         await self.ctx.compute(self._recorder.batch, claim, units, number, self._version)
@@ -236,8 +236,12 @@ class Learner(Actor):
             with self.ctx.work.part(0.05):
                 await self._publish()
             publish_s = time.monotonic() - started
-        for trajectory in trajectories:
-            self.ctx.spans.end(str(trajectory), "train", trajectory, update=number, policy_version=version)
+        dropped = {refused.unit for refused in prepared.refused}
+        for unit, trajectory in spanned:
+            if unit in dropped:
+                self.ctx.spans.forget(str(trajectory))
+            else:
+                self.ctx.spans.end(str(trajectory), "train", trajectory, update=number, policy_version=version)
         if samples:
             row = update_row(self._num_updates, self._version, samples, stepped.results, self._version_history)
             row = replace(row, wait_s=wait_s, logprob_s=stepped.logprob_s, step_s=stepped.step_s, publish_s=publish_s)

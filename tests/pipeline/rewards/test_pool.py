@@ -340,6 +340,7 @@ async def test_a_verifier_sees_no_password_of_the_ledger(monkeypatch: pytest.Mon
     monkeypatch.setenv("ANOTHER", "copied s3cr%t there")
     monkeypatch.setenv("HEADRACE__LEDGER__URL", "rediss://:s3crets@host:6380/0")
     monkeypatch.setenv("YET_ANOTHER", "copied s3crets there")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=s3cr-of-a-collector")
     monkeypatch.setenv("OPENAI_API_KEY", "kept: a verifier may need it")
     assert await judge(response("", "s3cr", by=f"{USER}:finds_no_password")) == [Verdict(accuracy=1.0)]
     assert without_ledger_password(os.environ)["OPENAI_API_KEY"]

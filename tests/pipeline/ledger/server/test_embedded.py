@@ -66,6 +66,7 @@ def test_the_server_inherits_no_credentials_of_stores_and_sinks(
 ):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-a-test")
     monkeypatch.setenv("WANDB_API_KEY", "secret-of-a-test")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "secret-of-a-test")
     server.start()
     assert b"secret-of-a-test" not in Path(f"/proc/{server.pid()}/environ").read_bytes()
 
