@@ -60,12 +60,15 @@ IMPORTERS = {
     "protocol/headrace.py",
     "pipeline/config/import_path.py",
     "pipeline/cli/__init__.py",
+    "pipeline/observability/sinks/__main__.py",
+    "pipeline/observability/sinks/mlflow.py",
+    "pipeline/observability/sinks/wandb.py",
     "workers/__main__.py",
     "workers/starter.py",
     "ops/checks/fuzz.py",
 }
 """Modules that import by name: the module on a process's command line, the configuration's
-verifier, rule or surrogate, and tables of our own."""
+verifier, rule or surrogate, and tables of our own. Sinks import packages of extras."""
 RIVALS = {"ops/bench/ledger/rivals.py"}
 """The rivals of the benchmarks may pickle, among their own processes."""
 SECRET = "correct-horse"

@@ -57,8 +57,8 @@ def forks(config: RunConfig, role: Role) -> bool:
 
 def marked_environment(mark: str) -> dict[str, str]:
     """Return this process's environment for a worker: its mark, one thread for each numeric
-    library. It has no password of the ledger, and no credentials of object stores or sinks. Those of
-    a collector of traces stay.
+    library. It has no password of the ledger, and no credentials of object stores or sinks. A
+    collector's stay.
 
     The mark is first: ``/proc`` shows as much of it as the starter's environment was long. Numpy is
     imported before a worker can limit its threads, and the starter must have none."""

@@ -14,6 +14,7 @@ WIRE_NAME = re.compile(r"^[a-z_]+:[<|][a-z]\d$")
 OWN_BYTES = {
     "protocol/arrays.py": "defines how an array becomes bytes",
     "workers/engines/training/ranks/messages.py": "commands between the ranks of one learner",
+    "pipeline/operator/web/reader.py": "figures for a browser, as JSON",
 }
 """Modules beside the codec, none of which encodes a chunk."""
 

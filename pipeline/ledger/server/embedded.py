@@ -315,6 +315,7 @@ class EmbeddedServer:
     def _wait_until_answering(self, timeout_s: float, given_up: threading.Event) -> None:
         process = self._server.started
         assert process is not None
+        self._refuse_given_up(given_up)
         watch = ServerWatch(patience_s=timeout_s)
         watch.begin_again(time.monotonic())
         while (sight := self.look()).state is not ServerState.SERVES:
@@ -332,6 +333,9 @@ class EmbeddedServer:
     def _pause(self, given_up: threading.Event) -> None:
         if self._is_ending.wait(POLL_S):
             raise LedgerUnavailable(f"the ledger server of {self._run_dir} is being ended; its start was given up")
+        self._refuse_given_up(given_up)
+
+    def _refuse_given_up(self, given_up: threading.Event) -> None:
         if given_up.is_set():
             raise Interrupted(f"stopped while waiting for the ledger server of {self._run_dir}; nothing was started")
 

@@ -616,6 +616,8 @@ class SometimesThere:
     """The supervisor's reads of a ledger that answers only some of the requests, and whose records
     stay as they were."""
 
+    is_paused = False
+
     def __init__(self, registry: MemoryRegistry) -> None:
         self.registry = registry
         self.answers = True

@@ -15,9 +15,19 @@ if order == 'again' then return integer(call('HGET', ASKED, 'recover:returned'))
 allow_growth()
 local applied, returned = {}, 0
 for i = 5, #ARGV do applied[ARGV[i]] = true end
-local claims = call('HGETALL', P .. 'claims')
-for place = 1, #claims, 2 do
-  local id, made = claims[place], updates_in(tonumber(claims[place + 1]))
+local versions = {}
+local stored = call('HGETALL', P .. 'claims')
+for place = 1, #stored, 2 do versions[stored[place]] = tonumber(stored[place + 1]) end
+-- those of the checkpoint in its order, as they would have been settled
+local claims = {}
+for i = 5, #ARGV do
+  if versions[ARGV[i]] then claims[#claims + 1] = ARGV[i] end
+end
+for id in pairs(versions) do
+  if not applied[id] then claims[#claims + 1] = id end
+end
+for _, id in ipairs(claims) do
+  local made = updates_in(versions[id])
   local units = call('ZRANGE', P .. 'claim:' .. id, 0, -1, 'WITHSCORES')
   for i = 1, #units, 2 do
     if applied[id] then

@@ -9,7 +9,7 @@ from pipeline.observability.history import EvaluationRow, UpdateRow, ValueRow
 from pipeline.observability.sinks.points import Axis, RowNames, fleet_point, plain
 from tests.pipeline.observability.rows import evaluation_row, update_row, value_row
 
-SUFFICES = {"update", "at_s", "metrics", "reward_parts"}
+SUFFICES = {"update", "at_s", "metrics", "reward_parts", "histograms"}
 """Fields of an update that are no figure: step, time, and tables with names of their own."""
 
 
