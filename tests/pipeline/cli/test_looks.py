@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -211,8 +212,12 @@ def test_a_watch_of_a_stopped_run_copies_it_once_and_follows_it_when_it_is_resum
 ) -> None:
     watched = tmp_path / "run"
     shutil.copytree(run_dir, watched)
-    folder = tmp_path / "looks"
-    folder.mkdir()
+    # a short path, since a server's socket is in it
+    with tempfile.TemporaryDirectory(prefix="hr-") as folder:
+        _watch_through_a_resume(watched, Path(folder), command)
+
+
+def _watch_through_a_resume(watched: Path, folder: Path, command: str) -> None:
     environment = {**os.environ, "TMPDIR": str(folder)}
     watch = _start(command, str(watched), "--watch", "0.2", "--json", stdout=subprocess.PIPE, env=environment)
     assert watch.stdout is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,12 +30,12 @@ def is_empty(place: Path) -> bool:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where copies are made."""
-    place = tmp_path / "copies"
-    place.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(place))
-    return place
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where copies are made: a short path, since a server's socket is in it."""
+    with tempfile.TemporaryDirectory(prefix="hr-") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        yield Path(folder)
+        monkeypatch.undo()
 
 
 @pytest.fixture
