@@ -63,7 +63,7 @@ class Dashboard:
 
     def headrace(self, *words: str) -> Any:
         """Return the JSON of a command on the real run."""
-        command = [sys.executable, "-P", "-m", "pipeline.cli", *words, "--json"]
+        command = [sys.executable, "-m", "pipeline.cli", *words, "--json"]
         done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, timeout=120)
         return json.loads(done.stdout)
 
@@ -80,7 +80,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     place = tmp_path_factory.mktemp("web")
     folder = place / "runs"
     folder.mkdir()
-    python = [sys.executable, "-P", "-m"]
+    python = [sys.executable, "-m"]
     subprocess.run([*python, "ops.demo.task", "--out", str(place / "data")], cwd=ROOT, check=True, timeout=120)
     data = [
         f"data.{name}=['{place / 'data' / file}']"
