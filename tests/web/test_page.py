@@ -30,7 +30,7 @@ def panel(page: Page, title: str) -> Locator:
 
 
 def card(page: Page, title: str) -> Locator:
-    return page.locator(".card").filter(has_text=title)
+    return page.locator(".card").filter(has=page.locator(".card-title").get_by_text(title, exact=True))
 
 
 def generators(page: Page) -> Locator:
