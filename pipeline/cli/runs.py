@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import PATH, aligned, answer, json_option
-from pipeline.cli.watch import Picture, keep_looking, watch_option
+from pipeline.cli.looking_again import Picture, keep_looking, watch_option
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.common import run_among, titled
-from pipeline.cli.watch import Picture, looking
+from pipeline.cli.looking_again import Picture, looking
 from protocol.errors import ConfigError
 from protocol.printable import printable_line
 
