@@ -18,7 +18,7 @@ from protocol.printable import printable, printable_line
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
-    from pipeline.preflight.findings import Finding
+    from pipeline.preflight.findings import CheckFinding
 
 _EPILOG = """\b
 Examples:
@@ -80,7 +80,7 @@ def _config(files: Sequence[Path], overrides: Sequence[str]) -> RunConfig:
     return pin_models(load_config(files, overrides, os.environ))
 
 
-def render(found: Mapping[str, Sequence[Finding]], width: int | None) -> list[str]:
+def render(found: Mapping[str, Sequence[CheckFinding]], width: int | None) -> list[str]:
     """Return the findings as lines of at most ``width`` characters, styles aside; without a width a
     line each, for a pipe."""
     lines: list[str] = []
@@ -96,11 +96,11 @@ def render(found: Mapping[str, Sequence[Finding]], width: int | None) -> list[st
     return [*lines, *([""] if width is not None else []), verdict]
 
 
-def _line(one: Finding) -> list[str]:
+def _line(one: CheckFinding) -> list[str]:
     return [f"{one.level}: {one.check}: {printable_line(one.words.removeprefix(f'{one.check}: '))}"]
 
 
-def _paragraph(one: Finding, width: int) -> list[str]:
+def _paragraph(one: CheckFinding, width: int) -> list[str]:
     """Return level and check in a margin, and beside them found, expected and the next step."""
     parts = [one.found.removeprefix(f"{one.check}: ")]
     parts += [f"expected: {one.expected}"] if one.expected else []

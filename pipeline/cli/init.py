@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pipeline.data.tokenizer import TextTokenizer
     from pipeline.preflight.data_form import DataForm
     from pipeline.preflight.draft import Surroundings
-    from pipeline.preflight.findings import Finding
+    from pipeline.preflight.findings import CheckFinding
 
 _EPILOG = """\b
 Examples:
@@ -238,7 +238,7 @@ def _write(folder: Path, texts: dict[str, str]) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def _checked(files: Sequence[Path]) -> list[Finding]:
+def _checked(files: Sequence[Path]) -> list[CheckFinding]:
     from pipeline.config.load import load_config
     from pipeline.data.hub_models import pin_models
     from pipeline.preflight.checks import diagnose
@@ -259,7 +259,7 @@ def _next_steps(files: Sequence[Path], hardware: str, name: str) -> list[str]:
     return steps
 
 
-def _told(files: Sequence[Path], form: DataForm, found: Sequence[Finding], steps: Sequence[str]) -> list[str]:
+def _told(files: Sequence[Path], form: DataForm, found: Sequence[CheckFinding], steps: Sequence[str]) -> list[str]:
     answer = f", the answer in {form.answer!r}" if form.answer else ""
     usable = f"{form.num_usable:,} of {form.num_read:,} lines read are usable"
     data = f"data: the prompt is in {form.question!r}{answer}, verifier {form.verifier}; {usable}"

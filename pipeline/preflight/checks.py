@@ -29,7 +29,7 @@ from pipeline.ledger.sharded.split import shard_spec
 from pipeline.ledger.types import LedgerSpec
 from pipeline.ledger.url import hide_password, refuse_plaintext
 from pipeline.preflight.engines import check_engines
-from pipeline.preflight.findings import Finding, fine, refuse, warn
+from pipeline.preflight.findings import CheckFinding, fine, refuse, warn
 from pipeline.preflight.ledger_size import check_ledger_size
 from pipeline.preflight.lora import check_lora
 from pipeline.preflight.memory_needs import is_cpu, judge, needs, room_here, shapes_of
@@ -79,10 +79,10 @@ def preflight(config: RunConfig, *, plain: bool = False) -> Preflight:
     return Preflight(tuple(findings), ledger_spec(config, subject.source))
 
 
-def diagnose(config: RunConfig) -> list[Finding]:
+def diagnose(config: RunConfig) -> list[CheckFinding]:
     """Make the checks of ``preflight``, and go on after one that fails: return what all find."""
     subject = _Subject(config)
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     with progress("checking", total=len(CHECKS), unit="checks") as bar:
         for check in CHECKS:
             bar.detail(_name(check))
@@ -96,7 +96,7 @@ def diagnose(config: RunConfig) -> list[Finding]:
     return found
 
 
-def _name(check: Callable[[_Subject], list[Finding]]) -> str:
+def _name(check: Callable[[_Subject], list[CheckFinding]]) -> str:
     return check.__name__.lstrip("_").replace("_", " ")
 
 
@@ -133,13 +133,13 @@ class _Subject:
         return PromptSource(self.config, self.tokenizer)
 
 
-def _fleet(subject: _Subject) -> list[Finding]:
+def _fleet(subject: _Subject) -> list[CheckFinding]:
     config = subject.config
     check_fleet_size(most_counts(config), config.fleet.max_workers, this_machine(), config.launch.elsewhere)
     return []
 
 
-def _models(subject: _Subject) -> list[Finding]:
+def _models(subject: _Subject) -> list[CheckFinding]:
     config = subject.config
     kind = subject.model.get("model_type", "unknown type")
     if config.model.reference_path is not None:
@@ -151,7 +151,7 @@ def _models(subject: _Subject) -> list[Finding]:
     return [fine("model", f"model: {config.model.path} ({kind})")]
 
 
-def _data(subject: _Subject) -> list[Finding]:
+def _data(subject: _Subject) -> list[CheckFinding]:
     config, source = subject.config, subject.source
     found = [fine("data", f"training: {line}") for line in source.report.lines()]
     if config.has_evaluation:
@@ -160,12 +160,12 @@ def _data(subject: _Subject) -> list[Finding]:
     return found
 
 
-def _length(subject: _Subject) -> list[Finding]:
+def _length(subject: _Subject) -> list[CheckFinding]:
     _check_length(subject.config, subject.model)
     return []
 
 
-def _memory(subject: _Subject) -> list[Finding]:
+def _memory(subject: _Subject) -> list[CheckFinding]:
     """Compare each role's needs with the room. Raises ConfigError when certain needs cannot fit."""
     config = subject.config
     shapes = shapes_of(config, subject.model)
@@ -175,35 +175,35 @@ def _memory(subject: _Subject) -> list[Finding]:
     return judge(found, room_here(this_machine()), in_shared_memory=config.weights.shared_memory)
 
 
-def _learner(subject: _Subject) -> list[Finding]:
+def _learner(subject: _Subject) -> list[CheckFinding]:
     config = subject.config
     lines = [*check_ranks(config), *check_lora(config), *check_optimizer(config)]
     return [fine("learner", line) for line in lines]
 
 
-def _settings(subject: _Subject) -> list[Finding]:
+def _settings(subject: _Subject) -> list[CheckFinding]:
     unread = [warn("settings", line) for line in in_words(subject.config)]
     return [*unread, *unwise(subject.config, this_machine())]
 
 
-def _ledger_size(subject: _Subject) -> list[Finding]:
+def _ledger_size(subject: _Subject) -> list[CheckFinding]:
     return [fine("ledger size", check_ledger_size(subject.config))]
 
 
-def _sinks(subject: _Subject) -> list[Finding]:
+def _sinks(subject: _Subject) -> list[CheckFinding]:
     return check_sinks(subject.config)
 
 
-def _tracing(subject: _Subject) -> list[Finding]:
+def _tracing(subject: _Subject) -> list[CheckFinding]:
     check_tracing(subject.config.tracing)
     return []
 
 
-def _engines(subject: _Subject) -> list[Finding]:
+def _engines(subject: _Subject) -> list[CheckFinding]:
     return [fine("engines", line) for line in check_engines(subject.config)]
 
 
-def _reward_model(subject: _Subject) -> list[Finding]:
+def _reward_model(subject: _Subject) -> list[CheckFinding]:
     config = subject.config
     if config.reward.model is not None:
         _check_conversation(config.reward.model, subject.source)
@@ -216,7 +216,7 @@ def _reward_model(subject: _Subject) -> list[Finding]:
     return []
 
 
-def _vllm(subject: _Subject) -> list[Finding]:
+def _vllm(subject: _Subject) -> list[CheckFinding]:
     config = subject.config
     lines: list[str] = []
     if config.generation.engine == "vllm":
@@ -228,18 +228,18 @@ def _vllm(subject: _Subject) -> list[Finding]:
     return [fine("vllm", line) for line in lines]
 
 
-def _address(subject: _Subject) -> list[Finding]:
+def _address(subject: _Subject) -> list[CheckFinding]:
     _check_address(subject.config)
     return []
 
 
-def _ledger(subject: _Subject) -> list[Finding]:
+def _ledger(subject: _Subject) -> list[CheckFinding]:
     config = subject.config
     shard_spec(ledger_spec(config, subject.source), 0, 1 + len(config.ledger.shards))
     return [warn("ledger", line) for line in asyncio.run(_check_ledger(subject.config))]
 
 
-def _verifiers(subject: _Subject) -> list[Finding]:
+def _verifiers(subject: _Subject) -> list[CheckFinding]:
     verifiers = subject.source.verifiers
     asyncio.run(_check_verifiers(subject.config, verifiers))
     functions = subject.config.reward.functions.items()
@@ -248,7 +248,7 @@ def _verifiers(subject: _Subject) -> list[Finding]:
     return [fine("verifiers", line) for line in lines]
 
 
-def _enough_prompts(subject: _Subject) -> list[Finding]:
+def _enough_prompts(subject: _Subject) -> list[CheckFinding]:
     config, source = subject.config, subject.source
     needed = config.algorithm.groups_per_update
     if config.data.epochs is not None and source.num_prompts * config.data.epochs < needed:
@@ -259,7 +259,7 @@ def _enough_prompts(subject: _Subject) -> list[Finding]:
     return []
 
 
-CHECKS: Final[tuple[Callable[[_Subject], list[Finding]], ...]] = (
+CHECKS: Final[tuple[Callable[[_Subject], list[CheckFinding]], ...]] = (
     _fleet, _models, _data, _length, _memory, _learner, _settings, _ledger_size, _sinks, _tracing, _engines, _reward_model,
     _vllm, _address, _ledger, _verifiers, _enough_prompts,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Final
 from pipeline.algorithms.batching import tokens_at_once
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.checks import diagnose
-from pipeline.preflight.findings import Finding
+from pipeline.preflight.findings import CheckFinding
 from pipeline.preflight.host import HostFacts, clock_difference_s, disk_of, free_ports
 from pipeline.preflight.host_rules import (
     judge_clock,
@@ -30,7 +30,7 @@ SMALL_FLEET: Final = 8
 """Workers of a fleet when no configuration is given."""
 
 
-def examine(host: HostFacts, config: RunConfig | None) -> dict[str, Sequence[Finding]]:
+def examine(host: HostFacts, config: RunConfig | None) -> dict[str, Sequence[CheckFinding]]:
     """Return findings by heading: of the host, and with a configuration of a run on it."""
     if config is None:
         return {"machine": judge_host(host, num_workers=SMALL_FLEET)}

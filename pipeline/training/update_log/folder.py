@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from pipeline.ledger.types import ClaimedUnit
-from pipeline.training.update_log.frames import Frame, encode_frame, read_record, scan
+from pipeline.training.update_log.frames import RecordFrame, encode_frame, read_record, scan
 from pipeline.training.update_log.records import (
     FORMAT,
     Batch,
@@ -109,7 +109,7 @@ class LoggedUpdate:
     outcome: UpdateOutcome | None
     """None when the learner ended before the update was made."""
     path: Path
-    frames: tuple[Frame, ...]
+    frames: tuple[RecordFrame, ...]
     """Of its units."""
 
     def units(self) -> list[ClaimedUnit]:
@@ -171,7 +171,7 @@ def _read_segment(path: Path) -> LogSegment | None:
             f"{path} has format {start.format}, this release reads {FORMAT}; replay with the release that wrote it"
         )
     updates: list[LoggedUpdate] = []
-    units: list[Frame] = []
+    units: list[RecordFrame] = []
     batch: Batch | None = None
     for frame in scanned.frames[1:]:
         if frame.kind is Units:

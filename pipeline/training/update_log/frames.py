@@ -36,7 +36,7 @@ _DECODERS = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class RecordFrame:
     """The place of a record in a file."""
 
     kind: type[Record]
@@ -55,7 +55,7 @@ class Frame:
 class Scan:
     """The frames of a file."""
 
-    frames: tuple[Frame, ...]
+    frames: tuple[RecordFrame, ...]
     """All whole frames, in order."""
     num_torn_bytes: int
     """Bytes of an unfinished record at the end."""
@@ -74,7 +74,7 @@ def encode_frame(record: Record) -> bytes:
 
 def scan(path: Path) -> Scan:
     """Check every frame of a file. Raises DataError that names damage, OSError for read errors."""
-    frames: list[Frame] = []
+    frames: list[RecordFrame] = []
     with path.open("rb") as file:
         # a live learner's later records are ignored
         num_bytes = file.seek(0, 2)
@@ -89,7 +89,7 @@ def scan(path: Path) -> Scan:
     return Scan(tuple(frames), 0)
 
 
-def read_record(path: Path, frame: Frame) -> Record:
+def read_record(path: Path, frame: RecordFrame) -> Record:
     """Return the record of a frame from ``scan``. Raises DataError when it has changed since."""
     with path.open("rb") as file:
         file.seek(frame.offset + _HEADER_BYTES)
@@ -112,7 +112,7 @@ def read_record(path: Path, frame: Frame) -> Record:
         ) from error
 
 
-def _frame_at(file: BinaryIO, offset: int, num_bytes: int) -> Frame | None:
+def _frame_at(file: BinaryIO, offset: int, num_bytes: int) -> RecordFrame | None:
     """Return the frame at ``offset`` of a file of ``num_bytes``; None if it is not whole."""
     file.seek(offset)
     header = file.read(_HEADER_BYTES)
@@ -124,7 +124,7 @@ def _frame_at(file: BinaryIO, offset: int, num_bytes: int) -> Frame | None:
         return None
     if offset + _HEADER_BYTES + stored_bytes > num_bytes or xxh3_64_intdigest(file.read(stored_bytes)) != checksum:
         return None
-    return Frame(KINDS[kind - 1], offset, stored_bytes, record_bytes, checksum)
+    return RecordFrame(KINDS[kind - 1], offset, stored_bytes, record_bytes, checksum)
 
 
 def _refuse_damage(file: BinaryIO, path: Path, bad: int, num_bytes: int) -> None:

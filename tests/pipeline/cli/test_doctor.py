@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from pipeline.cli import headrace
 from pipeline.cli.doctor import render
 from pipeline.preflight import doctor, host
-from pipeline.preflight.findings import Finding, fine, refuse, warn
+from pipeline.preflight.findings import CheckFinding, fine, refuse, warn
 from tests.pipeline.cli.probe import run_command
 from tests.pipeline.op_config import write_config
 
@@ -100,4 +100,4 @@ def test_ports_and_metrics_are_looked_at_where_a_run_names_them(
 
 
 def test_findings_have_one_line_of_words() -> None:
-    assert Finding("a", FOUND["machine"][1].level, "b").words == "b"
+    assert CheckFinding("a", FOUND["machine"][1].level, "b").words == "b"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.preflight.findings import Finding, Gravity, worst
+from pipeline.preflight.findings import CheckFinding, Gravity, worst
 from pipeline.preflight.host import Disk, Gpu, HostFacts, TorchBuild
 from pipeline.preflight.host_rules import (
     FIRST_DRIVERS,
@@ -49,7 +49,7 @@ def replaced_gpus(*gpus: Gpu) -> TorchBuild:
     return TorchBuild(version="2", cuda="13.0", threads=1, gpus=gpus)
 
 
-def of(check: str, *, num_workers: int = 5, **facts: Any) -> Finding:
+def of(check: str, *, num_workers: int = 5, **facts: Any) -> CheckFinding:
     """The gravest finding of a check, of the good host with other facts."""
     found = [one for one in judge_host(replace(HOST, **facts), num_workers=num_workers) if one.check == check]
     return max(found, key=lambda one: list(Gravity).index(one.level))
@@ -124,7 +124,7 @@ def test_a_disk_has_room_for_checkpoints_log_and_ledger(tmp_path: Path) -> None:
     learner = [Need("learner", {"weights": 9 * 10**9, "copy for a checkpoint": 10**9}, 0)]
     needed = 3 * 10**9 + (3000 << 20)
 
-    def judged(free: int, **more: bool) -> Finding:
+    def judged(free: int, **more: bool) -> CheckFinding:
         return judge_disk(config, learner, Disk(tmp_path, free, more.get("is_writable", True)))
 
     assert [judged(free).level for free in (needed, needed - 1, 2 * 10**9 - 1)] == ["ok", "warning", "error"]
