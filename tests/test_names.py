@@ -14,7 +14,7 @@ PACKAGES = ("protocol", "pipeline", "workers")
 WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z][a-z0-9]+|[A-Z]+")
 SHARED_BY = 3
 """Classes whose names end in one noun, from which on the glossary has the noun."""
-MOST_ROOMS = 15
+MOST_ROOMS = 18
 MOST_LINES = 450
 MEDIAN_LINES = 130
 
@@ -62,7 +62,7 @@ def test_a_noun_that_several_class_names_end_in_stands_in_the_glossary() -> None
     assert missing == {}, "CONTRIBUTING, Words, says what these nouns mean; one meaning each"
 
 
-def test_pipeline_has_at_most_fifteen_rooms_all_listed_and_no_loose_module() -> None:
+def test_pipeline_has_at_most_eighteen_rooms_all_listed_and_no_loose_module() -> None:
     top = [
         path for path in (ROOT / "pipeline").iterdir() if path.name not in ("__pycache__", "__init__.py", "py.typed")
     ]

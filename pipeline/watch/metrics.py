@@ -1,0 +1,75 @@
+"""The catalogue of metrics: of each known name its unit, its bad direction and its floor.
+
+A metric that is not here is compared too: in both directions, with a floor relative to the role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+
+class Direction(IntEnum):
+    """Which deviation from the peers is bad."""
+
+    LOW = -1
+    BOTH = 0
+    HIGH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric of workers."""
+
+    name: str
+    unit: str
+    bad: Direction = Direction.BOTH
+    floor: float = 0.05
+    """Smallest deviation of a role that is believed, relative to the role's median."""
+    floor_in_units: float = 0.0
+    """The same in the metric's unit; the larger of both holds. 0 for an unknown unit."""
+    is_counter: bool = False
+    """Whether it only grows until a worker starts anew: its rate is compared."""
+    is_compared: bool = True
+    """Whether similarity judges it; rules read the others."""
+    kind: str = "odd"
+    """Kind of a finding that similarity makes of it."""
+
+
+_ALL: Final = (
+    Metric("heartbeat_age_s", "s", Direction.HIGH, is_compared=False, kind="silent"),
+    Metric("progress", "steps", Direction.LOW, 0.10, is_counter=True, kind="slow"),
+    Metric("turns", "turns", Direction.LOW, 0.10, is_counter=True, kind="slow"),
+    Metric("done", "pieces", Direction.LOW, 0.10, is_counter=True, kind="slow"),
+    Metric("in_flight", "pieces", Direction.HIGH, 0.10, 1.0),
+    Metric("oldest_age_s", "s", Direction.HIGH, 0.20, 1.0, kind="slow"),
+    Metric("input_depth", "pieces", Direction.HIGH, 0.20, 2.0),
+    Metric("output_depth", "pieces", Direction.HIGH, 0.20, 2.0),
+    Metric("loop_lag_ms", "ms", Direction.HIGH, 0.20, 5.0, kind="slow"),
+    Metric("cpu", "cores", Direction.BOTH, 0.05, 0.02),
+    Metric("rss_bytes", "bytes", Direction.HIGH, 0.03, kind="leak"),
+    Metric("num_fds", "files", Direction.HIGH, 0.10, 4.0, kind="leak"),
+    Metric("disk_free_bytes", "bytes", Direction.LOW, 0.05, kind="disk"),
+    Metric("disk_free_share", "share", Direction.LOW, 0.05, 0.02, kind="disk"),
+    Metric("gpu_util", "share", Direction.LOW, 0.05, kind="slow"),
+    Metric("gpu_mem_bytes", "bytes", Direction.HIGH, 0.03, kind="leak"),
+    Metric("gpu_power_w", "W", Direction.BOTH, 0.05, 5.0),
+    Metric("tokens_per_s", "tokens/s", Direction.LOW, kind="slow"),
+    Metric("service_ratio", "ratio", Direction.HIGH, 0.08, kind="slow"),
+    Metric("errors", "errors", Direction.HIGH, 0.10, 0.05, is_counter=True, kind="errors"),
+    Metric("retries", "retries", Direction.HIGH, 0.10, 0.10, is_counter=True),
+    Metric("refused", "messages", Direction.HIGH, 0.10, 0.05, is_counter=True, kind="refused"),
+    Metric("version_lag", "versions", Direction.HIGH, 0.10, 0.5, kind="stale"),
+    Metric("clock_ahead_ms", "ms", is_compared=False, kind="clock"),
+    Metric("ledger_rtt_ms", "ms", Direction.HIGH, 0.20, 1.0),
+    Metric("reward_mean", "reward", Direction.BOTH, 0.05, 0.02, kind="reward"),
+    Metric("loss", "loss", Direction.BOTH, is_compared=False, kind="numeric"),
+    Metric("grad_norm", "norm", Direction.HIGH, is_compared=False, kind="numeric"),
+)
+CATALOGUE: Final[Mapping[str, Metric]] = {one.name: one for one in _ALL}
+
+
+def metric(name: str) -> Metric:
+    """Return what the catalogue knows of a name, or an unknown metric without a unit."""
+    return CATALOGUE.get(name) or Metric(name, "")
