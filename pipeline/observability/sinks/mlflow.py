@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, Final
 
 from pipeline.ledger.url import hide_password
-from pipeline.observability.sinks.points import Axis, Point
+from pipeline.observability.sinks.points import Point
 from pipeline.observability.sinks.seam import SinkFailed
 from pipeline.observability.sinks.spec import SinkSpec
 
@@ -30,8 +30,6 @@ soon."""
 
 class MlflowSink:
     """A run at MLflow."""
-
-    takes_back = False
 
     def __init__(self, spec: SinkSpec) -> None:
         """Begin or continue the run. Raises SinkFailed."""
@@ -54,10 +52,6 @@ class MlflowSink:
                 self._client.log_batch(self.id, metrics=some)
         except Exception as error:
             raise SinkFailed(_reason(error)) from error
-
-    def restart(self, axis: Axis, step: int) -> None:
-        """Never called: what was logged stays."""
-        raise NotImplementedError
 
     def close(self, *, has_failed: bool) -> None:
         """End the run. Raises SinkFailed."""

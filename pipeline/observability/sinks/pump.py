@@ -19,7 +19,7 @@ from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, fleet_row
 from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, row_of
 from pipeline.observability.sinks.points import MAIN, Axis, Point, RowNames, fleet_point
 from pipeline.observability.sinks.record import SinkRecord, read_record, write_record
-from pipeline.observability.sinks.seam import Sink, SinkFailed
+from pipeline.observability.sinks.seam import Sink, SinkFailed, VoidingSink
 
 _FIRST_PAUSE_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 300.0
@@ -121,15 +121,16 @@ class Pump:
         if not self._pending:
             return
         sink = self._sink or self._opened()
+        voiding = sink if isinstance(sink, VoidingSink) else None
         record, points = self._record, list[Point]()
         for point in self._pending:
-            if record.is_again(point) and not sink.takes_back:
+            if voiding is None and record.is_again(point):
                 record = record.passed(point)
                 continue
-            if sink.takes_back and (step := self._void_from(point, record)) is not None:
+            if voiding is not None and (step := self._void_from(point, record)) is not None:
                 sink.write(points)
                 points = []
-                sink.restart(point.axis, step)
+                voiding.restart(point.axis, step)
             self._begun.add(point.axis)
             points.append(point)
             record = record.written(point)

@@ -22,7 +22,6 @@ class TensorBoardSink:
     """Event files of one run."""
 
     id = ""
-    takes_back = True
 
     def __init__(self, spec: SinkSpec) -> None:
         """Open no file yet."""

@@ -30,8 +30,6 @@ _GROUPS: Final = {
 class WandbSink:
     """A run at Weights & Biases."""
 
-    takes_back = False
-
     def __init__(self, spec: SinkSpec) -> None:
         """Begin or continue the run. Raises SinkFailed: no network, no login, no such entity."""
         wandb: Any = import_module("wandb")
@@ -76,10 +74,6 @@ class WandbSink:
                 self._run.log({**point.values, str(point.axis): point.step, "at_s": point.at_s})
         except Exception as error:
             raise SinkFailed(_reason("Weights & Biases", error)) from error
-
-    def restart(self, axis: Axis, step: int) -> None:
-        """Never called: what was logged stays."""
-        raise NotImplementedError
 
     def close(self, *, has_failed: bool) -> None:
         """Wait until all is sent, and end the run. Raises SinkFailed."""

@@ -11,7 +11,7 @@ import pytest
 from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, FleetHistoryFile, FleetRow, RoleTime
 from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, History, Row, ValueRow
 from pipeline.observability.sinks import pump as pump_module
-from pipeline.observability.sinks.points import Axis, Point
+from pipeline.observability.sinks.points import Point
 from pipeline.observability.sinks.pump import Pump
 from pipeline.observability.sinks.record import read_record, record_path
 from pipeline.observability.sinks.seam import SinkFailed
@@ -23,8 +23,6 @@ from tests.pipeline.observability.sinks.event_reader import read_events, standin
 
 class Shelf:
     """A sink that keeps what it is given, for one that only appends; it can be away."""
-
-    takes_back = False
 
     def __init__(self) -> None:
         self.id = ""
@@ -42,9 +40,6 @@ class Shelf:
     def write(self, points: Sequence[Point]) -> None:
         self._answer()
         self.steps += [(point.series, point.step) for point in points]
-
-    def restart(self, axis: Axis, step: int) -> None:
-        raise AssertionError("nothing can be taken back")
 
     def close(self, *, has_failed: bool) -> None:
         self.ends.append(has_failed)
