@@ -22,7 +22,7 @@ from pipeline.process.work import Meter, listening, piece_limit_s
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.notifications import Notifications
 from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, LinkReport, Registry, WaitingFor, link_name
-from pipeline.runtime.tracing import NoSpans, Spans
+from pipeline.runtime.tracing import Spans
 from pipeline.runtime.worker_state import WorkerState
 from protocol.channel import LinkStats, Mailbox, Requester, Responder, Sender
 from protocol.ids import Incarnation
@@ -101,7 +101,7 @@ class ActorContext:
         self.log = log
         self.clock = clock
         self.tasks = tasks
-        self.spans: Spans = NoSpans() if spans is None else spans
+        self.spans = Spans() if spans is None else spans
         self.draining = asyncio.Event()
         self.worker_state = WorkerState(who, clock)
         self.finished: tuple[ExitCode, str] | None = None

@@ -23,7 +23,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from structlog.typing import FilteringBoundLogger
 
@@ -43,13 +43,12 @@ _EXPORT_S: Final = 5.0
 _SHARES: Final = 1 << 64
 
 
-class Spans(Protocol):
-    """The spans of one worker."""
+class Spans:
+    """The spans of one worker. This class makes none: tracing is off."""
 
     def begin(self, key: str, parent: str = "") -> None:
         """Note the beginning of a piece of work. ``parent``: context that came with it; empty or
         unreadable: the trace's root."""
-        ...
 
     def end(
         self,
@@ -64,41 +63,13 @@ class Spans(Protocol):
         """Make the span of a piece that has begun, and return its context; empty without one.
 
         ``is_root``: it is the trajectory's first. ``error``: why the piece failed."""
-        ...
-
-    def forget(self, key: str) -> None:
-        """Take note that a piece will not end here."""
-        ...
-
-    def close(self, timeout_s: float) -> None:
-        """Send what is left, for so many seconds at most."""
-        ...
-
-
-class NoSpans:
-    """Tracing is off."""
-
-    def begin(self, key: str, parent: str = "") -> None:
-        """Do nothing."""
-
-    def end(
-        self,
-        key: str,
-        name: str,
-        trajectory: TrajectoryId,
-        *,
-        is_root: bool = False,
-        error: str = "",
-        **facts: str | int,
-    ) -> str:
-        """Return no context."""
         return ""
 
     def forget(self, key: str) -> None:
-        """Do nothing."""
+        """Take note that a piece will not end here."""
 
     def close(self, timeout_s: float) -> None:
-        """Do nothing."""
+        """Send what is left, for so many seconds at most."""
 
 
 def missing_package() -> str:
@@ -121,7 +92,7 @@ def open_spans(settings: TracingSection, run: str, who: Incarnation, log: Filter
     """Return a worker's spans as ``[tracing]`` sets them. Raises ConfigError: a package is
     missing."""
     if settings.otlp is None:
-        return NoSpans()
+        return Spans()
     check_tracing(settings)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -131,7 +102,7 @@ def open_spans(settings: TracingSection, run: str, who: Incarnation, log: Filter
     return TrajectorySpans(exporter, run, who, share=settings.share)
 
 
-class TrajectorySpans:
+class TrajectorySpans(Spans):
     """Spans by OpenTelemetry's SDK. Used by one event loop."""
 
     def __init__(self, exporter: SpanExporter, run: str, who: Incarnation, *, share: float = 1.0) -> None:
