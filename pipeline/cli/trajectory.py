@@ -14,7 +14,7 @@ from protocol.errors import ConfigError
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
-    from pipeline.ledger.life import ChunkLife, TrajectoryLife, UnitEnd
+    from pipeline.ledger.life import TrajectoryLife
     from pipeline.observability.samples import ResponseSample
     from pipeline.operator.attached import Attached
     from protocol.ids import TrajectoryId
@@ -83,19 +83,23 @@ async def _evaluated(at: Attached, name: TrajectoryId) -> dict[str, Any] | None:
 
 
 def _scored_line(name: str, scored: dict[str, Any]) -> str:
+    from pipeline.ledger.life_events import versions_words
+
     one = scored["evaluation"]
     return (
         f"{name}: an evaluation response, scored: accuracy {one.accuracy:g}, reward {one.reward:+.2f}, {one.num_tokens:,} "
-        f"tokens, sampled by version {_span((one.oldest_version, one.newest_version))}"
+        f"tokens, sampled by version {versions_words((one.oldest_version, one.newest_version))}"
     )
 
 
 def render(life: TrajectoryLife, sample: ResponseSample | None) -> Iterator[str]:
     """Yield a life as lines, safe for a terminal: one an event, in the order of time."""
+    from pipeline.ledger.life_events import life_events
+
     prompt = "" if life.prompt is None else f", prompt {life.prompt}"
     state = click.style(life.state, bold=True)
     yield f"{life.name}: {state}, {life.num_tokens:,} tokens in {_many(life.num_chunks, 'chunk')}{prompt}"
-    events = sorted(_events(life), key=lambda event: event[0])
+    events = life_events(life)
     began = events[0][0] if events else 0.0
     if events:
         yield f"  {_local(began):%d %b %Y}, by the ledger server's clock:"
@@ -111,48 +115,6 @@ def render(life: TrajectoryLife, sample: ResponseSample | None) -> Iterator[str]
 
 def _text(sample: ResponseSample) -> list[str]:
     return titled({"prompt": sample.prompt, "response": sample.response, "answer": sample.answer})
-
-
-def _events(life: TrajectoryLife) -> Iterator[tuple[float, str]]:
-    """Yield what happened, with its time. Events of one time stay in their order here."""
-    if life.admitted_s is not None:
-        yield life.admitted_s, "admitted"
-    for lease in life.leases:
-        yield lease.at_s, f"leased by {lease.who}"
-    for chunk in life.chunks:
-        yield from _chunk_events(chunk)
-    yield from _unit_events("", life.ready_s, life.claimed_s, life.end)
-
-
-def _chunk_events(chunk: ChunkLife) -> Iterator[tuple[float, str]]:
-    name = f"chunk {chunk.index}"
-    if chunk.written_s is not None:
-        sampled = f" of version {_span(chunk.versions)}" if chunk.versions else ""
-        by = f", by {chunk.worker}" if chunk.worker else ""
-        yield chunk.written_s, f"{name}: {chunk.num_tokens:,} tokens{sampled}{by}"
-    for score in chunk.scores:
-        value = "" if score.reward is None else f" {score.reward:+.2f}, accuracy {score.accuracy:g}"
-        yield score.at_s, f"{name}: {score.field}{value}, by {score.who}"
-    yield from _unit_events(f"{name} ", chunk.ready_s, chunk.claimed_s, chunk.end)
-
-
-def _unit_events(
-    name: str, ready_s: float | None, claimed_s: float | None, end: UnitEnd | None
-) -> Iterator[tuple[float, str]]:
-    if ready_s is not None:
-        yield ready_s, f"{name}ready"
-    if claimed_s is not None:
-        yield claimed_s, f"{name}claimed by the learner"
-    if end is not None:
-        stale = "" if end.staleness is None else f", {_many(end.staleness, 'version')} behind"
-        yield (
-            end.at_s,
-            f"{name}trained on by update {end.update}{stale}" if end.update else f"{name}dropped: {end.reason}{stale}",
-        )
-
-
-def _span(versions: tuple[int, ...]) -> str:
-    return f"{versions[0]}" if versions[0] == versions[-1] else f"{versions[0]} to {versions[-1]}"
 
 
 def _many(number: int, noun: str) -> str:

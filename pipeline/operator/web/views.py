@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
 from pipeline.ledger.inspection import EndedRow, OpenGroup, waits_for
-from pipeline.ledger.life import TrajectoryLife, UnitEnd, UnknownTrajectory
+from pipeline.ledger.life import UnknownTrajectory
+from pipeline.ledger.life_events import life_events
 from pipeline.observability.why.explain import explain
 from pipeline.operator.attached import Attached
 from pipeline.operator.run_snapshot import snapshot_of
@@ -89,44 +90,12 @@ async def life(at: Attached, name: str) -> dict[str, Any]:
     found = await at.inspection.life(asked)
     if isinstance(found, UnknownTrajectory):
         raise ConfigError(printable_line(found.words))
-    events = sorted(_events(found), key=lambda event: event[0])
     return {
         "state": found.state,
         "num_tokens": found.num_tokens,
-        "events": [{"at_s": at_s, "text": printable_line(text)} for at_s, text in events],
+        "prompt": found.prompt,
+        "events": [{"at_s": at_s, "text": printable_line(text)} for at_s, text in life_events(found)],
     }
-
-
-def _events(found: TrajectoryLife) -> Iterator[tuple[float, str]]:
-    if found.admitted_s is not None:
-        yield found.admitted_s, f"admitted{'' if found.prompt is None else f', prompt {found.prompt:,}'}"
-    for lease in found.leases:
-        yield lease.at_s, f"leased to {lease.who}"
-    for chunk in found.chunks:
-        if chunk.written_s is not None:
-            versions = ", ".join(map(str, chunk.versions))
-            yield (
-                chunk.written_s,
-                f"chunk {chunk.index}: {chunk.num_tokens:,} tokens by {chunk.worker}, version {versions}",
-            )
-        for score in chunk.scores:
-            value = "" if score.reward is None else f", reward {score.reward:+.2f}, accuracy {score.accuracy}"
-            yield score.at_s, f"chunk {chunk.index}: {score.field} by {score.who}{value}"
-        yield from _unit_events(f"chunk {chunk.index}: ", chunk.ready_s, chunk.claimed_s, chunk.end)
-    yield from _unit_events("", found.ready_s, found.claimed_s, found.end)
-
-
-def _unit_events(
-    what: str, ready_s: float | None, claimed_s: float | None, end: UnitEnd | None
-) -> Iterator[tuple[float, str]]:
-    if ready_s is not None:
-        yield ready_s, f"{what}ready"
-    if claimed_s is not None:
-        yield claimed_s, f"{what}claimed"
-    if end is not None:
-        stale = "" if end.staleness is None else f", staleness {end.staleness}"
-        how = f"dropped as {end.reason}" if end.reason else f"trained on by update {end.update:,}"
-        yield end.at_s, f"{what}{how}{stale}"
 
 
 def _ended(row: EndedRow) -> dict[str, Any]:

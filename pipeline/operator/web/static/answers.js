@@ -120,7 +120,7 @@ export class AnswersTab {
     const text = details.querySelector("pre");
     try {
       const found = await get(runPath(this.app.run, `trajectory?name=${encodeURIComponent(row.trajectory)}`));
-      text.textContent = [...found.events.map((event) => `${clock(event.at_s)}  ${event.text}`), `${count(found.num_tokens)} tokens; ${found.state}`].join("\n");
+      text.textContent = [...found.events.map((event) => `${clock(event.at_s)}  ${event.text}`), `${count(found.num_tokens)} tokens; ${found.state}${found.prompt === null ? "" : `; prompt ${count(found.prompt)}`}`].join("\n");
     } catch (error) {
       text.textContent = error.message;
     }

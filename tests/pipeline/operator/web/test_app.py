@@ -192,9 +192,8 @@ def test_why_it_waits_is_explained_from_the_learner_to_the_root(client: TestClie
 
 def test_a_trajectorys_life_is_told_and_an_unknown_one_is_answered_by_what_exists(client: TestClient) -> None:
     found = read(client, "/api/runs/op/trajectory?name=t.0.1")
-    assert found["state"] == "leased"
-    assert [event["text"].split()[0] for event in found["events"]] == ["admitted,", "leased"]
-    assert "generator-0" in found["events"][1]["text"]
+    assert (found["state"], found["prompt"]) == ("leased", 0)
+    assert [event["text"] for event in found["events"]] == ["admitted", "leased by generator-0#1"]
     assert read(client, "/api/runs/op/trajectory?name=t.99.0", 400)["error"]
     assert read(client, "/api/runs/op/trajectory?name=nothing", 400)["error"]
 
