@@ -14,7 +14,7 @@ from protocol.printable import printable_line
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pipeline.ledger.inspection import DropsView, EndedRow, GroupsView, OpenGroup, StalenessView
+    from pipeline.ledger.inspection import DropsView, GroupsView, OpenGroup, StalenessView
     from pipeline.operator.attached import Attached
 
 _UNITS = {"group": "groups", "trajectory": "trajectories", "chunk": "chunks"}
@@ -83,13 +83,20 @@ response's group. A warning names a reason by which dropping favours short answe
 @looking
 async def drops(at: Attached) -> Picture:
     """Show what was dropped and why, beside what was trained on."""
+    from pipeline.ledger.inspection import drops_value
+
     found = await at.inspection.drops()
+    return Picture(drops_value(found), lambda: drops_lines(found))
+
+
+def drops_lines(found: DropsView) -> Iterator[Any]:
+    """Yield the table, and the warnings below it."""
     if not (found.dropped or found.trained.num_trajectories):
-        return Picture(found, lambda: ("nothing was trained on or dropped yet",))
-    warnings, size = found.warnings, found.group_size
-    value = {"trained": row_value(found.trained, size), "dropped": [row_value(row, size) for row in found.dropped]}
-    shown = (f"warning: {one}" for one in warnings)
-    return Picture({**value, "warnings": warnings}, lambda: (drops_table(found), *shown))
+        yield "nothing was trained on or dropped yet"
+        return
+    yield drops_table(found)
+    for words in found.warnings:
+        yield f"warning: {words}"
 
 
 def groups_table(found: GroupsView) -> Table:
@@ -157,21 +164,6 @@ def drops_table(found: DropsView) -> Table:
             "–" if difficulty is None else f"{difficulty:.2f}",
         )
     return table
-
-
-def row_value(row: EndedRow, group_size: int) -> dict[str, Any]:
-    """Return a row for JSON, with its means."""
-    tally = row.responses
-    return {
-        "reason": row.reason,
-        "num_groups": row.num_groups,
-        "num_trajectories": row.num_trajectories,
-        "num_tokens": row.num_tokens,
-        "num_responses": tally.num_responses,
-        "mean_length": tally.mean_length,
-        "mean_length_error": tally.squared_error(group_size) ** 0.5,
-        "mean_difficulty": tally.mean_difficulty,
-    }
 
 
 def _table(*columns: tuple[str, Any]) -> Table:

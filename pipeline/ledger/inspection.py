@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from pipeline.ledger.admin import Place, WaitedTrajectory
 from pipeline.ledger.life import TrajectoryLife, UnknownTrajectory
@@ -186,6 +186,29 @@ class DropsView:
         ``MIN_RESPONSES`` of each kind, and as many as ``MIN_GROUPS`` groups have."""
         found = (favours_short(row, self.trained, self.group_size) for row in self.dropped)
         return tuple(warning for warning in found if warning)
+
+
+def drops_value(found: DropsView) -> dict[str, Any]:
+    """Return dropped and trained work for JSON: rows with their means, and the warnings."""
+    return {
+        "trained": _row_value(found.trained, found.group_size),
+        "dropped": [_row_value(row, found.group_size) for row in found.dropped],
+        "warnings": list(found.warnings),
+    }
+
+
+def _row_value(row: EndedRow, group_size: int) -> dict[str, Any]:
+    tally = row.responses
+    return {
+        "reason": row.reason,
+        "num_groups": row.num_groups,
+        "num_trajectories": row.num_trajectories,
+        "num_tokens": row.num_tokens,
+        "num_responses": tally.num_responses,
+        "mean_length": tally.mean_length,
+        "mean_length_error": math.sqrt(tally.squared_error(group_size)),
+        "mean_difficulty": tally.mean_difficulty,
+    }
 
 
 _DOING: Final[Mapping[str, str]] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from pipeline.ledger.inspection import EndedRow, OpenGroup, waits_for
+from pipeline.ledger.inspection import OpenGroup, drops_value, waits_for
 from pipeline.ledger.life import UnknownTrajectory
 from pipeline.ledger.life_events import life_events
 from pipeline.observability.why.explain import explain
@@ -45,12 +45,7 @@ async def audit_now(at: Attached) -> dict[str, Any]:
 
 async def drops(at: Attached) -> dict[str, Any]:
     """Return what was dropped, by reason, against what was trained, with warnings."""
-    found = await at.inspection.drops()
-    return {
-        "trained": _ended(found.trained),
-        "dropped": [_ended(row) for row in found.dropped],
-        "warnings": [printable_line(text) for text in found.warnings],
-    }
+    return drops_value(await at.inspection.drops())
 
 
 async def versions(at: Attached) -> dict[str, Any]:
@@ -95,19 +90,6 @@ async def life(at: Attached, name: str) -> dict[str, Any]:
         "num_tokens": found.num_tokens,
         "prompt": found.prompt,
         "events": [{"at_s": at_s, "text": printable_line(text)} for at_s, text in life_events(found)],
-    }
-
-
-def _ended(row: EndedRow) -> dict[str, Any]:
-    responses = row.responses
-    return {
-        "reason": row.reason,
-        "num_groups": row.num_groups,
-        "num_trajectories": row.num_trajectories,
-        "num_tokens": row.num_tokens,
-        "num_responses": responses.num_responses,
-        "mean_length": responses.mean_length,
-        "mean_difficulty": responses.mean_difficulty,
     }
 
 

@@ -23,7 +23,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
-from pipeline.cli.looks import drops_table
+from pipeline.cli.looks import drops_lines, drops_table
 from pipeline.cli.top import life
 from pipeline.ledger.inspection import DropsView, EndedRow, ResponseTally
 from pipeline.ledger.server.embedded import open_ledger
@@ -192,6 +192,15 @@ def test_the_tables_fit_80_columns_with_figures_of_a_long_run() -> None:
     text = console.export_text()
     assert "12,345,678" in text
     assert "…" not in text
+
+
+def test_a_run_without_ended_work_says_so_and_warnings_stand_below_the_table() -> None:
+    nothing = EndedRow("", 0, 0, 0)
+    assert list(drops_lines(DropsView(nothing, (), 8))) == ["nothing was trained on or dropped yet"]
+    short, long = (ResponseTally(400, 400 * length, 400 * length * length) for length in (10, 20))
+    found = DropsView(EndedRow("", 50, 400, 4000, short), (EndedRow("stale", 50, 400, 8000, long),), 8)
+    _, warning = drops_lines(found)
+    assert warning == f"warning: {found.warnings[0]}"
 
 
 @pytest.mark.parametrize("command", ["status", "why", "drops"])

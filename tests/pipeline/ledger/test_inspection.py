@@ -14,6 +14,7 @@ from pipeline.ledger.inspection import (
     EndedRow,
     LedgerInspection,
     ResponseTally,
+    drops_value,
     favours_short,
     waits_for,
 )
@@ -290,6 +291,17 @@ def test_a_drop_that_favours_short_answers_is_warned_of_with_its_standard_error(
     # two samples of 200 with a deviation of 10: the root of 2 * 100 / 199 is 1.0
     assert "200 trained ones 100.0; that is 50.0 (standard error at most 1.0) more" in warning
     assert DropsView(row("", SHORT), (row("stale", LONG),), 1).warnings == (warning,)
+
+
+def test_drops_as_json_have_their_means_and_the_same_fields_without_any_work():
+    found = DropsView(row("", SHORT), (row("stale", LONG),), 1)
+    full, empty = drops_value(found), drops_value(DropsView(row("", []), (), 1))
+    (dropped,) = full["dropped"]
+    assert (dropped["reason"], dropped["num_responses"], dropped["mean_length"]) == ("stale", 200, 150.0)
+    assert full["trained"]["mean_length_error"] ** 2 == pytest.approx(100 / 199)
+    assert full["warnings"] == list(found.warnings) != []
+    assert (empty.keys(), empty["trained"].keys()) == (full.keys(), dropped.keys())
+    assert (empty["trained"]["mean_length"], empty["dropped"], empty["warnings"]) == (None, [], [])
 
 
 def test_groups_of_one_length_are_as_uncertain_as_one_response_each():
