@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
@@ -37,6 +37,10 @@ class Role(StrEnum):
     VALUE = "value"
     LEARNER = "learner"
     SUPERVISOR = "supervisor"
+
+
+ELASTIC_ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE)
+"""Roles of which a run has any number of workers, while it goes on; the others have one."""
 
 
 class Incarnation(msgspec.Struct, frozen=True):

@@ -18,8 +18,6 @@ from protocol.printable import printable_line
 if TYPE_CHECKING:
     from protocol.ids import Role
 
-_ELASTIC = ("generator", "reward", "reference")
-
 
 @click.command(
     epilog="\b\nExamples:\n  headrace scale generator=4\n  headrace scale generator=1 reward=2 runs/demo\n"
@@ -41,13 +39,13 @@ def scale(counts: tuple[str, ...], run: Path | None, as_json: bool) -> None:
 def parse_count(text: str) -> tuple[Role, int | None]:
     """Return role and number of ``ROLE=NUMBER``, None for ``generator=auto``. Raises ConfigError
     for other text."""
-    from protocol.ids import Role
+    from protocol.ids import ELASTIC_ROLES, Role
 
     if text == "generator=auto":
         return Role.GENERATOR, None
     name, _, number = text.partition("=")
-    if name not in _ELASTIC or not number.isdecimal() or int(number) < 1:
-        roles = ", ".join(_ELASTIC)
+    if name not in ELASTIC_ROLES or not number.isdecimal() or int(number) < 1:
+        roles = ", ".join(ELASTIC_ROLES)
         raise ConfigError(f"`{text}`: expected ROLE=NUMBER with a role of {roles} and a number from 1, as generator=4")
     return Role(name), int(number)
 

@@ -85,7 +85,7 @@ async def drain(at: Attached, worker: str, replace: bool = False) -> Fleet:
 def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Drain) -> Role:
     """Return the role of a worker that may be drained. Raises ConfigError."""
     from pipeline.supervisor.fleet_plan import wanted_names
-    from protocol.ids import Role
+    from protocol.ids import ELASTIC_ROLES, Role
 
     there = {beat.who.worker: beat.who for beat in beats}
     own = wanted_names(present.counts, present.left_out)
@@ -96,7 +96,7 @@ def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Dr
         more = f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
         names = printable_line(", ".join(known[:_MAX_NAMED]) or "none")
         raise ConfigError(f"{at.run_dir} has no worker {printable_line(one.worker)}; it has: {names}{more}")
-    if role in (Role.LEARNER, Role.VALUE):
+    if role not in ELASTIC_ROLES:
         raise ConfigError(
             f"{one.worker} is the run's only {role}, and everything waits for it: it is not drained. `headrace pause` stops "
             "new work, `headrace down` ends the run, and a stuck one is replaced by itself"

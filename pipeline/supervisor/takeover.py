@@ -17,11 +17,9 @@ import structlog
 from pipeline.runtime.registry.contract import Registry
 from pipeline.supervisor.fleet_plan import FleetPlan
 from pipeline.supervisor.processes import Processes
-from protocol.ids import Role
+from protocol.ids import ELASTIC_ROLES, Role
 
-_OWN = re.compile(
-    rf"supervisor|starter|{Role.LEARNER}|{Role.VALUE}|({Role.GENERATOR}|{Role.REWARD}|{Role.REFERENCE})-\d+"
-)
+_OWN = re.compile(rf"supervisor|starter|{Role.LEARNER}|{Role.VALUE}|({'|'.join(ELASTIC_ROLES)})-\d+")
 
 log = structlog.get_logger(__name__)
 

@@ -8,7 +8,7 @@ from pipeline.ledger.admin import Lack
 from pipeline.observability.status import Health, WorkerRow
 from pipeline.observability.why.types import Cause, Chain, Outlook, Snapshot, count, seconds, worst
 from pipeline.runtime.registry.contract import WaitingFor, unreached_workers
-from protocol.ids import Role
+from protocol.ids import ELASTIC_ROLES, Role
 from protocol.trajectory import Field
 
 SCORER = {Field.REWARD: Role.REWARD, Field.REFERENCE: Role.REFERENCE, Field.VALUE: Role.VALUE}
@@ -40,7 +40,7 @@ def role_absent_chain(s: Snapshot, role: Role) -> Chain:
     if names:
         return absent_chain(s, names[0])
     doing = f"start one: `headrace up --resume {s.run}`"
-    if role not in (Role.LEARNER, Role.VALUE):
+    if role in ELASTIC_ROLES:
         doing = f"start one: `headrace scale {role}=1 {s.run}` here, or `headrace join` on another host"
     return Chain((f"there is no {role} worker",), Cause.ABSENT, str(role), Outlook.YOU, doing)
 

@@ -13,9 +13,8 @@ from pipeline.operator.attached import Attached
 from pipeline.runtime.registry.contract import Fleet
 from pipeline.supervisor.run_folder import supervisor_pid
 from protocol.errors import ConfigError
-from protocol.ids import Role
+from protocol.ids import ELASTIC_ROLES, Role
 
-_ELASTIC: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE)
 _MAX_COUNT: Final = 100_000
 
 
@@ -23,9 +22,8 @@ async def scale(at: Attached, values: Mapping[str, Any]) -> Fleet:
     """Set how many workers a role has: ``role``, ``count``; null is auto, for generators. Raises
     ConfigError."""
     role, count = values.get("role"), values.get("count")
-    names = ", ".join(_ELASTIC)
-    if role not in _ELASTIC:
-        raise ConfigError(f"role {role!r}: expected one of {names}")
+    if role not in ELASTIC_ROLES:
+        raise ConfigError(f"role {role!r}: expected one of {', '.join(ELASTIC_ROLES)}")
     is_number = isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= _MAX_COUNT
     if not is_number and not (count is None and role == Role.GENERATOR):
         raise ConfigError(f"count {count!r}: expected a whole number from 1, or null for generators by demand")

@@ -43,6 +43,7 @@ from pipeline.operator.web.reader import Question, RunReader, encoded
 from pipeline.operator.web.stream import EventStream
 from pipeline.operator.web.views import VIEWS, life
 from protocol.errors import ConfigError, DeadlineExceeded, HeadraceError, LedgerError
+from protocol.ids import ELASTIC_ROLES
 
 _STATIC: Final = Path(__file__).with_name("static")
 _MAX_BODY_BYTES: Final = 16 << 10
@@ -119,7 +120,7 @@ def build_app(runs: ServedRuns, rules: RequestRules) -> ASGIApp:
         return FileResponse(_STATIC / "index.html")
 
     async def session(_: Request) -> Response:
-        return JSONResponse({"abilities": [*VIEWS, "trajectory", *actions.ACTIONS]})
+        return JSONResponse({"abilities": [*VIEWS, "trajectory", *actions.ACTIONS], "elastic": ELASTIC_ROLES})
 
     async def listed(_: Request) -> Response:
         return _json(await runs.listed())

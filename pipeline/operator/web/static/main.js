@@ -46,6 +46,11 @@ class App {
     return this.session.abilities.includes(what);
   }
 
+  // Whether a role may have any number of workers.
+  isElastic(role) {
+    return this.session.elastic.includes(role);
+  }
+
   link(tab, run = this.run) {
     return `#/${encodeURIComponent(run)}/${tab}`;
   }

@@ -26,7 +26,7 @@ export class OverviewTab {
     this.drops = card("Dropped", to("work"));
     this.answer = card("Newest answer", to("answers"));
     this.cards = h("div", { class: "cards" }, [this.accuracy, this.limit, this.staleness, this.drops, this.answer].map((one) => one.element));
-    this.pipeline = new Pipeline({ scale: (role, number) => app.scale(role, number) });
+    this.pipeline = new Pipeline({ scale: (role, number) => app.scale(role, number), isElastic: (role) => app.isElastic(role) });
     this.story = new Story();
     this.picturePanel = panel("The pipeline, now", { class: "wide" }, this.pipeline.element);
     this.storyPanel = panel("A token's way, step by step", { class: "wide" }, this.story.element);

@@ -12,7 +12,6 @@ const DOES = {
   learner: "trains on whole units",
 };
 const SCORERS = ["reward", "reference", "value"];
-const ELASTIC = new Set(["generator", "reward", "reference"]);
 const VERBS = { compute: "at work", input: "wait for input", room: "wait for room", credit: "wait for credit", weights: "wait for weights", ledger: "wait for the ledger", endpoint: "wait for a judge", disk: "write to disk", compile: "compile", starting: "start", draining: "drain", stopped: "stopped", quarantine: "wait for good weights" };
 
 export const doing = (waits) =>
@@ -39,9 +38,10 @@ function box(role) {
 }
 
 export class Pipeline {
-  // scale(role, count): asked by the buttons
-  constructor({ scale, confirmless = false }) {
+  // scale(role, count): asked by the buttons; isElastic(role): whether it has them
+  constructor({ scale, isElastic }) {
     this.scale = scale;
+    this.isElastic = isElastic;
     this.boxes = new Map();
     this.prompts = h("div", { class: "node store" }, h("div", { class: "head" }, h("h3", { text: "Prompts" })), (this.promptsNow = h("p", { class: "now" })), (this.creditBar = h("div", { class: "meter" }, h("i"))), (this.creditNow = h("p", { class: "flow" })));
     this.scorers = h("div", { class: "stack" });
@@ -62,7 +62,7 @@ export class Pipeline {
     if (!this.boxes.has(role)) {
       const made = box(role);
       this.boxes.set(role, made);
-      if (ELASTIC.has(role)) {
+      if (this.isElastic(role)) {
         const step = (by) => {
           const wanted = this.wanted?.[role];
           if (wanted !== undefined && wanted !== null) this.scale(role, wanted + by);

@@ -62,8 +62,7 @@ export class WorkersTab {
       const since = row.health === "silent" ? row.since_heartbeat_s : row.since_progress_s;
       cells(element, [undefined, row.health === "live" ? "live" : `${row.health} for ${age(since)}`, row.policy_version < 0 ? "–" : count(row.policy_version), bytes(row.rss_bytes), age(row.uptime_s), doing(row), done(row)]);
       const drain = element.querySelector("[data-drain]");
-      const isElastic = ["generator", "reward", "reference"].includes(row.role);
-      drain.hidden = !isElastic || !this.app.can("drain");
+      drain.hidden = !this.app.isElastic(row.role) || !this.app.can("drain");
       drain.disabled = !canAct || row.waiting_for === "draining";
     });
     say(this.workers.note, rows.length > shown.length ? `${count(shown.length)} of ${count(rows.length)}, unwell ones first` : `${count(rows.length)}${unwell.length ? `, ${unwell.length} unwell` : ""}`);
@@ -88,7 +87,7 @@ export class WorkersTab {
   }
 
   roleControl(role) {
-    const isElastic = ["generator", "reward", "reference"].includes(role);
+    const isElastic = this.app.isElastic(role);
     const id = `count-${role}`;
     const input = h("input", { type: "number", min: "1", step: "1", id, inputmode: "numeric" });
     const form = h("form", { class: "role", onsubmit: (event) => {

@@ -101,6 +101,11 @@ def test_all_runs_of_the_folder_are_listed(client: TestClient) -> None:
     assert rows["op"]["accuracy_last"] == 0.75
 
 
+def test_the_page_gets_the_roles_that_may_be_scaled_as_data_and_names_them_nowhere(client: TestClient) -> None:
+    assert read(client, "/api/session")["elastic"] == ["generator", "reward", "reference"]
+    assert [path.name for path in STATIC.glob("*.js") if '"generator", "reward"' in path.read_text()] == []
+
+
 def test_an_unknown_run_worker_or_level_is_answered_with_what_there_is(client: TestClient) -> None:
     assert "no run 'other' in" in read(client, "/api/runs/other/audit", 404)["error"]
     assert read(client, "/api/runs/other/audit", 404)["error"].endswith("it has: files, op")
