@@ -56,6 +56,8 @@ ANSWER_S = 2.0
 START_S = 60.0
 """Limit of a server's first sign of life, or its next."""
 _LOG_TAIL_BYTES = 2000
+_KILLED_S = 5.0
+"""Least limit of a killed server's end: on a busy host its memory and files take a moment."""
 
 log = structlog.get_logger(__name__)
 
@@ -230,7 +232,8 @@ class EmbeddedServer:
                     )
                 if watch.see(sight, time.monotonic()) is ServerAction.REPLACE:
                     log.error("ledger_server_ended", why=f"{sight.state} for {timeout_s:g} s: {sight.words}")
-                    self._server.end(signal.SIGKILL, timeout_s)
+                    # The kernel's time for that does not depend on the caller's patience.
+                    self._server.end(signal.SIGKILL, max(timeout_s, _KILLED_S))
                     watch.begin_again(time.monotonic())
                 self._pause(given_up)
 
