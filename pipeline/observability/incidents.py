@@ -1,6 +1,7 @@
-"""A run's incidents: ends and restarts of workers, and other warnings of its supervisor.
+"""A run's incidents as rows: what was found wrong, and what its supervisor did and warned of.
 
-They are in ``<run_dir>/logs/supervisor.jsonl``."""
+Findings are in ``<run_dir>/incidents.jsonl`` (``pipeline.incidents``); ends and restarts of workers
+in ``<run_dir>/logs/supervisor.jsonl``."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from pipeline.incidents.file import RunIncidents
+from pipeline.incidents.records import Incident
 from pipeline.observability.log_lines import LogLine, LogReader
 from protocol.printable import printable_line
 
@@ -22,39 +25,54 @@ _MAX_ENDED = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
-    """Something that the supervisor logged as a warning or an error, or a restart after it."""
+class IncidentRow:
+    """A finding; or what the supervisor logged as a warning or an error, or a restart after it."""
 
     at_s: float
     """Seconds since 1970."""
     level: str
     """``info``, ``warning`` or ``error``."""
     worker: str
-    """The worker it is about, or ``supervisor``."""
+    """The component it is about, or ``supervisor``."""
     event: str
-    """The log's name of it: ``worker_exited``, ``worker_replaced``, ``worker_started`` ..."""
+    """A finding's kind, or the log's name: ``worker_exited``, ``worker_replaced`` ..."""
     words: str
     """Its description, on one line."""
 
 
 class IncidentReader:
-    """Reads the supervisor's log as it grows, and keeps the newest incidents."""
+    """Reads findings and the supervisor's log as they grow, and keeps the newest."""
 
     def __init__(self, run_dir: Path, *, max_incidents: int = MAX_INCIDENTS) -> None:
+        self._supervised = SupervisorLogReader(run_dir, max_rows=max_incidents)
+        self._findings = RunIncidents(run_dir)
+        self._max_incidents = max_incidents
+
+    def read(self) -> tuple[IncidentRow, ...]:
+        """Return the newest incidents, the oldest of them first. A damaged line is skipped."""
+        findings = self._findings.read()[-self._max_incidents :]
+        rows = sorted([*map(_finding, findings), *self._supervised.read()], key=lambda row: row.at_s)
+        return tuple(rows[-self._max_incidents :])
+
+
+class SupervisorLogReader:
+    """Reads the supervisor's log as it grows, and keeps the newest of what matters."""
+
+    def __init__(self, run_dir: Path, *, max_rows: int = MAX_INCIDENTS) -> None:
         self._log = LogReader(run_dir, workers=("supervisor",))
-        self._found: deque[Incident] = deque(maxlen=max_incidents)
+        self._found: deque[IncidentRow] = deque(maxlen=max_rows)
         self._ended: dict[str, float] = {}
         """When workers ended that have not started again, in seconds since 1970."""
 
-    def read(self) -> tuple[Incident, ...]:
-        """Return the newest incidents, the oldest of them first. A damaged line is skipped."""
+    def read(self) -> tuple[IncidentRow, ...]:
+        """Return the newest rows, the oldest of them first. A damaged line is skipped."""
         for line in self._log.new():
-            incident = self._of(line)
-            if incident is not None:
-                self._found.append(incident)
+            row = self._of(line)
+            if row is not None:
+                self._found.append(row)
         return tuple(self._found)
 
-    def _of(self, line: LogLine) -> Incident | None:
+    def _of(self, line: LogLine) -> IncidentRow | None:
         try:
             at_s = datetime.fromisoformat(line.at).astimezone(UTC).timestamp()
         except ValueError:
@@ -78,12 +96,23 @@ class IncidentReader:
                     return None
                 words = _in_words(line.event, fields)
         worker = printable_line(line.worker)
-        return Incident(at_s, line.level, worker, printable_line(line.event), printable_line(words)[:_MAX_WORDS_CHARS])
+        return IncidentRow(
+            at_s, line.level, worker, printable_line(line.event), printable_line(words)[:_MAX_WORDS_CHARS]
+        )
 
     def _end(self, worker: str, at_s: float) -> None:
         self._ended.setdefault(worker, at_s)
         while len(self._ended) > _MAX_ENDED:
             del self._ended[next(iter(self._ended))]
+
+
+def _finding(incident: Incident) -> IncidentRow:
+    number, words = f"incident {incident.number}", incident.sentence
+    if incident.ended_s is not None:
+        words = f"{words} (ended after {incident.ended_s - incident.since_s:.0f} s)"
+    worker, kind = printable_line(incident.component), printable_line(incident.kind)
+    level = "warning" if incident.is_open else "info"
+    return IncidentRow(incident.opened_s, level, worker, kind, printable_line(f"{number}: {words}")[:_MAX_WORDS_CHARS])
 
 
 def _exited(fields: Mapping[str, Any]) -> str:

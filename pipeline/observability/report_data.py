@@ -24,7 +24,7 @@ from pipeline.observability.history import (
     read_for_view,
     skipped_words,
 )
-from pipeline.observability.incidents import Incident, IncidentReader
+from pipeline.observability.incidents import IncidentReader, IncidentRow
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, read_samples
 from pipeline.observability.start_record import STARTS_NAME, RunStart, read_starts
 
@@ -57,7 +57,7 @@ class RunRecords:
     value_rows: Sequence[ValueRow]
     fleet: Sequence[FleetRow]
     starts: Sequence[RunStart]
-    incidents: Sequence[Incident]
+    incidents: Sequence[IncidentRow]
     has_log: bool
     """Whether the supervisor's log is there."""
     samples: list[ResponseSample]
@@ -110,7 +110,7 @@ class RunRecords:
         table = self.settings.get(section)
         return table.get(key) if isinstance(table, Mapping) else None
 
-    def incident_rows(self) -> list[tuple[str, Incident]]:
+    def incident_rows(self) -> list[tuple[str, IncidentRow]]:
         """Return the newest incidents with their times, the newest last."""
         return [(_moment(each.at_s), each) for each in self.incidents[-_MOST_SHOWN:]]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from pipeline.observability.incidents import Incident, IncidentReader
+from pipeline.observability.incidents import IncidentReader, IncidentRow
 from pipeline.observability.progress import RunProgress
 from pipeline.observability.status import (
     ROLE_ORDER,
@@ -162,7 +162,7 @@ class RunOverview:
     """Updates done, reward, accuracy, held-out accuracy, pace."""
     waits: str = ""
     """The worker that everything waits for, in one sentence."""
-    incidents: tuple[Incident, ...] = ()
+    incidents: tuple[IncidentRow, ...] = ()
     """The newest ones, the oldest of them first."""
     clocks: str = ""
     """Workers whose clocks differ from the ledger's, in one sentence; empty without any."""
@@ -216,7 +216,7 @@ class OverviewReader:
             versions=versions,
         )
 
-    def _files(self) -> tuple[RunProgress, tuple[Incident, ...], int | None, int]:
+    def _files(self) -> tuple[RunProgress, tuple[IncidentRow, ...], int | None, int]:
         config = self._at.config
         progress = self._history.read(config.run.num_updates)
         return progress, self._incidents.read(), supervisor_pid(self._at.run_dir), config.staleness.eta

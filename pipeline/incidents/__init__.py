@@ -1,0 +1,1 @@
+"""Incidents: what was found wrong with a component, since when, and by which evidence."""

@@ -1,0 +1,153 @@
+"""Turns what is suspected now into incidents. Pure: times are arguments.
+
+    nothing ──suspected──> open ──another kind or cause──> open (grew)
+                            │ ▲
+             calm for 30 s  │ │  suspected again within 2 min: the same number
+                            ▼ │
+                           ended ──later──> (forgotten; the next one has a new number)
+
+Two findings about one component are one incident. So a worker that is slow, then silent, has one
+incident with two kinds. At most ``MAX_OPEN`` are open; a finding beyond that is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from pipeline.incidents.records import (
+    MAX_CAUSES,
+    MAX_EVIDENCE,
+    MAX_WORDS_CHARS,
+    FoundCause,
+    Incident,
+    IncidentRecord,
+    Step,
+    fold,
+)
+
+CALM_S: Final = 30.0
+"""An incident ends when its component was not suspected for so long."""
+SAME_S: Final = 120.0
+"""A component that is suspected again so soon after the end has the same incident."""
+MAX_OPEN: Final = 64
+MAX_GROWN: Final = 100
+"""Records of growth an incident may have: a cause that alternates fills no disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """What is held against one component at this moment. Times are wall-clock seconds."""
+
+    component: str
+    kind: str
+    since_s: float
+    sentence: str
+    role: str = ""
+    score: float = 0.0
+    evidence: tuple[str, ...] = ()
+    causes: tuple[FoundCause, ...] = ()
+
+
+@dataclass(slots=True)
+class _Entry:
+    incident: Incident
+    seen_s: float
+    """Last time it was suspected."""
+    num_grown: int = 0
+
+
+class IncidentBook:
+    """The open incidents, and those that ended a moment ago."""
+
+    def __init__(self, known: Iterable[Incident] = (), now_s: float = 0.0) -> None:
+        """``known``: of earlier writers of this run; their open ones go on. ``now_s``: the time."""
+        self._entries: dict[str, _Entry] = {}
+        self._next = 1
+        self.num_unlisted = 0
+        """Findings about further components while ``MAX_OPEN`` incidents were open."""
+        for incident in known:
+            self._next = max(self._next, incident.number + 1)
+            seen_s = now_s if incident.ended_s is None else incident.ended_s
+            self._entries[incident.component] = _Entry(incident, seen_s)
+        self._forget(now_s)
+
+    @property
+    def open(self) -> tuple[Incident, ...]:
+        """The open incidents, by number."""
+        return tuple(entry.incident for entry in self._entries.values() if entry.incident.is_open)
+
+    def look(self, now_s: float, suspicions: Iterable[Suspicion]) -> list[IncidentRecord]:
+        """Return the records that this moment adds. Among several suspicions of a component each
+        may add its kind."""
+        records: list[IncidentRecord] = []
+        for one in suspicions:
+            record = self._note(one, now_s)
+            if record is not None:
+                records.append(record)
+        calm = [one for one in self._entries.values() if one.incident.is_open and now_s - one.seen_s >= CALM_S]
+        records.extend(self._append(entry, _ended(entry)) for entry in calm)
+        self._forget(now_s)
+        return records
+
+    def _note(self, one: Suspicion, now_s: float) -> IncidentRecord | None:
+        entry = self._entries.get(one.component)
+        if entry is None:
+            if sum(entry.incident.is_open for entry in self._entries.values()) >= MAX_OPEN:
+                self.num_unlisted += 1
+                return None
+            record = _record(self._next, Step.OPENED, one, now_s)
+            self._next += 1
+            self._entries[one.component] = _Entry(fold(None, record), now_s)
+            return record
+        entry.seen_s = now_s
+        if not entry.incident.is_open:
+            return self._append(entry, _record(entry.incident.number, Step.OPENED, one, now_s))
+        is_news = one.kind not in entry.incident.kinds or _first(one.causes) not in (
+            None,
+            _first(entry.incident.causes),
+        )
+        if not is_news or entry.num_grown >= MAX_GROWN:
+            return None
+        entry.num_grown += 1
+        return self._append(entry, _record(entry.incident.number, Step.GREW, one, now_s))
+
+    def _append(self, entry: _Entry, record: IncidentRecord) -> IncidentRecord:
+        entry.incident = fold(entry.incident, record)
+        return record
+
+    def _forget(self, now_s: float) -> None:
+        for component, entry in list(self._entries.items()):
+            if not entry.incident.is_open and now_s - entry.seen_s > SAME_S:
+                del self._entries[component]
+
+
+def _first(causes: tuple[FoundCause, ...]) -> tuple[str, str] | None:
+    return (causes[0].component, causes[0].kind) if causes else None
+
+
+def _record(number: int, step: Step, one: Suspicion, now_s: float) -> IncidentRecord:
+    return IncidentRecord(
+        number=number,
+        step=step,
+        at_s=now_s,
+        component=one.component,
+        role=one.role,
+        kind=one.kind,
+        since_s=min(one.since_s, now_s),
+        sentence=one.sentence[:MAX_WORDS_CHARS],
+        score=one.score,
+        evidence=tuple(words[:MAX_WORDS_CHARS] for words in one.evidence[:MAX_EVIDENCE]),
+        causes=one.causes[:MAX_CAUSES],
+    )
+
+
+def _ended(entry: _Entry) -> IncidentRecord:
+    incident = entry.incident
+    return IncidentRecord(
+        number=incident.number,
+        step=Step.ENDED,
+        at_s=entry.seen_s,
+        component=incident.component,
+        since_s=incident.since_s,
+    )

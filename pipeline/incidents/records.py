@@ -1,0 +1,143 @@
+"""Incidents and their records, one JSON object a line in ``<run_dir>/incidents.jsonl``.
+
+An incident is about one component: a worker, a link ``sender>receiver``, or the ledger. Its records
+have its number. They are only appended: the incident is opened, grows, and ends. It may open again
+soon after its end, under the same number. ``fold`` makes incidents of records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+MAX_WORDS_CHARS: Final = 400
+"""Limit of a sentence."""
+MAX_EVIDENCE: Final = 8
+"""Sentences of evidence that a record keeps."""
+MAX_CAUSES: Final = 3
+_MAX_KEPT: Final = 20
+"""Records of one incident that are kept in memory: its first, and the newest."""
+
+
+class Step(StrEnum):
+    """What a record says of its incident."""
+
+    OPENED = "opened"
+    GREW = "grew"
+    """Another kind of fault, or another cause, was found."""
+    ENDED = "ended"
+    """Nothing was found for a while; the record's time is that of the last finding."""
+
+
+class FoundCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A component that explains an incident."""
+
+    component: str
+    kind: str
+    confidence: float = 0.0
+    """From 0 to 1."""
+    evidence: tuple[str, ...] = ()
+
+
+class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line. Times are wall-clock seconds since 1970."""
+
+    number: int
+    """Of the incident; 1 for a run's first."""
+    step: Step
+    at_s: float
+    component: str
+    """Worker, link ``sender>receiver``, or ``ledger``."""
+    role: str = ""
+    kind: str = ""
+    """As ``silent``, ``hung`` or ``slow``."""
+    since_s: float = 0.0
+    """When the fault began, as far as the evidence tells."""
+    sentence: str = ""
+    """What was seen against what limit."""
+    score: float = 0.0
+    evidence: tuple[str, ...] = ()
+    causes: tuple[FoundCause, ...] = ()
+    """Best first, at most ``MAX_CAUSES``."""
+
+
+_DECODER = msgspec.json.Decoder(IncidentRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """An incident so far."""
+
+    number: int
+    component: str
+    role: str
+    is_open: bool
+    since_s: float
+    opened_s: float
+    ended_s: float | None
+    """None while it is open."""
+    kinds: tuple[str, ...]
+    """Each once, in the order of discovery."""
+    sentence: str
+    """The newest that is not empty."""
+    causes: tuple[FoundCause, ...]
+    """The newest that are known."""
+    records: tuple[IncidentRecord, ...]
+    """The first, and the newest of the others."""
+
+    @property
+    def kind(self) -> str:
+        """The first kind of fault that was found."""
+        return self.kinds[0] if self.kinds else ""
+
+
+def encode(record: IncidentRecord) -> bytes:
+    """Return a record's line, with its end."""
+    return msgspec.json.encode(record) + b"\n"
+
+
+def decode(line: bytes) -> IncidentRecord | None:
+    """Return a line's record; None for a damaged line."""
+    try:
+        record = _DECODER.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    is_whole = record.number > 0 and bool(record.component)
+    return record if is_whole and math.isfinite(record.at_s) and math.isfinite(record.since_s) else None
+
+
+def fold(incident: Incident | None, record: IncidentRecord) -> Incident:
+    """Return an incident with one record more; ``None`` before its first."""
+    kinds = () if incident is None else incident.kinds
+    if record.kind and record.kind not in kinds:
+        kinds = (*kinds, record.kind)
+    before = () if incident is None else incident.records
+    records = (*before, record)
+    if len(records) > _MAX_KEPT:
+        records = (records[0], *records[2:])
+    is_open = record.step is not Step.ENDED
+    return Incident(
+        number=record.number,
+        component=record.component,
+        role=record.role or (incident.role if incident else ""),
+        is_open=is_open,
+        since_s=incident.since_s if incident else record.since_s,
+        opened_s=incident.opened_s if incident else record.at_s,
+        ended_s=None if is_open else record.at_s,
+        kinds=kinds,
+        sentence=record.sentence or (incident.sentence if incident else ""),
+        causes=record.causes or (incident.causes if incident else ()),
+        records=records,
+    )
+
+
+def folded(records: Iterable[IncidentRecord]) -> dict[int, Incident]:
+    """Return the incidents of records by number, in the order in which they were opened."""
+    found: dict[int, Incident] = {}
+    for record in records:
+        found[record.number] = fold(found.get(record.number), record)
+    return found

@@ -1,0 +1,74 @@
+"""``headrace incidents``: the list and one incident, of a run's folder alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pipeline.cli import headrace
+from pipeline.config import RESOLVED_NAME
+from pipeline.incidents.book import IncidentBook, Suspicion
+from pipeline.incidents.file import IncidentFile
+from pipeline.incidents.records import FoundCause
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "one"
+    (folder / "logs").mkdir(parents=True)
+    (folder / RESOLVED_NAME).write_text("")
+    book, file = IncidentBook(), IncidentFile(folder)
+    cause = FoundCause(component="reward-0", kind="hung", confidence=0.9, evidence=("3 chunks wait, none is judged",))
+    first = Suspicion(
+        "reward-0", "hung", 1e9, "holds 3 chunks\x1b[2J for 9 s, 8 s are allowed", "reward", causes=(cause,)
+    )
+    file.append(book.look(1e9 + 9.0, [first]))
+    file.append(book.look(1e9 + 60.0, [Suspicion("generator-1", "slow", 1e9 + 50.0, "takes 4 times as long")]))
+    log = {"event": "worker_replaced", "at": "2001-09-09T01:46:55Z", "level": "error", "worker": "reward-0"}
+    (folder / "logs" / "supervisor.jsonl").write_text(json.dumps(log | {"reason": "stuck for 12 s"}) + "\n")
+    return folder
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(headrace, ["incidents", *arguments])
+    return result.exit_code, result.output if result.exception is None else f"{result.output}{result.exception}"
+
+
+def test_the_list_has_a_line_an_incident_with_its_cause(run_dir: Path) -> None:
+    code, shown = command("list", str(run_dir))
+    head, first, second = shown.splitlines()
+    assert code == 0
+    assert head.split() == ["number", "state", "since", "lasted", "component", "kind", "cause"]
+    assert first.split()[1:2] + first.split()[-4:] == ["ended", "reward-0", "hung", "reward-0", "hung"]
+    assert second.split()[1:2] + second.split()[-3:] == ["open", "generator-1", "slow", "–"]
+    assert "reward-0" not in command("list", str(run_dir), "--open")[1]
+
+
+def test_one_incident_is_shown_with_evidence_and_what_the_supervisor_did(run_dir: Path) -> None:
+    code, shown = command("show", "1", str(run_dir))
+    assert code == 0
+    assert "3 chunks wait, none is judged" in shown
+    assert "was replaced: stuck for 12 s" in shown
+    assert "\x1b" not in shown
+
+
+def test_json_has_the_records(run_dir: Path) -> None:
+    listed = json.loads(command("list", str(run_dir), "--json")[1])
+    assert [one["number"] for one in listed["incidents"]] == [1, 2]
+    shown = json.loads(command("show", "1", str(run_dir), "--json")[1])
+    assert [record["step"] for record in shown["incident"]["records"]] == ["opened", "ended"]
+    assert [row["worker"] for row in shown["supervisor"]] == ["reward-0"]
+
+
+def test_an_unknown_number_is_answered_by_those_that_exist(run_dir: Path) -> None:
+    code, shown = command("show", "9", str(run_dir))
+    assert code != 0
+    assert "1 to 2" in shown
+
+
+def test_a_run_without_incidents_has_none(run_dir: Path) -> None:
+    (run_dir / "incidents.jsonl").unlink()
+    assert "has no incident" in command("list", str(run_dir))[1]

@@ -1,0 +1,112 @@
+"""What is suspected becomes incidents: one a component, opened, grown and ended."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.incidents.book import CALM_S, MAX_GROWN, MAX_OPEN, SAME_S, IncidentBook, Suspicion
+from pipeline.incidents.records import FoundCause, IncidentRecord, Step, folded
+
+
+def slow(component: str = "generator-1", kind: str = "slow", since_s: float = 90.0, **more: object) -> Suspicion:
+    return Suspicion(component, kind, since_s, f"{component} is {kind}", role="generator", **more)  # type: ignore[arg-type]
+
+
+def steps(records: list[IncidentRecord]) -> list[tuple[int, str, str]]:
+    return [(record.number, str(record.step), record.kind) for record in records]
+
+
+def test_a_suspicion_opens_one_incident_however_often_it_is_repeated() -> None:
+    book = IncidentBook()
+    assert steps(book.look(100.0, [slow()])) == [(1, "opened", "slow")]
+    for second in range(101, 160):
+        assert book.look(float(second), [slow()]) == []
+    assert [incident.since_s for incident in book.open] == [90.0]
+
+
+def test_two_faults_of_one_worker_are_one_incident_with_two_kinds() -> None:
+    book = IncidentBook()
+    records = book.look(100.0, [slow()]) + book.look(101.0, [slow(kind="silent")])
+    assert steps(records) == [(1, "opened", "slow"), (1, "grew", "silent")]
+    assert book.open[0].kinds == ("slow", "silent")
+    assert book.open[0].sentence == "generator-1 is silent"
+
+
+def test_another_first_cause_is_news_and_the_same_with_other_confidence_is_none() -> None:
+    book = IncidentBook()
+
+    def stalled(who: str, confidence: float) -> Suspicion:
+        return slow(causes=(FoundCause(component=who, kind="hung", confidence=confidence),))
+
+    book.look(100.0, [stalled("reward-0", 0.5)])
+    assert book.look(101.0, [stalled("reward-0", 0.9)]) == []
+    assert steps(book.look(102.0, [stalled("learner", 0.9)])) == [(1, "grew", "slow")]
+
+
+def test_an_incident_ends_at_its_last_suspicion_once_it_was_calm() -> None:
+    book = IncidentBook()
+    book.look(100.0, [slow()])
+    book.look(110.0, [slow()])
+    assert book.look(110.0 + CALM_S - 1.0, []) == []
+    ended = book.look(110.0 + CALM_S, [])
+    assert [(record.step, record.at_s) for record in ended] == [(Step.ENDED, 110.0)]
+    assert book.open == ()
+
+
+def test_a_component_that_is_odd_again_soon_has_the_same_incident_and_later_another() -> None:
+    book = IncidentBook()
+    records = book.look(100.0, [slow()]) + book.look(140.0, [])
+    records += book.look(150.0, [slow()]) + book.look(190.0, [])
+    records += book.look(150.0 + SAME_S + 1.0, [])
+    records += book.look(400.0, [slow()])
+    assert [(number, step) for number, step, _ in steps(records)] == [
+        (1, "opened"), (1, "ended"), (1, "opened"), (1, "ended"), (2, "opened"),
+    ]  # fmt: skip
+
+
+def test_a_restarted_writer_goes_on_with_the_open_incidents_and_numbers() -> None:
+    first = IncidentBook()
+    records = first.look(100.0, [slow(), slow("reward-0")])
+    second = IncidentBook(folded(records).values(), now_s=105.0)
+    assert second.look(105.0, [slow()]) == []
+    assert steps(second.look(106.0, [slow("learner")])) == [(3, "opened", "slow")]
+    assert [record.component for record in second.look(105.0 + CALM_S, [slow(), slow("learner")])] == ["reward-0"]
+
+
+def test_a_flood_of_suspicions_is_counted_and_opens_no_more() -> None:
+    book = IncidentBook()
+    records = book.look(100.0, [slow(f"generator-{number}") for number in range(MAX_OPEN + 5)])
+    assert len(records) == len(book.open) == MAX_OPEN
+    assert book.num_unlisted == 5
+
+
+def test_causes_that_alternate_for_ever_write_a_bounded_number_of_records() -> None:
+    book = IncidentBook()
+    num_records = 0
+    for second in range(1000):
+        causes = (FoundCause(component=f"reward-{second % 2}", kind="hung"),)
+        num_records += len(book.look(100.0 + second, [slow(causes=causes)]))
+    assert num_records == 1 + MAX_GROWN
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 60.0), st.sets(st.sampled_from("abc"))), max_size=30))
+def test_every_incident_opens_before_it_ends_and_a_component_has_one_at_a_time(
+    moments: list[tuple[float, set[str]]],
+) -> None:
+    book, records, now_s = IncidentBook(), list[IncidentRecord](), 0.0
+    for pause_s, names in moments:
+        now_s += pause_s
+        records += book.look(now_s, [slow(name, since_s=now_s) for name in sorted(names)])
+        assert {incident.component for incident in book.open} >= names
+    open_now: dict[str, int] = {}
+    for record in records:
+        if record.step is Step.OPENED:
+            assert record.component not in open_now
+            open_now[record.component] = record.number
+        else:
+            assert open_now[record.component] == record.number
+        if record.step is Step.ENDED:
+            del open_now[record.component]
+    assert {one.component for one in book.open} == set(open_now)
+    assert {one.component for one in folded(records).values() if one.is_open} == set(open_now)
