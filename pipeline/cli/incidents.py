@@ -1,4 +1,4 @@
-"""``headrace incidents``: what was found wrong in a run, with the evidence, from its folder alone."""
+"""``headrace incidents``: a run's incidents with their evidence, from its folder alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HEAD = ("number", "state", "since", "lasted", "component", "kind", "cause")
 _LAST = 20
 _BEFORE_S, _AFTER_S = 5.0, 60.0
-"""What the supervisor logged so long before an incident's begin, and after its end, is shown."""
+"""Seconds before an incident's begin, and after its end, of which the supervisor's log is shown."""
 
 
 @click.group(

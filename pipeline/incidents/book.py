@@ -37,7 +37,7 @@ MAX_GROWN: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What is held against one component at this moment. Times are wall-clock seconds."""
+    """A finding about one component at this moment. Times are wall-clock seconds."""
 
     component: str
     kind: str

@@ -1,7 +1,7 @@
 """A run's incidents on the disk: ``<run_dir>/incidents.jsonl``.
 
-One writer appends, whole lines, flushed. At its limit the file is renamed to ``incidents.1.jsonl``,
-in place of an older one of that name, and the open incidents are written into the new one first.
+One writer appends, whole lines, flushed. A file at its limit is renamed to ``incidents.1.jsonl``,
+in place of an older one. The open incidents are then the first lines of the new file.
 Readers skip damaged lines and count them."""
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _MAX_KEPT: Final = 20
 
 
 class Step(StrEnum):
-    """What a record says of its incident."""
+    """The change of an incident that a record is."""
 
     OPENED = "opened"
     GREW = "grew"
@@ -56,9 +56,9 @@ class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     kind: str = ""
     """As ``silent``, ``hung`` or ``slow``."""
     since_s: float = 0.0
-    """When the fault began, as far as the evidence tells."""
+    """Begin of the fault, by the evidence."""
     sentence: str = ""
-    """What was seen against what limit."""
+    """The observation against its limit."""
     score: float = 0.0
     evidence: tuple[str, ...] = ()
     causes: tuple[FoundCause, ...] = ()

@@ -1,4 +1,4 @@
-"""What is suspected becomes incidents: one a component, opened, grown and ended."""
+"""Suspicions become incidents: one a component, opened, grown and ended."""
 
 from __future__ import annotations
 
