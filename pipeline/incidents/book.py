@@ -22,7 +22,7 @@ from pipeline.incidents.records import (
     FoundCause,
     Incident,
     IncidentRecord,
-    Step,
+    IncidentStep,
     fold,
 )
 
@@ -50,7 +50,7 @@ class Suspicion:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Followed:
     incident: Incident
     seen_s: float
     """Last time it was suspected."""
@@ -62,14 +62,14 @@ class IncidentBook:
 
     def __init__(self, known: Iterable[Incident] = (), now_s: float = 0.0) -> None:
         """``known``: of earlier writers of this run; their open ones go on. ``now_s``: the time."""
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _Followed] = {}
         self._next = 1
         self.num_unlisted = 0
         """Findings about further components while ``MAX_OPEN`` incidents were open."""
         for incident in known:
             self._next = max(self._next, incident.number + 1)
             seen_s = now_s if incident.ended_s is None else incident.ended_s
-            self._entries[incident.component] = _Entry(incident, seen_s)
+            self._entries[incident.component] = _Followed(incident, seen_s)
         self._forget(now_s)
 
     @property
@@ -96,13 +96,13 @@ class IncidentBook:
             if sum(entry.incident.is_open for entry in self._entries.values()) >= MAX_OPEN:
                 self.num_unlisted += 1
                 return None
-            record = _record(self._next, Step.OPENED, one, now_s)
+            record = _record(self._next, IncidentStep.OPENED, one, now_s)
             self._next += 1
-            self._entries[one.component] = _Entry(fold(None, record), now_s)
+            self._entries[one.component] = _Followed(fold(None, record), now_s)
             return record
         entry.seen_s = now_s
         if not entry.incident.is_open:
-            return self._append(entry, _record(entry.incident.number, Step.OPENED, one, now_s))
+            return self._append(entry, _record(entry.incident.number, IncidentStep.OPENED, one, now_s))
         is_news = one.kind not in entry.incident.kinds or _first(one.causes) not in (
             None,
             _first(entry.incident.causes),
@@ -110,9 +110,9 @@ class IncidentBook:
         if not is_news or entry.num_grown >= MAX_GROWN:
             return None
         entry.num_grown += 1
-        return self._append(entry, _record(entry.incident.number, Step.GREW, one, now_s))
+        return self._append(entry, _record(entry.incident.number, IncidentStep.GREW, one, now_s))
 
-    def _append(self, entry: _Entry, record: IncidentRecord) -> IncidentRecord:
+    def _append(self, entry: _Followed, record: IncidentRecord) -> IncidentRecord:
         entry.incident = fold(entry.incident, record)
         return record
 
@@ -126,7 +126,7 @@ def _first(causes: tuple[FoundCause, ...]) -> tuple[str, str] | None:
     return (causes[0].component, causes[0].kind) if causes else None
 
 
-def _record(number: int, step: Step, one: Suspicion, now_s: float) -> IncidentRecord:
+def _record(number: int, step: IncidentStep, one: Suspicion, now_s: float) -> IncidentRecord:
     return IncidentRecord(
         number=number,
         step=step,
@@ -142,11 +142,11 @@ def _record(number: int, step: Step, one: Suspicion, now_s: float) -> IncidentRe
     )
 
 
-def _ended(entry: _Entry) -> IncidentRecord:
+def _ended(entry: _Followed) -> IncidentRecord:
     incident = entry.incident
     return IncidentRecord(
         number=incident.number,
-        step=Step.ENDED,
+        step=IncidentStep.ENDED,
         at_s=entry.seen_s,
         component=incident.component,
         since_s=incident.since_s,

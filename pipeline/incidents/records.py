@@ -23,7 +23,7 @@ _MAX_KEPT: Final = 20
 """Records of one incident that are kept in memory: its first, and the newest."""
 
 
-class Step(StrEnum):
+class IncidentStep(StrEnum):
     """The change of an incident that a record is."""
 
     OPENED = "opened"
@@ -48,7 +48,7 @@ class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     number: int
     """Of the incident; 1 for a run's first."""
-    step: Step
+    step: IncidentStep
     at_s: float
     component: str
     """Worker, link ``sender>receiver``, or ``ledger``."""
@@ -119,7 +119,7 @@ def fold(incident: Incident | None, record: IncidentRecord) -> Incident:
     records = (*before, record)
     if len(records) > _MAX_KEPT:
         records = (records[0], *records[2:])
-    is_open = record.step is not Step.ENDED
+    is_open = record.step is not IncidentStep.ENDED
     return Incident(
         number=record.number,
         component=record.component,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.incidents.book import CALM_S, MAX_GROWN, MAX_OPEN, SAME_S, IncidentBook, Suspicion
-from pipeline.incidents.records import FoundCause, IncidentRecord, Step, folded
+from pipeline.incidents.records import FoundCause, IncidentRecord, IncidentStep, folded
 
 
 def slow(component: str = "generator-1", kind: str = "slow", since_s: float = 90.0, **more: object) -> Suspicion:
@@ -50,7 +50,7 @@ def test_an_incident_ends_at_its_last_suspicion_once_it_was_calm() -> None:
     book.look(110.0, [slow()])
     assert book.look(110.0 + CALM_S - 1.0, []) == []
     ended = book.look(110.0 + CALM_S, [])
-    assert [(record.step, record.at_s) for record in ended] == [(Step.ENDED, 110.0)]
+    assert [(record.step, record.at_s) for record in ended] == [(IncidentStep.ENDED, 110.0)]
     assert book.open == ()
 
 
@@ -101,12 +101,12 @@ def test_every_incident_opens_before_it_ends_and_a_component_has_one_at_a_time(
         assert {incident.component for incident in book.open} >= names
     open_now: dict[str, int] = {}
     for record in records:
-        if record.step is Step.OPENED:
+        if record.step is IncidentStep.OPENED:
             assert record.component not in open_now
             open_now[record.component] = record.number
         else:
             assert open_now[record.component] == record.number
-        if record.step is Step.ENDED:
+        if record.step is IncidentStep.ENDED:
             del open_now[record.component]
     assert {one.component for one in book.open} == set(open_now)
     assert {one.component for one in folded(records).values() if one.is_open} == set(open_now)
