@@ -49,14 +49,17 @@ def check(files: tuple[Path, ...], overrides: tuple[str, ...], as_json: bool) ->
 @json_option
 def show(files: tuple[Path, ...], overrides: tuple[str, ...], brief: bool, as_json: bool) -> None:
     """Print every setting as TOML: default, unit, meaning, source."""
-    from pipeline.config.describe import explained, public_settings
-    from pipeline.config.load import load_sourced, to_toml
+    from pipeline.config.describe import explained
+    from pipeline.config.load import load_sourced, settings_to_toml
+    from pipeline.config.public import public_settings
 
     loaded = load_sourced(files, overrides, os.environ)
     if as_json:
         echo_json(public_settings(loaded.config))
+    elif brief:
+        click.echo(settings_to_toml(public_settings(loaded.config)), nl=False)
     else:
-        click.echo(to_toml(loaded.config) if brief else explained(loaded.config, loaded.sources), nl=False)
+        click.echo(explained(loaded.config, loaded.sources), nl=False)
 
 
 @config.command(

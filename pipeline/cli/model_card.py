@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.describe import in_toml, public_settings
+from pipeline.config.describe import in_toml
+from pipeline.config.public import public_settings
 from pipeline.config.schema import RunConfig
 from pipeline.config.unread import given_keys
 from pipeline.data.hub_models import hub_name

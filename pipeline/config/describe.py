@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pipeline.config.catalogue import BUILT_IN, preset_of
+from pipeline.config.public import public_settings
 from pipeline.config.schema import RunConfig
 from pipeline.config.units import unit_of
-from pipeline.ledger.url import hide_password
 
 WIDTH: Final = 79
 _PLAIN: Final[dict[Any, str]] = {bool: "true or false", int: "integer", float: "number", str: "text"}
@@ -133,18 +133,9 @@ def _sections_of_each_run(model: type[BaseModel] = RunConfig, prefix: str = "") 
             yield from _sections_of_each_run(inner, f"{prefix}{name}.")
 
 
-def public_settings(config: RunConfig) -> dict[str, Any]:
-    """Return every setting as plain values, the ledger's passwords hidden."""
-    settings = config.model_dump(mode="json")
-    if config.ledger.url is not None:
-        settings["ledger"]["url"] = hide_password(config.ledger.url)
-    settings["ledger"]["shards"] = [hide_password(url) for url in config.ledger.shards]
-    return settings
-
-
 def explained(config: RunConfig, sources: Mapping[str, str] | None = None) -> str:
     """Return a configuration as TOML with every setting explained, and the source of those that
-    ``sources`` has by key. It reads back unchanged."""
+    ``sources`` has by key. It reads back unchanged, but for secrets."""
     values = public_settings(config)
     by_section: dict[str, list[Setting]] = {}
     for setting in settings():

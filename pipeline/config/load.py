@@ -20,8 +20,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from pipeline.config import RESOLVED_NAME
-from pipeline.config.describe import in_toml, named_model, public_settings, section_model, settings, table_model
+from pipeline.config.describe import in_toml, named_model, section_model, settings, table_model
 from pipeline.config.other_names import meant_by
+from pipeline.config.public import kept_settings
 from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
 from pipeline.ledger.url import hide_password
@@ -115,8 +116,9 @@ def write_resolved(config: RunConfig, run_dir: Path) -> Path:
 
 
 def to_toml(config: RunConfig) -> str:
-    """Return every set value as TOML. Absent settings (None) are left out: TOML has no null."""
-    return settings_to_toml(public_settings(config))
+    """Return every set value as TOML, for the run's own files. Absent settings (None) are left out:
+    TOML has no null."""
+    return settings_to_toml(kept_settings(config))
 
 
 def settings_to_toml(settings: Tree) -> str:

@@ -55,7 +55,7 @@ def glance(run_dir: Path) -> Glance:
         return msgspec.convert(tomllib.loads((run_dir / RESOLVED_NAME).read_text(encoding="utf-8")), Glance)
     except (OSError, ValueError):
         # a setting is missing or the file is not TOML: the schema's error names it
-        from pipeline.config.describe import public_settings
         from pipeline.config.load import read_resolved
+        from pipeline.config.public import public_settings
 
         return msgspec.convert(public_settings(read_resolved(run_dir)), Glance)

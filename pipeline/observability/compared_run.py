@@ -19,10 +19,8 @@ from pipeline.observability.prompt_accuracies import (
 )
 from pipeline.observability.report_data import RunRecords, read_records
 
-_OF_THE_RUN = frozenset({"run.name", "run.dir", "run.seed", "supervisor.metrics_port"})
+_OF_THE_RUN = frozenset({"run.name", "run.dir", "run.seed", "ledger.url", "ledger.shards", "supervisor.metrics_port"})
 """Settings in which runs of one configuration differ."""
-_SECRET = frozenset({"ledger.url", "ledger.shards"})
-"""Settings that may hold a password: never shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +166,9 @@ def _estimate(row: EvaluationRow) -> Estimate:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by section and key; passwords are not among them."""
+    """Yield settings by section and key."""
     for key, value in settings.items():
         name = f"{prefix}{key}"
-        if name in _SECRET:
-            continue
         if isinstance(value, Mapping):
             yield from flat(value, f"{name}.")
         else:

@@ -11,7 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from pipeline.config import RESOLVED_NAME
+from pipeline.config.public import without_secrets
 from pipeline.ledger.types import Audit
 from pipeline.observability.best import BestEvaluation
 from pipeline.observability.charts import draw_critic, draw_updates
@@ -85,7 +88,6 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
     balances = [(name, getattr(audit, name)) for name in names]
     if audit and audit.finished.admitted:
         balances.append(("responses for the critic", audit.finished))
-    config = run_dir / RESOLVED_NAME
     missing = records.missing(has_audit=audit is not None, can_draw=can_draw())
     page = render_page(
         "report.html.j2",
@@ -108,12 +110,22 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
         facts=in_words(records.starts[-1].start) if records.starts else [],
         packages=sorted(records.starts[-1].start.packages.items()) if records.starts else [],
         seed=records.seed,
-        config=config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
+        config=_settings_text(run_dir, records),
     )
     write_whole(run_dir / "report.json", json.dumps(_figures(summary, records, missing), indent=2) + "\n")
     path = run_dir / "report.html"
     write_whole(path, page)
     return path
+
+
+def _settings_text(run_dir: Path, records: RunRecords) -> str:
+    """Return every setting as TOML without secrets; of a file that is none, its text."""
+    if records.settings:
+        return tomli_w.dumps(records.settings)
+    try:
+        return without_secrets((run_dir / RESOLVED_NAME).read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
 
 
 def _charts(records: RunRecords) -> dict[str, list[str]]:

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import json
 import time
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import RESOLVED_NAME
+from pipeline.config.public import public_tree
 from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, FleetRow, read_fleet_history
 from pipeline.observability.fleet_use import RoleUse, role_uses
 from pipeline.observability.history import (
@@ -51,7 +50,7 @@ class RunRecords:
     """Everything that a run has left in its folder for people."""
 
     settings: Mapping[str, Any]
-    """The resolved configuration; empty when it cannot be read."""
+    """The resolved configuration without secrets; empty when it cannot be read."""
     updates: Sequence[UpdateRow]
     evaluations: Sequence[EvaluationRow]
     value_rows: Sequence[ValueRow]
@@ -170,7 +169,7 @@ def read_records(run_dir: Path) -> RunRecords:
     starts, skipped[STARTS_NAME] = read_starts(run_dir)
     skipped[HISTORY_NAME], skipped[VALUE_HISTORY_NAME] = history.num_skipped, values.num_skipped
     return RunRecords(
-        settings=_settings(run_dir / RESOLVED_NAME),
+        settings=_settings(run_dir),
         updates=[row for row in history.rows if isinstance(row, UpdateRow)],
         evaluations=[row for row in history.rows if isinstance(row, EvaluationRow)],
         value_rows=[row for row in values.rows if isinstance(row, ValueRow)],
@@ -183,9 +182,9 @@ def read_records(run_dir: Path) -> RunRecords:
     )
 
 
-def _settings(path: Path) -> Mapping[str, Any]:
+def _settings(run_dir: Path) -> Mapping[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return public_tree(run_dir)
     except (OSError, ValueError):
         return {}
 

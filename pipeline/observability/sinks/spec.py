@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import tomli_w
 
-from pipeline.config import RESOLVED_NAME
-from pipeline.ledger.url import MASK, hide_password
+from pipeline.config.public import public_tree
 from pipeline.observability.sinks.seam import SinkFailed
 
 Plain = str | int | float | bool
-
-_SECRET: Final = frozenset({"key", "token", "password", "secret", "apikey", "credential", "credentials", "passphrase"})
-"""Last words of names whose values are hidden, in tables that are passed to other libraries too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +49,6 @@ def spec_of(run_dir: Path, sink_id: str) -> SinkSpec:
         return SinkSpec(run_dir, str(tree["run"]["name"]), sink_id, tree)
     except (OSError, ValueError, KeyError) as error:
         raise SinkFailed(f"the run's settings cannot be read: {error}") from error
-
-
-def public_tree(run_dir: Path) -> dict[str, Any]:
-    """Return a run's resolved settings without secrets. Raises OSError or ValueError for a file
-    that cannot be read."""
-    tree = tomllib.loads((run_dir / RESOLVED_NAME).read_text(encoding="utf-8"))
-    return cast("dict[str, Any]", _public("", tree))
-
-
-def _public(name: str, value: Any) -> Any:
-    if isinstance(value, dict):
-        return {of: _public(of, held) for of, held in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list):
-        return [_public(name, held) for held in cast("list[Any]", value)]
-    if isinstance(value, str):
-        is_secret = name.lower().replace("-", "_").rpartition("_")[2] in _SECRET and value
-        return MASK if is_secret else hide_password(value)
-    return value
 
 
 def _flat(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, Plain]]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pipeline.config.describe import public_settings
+from pipeline.config.public import kept_settings
 from pipeline.config.schema import RunConfig
 from pipeline.data.places import local_file
 from pipeline.supervisor.joining.code_version import CodeVersion, own_version
@@ -93,7 +93,7 @@ def make_manifest(config: RunConfig) -> tuple[Manifest, dict[str, Path]]:
 
     Reads every file once. Raises ConfigError: a folder of code holds too much; DataError: a prompt
     file cannot be had; OSError: a file cannot be read."""
-    settings = public_settings(config)
+    settings = kept_settings(config)
     for address in ("url", "shards"):
         settings["ledger"].pop(address)
     settings["value"]["path"] = None

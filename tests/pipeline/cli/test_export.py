@@ -80,6 +80,14 @@ def test_the_card_names_data_rule_versions_settings_and_the_curve_up_to_it(run_d
     assert str(tmp_path) not in card, "no folder of this machine is published"
 
 
+def test_the_card_has_masks_where_settings_have_secrets(run_dir: Path, tmp_path: Path) -> None:
+    config = op_config(tmp_path, 'generation.vllm.engine_args={hf_token="of-a-test"}')
+    write_resolved(config, run_dir)
+    assert export(run_dir, "--out", tmp_path / "op").exit_code == 0
+    card = (tmp_path / "op" / "README.md").read_text()
+    assert 'engine_args = {hf_token = "***"}' in card and "of-a-test" not in card
+
+
 def test_a_version_that_was_not_kept_is_refused_with_those_that_were(run_dir: Path, tmp_path: Path) -> None:
     done = export(run_dir, "--version", 2, "--out", tmp_path / "op")
     assert "no checkpoint of version 2; expected one of 1, 3" in str(done.exception)

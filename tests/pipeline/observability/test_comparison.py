@@ -69,6 +69,20 @@ def test_settings_that_differ_stand_side_by_side_and_no_password_is_shown(tmp_pa
     assert "secret" not in str([run.settings for run in found.runs])
 
 
+def test_keys_of_engines_that_differ_are_shown_as_masks(tmp_path: Path) -> None:
+    one, other = (
+        made(
+            tmp_path / name,
+            {1: 0.5},
+            sections={"generation": {"vllm": {"engine_args": {"hf_token": f"secret-{name}"}}}},
+        )
+        for name in "ab"
+    )
+    found = compared(one, other)
+    assert found.runs[0].settings["generation.vllm.engine_args.hf_token"] == "***"
+    assert "secret" not in str([run.settings for run in found.runs])
+
+
 def test_a_setting_that_one_run_lacks_is_told_from_one_that_differs(tmp_path: Path) -> None:
     found = compared(made(tmp_path / "a", {1: 0.5}, max_seconds=5), made(tmp_path / "b", {1: 0.5}))
     assert dict(found.differing) == {}

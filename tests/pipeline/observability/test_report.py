@@ -40,6 +40,16 @@ def _page(folder: Path, audit: Audit | None = AUDIT, detail: str = "finished") -
     return write_report(folder, title="demo", detail=detail, audit=audit).read_text()
 
 
+def test_every_setting_is_on_the_page_and_no_secret(tmp_path: Path) -> None:
+    run_dir = _run(tmp_path, update_row(1))
+    (run_dir / "config.toml").write_text('[run]\nseed = 7\n[generation.vllm.engine_args]\nhf_token = "of-a-test"\n')
+    page = _page(run_dir)
+    assert "[run]\nseed = 7\n" in page
+    assert "hf_token" in page and "of-a-test" not in page
+    (run_dir / "config.toml").write_text('hf_token = "of-a-test" and more')
+    assert "of-a-test" not in _page(run_dir)
+
+
 def test_the_summary_says_what_people_ask_first(tmp_path: Path) -> None:
     rows = [evaluation_row(0, 0, 0.25), *(update_row(n) for n in (1, 2, 3)), evaluation_row(1, 3, 0.875)]
     summary = summarize(_run(tmp_path, *rows))

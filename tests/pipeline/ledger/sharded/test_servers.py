@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.describe import public_settings
 from pipeline.config.load import load_config
+from pipeline.config.public import public_settings
 from pipeline.ledger.address import LedgerAddress, known_shards, write_address
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
