@@ -59,7 +59,7 @@ from pipeline.supervisor.pulse import Pulse
 from pipeline.supervisor.run_folder import server_lock
 from pipeline.supervisor.sinking import Sinking
 from pipeline.supervisor.starter import forks, starter_command
-from pipeline.supervisor.takeover import take_over
+from pipeline.supervisor.takeover import take_over, works_the_same
 from protocol.errors import ConfigError, LedgerError, LedgerRefused
 from protocol.ids import Role
 
@@ -244,7 +244,7 @@ class Supervisor:
             await asyncio.to_thread(self._processes.prepare, command, forked, self._stop_requested.is_set)
         wanted = Fleet(desired_counts(self._config))
         if adopted and earlier is not None:
-            if not _works_the_same(earlier, self._config):
+            if not works_the_same(earlier, self._config):
                 log.warning("workers_restarted", why="they were started with other settings", workers=adopted)
                 self._fleet.carry_out(self._plan.recycle(time.monotonic()))
             # As `headrace scale` left it.
@@ -440,10 +440,3 @@ def _generator_demand(config: RunConfig) -> GeneratorDemand | None:
     from pipeline.supervisor.generator_demand import GeneratorDemand
 
     return GeneratorDemand(config)
-
-
-def _works_the_same(one: RunConfig, other: RunConfig) -> bool:
-    """Whether workers of both configurations work alike; fleet size, supervision and sinks may
-    differ."""
-    same = {"fleet": other.fleet, "supervisor": other.supervisor, "sinks": other.sinks}
-    return one.model_copy(update=same) == other

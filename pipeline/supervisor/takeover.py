@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import structlog
 
+from pipeline.config.schema import RunConfig
 from pipeline.runtime.registry.contract import Registry
 from pipeline.supervisor.fleet_plan import FleetPlan
 from pipeline.supervisor.processes import Processes
@@ -32,6 +33,13 @@ def may_adopt(epoch: int, newest: int) -> bool:
 def is_own(worker: str) -> bool:
     """Whether a name is one that the run's own supervisor gives."""
     return _OWN.fullmatch(worker) is not None
+
+
+def works_the_same(one: RunConfig, other: RunConfig) -> bool:
+    """Whether workers of both configurations work alike; fleet size, supervision and sinks may
+    differ."""
+    same = {"fleet": other.fleet, "supervisor": other.supervisor, "sinks": other.sinks}
+    return one.model_copy(update=same) == other
 
 
 async def take_over(
