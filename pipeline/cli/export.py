@@ -93,24 +93,37 @@ def push_model(folder: Path, repository: str) -> str:
     """Upload a folder to a repository of the hub, made private if it is new; return its address.
     Raises ConfigError for a name or a token that the hub refuses, HeadraceError when it is out of
     reach."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import (
         HfHubHTTPError,
         HFValidationError,
         HTTPError,  # pyright: ignore[reportPrivateImportUsage]
     )
 
+    from pipeline.data.hub_progress import uploading
+
     left = f"the model is in {folder}; `headrace export` with --push can be repeated with another --out"
     try:
         api = HfApi()
         made = api.create_repo(repository, exist_ok=True, private=True)
-        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="headrace export")
+        files = {path: path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
+        added = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
+        with uploading(f"to {made.repo_id}", sum(files.values())) as upload:
+            # One after another, so that it is known how far the upload is; a commit names them all.
+            for one, num_bytes in zip(added, files.values(), strict=True):
+                with upload.file(one.path_in_repo, num_bytes):
+                    api.preupload_lfs_files(made.repo_id, [one])
+            api.create_commit(made.repo_id, added, commit_message="headrace export")
     except HFValidationError as error:
         raise ConfigError(f"--push {repository}: {error}; expected NAME/MODEL; {left}") from error
     except HfHubHTTPError as error:
         code = error.response.status_code
         token = "; give a token that may write, by HF_TOKEN or `hf auth login`" if code in (401, 403) else ""
         raise ConfigError(f"--push {repository}: the hub refused with status {code}{token}; {left}") from error
+    # The package's errors of large files have no class of their own.
+    except (RuntimeError, ValueError) as error:
+        reason = " ".join(f"{error} {error.__cause__ or ''}".split())
+        raise HeadraceError(f"--push {repository}: the upload failed ({reason}); try again; {left}") from error
     except (OSError, HTTPError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise HeadraceError(

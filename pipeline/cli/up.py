@@ -188,7 +188,8 @@ def carry_out(
         log = open_log(run_dir, role=who, worker=str(who), run=config.run.name, terminal=terminal)
         try:
             with view:
-                outcome = asyncio.run(Supervisor(config, run_dir, checked.spec, launcher=launcher).run(view.show))
+                supervisor = Supervisor(config, run_dir, checked.spec, launcher=launcher)
+                outcome = asyncio.run(supervisor.run(view.show, leave=view.end if is_live else None))
             if launcher is not None:
                 _clear_jobs(launcher, run_dir)
             return outcome

@@ -60,7 +60,10 @@ class View(AbstractContextManager["View"]):
         return None
 
     def __exit__(self, *_: object) -> None:
-        return
+        self.end()
+
+    def end(self) -> None:
+        """Show nothing more. Repeated calls do nothing."""
 
     @abc.abstractmethod
     def show(self, snapshot: RunSnapshot) -> None:

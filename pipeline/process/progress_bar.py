@@ -44,6 +44,8 @@ class ProgressBar:
         """``total``: None where the size is not known. ``read``: returns what is done; it replaces
         ``advance``."""
         self.what = what
+        self.has_failed = False
+        """Set where the work ends undone, and no error ends the block."""
         self.began_s = clock()
         self._clock, self._read, self._unit = clock, read, unit
         self._total, self._done, self._detail = total, 0.0, ""
@@ -288,7 +290,7 @@ def progress(
         failed = False
     finally:
         with _views_lock:
-            view.remove(bar, failed=failed)
+            view.remove(bar, failed=failed or bar.has_failed)
             if not view.is_busy:
                 # standard error may be another one next time
                 _views.pop(draws_bars, None)

@@ -18,7 +18,7 @@ class NoMirror:
     def keep(self, now: float) -> None:
         """Do nothing."""
 
-    async def finish(self, is_stopped: Callable[[], bool]) -> str:
+    async def finish(self, is_stopped: Callable[[], bool], *, plain: bool = True) -> str:
         """Return "": everything is where it should be."""
         return ""
 

@@ -3,7 +3,8 @@
 *Consumes* the names of checkpoints as they appear. *Produces* copying processes
 (``pipeline.training.mirror``), one at a time. *Waits for* none of them but at the run's end. A
 process that moves nothing for ``checkpoint.mirror_timeout_s`` is killed. A copy that failed is
-tried again after a pause. Nothing of it stops learning, or changes the run's exit code."""
+tried again after a pause. Nothing of it stops learning, or changes the run's exit code. The copies
+at the run's end have their progress on standard error."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ from pipeline.files.urls import join
 from pipeline.ledger.url import without_ledger_password
 from pipeline.process.environment import without_sink_credentials
 from pipeline.process.exit_codes import ExitCode
+from pipeline.supervisor.copy_progress import CopyProgress
 from pipeline.training.checkpoints import CHECKPOINTS, newest_name
 from pipeline.training.mirror.__main__ import LAST, TAKE_OVER
 from pipeline.training.mirror.record import MirrorRecord, MirrorState, read_record, write_record
@@ -126,27 +128,32 @@ class Mirroring:
             code = code or ExitCode.FAILURE
         self._end(now, code)
 
-    async def finish(self, is_stopped: Callable[[], bool]) -> str:
+    async def finish(self, is_stopped: Callable[[], bool], *, plain: bool = True) -> str:
         """Copy what the end of the run has left; return a sentence about what is not copied, or "".
-        ``is_stopped``: returns whether a person ends it at once."""
+
+        Args:
+            is_stopped: returns whether a person ends it at once.
+            plain: progress in lines even on a terminal."""
         begun = time.monotonic()
         wanted = newest_name(self._run_dir / CHECKPOINTS)
         if not wanted:
             return ""
         give_up_s, moved, is_last = begun + self._plan.timeout_s, 0, False
-        while not (is_last and self._plan.copied == wanted) and not self._plan.is_taken_over and not is_stopped():
-            now = time.monotonic()
-            if self._process is None and not is_last:
-                self._plan, is_last = self._plan.at_the_end(now), True
-            self.keep(now, is_last=is_last)
-            record = read_record(self._run_dir)
-            if (done := record.done_bytes if record else 0) > moved:
-                give_up_s = now + self._plan.timeout_s
-            moved = done
-            is_refused = is_last and self._process is None and record and record.state is MirrorState.REFUSED
-            if is_refused or now > min(give_up_s, begun + self._ceiling_s):
-                break
-            await asyncio.sleep(_POLL_S)
+        with CopyProgress(self._url, plain=plain) as shown:
+            while not (is_last and self._plan.copied == wanted) and not self._plan.is_taken_over and not is_stopped():
+                now = time.monotonic()
+                if self._process is None and not is_last:
+                    self._plan, is_last = self._plan.at_the_end(now), True
+                self.keep(now, is_last=is_last)
+                record = read_record(self._run_dir)
+                shown.show(record)
+                if (done := record.done_bytes if record else 0) > moved:
+                    give_up_s = now + self._plan.timeout_s
+                moved = done
+                is_refused = is_last and self._process is None and record and record.state is MirrorState.REFUSED
+                if is_refused or now > min(give_up_s, begun + self._ceiling_s):
+                    break
+                await asyncio.sleep(_POLL_S)
         self._stop(time.monotonic(), f"the store took nothing for {self._plan.timeout_s:g} s")
         if self._plan.copied == wanted:
             return ""

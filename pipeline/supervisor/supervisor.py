@@ -123,9 +123,14 @@ class Supervisor:
         self._pulse = Pulse(run_dir)
 
     async def run(
-        self, watch: Callable[[RunSnapshot], None] | None = None, *, watch_every_s: float = 1.0
+        self,
+        watch: Callable[[RunSnapshot], None] | None = None,
+        *,
+        watch_every_s: float = 1.0,
+        leave: Callable[[], None] | None = None,
     ) -> RunOutcome:
-        """Run the ledger and the fleet until the run has ended and every process is gone.
+        """Run the ledger and the fleet until the run has ended and every process is gone. ``leave``
+        gives the terminal back before the last copies are waited for; None: it was not taken.
 
         Raises ConfigError: the metrics port is taken, or there is no ledger server. Raises
         Interrupted: stopped before the ledger's server had answered; nothing was started. Raises
@@ -160,7 +165,9 @@ class Supervisor:
                 await monitor.end_record(time.monotonic())
                 await self._conclude(registry, ledger, status)
                 await self._sinking.finish(lambda: self._num_signals > 1, has_failed=status.state is RunState.FAILED)
-                if left := await self._mirroring.finish(lambda: self._num_signals > 1):
+                if leave is not None:
+                    await asyncio.to_thread(leave)
+                if left := await self._mirroring.finish(lambda: self._num_signals > 1, plain=leave is None):
                     status = RunStatus(status.state, f"{status.detail}; {left}")
             finally:
                 self._mirroring.close()

@@ -76,10 +76,13 @@ class ChildView(View):
         if self._child is None:
             self._plain.show(snapshot)
 
-    def __exit__(self, *_: object) -> None:
-        """End the child, and print the last picture."""
+    def end(self) -> None:
+        """End the child, and print the last picture. Repeated calls do nothing."""
+        if self._pipe < 0:
+            return
         was_shown = self._child is not None
         os.close(self._pipe)
+        self._pipe = -1
         if self._child is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._child.wait(_END_S)

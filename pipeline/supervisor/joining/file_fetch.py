@@ -1,6 +1,7 @@
 """Fetches a manifest's files from the run's host into the cache.
 
-A part may take ``_PART_S``, and a first connection ``_REACH_S``. All digests are checked.
+A part may take ``_PART_S``, and a first connection ``_REACH_S``. All digests are checked. Work that
+takes long shows its progress on standard error.
 
 A file of which a beginning is here is continued from there. If its digest does not match then, it
 is fetched once more from its first byte. Another mismatch means that the file was changed on the
@@ -18,12 +19,14 @@ from typing import Final
 
 import structlog
 
+from pipeline.process.progress_bar import ProgressBar, progress
 from pipeline.supervisor.joining.file_cache import CachedFileBusy, CachedFileDamaged, FileCache, PartialFile
 from pipeline.supervisor.joining.manifest import ManifestFile
 from protocol.channel import Requester
 from protocol.errors import ConfigError, DataError, DeadlineExceeded
 from protocol.hosts import own_address
 from protocol.messages import FilePart, FileRequest
+from protocol.printable import printable_line
 
 _PART_S: Final = 30.0
 _REACH_S: Final = 10.0
@@ -31,6 +34,7 @@ _TRY_S: Final = 1.0
 _POLL_S: Final = 0.05
 _OTHERS_S: Final = 3600.0
 """Limit of another process of this host that fetches the same file."""
+_MB: Final = 1e6
 
 _log = structlog.get_logger(__name__)
 
@@ -42,31 +46,66 @@ async def fetch_files(
 
     Raises ConfigError: the run's host cannot be reached, or does not permit this one. Raises
     DataError: it has no such file any more. Raises StorageFailed: the disk takes no more."""
-    found: dict[str, Path] = {}
-    num_bytes, started = 0, time.monotonic()
-    for file in files:
-        if file.digest in found:
-            continue
-        path = await asyncio.to_thread(cache.find, file)
-        if path is None:
-            path = await _fetch(file, cache, requester, endpoint, max_part_bytes)
-            num_bytes += file.num_bytes
-        found[file.digest] = path
-    if num_bytes:
-        _log.info("files_fetched", num_bytes=num_bytes, seconds=round(time.monotonic() - started, 3))
+    wanted = {file.digest: file for file in files}
+    found = await _verified([file for file in wanted.values() if cache.path(file.digest).exists()], cache)
+    missing = [file for file in wanted.values() if file.digest not in found]
+    if not missing:
+        return found
+    started = time.monotonic()
+    with progress("fetching the run's files", unit="MB") as bar:
+        left = _BytesLeft(missing, bar)
+        for file in missing:
+            found[file.digest] = await _fetch(file, cache, requester, endpoint, max_part_bytes, left)
+    num_bytes = sum(file.num_bytes for file in missing)
+    _log.info("files_fetched", num_bytes=num_bytes, seconds=round(time.monotonic() - started, 3))
     return found
 
 
+async def _verified(files: Sequence[ManifestFile], cache: FileCache) -> dict[str, Path]:
+    """Return digest -> file of those that are whole in the cache."""
+    found: dict[str, Path] = {}
+    with progress("verifying cached files", total=sum(file.num_bytes for file in files) / _MB, unit="MB") as bar:
+        for file in files:
+            bar.detail(printable_line(file.place))
+            path = await asyncio.to_thread(cache.find, file)
+            if path is not None:
+                found[file.digest] = path
+            bar.advance(file.num_bytes / _MB)
+    return found
+
+
+class _BytesLeft:
+    """Bytes that came, and bytes that are left; a bar shows both. A file may have a beginning here,
+    be fetched twice, or be made by another process."""
+
+    def __init__(self, missing: Sequence[ManifestFile], bar: ProgressBar) -> None:
+        self._left = {file.digest: file.num_bytes for file in missing}
+        self._done, self._bar = 0, bar
+
+    def waits(self, file: ManifestFile) -> None:
+        """Another process fetches the file."""
+        self._bar.detail(f"another process fetches {printable_line(file.place)}")
+
+    def note(self, file: ManifestFile, num_bytes_left: int, *, came: int = 0) -> None:
+        """So many bytes of the file came, and so many are left."""
+        self._left[file.digest] = num_bytes_left
+        self._done += came
+        self._bar.detail(printable_line(file.place))
+        self._bar.reach(self._done / _MB, (self._done + sum(self._left.values())) / _MB)
+
+
 async def _fetch(
-    file: ManifestFile, cache: FileCache, requester: Requester, endpoint: str, max_part_bytes: int
+    file: ManifestFile, cache: FileCache, requester: Requester, endpoint: str, max_part_bytes: int, left: _BytesLeft
 ) -> Path:
-    holding, partial = await _held(file, cache)
+    holding, partial = await _held(file, cache, left)
     try:
         # Another process may have fetched it meanwhile.
         if (path := await asyncio.to_thread(cache.find, file)) is not None:
+            left.note(file, 0)
             return path
         for _ in range(2):
-            await _fill(partial, file, requester, endpoint, max_part_bytes)
+            left.note(file, file.num_bytes - partial.num_bytes)
+            await _fill(partial, file, requester, endpoint, max_part_bytes, left)
             try:
                 return await asyncio.to_thread(partial.finish)
             except CachedFileDamaged as error:
@@ -80,7 +119,7 @@ async def _fetch(
 
 
 async def _held(
-    file: ManifestFile, cache: FileCache
+    file: ManifestFile, cache: FileCache, left: _BytesLeft
 ) -> tuple[contextlib.AbstractContextManager[PartialFile], PartialFile]:
     """Hold the partial file, once no other process does. The wait is the loop's, so that an
     interrupt ends it. Raises ConfigError: another process holds it for too long."""
@@ -94,11 +133,17 @@ async def _held(
                 raise ConfigError(
                     f"{busy} is still being fetched by another process after {_OTHERS_S:g} s; end that process, or try again"
                 ) from None
+        left.waits(file)
         await asyncio.sleep(_POLL_S)
 
 
 async def _fill(
-    partial: PartialFile, file: ManifestFile, requester: Requester, endpoint: str, max_part_bytes: int
+    partial: PartialFile,
+    file: ManifestFile,
+    requester: Requester,
+    endpoint: str,
+    max_part_bytes: int,
+    left: _BytesLeft,
 ) -> None:
     while not partial.is_whole:
         request = FileRequest(digest=file.digest, offset=partial.num_bytes, max_bytes=max_part_bytes)
@@ -114,6 +159,7 @@ async def _fill(
                 f"{endpoint} the run's host?"
             )
         await asyncio.to_thread(partial.append, part.data.data)
+        left.note(file, file.num_bytes - partial.num_bytes, came=part.data.size)
 
 
 async def _ask(requester: Requester, endpoint: str, request: FileRequest) -> FilePart:

@@ -16,10 +16,14 @@ from click.testing import CliRunner, Result
 
 from pipeline.cli import headrace
 from pipeline.cli.api import Run
+from pipeline.cli.export import export_model, push_model
 from pipeline.config.load import write_resolved
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History
 from pipeline.supervisor.run_folder import prepare_run_dir
 from pipeline.training.checkpoints import CheckpointFolder
+from protocol.errors import HeadraceError
+from tests.driven_progress import DrivenProgress
+from tests.pipeline.cli.taking_hub import taking_hub
 from tests.pipeline.cli.test_api import examples, in_a_process, update
 from tests.pipeline.op_config import MODEL, op_config
 
@@ -140,6 +144,46 @@ def hub(monkeypatch: pytest.MonkeyPatch, status: int) -> Iterator[list[str]]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+# The hub's package warns of its own way of sending.
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_a_push_brings_all_files_in_one_commit_and_shows_how_far_it_is(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, seen = tmp_path / "op", DrivenProgress(monkeypatch)
+    export_model(run_dir, out, version=None)
+
+    def slow() -> int:
+        seen.let_pass(12.0)
+        return 200
+
+    with taking_hub(monkeypatch) as hub:
+        hub.when_storing = slow
+        assert push_model(out, "me/op") == f"{hub.url}/me/op"
+    assert hub.committed == {path.name: path.read_bytes() for path in out.iterdir()}
+    assert len(hub.large) == 1, "the weights, apart from the commit"
+    # All bytes of the weights are on their way while the hub stores them.
+    assert [line.partition(",")[0] for line in seen.lines] == [
+        "uploading to me/op: model.safetensors",
+        "uploading to me/op: done after 0:12",
+    ]
+    assert "about 0:0" in seen.lines[0], "nearly all bytes are weights"
+
+
+# The hub's package warns of its own way of sending.
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_a_push_whose_files_the_hub_does_not_store_keeps_the_model(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with taking_hub(monkeypatch) as hub:
+        hub.when_storing = lambda: 403
+        done = export(run_dir, "--out", tmp_path / "op", "--push", "me/op")
+    assert isinstance(done.exception, HeadraceError)
+    assert "the upload failed" in str(done.exception) and "403" in str(done.exception)
+    assert "\n" not in str(done.exception)
+    assert hub.committed == {}, "no commit without the weights"
+    assert (tmp_path / "op" / "README.md").is_file()
 
 
 def test_a_push_that_the_hub_refuses_keeps_the_model(

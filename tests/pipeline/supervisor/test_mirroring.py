@@ -20,6 +20,7 @@ from pipeline.training.mirror.layout import list_copies
 from pipeline.training.mirror.record import MirrorRecord, MirrorState, read_record
 from pipeline.training.mirror.staging import STAGING
 from protocol import headrace
+from tests.driven_progress import DrivenProgress
 from tests.pipeline.op_config import op_config
 from tests.pipeline.training.mirror.mirrored import MirroredRun, mirrored_run
 
@@ -105,6 +106,24 @@ async def test_checkpoints_are_copied_beside_the_run_and_the_last_state_at_its_e
     assert [name.rpartition("version-")[2] for name in list_copies(run.store)] == ["3.json", "6.json"]
     found = read_record(run.run_dir)
     assert found is not None and (found.state, found.copied) == (MirrorState.DONE, "000002.version-6")
+
+
+async def test_a_person_who_waits_for_the_last_copy_sees_that_it_goes_on(
+    run: MirroredRun, mute: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = DrivenProgress(monkeypatch)
+    run.checkpoint(3)
+
+    def is_stopped() -> bool:
+        """Before each look three seconds pass; the person ends it once there is a line."""
+        seen.let_pass(3.0)
+        return bool(seen.lines)
+
+    assert "was not copied" in await mirroring_of(run, "checkpoint.mirror_timeout_s=60").finish(is_stopped)
+    assert seen.lines == [
+        f"preparing the copy to {run.url}: 0:03 so far",
+        f"preparing the copy to {run.url}: stopped after 0:03",
+    ]
 
 
 async def test_a_store_that_cannot_be_written_costs_a_run_a_sentence_and_nothing_else(run: MirroredRun) -> None:

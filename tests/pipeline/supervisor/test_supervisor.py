@@ -35,6 +35,7 @@ from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.supervisor.mirror_choice import NoMirror
 from pipeline.supervisor.run_folder import prepare_run_dir, run_lock, server_lock, supervisor_pid
 from pipeline.supervisor.supervisor import RunOutcome, Supervisor
 from protocol.errors import ConfigError, LedgerMismatch, LedgerRefused, LedgerUnavailable
@@ -59,6 +60,7 @@ class Run:
         self.scripts = scripts
         self.snapshots: list[RunSnapshot] = []
         self.react: Callable[[RunSnapshot], None] = lambda _: None
+        self.leave: Callable[[], None] | None = None
         self.supervisor = Supervisor(self.config, self.run_dir, preflight(self.config).spec, command=self._command)
 
     def _command(self, role: Role, run_dir: Path, name: str) -> list[str]:
@@ -76,7 +78,7 @@ class Run:
 
         async def bounded() -> RunOutcome:
             async with asyncio.timeout(LIMIT_S):
-                return await self.supervisor.run(self._watch, watch_every_s=0.1)
+                return await self.supervisor.run(self._watch, watch_every_s=0.1, leave=self.leave)
 
         self.supervisor._is_forking = self.config.supervisor.preload
         with patch("pipeline.supervisor.supervisor.starter_command", fake_starter):
@@ -99,10 +101,25 @@ class Run:
         self.react = react
 
 
+class LastCopies(NoMirror):
+    """Notes when the copies at the run's end are begun."""
+
+    def __init__(self, order: list[str]) -> None:
+        self._order = order
+
+    async def finish(self, is_stopped: Callable[[], bool], *, plain: bool = True) -> str:
+        self._order.append("copies, with lines" if plain else "copies, with bars")
+        return "not all is copied"
+
+
 def test_one_signal_drains_everything_and_leaves_no_process(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run, order = Run(tmp_path), list[str]()
+    run.supervisor._mirroring = LastCopies(order)
+    run.leave = lambda: order.append("the terminal is free")
     run.when_live(run.interrupt)
     outcome = run.until_end()
+    assert order == ["the terminal is free", "copies, with bars"]
+    assert outcome.status.detail.endswith("; not all is copied")
     assert outcome.exit_code == ExitCode.OK
     assert outcome.status.state is RunState.STOPPING
     assert "--resume" in outcome.status.detail
@@ -115,7 +132,7 @@ def test_one_signal_drains_everything_and_leaves_no_process(tmp_path: Path) -> N
     (started,), _ = read_starts(run.run_dir)
     assert started.start.packages["torch"], "versions of the start, not of the time of the report"
     assert started.end is not None
-    assert (started.end.state, started.end.detail) == ("stopping", outcome.status.detail)
+    assert (started.end.state, started.end.detail + "; not all is copied") == ("stopping", outcome.status.detail)
     (listed,) = list_runs(run.run_dir)
     assert listed.state == "stopped"
     spans, _ = read_fleet_history(run.run_dir)

@@ -55,9 +55,12 @@ def test_the_child_ends_with_the_view_and_the_last_picture_stays(
         view.show(RunSnapshot(RunStatus(RunState.FINISHED, "4 updates done"), (), TOTALS))
         process = view._child
         assert process is not None
-    assert process.returncode == 0
+        view.end()
+        assert process.returncode == 0
+        print("4 of 8 MB are copied", file=view.log_terminal)
     told = capsys.readouterr().err
-    assert "4 updates done" in told
+    assert told.count("4 updates done") == 1, "the picture, once"
+    assert told.index("4 updates done") < told.index("4 of 8 MB"), "what follows is below the picture"
     assert "a warning" in told
     assert "\x1b[?1049l" not in told
 

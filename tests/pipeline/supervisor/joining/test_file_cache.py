@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from pipeline.supervisor.joining.manifest import ManifestFile
 from protocol.errors import ConfigError, StorageFailed, UnknownMessage
 from protocol.ids import Role
 from protocol.messages import FilePart, FileRequest, Message, WeightsRequest
+from tests.driven_progress import DrivenProgress
 from tests.small_disk import small_disk
 
 CONTENT = bytes(range(256)) * 40
@@ -32,8 +34,10 @@ class Source:
     def __init__(self, path: Path) -> None:
         self.server = FileServer({described(CONTENT).digest: path}, max_part_bytes=1000)
         self.num_bytes = 0
+        self.before_each: Callable[[], None] = lambda: None
 
     async def request(self, message: Message, *, timeout_s: float, unreached_s: float | None = None) -> Message:
+        self.before_each()
         part = self.server.answer(message)
         self.num_bytes += part.data.size
         return part
@@ -81,6 +85,59 @@ async def test_a_half_copied_file_is_continued_where_it_ends(cache: FileCache, s
     assert (await fetched(cache, source)).read_bytes() == CONTENT
     assert source.num_bytes == len(CONTENT) - 4096
     assert not partial.exists()
+
+
+async def test_a_person_who_joins_sees_how_much_is_left_and_for_how_long(
+    cache: FileCache, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = DrivenProgress(monkeypatch)
+    monkeypatch.setattr(file_fetch, "_MB", 1000.0)
+    cache.path(described(CONTENT).digest + ".partial").write_bytes(CONTENT[:240])
+    source.before_each = lambda: seen.let_pass(3.0)
+    await fetched(cache, source)
+    name = "fetching the run's files"
+    # Ten parts of three seconds; what was here counts neither as done nor as left.
+    assert seen.lines == [
+        f"{name}: model/config.json, 0 %, 0 of 10 MB, no estimate yet",
+        f"{name}: model/config.json, 40 %, 4 of 10 MB, about 0:22 left",
+        f"{name}: model/config.json, 80 %, 8 of 10 MB, about 0:06 left",
+        f"{name}: done after 0:30",
+    ]
+
+
+async def test_a_file_that_another_process_fetches_is_named_while_it_is_waited_for(
+    cache: FileCache, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, file = DrivenProgress(monkeypatch), described(CONTENT)
+    async with asyncio.TaskGroup() as tasks:
+        with cache.filling(file) as partial:
+            other = tasks.create_task(fetched(cache, source))
+            async with asyncio.timeout(20):
+                while not any("another process fetches model/config.json" in line for line in seen.lines):
+                    await asyncio.sleep(0.01)
+                    seen.let_pass(1.0)
+            partial.append(memoryview(CONTENT))
+            partial.finish()
+    assert other.result() and "done after" in seen.lines[-1]
+
+
+async def test_the_reading_of_large_cached_files_is_shown_too(
+    cache: FileCache, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, find = DrivenProgress(monkeypatch), cache.find
+
+    def slow(file: ManifestFile) -> Path | None:
+        seen.let_pass(4.0)
+        return find(file)
+
+    await fetched(cache, source)
+    assert seen.lines == [], "no fetch of less than two seconds is shown"
+    monkeypatch.setattr(cache, "find", slow)
+    await fetched(cache, source)
+    assert seen.lines == [
+        "verifying cached files: model/config.json, 0 %, 0 of 0 MB, no estimate yet",
+        "verifying cached files: done after 0:04",
+    ]
 
 
 async def test_a_half_copied_file_that_is_damaged_is_fetched_from_its_first_byte(
