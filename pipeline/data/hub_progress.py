@@ -23,7 +23,7 @@ def fetching(what: str) -> Generator[type[Any]]:
         yield _counting(bar)
 
 
-class UploadProgress:
+class UploadCourse:
     """How far an upload is that sends its files one after another."""
 
     def __init__(self, bar: ProgressBar) -> None:
@@ -47,13 +47,13 @@ class UploadProgress:
 
 
 @contextmanager
-def uploading(what: str, num_bytes: int) -> Generator[UploadProgress]:
+def uploading(what: str, num_bytes: int) -> Generator[UploadCourse]:
     """Show the progress of an upload in the block, and have the package's bars draw nothing."""
     # Deferred: most commands upload nothing.
     from huggingface_hub.utils import tqdm
 
     with progress(f"uploading {what}", total=num_bytes / _MB, unit="MB") as bar:
-        shown = UploadProgress(bar)
+        shown = UploadCourse(bar)
         begin: Callable[..., None] = tqdm.__init__
 
         def quiet(one: Any, *arguments: Any, **options: Any) -> None:

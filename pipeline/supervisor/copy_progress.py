@@ -14,7 +14,7 @@ from pipeline.training.mirror.record import MirrorRecord, MirrorState
 _MB: Final = 1e6
 
 
-class CopyProgress:
+class CopyBars:
     """Shows one copy after another, each with an estimate of its own."""
 
     def __init__(self, url: str, *, plain: bool) -> None:

@@ -27,7 +27,7 @@ from pipeline.files.urls import join
 from pipeline.ledger.url import without_ledger_password
 from pipeline.process.environment import without_sink_credentials
 from pipeline.process.exit_codes import ExitCode
-from pipeline.supervisor.copy_progress import CopyProgress
+from pipeline.supervisor.copy_progress import CopyBars
 from pipeline.training.checkpoints import CHECKPOINTS, newest_name
 from pipeline.training.mirror.__main__ import LAST, TAKE_OVER
 from pipeline.training.mirror.record import MirrorRecord, MirrorState, read_record, write_record
@@ -139,7 +139,7 @@ class Mirroring:
         if not wanted:
             return ""
         give_up_s, moved, is_last = begun + self._plan.timeout_s, 0, False
-        with CopyProgress(self._url, plain=plain) as shown:
+        with CopyBars(self._url, plain=plain) as shown:
             while not (is_last and self._plan.copied == wanted) and not self._plan.is_taken_over and not is_stopped():
                 now = time.monotonic()
                 if self._process is None and not is_last:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.supervisor.copy_progress import CopyProgress
+from pipeline.supervisor.copy_progress import CopyBars
 from pipeline.training.mirror.record import MirrorRecord, MirrorState
 from tests.driven_progress import DrivenProgress
 
@@ -19,7 +19,7 @@ def record(started_s: float, done: int, total: int, state: MirrorState = MirrorS
 
 def test_a_copy_at_the_end_has_its_share_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = DrivenProgress(monkeypatch)
-    with CopyProgress(URL, plain=True) as shown:
+    with CopyBars(URL, plain=True) as shown:
         shown.show(record(1.0, 0, 100_000_000))
         seen.let_pass(5.0)
         shown.show(record(1.0, 25_000_000, 100_000_000))
@@ -34,7 +34,7 @@ def test_a_copy_at_the_end_has_its_share_and_the_time_left(monkeypatch: pytest.M
 
 def test_a_copy_that_was_under_way_is_estimated_by_what_comes_from_now_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = DrivenProgress(monkeypatch)
-    with CopyProgress(URL, plain=True) as shown:
+    with CopyBars(URL, plain=True) as shown:
         shown.show(record(1.0, 80_000_000, 100_000_000))
         shown.show(record(1.0, 90_000_000, 100_000_000))
         seen.let_pass(4.0)
@@ -49,7 +49,7 @@ def test_a_copy_that_was_under_way_is_estimated_by_what_comes_from_now_on(monkey
 
 def test_a_copy_that_fails_or_is_given_up_is_not_reported_as_done(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = DrivenProgress(monkeypatch)
-    with CopyProgress(URL, plain=True) as shown:
+    with CopyBars(URL, plain=True) as shown:
         shown.show(record(1.0, 1, 100))
         seen.let_pass(3.0)
         shown.show(record(1.0, 1, 100, MirrorState.FAILED))
@@ -61,7 +61,7 @@ def test_a_copy_that_fails_or_is_given_up_is_not_reported_as_done(monkeypatch: p
 
 def test_reading_before_a_copy_is_no_part_of_its_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = DrivenProgress(monkeypatch)
-    with CopyProgress(URL, plain=True) as shown:
+    with CopyBars(URL, plain=True) as shown:
         shown.show(MirrorRecord(url=URL, state=MirrorState.COPYING, started_s=1.0))
         seen.let_pass(30.0)
         assert seen.lines[-1] == "preparing the copy to s3://bucket/op: 0:30 so far"
@@ -73,7 +73,7 @@ def test_reading_before_a_copy_is_no_part_of_its_estimate(monkeypatch: pytest.Mo
 
 def test_a_copy_that_ends_within_two_seconds_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = DrivenProgress(monkeypatch)
-    with CopyProgress(URL, plain=True) as shown:
+    with CopyBars(URL, plain=True) as shown:
         shown.show(None)
         shown.show(record(1.0, 0, 100))
         seen.let_pass(1.9)
