@@ -1,15 +1,14 @@
 """All runs of a folder, each in a row: state, updates, accuracy, when, how long.
 
-Reads files alone, a few of each run, so that hundreds of runs take a moment. Of a history only the
-evaluations and the last update are parsed. No server is needed: the state comes from the
+Reads files alone, a few of each run, so that hundreds of runs take a moment. A list that is made
+again reads only what is new of each history. No server is needed: the state comes from the
 supervisor's lock, its pulse and ``starts.jsonl``."""
 
 from __future__ import annotations
 
-import json
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,13 +18,12 @@ from typing import Any, TypeVar
 from pipeline.config import RESOLVED_NAME
 from pipeline.observability.history import HISTORY_NAME
 from pipeline.observability.start_record import RunStart, read_starts
+from pipeline.operator.run_course import CourseReader, RunCourse
 from pipeline.supervisor.pulse import NAME as PULSE_NAME
 from pipeline.supervisor.pulse import trouble
 from pipeline.supervisor.run_folder import LOCK_NAME, supervisor_pid
 from protocol.errors import ConfigError
 
-_EVALUATION = b'{"kind": "evaluation"'
-_UPDATE = b'{"kind": "update"'
 _MOST_NAMED = 8
 
 _T = TypeVar("_T")
@@ -80,15 +78,15 @@ class ListedRun:
 
 
 class KeptFiles:
-    """Contents of files. A file is read again when its inode, size or time of change differs.
-
-    For a list that is made again and again. One call at a time."""
+    """Contents of files, for a list that is made again and again. One call at a time."""
 
     def __init__(self) -> None:
         self._kept: dict[Path, tuple[tuple[int, int, int], Any]] = {}
+        self._courses: dict[Path, CourseReader] = {}
 
     def of(self, path: Path, read: Callable[[Path], _T]) -> _T:
-        """Return what ``read`` returns for a file. Raises what it raises."""
+        """Return what ``read`` returns for a file, which is read again when its inode, size or time
+        of change differs. Raises what ``read`` raises."""
         stamp = _stamp(path)
         kept = self._kept.get(path)
         if kept is None or kept[0] != stamp:
@@ -96,10 +94,15 @@ class KeptFiles:
             kept = self._kept[path] = stamp, read(path)
         return kept[1]
 
+    def course(self, path: Path) -> RunCourse:
+        """Return a history's course. Only what is new is read. Raises OSError."""
+        return self._courses.setdefault(path, CourseReader(path)).read()
+
     def keep_only(self, run_dirs: list[Path]) -> None:
         """Forget the files of all other runs."""
         present = set(run_dirs)
         self._kept = {path: kept for path, kept in self._kept.items() if path.parent in present}
+        self._courses = {path: reader for path, reader in self._courses.items() if path.parent in present}
 
 
 def list_runs(folder: Path, now_s: float | None = None, kept: KeptFiles | None = None) -> list[ListedRun]:
@@ -151,7 +154,7 @@ def _some(runs: list[Path]) -> str:
 def _listed(run_dir: Path, now_s: float, kept: KeptFiles) -> ListedRun:
     try:
         settings = kept.of(run_dir / RESOLVED_NAME, lambda path: tomllib.loads(path.read_text(encoding="utf-8")))
-        history = kept.of(run_dir / HISTORY_NAME, lambda path: _Course.of(_read(path)))
+        history = kept.course(run_dir / HISTORY_NAME)
         starts, num_broken = read_starts(run_dir)
     except (OSError, ValueError) as error:
         return ListedRun(run_dir, ListedState.UNREADABLE, detail=str(error))
@@ -181,34 +184,6 @@ def _listed(run_dir: Path, now_s: float, kept: KeptFiles) -> ListedRun:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Course:
-    """The part of a history that a row shows."""
-
-    accuracies: tuple[float, ...]
-    """Of the main set's evaluations."""
-    num_updates: int
-    first_s: float | None
-    last_s: float | None
-    """Time of the first and the last row."""
-    num_skipped: int
-
-    @classmethod
-    def of(cls, data: bytes) -> _Course:
-        evaluations, skipped = _parsed(_lines(data, _EVALUATION))
-        main = [row for row in evaluations if row.get("is_main", True)]
-        last_update, skipped_too = _parsed(_last_lines(data, _UPDATE))
-        first, _ = _parsed(iter([data[: max(0, data.find(b"\n"))]]))
-        times = [float(row["at_s"]) for row in (*first, *evaluations, *last_update)]
-        return cls(
-            accuracies=tuple(float(row["accuracy"]) for row in main),
-            num_updates=int(last_update[0].get("update", 0)) if last_update else 0,
-            first_s=min(times, default=None),
-            last_s=max(times, default=None),
-            num_skipped=skipped + skipped_too,
-        )
-
-
 def _stamp(path: Path) -> tuple[int, int, int]:
     try:
         found = path.stat()
@@ -217,55 +192,7 @@ def _stamp(path: Path) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
-
-
-def _lines(data: bytes, begin: bytes) -> Iterator[bytes]:
-    """Yield the whole lines that begin so, without a look at the others."""
-    at = 0 if data.startswith(begin) else data.find(b"\n" + begin) + 1
-    while at or data.startswith(begin):
-        end = data.find(b"\n", at)
-        if end < 0:
-            return
-        yield data[at:end]
-        at = data.find(b"\n" + begin, end) + 1
-        if not at:
-            return
-
-
-def _last_lines(data: bytes, begin: bytes) -> Iterator[bytes]:
-    """Yield the last whole line that begins so and can be parsed, and those after it."""
-    end = len(data)
-    while (at := data.rfind(b"\n" + begin, 0, end) + 1) or (end and data.startswith(begin)):
-        stop = data.find(b"\n", at)
-        if stop >= 0:
-            yield data[at:stop]
-            if _parsed(iter([data[at:stop]]))[0]:
-                return
-        end = at
-        if not at:
-            return
-
-
-def _parsed(lines: Iterator[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """Return the lines that are rows, and the number of others."""
-    rows, num_skipped = list[dict[str, Any]](), 0
-    for line in lines:
-        try:
-            row = json.loads(line)
-            _ = float(row["at_s"]), float(row.get("accuracy", 0.0))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            num_skipped += bool(line)
-        else:
-            rows.append(row)
-    return rows, num_skipped
-
-
-def _state(run_dir: Path, starts: list[RunStart], history: _Course) -> tuple[ListedState, str]:
+def _state(run_dir: Path, starts: list[RunStart], history: RunCourse) -> tuple[ListedState, str]:
     newest = starts[-1] if starts else None
     if supervisor_pid(run_dir) is not None:
         if not trouble(run_dir, needs_ready=True):
@@ -282,7 +209,7 @@ def _state(run_dir: Path, starts: list[RunStart], history: _Course) -> tuple[Lis
     return states.get(newest.end.state, ListedState.ENDED), newest.end.detail
 
 
-def _last_sign_s(run_dir: Path, starts: list[RunStart], history: _Course) -> float:
+def _last_sign_s(run_dir: Path, starts: list[RunStart], history: RunCourse) -> float:
     """Return the time of the end, or else of the last sign of life."""
     if starts and starts[-1].end is not None:
         return starts[-1].end.at_s

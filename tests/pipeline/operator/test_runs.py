@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
-from pipeline.observability.history import HISTORY_NAME, History
+from pipeline.observability.history import HISTORY_NAME, History, Row
 from pipeline.observability.start_record import EndRow, StartRow, add_row
+from pipeline.operator import run_course
 from pipeline.operator.runs import KeptFiles, ListedRun, list_runs
 from pipeline.supervisor.pulse import Pulse
 from pipeline.supervisor.run_folder import run_lock
@@ -176,21 +177,67 @@ def test_the_time_of_a_run_without_an_end_goes_to_its_last_sign_of_life(tmp_path
     assert (row.state, row.ended_s, row.took_s) == ("died", 1_400.0, 400.0)
 
 
-def test_a_file_that_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    still, grows = (made(tmp_path / name, num_updates=2) for name in ("still", "grows"))
-    kept, num_read, read_bytes = KeptFiles(), list[Path](), Path.read_bytes
-
-    def counted(path: Path) -> bytes:
-        num_read.append(path)
-        return read_bytes(path)
-
-    monkeypatch.setattr(Path, "read_bytes", counted)
-    first = list_runs(tmp_path, 100.0, kept)
-    num_read.clear()
-    history = History(grows / HISTORY_NAME)
-    history.append(update_row(3))
+def added(run: Path, *rows: Row) -> None:
+    history = History(run / HISTORY_NAME)
+    for row in rows:
+        history.append(row)
     history.close()
+
+
+def overwritten(run: Path) -> None:
+    """Make a history's present lines unreadable; their number and lengths stay."""
+    path = run / HISTORY_NAME
+    with path.open("r+b") as file:
+        file.write(b"\n".join(b"?" * len(line) for line in path.read_bytes().split(b"\n")))
+
+
+def test_of_a_history_that_grew_only_the_new_lines_are_read(tmp_path: Path) -> None:
+    still, grows = (made(tmp_path / name, num_updates=2, accuracies=(0.25,)) for name in ("still", "grows"))
+    kept = KeptFiles()
+    first = {row.run: row for row in list_runs(tmp_path, 100.0, kept)}
+    for run in (still, grows):
+        overwritten(run)
+    added(grows, update_row(3), replace(evaluation_row(1, 3, 0.5), at_s=2000.0))
     rows = {row.run: row for row in list_runs(tmp_path, 100.0, kept)}
-    assert [path for path in num_read if path.name == HISTORY_NAME] == [grows / HISTORY_NAME]
-    assert rows[grows].num_updates == 3
-    assert rows[still] in first
+    assert rows[still] == first[still]
+    assert (rows[grows].num_updates, rows[grows].num_skipped) == (3, 0)
+    assert (rows[grows].accuracy_first, rows[grows].accuracy_last) == (0.25, 0.5)
+    assert (rows[grows].started_s, rows[grows].ended_s) == (1000.0, 2000.0)
+
+
+def test_a_history_that_was_replaced_cut_short_or_removed_is_read_anew(tmp_path: Path) -> None:
+    run = made(tmp_path / "a", num_updates=5, accuracies=(0.25, 0.5))
+    kept = KeptFiles()
+    list_runs(tmp_path, 100.0, kept)
+    History.resume(run / HISTORY_NAME, last_version=3).close()
+    (row,) = list_runs(tmp_path, 100.0, kept)
+    assert (row.num_updates, row.accuracy_first, row.accuracy_last) == (3, 0.25, 0.5)
+    lines = (run / HISTORY_NAME).read_bytes().splitlines(keepends=True)
+    with (run / HISTORY_NAME).open("r+b") as file:
+        file.truncate(len(lines[0]))
+    (row,) = list_runs(tmp_path, 100.0, kept)
+    assert (row.num_updates, row.accuracy_last) == (0, 0.25)
+    (run / HISTORY_NAME).unlink()
+    assert list_runs(tmp_path, 100.0, kept) == list_runs(tmp_path, 100.0)
+    (row,) = list_runs(tmp_path, 100.0, kept)
+    assert (row.state, row.accuracy_last) == ("new", None)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 700, 1 << 20])
+def test_a_list_made_again_and_again_is_the_list_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(run_course, "_PIECE_BYTES", piece_bytes)
+    run = made(tmp_path / "a", accuracies=(0.25,))
+    damaged = b'{"kind": "update", "upd\n', b'{"kind": "evaluation", "accuracy":\n', b'{"kind": "update"'
+    kept = KeptFiles()
+    for number in range(1, 9):
+        with (run / HISTORY_NAME).open("ab") as file:
+            file.write(damaged[number % 3])
+            file.write(b"\n" if number % 2 else b"")
+        if number % 3:
+            added(run, update_row(number), evaluation_row(number, number, number / 10))
+        assert list_runs(tmp_path, 100.0, kept) == list_runs(tmp_path, 100.0)
+    (row,) = list_runs(tmp_path, 100.0, kept)
+    assert (row.num_updates, row.accuracy_last) == (7, 0.8), "the eighth update went into a cut line"
+    assert row.num_skipped == 4
