@@ -8,12 +8,21 @@ from dataclasses import dataclass, field
 import pytest
 import redis.asyncio
 
+from pipeline.ledger.admin import LedgerAdmin
 from pipeline.ledger.contract import Ledger
+from pipeline.ledger.inspection import LedgerInspection
+from pipeline.ledger.memory.admin import MemoryAdmin
+from pipeline.ledger.memory.inspection import MemoryInspection
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis import keys
+from pipeline.ledger.redis.admin import RedisAdmin
+from pipeline.ledger.redis.inspection import RedisInspection
 from pipeline.ledger.redis.ledger import RedisLedger
+from pipeline.ledger.sharded.admin import ShardedAdmin
+from pipeline.ledger.sharded.inspection import ShardedInspection
 from pipeline.ledger.sharded.ledger import ShardedLedger
 from pipeline.ledger.types import LedgerSpec
+from tests.pipeline.ledger.builders import GENERATOR, OTHER_GENERATOR
 
 
 @dataclass
@@ -39,6 +48,34 @@ class Bench:
                 self.ledger = RedisLedger(self.client, spec.run, now=lambda: self.now)
         await self.ledger.open(spec)
         return self.ledger
+
+    async def with_admin(self, spec: LedgerSpec) -> tuple[Ledger, LedgerAdmin]:
+        """Return the ledger and a person's side of it, with two generators registered."""
+        ledger = await self._with_generators(spec)
+        if isinstance(ledger, RedisLedger):
+            return ledger, RedisAdmin(ledger)
+        sides = [MemoryAdmin(shard, lambda worker: self.epochs.get(worker, 0)) for shard in self._in_memory(ledger)]
+        return ledger, ShardedAdmin(sides) if self.shards else sides[0]
+
+    async def with_inspection(self, spec: LedgerSpec) -> tuple[Ledger, LedgerInspection]:
+        """Return the ledger and the looks into it, with two generators registered."""
+        ledger = await self._with_generators(spec)
+        if isinstance(ledger, RedisLedger):
+            return ledger, RedisInspection(ledger)
+        looks = [MemoryInspection(shard) for shard in self._in_memory(ledger)]
+        return ledger, ShardedInspection(looks) if self.shards else looks[0]
+
+    async def _with_generators(self, spec: LedgerSpec) -> Ledger:
+        ledger = await self.open(spec)
+        for who in (GENERATOR, OTHER_GENERATOR):
+            await self.set_epoch(who.worker, who.epoch)
+        return ledger
+
+    def _in_memory(self, ledger: Ledger) -> Sequence[MemoryLedger]:
+        if self.shards:
+            return self.shards
+        assert isinstance(ledger, MemoryLedger)
+        return [ledger]
 
     def memory(self) -> MemoryLedger:
         return MemoryLedger(lambda worker: self.epochs.get(worker, 0), lambda: self.now)

@@ -5,11 +5,6 @@ from __future__ import annotations
 import pytest
 
 from pipeline.ledger.admin import Place, Wish
-from pipeline.ledger.memory.admin import MemoryAdmin
-from pipeline.ledger.memory.ledger import MemoryLedger
-from pipeline.ledger.redis.admin import RedisAdmin
-from pipeline.ledger.sharded.admin import ShardedAdmin
-from pipeline.ledger.sharded.ledger import ShardedLedger
 from pipeline.ledger.types import (
     Claim,
     ClaimWait,
@@ -38,18 +33,6 @@ from tests.pipeline.ledger.builders import (
 BOTH = frozenset({Field.REWARD, Field.VALUE})
 
 
-async def opened(bench, spec) -> tuple:
-    """Return the ledger and a person's side of it, with two generators registered."""
-    ledger = await bench.open(spec)
-    for who in (GENERATOR, OTHER_GENERATOR):
-        await bench.set_epoch(who.worker, who.epoch)
-    if isinstance(ledger, ShardedLedger):
-        return ledger, ShardedAdmin([MemoryAdmin(bench.shards[0], lambda worker: bench.epochs.get(worker, 0))])
-    if isinstance(ledger, MemoryLedger):
-        return ledger, MemoryAdmin(ledger, lambda worker: bench.epochs.get(worker, 0))
-    return ledger, RedisAdmin(ledger)
-
-
 async def fail_for_good(ledger, chunk: ChunkId, field: Field = Field.REWARD) -> None:
     assert not await ledger.fail_score(SCORER, chunk, field, "boom")
     assert await ledger.fail_score(SCORER, chunk, field, "boom")
@@ -59,7 +42,7 @@ async def fail_for_good(ledger, chunk: ChunkId, field: Field = Field.REWARD) -> 
 
 
 async def test_a_group_lists_incomplete_members_their_holders_and_overdue_fields(bench):
-    ledger, admin = await opened(bench, make_spec(group_size=4, fields=BOTH))
+    ledger, admin = await bench.with_admin(make_spec(group_size=4, fields=BOTH))
     await ledger.lease(GENERATOR, max_trajectories=2)
     await ledger.lease(OTHER_GENERATOR, max_trajectories=1)
     done, unscored = TrajectoryId("t", 0, 0), TrajectoryId("t", 0, 1)
@@ -90,7 +73,7 @@ async def test_a_group_lists_incomplete_members_their_holders_and_overdue_fields
 
 
 async def test_a_chunk_unit_lacks_only_what_is_its_own(bench):
-    ledger, admin = await opened(bench, make_spec(Unit.CHUNK, fields=BOTH, units_per_update=2))
+    ledger, admin = await bench.with_admin(make_spec(Unit.CHUNK, fields=BOTH, units_per_update=2))
     (lease,) = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
     await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory, 0, final=False))
     names = {unit.name: unit.trajectories for unit in (await admin.waits()).units}
@@ -102,7 +85,7 @@ async def test_a_chunk_unit_lacks_only_what_is_its_own(bench):
 
 
 async def test_with_enough_ready_units_the_oldest_by_version_are_waited_for(bench):
-    ledger, admin = await opened(bench, make_spec(Unit.TRAJECTORY, units_per_update=2, eta=1, late=LatePolicy.WAIT))
+    ledger, admin = await bench.with_admin(make_spec(Unit.TRAJECTORY, units_per_update=2, eta=1, late=LatePolicy.WAIT))
     leases = (await ledger.lease(GENERATOR, max_trajectories=4)).leases
     for lease in leases[2:]:
         await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
@@ -114,7 +97,7 @@ async def test_with_enough_ready_units_the_oldest_by_version_are_waited_for(benc
 
 
 async def test_what_is_stored_is_the_newest_chunk_of_each_response_with_what_it_has(bench):
-    ledger, admin = await opened(bench, make_spec(group_size=2, units_per_update=4, fields=BOTH))
+    ledger, admin = await bench.with_admin(make_spec(group_size=2, units_per_update=4, fields=BOTH))
     assert await admin.stored() == ()
     await ledger.lease(GENERATOR, max_trajectories=4)
     first, second, third = TrajectoryId("t", 0, 0), TrajectoryId("t", 0, 1), TrajectoryId("t", 1, 0)
@@ -134,7 +117,7 @@ async def test_what_is_stored_is_the_newest_chunk_of_each_response_with_what_it_
 
 
 async def test_of_chunks_that_are_settled_nothing_is_stored(bench):
-    ledger, admin = await opened(bench, make_spec(Unit.CHUNK, group_size=1, units_per_update=1))
+    ledger, admin = await bench.with_admin(make_spec(Unit.CHUNK, group_size=1, units_per_update=1))
     (lease,) = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
     await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory, 0, final=False))
     claim = await ledger.claim(LEARNER, policy_version=0)
@@ -145,7 +128,7 @@ async def test_of_chunks_that_are_settled_nothing_is_stored(bench):
 
 
 async def test_evaluation_is_told_apart(bench):
-    ledger, admin = await opened(bench, make_spec())
+    ledger, admin = await bench.with_admin(make_spec())
     await ledger.request_evaluation(LEARNER, EvaluationRequest(0, 0, 3, 1, 0.0))
     one, _ = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
     await ledger.write_chunk(GENERATOR, make_chunk(one.trajectory))
@@ -158,7 +141,7 @@ async def test_evaluation_is_told_apart(bench):
 
 
 async def test_a_workers_trajectories_open_at_once_and_its_late_write_has_no_effect(bench):
-    ledger, admin = await opened(bench, make_spec())
+    ledger, admin = await bench.with_admin(make_spec())
     leases = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
     answer = await admin.requeue(Wish(worker="generator-0"))
     assert (answer.num_opened, answer.unknown) == (2, ())
@@ -171,7 +154,7 @@ async def test_a_workers_trajectories_open_at_once_and_its_late_write_has_no_eff
 
 
 async def test_named_trajectories_are_opened_and_what_they_lack_is_due_now(bench):
-    ledger, admin = await opened(bench, make_spec(fields=BOTH))
+    ledger, admin = await bench.with_admin(make_spec(fields=BOTH))
     one, other = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
     await ledger.write_chunk(GENERATOR, make_chunk(one.trajectory, 0, final=False))
     assert await ledger.overdue(SCORER, Field.VALUE, max_chunks=9) == []
@@ -184,7 +167,7 @@ async def test_named_trajectories_are_opened_and_what_they_lack_is_due_now(bench
 
 
 async def test_every_chunk_that_lacks_a_field_is_due_now_and_those_of_other_fields_are_not(bench):
-    ledger, admin = await opened(bench, make_spec(fields=BOTH))
+    ledger, admin = await bench.with_admin(make_spec(fields=BOTH))
     for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases:
         await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
     assert (await admin.requeue(Wish(field=Field.REWARD))).num_due == 2
@@ -193,7 +176,7 @@ async def test_every_chunk_that_lacks_a_field_is_due_now_and_those_of_other_fiel
 
 
 async def test_an_unknown_name_is_told_and_nothing_is_changed(bench):
-    ledger, admin = await opened(bench, make_spec())
+    ledger, admin = await bench.with_admin(make_spec())
     (lease,) = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
     gone = TrajectoryId("t", 99, 0)
     assert (await admin.requeue(Wish(trajectories=(lease.trajectory, gone)))).unknown == ("t.99.0",)
@@ -206,7 +189,7 @@ async def test_an_unknown_name_is_told_and_nothing_is_changed(bench):
 
 @pytest.mark.parametrize("unit", Unit)
 async def test_a_retried_dead_letters_prompt_becomes_a_new_group_before_fresh_ones(bench, unit):
-    ledger, admin = await opened(bench, make_spec(unit))
+    ledger, admin = await bench.with_admin(make_spec(unit))
     leases = (await ledger.lease(GENERATOR, max_trajectories=4)).leases
     for lease in leases:
         await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
@@ -235,7 +218,7 @@ async def test_a_retried_dead_letters_prompt_becomes_a_new_group_before_fresh_on
 
 
 async def test_two_letters_of_one_group_are_one_prompt_and_no_chunks_mean_all_of_them(bench):
-    ledger, admin = await opened(bench, make_spec(Unit.TRAJECTORY))
+    ledger, admin = await bench.with_admin(make_spec(Unit.TRAJECTORY))
     for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases:
         await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
         await fail_for_good(ledger, ChunkId(lease.trajectory, 0))
@@ -250,7 +233,7 @@ async def test_two_letters_of_one_group_are_one_prompt_and_no_chunks_mean_all_of
 
 
 async def test_an_exhausted_stream_starves_only_after_its_retried_prompts(bench):
-    ledger, admin = await opened(bench, make_spec(num_prompts=1, units_per_update=2))
+    ledger, admin = await bench.with_admin(make_spec(num_prompts=1, units_per_update=2))
     for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases:
         await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
     await fail_for_good(ledger, ChunkId(TrajectoryId("t", 0, 1), 0))
@@ -268,7 +251,7 @@ async def test_an_exhausted_stream_starves_only_after_its_retried_prompts(bench)
 
 
 async def test_once_admission_is_closed_nothing_is_admitted_again(bench):
-    ledger, admin = await opened(bench, make_spec())
+    ledger, admin = await bench.with_admin(make_spec())
     for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases:
         await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
     await fail_for_good(ledger, ChunkId(TrajectoryId("t", 0, 1), 0))
@@ -281,7 +264,7 @@ async def test_once_admission_is_closed_nothing_is_admitted_again(bench):
 
 
 async def test_a_pause_admits_no_group_and_finishes_those_that_are_admitted(bench):
-    ledger, admin = await opened(bench, make_spec(units_per_update=4))
+    ledger, admin = await bench.with_admin(make_spec(units_per_update=4))
     begun = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
     paused = await admin.pause(by="operator@host", reason="a new verifier")
     assert paused == Pause(1000.0, "operator@host", "a new verifier")
@@ -297,7 +280,7 @@ async def test_a_pause_admits_no_group_and_finishes_those_that_are_admitted(benc
 
 
 async def test_a_resumed_ledger_admits_again_and_returns_the_pause(bench):
-    ledger, admin = await opened(bench, make_spec())
+    ledger, admin = await bench.with_admin(make_spec())
     assert await admin.resume() is None
     paused = await admin.pause(by="operator@host")
     bench.now += 60.0
@@ -310,7 +293,7 @@ async def test_a_resumed_ledger_admits_again_and_returns_the_pause(bench):
 
 
 async def test_windows_of_begun_trajectories_go_on_in_a_pause(bench):
-    ledger, admin = await opened(bench, make_spec(Unit.CHUNK, units_per_update=2, eta=1))
+    ledger, admin = await bench.with_admin(make_spec(Unit.CHUNK, units_per_update=2, eta=1))
     (lease,) = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
     await admin.pause(by="operator@host")
     write = await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory, 0, final=False))
@@ -329,7 +312,7 @@ async def test_windows_of_begun_trajectories_go_on_in_a_pause(bench):
 
 
 async def test_evaluation_goes_on_in_a_pause(bench):
-    ledger, admin = await opened(bench, make_spec())
+    ledger, admin = await bench.with_admin(make_spec())
     await admin.pause(by="operator@host")
     request = EvaluationRequest(0, policy_version=0, num_prompts=1, samples_per_prompt=1, temperature=0.0)
     await ledger.request_evaluation(LEARNER, request)
@@ -339,7 +322,7 @@ async def test_evaluation_goes_on_in_a_pause(bench):
 
 
 async def test_a_pause_outlives_the_learner_and_starves_no_claim(bench):
-    ledger, admin = await opened(bench, make_spec(units_per_update=2, num_prompts=9))
+    ledger, admin = await bench.with_admin(make_spec(units_per_update=2, num_prompts=9))
     await admin.pause(by="operator@host")
     waited = await ledger.claim(LEARNER, policy_version=0)
     assert waited.wait is ClaimWait.NOT_ENOUGH, "starved would end the run"
@@ -351,7 +334,7 @@ async def test_a_pause_outlives_the_learner_and_starves_no_claim(bench):
 
 
 async def test_what_cannot_be_admitted_at_all_is_said_before_a_pause(bench):
-    ledger, admin = await opened(bench, make_spec(num_prompts=1))
+    ledger, admin = await bench.with_admin(make_spec(num_prompts=1))
     await ledger.lease(GENERATOR, max_trajectories=2)
     await admin.pause(by="operator@host")
     assert (await ledger.lease(GENERATOR, max_trajectories=2)).refusal is Refusal.EXHAUSTED

@@ -21,7 +21,6 @@ from pipeline.ledger.inspection import (
 from pipeline.ledger.life import EITHER_END, MAX_LIVES
 from pipeline.ledger.memory.inspection import MemoryInspection
 from pipeline.ledger.memory.ledger import MemoryLedger
-from pipeline.ledger.redis.inspection import RedisInspection
 from pipeline.ledger.sharded.inspection import ShardedInspection
 from pipeline.ledger.sharded.ledger import ShardedLedger
 from pipeline.ledger.types import Claim, DropReason, LatePolicy, Restart, Unit
@@ -39,16 +38,6 @@ from tests.pipeline.ledger.builders import (
 )
 
 BOTH = frozenset({Field.REWARD, Field.VALUE})
-
-
-async def opened(bench, spec) -> tuple:
-    """Return the ledger and the looks into it, with two generators registered."""
-    ledger = await bench.open(spec)
-    for who in (GENERATOR, OTHER_GENERATOR):
-        await bench.set_epoch(who.worker, who.epoch)
-    if isinstance(ledger, ShardedLedger):
-        return ledger, ShardedInspection([MemoryInspection(bench.shards[0])])
-    return ledger, MemoryInspection(ledger) if isinstance(ledger, MemoryLedger) else RedisInspection(ledger)
 
 
 async def finish(ledger, trajectory: TrajectoryId, *, accuracy: float = 1.0, tokens: int = 3, version: int = 0) -> None:
@@ -72,7 +61,7 @@ async def update(ledger, lengths: dict[int, int], *, leased: int = 0, policy_ver
 
 
 async def test_an_open_group_tells_who_has_the_rest_what_each_waits_for_and_since_when(bench):
-    ledger, inspection = await opened(bench, make_spec(group_size=4, fields=BOTH))
+    ledger, inspection = await bench.with_inspection(make_spec(group_size=4, fields=BOTH))
     await ledger.lease(GENERATOR, max_trajectories=2)
     await ledger.lease(OTHER_GENERATOR, max_trajectories=1)
     bench.now += 2.0
@@ -96,7 +85,7 @@ async def test_an_open_group_tells_who_has_the_rest_what_each_waits_for_and_sinc
 
 
 async def test_a_group_whose_members_lack_nothing_is_not_open(bench):
-    ledger, inspection = await opened(bench, make_spec())
+    ledger, inspection = await bench.with_inspection(make_spec())
     await ledger.lease(GENERATOR, max_trajectories=4)
     for member in (0, 1):
         await finish(ledger, TrajectoryId("t", 0, member), accuracy=float(member))
@@ -106,7 +95,7 @@ async def test_a_group_whose_members_lack_nothing_is_not_open(bench):
 
 @pytest.mark.parametrize("unit", Unit)
 async def test_of_many_open_groups_the_oldest_are_shown(bench, unit):
-    ledger, inspection = await opened(bench, make_spec(unit, units_per_update=8))
+    ledger, inspection = await bench.with_inspection(make_spec(unit, units_per_update=8))
     await ledger.lease(GENERATOR, max_trajectories=12)
     await finish(ledger, TrajectoryId("t", 1, 0))
     found = await inspection.groups(max_groups=3)
@@ -116,7 +105,7 @@ async def test_of_many_open_groups_the_oldest_are_shown(bench, unit):
 
 
 async def test_members_that_left_and_windows_that_wait_for_credit_are_told_apart(bench):
-    ledger, inspection = await opened(bench, make_spec(Unit.CHUNK, units_per_update=1, eta=1))
+    ledger, inspection = await bench.with_inspection(make_spec(Unit.CHUNK, units_per_update=1, eta=1))
     gone, parked = TrajectoryId("t", 0, 0), TrajectoryId("t", 0, 1)
     await ledger.lease(GENERATOR, max_trajectories=2)
     await finish(ledger, gone)
@@ -133,7 +122,7 @@ async def test_members_that_left_and_windows_that_wait_for_credit_are_told_apart
 
 
 async def test_a_group_that_one_scorer_judges_waits_for_that_scorer(bench):
-    ledger, inspection = await opened(bench, make_spec())
+    ledger, inspection = await bench.with_inspection(make_spec())
     await ledger.lease(GENERATOR, max_trajectories=2)
     for member in (0, 1):
         await ledger.write_chunk(GENERATOR, make_chunk(TrajectoryId("t", 0, member)))
@@ -148,7 +137,7 @@ async def test_a_group_that_one_scorer_judges_waits_for_that_scorer(bench):
 
 
 async def test_staleness_is_counted_for_what_is_running_ready_claimed_trained_and_dropped(bench):
-    ledger, inspection = await opened(bench, make_spec(eta=1, late=LatePolicy.DROP, oversampling=2.0))
+    ledger, inspection = await bench.with_inspection(make_spec(eta=1, late=LatePolicy.DROP, oversampling=2.0))
     await ledger.lease(GENERATOR, max_trajectories=10)
     for group in range(3):
         for member in (0, 1):
@@ -170,7 +159,7 @@ async def test_staleness_is_counted_for_what_is_running_ready_claimed_trained_an
 
 
 async def test_a_unit_dropped_out_of_a_claim_is_as_stale_as_the_claim_says(bench):
-    ledger, inspection = await opened(bench, make_spec(eta=2))
+    ledger, inspection = await bench.with_inspection(make_spec(eta=2))
     await ledger.advance(LEARNER, 1)
     claim = await update(ledger, {0: 3, 1: 3}, policy_version=1)
     await ledger.advance(LEARNER, 2)
@@ -182,7 +171,7 @@ async def test_a_unit_dropped_out_of_a_claim_is_as_stale_as_the_claim_says(bench
 
 @pytest.mark.parametrize("unit", [Unit.TRAJECTORY, Unit.CHUNK])
 async def test_smaller_units_are_counted_each_by_its_own_oldest_token(bench, unit):
-    ledger, inspection = await opened(bench, make_spec(unit, units_per_update=2, eta=2))
+    ledger, inspection = await bench.with_inspection(make_spec(unit, units_per_update=2, eta=2))
     await ledger.lease(GENERATOR, max_trajectories=2)
     await finish(ledger, TrajectoryId("t", 0, 0), version=0)
     await ledger.advance(LEARNER, 1)
@@ -195,7 +184,7 @@ async def test_smaller_units_are_counted_each_by_its_own_oldest_token(bench, uni
 
 
 async def test_a_learner_that_went_back_counts_updates_not_version_numbers(bench):
-    ledger, inspection = await opened(bench, make_spec(eta=1))
+    ledger, inspection = await bench.with_inspection(make_spec(eta=1))
     await ledger.resume_from(LEARNER, Restart(40, 0))
     await ledger.lease(GENERATOR, max_trajectories=4)
     for group in (0, 1):
@@ -209,7 +198,7 @@ async def test_a_learner_that_went_back_counts_updates_not_version_numbers(bench
 
 
 async def test_more_staleness_than_is_counted_counts_as_the_most(bench):
-    ledger, inspection = await opened(bench, make_spec())
+    ledger, inspection = await bench.with_inspection(make_spec())
     await ledger.lease(GENERATOR, max_trajectories=2)
     await ledger.advance(LEARNER, 1000)
     assert (await inspection.versions()).running == {MAX_STALENESS: 1}
@@ -219,7 +208,7 @@ async def test_more_staleness_than_is_counted_counts_as_the_most(bench):
 
 
 async def test_drops_have_length_and_difficulty_beside_what_was_trained(bench):
-    ledger, inspection = await opened(bench, make_spec(signal_filter=True, eta=1))
+    ledger, inspection = await bench.with_inspection(make_spec(signal_filter=True, eta=1))
     claim = await update(ledger, {0: 4, 1: 8})
     await ledger.settle(LEARNER, (claim.claim_id,))
     await ledger.lease(GENERATOR, max_trajectories=2)
@@ -239,7 +228,7 @@ async def test_drops_have_length_and_difficulty_beside_what_was_trained(bench):
 
 
 async def test_unfinished_responses_are_counted_and_have_no_length(bench):
-    ledger, inspection = await opened(bench, make_spec())
+    ledger, inspection = await bench.with_inspection(make_spec())
     await ledger.lease(GENERATOR, max_trajectories=2)
     await ledger.write_chunk(GENERATOR, make_chunk(TrajectoryId("t", 0, 0), tokens=7))
     await ledger.write_chunk(GENERATOR, make_chunk(TrajectoryId("t", 0, 1), tokens=5, final=False))
@@ -251,7 +240,7 @@ async def test_unfinished_responses_are_counted_and_have_no_length(bench):
 
 
 async def test_a_response_of_several_windows_counts_once_with_its_whole_length(bench):
-    ledger, inspection = await opened(bench, make_spec(Unit.CHUNK, group_size=1, units_per_update=1, eta=2))
+    ledger, inspection = await bench.with_inspection(make_spec(Unit.CHUNK, group_size=1, units_per_update=1, eta=2))
     await ledger.lease(GENERATOR, max_trajectories=1)
     one = TrajectoryId("t", 0, 0)
     await ledger.write_chunk(GENERATOR, make_chunk(one, 0, final=False))
@@ -268,7 +257,7 @@ async def test_a_response_of_several_windows_counts_once_with_its_whole_length(b
 
 @pytest.mark.parametrize("accuracy", [float("nan"), -3.0, 7.0])
 async def test_an_accuracy_that_is_none_breaks_no_count(bench, accuracy):
-    ledger, inspection = await opened(bench, make_spec(Unit.TRAJECTORY, group_size=1, units_per_update=1))
+    ledger, inspection = await bench.with_inspection(make_spec(Unit.TRAJECTORY, group_size=1, units_per_update=1))
     await ledger.lease(GENERATOR, max_trajectories=1)
     await finish(ledger, TrajectoryId("t", 0, 0), accuracy=accuracy)
     claim = await ledger.claim(LEARNER, policy_version=0)
@@ -344,7 +333,7 @@ def test_no_warning_without_a_reason(why, dropped, trained):
 
 
 async def test_a_life_has_each_lease_chunk_and_score_and_the_update_that_trained_it(bench):
-    ledger, inspection = await opened(bench, make_spec(eta=2, fields=BOTH))
+    ledger, inspection = await bench.with_inspection(make_spec(eta=2, fields=BOTH))
     one = TrajectoryId("t", 0, 0)
     await ledger.lease(GENERATOR, max_trajectories=4)
     bench.now += 1.0
@@ -391,7 +380,7 @@ async def test_a_life_has_each_lease_chunk_and_score_and_the_update_that_trained
 
 
 async def test_a_dropped_life_says_for_which_reason_and_how_stale(bench):
-    ledger, inspection = await opened(bench, make_spec(eta=1, late=LatePolicy.DROP))
+    ledger, inspection = await bench.with_inspection(make_spec(eta=1, late=LatePolicy.DROP))
     await ledger.lease(GENERATOR, max_trajectories=2)
     for member in (0, 1):
         await finish(ledger, TrajectoryId("t", 0, member))
@@ -401,7 +390,7 @@ async def test_a_dropped_life_says_for_which_reason_and_how_stale(bench):
 
 
 async def test_each_chunk_has_an_end_of_its_own_if_it_is_the_unit(bench):
-    ledger, inspection = await opened(bench, make_spec(Unit.CHUNK, group_size=1, units_per_update=1, eta=2))
+    ledger, inspection = await bench.with_inspection(make_spec(Unit.CHUNK, group_size=1, units_per_update=1, eta=2))
     one = TrajectoryId("t", 0, 0)
     await ledger.lease(GENERATOR, max_trajectories=1)
     await ledger.write_chunk(GENERATOR, make_chunk(one, 0, final=False))
@@ -420,7 +409,7 @@ async def test_each_chunk_has_an_end_of_its_own_if_it_is_the_unit(bench):
 
 
 async def test_of_a_long_life_the_first_and_last_chunks_and_the_last_leases_are_kept(bench):
-    ledger, inspection = await opened(bench, make_spec(Unit.TRAJECTORY, group_size=1, units_per_update=1))
+    ledger, inspection = await bench.with_inspection(make_spec(Unit.TRAJECTORY, group_size=1, units_per_update=1))
     one = TrajectoryId("t", 0, 0)
     for index in range(70):
         await ledger.lease(GENERATOR, max_trajectories=1)
@@ -438,7 +427,9 @@ async def test_of_a_long_life_the_first_and_last_chunks_and_the_last_leases_are_
 
 
 async def test_only_the_newest_lives_are_kept(bench):
-    ledger, inspection = await opened(bench, make_spec(Unit.TRAJECTORY, group_size=100, units_per_update=5100, eta=1))
+    ledger, inspection = await bench.with_inspection(
+        make_spec(Unit.TRAJECTORY, group_size=100, units_per_update=5100, eta=1)
+    )
     leases = (await ledger.lease(GENERATOR, max_trajectories=MAX_LIVES + 100)).leases
     assert len(leases) == MAX_LIVES + 100
     await ledger.cancel_in_flight(LEARNER)
@@ -453,7 +444,7 @@ async def test_only_the_newest_lives_are_kept(bench):
 
 
 async def test_an_unknown_name_is_answered_with_what_exists(bench):
-    ledger, inspection = await opened(bench, make_spec(group_size=2))
+    ledger, inspection = await bench.with_inspection(make_spec(group_size=2))
     assert (await inspection.life(TrajectoryId("t", 0, 0))).words == "t.0.0 is not known: no group is admitted yet"
     await ledger.lease(GENERATOR, max_trajectories=4)
     there = "; groups 0 to 1 are in the ledger"
@@ -468,7 +459,7 @@ async def test_an_unknown_name_is_answered_with_what_exists(bench):
 async def test_work_of_an_earlier_release_is_shown_without_what_it_did_not_keep(bench):
     if bench.kind != "redis":
         return
-    ledger, inspection = await opened(bench, make_spec())
+    ledger, inspection = await bench.with_inspection(make_spec())
     one = TrajectoryId("t", 0, 0)
     await ledger.lease(GENERATOR, max_trajectories=2)
     for member in (0, 1):
@@ -490,7 +481,7 @@ async def test_a_group_that_an_earlier_release_began_to_score_has_no_difficulty(
     """Its sum of accuracies would lack the first ones."""
     if bench.kind != "redis":
         return
-    ledger, inspection = await opened(bench, make_spec())
+    ledger, inspection = await bench.with_inspection(make_spec())
     await ledger.lease(GENERATOR, max_trajectories=2)
     await finish(ledger, TrajectoryId("t", 0, 0))
     await bench.client.hdel("{test}:group:0", "correct")
