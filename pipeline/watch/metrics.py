@@ -43,7 +43,7 @@ _ALL: Final = (
     Metric("turns", "turns", Direction.LOW, 0.10, is_counter=True, kind="slow"),
     Metric("done", "pieces", Direction.LOW, 0.10, is_counter=True, kind="slow"),
     Metric("in_flight", "pieces", Direction.HIGH, 0.10, 1.0),
-    Metric("oldest_age_s", "s", Direction.HIGH, 0.20, 1.0, kind="slow"),
+    Metric("oldest_age_s", "s", Direction.HIGH, 0.20, 1.0, is_compared=False, kind="slow"),
     Metric("input_depth", "pieces", Direction.HIGH, 0.20, 2.0),
     Metric("output_depth", "pieces", Direction.HIGH, 0.20, 2.0),
     Metric("loop_lag_ms", "ms", Direction.HIGH, 0.20, 5.0, kind="slow"),

@@ -13,3 +13,37 @@ class Tuning:
     """Age of the last heartbeat from which on a worker is silent."""
     common_share: float = 0.3
     """Share of a role above which an oddity is common, and no worker is blamed."""
+
+    warm_up_s: float = 45.0
+    """Of each worker: its own past before it is compared."""
+    memory_s: float = 600.0
+    """Time over which a worker's own usual level is learned anew."""
+    fast_s: float = 6.0
+    """Time constant of the fast view."""
+    block_s: float = 5.0
+    """Length of a block of the slow view."""
+    num_blocks: int = 25
+    """Blocks of the slow view's running median: it ignores bursts of less than half of them."""
+    filled_s: float = 15.0
+    """Time that a worker's last sample stands for missing ones."""
+    high: float = 3.5
+    """Robust deviations above which a score is evidence."""
+    most: float = 12.0
+    """Robust deviations that one moment counts at most."""
+    max_step_s: float = 60.0
+    """Longest time that one frame or block counts for."""
+    burst_s: float = 45.0
+    """Length of bursts that every healthy worker may have."""
+    fast_limit: float = 150.0
+    """Evidence of the fast view: robust deviations above ``high``, times seconds."""
+    fast_persistence_s: float = 70.0
+    """Time for which a worker must stay odd in the fast view."""
+    slow_limit: float = 60.0
+    """The same two of the slow view, which has bursts taken out."""
+    slow_persistence_s: float = 25.0
+    record_margin: float = 1.5
+    """By which an oddity exceeds the largest that ended by itself."""
+    record_s: float = 3600.0
+    """Time in which the memory of that one halves."""
+    max_named: int = 3
+    """Workers that are odd on one metric at once; more are common."""

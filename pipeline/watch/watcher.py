@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from pipeline.watch.findings import Finding
 from pipeline.watch.frame import Frame
+from pipeline.watch.groups import Groups
+from pipeline.watch.metrics import metric
+from pipeline.watch.similarity import Similarity
 from pipeline.watch.tuning import Tuning
 
 
@@ -15,14 +20,44 @@ class Watch:
     def __init__(self, tuning: Tuning | None = None) -> None:
         self._tuning = tuning or Tuning()
         self._silent: set[str] = set()
+        self._similarity = Similarity(self._tuning)
+        self._named: dict[str, float] = {}
+        self._groups: Groups | None = None
+        self._of: tuple[object, object, object] = (None, None, None)
 
     def tick(self, frame: Frame) -> list[Finding]:
         """Return the findings that are new with this frame. Workers may come and go."""
+        found = self._silences(frame)
+        if self._groups is None or self._of != (frame.workers, frame.roles, frame.phases):
+            self._groups = Groups.by(frame.roles, frame.phases)
+            self._of = (frame.workers, frame.roles, frame.phases)
+        compared = [at for at, name in enumerate(frame.metrics) if metric(name).is_compared]
+        names = tuple(frame.metrics[at] for at in compared)
+        values = np.ascontiguousarray(frame.values[:, compared].T)
+        for one in found:
+            self._named[one.worker] = frame.time_s
+        is_named = np.array([name in self._named for name in frame.workers])
+        suspects = self._similarity.tick(frame.time_s, names, frame.workers, self._groups, values, is_named)
+        for one in suspects:
+            worker = frame.workers[one.worker]
+            if worker in self._named:
+                continue
+            self._named[worker] = frame.time_s
+            known = metric(names[one.metric])
+            found.append(
+                Finding(
+                    worker, frame.roles[one.worker], one.since_s, frame.time_s, known.kind, known.name, one.strength,
+                    f"{known.name}: {one.deviations:.1f} robust deviations since {frame.time_s - one.since_s:.0f} s",
+                )
+            )  # fmt: skip
+        return found
+
+    def _silences(self, frame: Frame) -> list[Finding]:
         if "heartbeat_age_s" not in frame.metrics:
             return []
         ages = frame.values[:, frame.metrics.index("heartbeat_age_s")]
         limit = self._tuning.silent_s
-        old = [at for at, age in enumerate(ages) if age > limit]
+        old = [int(at) for at in np.flatnonzero(ages > limit)]
         if len(old) > math.ceil(self._tuning.common_share * len(frame.workers)):
             return []
         names = {frame.workers[at] for at in old}

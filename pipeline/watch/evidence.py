@@ -1,0 +1,175 @@
+"""One time scale of similarity: the evidence against each worker, by metric.
+
+A deviation is scored in robust deviations of the role and of the worker's own noise. Evidence adds
+up while the score is high (CUSUM) and must persist. It must also exceed the oddities of this fleet
+that ended by themselves: their length and height are usual here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.watch.arrays import WorkerArrays
+from pipeline.watch.groups import TINY, TO_DEVIATION, Floats, Groups
+from pipeline.watch.tuning import Tuning
+
+_UP_S, _DOWN_S = 20.0, 300.0
+"""Time constants of the role's spread, as it grows and as it shrinks."""
+_NOISY_SHARE = 0.75
+"""Quantile of the workers' own noise that holds for all of a role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A worker whose evidence on one metric is complete."""
+
+    worker: int
+    metric: int
+    strength: float
+    """Evidence over its limit."""
+    since_s: float
+    deviations: float
+    """Robust deviations now."""
+
+
+class Evidence:
+    """Evidence of every metric and worker on one time scale."""
+
+    def __init__(self, tuning: Tuning, limit: float, persistence_s: float, delay_s: float) -> None:
+        """``limit``: of evidence, in robust deviations times seconds. ``persistence_s``: time for
+        which a worker must stay odd. ``delay_s``: of this view behind the samples."""
+        self._tuning, self._limit, self._persistence_s, self._delay_s = tuning, limit, persistence_s, delay_s
+        self.state = state = WorkerArrays()
+        for name in ("noise", "noisy_s", "pending", "pending_s", "evidence", "persisted_s", "peak_s", "peak", "z"):
+            state.add(name, 0.0)
+        state.add("since_s", np.nan, np.float64)
+        self._group_names: tuple[tuple[str, str], ...] = ()
+        self._metrics: tuple[str, ...] = ()
+        self._spread_s = 0.0
+        self._step_s = 1.0
+        self._spread = self._record = self._record_s = np.zeros((0, 0), np.float32)
+
+    def align(self, metrics: tuple[str, ...], workers: tuple[str, ...], groups: Groups) -> None:
+        """Follow a frame's metrics, workers and groups."""
+        self.state.align(metrics, workers)
+        if self._group_names != groups.names or self._metrics != metrics:
+            shape = (len(metrics), len(groups.names))
+            self._spread = np.full(shape, np.nan, np.float32)
+            self._record, self._record_s = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+            self._group_names, self._metrics = groups.names, metrics
+
+    def reset(self, at: int) -> None:
+        """Forget one metric's past."""
+        self.state.reset(at)
+        self._spread[at] = np.nan
+        self._record[at] = self._record_s[at] = 0.0
+
+    def judge(
+        self,
+        time_s: float,
+        step_s: float,
+        left: Floats,
+        believed: Floats,
+        floor: Floats,
+        groups: Groups,
+        is_warm: NDArray[np.bool_],
+        is_named: NDArray[np.bool_],
+    ) -> None:
+        """Take the present deviations, their believed sizes and floors, [metrics, workers]."""
+        tuning, state = self._tuning, self.state
+        self._step_s = step_s
+        size = np.abs(left)
+        is_known = np.isfinite(left)
+        usable = np.where(is_warm, size, np.float32(np.nan))
+        now = TO_DEVIATION * groups.medians(usable)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            tau_s = np.where(now > self._spread, _UP_S, _DOWN_S)
+            self._spread_s += step_s
+            rate = np.minimum(1.0, step_s / np.minimum(self._spread_s, tau_s)).astype(np.float32)
+            moved = self._spread + rate * (now - self._spread)
+            self._spread = np.where(np.isnan(moved), np.where(np.isnan(now), self._spread, now), moved)
+            noise = np.sqrt(state["noise"])
+            usual = np.fmax(np.fmax(self._spread, now), groups.quantiles(noise, _NOISY_SHARE))[:, groups.of]
+            scale = np.fmax(np.fmax(usual, noise), floor) + TINY
+            z = np.minimum(believed / scale, np.float32(tuning.most))
+        z = np.where(is_known & is_warm, z, np.float32(0.0))
+        is_high = z > tuning.high
+        counts, sizes = groups.shares(is_high)
+        is_common = (counts > np.maximum(np.ceil(tuning.common_share * sizes), 1))[:, groups.of]
+        # while the whole role moves, evidence neither grows nor falls
+        z = state["z"] = np.where(is_common, np.float32(0.0), z)
+        is_known &= ~is_common
+        self._gather(time_s, z, is_known, is_high & ~is_common)
+        self._keep_record(groups, is_named)
+        self._listen(size, scale, is_known & is_warm & ~is_named)
+
+    def _gather(self, time_s: float, z: Floats, is_known: NDArray[np.bool_], is_high: NDArray[np.bool_]) -> None:
+        """Add this moment's scores to the evidence."""
+        state, step_s = self.state, self._step_s
+        grown = state["evidence"] + (z - np.float32(self._tuning.high)) * np.float32(step_s)
+        grown = np.clip(grown, 0.0, np.float32(20.0 * self._limit))
+        state["evidence"] = np.where(is_known, grown, state["evidence"])
+        lasted = state["persisted_s"] + np.where(is_high, np.float32(step_s), np.float32(-3.0 * step_s))
+        persisted = np.where(is_known, np.clip(lasted, 0.0, 600.0), state["persisted_s"]).astype(np.float32)
+        started = (persisted > 0) & (state["persisted_s"] <= 0)
+        np.copyto(state["since_s"], time_s - step_s, where=started)
+        state["persisted_s"] = persisted
+
+    def _keep_record(self, groups: Groups, is_named: NDArray[np.bool_]) -> None:
+        """Remember the longest and highest oddity that ended by itself."""
+        state = self.state
+        is_on = state["persisted_s"] > 0
+        is_over = ~is_on & (state["peak_s"] > 0) & ~is_named
+        fade = np.float32(0.5 ** (self._step_s / self._tuning.record_s))
+        for record, peak in ((self._record_s, "peak_s"), (self._record, "peak")):
+            record *= fade
+            if is_over.any():
+                for at, members in enumerate(groups.members):
+                    ended = np.where(is_over[:, members], state[peak][:, members], np.float32(0.0))
+                    record[:, at] = np.maximum(record[:, at], ended.max(axis=1))
+        for peak, now in (("peak_s", "persisted_s"), ("peak", "evidence")):
+            state[peak] = np.where(is_on, np.maximum(state[peak], state[now]), np.float32(0.0))
+
+    def _listen(self, size: Floats, scale: Floats, is_used: NDArray[np.bool_]) -> None:
+        """Learn each worker's own noise. That of an oddity counts once it has ended by itself."""
+        state, step_s = self.state, np.float32(self._step_s)
+        with np.errstate(invalid="ignore"):
+            square = np.square(np.minimum(size, np.float32(4.0) * scale))
+        state["pending"] += np.where(is_used, square, np.float32(0.0)) * step_s
+        state["pending_s"] += np.where(is_used, step_s, np.float32(0.0))
+        pending_s = state["pending_s"]
+        is_ready = (state["persisted_s"] <= 0) & (pending_s > 0)
+        state["noisy_s"] += np.where(is_ready, pending_s, np.float32(0.0))
+        share = np.minimum(pending_s / np.clip(state["noisy_s"], 60.0, self._tuning.memory_s), np.float32(1.0))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            noise = state["noise"] + share * (state["pending"] / pending_s - state["noise"])
+        state["noise"] = np.where(is_ready, noise, state["noise"])
+        for name in ("pending", "pending_s"):
+            state[name] = np.where(is_ready, np.float32(0.0), state[name])
+
+    def suspects(self, groups: Groups, is_named: NDArray[np.bool_]) -> list[Suspect]:
+        """Return the workers whose evidence is complete and persists, most evidence first.
+
+        More than ``max_named`` at once on one metric are common: none is returned."""
+        tuning, state = self._tuning, self.state
+        lasting_s = np.maximum(self._persistence_s + self._step_s, tuning.record_margin * self._record_s)
+        needed_s = lasting_s[:, groups.of]
+        limit = np.maximum(self._limit, tuning.record_margin * self._record)[:, groups.of]
+        is_nearly = (state["persisted_s"] >= 0.6 * needed_s) & (state["evidence"] > 0.5 * limit) & ~is_named
+        counts, _ = groups.shares(is_nearly)
+        is_crowd = (counts > tuning.max_named)[:, groups.of]
+        is_complete = (state["persisted_s"] >= needed_s) & (state["evidence"] > limit) & (state["z"] > tuning.high)
+        rows, columns = np.nonzero(is_complete & ~is_crowd & ~is_named)
+        found = [
+            Suspect(
+                int(worker),
+                int(at),
+                float(state["evidence"][at, worker] / limit[at, worker]),
+                float(state["since_s"][at, worker]) - self._delay_s,
+                float(state["z"][at, worker]),
+            )
+            for at, worker in zip(rows, columns, strict=True)
+        ]
+        return sorted(found, key=lambda one: -one.strength)

@@ -1,0 +1,89 @@
+"""Medians of groups of workers: of all metrics at once, without a loop over workers.
+
+A group is a role, or a role in a phase. Missing values are NaN and count nowhere. The order of the
+workers in a frame changes no result: medians are the only sums over workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+TINY = np.float32(1e-30)
+"""Keeps a scale above zero."""
+TO_DEVIATION = np.float32(1.4826)
+"""Median absolute deviation to standard deviation, for normal noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Which worker is in which group."""
+
+    names: tuple[tuple[str, str], ...]
+    """Role and phase of each group, sorted."""
+    of: NDArray[np.intp]
+    """[workers]: index of the group."""
+    members: tuple[NDArray[np.intp], ...]
+    """Of each group, the indices of its workers."""
+
+    @classmethod
+    def by(cls, roles: Sequence[str], phases: Sequence[str] | None = None) -> Groups:
+        """Group workers by role and phase."""
+        keys = list(zip(roles, phases or [""] * len(roles), strict=True))
+        names = tuple(sorted(set(keys)))
+        number = {name: at for at, name in enumerate(names)}
+        of = np.array([number[key] for key in keys], dtype=np.intp)
+        return cls(names, of, tuple(np.flatnonzero(of == at) for at in range(len(names))))
+
+    def sizes(self) -> NDArray[np.intp]:
+        """Return the number of workers of each worker's group, [workers]."""
+        return np.array([len(one) for one in self.members], dtype=np.intp)[self.of]
+
+    def medians(self, values: Floats) -> Floats:
+        """Return the median of each metric in each group, [metrics, groups], of values [metrics,
+        workers]. NaN where no worker has a value."""
+        found = np.empty((len(values), len(self.members)), dtype=np.float32)
+        for at, members in enumerate(self.members):
+            found[:, at] = medians(values if len(self.members) == 1 else values[:, members])
+        return found
+
+    def quantiles(self, values: Floats, share: float) -> Floats:
+        """Return a quantile of each metric in each group, [metrics, groups]; 0 without a value."""
+        found = np.zeros((len(values), len(self.members)), dtype=np.float32)
+        for at, members in enumerate(self.members):
+            place = int(share * (len(members) - 1))
+            found[:, at] = np.partition(values[:, members], place, axis=1)[:, place]
+        return found
+
+    def others(self, values: Floats, of_group: Floats) -> Floats:
+        """Return each worker's reference, [metrics, workers]: the group's median; in groups below
+        ``SMALL`` workers the median of the others."""
+        reference = of_group[:, self.of]
+        for members in self.members:
+            if 1 < len(members) < SMALL:
+                own = values[:, members]
+                for at, member in enumerate(members):
+                    reference[:, member] = medians(np.delete(own, at, axis=1))
+        return reference
+
+    def shares(self, flags: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return how many workers of each group have a flag, and its size, of flags [metrics,
+        workers]: [metrics, groups], [groups]."""
+        counts = np.stack([np.count_nonzero(flags[:, one], axis=1) for one in self.members], axis=1)
+        return counts, np.array([len(one) for one in self.members], dtype=np.intp)
+
+
+SMALL = 5
+"""Groups below it are judged against the other members, and each worker's own past."""
+
+
+def medians(values: Floats) -> Floats:
+    """Return medians along the last axis, of all values but NaN; NaN of none."""
+    ordered = np.sort(values, axis=-1)
+    last = values.shape[-1] - np.count_nonzero(np.isnan(ordered), axis=-1) - 1
+    low = np.take_along_axis(ordered, np.maximum(last // 2, 0)[..., None], axis=-1)[..., 0]
+    high = np.take_along_axis(ordered, np.maximum((last + 1) // 2, 0)[..., None], axis=-1)[..., 0]
+    return (low + high) * np.float32(0.5)

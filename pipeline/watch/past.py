@@ -1,0 +1,108 @@
+"""How far each worker is from its peers, less how far it usually is.
+
+A worker's deviation is the smallest that four explanations leave. It is usually that much above its
+peers. It is usually that share above them. It stands where many peers stand. It has not moved
+itself. A worker is odd only when none of them explains it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.watch.arrays import WorkerArrays
+from pipeline.watch.groups import SMALL, TINY, Floats, Groups
+from pipeline.watch.metrics import Metric
+from pipeline.watch.tuning import Tuning
+
+_GATE = np.float32(2.0)
+"""A deviation is at most twice the distance to the peers, and twice the worker's own movement."""
+
+
+class Floors:
+    """Floors and bad directions of the metrics of a frame, as columns [metrics, 1]."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self.share = np.array([one.floor for one in metrics], np.float32)[:, None]
+        self.in_units = np.array([one.floor_in_units for one in metrics], np.float32)[:, None]
+        self.bad = np.array([one.bad for one in metrics], np.float32)[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Deviations:
+    """Of each metric and worker, in the metric's unit. Arrays are [metrics, workers]; NaN: none."""
+
+    left: Floats
+    """Distance to the peers, less the usual one: in units or as a share, the smaller of both."""
+    apart: Floats
+    """Distance to the peers, of a wide role made smaller."""
+    moved: Floats
+    """Distance to the worker's own usual level."""
+    floor: Floats
+    """Smallest scale that is believed."""
+
+
+def believed(left: Floats, apart: Floats, moved: Floats, bad: Floats) -> Floats:
+    """Return the size of each deviation that no explanation takes away, in a bad direction."""
+    with np.errstate(invalid="ignore"):
+        is_explained = (left * moved < 0) | (left * apart < 0) | (bad * left < 0)
+        size = np.minimum(np.abs(left), _GATE * np.minimum(np.abs(apart), np.abs(moved)))
+        return np.where(is_explained, np.float32(0.0), size)
+
+
+class Past:
+    """Each worker's own usual level, and its usual distance from the peers."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+        self.state = state = WorkerArrays()
+        state.add("offset", np.nan)
+        state.add("level", np.nan)
+        state.add("age_s", 0.0)
+
+    def deviations(self, values: Floats, groups: Groups, floors: Floors) -> Deviations:
+        """Return how far each worker is from where its peers and its past would have it."""
+        offset, level = self.state["offset"], self.state["level"]
+        sizes = groups.sizes()
+        reference = _reference(values, groups)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            difference = values - reference
+            added = difference - offset
+            usual = level - offset
+            shared = values - reference * (level / usual)
+            is_share = reference * usual > 0
+            left = np.where(is_share & (np.abs(shared) < np.abs(added)), shared, added)
+            left = np.where(is_share & (shared * added < 0), np.float32(0.0), left)
+            floor = floors.share * np.abs(np.where(sizes == 1, level, reference)) + floors.in_units
+            near = np.fmax(groups.medians(np.abs(left))[:, groups.of], floor)
+            wide = np.fmax(groups.medians(np.abs(difference))[:, groups.of], floor)
+            # in a wide role a distance to the peers counts less
+            apart = difference * np.minimum(near / (wide + TINY), np.float32(1.0))
+            apart = np.where(sizes < SMALL, left, apart)
+            return Deviations(left, apart, values - level, floor)
+
+    def learn(self, step_s: float, values: Floats, groups: Groups, is_odd: NDArray[np.bool_]) -> None:
+        """Follow each worker's own usual level, slowly, and not while it is odd."""
+        state = self.state
+        difference = values - _reference(values, groups)
+        is_known = np.isfinite(difference)
+        age_s = state["age_s"]
+        age_s += np.where(is_known, np.float32(step_s), np.float32(0.0))
+        share = np.float32(step_s) / np.clip(age_s, step_s, self._tuning.memory_s)
+        rate = np.where(is_known & ~is_odd, share, np.float32(0.0)).astype(np.float32)
+        for name, now in (("offset", difference), ("level", values)):
+            old = np.where(np.isnan(state[name]), now, state[name])
+            with np.errstate(invalid="ignore"):
+                state[name] = np.where(rate > 0, old + rate * (now - old), state[name])
+
+    def is_warm(self) -> NDArray[np.bool_]:
+        """Return where a worker has enough of a past, [metrics, workers]."""
+        return self.state["age_s"] >= self._tuning.warm_up_s
+
+
+def _reference(values: Floats, groups: Groups) -> Floats:
+    """Return what each worker is compared with: its peers' median; 0 for a worker alone."""
+    reference = groups.others(values, groups.medians(values))
+    reference[:, groups.sizes() == 1] = 0.0
+    return reference
