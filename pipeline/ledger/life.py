@@ -12,10 +12,12 @@ last ``EITHER_END`` chunks are kept, and of its leases the last ``MAX_LEASES``.
       claimed_s, end], ...],
     end
 
-An end is ``[at_s, reason, updates, oldest]``. An empty text stands for what is not known."""
+An end is ``[at_s, reason, updates, oldest]``. An empty text stands for what is not known. A
+client of its own could give itself a name with spaces, so texts are read from their ends."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,6 +30,7 @@ MAX_LEASES: Final = 4
 EITHER_END: Final = 32
 TRAINED: Final = "trained"
 DROPPED: Final = "dropped"
+_VERSIONS: Final = re.compile(r"(?: \d+)*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,19 +166,19 @@ def _time(value: Any) -> float | None:
 
 
 def _lease(text: str) -> LeaseEvent:
-    who, at = text.split(" ")
+    who, _, at = text.rpartition(" ")
     return LeaseEvent(who, float(at))
 
 
 def _chunk(row: Sequence[Any]) -> ChunkLife:
     index, tokens, written, by, scored, ready, claimed, end = row
-    who, _, versions = by.partition(" ")
+    who = _VERSIONS.sub("", by)
     return ChunkLife(
         index=index,
         num_tokens=tokens,
         written_s=_time(written),
         worker=who,
-        versions=tuple(map(int, versions.split())),
+        versions=tuple(map(int, by[len(who) :].split())),
         scores=tuple(_score(field, text) for field, text in zip(Field, scored, strict=True) if text),
         ready_s=_time(ready),
         claimed_s=_time(claimed),
@@ -184,7 +187,7 @@ def _chunk(row: Sequence[Any]) -> ChunkLife:
 
 
 def _score(field: Field, text: str) -> ScoreEvent:
-    who, at, *values = text.split()
+    who, at, *values = text.rstrip().rsplit(" ", 3 if field is Field.REWARD else 1)
     accuracy, reward = map(float, values) if values else (None, None)
     return ScoreEvent(field, who, float(at), accuracy, reward)
 

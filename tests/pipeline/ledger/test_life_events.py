@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.ledger.life import ChunkLife, LeaseEvent, ScoreEvent, TrajectoryLife, UnitEnd
+from pipeline.ledger.life import ChunkLife, LeaseEvent, ScoreEvent, TrajectoryLife, UnitEnd, life_from
 from pipeline.ledger.life_events import life_events
 from protocol.trajectory import Field
 
@@ -66,3 +66,30 @@ def test_events_of_one_time_stand_in_the_order_in_which_they_follow_one_another(
         LIFE, admitted_s=at_s, leases=(LeaseEvent("g#1", at_s),), chunks=(chunk,), end=UnitEnd(at_s, "", 0, 0)
     )
     assert [words.split()[0] for _, words in life_events(life)] == ["admitted", "leased", *["chunk"] * 3, "trained"]
+
+
+def test_a_life_is_read_whatever_a_client_calls_itself() -> None:
+    odd = "generator-<b>5 6</b> x#1"
+    scored = [f"{odd} 3.0 1 0.5", f"{odd} 4.0  ", ""]
+    packed = [
+        "t.0.1",
+        "claimed",
+        1,
+        0,
+        7,
+        5,
+        6,
+        1,
+        [f"{odd} 2.0"],
+        1,
+        [[0, 7, 2.5, f"{odd} 3 4", scored, "", "", ""]],
+        "",
+    ]
+    life = life_from(packed)
+    [lease], [chunk] = life.leases, life.chunks
+    assert (lease.who, lease.at_s) == (odd, 2.0)
+    assert (chunk.worker, chunk.versions) == (odd, (3, 4))
+    assert [(score.who, score.at_s, score.accuracy, score.reward) for score in chunk.scores] == [
+        (odd, 3.0, 1.0, 0.5),
+        (odd, 4.0, None, None),
+    ]
