@@ -1,4 +1,4 @@
-"""A real run, a run of files with hostile text, the dashboard before them, and a browser.
+"""A real run, two with hostile text, the dashboard before them, and a browser.
 
 ``make test-web`` runs these tests: they need playwright and the system's chromium."""
 
@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipeline.observability.history import HISTORY_NAME, HistoryTail, UpdateRow
-from tests.pipeline.operator.web.served import HOSTILE, write_files
+from tests.pipeline.operator.web.served import HOSTILE, served_run, write_files
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page  # pyright: ignore[reportMissingImports]
@@ -37,6 +38,10 @@ FLAGS = (
     "--disable-sync",
 )
 BEGIN_S = 300.0
+LARGE = ("algorithm.group_size=64", "algorithm.groups_per_update=64")
+NUM_HELD = 2_500
+"""Trajectories in the large run's ledger: more than the page counts without a request."""
+HOSTILE_WORKER = "generator-<script>window.hacked = true</script>"
 collect_ignore_glob = [] if importlib.util.find_spec("playwright") else ["test_*"]
 
 
@@ -75,7 +80,8 @@ class Dashboard:
 
 @pytest.fixture(scope="session")
 def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
-    """Start the demo's fleet, and the dashboard of its folder, which has a hostile run too."""
+    """Start the demo's fleet, and the dashboard of its folder. It has a hostile run of files too,
+    and a large one: a worker of a hostile name has leased its trajectories."""
     chromium()
     place = tmp_path_factory.mktemp("web")
     folder = place / "runs"
@@ -91,11 +97,16 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     words += [word for text in settings for word in ("--set", text)]
     with (place / "up").open("wb") as out:
         fleet = subprocess.Popen(words, cwd=ROOT, stdout=out, stderr=out)
-    server = None
+    server, stack = None, ExitStack()
     try:
         until(lambda: num_updates(folder / "live") >= 3 or fleet.poll() is not None, BEGIN_S)
         assert fleet.poll() is None, (place / "up").read_text()
         hostile_run(folder / "hostile", folder / "live")
+        (place / "large").mkdir()
+        large = served_run(
+            place / "large", f"run.dir={folder}", "run.name=large", *LARGE, num_leased=NUM_HELD, worker=HOSTILE_WORKER
+        )
+        stack.enter_context(large)
         serve = [*python, "pipeline.cli", "dashboard", str(folder), "--port", "0"]
         server = subprocess.Popen(
             serve, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -110,6 +121,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
             server.wait(20)
             assert server.stdout is not None
             server.stdout.close()
+        stack.close()
         # Two signals: at once, without a drain.
         for _ in range(2):
             fleet.terminate()
@@ -196,6 +208,18 @@ def page(browser: Browser, dashboard: Dashboard) -> Page:
     page.wait_for_selector("main")
     show(page, "live", "overview")
     return page
+
+
+@pytest.fixture
+def keep(request: pytest.FixtureRequest) -> Callable[[Page, str], None]:
+    """Keeps a screenshot by its name, where ``--pictures`` names a folder."""
+    pictures: Path | None = request.config.getoption("--pictures")
+
+    def kept(page: Page, name: str) -> None:
+        if pictures is not None:
+            page.screenshot(path=pictures / f"{name}.png", full_page=True)
+
+    return kept
 
 
 def show(page: Page, run: str, tab: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.pipeline.operator.web.served import SHOWN
-from tests.web.conftest import Browser, Dashboard, show
+from tests.web.conftest import HOSTILE_WORKER, NUM_HELD, Browser, Dashboard, num_updates, show, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page  # pyright: ignore[reportMissingImports]
@@ -124,6 +124,97 @@ def test_a_scale_click_changes_the_fleet(page: Page, dashboard: Dashboard) -> No
     expect(generators(page).locator(".number")).to_have_text("2 of 2", timeout=120_000)
 
 
+def test_a_drain_click_has_one_worker_finish_and_leave(
+    page: Page, dashboard: Dashboard, keep: Callable[[Page, str], None]
+) -> None:
+    show(page, "live", "workers")
+    row = page.locator('tr[data-key="generator-1"]')
+    expect(row).to_contain_text("live")
+    before = num_updates(dashboard.live)
+    row.get_by_role("button", name="Drain").click()
+    expect(page.locator(".said")).to_have_text("generator-1 takes no new work, finishes, and leaves")
+    keep(page, "drain")
+    expect(row).to_have_count(0, timeout=120_000)
+    found = dashboard.headrace("status", str(dashboard.live))
+    roles = {role["role"]: role for role in found["roles"]}
+    assert (roles["generator"]["num_live"], roles["generator"]["num_wanted"]) == (1, 1), "none takes its place"
+    until(lambda: num_updates(dashboard.live) > before, 120.0)
+    page.get_by_label("generator", exact=True).fill("2")
+    page.locator("form.role", has_text="generator").get_by_role("button", name="Scale").click()
+    expect(page.locator("form.role", has_text="generator").locator(".present")).to_have_text("2 of 2", timeout=120_000)
+
+
+def test_the_last_worker_of_a_role_is_not_drained_and_the_page_says_why(page: Page, browser: Browser) -> None:
+    show(page, "live", "workers")
+    page.locator('[data-drain="reward-0"]').click()
+    expect(page.locator(".said")).to_contain_text("reward-0 is the run's last reward")
+    expect(page.locator('tr[data-key="reward-0"]')).to_contain_text("live")
+    expect(page.locator('[data-drain="learner"]')).to_be_hidden()
+    # The browser itself writes the refusal into the console.
+    assert all("400" in said for said in browser.complaints)
+    browser.complaints.clear()
+
+
+def test_the_balance_of_a_large_ledger_is_counted_at_a_click(
+    browser: Browser, dashboard: Dashboard, keep: Callable[[Page, str], None]
+) -> None:
+    page = browser.open(f"{dashboard.url}#token={dashboard.token}")
+    page.wait_for_selector("main")
+    show(page, "large", "work")
+    balance = panel(page, "The ledger's balance")
+    expect(balance.locator(".note")).to_contain_text("entries are in flight; counting them holds up the ledger")
+    expect(balance.locator("tbody tr")).to_have_count(0)
+    balance.get_by_role("button", name="Count now").click()
+    leased = balance.locator("tbody tr", has_text="in flight: leased").locator("td").nth(1)
+    expect(leased).to_have_text(f"{NUM_HELD:,}")
+    expect(balance.locator("tbody tr").last.locator("td").nth(1)).to_have_text("0")
+    # The next look counts nothing, and names the time of the count.
+    again = re.compile(r"entries are in flight.*it balanced .* ago")
+    expect(balance.locator(".note")).to_contain_text(again, timeout=20_000)
+    expect(leased).to_have_text(f"{NUM_HELD:,}")
+    keep(page, "balance")
+
+
+def test_a_trajectorys_life_opens_and_closes_by_the_keyboard(page: Page, keep: Callable[[Page, str], None]) -> None:
+    show(page, "live", "answers")
+    # Newer answers come meanwhile, above it.
+    name = page.locator(".answer > header").first.inner_text().rpartition(" ")[2]
+    answer = page.locator(".answer").filter(has=page.locator("header", has_text=re.compile(rf" {re.escape(name)}$")))
+    life = answer.locator("details.life")
+    life.locator("summary").focus()
+    page.keyboard.press("Enter")
+    told = life.locator("pre")
+    for event in ("admitted", "leased by generator-", "chunk 0: ", ", by reward-0", "claimed by the learner"):
+        expect(told).to_contain_text(event)
+    # A checkpoint settles it, and the open panel goes on.
+    expect(told).to_contain_text("trained on by update", timeout=120_000)
+    page.keyboard.press("Tab")
+    expect(told).to_be_focused()
+    keep(page, "life")
+    page.keyboard.press("Escape")
+    expect(told).to_be_hidden()
+    expect(life.locator("summary")).to_be_focused()
+
+
+def test_a_life_with_hostile_names_stays_text(browser: Browser, dashboard: Dashboard) -> None:
+    page = browser.open(f"{dashboard.url}#token={dashboard.token}")
+    page.wait_for_selector("main")
+    show(page, "large", "answers")
+    life = page.locator(".answer", has_text="t.1.0").locator("details.life")
+    life.locator("summary").click()
+    expect(life.locator("pre")).to_contain_text(f"leased by {HOSTILE_WORKER}")
+    assert page.locator("main script, main img").count() == 0
+    assert page.evaluate("window.hacked") is None
+    # A run of files alone has no ledger.
+    show(page, "hostile", "answers")
+    life = page.locator(".answer details.life").first
+    life.locator("summary").click()
+    expect(life.locator("pre")).to_contain_text("ledger")
+    # The browser itself writes the refusal into the console.
+    assert all("400" in said for said in browser.complaints)
+    browser.complaints.clear()
+
+
 def test_a_pause_click_stops_admission_and_another_lets_it_go_on(page: Page) -> None:
     page.get_by_role("button", name="Pause").click()
     expect(page.locator(".top .pill")).to_have_text("paused")
@@ -158,7 +249,7 @@ def test_what_a_model_or_a_log_writes_stays_text(browser: Browser, dashboard: Da
 
 def test_runs_are_shown_side_by_side(page: Page) -> None:
     show(page, "live", "runs")
-    expect(panel(page, "Runs").locator("tbody tr")).to_have_count(2)
+    expect(panel(page, "Runs").locator("tbody tr")).to_have_count(3)
     page.get_by_role("checkbox", name="compare hostile").check()
     chart = panel(page, "Side by side").locator(".chart").nth(1)
     expect(chart.locator("path.curve")).to_have_count(2)
@@ -215,19 +306,17 @@ def test_a_tab_opens_by_enter_and_its_focus_is_seen(page: Page) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1600])
 def test_every_tab_fits_its_width_and_can_be_read(
-    browser: Browser, dashboard: Dashboard, request: pytest.FixtureRequest, width: int, scheme: str
+    browser: Browser, dashboard: Dashboard, keep: Callable[[Page, str], None], width: int, scheme: str
 ) -> None:
     page = browser.open(f"{dashboard.url}#token={dashboard.token}", width=width, height=800, scheme=scheme)
     page.wait_for_selector("main")
-    pictures: Path | None = request.config.getoption("--pictures")
     for tab in TABS:
         show(page, "live", tab)
         page.wait_for_timeout(2500)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, tab
         ratios = page.evaluate(CONTRASTS)
         assert min(ratios) >= 4.0, (tab, scheme, ratios)
-        if pictures is not None:
-            page.screenshot(path=pictures / f"{tab}-{width}-{scheme}.png", full_page=True)
+        keep(page, f"{tab}-{width}-{scheme}")
 
 
 CONTRASTS = """() => {

@@ -3,6 +3,8 @@
 import { get, runPath } from "./api.js";
 import { clock, count, figure, h, keyed, panel, say } from "./dom.js";
 
+const LIFE_EVERY_MS = 3000;
+const ENDED = new Set(["trained", "dropped"]);
 const COLOURS = [["version", "policy version"], ["advantage", "advantage"], ["logprob", "log-prob"], ["none", "plain"]];
 
 // The class of one token: eleven steps of a scale, or one of six colours for versions.
@@ -36,11 +38,20 @@ function factsOf(row) {
   ].filter(Boolean);
 }
 
+function closesByEscape(event) {
+  if (event.key !== "Escape") return;
+  event.currentTarget.open = false;
+  event.currentTarget.querySelector("summary").focus();
+}
+
 export class AnswersTab {
   constructor(app) {
     this.app = app;
     this.by = "version";
     this.rows = [];
+    // The open lives of trajectories that have not ended, and when they were read.
+    this.lives = new Map();
+    this.read = 0;
     const choices = COLOURS.map(([name, text]) => {
       const input = h("input", { type: "radio", name: "colour", value: name, id: `by-${name}`, checked: name === this.by, onchange: () => this.colour(name) });
       return [input, h("label", { for: `by-${name}`, text })];
@@ -53,7 +64,15 @@ export class AnswersTab {
     this.element = h("div", { class: "tab" }, this.panel.element);
   }
 
-  show() {}
+  // An open life goes on: it is read again as long as it may.
+  show() {
+    const now = Date.now();
+    if (this.isReading || now - this.read < LIFE_EVERY_MS) return;
+    this.read = now;
+    this.isReading = true;
+    Promise.allSettled(Array.from(this.lives, ([details, row]) => (details.isConnected ? this.life(row, details) : this.lives.delete(details)))).then(() => (this.isReading = false));
+  }
+
   history() {}
 
   samples(data) {
@@ -110,19 +129,28 @@ export class AnswersTab {
     } else body.textContent = row.response || "(empty)";
     const verdict = row.accuracy >= 1 ? "right" : row.accuracy <= 0 ? "wrong" : "part";
     const missing = !tokens?.pieces && this.by !== "none" ? h("span", { class: "soft", text: row.tokens_missing || "its tokens were not recorded" }) : null;
-    const life = this.app.can("trajectory") ? h("details", { class: "life", ontoggle: (event) => event.target.open && this.life(row, event.target) }, h("summary", { text: "its whole life" }), h("pre", { class: "log" })) : null;
+    const life = this.app.can("trajectory") ? h("details", { class: "life", ontoggle: (event) => this.toggled(row, event.target), onkeydown: closesByEscape }, h("summary", { text: "its whole life" }), h("pre", { class: "log", tabindex: "0", "aria-label": "events of the trajectory" })) : null;
     return h("article", { class: "answer", "data-verdict": verdict },
       h("header", {}, h("b", { class: "verdict", text: row.verdict }), h("span", { text: `reward ${row.reward >= 0 ? "+" : ""}${row.reward.toFixed(2)}` }), h("span", { class: "soft", text: factsOf(row).join(" · ") })),
       h("dl", {}, h("dt", { text: "prompt" }), h("dd", {}, h("div", { class: "prompt", text: row.prompt })), h("dt", { text: "response" }), h("dd", {}, body, h("div", { class: "legend" }, legendOf(this.by, tokens?.pieces ? tokens : null, scale), missing)), h("dt", { text: "right answer" }), h("dd", { class: "prompt", text: row.answer })), life);
+  }
+
+  toggled(row, details) {
+    if (!details.open) return void this.lives.delete(details);
+    this.lives.set(details, row);
+    this.life(row, details);
   }
 
   async life(row, details) {
     const text = details.querySelector("pre");
     try {
       const found = await get(runPath(this.app.run, `trajectory?name=${encodeURIComponent(row.trajectory)}`));
-      text.textContent = [...found.events.map((event) => `${clock(event.at_s)}  ${event.text}`), `${count(found.num_tokens)} tokens; ${found.state}${found.prompt === null ? "" : `; prompt ${count(found.prompt)}`}`].join("\n");
+      if (ENDED.has(found.state)) this.lives.delete(details);
+      const told = [...found.events.map((event) => `${clock(event.at_s)}  ${event.text}`), `${count(found.num_tokens)} tokens; ${found.state}${found.prompt === null ? "" : `; prompt ${count(found.prompt)}`}`].join("\n");
+      say(text, told);
     } catch (error) {
-      text.textContent = error.message;
+      this.lives.delete(details);
+      say(text, error.message);
     }
   }
 }

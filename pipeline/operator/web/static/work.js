@@ -79,9 +79,11 @@ export class WorkTab {
   showAudit(found) {
     this.countNow.hidden = found.balances !== null;
     if (found.balances === null) {
+      const before = this.counted?.run === this.app.run ? `; it balanced ${age(Date.now() / 1000 - this.counted.at_s)} ago` : "";
       mark(this.balance.note, "data-state", null);
-      return void say(this.balance.note, `${count(found.num_held)} entries are in flight; counting them holds up the ledger for a moment`);
+      return void say(this.balance.note, `${count(found.num_held)} entries are in flight; counting them holds up the ledger for a moment${before}`);
     }
+    this.counted = found.balances ? { run: this.app.run, at_s: found.at_s } : null;
     say(this.balance.note, found.balances ? `it balances; counted ${age(Date.now() / 1000 - found.at_s)} ago` : "it does not balance: this is a bug");
     mark(this.balance.note, "data-state", found.balances ? "good" : "bad");
     const names = Object.keys(found.columns);

@@ -57,9 +57,11 @@ class ServedRun:
 
 
 @contextlib.contextmanager
-def served_run(folder: Path, *, num_generators: int = 2) -> Iterator[ServedRun]:
-    """Make the run; end its server afterwards."""
-    run_dir, spec, server = made_run(folder)
+def served_run(
+    folder: Path, *overrides: str, num_generators: int = 2, num_leased: int = 8, worker: str = "generator-0"
+) -> Iterator[ServedRun]:
+    """Make the run; end its server afterwards. ``worker`` has leased so many trajectories."""
+    run_dir, spec, server = made_run(folder, *overrides)
     (run_dir / "logs").mkdir(exist_ok=True)
     line = {"at": "2026-01-01T00:00:00Z", "worker": "generator-0", "level": "info", "event": "hello", "text": HOSTILE}
     (run_dir / "logs" / "generator-0.jsonl").write_text(json.dumps(line) + "\n")
@@ -72,8 +74,8 @@ def served_run(folder: Path, *, num_generators: int = 2) -> Iterator[ServedRun]:
                 await at.ledger.open(spec)
                 await at.registry.set_fleet(Fleet({Role.LEARNER: 1, Role.GENERATOR: num_generators, Role.REWARD: 1}))
                 await at.registry.set_run_status(RunStatus(RunState.RUNNING))
-                who = await at.registry.register(Role.GENERATOR, "generator-0")
-                await at.ledger.lease(who, max_trajectories=8)
+                who = await at.registry.register(Role.GENERATOR, worker)
+                await at.ledger.lease(who, max_trajectories=num_leased)
                 return who, await at.registry.register(Role.LEARNER, "learner")
 
             generator, learner = run.ask(begin)
@@ -87,7 +89,7 @@ def served_run(folder: Path, *, num_generators: int = 2) -> Iterator[ServedRun]:
 def beat(run: ServedRun, who: Incarnation, waiting_for: WaitingFor, **counters: float) -> None:
     """Have a heartbeat arrive."""
     now = time.time()
-    writer = RedisHeartbeatWriter(read_ledger_url(run.run_dir), "op")
+    writer = RedisHeartbeatWriter(read_ledger_url(run.run_dir), run.run_dir.name)
     writer.beat(
         Heartbeat(
             who=who,
