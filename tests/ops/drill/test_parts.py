@@ -58,7 +58,7 @@ from protocol.endpoints import ipc_endpoint
 from protocol.errors import DataError
 from protocol.ids import Role, TrajectoryId
 from tests.pipeline.ledger.builders import make_chunk, make_spec, reward
-from tests.pipeline.runtime.test_registry import beat_of
+from tests.pipeline.runtime.registries import beat_of
 from workers.engines.emulated.journal import SamplingJournal, read_journal
 
 ROOT = Path(__file__).parents[3]

@@ -28,7 +28,7 @@ from protocol.errors import ConfigError, Fenced
 from protocol.ids import Role
 from tests.own_server import own_server
 from tests.pipeline.op_config import op_config
-from tests.pipeline.runtime.test_registry import beat_of
+from tests.pipeline.runtime.registries import beat_of
 
 pytestmark = pytest.mark.timeout(60)
 OWNER = "redis://:owners-pw@127.0.0.1:{port}/0"

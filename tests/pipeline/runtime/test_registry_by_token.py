@@ -15,15 +15,16 @@ from pipeline.ledger.redis.tokens import TokenAdmin
 from pipeline.ledger.token import ledger_url
 from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
 from protocol.ids import Role
-from tests.pipeline.runtime import test_registry as contract
-from tests.pipeline.runtime.test_registry import Subject
+from tests.pipeline.runtime import test_registry, test_registry_news, test_registry_relays
+from tests.pipeline.runtime.registries import Subject, announcement
 
 OF_OWNER = ("set_fleet", "redis_server", "redis_client")
 """Calls that no token may make, and tests with a connection of their own."""
 OF_LEARNER = ("announce_weights", "set_run_status", "announcement(")
 CLAIMS = {
     name: (claim, inspect.getsource(claim))
-    for name, claim in vars(contract).items()
+    for module in (test_registry, test_registry_news, test_registry_relays)
+    for name, claim in vars(module).items()
     if name.startswith("test_") and "subject" in inspect.signature(claim).parameters
 }
 globals().update(
@@ -57,6 +58,6 @@ def test_most_of_the_contract_is_run_by_tokens() -> None:
 @pytest.mark.parametrize("subject", [Role.LEARNER], indirect=True)
 async def test_a_learner_publishes_by_its_token(subject: Subject) -> None:
     who = await subject.registry.register(Role.LEARNER, "learner")
-    await subject.registry.announce_weights(who, contract.announcement(1))
+    await subject.registry.announce_weights(who, announcement(1))
     found = await subject.registry.weights()
     assert found is not None and found.policy_version == 1
