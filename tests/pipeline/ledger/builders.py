@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.ledger.types import LedgerSpec, Unit
+from pipeline.ledger.types import LedgerSpec, Unit, WriteStatus
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import (
     FinishReason,
@@ -68,3 +68,11 @@ def reference(tokens: int = 3) -> Score:
 
 def value(tokens: int = 3) -> Score:
     return ValueScore(values=np.zeros(tokens, np.float32), value_version=0)
+
+
+async def finish(ledger, lease, *, version=0, accuracy=1.0, who=GENERATOR):
+    """Write a leased trajectory's final chunk and its reward."""
+    chunk = make_chunk(lease.trajectory, lease.next_index, version=version)
+    assert (await ledger.write_chunk(who, chunk)).status is WriteStatus.STORED
+    assert await ledger.write_score(SCORER, chunk.id, reward(accuracy)) is WriteStatus.STORED
+    return chunk

@@ -21,13 +21,26 @@ from pipeline.ledger.redis.tokens import TokenAdmin
 from pipeline.ledger.token import ROLES, ledger_url
 from pipeline.ledger.types import LedgerSpec
 from protocol.ids import Incarnation, Role
-from tests.pipeline.ledger import test_contract as contract
-from tests.pipeline.ledger import test_finished_lane as finished_lane
+from tests.pipeline.ledger import (
+    test_contract,
+    test_contract_admission,
+    test_contract_claims,
+    test_contract_leases,
+    test_contract_scoring,
+    test_finished_lane,
+)
 from tests.pipeline.ledger.conftest import Bench
 
 SHARED = {
     name: claim
-    for module in (contract, finished_lane)
+    for module in (
+        test_contract,
+        test_contract_admission,
+        test_contract_leases,
+        test_contract_claims,
+        test_contract_scoring,
+        test_finished_lane,
+    )
     for name, claim in vars(module).items()
     if name.startswith("test_")
 }

@@ -1,4 +1,4 @@
-"""Claims about a registry's notifications: told once, of what changed, and of nothing else."""
+"""Claims about a registry's notifications: each change is reported once, and nothing else."""
 
 from __future__ import annotations
 

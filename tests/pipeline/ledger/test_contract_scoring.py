@@ -1,0 +1,119 @@
+"""Every ledger's promises on late scores: work is handed out again, or is a dead letter."""
+
+import pytest
+
+from pipeline.ledger.types import (
+    Unit,
+    WriteStatus,
+)
+from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
+from protocol.trajectory import Field
+from tests.pipeline.ledger.builders import (
+    GENERATOR,
+    LEARNER,
+    SCORER,
+    make_chunk,
+    make_spec,
+    reward,
+)
+
+
+async def test_overdue_work_is_handed_out_again_once_a_deadline(bench):
+    ledger = await bench.open(make_spec())
+    leases = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
+    chunks = [make_chunk(lease.trajectory) for lease in leases]
+    await ledger.write_chunk(GENERATOR, chunks[1])
+    bench.now += 1.0
+    await ledger.write_chunk(GENERATOR, chunks[0])
+    assert await ledger.overdue(SCORER, Field.REWARD, max_chunks=9) == []
+    bench.now += 5.0
+    handed = await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)
+    assert [chunk.id for chunk in handed] == [chunks[1].id, chunks[0].id]
+    assert await ledger.overdue(SCORER, Field.REWARD, max_chunks=9) == []
+    assert await ledger.overdue(SCORER, Field.REFERENCE, max_chunks=9) == []
+
+
+@pytest.mark.parametrize("unit", Unit)
+async def test_a_groups_final_chunks_are_handed_out_when_all_of_it_has_ended(bench, unit):
+    ledger = await bench.open(make_spec(unit, eta=4))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=4)).leases
+    first, second, other = (lease.trajectory for lease in leases[:3])
+    await ledger.write_chunk(GENERATOR, make_chunk(first))
+    await ledger.write_chunk(GENERATOR, make_chunk(second, final=False))
+    await ledger.write_chunk(GENERATOR, make_chunk(other))
+    assert await ledger.finished_group(SCORER, first.group, num_members=2) == []
+    assert await ledger.finished_group(SCORER, 77, num_members=2) == []
+    await ledger.write_chunk(GENERATOR, make_chunk(second, 1, context=3))
+    ended = await ledger.finished_group(SCORER, first.group, num_members=2)
+    assert [str(chunk.id) for chunk in ended] == [f"{first}.0", f"{second}.1"]
+    assert ended[1].finish_reason.is_final
+    await ledger.cancel_in_flight(LEARNER)
+    bench.now += 60.0
+    assert await ledger.finished_group(SCORER, first.group, num_members=2) == []
+
+
+@pytest.mark.parametrize("unit", Unit)
+async def test_a_group_is_given_to_one_scorer_until_its_deadline_or_its_failure(bench, unit):
+    ledger = await bench.open(make_spec(unit, eta=4, max_attempts=9))
+    other = Incarnation(Role.REWARD, "reward-1", 1)
+    chunks = [make_chunk(lease.trajectory) for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases]
+    for chunk in chunks:
+        await ledger.write_chunk(GENERATOR, chunk)
+
+    async def given(who: Incarnation) -> int:
+        return len(await ledger.finished_group(who, 0, num_members=2))
+
+    assert [await given(other), await given(SCORER), await given(other)] == [2, 0, 0]
+    bench.now += 4.0
+    await ledger.extend_scoring(SCORER, Field.REWARD, ())
+    await ledger.extend_scoring(other, Field.REWARD, tuple(chunk.id for chunk in chunks))
+    bench.now += 4.0
+    assert await ledger.overdue(SCORER, Field.REWARD, max_chunks=9) == [], "they are being judged"
+    assert await given(SCORER) == 0
+    bench.now += 2.0
+    assert await given(SCORER) == 2, "the first is late, or dead"
+    await ledger.extend_scoring(other, Field.REWARD, (chunks[0].id,))
+    await ledger.fail_score(other, chunks[0].id, Field.REWARD, "boom")
+    assert await given(other) == 0, "it has lost the group, and returns nothing of another's"
+    await ledger.fail_score(SCORER, chunks[0].id, Field.REWARD, "boom")
+    assert await given(other) == 2, "at once"
+    await ledger.write_score(other, chunks[0].id, reward(1.0))
+    bench.now += 6.0
+    assert await given(SCORER) == 2, "a scored member is still in it"
+    await ledger.write_score(SCORER, chunks[1].id, reward(0.0))
+    bench.now += 6.0
+    assert [await given(SCORER), await given(other)] == [0, 0], "all are scored: there is nothing to judge"
+
+
+async def test_deadlines_of_chunks_in_the_work_are_extended_and_those_of_others_pass(bench):
+    ledger = await bench.open(make_spec())
+    one, two = [make_chunk(lease.trajectory) for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases]
+    for chunk in (one, two):
+        await ledger.write_chunk(GENERATOR, chunk)
+    bench.now += 4.0
+    gone = ChunkId(TrajectoryId("t", 7, 0), 0)
+    await ledger.extend_scoring(SCORER, Field.REWARD, (one.id, gone))
+    bench.now += 2.0
+    assert [chunk.id for chunk in await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)] == [two.id]
+    bench.now += 3.0
+    assert [chunk.id for chunk in await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)] == [one.id]
+
+
+@pytest.mark.parametrize("unit", Unit)
+async def test_work_that_scorers_fail_on_as_often_as_allowed_becomes_a_dead_letter(bench, unit):
+    ledger = await bench.open(make_spec(unit))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
+    chunk = make_chunk(leases[0].trajectory)
+    await ledger.write_chunk(GENERATOR, chunk)
+    assert not await ledger.fail_score(SCORER, chunk.id, Field.REWARD, "boom 1")
+    assert [late.id for late in await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)] == [chunk.id]
+    assert await ledger.fail_score(SCORER, chunk.id, Field.REWARD, "boom 2")
+    assert not await ledger.fail_score(SCORER, chunk.id, Field.REWARD, "boom 3")
+    [letter] = await ledger.dead_letters()
+    assert (letter.chunk, letter.role, letter.error, letter.num_attempts) == (str(chunk.id), "reward", "boom 2", 2)
+    totals, audit = await ledger.totals(), await ledger.audit()
+    assert audit.balances
+    assert totals.credit_used == (0 if unit is Unit.GROUP else 1)
+    assert await ledger.overdue(SCORER, Field.REWARD, max_chunks=9) == []
+    other = await ledger.write_chunk(GENERATOR, make_chunk(leases[1].trajectory))
+    assert other.status is (WriteStatus.FENCED if unit is Unit.GROUP else WriteStatus.STORED)
