@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.files import MAX_BYTES, cut
 from pipeline.observability.status import RunSnapshot
-from tests.pipeline.supervisor.test_supervisor import Run
+from tests.pipeline.supervisor.supervised import Run
 
 
 def test_a_long_file_keeps_its_last_whole_lines_and_says_what_was_cut(tmp_path: Path) -> None:

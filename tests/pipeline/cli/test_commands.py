@@ -19,7 +19,7 @@ from pipeline.ledger.types import Audit, Balance
 from pipeline.process.records import process_runs
 from protocol.errors import ConfigError
 from tests.pipeline.op_config import write_config
-from tests.pipeline.supervisor.test_supervisor import Run
+from tests.pipeline.supervisor.supervised import Run
 
 pytestmark = pytest.mark.timeout(90)
 

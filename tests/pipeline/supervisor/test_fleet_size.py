@@ -19,7 +19,7 @@ from pipeline.supervisor.fleet_size import check_fleet_size, most_workers
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
-from tests.pipeline.supervisor.test_supervisor import Run
+from tests.pipeline.supervisor.supervised import Run
 
 GIB = 1 << 30
 

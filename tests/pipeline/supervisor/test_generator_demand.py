@@ -21,8 +21,8 @@ from pipeline.supervisor.run_folder import run_lock
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
+from tests.pipeline.supervisor.supervised import Run
 from tests.pipeline.supervisor.test_autoscaler import beat
-from tests.pipeline.supervisor.test_supervisor import Run
 
 pytestmark = pytest.mark.timeout(90)
 

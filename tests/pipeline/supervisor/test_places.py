@@ -24,7 +24,7 @@ from pipeline.supervisor.launchers.seam import JobState
 from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.supervisor import Supervisor
 from protocol.ids import Role
-from tests.pipeline.supervisor.test_supervisor import Run
+from tests.pipeline.supervisor.supervised import Run
 
 pytestmark = pytest.mark.timeout(90)
 ELSEWHERE = ("launch.on=slurm", 'launch.roles=["generator"]', "launch.poll_s=0.1")

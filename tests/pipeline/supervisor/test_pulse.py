@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from pipeline.cli import headrace
 from pipeline.observability.status import RunSnapshot
 from pipeline.supervisor.pulse import NAME, Pulse, trouble
-from tests.pipeline.supervisor.test_supervisor import Run
+from tests.pipeline.supervisor.supervised import Run
 
 
 def test_a_loop_that_stands_still_is_not_live(tmp_path: Path) -> None:

@@ -1,0 +1,278 @@
+"""Claims about a supervisor whose ledger server is emptied, mute, frozen, locked or away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from structlog.testing import capture_logs
+
+from pipeline.ledger.address import LedgerAddress, read_address, read_ledger_url, write_address
+from pipeline.ledger.server.embedded import EmbeddedServer
+from pipeline.observability.status import RunSnapshot
+from pipeline.preflight.checks import preflight
+from pipeline.process.exit_codes import ExitCode, Interrupted
+from pipeline.process.records import process_runs
+from pipeline.runtime.clock import RealClock
+from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor
+from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.supervisor.run_folder import prepare_run_dir, server_lock
+from pipeline.supervisor.supervisor import Supervisor
+from protocol.errors import LedgerRefused, LedgerUnavailable
+from protocol.ids import Role
+from tests.mute import Manner, mute_server
+from tests.pipeline.op_config import op_config
+from tests.pipeline.supervisor.supervised import Run
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def test_a_ledger_that_was_emptied_ends_the_run_with_exit_code_3(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+
+    def empty(_: RunSnapshot) -> None:
+        with redis.Redis.from_url(read_ledger_url(run.run_dir)) as client:
+            client.flushall()
+
+    run.when_live(empty)
+    outcome = run.until_end()
+    assert outcome.exit_code == ExitCode.LEDGER_UNAVAILABLE
+    assert "has no record of this run" in outcome.status.detail
+
+
+@pytest.mark.parametrize("manner", [Manner.MUTE, Manner.TRICKLES])
+def test_a_start_at_anothers_mute_server_ends_by_its_deadline_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manner: Manner
+) -> None:
+    monkeypatch.setattr("pipeline.supervisor.supervisor._ANSWER_S", 0.3)
+    run = Run(tmp_path)
+    with mute_server(manner) as server:
+        write_address(run.run_dir, LedgerAddress(url=server.url))
+        began = time.monotonic()
+        with pytest.raises(LedgerUnavailable, match=r"the ledger server does not answer .* is it running"):
+            run.until_end()
+        # the server would be mute for ever
+        assert time.monotonic() - began < 15.0
+    assert not list(run.run_dir.glob("processes/*.json")), "no worker was started"
+
+
+def test_a_password_that_is_refused_at_the_start_ends_it_at_once(tmp_path: Path) -> None:
+    locked = EmbeddedServer(tmp_path, max_memory_mb=64)
+    locked.start()
+    run = Run(tmp_path)
+    write_address(run.run_dir, LedgerAddress(url=f"unix://:wrong@{locked.socket}"))
+    began = time.monotonic()
+    try:
+        with pytest.raises(LedgerRefused, match=r"refused the password.*Put that into ledger\.url or REDIS_URL"):
+            run.until_end()
+        # an outage is waited for, and for minutes
+        assert time.monotonic() - began < 20.0
+    finally:
+        locked.stop()
+
+
+def test_a_password_that_is_refused_during_a_run_ends_it_with_that_sentence(tmp_path: Path) -> None:
+    locked = EmbeddedServer(tmp_path, max_memory_mb=64)
+    locked.start()
+    run = Run(tmp_path)
+    write_address(run.run_dir, LedgerAddress(url=locked.url))
+
+    def change_it(_: RunSnapshot) -> None:
+        with redis.Redis.from_url(locked.url) as client:
+            client.config_set("requirepass", "another")
+            client.client_kill_filter(_type="normal", skipme=True)
+
+    run.when_live(change_it)
+    try:
+        outcome = run.until_end()
+    finally:
+        locked.stop()
+    assert outcome.exit_code == ExitCode.CONFIG
+    assert outcome.status.state is RunState.FAILED
+    assert "refused the password" in outcome.status.detail + outcome.last_lines
+
+
+def test_a_start_at_a_recorded_socket_that_a_mute_stranger_holds_ends_with_its_path(tmp_path: Path) -> None:
+    run = Run(tmp_path, "ledger.outage_timeout_s=6")
+    (run.run_dir / "ledger").mkdir(mode=0o700)
+    with mute_server(Manner.MUTE, run.run_dir / "ledger") as server:
+        write_address(run.run_dir, LedgerAddress(url=server.url, is_embedded=True, socket=str(server.path)))
+        began = time.monotonic()
+        with pytest.raises(
+            LedgerUnavailable, match=r"server\.sock that is not this run's recorded server; find it with"
+        ):
+            run.until_end()
+        assert time.monotonic() - began < 10.0
+        assert server.path.is_socket(), "what is not ours stays"
+
+
+def test_a_start_at_a_frozen_server_of_its_own_ends_it_and_starts_it_again(tmp_path: Path) -> None:
+    run = Run(tmp_path, "ledger.outage_timeout_s=6")
+    frozen = EmbeddedServer(run.run_dir, max_memory_mb=64)
+    frozen.start()
+    pid = frozen.pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    began: list[float] = [time.monotonic()]
+
+    def note(snapshot: RunSnapshot) -> None:
+        began.append(time.monotonic())
+        run.interrupt(snapshot)
+
+    run.when_live(note)
+    assert run.until_end().exit_code == ExitCode.OK
+    assert 3.0 <= began[1] - began[0] < 25.0
+    assert not process_runs(pid)
+    # it takes notice of its child's end
+    assert not frozen.is_there()
+
+
+@contextmanager
+def frozen_server(run_dir: Path) -> Iterator[None]:
+    server = EmbeddedServer(run_dir, max_memory_mb=64)
+    server.start()
+    pid = server.pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+        assert process_runs(pid), "it is left as it was"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        server.stop()
+
+
+@pytest.mark.parametrize("waited_for", [frozen_server, server_lock])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_heard_while_up_waits_for_a_server_or_another_command(
+    tmp_path: Path, waited_for: Callable[[Path], AbstractContextManager[None]], number: signal.Signals
+) -> None:
+    run = Run(tmp_path)
+    with waited_for(run.run_dir):
+        signalling = threading.Timer(0.5, os.kill, (os.getpid(), number))
+        signalling.start()
+        began = time.monotonic()
+        with pytest.raises(Interrupted, match="nothing was started"):
+            run.until_end()
+        assert time.monotonic() - began < 6.0
+        signalling.join()
+    assert not run.snapshots
+
+
+def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signal(tmp_path: Path) -> None:
+    """Twice: once it wakes up again, the second time Ctrl-C comes meanwhile."""
+    settings = ("supervisor.stuck_after_s=2", "supervisor.silent_after_s=2", "ledger.outage_timeout_s=60")
+    run = Run(tmp_path, *settings)
+    first: dict[str, int] = {}
+    asleep_s: list[float] = []
+    ended: list[threading.Thread] = []
+
+    def server_pid() -> int:
+        address = read_address(run.run_dir)
+        assert address is not None
+        return address.pid
+
+    def sleep_through() -> None:
+        began = time.monotonic()
+        os.kill(server_pid(), signal.SIGSTOP)
+        time.sleep(4.0)
+        os.kill(server_pid(), signal.SIGCONT)
+        asleep_s.append(time.monotonic() - began)
+
+    def end_meanwhile() -> None:
+        os.kill(server_pid(), signal.SIGSTOP)
+        began = time.monotonic()
+        os.kill(os.getpid(), signal.SIGINT)
+        while any(process_runs(pid) for pid in first.values()) and time.monotonic() < began + 20.0:
+            time.sleep(0.05)
+        asleep_s.append(time.monotonic() - began)
+        # that its own end need not be forced
+        os.kill(server_pid(), signal.SIGCONT)
+
+    def in_a_thread(act: Callable[[], None]) -> None:
+        ended.append(threading.Thread(target=act))
+        ended[-1].start()
+
+    def react(snapshot: RunSnapshot) -> None:
+        if not first and len(snapshot.heartbeats) >= 3:
+            first.update({beat.who.worker: beat.pid for beat in snapshot.heartbeats})
+            in_a_thread(sleep_through)
+        elif len(asleep_s) == 1 and len(ended) == 1:
+            assert {beat.who.worker: beat.pid for beat in snapshot.heartbeats} == first
+            in_a_thread(end_meanwhile)
+
+    run.react = react
+    with capture_logs() as logged:
+        outcome = run.until_end()
+    for thread in ended:
+        thread.join()
+    assert outcome.exit_code == ExitCode.OK
+    assert outcome.status.state is RunState.STOPPING
+    assert asleep_s[0] >= 4.0
+    assert asleep_s[1] < 15.0, "the workers drained while no server answered"
+    assert not {"worker_replaced", "worker_exited", "drain_timed_out"} & {row["event"] for row in logged}
+
+
+class SometimesThere:
+    """The supervisor's reads of a ledger that answers only some of the requests, and whose records
+    stay as they were."""
+
+    is_paused = False
+
+    def __init__(self, registry: MemoryRegistry) -> None:
+        self.registry = registry
+        self.answers = True
+
+    async def check(self) -> None:
+        if not self.answers:
+            raise LedgerUnavailable("its server gave no answer within 2 s")
+
+    async def overdue(self, _: float) -> dict[Role, float]:
+        return {}
+
+    async def show(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("answers_every_s", "is_replaced"), [(4, False), (1, True)])
+def test_a_server_that_answers_now_and_then_costs_no_worker_without_heartbeats(
+    tmp_path: Path, answers_every_s: int, is_replaced: bool
+) -> None:
+    config = op_config(tmp_path, "supervisor.silent_after_s=10")
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    run_dir = prepare_run_dir(config, resume=False)
+    supervisor = Supervisor(config, run_dir, preflight(config).spec, command=lambda *_: command)
+    around = SometimesThere(MemoryRegistry(RealClock()))
+
+    async def look_for_a_minute(pid: int) -> RunStatus:
+        who = await around.registry.register(Role.GENERATOR, "generator-0")
+        last_words = Heartbeat(
+            who=who, pid=pid, host="here", at_s=1.0, started_s=0.0, progress=1, progress_at_s=1.0, turns=1,
+            waiting_for=WaitingFor.INPUT,
+        )  # fmt: skip
+        around.registry.beat(last_words)
+        status = RunStatus(RunState.RUNNING)
+        await around.registry.set_run_status(status)
+        for second in range(60):
+            around.answers = second % answers_every_s == 0
+            status = await supervisor._look(around, status, [], float(second))  # pyright: ignore[reportArgumentType]
+        return status
+
+    supervisor._plan.adopt("generator-0", Role.GENERATOR)
+    supervisor._processes.start(Role.GENERATOR, "generator-0")
+    try:
+        with capture_logs() as logged:
+            status = asyncio.run(look_for_a_minute(supervisor._processes.pids["generator-0"]))
+    finally:
+        supervisor._processes.close()
+    assert status.state is RunState.RUNNING
+    assert any(row["event"] == "worker_replaced" for row in logged) is is_replaced
