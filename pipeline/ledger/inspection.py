@@ -79,7 +79,7 @@ class GroupsView:
 def waits_for(waited: WaitedTrajectory, judged_by: str = "") -> str:
     """Return who or what a group's member waits for: an incarnation, a role, credit."""
     if waited.place is Place.FINISHED:
-        return judged_by or ", ".join(lack.field.value for lack in waited.lacks)
+        return judged_by or " and ".join(lack.field.value for lack in waited.lacks)
     if waited.place is Place.PARKED:
         return "credit"
     return waited.holder or "a generator"

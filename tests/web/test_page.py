@@ -258,10 +258,10 @@ def test_runs_are_shown_side_by_side(page: Page) -> None:
 
 def test_five_questions_are_answered_within_three_clicks(page: Page) -> None:
     questions = {
-        "Accuracy": ("Learning curves", re.compile(r"\d+\.\d %")),
+        "Accuracy": ("Learning curves", re.compile(r"\d+\.\d\s%")),
         "What limits it": ("Why it waits", re.compile(r"\w")),
         "Staleness": ("Histograms", re.compile(r"\d\.\d versions")),
-        "Dropped": ("Dropped against trained", re.compile(r"\d+ %|nothing")),
+        "Dropped": ("Dropped against trained", re.compile(r"\d+\s%|nothing")),
         "Newest answer": ("What the model answers", re.compile("right|wrong|accuracy")),
     }
     for title, (leads_to, answer) in questions.items():
@@ -338,6 +338,17 @@ CONTRASTS = """() => {
   });
 }"""
 """Contrast of each colour of text with what is behind it (WCAG 2)."""
+
+
+def test_on_a_narrow_screen_no_view_and_no_control_is_cut_off(browser: Browser, dashboard: Dashboard) -> None:
+    page = browser.open(f"{dashboard.url}#token={dashboard.token}", width=360, height=800)
+    page.wait_for_selector("main")
+    show(page, "live", "workers")
+    expect(page.locator('[data-drain="generator-0"]')).to_be_visible()
+    for locator in (page.locator(".tabs a"), page.locator("[data-drain]:visible"), page.locator("td.says:visible")):
+        assert locator.count() > 2
+        for box in (one.bounding_box() for one in locator.all()):
+            assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 360, box
 
 
 def test_without_the_token_the_page_requests_it(browser: Browser, dashboard: Dashboard) -> None:

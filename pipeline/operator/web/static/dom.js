@@ -56,7 +56,10 @@ const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
 export const count = (value) => (isNumber(value) ? whole.format(value) : NONE);
 export const short = (value) => (isNumber(value) ? (Math.abs(value) < 10000 ? whole.format(value) : compact.format(value)) : NONE);
-export const percent = (share, digits = 1) => (isNumber(share) ? `${(100 * share).toFixed(digits)} %` : NONE);
+export const percent = (share, digits = 1) => (isNumber(share) ? `${(100 * share).toFixed(digits)}\u00a0%` : NONE);
+
+// One thing, several things.
+export const many = (value, one) => `${short(value)} ${one}${value === 1 ? "" : "s"}`;
 
 export function figure(value) {
   if (!isNumber(value)) return NONE;

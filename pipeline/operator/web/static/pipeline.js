@@ -1,7 +1,7 @@
 // The pipeline as a live picture: roles as boxes, links with depth and rate, who waits for whom.
 // Boxes are text in a grid; links are drawn behind them, wherever the boxes lie.
 
-import { age, bytes, count, figure, h, keyed, mark, rate, s, say, short, words } from "./dom.js";
+import { age, bytes, count, figure, h, keyed, many, mark, rate, s, say, short, words } from "./dom.js";
 
 const NAMES = { generator: "Generators", reward: "Reward", reference: "Reference", value: "Value", learner: "Learner" };
 const DOES = {
@@ -226,9 +226,9 @@ const STORY = [
     return boxes.length ? `${short(boxes.reduce((sum, row) => sum + row.depth, 0))} on the way` : "";
   }],
   ["Score", "finished responses are judged", (o) => (queueOf(o, "reward") ? `${short(queueOf(o, "reward").depth)} wait` : "")],
-  ["Ready", "the last field completes the unit", (o) => o.totals && `${short(o.totals.num_ready_units)} units`],
+  ["Ready", "the last field completes the unit", (o) => o.totals && many(o.totals.num_ready_units, "unit")],
   ["Claim", "the learner takes a batch", (o) => (queueOf(o, "claimed") ? `${short(queueOf(o, "claimed").depth)} claimed` : "")],
-  ["Batch", "advantages and masks are made", (o) => o.progress?.last && `${short(o.progress.last.num_trajectories)} responses`],
+  ["Batch", "advantages and masks are made", (o) => o.progress?.last && many(o.progress.last.num_trajectories, "response")],
   ["Update", "makes the next policy version", (o) => `${count(o.progress?.num_updates ?? 0)} of ${count(o.progress?.num_wanted ?? 0)}`],
   ["Weights", "are taken in flight", (o) => `v${figure(o.versions?.published ?? 0)}`],
   ["Settle", "the checkpoint holds the effect", (o) => o.totals && `${short(o.totals.num_tokens_trained)} tokens trained`],

@@ -23,6 +23,7 @@ export class RunsTab {
     this.chosen = new Set();
     this.data = new Map();
     this.table = table([{ name: "" }, { name: "run" }, { name: "state" }, { name: "updates", class: "number" }, { name: "accuracy", class: "number" }, { name: "best", class: "number" }, { name: "algorithm" }, { name: "seed", class: "number" }, { name: "began" }, { name: "took", class: "number" }], "runs");
+    this.table.element.classList.add("runs");
     this.list = panel("Runs", { class: "wide" }, this.table.element);
     this.charts = CHARTS.map(([title, options]) => new Curves(title, options));
     this.side = panel("Side by side", { class: "wide" }, h("div", { class: "charts" }, this.charts.map((chart) => chart.element)));

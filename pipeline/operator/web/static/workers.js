@@ -27,6 +27,7 @@ export class WorkersTab {
     this.roles = h("div", { class: "roles" });
     this.fleet = panel("Fleet", { class: "wide" }, this.roles);
     this.tableOf = table([{ name: "worker" }, { name: "state" }, { name: "version", class: "number" }, { name: "memory", class: "number" }, { name: "up", class: "number" }, { name: "does or waits for" }, { name: "done" }, { name: "" }], "workers");
+    this.tableOf.element.classList.add("workers");
     this.workers = panel("Workers", { class: "wide" }, this.tableOf.element);
     this.pick = h("select", { "aria-label": "worker", onchange: () => this.choose(this.pick.value) });
     this.level = h("select", { "aria-label": "least level", onchange: () => this.readLog() }, ["info", "warning", "error"].map((name) => h("option", { value: name, text: name })));
