@@ -31,6 +31,7 @@ _NAMES = {
     "oversampling": "Gain and cost of over-sampling, in virtual time.",
     "startup": "Start of the command line, against Python's own.",
     "views": "Looks at a full ledger, and the price of their counts.",
+    "watch": "The faulty worker in synthetic fleets of 8 to 10,000.",
     "watching": "A run that top and a page watch, against the same run alone.",
     "weights": "A version from publish to served; size of what changed.",
     "workers": "Idle workers and chunks at one ledger server: its limit.",

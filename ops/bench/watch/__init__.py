@@ -1,0 +1,1 @@
+"""Synthetic fleets with known faults, and how well detectors name the faulty worker."""

@@ -1,0 +1,147 @@
+"""The windows of the benchmark: which fleet, what goes wrong in it, and by which seed.
+
+A case has all that a window is made of. Development and test cases have different seeds, by
+construction: the split is part of the seed's entropy. Sources: sections 8 and 9 of the
+specification of Watch, in issue 18."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+WINDOW_S = 900
+"""Length of a window: 15 minutes at 1 Hz."""
+EXPLICIT_S, GRAY_S = 10.0, 240.0
+"""Longest time from onset to a right alarm, of explicit and of gray faults."""
+
+
+class Kind(StrEnum):
+    """A kind of fault."""
+
+    KILLED = "killed"
+    HUNG = "hung"
+    SLOW = "slow"
+    LEAK = "leak"
+    ERRORS = "errors"
+    CORRUPT = "corrupt"
+    STALE = "stale"
+    DISK = "disk"
+    CLOCK = "clock"
+    LINK = "link"
+
+
+EXPLICIT = frozenset({Kind.KILLED, Kind.HUNG, Kind.ERRORS, Kind.CORRUPT})
+"""Faults that must be named within ``EXPLICIT_S``."""
+
+
+class Control(StrEnum):
+    """A negative control: unusual, and not the fault of any worker."""
+
+    LONG_TAIL = "N1 long-tail prompts"
+    WEIGHT_SYNC = "N2 weight-sync pause"
+    GC = "N3 collection of 2 s"
+    REDIS = "N4 latency of all of Redis"
+    LOAD = "N5 load x2"
+    EVALUATION = "N6 evaluation phase"
+    SCALE = "N7 scale-up and scale-down"
+    TOOL = "N8 slow tool"
+
+
+SINGLE: tuple[str, ...] = (
+    "killed", "hung", "slow x1.5", "slow x2", "slow x4", "slow x8", "leak", "errors", "corrupt", "stale", "disk",
+    "clock", "link",
+)  # fmt: skip
+"""Labels of windows with one fault."""
+SLOW_BY = {"slow x1.5": 1.5, "slow x2": 2.0, "slow x4": 4.0, "slow x8": 8.0}
+BENIGN = "benign"
+CONCURRENT = "concurrent"
+"""Label of windows with two or three faults."""
+FLEETS = ("regimes", "work items")
+"""The two generators of fleets."""
+SPLITS = ("dev", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong, with one component."""
+
+    kind: Kind
+    workers: tuple[str, ...]
+    """The faulty worker; for a fault of a host, each of its workers is a right answer."""
+    onset_s: float
+    """Seconds since the window began."""
+    intensity: float
+    """Factor of the time of work (slow) or of latency (link). Bytes a second (leak). Share (errors,
+    corrupt). Seconds to a full disk (disk). Milliseconds (clock)."""
+    variant: str = ""
+    """Hung: ``loop``, ``compute`` or ``spin``. Clock: ``jump`` or ``drift``."""
+
+    @property
+    def limit_s(self) -> float:
+        """The longest time from onset to a right alarm."""
+        return EXPLICIT_S if self.kind in EXPLICIT else GRAY_S
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The generator's knowledge of a window, which no detector reads."""
+
+    faults: tuple[Fault, ...] = ()
+    control: Control | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One window, before it is made."""
+
+    split: str
+    fleet: str
+    size: int
+    label: str
+    """One of ``SINGLE``, ``concurrent``, ``benign``, or a control's name."""
+    index: int
+    """Number among the windows of this split, size and label."""
+
+    @property
+    def is_benign(self) -> bool:
+        """Whether any alarm is a false one."""
+        return self.label == BENIGN or self.label in {control.value for control in Control}
+
+    def random(self, purpose: str) -> np.random.Generator:
+        """Return the stream of random numbers for one purpose of this window."""
+        name = f"{self.split}|{self.fleet}|{self.size}|{self.label}|{self.index}|{purpose}"
+        return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "big"))
+
+
+def cases(
+    split: str, size: int, *, single: int, concurrent: int, benign: int, controls: int, labels: tuple[str, ...] = ()
+) -> Iterator[Case]:
+    """Yield that many windows of each sort, kinds in turn, fleets in turn within a kind; with
+    ``labels`` only those."""
+    for label, number in _shares(single, concurrent, benign, controls):
+        if labels and label not in labels:
+            continue
+        # kinds that come once are shared among the fleets, too
+        shift = sum(label.encode()) % len(FLEETS)
+        for index in range(number):
+            yield Case(split, FLEETS[(index + shift) % len(FLEETS)], size, label, index)
+
+
+def _shares(single: int, concurrent: int, benign: int, controls: int) -> Iterator[tuple[str, int]]:
+    for names, total in (
+        (SINGLE, single),
+        ((CONCURRENT,), concurrent),
+        ((BENIGN,), benign),
+        (tuple(control.value for control in Control), controls),
+    ):
+        for place, name in enumerate(names):
+            yield name, total // len(names) + (place < total % len(names))
+
+
+def in_turn(given: Iterator[Case]) -> list[Case]:
+    """Return the windows so that any first part of them has all labels about equally often."""
+    return sorted(given, key=lambda case: (case.index, case.label))

@@ -1,0 +1,180 @@
+"""Section 9's scoring: what a detector's alarms in a window are worth, and sums of it.
+
+In a window with one fault its first alarm decides. It is right within the fault's limit; a wrong
+component, or an alarm before the onset, counts as false and as a miss. In a window with several
+faults each is found or missed, and each wrong worker is one false alarm. In a benign window any
+alarm is false."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ops.bench.watch.cases import GRAY_S, Case, Truth
+
+_Z = 1.959963984540054
+"""Of a two-sided interval of 95 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """One worker that a detector names."""
+
+    time_s: float
+    """Since the window began."""
+    worker: str
+    kind: str = ""
+    metric: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The worth of one detector's alarms in one window."""
+
+    fleet: str
+    size: int
+    label: str
+    index: int
+    kinds: tuple[str, ...]
+    """Of the faults; empty in a benign window."""
+    limits_s: tuple[float, ...]
+    delays_s: tuple[float, ...]
+    """From each onset to its right alarm; infinite for a miss, at most 240 otherwise."""
+    num_wrong: int
+    """Wrong workers that were named: at most one in a window with one fault, or a benign one."""
+    false_alarms: int
+    """Distinct wrong workers, all counted. Only benign windows are watched to their end."""
+    watched_s: float
+    first: str = ""
+    """The first wrong alarm in words: worker, kind, metric and second."""
+
+    @property
+    def is_benign(self) -> bool:
+        """Whether there was nothing to find."""
+        return not self.kinds
+
+    @property
+    def num_found(self) -> int:
+        """Return the faults that were named within their limits."""
+        return sum(delay <= limit for delay, limit in zip(self.delays_s, self.limits_s, strict=True))
+
+
+def is_decided(truth: Truth, alarms: Sequence[Alarm], now_s: float) -> bool:
+    """Whether later alarms cannot change the outcome; benign windows are watched to their end."""
+    if not truth.faults:
+        return False
+    if len(truth.faults) == 1 and alarms:
+        return True
+    named = {alarm.worker for alarm in alarms}
+    open_until = [fault.onset_s + GRAY_S for fault in truth.faults if not named & set(fault.workers)]
+    return not open_until or now_s > max(open_until)
+
+
+def judge(case: Case, truth: Truth, alarms: Sequence[Alarm], watched_s: float) -> Outcome:
+    """Return the outcome of the alarms of one window, in their order."""
+    if len(truth.faults) == 1:
+        # the first alarm decides; alarms of the same tick come with it
+        alarms = [alarm for alarm in alarms if alarm.time_s == alarms[0].time_s]
+    delays: list[float] = []
+    right: set[str] = set()
+    for fault in truth.faults:
+        right |= set(fault.workers)
+        after = [alarm.time_s - fault.onset_s for alarm in alarms if alarm.worker in fault.workers]
+        in_time = bool(after) and 0.0 <= after[0] <= GRAY_S
+        delays.append(after[0] if in_time else math.inf)
+    wrong = [alarm for alarm in alarms if alarm.worker not in right or _is_early(truth, alarm)]
+    names = {alarm.worker for alarm in wrong}
+    most = len(names) if len(truth.faults) > 1 else min(1, len(names))
+    return Outcome(
+        case.fleet,
+        case.size,
+        case.label,
+        case.index,
+        tuple(fault.kind.value for fault in truth.faults),
+        tuple(fault.limit_s for fault in truth.faults),
+        tuple(delays),
+        most,
+        len(names),
+        watched_s,
+        f"{wrong[0].worker} {wrong[0].kind} {wrong[0].metric} at {wrong[0].time_s:.0f} s" if wrong else "",
+    )
+
+
+def _is_early(truth: Truth, alarm: Alarm) -> bool:
+    """Whether the alarm names a faulty worker before its fault."""
+    return any(alarm.worker in fault.workers and alarm.time_s < fault.onset_s for fault in truth.faults)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A share, with Wilson's interval of 95 %."""
+
+    share: float
+    low: float
+    high: float
+    of: float
+    """The number of trials."""
+
+    def __str__(self) -> str:
+        return f"{self.share:.3f} ({self.low:.3f} to {self.high:.3f})" if self.of else "none"
+
+
+def wilson(successes: float, trials: float) -> Interval:
+    """Return the interval of a share; without trials it is from 0 to 1. E. B. Wilson, 1927."""
+    if trials <= 0:
+        return Interval(math.nan, 0.0, 1.0, 0)
+    share = successes / trials
+    centre = (share + _Z**2 / (2 * trials)) / (1 + _Z**2 / trials)
+    half = _Z / (1 + _Z**2 / trials) * math.sqrt(share * (1 - share) / trials + _Z**2 / (4 * trials**2))
+    return Interval(share, max(0.0, centre - half), min(1.0, centre + half), trials)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the value that ``share`` of all do not exceed; infinite ones count. NaN for none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The sums of several windows."""
+
+    windows: int
+    precision: Interval
+    recall: Interval
+    f1: Interval
+    """Of 2 TP / (2 TP + FP + FN); its interval is Wilson's with TP + (FP + FN) / 2 trials."""
+    blamed: Interval
+    """Benign windows with an alarm."""
+    delay_s: tuple[float, float, float]
+    """Median, P90 and P99, misses infinite."""
+    false_per_1000_worker_hours: float
+    """In benign windows; NaN without one."""
+    within_s: dict[int, float]
+    """Share of faults that were named within that many seconds, whatever their limits."""
+
+
+CURVE_S = (5, 10, 15, 30, 60, 120, 240)
+
+
+def summarise(outcomes: Iterable[Outcome]) -> Summary:
+    """Return the sums of the outcomes of one detector."""
+    given = list(outcomes)
+    benign = [outcome for outcome in given if outcome.is_benign]
+    delays = [delay for outcome in given for delay in outcome.delays_s]
+    found = sum(outcome.num_found for outcome in given)
+    wrong = sum(outcome.num_wrong for outcome in given)
+    missed = len(delays) - found
+    hours = sum(outcome.size * outcome.watched_s for outcome in benign) / 3600.0
+    within = {limit: sum(delay <= limit for delay in delays) / len(delays) for limit in CURVE_S} if delays else {}
+    return Summary(
+        len(given),
+        wilson(found, found + wrong),
+        wilson(found, len(delays)),
+        wilson(found, found + (wrong + missed) / 2),
+        wilson(sum(outcome.num_wrong > 0 for outcome in benign), len(benign)),
+        (quantile(delays, 0.5), quantile(delays, 0.9), quantile(delays, 0.99)),
+        1000.0 * sum(outcome.false_alarms for outcome in benign) / hours if hours else math.nan,
+        within,
+    )

@@ -1,0 +1,123 @@
+"""The scoring, by cases worked by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from ops.bench.watch.cases import BENIGN, CONCURRENT, Case, Fault, Kind, Truth
+from ops.bench.watch.raw import read_raw, write_raw
+from ops.bench.watch.scoring import Alarm, Outcome, is_decided, judge, quantile, summarise, wilson
+
+CASE = Case("dev", "regimes", 8, "slow x4", 0)
+SLOW = Truth((Fault(Kind.SLOW, ("a",), 300.0, 4.0),))
+KILLED = Truth((Fault(Kind.KILLED, ("a",), 300.0, 1.0),))
+TWO = Truth((Fault(Kind.KILLED, ("a",), 300.0, 1.0), Fault(Kind.SLOW, ("b",), 350.0, 2.0)))
+
+
+def outcome(truth: Truth, *alarms: tuple[float, str]) -> Outcome:
+    label = BENIGN if not truth.faults else CONCURRENT if len(truth.faults) > 1 else CASE.label
+    case = Case("dev", "regimes", 8, label, 0)
+    return judge(case, truth, [Alarm(now, worker) for now, worker in alarms], 900.0)
+
+
+def counts(result: Outcome) -> tuple[int, int, int]:
+    """Return true positives, false positives and misses."""
+    return result.num_found, result.num_wrong, len(result.kinds) - result.num_found
+
+
+@pytest.mark.parametrize(
+    ("truth", "alarms", "expected"),
+    [
+        (SLOW, [(360.0, "a")], (1, 0, 0)),
+        (SLOW, [], (0, 0, 1)),
+        (SLOW, [(541.0, "a")], (0, 0, 1)),
+        (SLOW, [(360.0, "b")], (0, 1, 1)),
+        (SLOW, [(299.0, "a")], (0, 1, 1)),
+        (SLOW, [(200.0, "b"), (360.0, "a")], (0, 1, 1)),
+        (SLOW, [(360.0, "a"), (361.0, "b")], (1, 0, 0)),
+        (SLOW, [(360.0, "a"), (360.0, "b")], (1, 1, 0)),
+        (KILLED, [(310.0, "a")], (1, 0, 0)),
+        (KILLED, [(311.0, "a")], (0, 0, 1)),
+        (TWO, [(305.0, "a"), (400.0, "b")], (2, 0, 0)),
+        (TWO, [(305.0, "a")], (1, 0, 1)),
+        (TWO, [(305.0, "c"), (306.0, "a"), (400.0, "b"), (410.0, "c")], (2, 1, 0)),
+        (TWO, [(305.0, "a"), (340.0, "b")], (1, 1, 1)),
+        (Truth(), [], (0, 0, 0)),
+        (Truth(), [(10.0, "a"), (20.0, "b")], (0, 1, 0)),
+    ],
+)
+def test_alarms_count_as_section_nine_has_it(
+    truth: Truth, alarms: list[tuple[float, str]], expected: tuple[int, int, int]
+) -> None:
+    assert counts(outcome(truth, *alarms)) == expected
+
+
+def test_each_worker_of_a_faulty_host_is_a_right_answer() -> None:
+    truth = Truth((Fault(Kind.DISK, ("a", "b"), 300.0, 300.0),))
+    assert counts(outcome(truth, (400.0, "b"))) == (1, 0, 0)
+    assert counts(outcome(truth, (400.0, "b"), (400.0, "a"))) == (1, 0, 0)
+
+
+def test_all_false_alarms_of_a_benign_window_count_for_the_rate_one_for_precision() -> None:
+    result = outcome(Truth(), (10.0, "a"), (20.0, "b"), (30.0, "a"))
+    assert (result.num_wrong, result.false_alarms) == (1, 2)
+    total = summarise([result])
+    # 2 alarms in 8 workers x 900 s = 2 hours
+    assert total.false_per_1000_worker_hours == pytest.approx(1000.0)
+    assert total.blamed.share == 1.0
+
+
+def test_later_alarms_are_not_waited_for_once_a_window_is_decided() -> None:
+    assert not is_decided(SLOW, [], 540.0)
+    assert is_decided(SLOW, [], 541.0)
+    assert is_decided(SLOW, [Alarm(310.0, "b")], 310.0)
+    assert not is_decided(TWO, [Alarm(310.0, "a")], 400.0)
+    assert is_decided(TWO, [Alarm(310.0, "a"), Alarm(400.0, "b")], 400.0)
+    assert not is_decided(Truth(), [Alarm(10.0, "a")], 899.0)
+
+
+def test_wilson_intervals_are_those_of_the_specification() -> None:
+    found = wilson(291, 300)
+    assert (round(found.low, 3), round(found.high, 3)) == (0.944, 0.984)
+    found = wilson(134, 150)
+    assert (round(found.low, 2), round(found.high, 2)) == (0.83, 0.93)
+    assert wilson(0, 10).low == 0.0
+    assert (wilson(0, 0).low, wilson(0, 0).high) == (0.0, 1.0)
+
+
+def test_a_missed_fault_has_an_infinite_delay() -> None:
+    assert quantile([1.0, 2.0, math.inf], 0.5) == 2.0
+    assert quantile([1.0, 2.0, math.inf], 0.9) == math.inf
+    assert math.isnan(quantile([], 0.5))
+    results = [outcome(SLOW, (330.0, "a")), outcome(SLOW, (420.0, "a")), outcome(SLOW)]
+    total = summarise(results)
+    assert total.delay_s == (120.0, math.inf, math.inf)
+    assert total.within_s[60] == pytest.approx(1 / 3)
+    assert total.within_s[240] == pytest.approx(2 / 3)
+
+
+def test_precision_recall_and_f1_are_of_all_windows_together() -> None:
+    results = [
+        outcome(SLOW, (330.0, "a")),
+        outcome(SLOW, (330.0, "b")),
+        outcome(SLOW),
+        outcome(Truth(), (5.0, "a")),
+        outcome(Truth()),
+    ]
+    total = summarise(results)
+    # one right, two false, two missed
+    assert total.precision.share == pytest.approx(1 / 3)
+    assert total.recall.share == pytest.approx(1 / 3)
+    assert total.f1.share == pytest.approx(2 / (2 + 2 + 2))
+    assert total.blamed.share == pytest.approx(1 / 2)
+
+
+def test_raw_outcomes_come_back_as_they_were(tmp_path: Path) -> None:
+    results = {"watch": [outcome(SLOW), outcome(TWO, (305.0, "a"), (500.0, "c"))], "other": [outcome(Truth())]}
+    write_raw(tmp_path / "raw.json", {"command": "x"}, results, {"p99_ms": 1.0})
+    about, back = read_raw(tmp_path / "raw.json")
+    assert back == results
+    assert about["tick_cost"] == {"p99_ms": 1.0}
