@@ -1,26 +1,27 @@
 """The life of a trajectory: admitted, leased, each chunk and score, claimed, trained or dropped.
 
 While a trajectory is in the ledger, its life is read from its records. When it leaves, the ledger
-keeps a packed copy of the newest ``MAX_LIVES``. A copy with one chunk took 225 bytes of the
+keeps a copy as text, of the newest ``MAX_LIVES``. A copy with one chunk took 225 bytes of the
 server's memory, as ``headrace bench views`` measures it. Of a long trajectory the first and the
 last ``EITHER_END`` chunks are kept, and of its leases the last ``MAX_LEASES``.
 
-*Packed* is one list, which ``redis/scripts/parts/lives.lua`` and ``memory.lives`` make alike::
+*Packed* is a text that ``redis/scripts/parts/lives.lua`` and ``memory.lives`` make alike. Joining
+texts is all that the server does for it; this module reads the numbers. It has a line for the
+trajectory, and one for each chunk, with a tab between two places::
 
-    name, state, admitted_s, prompt, tokens, ready_s, claimed_s, leases, ["who at", ...], chunks,
-    [[index, tokens, written_s, "who version ...", ["who at accuracy reward", "", ""], ready_s,
-      claimed_s, end], ...],
-    end
+    name, state, admitted_s, prompt, tokens, ready_s, claimed_s, leases, chunks, end, "who at", ...
+    index, tokens, written_s, "who version ...", "who at accuracy reward" of each field, ready_s,
+      claimed_s, end
 
-An end is ``[at_s, reason, updates, oldest]``. An empty text stands for what is not known. A
-client of its own could give itself a name with spaces, so texts are read from their ends."""
+An end is ``at_s updates oldest reason``. An empty place stands for what is not known. A client of
+its own could give itself a name with spaces, so texts are read from their ends. A character that
+moves the cursor, as a tab does, is kept as a space."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from protocol.ids import TrajectoryId
 from protocol.trajectory import Field
@@ -142,27 +143,32 @@ class UnknownTrajectory:
         return "; ".join((f"{self.name} is not known: {why}", *there))
 
 
-def life_from(packed: Sequence[Any]) -> TrajectoryLife:
+def life_from(packed: str) -> TrajectoryLife:
     """Return a life from its packed form."""
-    name, state, admitted, prompt, tokens, ready, claimed, num_leases, leases, num_chunks, rows, end = packed
+    first, *rows = packed.split("\n")
+    name, state, admitted, prompt, tokens, ready, claimed, num_leases, num_chunks, end, *leases = first.split("\t")
     return TrajectoryLife(
         name=name,
         state=state,
         admitted_s=_time(admitted),
-        prompt=None if prompt == "" else prompt,
-        num_tokens=tokens,
+        prompt=_count(prompt),
+        num_tokens=int(tokens),
         ready_s=_time(ready),
         claimed_s=_time(claimed),
-        num_leases=num_leases,
+        num_leases=int(num_leases),
         leases=tuple(_lease(text) for text in leases if text),
-        num_chunks=num_chunks,
+        num_chunks=int(num_chunks),
         chunks=tuple(map(_chunk, rows)),
         end=_end(end),
     )
 
 
-def _time(value: Any) -> float | None:
-    return None if value == "" else float(value)
+def _time(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text else None
 
 
 def _lease(text: str) -> LeaseEvent:
@@ -170,12 +176,12 @@ def _lease(text: str) -> LeaseEvent:
     return LeaseEvent(who, float(at))
 
 
-def _chunk(row: Sequence[Any]) -> ChunkLife:
-    index, tokens, written, by, scored, ready, claimed, end = row
+def _chunk(row: str) -> ChunkLife:
+    index, tokens, written, by, *scored, ready, claimed, end = row.split("\t")
     who = _VERSIONS.sub("", by)
     return ChunkLife(
-        index=index,
-        num_tokens=tokens,
+        index=int(index),
+        num_tokens=int(tokens),
         written_s=_time(written),
         worker=who,
         versions=tuple(map(int, by[len(who) :].split())),
@@ -192,8 +198,9 @@ def _score(field: Field, text: str) -> ScoreEvent:
     return ScoreEvent(field, who, float(at), accuracy, reward)
 
 
-def _end(end: Any) -> UnitEnd | None:
-    if end == "":
+def _end(text: str) -> UnitEnd | None:
+    if not text:
         return None
-    at, reason, made, oldest = end
-    return UnitEnd(float(at), reason, made, None if oldest == "" else max(made - oldest, 0))
+    at, updates, oldest, reason = text.split(" ", 3)
+    made = int(updates)
+    return UnitEnd(float(at), reason, made, max(made - int(oldest), 0) if oldest else None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 from pipeline.ledger.admin import Place
 from pipeline.ledger.inspection import (
@@ -90,7 +89,7 @@ class MemoryInspection:
         )
 
 
-def _life(s: LedgerState, name: TrajectoryId) -> list[Any]:
+def _life(s: LedgerState, name: TrajectoryId) -> str:
     """Return the packed life of a trajectory in the ledger."""
     t = s.trajectories[name]
     group = None if name.is_evaluation else s.groups[name.group]
@@ -104,7 +103,7 @@ def _life(s: LedgerState, name: TrajectoryId) -> list[Any]:
         if name in s.parked
         else Place.OPEN
     )
-    rows: list[Any] = []
+    rows: list[str] = []
     for index in filter(lambda index: is_shown(index, t.next), range(t.next)):
         chunk = s.chunks.get(ChunkId(name, index))
         if chunk is not None:

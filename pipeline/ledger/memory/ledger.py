@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from pipeline.ledger.memory import scoring
-from pipeline.ledger.memory.lives import event
+from pipeline.ledger.memory.lives import event, plain
 from pipeline.ledger.memory.records import ChunkRecord, ClaimRecord, EvaluationRecord, TrajectoryRecord
 from pipeline.ledger.memory.state import LedgerState
 from pipeline.ledger.memory.units import add_to_unit, cancel_windows, chunks_of, continue_or_park, record_sample, take
@@ -142,7 +142,7 @@ class MemoryLedger:
 
         final = chunk.finish_reason.is_final
         oldest = chunk.oldest_version if trajectory.is_evaluation else s.version_history.fewest_updates(chunk.versions)
-        by = " ".join(map(str, (who, *chunk.versions)))
+        by = " ".join(map(str, (plain(str(who)), *chunk.versions)))
         c = ChunkRecord(blob=blob, num_tokens=chunk.num_tokens, oldest=oldest, final=final, written_s=now, by=by)
         s.store_chunk(chunk.id, c)
         t.newest = chunk.newest_version if t.next == 0 else max(t.newest, chunk.newest_version)

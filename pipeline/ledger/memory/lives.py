@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Final
 
 from pipeline.ledger.life import EITHER_END, MAX_LEASES, MAX_LIVES
 from pipeline.ledger.memory.records import ChunkRecord, GroupRecord, TrajectoryRecord, UnitRecord
 from pipeline.ledger.types import DropReason
 from protocol.trajectory import Field
 
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+
 
 class KeptLives:
     """The lives of the newest trajectories that have left, by name, oldest first."""
 
     def __init__(self) -> None:
-        self.by_name: dict[str, Sequence[Any]] = {}
+        self.by_name: dict[str, str] = {}
 
-    def keep(self, name: str, packed: Sequence[Any]) -> None:
+    def keep(self, name: str, packed: str) -> None:
         """Keep a life; forget the oldest above ``MAX_LIVES``."""
         self.by_name[name] = packed
         while len(self.by_name) > MAX_LIVES:
@@ -26,7 +29,12 @@ class KeptLives:
 
 def event(who: object, now: float, *values: float) -> str:
     """Return what one did, when, with which values."""
-    return " ".join((str(who), f"{now:.17g}", *map(repr, values)))
+    return " ".join((plain(str(who)), f"{now:.17g}", *map(repr, values)))
+
+
+def plain(text: str) -> str:
+    """Return a text whose control characters are spaces, since tabs and lines part the places."""
+    return _CONTROL.sub(" ", text)
 
 
 def is_shown(index: int, num_chunks: int) -> bool:
@@ -34,16 +42,17 @@ def is_shown(index: int, num_chunks: int) -> bool:
     return index < EITHER_END or index >= num_chunks - EITHER_END
 
 
-def chunk_row(index: int, record: ChunkRecord, end: Sequence[Any] | str = "") -> list[Any]:
+def chunk_row(index: int, record: ChunkRecord, end: str = "") -> str:
     """Return a chunk's row; ``end``: of its unit, if it is one."""
     events = [record.events.get(field, "") for field in Field]
-    times = (record.ready_s or "", record.claimed_s or "")
-    return [index, record.num_tokens, record.written_s, record.by, events, *times, end]
+    times = (record.written_s, record.ready_s or None, record.claimed_s or None)
+    written, ready, claimed = map(_text, times)
+    return "\t".join((str(index), str(record.num_tokens), written, record.by, *events, ready, claimed, end))
 
 
-def ended(now: float, reason: DropReason | None, made: int, oldest: int | None) -> list[Any]:
+def ended(now: float, reason: DropReason | None, made: int, oldest: int | None) -> str:
     """Return how a unit ended."""
-    return [now, "" if reason is None else reason.value, made, "" if oldest is None else oldest]
+    return f"{now!r} {made} {_text(oldest)} {reason or ''}"
 
 
 def pack_life(
@@ -51,12 +60,16 @@ def pack_life(
     state: str,
     t: TrajectoryRecord,
     group: GroupRecord | None,
-    rows: Sequence[Any],
+    rows: Sequence[str],
     unit: UnitRecord,
-    end: Sequence[Any] | str = "",
-) -> list[Any]:
+    end: str = "",
+) -> str:
     """Return a packed life. ``unit``: the record that has ``ready_s`` and ``claimed_s``."""
-    admitted, prompt = ("", "") if group is None else (group.admitted_s, group.prompt)
-    times = (unit.ready_s or "", unit.claimed_s or "")
-    leases = t.leases[-MAX_LEASES:]
-    return [name, state, admitted, prompt, t.num_tokens, *times, t.num_leases, leases, t.next, rows, end]
+    admitted, prompt = (None, None) if group is None else (group.admitted_s, group.prompt)
+    numbers = (admitted, prompt, t.num_tokens, unit.ready_s or None, unit.claimed_s or None, t.num_leases, t.next)
+    places = (name, state, *map(_text, numbers), end, *t.leases[-MAX_LEASES:])
+    return "\n".join(("\t".join(places), *rows))
+
+
+def _text(number: float | None) -> str:
+    return "" if number is None else repr(number)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from pipeline.ledger.inspection import MILLION
 from pipeline.ledger.types import EvaluationRequest, EvaluationSample
@@ -87,7 +86,7 @@ class TrajectoryRecord(UnitRecord):
     num_leases: int = 0
     leases: list[str] = field(default_factory=list[str])
     """The last ones, by ``lives.event``."""
-    past: dict[int, list[Any]] = field(default_factory=dict[int, list[Any]])
+    past: dict[int, str] = field(default_factory=dict[int, str])
     """Unit chunk: rows of chunks that have left, by index."""
     spoiled: bool = False
     """Unit chunk: a dead or non-finite chunk was in it, so no critic may learn from it."""

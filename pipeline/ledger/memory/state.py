@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from pipeline.ledger.life import DROPPED, MAX_LEASES, TRAINED
 from pipeline.ledger.memory.finished import FinishedLane
@@ -282,7 +281,7 @@ class LedgerState:
         trajectory: TrajectoryId,
         reason: DropReason | None,
         made: int | None = None,
-        rows: Sequence[Any] | None = None,
+        rows: Sequence[str] | None = None,
     ) -> None:
         """Settle a trajectory, and its group with the last member. ``rows``: of its chunks; None:
         those of chunks that have left."""

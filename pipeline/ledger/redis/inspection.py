@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from pipeline.ledger.inspection import MAX_CLAIMED, MAX_LOOKS, DropsView, GroupsView, OpenGroup, StalenessView
 from pipeline.ledger.life import TrajectoryLife, UnknownTrajectory, life_from
 from pipeline.ledger.redis.ledger import RedisLedger
@@ -58,7 +56,7 @@ class RedisInspection:
         """Return what happened to a trajectory."""
         packed, *there = await self._ledger.ask("life", trajectory=str(trajectory))
         if packed:
-            return life_from(msgspec.msgpack.decode(packed))
+            return life_from(packed.decode())
         group_size, num_groups, first, last, oldest, newest = there
         return UnknownTrajectory(
             str(trajectory),

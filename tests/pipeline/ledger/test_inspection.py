@@ -24,7 +24,7 @@ from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.sharded.inspection import ShardedInspection
 from pipeline.ledger.sharded.ledger import ShardedLedger
 from pipeline.ledger.types import Claim, DropReason, LatePolicy, Restart, Unit
-from protocol.ids import ChunkId, TrajectoryId
+from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field
 from tests.pipeline.ledger.builders import (
     GENERATOR,
@@ -377,6 +377,19 @@ async def test_a_life_has_each_lease_chunk_and_score_and_the_update_that_trained
         (None, None),
         (None, None),
     ]
+
+
+async def test_a_life_is_read_whatever_control_characters_its_workers_are_named_with(bench):
+    ledger, inspection = await bench.with_inspection(make_spec(group_size=1))
+    one, odd = TrajectoryId("t", 0, 0), "a\tb\nc d\x7f"
+    generator, scorer = Incarnation(Role.GENERATOR, odd, 1), Incarnation(Role.REWARD, odd, 1)
+    await ledger.lease(generator, max_trajectories=1)
+    await ledger.write_chunk(generator, make_chunk(one, 0))
+    await ledger.write_score(scorer, ChunkId(one, 0), reward())
+    life = await inspection.life(one)
+    [lease], [chunk] = life.leases, life.chunks
+    [score] = chunk.scores
+    assert [lease.who, chunk.worker, score.who] == ["a b c d #1"] * 3
 
 
 async def test_a_dropped_life_says_for_which_reason_and_how_stale(bench):

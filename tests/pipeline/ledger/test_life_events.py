@@ -71,21 +71,9 @@ def test_events_of_one_time_stand_in_the_order_in_which_they_follow_one_another(
 def test_a_life_is_read_whatever_a_client_calls_itself() -> None:
     odd = "generator-<b>5 6</b> x#1"
     scored = [f"{odd} 3.0 1 0.5", f"{odd} 4.0  ", ""]
-    packed = [
-        "t.0.1",
-        "claimed",
-        1,
-        0,
-        7,
-        5,
-        6,
-        1,
-        [f"{odd} 2.0"],
-        1,
-        [[0, 7, 2.5, f"{odd} 3 4", scored, "", "", ""]],
-        "",
-    ]
-    life = life_from(packed)
+    row = ["0", "7", "2.5", f"{odd} 3 4", *scored, "", "", ""]
+    places = ["t.0.1", "claimed", "1.0", "0", "7", "5.0", "6.0", "1", "1", "", f"{odd} 2.0"]
+    life = life_from("\n".join(map("\t".join, (places, row))))
     [lease], [chunk] = life.leases, life.chunks
     assert (lease.who, lease.at_s) == (odd, 2.0)
     assert (chunk.worker, chunk.versions) == (odd, (3, 4))

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import redis.exceptions
 
+from pipeline.ledger.life import TrajectoryLife
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.inspection import RedisInspection
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.types import Claim, EvaluationRequest, Refusal, Unit, WriteStatus
 from protocol.errors import ConfigError, LedgerError, LedgerFull, LedgerUnavailable
@@ -148,6 +150,21 @@ async def test_without_a_clock_of_its_own_the_ledger_uses_the_servers(redis_clie
     async with asyncio.timeout(5.0):
         while (await ledger.lease(OTHER_GENERATOR, max_trajectories=1)).leases[0].trajectory.group != 0:
             await ledger.give_back(OTHER_GENERATOR)
+
+
+async def test_a_time_that_is_kept_is_the_servers_even_early_in_its_second(redis_client):
+    ledger = RedisLedger(redis_client, "test")
+    await ledger.open(make_spec(group_size=1))
+    # the places after the point then begin with 0, which a number would lose
+    _, micros = await redis_client.time()
+    await asyncio.sleep((1_000_000 - micros) / 1e6)
+    began = await redis_client.time()
+    (lease,) = (await ledger.lease(GENERATOR, max_trajectories=1)).leases
+    seconds, micros = await redis_client.time()
+    life = await RedisInspection(ledger).life(lease.trajectory)
+    assert isinstance(life, TrajectoryLife)
+    assert life.admitted_s is not None
+    assert began[0] + began[1] / 1e6 <= life.admitted_s <= seconds + micros / 1e6
 
 
 async def test_callers_at_once_never_get_the_same_trajectory_or_unit(redis_server, redis_client):

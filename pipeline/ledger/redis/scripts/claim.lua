@@ -4,7 +4,7 @@
 -- The choice is pipeline.ledger.staleness.choose, line by line; pipeline/ledger/staleness.md proves
 -- what it keeps.
 --
--- Uses     beginning counts credit leaving many ready requests versions
+-- Uses     beginning counts leaving many prompts ready requests versions
 -- Reads    settings counters running running_age parked
 -- Writes   ready ready_age claims claim:<id> asked:<who>, the units' state, and all that a dropped
 --          unit leaves behind
@@ -83,7 +83,7 @@ local reply, names, ordered = { 'claim', version }, {}, {}
 for i = 1, #ready, 2 do
   local name = ready[i]
   if chosen[name] then
-    call('HSET', unit_key(name), 'state', 'claimed', 'claimed_s', string.format('%.17g', now))
+    call('HSET', unit_key(name), 'state', 'claimed', 'claimed_s', now_text)
     reply[#reply + 1], names[#names + 1] = name, name
     ordered[#ordered + 1] = ready[i + 1]
     ordered[#ordered + 1] = name

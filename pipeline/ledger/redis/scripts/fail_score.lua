@@ -1,7 +1,7 @@
 -- fail_score.lua: count a scorer's failure on a chunk; after the last attempt drop its unit as a
 -- dead letter.
 --
--- Uses     beginning credit leaving names requests
+-- Uses     beginning leaving names prompts requests
 -- Writes   chunk:<id> group:<n> due:<field> dead evaluation:<n> counters asked:<who>, and all that a dropped
 --          unit leaves behind
 -- ARGV[4]  chunk      text
@@ -33,7 +33,7 @@ if attempts < S.max_attempts then
   return 0
 end
 local prompt = is_evaluation(tid) and group or prompt_of(group)
-call('LPUSH', P .. 'dead', cmsgpack.pack({ chunk, field, WHO, traceback, attempts, string.format('%.17g', now), prompt }))
+call('LPUSH', P .. 'dead', cmsgpack.pack({ chunk, field, WHO, traceback, attempts, now_text, prompt }))
 call('LTRIM', P .. 'dead', 0, 999)
 remember('buried', chunk .. ' ' .. request)
 if is_evaluation(tid) then

@@ -1,6 +1,6 @@
 -- give_back.lua: open held trajectories for others at once.
 --
--- Uses     beginning holding requests
+-- Uses     beginning reopening requests
 -- Writes   held:<who> asked:<who> trajectory:* open evaluation_open running_age
 -- ARGV[4]  request  integer  its number
 -- ARGV[5]  are_all  flag     open all that the caller holds

@@ -1,7 +1,7 @@
 -- lease.lua: give an incarnation trajectories to extend: evaluation first, then open ones, then new
 -- groups.
 --
--- Uses     beginning counts credit holding lives many names requests versions
+-- Uses     beginning counts credit holding lives many names prompts reopening requests versions
 -- Reads             paused
 -- Reads and writes  settings counters epochs holders held:* asked:<who> open parked again
 --                   evaluation_open evaluation:<n> groups group:<n> trajectory:* chunk:* running
@@ -73,18 +73,18 @@ local function admit_group()
   if why then return why end
   local name = string.format('%d', number)
   local again = call('ZRANGE', P .. 'again', 0, 0)[1]
-  call('HSET', group_key(name), 'live', S.group_size, 'admitted_s', string.format('%.17g', now), 'prompt',
+  call('HSET', group_key(name), 'live', S.group_size, 'admitted_s', now_text, 'prompt',
     again or nth_group(counter('groups:admitted') - counter('groups:again')))
   if again then
     call('ZREM', P .. 'again', again)
     count('groups:again', 1)
   end
   call('ZADD', P .. 'groups', number, name)
-  if S.unit == 'group' then run_unit(name, number) end
+  if S.unit == 'group' then call('ZADD', P .. 'running', number, name) end
   local open, running = {}, {}
   for member = 0, S.group_size - 1 do
     local tid = member_of(name, member)
-    call('HSET', trajectory_key(tid), 'next', 0, 'since', string.format('%.17g', now))
+    call('HSET', trajectory_key(tid), 'next', 0, 'since', now_text)
     open[#open + 1] = trajectory_order(tid)
     open[#open + 1] = tid
     if S.unit == 'chunk' then
@@ -143,7 +143,7 @@ local function take()
       local tid = parked[1]
       local index = integer(call('HGET', trajectory_key(tid), 'next'))
       call('ZREM', P .. 'parked', tid)
-      run_unit(chunk_id(tid, index), chunk_order(tid, index))
+      call('ZADD', P .. 'running', chunk_order(tid, index), chunk_id(tid, index))
       count('used', 1)
       return tid
     end
@@ -159,14 +159,15 @@ local function take()
 end
 
 local reply, names, held, refused = { '' }, {}, {}, nil
+local event = string.gsub(WHO, '%c', ' ') .. ' ' .. now_text
 while #names < wanted do
   local tid
   tid, refused = take()
   if not tid then break end
   local key = trajectory_key(tid)
   local t = call('HMGET', key, 'next', 'leases')
-  local next_index, leases, since = integer(t[1]), integer(t[2]), string.format('%.17g', now)
-  call('HSET', key, 'holder', WHO, 'since', since, 'leases', leases + 1, 'lease:' .. leases % MAX_LEASES, WHO .. ' ' .. since)
+  local next_index, leases = integer(t[1]), integer(t[2])
+  call('HSET', key, 'holder', WHO, 'since', now_text, 'leases', leases + 1, 'lease:' .. leases % MAX_LEASES, event)
   names[#names + 1] = tid
   held[#held + 1] = { tid, next_index }
   reply[#reply + 1] = row(tid, next_index)

@@ -9,6 +9,6 @@
 local by, reason = ARGV[4], ARGV[5]
 if call('EXISTS', P .. 'paused') == 0 then
   allow_growth()
-  call('HSET', P .. 'paused', 'since', string.format('%.17g', now), 'by', by, 'reason', reason)
+  call('HSET', P .. 'paused', 'since', now_text, 'by', by, 'reason', reason)
 end
 return call('HMGET', P .. 'paused', 'since', 'by', 'reason')

@@ -15,7 +15,7 @@ if call('HSETNX', ekey, 'request', request) == 0 then return 0 end
 for prompt = S.shard or 0, prompts - 1, S.num_shards or 1 do
   for sample = 0, samples - 1 do
     local tid = string.format('e%s.%d.%d', number, prompt, sample)
-    call('HSET', trajectory_key(tid), 'next', 0, 'since', string.format('%.17g', now))
+    call('HSET', trajectory_key(tid), 'next', 0, 'since', now_text)
     call('ZADD', P .. 'evaluation_open', trajectory_order(tid), tid)
   end
 end

@@ -1,6 +1,6 @@
 -- requeue.lua: put work back: what is leased to open, what is unscored to due.
 --
--- Uses     beginning holding names
+-- Uses     beginning names reopening
 -- Reads    epochs trajectory:* chunk:*
 -- Writes   held:* open evaluation_open running_age trajectory:* due:*
 -- ARGV[4]  what     text     'worker', 'trajectories' or 'field'

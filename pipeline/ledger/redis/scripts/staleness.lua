@@ -8,6 +8,7 @@
 --          running and claimed as { staleness, units, ... }, tallies as { name, number, ... }
 
 local most = tonumber(ARGV[4])
+local behind = tallies().behind
 
 local function rows(found)
   local flat = {}
@@ -21,7 +22,7 @@ end
 -- Ages lie between the learner's version and eta below it, unless the learner went back.
 local function by_age(index)
   local found, from = {}, '-inf'
-  for _ = 0, MAX_STALENESS do
+  for _ = 0, tallies().MAX_STALENESS do
     local first = call('ZRANGEBYSCORE', P .. index, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     if not first[2] then break end
     local age = tonumber(first[2])

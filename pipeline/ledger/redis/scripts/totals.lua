@@ -1,6 +1,6 @@
 -- totals.lua: read the counters that bound staleness and describe progress.
 --
--- Uses     beginning counts credit
+-- Uses     beginning counts credit prompts
 -- Reads    settings counters ready running paused
 -- Returns  { version, used, limit, ready units, running units, groups admitted, tokens generated,
 --          tokens trained, closed, exhausted, waits unflushed, { reason, groups dropped, ... },

@@ -17,11 +17,12 @@
 
 local trajectory, index, final = ARGV[4], tonumber(ARGV[5]), ARGV[6] == '1'
 local tokens, versions, blob = tonumber(ARGV[7]), ARGV[8], ARGV[9]
+local is_training = not is_evaluation(trajectory)
 -- units are dated in updates, of which a newer version may have fewer; evaluation in versions
 local oldest, newest = math.huge, 0
 for version in string.gmatch(versions, '%d+') do
   newest = tonumber(version)
-  oldest = math.min(oldest, is_evaluation(trajectory) and newest or updates_in(newest))
+  oldest = math.min(oldest, is_training and updates_in(newest) or newest)
 end
 local tkey, cid = trajectory_key(trajectory), chunk_id(trajectory, index)
 local ckey = chunk_key(cid)
@@ -37,23 +38,22 @@ if index < next_index then
 end
 if index > next_index or not holds then return { 'fenced', 0 } end
 
-local missing = 0
-if not is_evaluation(trajectory) then
+local needed = {}
+if is_training then
   for _, field in ipairs(FIELDS) do
-    if is_needed(field, final) then missing = missing + 1 end
+    if is_needed(field, final) then needed[#needed + 1] = field end
   end
 end
+local missing = #needed
 local oldest_of_all = math.min(oldest, tonumber(t[3] or oldest))
 local missing_of_all = integer(t[6]) + missing
-local written = string.format('%.17g', now)
+local by = WHO .. ' ' .. versions
+if string.find(by, '%c') then by = string.gsub(by, '%c', ' ') end
 local chunk = { 'blob', blob, 'bytes', #blob + CHUNK_OVERHEAD, 'tokens', tokens, 'oldest', oldest, 'missing', missing,
-  'written_s', written, 'by', WHO .. ' ' .. versions }
+  'written_s', now_text, 'by', by, final and 'final' or nil, final and 1 or nil }
 local whole = { 'next', index + 1, 'oldest', oldest_of_all, 'newest', math.max(newest, tonumber(t[4] or newest)),
-  'tokens', integer(t[5]) + tokens, 'missing', missing_of_all, 'live', integer(t[7]) + 1, 'since', written }
-for _, record in ipairs(final and { chunk, whole } or {}) do
-  record[#record + 1] = 'final'
-  record[#record + 1] = 1
-end
+  'tokens', integer(t[5]) + tokens, 'missing', missing_of_all, 'live', integer(t[7]) + 1, 'since', now_text,
+  final and 'final' or nil, final and 1 or nil }
 call('HSET', ckey, unpack(chunk))
 call('HSET', tkey, unpack(whole))
 count('bytes', #blob + CHUNK_OVERHEAD)
@@ -61,7 +61,7 @@ touch(WHO)
 count('stored:' .. WHO, tokens)
 if final then let_go(trajectory, WHO) end
 
-if is_evaluation(trajectory) then
+if not is_training then
   if index > 0 then
     local before_it = chunk_id(trajectory, index - 1)
     leaving().chunk(before_it)
@@ -72,17 +72,15 @@ if is_evaluation(trajectory) then
 end
 
 count('tokens:admitted', tokens)
-for _, field in ipairs(FIELDS) do
-  if is_needed(field, final) then call('ZADD', P .. 'due:' .. field, now + S.scoring_deadline_s, cid) end
-end
+for _, field in ipairs(needed) do call('ZADD', P .. 'due:' .. field, now + S.scoring_deadline_s, cid) end
 
 if S.unit == 'group' then
-  local _, group = parts(trajectory)
+  local group = string.match(trajectory, '^t%.(%d+)')
   local gkey = group_key(group)
   local g = call('HMGET', gkey, 'oldest', 'missing', 'finals')
   call('HSET', gkey, 'oldest', math.min(oldest, tonumber(g[1] or oldest)), 'missing', integer(g[2]) + missing,
     'finals', integer(g[3]) + (final and 1 or 0))
-  call('ZADD', P .. 'running_age', 'LT', oldest, string.format('%d', group))
+  call('ZADD', P .. 'running_age', 'LT', oldest, group)
   if integer(g[2]) + missing == 0 then ready_if_sampled(trajectory, index) end
   return { 'stored', final and 0 or 1 }
 end
@@ -104,7 +102,8 @@ if newest < counter('version') or refusal(1) then
   call('ZADD', P .. 'parked', trajectory_order(trajectory), trajectory)
   return { 'stored', 0 }
 end
-run_unit(chunk_id(trajectory, index + 1), chunk_order(trajectory, index + 1))
-begin_ages({ { trajectory, index + 1 } })
+local following = chunk_id(trajectory, index + 1)
+call('ZADD', P .. 'running', chunk_order(trajectory, index + 1), following)
+call('ZADD', P .. 'running_age', published_updates(), following)
 count('used', 1)
 return { 'stored', 1 }

@@ -1,7 +1,7 @@
 -- write_score.lua: fill a field of a chunk once; the write that completes a unit makes it ready, or
 -- drops it without signal.
 --
--- Uses     beginning counts leaving names ready tallies
+-- Uses     beginning counts leaving names ready
 -- Reads    settings epochs
 -- Writes   chunk:<id> trajectory:<id> group:<n> due:<field> running running_age ready ready_age
 --          counters finished:<id> finished evaluation:<n>:samples, and all that a dropped unit
@@ -35,8 +35,9 @@ end
 if not is_needed(field, final) then return 'unknown' end
 -- never refused for want of memory, as what frees some; the rest then passes too
 call('ZREM', P .. 'due:' .. field, chunk)
-local from = { WHO, string.format('%.17g', now), accuracy, reward }
-call('HSET', ckey, field, blob, 'bytes', integer(c[4]) + #blob, 'from:' .. field, table.concat(from, ' '))
+local from = WHO .. ' ' .. now_text .. ' ' .. accuracy .. ' ' .. reward
+if string.find(from, '%c') then from = string.gsub(from, '%c', ' ') end
+call('HSET', ckey, field, blob, 'bytes', integer(c[4]) + #blob, 'from:' .. field, from)
 count('bytes', #blob)
 
 -- Keep what the value worker trains on apart from the chunk, which may leave before its trajectory
@@ -56,36 +57,47 @@ if S.value_training and field ~= 'reference' and not call('HGET', tkey, 'spoiled
   count('bytes', grown)
   local f = call('HMGET', key, 'num_chunks', 'num_values')
   if f[1] and tonumber(f[1]) == integer(f[2]) then
-    call('HSET', key, 'state', 'complete', 'ready_s', string.format('%.17g', now))
+    call('HSET', key, 'state', 'complete', 'ready_s', now_text)
     call('ZADD', P .. 'finished', trajectory_order(tid), tid)
     count('finished:admitted', 1)
   end
 end
 
-local _, group = parts(tid)
+local group = string.match(tid, '^t%.(%d+)')
 local gkey = group_key(group)
+local missing, is_without_signal
 if field == 'reward' then
-  local g = call('HMGET', gkey, 'scored', 'correct', 'accuracy')
-  local change = { 'scored', integer(g[1]) + 1, 'accuracy', g[3] or accuracy }
+  local g = call('HMGET', gkey, 'scored', 'correct', 'accuracy', 'mixed', 'missing')
+  local scored = integer(g[1]) + 1
+  -- with room for what may follow
+  local change = { 'scored', scored, 'accuracy', g[3] or accuracy, nil, nil, nil, nil, nil, nil }
   -- not of a group that an earlier release began to score: its sum would be too small
   if g[2] or not g[1] then
-    change[#change + 1] = 'correct'
-    change[#change + 1] = integer(g[2]) + millionths(accuracy)
+    local value = tonumber(accuracy)
+    -- one that is no number counts as wrong
+    local in_range = value and value == value and math.min(math.max(value, 0), 1) or 0
+    change[5], change[6] = 'correct', integer(g[2]) + math.floor(in_range * 1000000 + 0.5)
   end
-  if g[3] and g[3] ~= accuracy then
+  local is_mixed = g[4] or (g[3] and g[3] ~= accuracy)
+  if is_mixed and not g[4] then
     change[#change + 1] = 'mixed'
     change[#change + 1] = 1
   end
+  if S.unit == 'group' then
+    missing = integer(g[5]) - 1
+    change[#change + 1] = 'missing'
+    change[#change + 1] = missing
+    is_without_signal = S.signal_filter and scored >= S.group_size and not is_mixed
+  end
   call('HSET', gkey, unpack(change))
-end
-local missing
-if S.unit == 'group' then
-  missing = call('HINCRBY', gkey, 'missing', -1)
   -- a critic learns from groups without signal, too: the filter then waits for all their values
-  if field == 'reward' and S.signal_filter and not S.value_training and is_alike(group) then
-    leaving().unit(string.format('%d', group), 'no_signal')
+  if is_without_signal and not S.value_training then
+    leaving().unit(group, 'no_signal')
     return 'stored'
   end
+end
+if S.unit == 'group' then
+  missing = missing or call('HINCRBY', gkey, 'missing', -1)
 elseif S.unit == 'trajectory' then
   missing = call('HINCRBY', tkey, 'missing', -1)
 else

@@ -24,12 +24,14 @@ S = cmsgpack.unpack(S)
 -- credit that one unit takes
 local WEIGHT = S.unit == 'group' and S.group_size or 1
 
-local given_now = tonumber(ARGV[1])
-local now = given_now
-if not now then
+-- the time as text is what records keep: a number would be formatted each time
+local given_now = ARGV[1]
+local now_text = given_now
+if given_now == '' then
   local time = call('TIME')
-  now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+  now_text = string.format('%d.%06d', time[1], time[2])
 end
+local now = tonumber(now_text)
 
 local worker, epoch = ARGV[2], ARGV[3]
 local WHO = worker .. '#' .. epoch

@@ -1,15 +1,12 @@
--- counts.lua: the counters, and the tallies of what left (tallies.lua). Changes wait until the
--- transition is over, so that a batch of units that ends is counted in one go;
--- pipeline.ledger.redis.scripts then calls write_counts.
+-- counts.lua: the counters. Changes wait until the transition is over, so that a batch of units
+-- that ends is counted in one go; pipeline.ledger.redis.scripts then calls write_counts.
 --
 -- Uses     beginning
 
 local counted = {}
 local function count(name, by) counted[name] = (counted[name] or 0) + by end
-local tallied = {}
-local function tally(name, by) tallied[name] = (tallied[name] or 0) + by end
--- what else is done when the transition is over
-local finishing = {}
+-- functions that are called when the transition is over; most have none
+local finishing
 local before = {}
 local function read_counters(...)
   for i, value in ipairs(call('HMGET', COUNTERS, ...)) do before[select(i, ...)] = integer(value or nil) end
@@ -22,8 +19,5 @@ local function write_counts()
   for name, by in pairs(counted) do
     if by ~= 0 then call('HINCRBY', COUNTERS, name, by) end
   end
-  for name, by in pairs(tallied) do
-    if by ~= 0 then call('HINCRBY', P .. 'tallies', name, by) end
-  end
-  for _, finish in ipairs(finishing) do finish() end
+  for _, finish in ipairs(finishing or {}) do finish() end
 end

@@ -1,56 +1,10 @@
--- holding.lua: which incarnation holds a trajectory, and how it becomes open again.
+-- holding.lua: which incarnation holds a trajectory.
 --
--- Uses     beginning many names versions
+-- Uses     beginning names
 
 local function touch(who) call('ZADD', P .. 'holders', now + S.lease_s, who) end
 
 local function let_go(tid, who)
   call('SREM', P .. 'held:' .. who, tid)
   call('HDEL', trajectory_key(tid), 'holder')
-end
-
--- Date units: those that the next tokens of each { trajectory, index of the next chunk } belong to.
--- From now on they may hold tokens of the present version.
-local function begin_ages(begun)
-  local ages, is_there = {}, {}
-  for _, one in ipairs(begun) do
-    local tid, next_index = one[1], one[2]
-    local unit = tid
-    if S.unit == 'group' then
-      local _, group = parts(tid)
-      unit = string.format('%d', group)
-    elseif S.unit == 'chunk' then
-      unit = chunk_id(tid, next_index)
-    end
-    if not (is_evaluation(tid) or is_there[unit] or (S.unit == 'trajectory' and next_index > 0)) then
-      is_there[unit] = true
-      ages[#ages + 1] = published_updates()
-      ages[#ages + 1] = unit
-    end
-  end
-  if S.unit == 'group' then call_many(ages, 'ZADD', P .. 'running_age', 'LT') else call_many(ages, 'ZADD', P .. 'running_age') end
-end
-
--- Open a held trajectory for others. A unit that is not begun cannot grow old.
-local function reopen(tid, who)
-  let_go(tid, who)
-  local key = trajectory_key(tid)
-  call('HSET', key, 'since', string.format('%.17g', now))
-  if is_evaluation(tid) then
-    call('ZADD', P .. 'evaluation_open', trajectory_order(tid), tid)
-    return
-  end
-  call('ZADD', P .. 'open', trajectory_order(tid), tid)
-  local next_index = integer(call('HGET', key, 'next'))
-  if S.unit == 'chunk' then
-    call('ZREM', P .. 'running_age', chunk_id(tid, next_index))
-  elseif S.unit == 'trajectory' and next_index == 0 then
-    call('ZREM', P .. 'running_age', tid)
-  end
-end
-
-local function reopen_all(who)
-  local held = call('SMEMBERS', P .. 'held:' .. who)
-  for _, tid in ipairs(held) do reopen(tid, who) end
-  return #held
 end

@@ -6,11 +6,12 @@
 local left
 local function leaving()
   if left then return left end
+  local life, tally = lives(), tallies()
 
   -- Forget what points to a chunk, which for one that has all its scores is nothing. Its key is
-  -- left to be deleted. Return its CHUNK_FIELDS.
+  -- left to be deleted. Return what its row is made of.
   local function forget_chunk(cid, is_complete)
-    local c = call('HMGET', chunk_key(cid), unpack(CHUNK_FIELDS))
+    local c = life.chunk(cid)
     if not is_complete then
       for _, field in ipairs(FIELDS) do call('ZREM', P .. 'due:' .. field, cid) end
     end
@@ -18,8 +19,8 @@ local function leaving()
     return c
   end
 
-  -- Count a chunk's tokens as trained (no reason) or dropped, and forget it; return its
-  -- CHUNK_FIELDS. Its key is left to be deleted.
+  -- Count a chunk's tokens as trained (no reason) or dropped, and forget it; return what its row is
+  -- made of. Its key is left to be deleted.
   local function end_chunk(cid, reason)
     local c = forget_chunk(cid, not reason)
     count(reason and ('tokens:dropped:' .. reason) or 'tokens:trained', integer(c[1]))
@@ -27,24 +28,26 @@ local function leaving()
   end
 
   -- Settle a trajectory as trained (no reason) or dropped, and its group when it was the last of
-  -- it. The keys of its chunks go with it. `t`: its LIFE_FIELDS; `rows`: of its chunks. `g`: its
-  -- group's GROUP_FIELDS; nil to read them here.
+  -- it. Its key joins those that are left to be deleted. `t`: what its life is made of; `rows`: of
+  -- its chunks. `g`: its group's, if that is the unit; nil to read it here.
   local function end_trajectory(tid, reason, made, t, rows, keys, g)
     local key = trajectory_key(tid)
-    local _, group = parts(tid)
-    local gkey = group_key(group)
-    g = g or call('HMGET', gkey, unpack(GROUP_FIELDS))
+    local group, gkey
+    if not g then
+      group = select(2, parts(tid))
+      gkey = group_key(group)
+      g = life.group(group)
+    end
     if t[1] then let_go(tid, t[1]) end
     if t[2] then
-      tally_response(reason, tonumber(t[3]), g[3], g[4])
+      tally.response(reason, t[3], g[3], g[4])
     else -- a final one is in no queue
       call('ZREM', P .. 'open', tid)
       call('ZREM', P .. 'parked', tid)
       count('bytes', -call('HSTRLEN', key, 'last'))
     end
-    keep_life(tid, reason and 'dropped' or 'trained', t, g, rows, unit_end(reason, made or published_updates(), t[5]))
+    life.keep(tid, reason and 'dropped' or 'trained', t, g, rows, life.unit_end(reason, made or published_updates(), t[5]))
     keys[#keys + 1] = key
-    call_many(keys, 'DEL')
     count(reason and ('trajectories:dropped:' .. reason) or 'trajectories:trained', 1)
     if S.unit == 'group' then return end -- its group ends with it, once for all members
     if reason then call('HINCRBY', gkey, 'dropped', 1) end
@@ -59,27 +62,26 @@ local function leaving()
   -- End a trajectory whose chunks have left (unit chunk); their rows are with it.
   local function end_bare_trajectory(tid, reason, made)
     local key, rows = trajectory_key(tid), {}
-    local t = call('HMGET', key, unpack(LIFE_FIELDS))
+    local t = life.trajectory(tid)
     for index = 0, integer(t[4]) - 1 do
-      if is_shown(index, integer(t[4])) then
-        local row = call('HGET', key, past_field(index))
-        if row then rows[#rows + 1] = cmsgpack.unpack(row) end
-      end
+      if life.is_shown(index, integer(t[4])) then rows[#rows + 1] = call('HGET', key, life.past_field(index)) or nil end
     end
     end_trajectory(tid, reason, made, t, rows, {})
+    call('DEL', key)
   end
 
-  -- Return the updates in its oldest token. `g`: its group's GROUP_FIELDS if that is the unit.
-  local function end_whole_trajectory(tid, reason, made, g)
-    local t, keys, rows = call('HMGET', trajectory_key(tid), unpack(LIFE_FIELDS)), {}, {}
+  -- Return the updates in its oldest token. All its keys join those that are left to be deleted.
+  -- `g`: its group's, if that is the unit.
+  local function end_whole_trajectory(tid, reason, made, keys, g)
+    local t, rows = life.trajectory(tid), {}
     local chunks = integer(t[4])
     for index = 0, chunks - 1 do
-      local cid = chunk_id(tid, index)
+      local place = string.format('%d', index)
+      local cid = tid .. '.' .. place
       local c = end_chunk(cid, reason)
-      if is_shown(index, chunks) then rows[#rows + 1] = chunk_row(index, c) end
+      if life.is_shown(index, chunks) then rows[#rows + 1] = life.row(place, c) end
       keys[#keys + 1] = chunk_key(cid)
     end
-    if g then t[6], t[7] = g[6], g[7] end
     end_trajectory(tid, reason, made, t, rows, keys, g)
     return t[5]
   end
@@ -98,8 +100,8 @@ local function leaving()
     end
     local c = end_chunk(cid, reason)
     call('DEL', chunk_key(cid))
-    local over = unit_end(reason, made or published_updates(), c[3])
-    local kept = { past_field(index), cmsgpack.pack(chunk_row(index, c, over)) }
+    local over = life.unit_end(reason, made or published_updates(), c[3])
+    local kept = { life.past_field(index), life.row(string.format('%d', index), c, over) }
     if not reason then
       kept[3] = 'trained'
       kept[4] = 1
@@ -156,19 +158,21 @@ local function leaving()
     end
     if S.value_training and SPOILING[reason or ''] then spoil(name, reason) end
     local oldest
+    local keys = {}
     if S.unit == 'group' then
-      local g = call('HMGET', group_key(name), unpack(GROUP_FIELDS))
+      local g = life.group(name)
       oldest = g[5]
-      for member = 0, S.group_size - 1 do end_whole_trajectory(member_of(name, member), reason, made, g) end
+      for member = 0, S.group_size - 1 do end_whole_trajectory(member_of(name, member), reason, made, keys, g) end
       count(reason and ('groups:dropped:' .. reason) or 'groups:trained', 1)
-      call('DEL', group_key(name))
+      keys[#keys + 1] = group_key(name)
       call('ZREM', P .. 'groups', name)
     elseif S.unit == 'trajectory' then
-      oldest = end_whole_trajectory(name, reason, made)
+      oldest = end_whole_trajectory(name, reason, made, keys)
     else
       oldest = end_chunk_unit(name, reason, made)
     end
-    tally_unit(reason, oldest, made)
+    call_many(keys, 'DEL')
+    tally.unit(reason, oldest, made)
   end
 
   -- Evaluation: a response leaves with its sample recorded, or as failed.

@@ -1,70 +1,106 @@
--- lives.lua: what happened to a trajectory, packed, and kept for the newest that have left.
--- pipeline/ledger/life.py reads it and lists the places.
+-- lives.lua: what happened to a trajectory, as one text, and kept for the newest that have left.
+-- pipeline/ledger/life.py reads it and lists the places. Control characters separate the places, so
+-- a worker's texts have spaces for theirs. Most calls never need these functions: they are made
+-- when a transition first needs one.
 --
--- Uses     beginning counts many
+-- Uses     beginning counts many names
 
-local MAX_LIVES, MAX_LEASES, EITHER_END = 10000, 4, 32
--- of a trajectory and of a chunk, in the order in which the rows below take them
-local LIFE_FIELDS = {
-  'holder', 'final', 'tokens', 'next', 'oldest', 'ready_s', 'claimed_s', 'leases', 'lease:0', 'lease:1', 'lease:2', 'lease:3',
-}
-local CHUNK_FIELDS = {
-  'tokens', 'bytes', 'oldest', 'written_s', 'by', 'from:reward', 'from:reference', 'from:value', 'ready_s', 'claimed_s',
-}
+local MAX_LEASES = 4
 
-local GROUP_FIELDS = { 'admitted_s', 'prompt', 'scored', 'correct', 'oldest', 'ready_s', 'claimed_s' }
+local living
+local function lives()
+  if living then return living end
 
--- Return the trajectory's field with the row of a chunk that has left. Of a long one the last rows
--- replace each other.
-local function past_field(index)
-  local place = index < EITHER_END and index or EITHER_END + index % EITHER_END
-  return 'past:' .. string.format('%d', place)
-end
-
-local function known(value) return tonumber(value) or '' end
-
--- Return the row of a chunk from its CHUNK_FIELDS. `over`: how its unit ended, if it is a unit.
-local function chunk_row(index, c, over)
-  return { index, known(c[1]), known(c[4]), c[5] or '', { c[6] or '', c[7] or '', c[8] or '' }, known(c[9]), known(c[10]), over or '' }
-end
-
--- Return whether a chunk's row is kept: of a long trajectory the first and the last ones are.
-local function is_shown(index, chunks) return index < EITHER_END or index >= chunks - EITHER_END end
-
--- Return how a unit ended: when, why ('' when trained), the updates in the version that counts, and
--- in its oldest token.
-local function unit_end(reason, made, oldest) return { now, reason or '', made, known(oldest) } end
-
--- Return a packed life. `t`: the trajectory's LIFE_FIELDS; `g`: its group's admitted_s and prompt.
-local function pack_life(tid, state, t, g, rows, over)
-  local leases, num_leases = {}, integer(t[8])
-  for place = math.max(0, num_leases - MAX_LEASES), num_leases - 1 do leases[#leases + 1] = t[9 + place % MAX_LEASES] or '' end
-  return cmsgpack.pack({
-    tid, state, known(g[1]), known(g[2]), integer(t[3]), known(t[6]), known(t[7]), num_leases, leases, integer(t[4]), rows,
-    over or '',
-  })
-end
-
-local lived, packed_lives = {}, {}
-local function write_lives()
-  call_many(packed_lives, 'HSET', P .. 'lives')
-  call_many(lived, 'LPUSH', P .. 'lives_order')
-  local over = call('LLEN', P .. 'lives_order') - MAX_LIVES
-  if over > 0 then
-    call_many(call('LRANGE', P .. 'lives_order', -over, -1), 'HDEL', P .. 'lives')
-    call('LTRIM', P .. 'lives_order', 0, MAX_LIVES - 1)
+  local MAX_LIVES, EITHER_END = 10000, 32
+  -- Of a trajectory and of a chunk, in the order in which the texts below take them. Fields that
+  -- this kind of unit, or a run with rewards alone, does not have are left out.
+  local trajectory_fields = { 'holder', 'final', 'tokens', 'next', 'oldest', 'leases', 'lease:0' }
+  if S.unit == 'trajectory' then
+    trajectory_fields[8], trajectory_fields[9] = 'ready_s', 'claimed_s'
   end
-  lived, packed_lives = {}, {}
-end
-
--- Keep the life of a trajectory that leaves.
-local function keep_life(tid, ...)
-  if #lived == 0 then finishing[#finishing + 1] = write_lives end
-  lived[#lived + 1] = tid
-  packed_lives[#packed_lives + 1] = tid
-  packed_lives[#packed_lives + 1] = pack_life(tid, ...)
-  if #lived >= MAX_LIVES then
-    write_lives()
-    finishing = {}
+  local chunk_fields = { 'tokens', 'bytes', 'oldest', 'written_s', 'by', 'from:reward' }
+  if S.fields ~= 'reward' or S.unit == 'chunk' then
+    for _, field in ipairs({ 'from:reference', 'from:value', 'ready_s', 'claimed_s' }) do chunk_fields[#chunk_fields + 1] = field end
   end
+
+  local function read_group(group)
+    return call('HMGET', group_key(group), 'admitted_s', 'prompt', 'scored', 'correct', 'oldest', 'ready_s', 'claimed_s')
+  end
+  local function read_trajectory(tid) return call('HMGET', trajectory_key(tid), unpack(trajectory_fields)) end
+  local function read_chunk(cid) return call('HMGET', chunk_key(cid), unpack(chunk_fields)) end
+
+  -- Return the trajectory's field with the row of a chunk that has left. Of a long one the last
+  -- rows replace each other.
+  local function past_field(index)
+    local place = index < EITHER_END and index or EITHER_END + index % EITHER_END
+    return 'past:' .. string.format('%d', place)
+  end
+
+  -- Return the row of a chunk from what read_chunk returned. `place`: its index as text; `over`:
+  -- how its unit ended, if it is a unit.
+  local function chunk_row(place, c, over)
+    return '\n' .. place .. '\t' .. (c[1] or '') .. '\t' .. (c[4] or '') .. '\t' .. (c[5] or '') .. '\t' .. (c[6] or '') .. '\t'
+      .. (c[7] or '') .. '\t' .. (c[8] or '') .. '\t' .. (c[9] or '') .. '\t' .. (c[10] or '') .. '\t' .. (over or '')
+  end
+
+  -- Return whether a chunk's row is kept: of a long trajectory the first and the last ones are.
+  local function is_shown(index, chunks) return index < EITHER_END or index >= chunks - EITHER_END end
+
+  -- Return how a unit ended: when, the updates in the version that counts and in its oldest token,
+  -- why ('' when trained).
+  local counted_from, event
+  local function unit_end(reason, made, oldest)
+    if made ~= counted_from then counted_from, event = made, now_text .. ' ' .. made .. ' ' end
+    return event .. (oldest or '') .. ' ' .. (reason and string.gsub(reason, '%c', ' ') or '')
+  end
+
+  -- Return the last leases of a trajectory that had several.
+  local function last_leases(tid, number)
+    local names = {}
+    for place = math.max(0, number - MAX_LEASES), number - 1 do names[#names + 1] = 'lease:' .. place % MAX_LEASES end
+    local found = call('HMGET', trajectory_key(tid), unpack(names))
+    for i = 1, #names do found[i] = found[i] or '' end
+    return table.concat(found, '\t')
+  end
+
+  -- Return a life. `t`: what read_trajectory returned; `g`: read_group, of its group.
+  local function life_of(tid, state, t, g, rows, over)
+    local leases, number = t[7] or '', t[6] or '0'
+    if number ~= '0' and number ~= '1' then leases = last_leases(tid, tonumber(number)) end
+    return tid .. '\t' .. state .. '\t' .. (g[1] or '') .. '\t' .. (g[2] or '') .. '\t' .. (t[3] or '0') .. '\t'
+      .. (g[6] or t[8] or '') .. '\t' .. (g[7] or t[9] or '') .. '\t' .. number .. '\t' .. t[4] .. '\t' .. (over or '') .. '\t'
+      .. leases .. table.concat(rows)
+  end
+
+  local names, kept = {}, {}
+  local function write()
+    call_many(kept, 'HSET', P .. 'lives')
+    call_many(names, 'LPUSH', P .. 'lives_order')
+    local over = call('LLEN', P .. 'lives_order') - MAX_LIVES
+    if over > 0 then
+      call_many(call('LRANGE', P .. 'lives_order', -over, -1), 'HDEL', P .. 'lives')
+      call('LTRIM', P .. 'lives_order', 0, MAX_LIVES - 1)
+    end
+    names, kept = {}, {}
+  end
+
+  -- Keep the life of a trajectory that leaves.
+  local has_begun
+  local function keep(tid, ...)
+    if not has_begun then
+      has_begun = true
+      finishing = finishing or {}
+      finishing[#finishing + 1] = write
+    end
+    names[#names + 1] = tid
+    kept[#kept + 1] = tid
+    kept[#kept + 1] = life_of(tid, ...)
+    if #names >= MAX_LIVES then write() end
+  end
+
+  living = {
+    group = read_group, trajectory = read_trajectory, chunk = read_chunk, row = chunk_row, past_field = past_field,
+    is_shown = is_shown, unit_end = unit_end, life = life_of, keep = keep,
+  }
+  return living
 end

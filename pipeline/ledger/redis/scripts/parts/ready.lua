@@ -14,13 +14,7 @@ local function make_ready(name, order, oldest)
   call('ZREM', P .. 'running_age', name)
   call('ZADD', P .. 'ready', order, name)
   call('ZADD', P .. 'ready_age', integer(oldest), name)
-  call('HSET', unit_key(name), 'state', 'ready', 'ready_s', string.format('%.17g', now))
-end
-
--- Return whether all members of a group are scored, and all of them equally accurate.
-local function is_alike(group)
-  local g = call('HMGET', group_key(group), 'scored', 'mixed')
-  return integer(g[1]) >= S.group_size and not g[2]
+  call('HSET', unit_key(name), 'state', 'ready', 'ready_s', now_text)
 end
 
 -- Make the unit of this chunk ready, unless it is filtered away or its sampling is not over. Called
@@ -28,10 +22,11 @@ end
 local function ready_if_sampled(tid, index)
   local _, group = parts(tid)
   if S.unit == 'group' then
-    local g = call('HMGET', group_key(group), 'finals', 'oldest')
+    local g = call('HMGET', group_key(group), 'finals', 'oldest', 'scored', 'mixed')
     if integer(g[1]) < S.group_size then return end
     local name = string.format('%d', group)
-    if S.signal_filter and is_alike(group) then
+    -- all members are scored, and all of them equally accurate
+    if S.signal_filter and integer(g[3]) >= S.group_size and not g[4] then
       leaving().unit(name, 'no_signal')
     else
       make_ready(name, group, g[2])

@@ -1,40 +1,66 @@
 -- tallies.lua: what left the ledger, in sums that need no walk: units by staleness, responses with
--- their length and difficulty. pipeline/ledger/inspection.py reads them.
+-- their length and difficulty. pipeline/ledger/inspection.py reads them. Most calls never need
+-- these functions: they are made when a transition first needs one.
 --
--- Uses     counts versions
+-- Uses     beginning counts versions
 
-local MAX_STALENESS = 64
-local MILLION = 1000000
+local tallying
+local function tallies()
+  if tallying then return tallying end
+  local MAX_STALENESS, MILLION = 64, 1000000
 
--- Return the name of an end's tallies.
-local function tallied_as(reason) return reason and ('dropped:' .. reason) or 'trained' end
+  -- By the end's name: sums, and units by staleness.
+  local sums, units = {}, {}
 
--- Return a staleness. `oldest`: updates in the oldest token; `made`: in the version that it counts
--- from, nil for the published one.
-local function behind(oldest, made)
-  return math.min(math.max((made or published_updates()) - tonumber(oldest), 0), MAX_STALENESS)
-end
+  local function write()
+    for ended, by_name in pairs(sums) do
+      for name, by in pairs(by_name) do
+        if by ~= 0 then call('HINCRBY', P .. 'tallies', ended .. name, by) end
+      end
+    end
+    for ended, by_staleness in pairs(units) do
+      for staleness, number in pairs(by_staleness) do
+        call('HINCRBY', P .. 'tallies', ended .. ':staleness:' .. string.format('%d', staleness), number)
+      end
+    end
+  end
+  finishing = finishing or {}
+  finishing[#finishing + 1] = write
 
--- Count a unit that leaves; one without a token has no staleness.
-local function tally_unit(reason, oldest, made)
-  if oldest then tally(tallied_as(reason) .. ':staleness:' .. string.format('%d', behind(oldest, made)), 1) end
-end
+  local function ended_as(reason) return reason and ('dropped:' .. reason) or 'trained' end
 
--- Count a finished response. Of its group: `scored` members, and the sum of their accuracies in
--- millionths.
-local function tally_response(reason, tokens, scored, correct)
-  local name = tallied_as(reason)
-  tally(name .. ':responses', 1)
-  tally(name .. ':tokens', tokens)
-  tally(name .. ':squares', tokens * tokens)
-  if not correct then return end
-  tally(name .. ':judged', 1)
-  tally(name .. ':difficulty', math.floor(MILLION - tonumber(correct) / tonumber(scored) + 0.5))
-end
+  -- Return a staleness. `oldest`: updates in the oldest token; `made`: in the version that it
+  -- counts from, nil for the published one.
+  local function behind(oldest, made)
+    return math.min(math.max((made or published_updates()) - tonumber(oldest), 0), MAX_STALENESS)
+  end
 
--- Return an accuracy in millionths; one that is no number counts as wrong.
-local function millionths(accuracy)
-  local value = tonumber(accuracy)
-  if not value or value ~= value then return 0 end
-  return math.floor(math.min(math.max(value, 0), 1) * MILLION + 0.5)
+  -- Count a unit that leaves; one without a token has no staleness.
+  local function count_unit(reason, oldest, made)
+    if not oldest then return end
+    local ended, staleness = ended_as(reason), behind(oldest, made)
+    local found = units[ended] or {}
+    units[ended] = found
+    found[staleness] = (found[staleness] or 0) + 1
+  end
+
+  -- Count a finished response. Of its group: `scored` members, and the sum of their accuracies in
+  -- millionths.
+  local function count_response(reason, tokens, scored, correct)
+    local ended = ended_as(reason)
+    local sum = sums[ended]
+    if not sum then
+      sum = { [':responses'] = 0, [':tokens'] = 0, [':squares'] = 0, [':judged'] = 0, [':difficulty'] = 0 }
+      sums[ended] = sum
+    end
+    sum[':responses'] = sum[':responses'] + 1
+    sum[':tokens'] = sum[':tokens'] + tokens
+    sum[':squares'] = sum[':squares'] + tokens * tokens
+    if not correct then return end
+    sum[':judged'] = sum[':judged'] + 1
+    sum[':difficulty'] = sum[':difficulty'] + math.floor(MILLION - correct / scored + 0.5)
+  end
+
+  tallying = { unit = count_unit, response = count_response, behind = behind, MAX_STALENESS = MAX_STALENESS }
+  return tallying
 end
