@@ -7,8 +7,10 @@ from typing import Final
 from pipeline.ledger.types import DropReason, QueueStat, Totals
 from pipeline.observability.metric_names import ENDPOINT_METRICS, REWARD_PART_COUNTER, WORKER_METRICS
 from pipeline.observability.metrics import HeartbeatCollector
+from pipeline.process.work import ServiceSums
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
+from pipeline.runtime.registry.vitals import Vitals
 from protocol.ids import Incarnation, Role
 
 _ROLES: Final = tuple(role for role in Role if role is not Role.SUPERVISOR)
@@ -18,7 +20,24 @@ def whole_collector() -> HeartbeatCollector:
     """Return a collector with every counter on every role, and every wait, queue and reason."""
     counters = dict.fromkeys(WORKER_METRICS, 1.0) | {f"judge:{name}": 1.0 for name in ENDPOINT_METRICS}
     counters[f"{REWARD_PART_COUNTER}correct"] = 1.0
-    links = (LinkReport(name="generator-0>reward-0", sent=3, received=2, refused=1, gaps=1),)
+    links = (
+        LinkReport(
+            name="generator-0>reward-0",
+            **dict.fromkeys(("sent", "received", "done", "refused", "gaps", "produced", "stored", "open"), 1),
+            oldest_age_s=0.5,
+        ),
+    )
+    vitals = Vitals(
+        num_fds=40,
+        disk_free_bytes=1 << 30,
+        disk_free_share=0.5,
+        gpu_util=0.5,
+        gpu_mem_bytes=1 << 30,
+        gpu_power_w=300.0,
+        service={"update": ServiceSums(1, 2.0, 3.0)},
+        input_depth=1,
+        output_depth=1,
+    )
     beats = [
         Heartbeat(
             who=Incarnation(role=role, worker=f"{role}-{number}", epoch=1),
@@ -31,6 +50,7 @@ def whole_collector() -> HeartbeatCollector:
             waiting_for=waiting,
             counters=counters,
             links=links,
+            vitals=vitals,
         )
         for role in _ROLES
         for number, waiting in enumerate(WaitingFor)

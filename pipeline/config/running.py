@@ -322,6 +322,11 @@ class SupervisorSection(Section):
         "Workers are forked of one process that has their imports done: they start seconds earlier and share its memory. "
         "vLLM's workers import for themselves.",
     )
+    flow_records: bool = setting(
+        True,
+        "Each worker keeps records of its newest messages in its host's shared memory, a quarter of a megabyte, for "
+        "`headrace trace`.",
+    )
     metrics_port: int | None = setting(None, "Port of Prometheus metrics. Absent: off.", ge=1, le=65535)
     metrics_host: str = setting(
         "127.0.0.1", "Address of the metrics; they hold no secret. In a container 0.0.0.0, for its probes."

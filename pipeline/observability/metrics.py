@@ -7,8 +7,9 @@ request: a scrape reads the latest heartbeats.
 Every metric has the label ``run``, but ``headrace_build_info``. Those of a worker have ``role`` and
 ``worker`` besides; ``metric_names`` has the counters of their heartbeats.
 
-    headrace_up, headrace_worker_*      a worker: heartbeat, progress, wait, version, memory
-    headrace_link_*{link}               messages between two workers
+    headrace_up, headrace_worker_*      a worker: heartbeat, progress, wait, version, vitals
+    headrace_worker_service_*{kind}     finished work by its kind: pieces, time, tokens
+    headrace_link_*{link}               messages between two workers, or to a role
     headrace_queue_*{queue}             a ledger's queue: entries, limit, age of the oldest
     headrace_ledger_*                   admitted, dropped by reason, credit, tokens
     headrace_learner_input_wait_ratio   share of recent time that the learner waits for units
@@ -17,7 +18,7 @@ Every metric has the label ``run``, but ``headrace_build_info``. Those of a work
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Final, Self
 
@@ -38,15 +39,59 @@ from pipeline.observability.metric_names import (
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat
+from pipeline.runtime.registry.vitals import Vitals
 from protocol.errors import ConfigError
 
 _LINK_METRICS: Final = {
     "sent": MetricName(f"{PREFIX}link_sent_messages_total", "Messages that a link's sender has sent."),
+    "produced": MetricName(
+        f"{PREFIX}link_produced_messages_total", "Messages made for a role's workers; the link's end is the role."
+    ),
     "received": MetricName(f"{PREFIX}link_received_messages_total", "Messages that a link's mailbox has received."),
+    "done": MetricName(f"{PREFIX}link_done_messages_total", "Received messages that were worked on to the end."),
+    "stored": MetricName(f"{PREFIX}link_stored_messages_total", "Received messages whose result is in the ledger."),
     "refused": MetricName(f"{PREFIX}link_refused_messages_total", "Messages that a link or mailbox refused."),
     "gaps": MetricName(f"{PREFIX}link_lost_messages_total", "Messages missing in a link's sequence."),
 }
-"""By field of a LinkReport."""
+"""By field of a LinkReport that only grows."""
+_LINK_OPEN: Final = MetricName(f"{PREFIX}link_open_messages", "Messages that a link's ends have and have not ended.")
+_LINK_AGE: Final = MetricName(f"{PREFIX}link_oldest_message_age_seconds", "Age of the oldest open message of a link.")
+_VITALS: Final = {
+    "loop_lag_ms": (MetricName(f"{PREFIX}worker_loop_lag_seconds", "Longest delay of the main loop's timer."), 1e-3),
+    "cpu": (MetricName(f"{PREFIX}worker_used_cores", "Cores that the process used since its last heartbeat."), 1.0),
+    "num_fds": (MetricName(f"{PREFIX}worker_open_files", "Open file descriptors of the process."), 1.0),
+    "disk_free_bytes": (MetricName(f"{PREFIX}worker_disk_free_bytes", "Room on the run folder's file system."), 1.0),
+    "disk_free_share": (MetricName(f"{PREFIX}worker_disk_free_ratio", "Free share of that file system."), 1.0),
+    "gpu_util": (
+        MetricName(f"{PREFIX}worker_gpu_used_ratio", "Share of time that a kernel ran, of visible GPUs."),
+        1.0,
+    ),
+    "gpu_mem_bytes": (MetricName(f"{PREFIX}worker_gpu_memory_bytes", "Used memory of the visible GPUs."), 1.0),
+    "gpu_power_w": (MetricName(f"{PREFIX}worker_gpu_power_watts", "Power draw of the visible GPUs."), 1.0),
+    "errors": (MetricName(f"{PREFIX}worker_errors_total", "Pieces of work that failed."), 1.0),
+    "retries": (MetricName(f"{PREFIX}worker_retries_total", "Ledger calls and requests that were repeated."), 1.0),
+    "refused": (MetricName(f"{PREFIX}worker_refused_messages_total", "Messages that its mailboxes refused."), 1.0),
+    "ledger_rtt_ms": (
+        MetricName(f"{PREFIX}worker_ledger_answer_seconds", "Moving mean of a ledger call's time."),
+        1e-3,
+    ),
+    "oldest_age_s": (
+        MetricName(f"{PREFIX}worker_oldest_work_age_seconds", "Age of the oldest work that is held."),
+        1.0,
+    ),
+    "input_depth": (
+        MetricName(f"{PREFIX}worker_waiting_work", "Work that waits for the worker, as far as known."),
+        1.0,
+    ),
+    "output_depth": (MetricName(f"{PREFIX}worker_finished_work", "Finished work that is not stored or sent."), 1.0),
+}
+"""By field of a worker's vitals, with the factor to the metric's unit."""
+_SERVICE: Final = {
+    "pieces": MetricName(f"{PREFIX}worker_service_pieces_total", "Finished pieces of a kind of work."),
+    "seconds": MetricName(f"{PREFIX}worker_service_seconds_total", "Time of finished pieces of a kind of work."),
+    "size": MetricName(f"{PREFIX}worker_service_tokens_total", "Size of finished pieces of a kind of work, in tokens."),
+}
+"""By field of a kind's service sums."""
 
 
 class _Families:
@@ -182,6 +227,19 @@ def _add_worker(families: _Families, beat: Heartbeat, since_s: float) -> None:
     families.gauge("worker_resident_memory_bytes", "Resident memory of the process.", beat.rss_bytes, **of)
     waits = "1 for what the worker waits for now."
     families.gauge("worker_waiting", waits, 1.0, **of, **{"for": str(beat.waiting_for)})
+    families.gauge("worker_held_work", "Work taken and not finished.", beat.held, **of)
+    if beat.vitals is not None:
+        _add_vitals(families, beat.vitals, of)
+
+
+def _add_vitals(families: _Families, vitals: Vitals, of: Mapping[str, str]) -> None:
+    for name, (metric, factor) in _VITALS.items():
+        value: float | None = getattr(vitals, name)
+        if value is not None:
+            families.add(metric, factor * value, **of)
+    for kind, sums in sorted(vitals.service.items()):
+        for name, metric in _SERVICE.items():
+            families.add(metric, getattr(sums, name), **of, kind=kind)
 
 
 def _add_counters(families: _Families, beat: Heartbeat) -> None:
@@ -196,13 +254,21 @@ def _add_counters(families: _Families, beat: Heartbeat) -> None:
             families.add(REWARD_PART, value, **of, part=name.removeprefix(REWARD_PART_COUNTER))
 
 
-def _add_links(families: _Families, heartbeats: Iterable[Heartbeat]) -> None:
+def _add_links(families: _Families, heartbeats: Sequence[Heartbeat]) -> None:
     sums: dict[tuple[str, str], int] = {}
     for link in (link for beat in heartbeats for link in beat.links):
         for counted in _LINK_METRICS:
             sums[counted, link.name] = sums.get((counted, link.name), 0) + getattr(link, counted)
     for (counted, name), value in sorted(sums.items()):
         families.add(_LINK_METRICS[counted], value, link=name)
+    num_open: dict[str, int] = {}
+    ages_s: dict[str, float] = {}
+    for link in (link for beat in heartbeats for link in beat.links):
+        num_open[link.name] = num_open.get(link.name, 0) + link.open
+        ages_s[link.name] = max(ages_s.get(link.name, 0.0), link.oldest_age_s)
+    for name, value in sorted(num_open.items()):
+        families.add(_LINK_OPEN, value, link=name)
+        families.add(_LINK_AGE, ages_s[name], link=name)
 
 
 def _add_queue(families: _Families, queue: QueueStat) -> None:

@@ -225,8 +225,12 @@ def queue_rows(heartbeats: Iterable[Heartbeat], queues: Sequence[QueueStat]) -> 
     beats = list(heartbeats)
     received = {link.name for beat in beats for link in beat.links if not _is_sender(beat, link)}
     sums: dict[str, list[int]] = {}
+    # messages that wait for any worker of a role
+    waiting = [link for beat in beats for link in beat.links if link.produced and (link.open or link.refused)]
     for beat in beats:
         for link in beat.links:
+            if link.produced:
+                continue
             others = link_name(OTHER_LINKS, link.name.partition(">")[2])
             # Unnamed senders belong to the receiver's sum of the others.
             name = others if link.name not in received and others in received else link.name
@@ -237,6 +241,12 @@ def queue_rows(heartbeats: Iterable[Heartbeat], queues: Sequence[QueueStat]) -> 
         # The difference is negative when one end began anew with its counters at 0.
         QueueRow(name, "link", _on_its_way(name, sent, got), None, None, name.partition(">")[2], refused, gaps)
         for name, (sent, got, refused, gaps) in sorted(sums.items())
+    ] + [
+        QueueRow(
+            *(link.name, "link", link.open, None, link.oldest_age_s if link.open else None),
+            *(link.name.partition(">")[2], link.refused, 0),
+        )
+        for link in sorted(waiting, key=lambda link: link.name)
     ]
     return ledger + links
 

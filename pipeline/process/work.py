@@ -7,6 +7,9 @@
 Engines know neither workers nor heartbeats: they report to their thread's meter, if there is one.
 Code that continues in another thread (a backward pass on a GPU) takes ``current()`` along.
 
+Finished tasks whose size is known in tokens add up by their kind (``ServiceSums``). Work that runs
+beside other work of its kind is added with ``served``.
+
 A piece ends soon if all is well: a layer of a pass, a decode step, a verdict, a file. How long that
 takes depends on model and machine. So the limit of a piece is a multiple of the slowest of its kind
 so far, and at least ``LEAST_S``."""
@@ -24,6 +27,8 @@ import msgspec
 
 LEAST_S = 60.0
 """Least limit of a piece: a busy machine may stand still for seconds."""
+TOKENS = "tokens"
+"""The unit of work whose size its time follows."""
 TIMES_SLOWEST = 5.0
 """The limit as a multiple of the slowest piece of its kind."""
 
@@ -56,6 +61,21 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.elapsed_s * (1.0 - self.share) / self.share if self.share and self.elapsed_s else None
 
 
+class ServiceSums(msgspec.Struct, frozen=True, array_like=True):
+    """Finished work of one kind since the process began. All three only grow."""
+
+    pieces: int = 0
+    """Chunks, responses or updates; of sampling, decode steps."""
+    seconds: float = 0.0
+    """Wall-clock time of each, summed; work side by side counts more than once."""
+    size: float = 0.0
+    """Expected work in tokens, which the time should follow."""
+
+    def plus(self, pieces: int, seconds: float, size: float) -> ServiceSums:
+        """Return the sums with further work."""
+        return ServiceSums(self.pieces + pieces, self.seconds + seconds, self.size + size)
+
+
 def piece_limit_s(slowest_s: float, ceiling_s: float | None) -> float:
     """Return the limit of a piece.
 
@@ -80,6 +100,7 @@ class _Task:
     amount: float
     unit: str
     began_s: float
+    pieces: int
 
 
 class Meter:
@@ -96,6 +117,7 @@ class Meter:
         self._task: _Task | None = None
         self._spans: list[_Span] = []
         self._done = 0.0
+        self._service: dict[str, ServiceSums] = {}
 
     @property
     def moved_s(self) -> float:
@@ -103,27 +125,47 @@ class Meter:
         return self._moved_s
 
     @contextmanager
-    def task(self, kind: str, amount: float = 0.0, unit: str = "") -> Generator[None]:
+    def task(self, kind: str, amount: float = 0.0, unit: str = "", *, pieces: int = 1) -> Generator[None]:
         """Report the block as one long task of ``amount`` units; within a task, count
-        pieces only."""
+        pieces only.
+
+        A task in ``TOKENS`` that ends without an error adds ``pieces`` to the service of its
+        kind."""
         nothing = _Span(0.0, 0.0)
         with self._lock:
             nothing.begin = self._done
             is_outer = self._task is None
             if is_outer:
-                self._task = _Task(kind, amount, unit, self._clock())
+                self._task = _Task(kind, amount, unit, self._clock(), pieces)
                 self._done, self._spans = 0.0, [_Span(0.0, 1.0)]
                 self._moved_s = self._clock()
             else:
                 self._spans.append(nothing)
         try:
             yield
+            if is_outer:
+                self._end_task()
         finally:
             if not is_outer:
                 self._leave(nothing)
             else:
                 with self._lock:
                     self._task, self._spans, self._done = None, [], 0.0
+
+    def _end_task(self) -> None:
+        task = self._task
+        if task is not None and task.unit == TOKENS:
+            self.served(task.kind, seconds=self._clock() - task.began_s, size=task.amount, pieces=task.pieces)
+
+    def served(self, kind: str, *, seconds: float, size: float, pieces: int = 1) -> None:
+        """Add finished work to the service of its kind. ``size``: in tokens."""
+        with self._lock:
+            self._service[kind] = self._service.get(kind, ServiceSums()).plus(pieces, seconds, size)
+
+    def service(self) -> dict[str, ServiceSums]:
+        """Return the finished work so far by its kind."""
+        with self._lock:
+            return dict(self._service)
 
     @contextmanager
     def part(self, share: float) -> Generator[None]:

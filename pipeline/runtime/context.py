@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,15 +21,19 @@ from pipeline.ledger.contract import Ledger
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.work import Meter, listening, piece_limit_s
 from pipeline.runtime.clock import Clock
+from pipeline.runtime.flow_recorder import FlowRecorder
+from pipeline.runtime.flow_ring import FlowRingWriter, LinkSide, LinkState
 from pipeline.runtime.notifications import Notifications
-from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, LinkReport, Registry, WaitingFor, link_name
+from pipeline.runtime.open_messages import Inbox, Outbox
+from pipeline.runtime.registry.contract import LinkReport, Registry, WaitingFor
 from pipeline.runtime.tracing import Spans
 from pipeline.runtime.worker_state import WorkerState
-from protocol.channel import LinkStats, Mailbox, Requester, Responder, Sender
-from protocol.ids import Incarnation
+from protocol.channel import Mailbox, Requester, Responder, Sender
+from protocol.ids import Incarnation, Role
 
 T = TypeVar("T")
 
+_WAITS = {kind: index for index, kind in enumerate(WaitingFor)}
 _LONG = frozenset({WaitingFor.STARTING, WaitingFor.DISK, WaitingFor.DRAINING})
 
 
@@ -57,6 +62,17 @@ class Transport(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class WorkInHand:
+    """An actor's work as it knows it, for its vitals."""
+
+    begun_s: float | None = None
+    """When it took the oldest work that it holds, by ``Clock.monotonic``; None without any."""
+    input_depth: int | None = None
+    """As in ``Vitals``; None where it does not know."""
+    output_depth: int | None = None
+
+
 class ActorContext:
     """One actor's context. Only functions given to ``compute`` and ``store`` run outside of the
     loop.
@@ -73,6 +89,7 @@ class ActorContext:
         clock: time.
         draining: set when the main loop should end.
         spans: OpenTelemetry spans of trajectories; without tracing, none.
+        flow: writes records of messages for `headrace trace`; without a ring, none.
         delivered: finished pieces of work; an error before the first is not caused by the work.
         tasks: the actor's TaskGroup; prefer ``spawn``, which names a task and watches its end."""
 
@@ -90,6 +107,7 @@ class ActorContext:
         tasks: asyncio.TaskGroup,
         log_context: dict[str, object] | None = None,
         spans: Spans | None = None,
+        ring: FlowRingWriter | None = None,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
@@ -104,6 +122,8 @@ class ActorContext:
         self.spans = Spans() if spans is None else spans
         self.draining = asyncio.Event()
         self.worker_state = WorkerState(who, clock)
+        self.flow = FlowRecorder(clock, ring)
+        self.flow.watch_worker(self._flow_state)
         self.finished: tuple[ExitCode, str] | None = None
         self.delivered = 0
         self._log_context = {} if log_context is None else log_context
@@ -114,6 +134,8 @@ class ActorContext:
         self._spawned: list[asyncio.Task[None]] = []
         self._unreached: dict[str, str] = {}
         self._links: list[Callable[[], list[LinkReport]]] = []
+        self._mailboxes: list[Mailbox] = []
+        self._in_hand: Callable[[], WorkInHand] = WorkInHand
 
     # -- the heartbeat's content -------------------------------------------------------------------
 
@@ -187,17 +209,43 @@ class ActorContext:
         self._unreached[of] = words
         self.worker_state.unreached = "; ".join(filter(None, self._unreached.values()))
 
-    def watch_mailbox(self, mailbox: Mailbox) -> None:
-        """Put a mailbox's counters into the heartbeat: a link for each main sender, and a sum."""
-        self.watch_links(lambda: _received(mailbox.stats(), self.who.worker))
+    def watch_mailbox(self, mailbox: Mailbox) -> Inbox:
+        """Put a mailbox's counters into the heartbeat: a link for each main sender, and a sum.
+
+        Return the inbox that counts its messages to their end."""
+        inbox = Inbox(self.who.worker, self.clock, self.flow)
+        self._mailboxes.append(mailbox)
+        self.watch_links(lambda: inbox.reports(mailbox.stats()))
+        return inbox
+
+    def outbox(self, role: Role) -> Outbox:
+        """Return an outbox for the messages to one role."""
+        return Outbox(self.who.worker, role, self.clock, self.flow)
+
+    def watch_in_hand(self, told: Callable[[], WorkInHand]) -> None:
+        """Put the actor's work in hand into the vitals; ``told`` is called as ``watch_links``'s."""
+        self._in_hand = told
 
     def watch_links(self, report: Callable[[], list[LinkReport]]) -> None:
         """Put ``report()`` into the heartbeat; it is called on the loop, at most twice a second."""
         self._links.append(report)
 
     def refresh_links(self) -> None:
-        """Read the counters of all links for the next heartbeat; called by the runtime."""
-        self.worker_state.links = tuple(link for report in self._links for link in report())
+        """Read links and work in hand for the next heartbeat; called by the runtime."""
+        self.worker_state.set_links(tuple(link for report in self._links for link in report()))
+        in_hand, signs = self._in_hand(), self.worker_state.signs
+        signs.begun_s, signs.input_depth, signs.output_depth = (
+            in_hand.begun_s,
+            in_hand.input_depth,
+            in_hand.output_depth,
+        )
+        signs.refused = sum(link.num_refused for mailbox in self._mailboxes for link in mailbox.stats())
+
+    def _flow_state(self, now_s: float) -> LinkState:
+        state, begun_s = self.worker_state, self._in_hand().begun_s
+        counts = (state.num_progress, state.held, _WAITS[state.kind])
+        age_s = 0.0 if begun_s is None else max(0.0, now_s - begun_s)
+        return LinkState(now_s, "", LinkSide.WORKER, counts, state.held, age_s, state.policy_version)
 
     # -- work --------------------------------------------------------------------------------------
 
@@ -275,6 +323,7 @@ class ActorContext:
 
     def close(self) -> None:
         """Let the threads end after their present function; called by the runtime."""
+        self.flow.close()
         for thread in (self._compute_thread, self._storage_thread):
             thread.shutdown(wait=False, cancel_futures=True)
 
@@ -301,21 +350,3 @@ class ActorContext:
                 self._busy.discard(name)
 
         return await asyncio.get_running_loop().run_in_executor(thread, run)
-
-
-def _received(stats: list[LinkStats], mine: str) -> list[LinkReport]:
-    """Return a report for each main sender, over its incarnations, and one for all others."""
-    totals: dict[str, list[int]] = {}
-    for link in stats:
-        sums = totals.setdefault(link_name(link.peer.partition("#")[0], mine), [0, 0, 0])
-        for index, value in enumerate((link.num_messages, link.num_refused, link.num_gaps)):
-            sums[index] += value
-    ranked = sorted(totals, key=lambda name: (-totals[name][0], name))
-    if ranked[MAX_NAMED_LINKS:]:
-        others = [totals[name] for name in ranked[MAX_NAMED_LINKS:]]
-        totals[link_name(OTHER_LINKS, mine)] = [sum(column) for column in zip(*others, strict=True)]
-        ranked[MAX_NAMED_LINKS:] = [link_name(OTHER_LINKS, mine)]
-    return [
-        LinkReport(name=name, received=totals[name][0], refused=totals[name][1], gaps=totals[name][2])
-        for name in sorted(ranked)
-    ]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.liveness import UNREACHED_AFTER_S, UNREACHED_SAID_AFTER_S
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
+from pipeline.runtime.open_messages import Parcel
 from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, LinkReport, Topic, WaitingFor, link_name
 from protocol.channel import Sender
 from protocol.codec import Encoded
@@ -25,6 +26,7 @@ from protocol.messages import Message
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
 _MAX_NAMED = 4
+_PLAIN = Parcel()
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class RoleSender:
         self._ctx = ctx
         self._links: dict[str, _Link] = {}
         self._turn = 0
-        self._num_refused = 0
+        self._outbox = ctx.outbox(role)
         self._num_sent: dict[str, int] = {}
         ctx.watch_links(self.reports)
 
@@ -83,15 +85,30 @@ class RoleSender:
                 self._links[worker] = _Link(self._ctx.transport.sender(endpoint, server_key=key), address)
                 self._ctx.log.info("link_opened", to=worker, endpoint=endpoint)
 
-    async def send(self, message: Message | Encoded, *, timeout_s: float) -> bool:
+    @property
+    def num_waiting(self) -> int:
+        """Messages that wait for a link with room."""
+        return len(self._outbox)
+
+    async def send(self, message: Message | Encoded, *, timeout_s: float, parcel: Parcel = _PLAIN) -> bool:
         """Send to a link with room, waiting at most ``timeout_s``; return whether a
-        link took it."""
-        if await self._offer(message):
-            return True
+        link took it. ``parcel`` names the message in flow records."""
+        number, worker = self._outbox.produced(), None
+        try:
+            worker = await self._place(message, timeout_s)
+        finally:
+            if worker is None:
+                self._outbox.given_up(number, parcel)
+            else:
+                self._outbox.sent(number, worker, parcel)
+        return worker is not None
+
+    async def _place(self, message: Message | Encoded, timeout_s: float) -> str | None:
+        """Return the worker whose link took the message; None when none did in time."""
+        worker = await self._offer(message)
         # To wait for unreachable mailboxes would be in vain.
-        if self.is_cut_off:
-            self._num_refused += 1
-            return False
+        if worker is not None or self.is_cut_off:
+            return worker
         deadline = self._ctx.clock.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
         detail = f"{_named(self.workers)} to read" if self._links else f"a {self.role} worker to join"
@@ -99,10 +116,9 @@ class RoleSender:
             while (left := deadline - self._ctx.clock.monotonic()) > 0.0:
                 await self._ctx.clock.sleep(min(pause, left))
                 pause = min(2.0 * pause, _LONGEST_PAUSE_S)
-                if await self._offer(message):
-                    return True
-        self._num_refused += 1
-        return False
+                if (worker := await self._offer(message)) is not None:
+                    return worker
+        return None
 
     def reports(self) -> list[LinkReport]:
         """Return the heartbeat's reports: the first few links, and one for all others."""
@@ -113,10 +129,8 @@ class RoleSender:
         if others:
             num_sent = sum(self._num_sent.get(name, 0) for name in others)
             links.append(LinkReport(name=link_name(mine, OTHER_LINKS), sent=num_sent))
-        if self._num_refused:
-            # All links refused it together.
-            links.append(LinkReport(name=link_name(mine, self.role), refused=self._num_refused))
-        return links
+        of_role = self._outbox.report()
+        return links if of_role is None else [*links, of_role]
 
     def close(self) -> None:
         """Close every link at once."""
@@ -129,8 +143,8 @@ class RoleSender:
         found = [(name, link.address[0], link.sender.unreached_s()) for name, link in sorted(self._links.items())]
         return [entry for entry in found if entry[2] >= after_s]
 
-    async def _offer(self, message: Message | Encoded) -> bool:
-        """Try every link once without waiting, from the next link on."""
+    async def _offer(self, message: Message | Encoded) -> str | None:
+        """Try every link once without waiting, from the next link on; return whose took it."""
         workers = self.workers
         self._turn += 1
         for place in range(len(workers)):
@@ -145,8 +159,8 @@ class RoleSender:
                 continue
             if took:
                 self._num_sent[worker] = self._num_sent.get(worker, 0) + 1
-                return True
-        return False
+                return worker
+        return None
 
 
 def _in_words(unreached: list[tuple[str, str, float]]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pipeline.ledger.address import read_address
 from pipeline.ledger.redis.client import connect
+from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.server.disk import disk_trouble
 
@@ -33,6 +34,11 @@ def run_ledger(
 
     clients = [client, *map(connect_to, address.shards)]
     return ledger_servers(clients, run, [address.url, *address.shards])
+
+
+def connections_of(ledger: RunLedger) -> tuple[PipelinedConnection, ...]:
+    """Return a ledger's connections, one for each server."""
+    return (ledger.connection,) if isinstance(ledger, RedisLedger) else ledger.connections
 
 
 def connect_worker(config: RunConfig, run_dir: Path, url: str, worker: str) -> redis.asyncio.Redis:

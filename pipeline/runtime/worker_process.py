@@ -9,7 +9,7 @@ One TaskGroup holds the actor's own tasks and these:
 * *life*: the actor's setup, run, drain and teardown
 * *stop watch*: raises when the stop is immediate, the drain overdue or the incarnation fenced
 * *run watch*: begins a drain when the run is over
-* *links* and *news*: read the links' counters, and the registry's changes
+* *links*, *flow* and *news*: read the links' counters, record messages, read the registry's changes
 
 A worker goes on without its supervisor. The next one adopts it (``pipeline.process.records``)."""
 
@@ -42,6 +42,7 @@ from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.lifecycle import Lifecycle
+from pipeline.runtime.live_feed import begin_vitals, open_ring
 from pipeline.runtime.liveness import heartbeat_every_s
 from pipeline.runtime.log import WorkerLog, open_log
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
@@ -247,6 +248,7 @@ class Host:
             tasks=tasks,
             log_context=self._worker_log.context,
             spans=spans,
+            ring=open_ring(self._config, self._run_dir, who, self._log),
         )
         ledger.on_trouble(ctx.worker_state.ledger_trouble)
         self._worker_log.context["epoch"] = who.epoch
@@ -255,14 +257,17 @@ class Host:
             ctx.draining.set()
         heartbeats = self._heartbeats(ctx)
         ctx.worker_state.on_version = heartbeats.nudge
+        host_watch = begin_vitals(ctx, ledger)
         heartbeats.start()
         self._watch(tasks, "run-watch", self._watch_run(ctx))
         self._watch(tasks, "news", ctx.notifications.watch())
         self._watch(tasks, "links", self._read_links(ctx))
+        self._watch(tasks, "flow", ctx.flow.run())
         try:
             with listening(ctx.work):
                 await self._act(self._actor_class(ctx), ctx)
         finally:
+            host_watch.stop()
             await asyncio.to_thread(heartbeats.stop, timeout_s=self._at_most(_HEARTBEAT_END_S))
             await self._depart(registry, who)
             await asyncio.to_thread(spans.close, self._at_most(_SPANS_S))
@@ -413,9 +418,12 @@ class Host:
             await self._clock.wait(changed, LOOK_ANYWAY_S)
 
     async def _read_links(self, ctx: ActorContext) -> None:
+        lag = ctx.worker_state.signs.lag
         while True:
             ctx.refresh_links()
+            lag.expect(_LINKS_S)
             await self._clock.sleep(_LINKS_S)
+            lag.woke()
 
     def _watch(self, tasks: asyncio.TaskGroup, name: str, coroutine: Coroutine[None, None, None]) -> None:
         self._watches.append(tasks.create_task(coroutine, name=name))

@@ -15,10 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from pipeline.process.records import worker_pid
 from pipeline.process.work import Meter
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.registry.contract import MAX_DETAIL_CHARS, MAY_HOLD, Heartbeat, LinkReport, WaitingFor
+from pipeline.runtime.vital_signs import VitalSigns
 from protocol.ids import Incarnation
 
 _STATM = Path("/proc/self/statm")
@@ -40,7 +43,7 @@ class WorkerState:
         self.who = who
         self.policy_version = -1
         self.counters: dict[str, float] = {}
-        self.links: tuple[LinkReport, ...] = ()
+        self._links: tuple[tuple[LinkReport, ...], float] = ((), clock.monotonic())
         self.held = 0
         self.unreached = ""
         self.refused = ""
@@ -55,6 +58,7 @@ class WorkerState:
         self._wait = _Wait(WaitingFor.STARTING, "")
         self._trouble = ""
         self.work, self.storing = Meter(clock.monotonic), Meter(clock.monotonic)
+        self.signs = VitalSigns(clock, self.work)
         self._begun = 0
         self._moved_s = clock.monotonic()
         self._host = socket.gethostname()
@@ -96,6 +100,25 @@ class WorkerState:
         return max(self._moved_s, self.work.moved_s, self.storing.moved_s)
 
     @property
+    def num_progress(self) -> int:
+        """Productive turns so far."""
+        return self._progress
+
+    def set_links(self, links: tuple[LinkReport, ...]) -> None:
+        """Set the links' reports; their ages grow until the next ones."""
+        self._links = links, self._clock.monotonic()
+
+    @property
+    def links(self) -> tuple[LinkReport, ...]:
+        """The links' reports, with the ages of now."""
+        links, at_s = self._links
+        since_s = self._clock.monotonic() - at_s
+        return tuple(
+            msgspec.structs.replace(link, oldest_age_s=round(link.oldest_age_s + since_s, 2)) if link.open else link
+            for link in links
+        )
+
+    @property
     def kind(self) -> WaitingFor:
         """The present wait."""
         return self._wait.kind
@@ -108,6 +131,7 @@ class WorkerState:
     def heartbeat(self) -> Heartbeat:
         """Return the present state; called from the heartbeat thread."""
         wait = _Wait(WaitingFor.LEDGER, self._trouble) if self._trouble else self._wait
+        counters, held = dict(self.counters), self.held
         return Heartbeat(
             who=self.who,
             pid=worker_pid(),
@@ -120,17 +144,18 @@ class WorkerState:
             detail=wait.detail[:MAX_DETAIL_CHARS],
             policy_version=self.policy_version,
             rss_bytes=resident_bytes(),
-            counters=dict(self.counters),
+            counters=counters,
             links=self.links,
             turns=self._turns,
             turned_at_s=self._turned_at_s,
-            held=self.held,
+            held=held,
             begun=self._begun,
             moved_at_s=self._clock.time() - max(0.0, self._clock.monotonic() - self.moved_s),
             work=self.work.report(),
             storing=self.storing.report(),
             unreached=self.unreached[:MAX_DETAIL_CHARS],
             refused=self.refused[:MAX_DETAIL_CHARS],
+            vitals=self.signs.take(counters, held=held),
         )
 
     def _enter(self, wait: _Wait) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from pipeline.data.tokenizer import TextTokenizer
 from pipeline.ledger.types import ChunkWrite, WriteStatus
 from pipeline.runtime.context import ActorContext
+from pipeline.runtime.open_messages import Parcel
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.retry import ride_out
 from pipeline.runtime.role_sender import RoleSender
@@ -55,11 +56,17 @@ class ChunkWriter:
         self._senders = senders
         self._windows: asyncio.Queue[SampledWindow] = asyncio.Queue(maxsize=max_waiting)
         self._store_trouble = ""
+        self._num_writing = 0
 
     def start(self) -> None:
         """Start writing queued windows."""
         for number in range(_NUM_WRITERS):
             self._ctx.spawn(f"writer-{number}", self._write_windows())
+
+    @property
+    def num_unsent(self) -> int:
+        """Sampled windows that are not yet stored and sent."""
+        return self._windows.qsize() + self._num_writing
 
     @property
     def reaches_no_scorer(self) -> bool:
@@ -131,7 +138,9 @@ class ChunkWriter:
     async def _write_windows(self) -> None:
         while True:
             window = await self._windows.get()
+            self._num_writing += 1
             await self.write(window)
+            self._num_writing -= 1
             self._windows.task_done()
             self._ctx.progress()
 
@@ -176,11 +185,12 @@ class ChunkWriter:
     async def _deliver(self, chunk: TrajectoryChunk, encoded: Encoded) -> None:
         """Send the chunk to the mailboxes that need it; without room in time it is left to the
         overdue index."""
+        parcel = Parcel(str(chunk.id), chunk.num_tokens, chunk.versions[-1])
         for sender in self._senders:
             if sender.role is Role.REWARD and not chunk.finish_reason.is_final:
                 continue
             if sender.role is not Role.REWARD and chunk.trajectory.is_evaluation:
                 continue
             timeout_s = _DRAIN_SEND_S if self._ctx.draining.is_set() else self._ctx.config.wire.send_timeout_s
-            if not await sender.send(encoded, timeout_s=timeout_s):
+            if not await sender.send(encoded, timeout_s=timeout_s, parcel=parcel):
                 self._ctx.count("undelivered")

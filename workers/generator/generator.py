@@ -32,6 +32,7 @@ from pipeline.preflight.model_folder import loading
 from pipeline.process import work
 from pipeline.process.work import TIMES_SLOWEST
 from pipeline.runtime.actor import Actor, ActorContext
+from pipeline.runtime.context import WorkInHand
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.role_sender import RoleSender
@@ -156,10 +157,11 @@ class Generator(Actor):
     ) -> None:
         """Put the parts together."""
         self._source, self._engine = source, engine
-        self._held = HeldTrajectories(engine.num_slots)
+        self._held = HeldTrajectories(engine.num_slots, self.ctx.clock.monotonic)
         self._writer = ChunkWriter(self.ctx, self._held, tokenizer, senders, max_waiting=2 * engine.num_slots)
         self._tally = SampledTokenCounts(self.ctx.run_dir, self.ctx.who)
         self._taker = WeightReceiver(self.ctx, engine)
+        self.ctx.watch_in_hand(lambda: WorkInHand(self._held.since_s, output_depth=self._writer.num_unsent))
 
     async def run(self) -> None:
         """Decode until the drain, while writers carry finished windows on."""
@@ -214,12 +216,17 @@ class Generator(Actor):
                 await self.ctx.clock.sleep(_IDLE_S)
                 continue
             self.ctx.waiting_for(WaitingFor.COMPUTE, self._pace)
-            started, before = time.perf_counter(), self._engine.stats().num_sampled_tokens
+            started, before = time.perf_counter(), self._engine.stats()
             windows = await self.ctx.compute(self._sample)
             took_s = time.perf_counter() - started
             self._decode_s += took_s
             stats = self._engine.stats()
-            tokens_per_s = (stats.num_sampled_tokens - before) / max(took_s, 1e-9)
+            num_tokens, num_steps = (
+                stats.num_sampled_tokens - before.num_sampled_tokens,
+                stats.num_decode_steps - before.num_decode_steps,
+            )
+            self.ctx.work.served("sampling", seconds=took_s, size=num_tokens, pieces=num_steps)
+            tokens_per_s = num_tokens / max(took_s, 1e-9)
             self._pace = f"{stats.num_live} live, {tokens_per_s:,.0f} tokens/s"
             for window in windows:
                 await self._writer.pass_on(window)

@@ -17,6 +17,8 @@ Invariants:
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -69,6 +71,8 @@ class Held:
     stage: Stage = Stage.LEASED
     is_ended: bool = False
     """Whether the last window is sampled; the trajectory then takes no slot of the engine."""
+    granted_s: float = 0.0
+    """When its next window was granted, by the generator's monotonic clock."""
 
     @property
     def trajectory(self) -> TrajectoryId:
@@ -114,8 +118,8 @@ class HeldTrajectories:
     """All trajectories that one generator holds, in the order in which their next windows were
     granted."""
 
-    def __init__(self, num_slots: int) -> None:
-        self._num_slots = num_slots
+    def __init__(self, num_slots: int, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._num_slots, self._monotonic = num_slots, monotonic
         self._held: dict[TrajectoryId, Held] = {}
 
     def __len__(self) -> int:
@@ -125,6 +129,11 @@ class HeldTrajectories:
     def get(self, trajectory: TrajectoryId) -> Held | None:
         """Return a held trajectory as it is now; None when it is not held."""
         return self._held.get(trajectory)
+
+    @property
+    def since_s(self) -> float | None:
+        """When the oldest of the windows under way was granted; None without any."""
+        return next((held.granted_s for held in self._held.values()), None)
 
     @property
     def num_free_slots(self) -> int:
@@ -155,7 +164,7 @@ class HeldTrajectories:
             raise RuntimeError(_impossible(lease.trajectory, before, "LEASED or WRITING", "look at `renewal` first"))
         last = lease.last_chunk
         tokens = np.empty(0, np.int32) if last is None else np.concatenate([last.context_tokens, last.tokens])
-        held = self._held[lease.trajectory] = Held(lease, prompt, tokens, lease.next_index)
+        held = self._held[lease.trajectory] = Held(lease, prompt, tokens, lease.next_index, granted_s=self._monotonic())
         return held
 
     def submit(self, trajectory: TrajectoryId) -> Held:
@@ -192,6 +201,7 @@ class HeldTrajectories:
             next_index=writing.next_index + 1,
             stage=Stage.LEASED,
             is_ended=False,
+            granted_s=self._monotonic(),
         )
         return True
 

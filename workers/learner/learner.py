@@ -34,6 +34,7 @@ from pipeline.observability.samples import Samples
 from pipeline.preflight.model_folder import loading
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.actor import Actor, ActorContext
+from pipeline.runtime.context import WorkInHand
 from pipeline.runtime.registry.contract import UNUSABLE_IN_A_ROW, RunState, RunStatus, WaitingFor
 from pipeline.training.checkpoints import CHECKPOINTS, CheckpointFolder
 from protocol.errors import ConfigError, LedgerError
@@ -95,6 +96,8 @@ class Learner(Actor):
         # From checkpoint to checkpoint.
         self._applied: dict[str, tuple[str, ...]] = {}
         """Claims that no checkpoint holds yet, with their units."""
+        self._claimed_s: float | None = None
+        """When the units in hand were claimed, by the monotonic clock."""
         self._has_checkpoint = False
         self._is_resumed = False
         self._kept_s = 0.0
@@ -160,6 +163,7 @@ class Learner(Actor):
         if self._critic is not None:
             chores.append(Chore("looking at the critic", _CRITIC_EVERY_S, self._critic.look))
         self._wait = WorkWait(self.ctx, chores)
+        self.ctx.watch_in_hand(self._in_hand)
         self.ctx.log.info(
             "learner_ready", policy_version=self._version, resumed=self._is_resumed, units_returned=returned
         )
@@ -208,7 +212,7 @@ class Learner(Actor):
         self.ctx.waiting_for(WaitingFor.COMPUTE)
         self._hopeless.claimed()
         self.ctx.counters[UNUSABLE_IN_A_ROW] = 0
-        self.ctx.held = len(claim.units)
+        self.ctx.held, self._claimed_s = len(claim.units), self.ctx.clock.monotonic()
         if again := set(claim.units).intersection(chain.from_iterable(self._applied.values())):
             raise LedgerError(
                 f"claim {claim.claim_id} holds {len(again)} units that were trained on already, first {min(again)}: the "
@@ -257,7 +261,7 @@ class Learner(Actor):
             await self._evaluations.request(self._version)
         if self._is_checkpoint_due() or (is_evaluated and self.ctx.config.evaluation.keep_best):
             await self._checkpoint()
-        self.ctx.held = 0
+        self.ctx.held, self._claimed_s = 0, None
         self.ctx.deliver()
         self.ctx.progress()
 
@@ -409,6 +413,10 @@ class Learner(Actor):
         self.ctx.finish(ending.exit_code if ending else ExitCode.OK)
 
     # -- reports --
+
+    def _in_hand(self) -> WorkInHand:
+        ready = self.ctx.counters.get("ready")
+        return WorkInHand(self._claimed_s, None if ready is None else int(ready), len(self._applied))
 
     def _record(self, row: EvaluationRow) -> None:
         self._history.append(row)

@@ -122,6 +122,10 @@ class Reward(Scorer):
         else:
             self.ctx.waiting_for(WaitingFor.COMPUTE, held)
 
+    def size_of(self, chunk: TrajectoryChunk) -> int:
+        """Return the response's tokens: a verifier reads the whole response."""
+        return chunk.response_length
+
     def wants(self, chunk: TrajectoryChunk) -> bool:
         """Only a finished trajectory can be scored."""
         return chunk.finish_reason.is_final
@@ -139,11 +143,15 @@ class Reward(Scorer):
         new = {chunk.id: chunk for chunk in chunks if chunk.id not in self._in_flight}
         if not new:
             return
+        self._inbox.begun(new)
         if not self._in_flight:
             self.ctx.work.begin()
         self._move(set(new), set())
         pieces = await self._pieces(list(new.values()))
-        self._move({chunk.id for piece in pieces for chunk, _ in piece}, set(new))
+        judged = {chunk.id for piece in pieces for chunk, _ in piece}
+        self._move(judged, set(new))
+        # put off until its group has ended, or not readable
+        self._inbox.ended(set(new) - judged)
         for piece in pieces:
             self.ctx.spawn("judging", self._judge_in_flight(piece), endless=False)
 
@@ -151,7 +159,9 @@ class Reward(Scorer):
         try:
             await self._judge(piece)
         finally:
-            self._move(set(), {chunk.id for chunk, _ in piece})
+            keys = {chunk.id for chunk, _ in piece}
+            self._move(set(), keys)
+            self._inbox.ended(keys)
         self.ctx.progress(len(piece))
 
     def _move(self, begun: set[ChunkId], ended: set[ChunkId]) -> None:
@@ -198,10 +208,12 @@ class Reward(Scorer):
 
     async def _judge(self, piece: Piece) -> None:
         """Verify, shape and write."""
-        verdicts = await self._verdicts(piece)
+        begun_s, verdicts = self.ctx.clock.monotonic(), await self._verdicts(piece)
         while _is_outage(verdicts) and not self.ctx.draining.is_set():
             self.ctx.count("waited_for_endpoint", len(piece))
-            verdicts = await self._verdicts(piece)
+            begun_s, verdicts = self.ctx.clock.monotonic(), await self._verdicts(piece)
+        size = sum(self.size_of(chunk) for chunk, _ in piece)
+        self.ctx.work.served("judging", seconds=self.ctx.clock.monotonic() - begun_s, size=size, pieces=len(piece))
         scored: list[tuple[TrajectoryChunk, Score]] = []
         for (chunk, score), verdict in zip(piece, verdicts, strict=True):
             if isinstance(verdict, VerifierFailure):

@@ -13,8 +13,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import ClassVar, TypeVar
 
 from pipeline.ledger.types import WriteStatus
+from pipeline.process.work import TOKENS
 from pipeline.runtime.actor import Actor
-from pipeline.runtime.context import ActorContext
+from pipeline.runtime.context import ActorContext, WorkInHand
+from pipeline.runtime.open_messages import Parcel
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.retry import ride_out
 from protocol.complaints import Complaints
@@ -43,11 +45,18 @@ class Scorer(Actor):
         """Whether this role adds anything to ``chunk``."""
         return True
 
+    def size_of(self, chunk: TrajectoryChunk) -> int:
+        """Return what the time of this chunk's work should follow, in tokens: all that is read."""
+        return int(chunk.prompt.tokens.size + chunk.context_tokens.size + chunk.tokens.size)
+
     async def setup(self) -> None:
         """Bind the mailbox and write its endpoint to the registry."""
         endpoint = mailbox_endpoint(self.ctx.config.wire, self.ctx.run_dir, self.ctx.who)
         self._mailbox = self.ctx.transport.mailbox(endpoint)
-        self.ctx.watch_mailbox(self._mailbox)
+        self._inbox = self.ctx.watch_mailbox(self._mailbox)
+        self.ctx.watch_in_hand(
+            lambda: WorkInHand(self._inbox.since_s, self._inbox.num_waiting, self._inbox.num_storing)
+        )
         await self.ctx.registry.set_endpoint(
             self.ctx.who, self._mailbox.endpoint, public_key=self.ctx.transport.public_key
         )
@@ -81,7 +90,9 @@ class Scorer(Actor):
                 tasks.create_task(self._write(chunk, score))
 
     async def _write(self, chunk: TrajectoryChunk, score: Score) -> None:
+        self._inbox.done(chunk.id)
         status = await self.ride_out(lambda: self.ctx.ledger.write_score(self.ctx.who, chunk.id, score))
+        self._inbox.stored(chunk.id)
         self.ctx.count("scored" if status is WriteStatus.STORED else "duplicates")
         self._end_span(chunk)
         self.ctx.deliver()
@@ -116,9 +127,13 @@ class Scorer(Actor):
             if delivery is None:
                 break
             timeout_s = 0.0
-            if isinstance(delivery.message, TrajectoryChunk) and self.wants(delivery.message):
-                self.ctx.spans.begin(str(delivery.message.id), delivery.trace)
-                batch.append(delivery.message)
+            chunk = delivery.message
+            if isinstance(chunk, TrajectoryChunk) and self.wants(chunk):
+                self.ctx.spans.begin(str(chunk.id), delivery.trace)
+                self._inbox.took(chunk.id, delivery.sender, self._parcel(chunk))
+                batch.append(chunk)
+            else:
+                self._inbox.passed(delivery.sender)
         return batch
 
     def report_wait(self) -> None:
@@ -131,7 +146,11 @@ class Scorer(Actor):
             self.ctx.count("overdue", len(chunks))
         for chunk in chunks:
             self.ctx.spans.begin(str(chunk.id))
+            self._inbox.took(chunk.id, parcel=self._parcel(chunk))
         return chunks
+
+    def _parcel(self, chunk: TrajectoryChunk) -> Parcel:
+        return Parcel(str(chunk.id), self.size_of(chunk), chunk.versions[-1])
 
     def _end_span(self, chunk: TrajectoryChunk, error: str = "") -> None:
         name = str(chunk.id)
@@ -147,8 +166,7 @@ class BatchScorer(Scorer):
 
     def amount(self, chunks: list[TrajectoryChunk]) -> tuple[float, str]:
         """Return the amount of a batch's work, and its unit."""
-        tokens = sum(int(c.prompt.tokens.size + c.context_tokens.size + c.tokens.size) for c in chunks)
-        return float(tokens), "tokens"
+        return float(sum(map(self.size_of, chunks))), TOKENS
 
     async def serve(self, timeout_s: float = RECEIVE_TIMEOUT_S) -> int:
         """Score chunks that arrive within ``timeout_s``, at times overdue ones; return how many."""
@@ -171,8 +189,13 @@ class BatchScorer(Scorer):
             await self._score(batch)
 
     async def _score(self, batch: list[TrajectoryChunk]) -> None:
-        with self.ctx.work.task("scoring", *self.amount(batch)):
-            await self.score(batch)
+        keys = [chunk.id for chunk in batch]
+        self._inbox.begun(keys)
+        try:
+            with self.ctx.work.task("scoring", *self.amount(batch), pieces=len(batch)):
+                await self.score(batch)
+        finally:
+            self._inbox.ended(keys)
 
 
 def _gist(error: str) -> str:

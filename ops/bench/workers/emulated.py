@@ -86,9 +86,12 @@ class Worker:
         self.who: Incarnation = await self.registry.register(role, f"{role}-{self.number}")
         self._state = WorkerState(self.who, _CLOCK)
         self._state.counters.update(dict.fromkeys(_COUNTERS, 1000000.0 + self.number))
-        self._state.links = tuple(
-            LinkReport(name=f"{self.who.worker}>reward-{n}", sent=12_345 + n) for n in range(2, 242, 30)
-        )
+        links = tuple(LinkReport(name=f"{self.who.worker}>reward-{n}", sent=12_345 + n) for n in range(2, 242, 30))
+        if hasattr(self._state, "set_links"):
+            self._state.set_links(links)
+        else:
+            # an earlier tree
+            self._state.links = links  # pyright: ignore[reportAttributeAccessIssue]
         self._state.policy_version = 1
         self._state.waiting_for(WaitingFor.COMPUTE, "")
         self._beats = RedisHeartbeatWriter(self.url, self.run)

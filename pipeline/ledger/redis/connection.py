@@ -46,6 +46,8 @@ _NOT_YET = object()
 REFUSED_PATIENCE_S: Final = 10.0
 """A refused token that was accepted before is tried again for so long. A supervisor makes its user
 again after a restart or failover, and a rotated file has to arrive."""
+_RTT_WEIGHT: Final = 0.1
+"""Of the newest answer in the moving mean."""
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 _Asking: TypeAlias = "Callable[[_Stream], Awaitable[T]]"
@@ -63,6 +65,8 @@ class PipelinedConnection:
         self._num_troubled = 0
         self.num_connects = 0
         """A change of it means: perhaps another server, or one that has lost its last writes."""
+        self.num_repeats = 0
+        """Calls that were repeated, counted at each repeat."""
         self.on_trouble: Callable[[str], None] = lambda _: None
         """Called with the reason why calls are repeated, for people; with "" after the last."""
         self._connection: OwnConnection | None = None
@@ -70,6 +74,13 @@ class PipelinedConnection:
         self._stream: _Stream | None = None
         self._connecting: asyncio.Future[Exception | None] | None = None
         """While a caller connects; its result is the failure, if any."""
+
+    @property
+    def rtt_s(self) -> float:
+        """Return the moving mean of the time from a command to its answer, in seconds; of an older
+        command without an answer, its age. 0 before the first. Any thread may read it."""
+        stream = self._stream
+        return 0.0 if stream is None else stream.rtt_s
 
     async def ask(self, *command: str | bytes | float) -> Any:
         """Return a command's answer. Raises redis-py's errors."""
@@ -140,6 +151,7 @@ class PipelinedConnection:
                 if not troubled:
                     troubled, self._num_troubled = True, self._num_troubled + 1
                 self.on_trouble(f"{error}; {no_room}" if no_room else str(error))
+                self.num_repeats += 1
                 await asyncio.sleep(min(pause, left_s))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         finally:
@@ -202,6 +214,9 @@ class _Stream(asyncio.BufferedProtocol):
         )
         self._replies.setmaxbuf(_KEPT_BYTES)
         self._unanswered: deque[asyncio.Future[Any]] = deque()
+        self._asked_s: deque[float] = deque()
+        """Time of each unanswered command."""
+        self._mean_s = 0.0
         self._unsent: deque[bytes] = deque()
         self._rooms: deque[asyncio.Future[None]] = deque()
         self._is_sending = False
@@ -212,6 +227,16 @@ class _Stream(asyncio.BufferedProtocol):
         self.is_lost = False
         self._read = memoryview(bytearray(_READ_BYTES))
         self._transport.set_protocol(self)
+
+    @property
+    def rtt_s(self) -> float:
+        """As ``PipelinedConnection.rtt_s``."""
+        try:
+            waited_s = self._loop.time() - self._asked_s[0]
+        except IndexError:
+            # all are answered
+            waited_s = 0.0
+        return max(self._mean_s, waited_s)
 
     # -- commands --------------------------------------------------------------------------------
 
@@ -248,8 +273,10 @@ class _Stream(asyncio.BufferedProtocol):
             raise exceptions.ConnectionError("the connection was lost")
         self._unsent.extend(self._pack(*command))
         answer = self._loop.create_future()
+        now = self._loop.time()
+        self._asked_s.append(now)
         if not self._unanswered:
-            self._last_answer_s = self._loop.time()
+            self._last_answer_s = now
             if self._watch is None:
                 self._watch = self._loop.call_later(self._timeout_s, self._look)
         self._unanswered.append(answer)
@@ -299,6 +326,8 @@ class _Stream(asyncio.BufferedProtocol):
                 if isinstance(answer, hiredis.PushNotification):
                     continue
                 asked = self._unanswered.popleft()
+                took_s = self._last_answer_s - self._asked_s.popleft()
+                self._mean_s += _RTT_WEIGHT * (took_s - self._mean_s) if self._mean_s else took_s
                 # the caller was cancelled
                 if asked.done():
                     continue
@@ -354,7 +383,7 @@ class _Stream(asyncio.BufferedProtocol):
         for waiting in (*self._unanswered, *self._rooms):
             if not waiting.done():
                 waiting.set_exception(type(error)(*error.args))
-        for queue in (self._unanswered, self._unsent, self._rooms):
+        for queue in (self._unanswered, self._asked_s, self._unsent, self._rooms):
             queue.clear()
 
 

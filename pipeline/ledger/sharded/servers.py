@@ -11,6 +11,7 @@ from typing import Any
 import redis.asyncio
 
 from pipeline.ledger.redis.admin import RedisAdmin
+from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.inspection import RedisInspection
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.sharded.admin import ShardedAdmin
@@ -73,6 +74,11 @@ class LedgerServers(ShardedLedger):
     def further(self) -> tuple[tuple[str, redis.asyncio.Redis], ...]:
         """Address, without password, and client of each server beside the home."""
         return tuple((server.name, server.client) for server in self._servers[1:])
+
+    @property
+    def connections(self) -> tuple[PipelinedConnection, ...]:
+        """The connection to each server."""
+        return tuple(server.connection for server in self._servers)
 
     def on_trouble(self, tell: Callable[[str], None]) -> None:
         """Call ``tell`` with why calls are repeated, and at which servers; with "" after it."""

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from pipeline.process.work import WorkReport
+from pipeline.runtime.registry.vitals import Vitals
 from protocol.ids import Incarnation, Role
 
 
@@ -66,12 +67,23 @@ class LinkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One link as its owner counts it, or the sum of several."""
 
     name: str
-    """``generator-0>reward-0``, as ``link_name`` makes it"""
+    """``generator-0>reward-0``, as ``link_name`` makes it; ``generator-0>reward`` for messages that
+    no link has taken yet"""
     sent: int = 0
     received: int = 0
+    """by the receiver's mailbox"""
     done: int = 0
+    """worked on to the end by the receiver, with a result or without"""
     refused: int = 0
     gaps: int = 0
+    produced: int = 0
+    """handed to the sender for any worker of a role: in the row whose receiver is the role"""
+    stored: int = 0
+    """results of the receiver that the ledger has: the acknowledgement"""
+    open: int = 0
+    """at the sender, produced and waiting for a link; at the receiver, received and not ended"""
+    oldest_age_s: float = 0.0
+    """of the open ones, by the owner's monotonic clock"""
 
 
 def link_name(sender: str, receiver: str) -> str:
@@ -131,6 +143,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Set by the registry when it is read: seconds since its arrival, by the registry's clock."""
     clock_ahead_s: float = 0.0
     """Set by the registry: the worker's clock less the registry's, at its arrival."""
+    vitals: Vitals | None = None
+    """Measurements of its process and host; None from a worker of an earlier version."""
 
     @property
     def reaches_scorers(self) -> bool:

@@ -88,8 +88,11 @@ async def test_a_senders_heartbeat_does_not_grow_with_its_receivers(tmp_path: Pa
             assert await sender.send(request(), timeout_s=60.0)
         assert size_of(ctx) - alone < 1_000
         links = ctx.worker_state.heartbeat().links
-        assert len(links) == MAX_NAMED_LINKS + 1
+        assert len(links) == MAX_NAMED_LINKS + 2, "the named ones, the others, and the role"
         assert sum(link.sent for link in links) == 128
+        assert [(link.name, link.produced, link.open) for link in links if link.produced] == [
+            ("generator-0>reward", 128, 0)
+        ]
         sender.close()
         ctx.close()
 

@@ -120,7 +120,9 @@ async def test_a_full_worker_is_passed_over_for_one_with_room(bench: Bench):
 async def test_without_a_worker_of_the_role_it_waits_until_the_deadline_or_until_one_joins(bench: Bench):
     await bench.sender.refresh()
     assert await bench.sender.send(message(0), timeout_s=0.02) is False
-    assert [(link.name, link.refused) for link in bench.sender.reports()] == [("generator-0>reward", 1)]
+    assert [(link.name, link.produced, link.refused) for link in bench.sender.reports()] == [
+        ("generator-0>reward", 1, 1)
+    ]
     async with asyncio.TaskGroup() as tasks:
         sending = tasks.create_task(bench.sender.send(message(1), timeout_s=10.0))
         await asyncio.sleep(0.02)
@@ -162,8 +164,9 @@ async def test_the_heartbeat_tells_what_each_link_carried(bench: Bench):
         await bench.received(mailbox, timeout_s=0.5)
     bench.ctx.watch_mailbox(mailbox)
     bench.ctx.refresh_links()
-    sent, received = bench.ctx.worker_state.heartbeat().links
+    sent, role, received = bench.ctx.worker_state.heartbeat().links
     assert (sent.name, sent.sent) == ("generator-0>reward-0", 3)
+    assert (role.name, role.produced, role.open) == ("generator-0>reward", 3, 0)
     assert received.received == 3
 
 

@@ -111,11 +111,16 @@ class Bench:
 
 @asynccontextmanager
 async def opened(
-    tmp_path: Path, config: RunConfig, role: Role, *, value_training: bool = False
+    tmp_path: Path,
+    config: RunConfig,
+    role: Role,
+    *,
+    value_training: bool = False,
+    clock: ManualClock | None = None,
 ) -> AsyncIterator[Bench]:
     """A ledger with four responses of several windows in it, and the surroundings of one worker of
     ``role``."""
-    clock = ManualClock()
+    clock = clock or ManualClock()
     ledger = MemoryLedger(lambda _: 1, clock.time)
     fields = frozenset({Field.REWARD, FIELDS[role]})
     await ledger.open(make_spec(Unit.TRAJECTORY, fields=fields, value_training=value_training, eta=4))
@@ -261,6 +266,8 @@ async def test_a_response_is_judged_whole_and_its_reward_sums_the_configured_par
         finals = [chunk for chunk in bench.chunks if worker.wants(chunk)]
         assert [chunk.id.index for chunk in finals] == [2, 1, 2, 1], "only whole responses are scored"
         await judge_all(worker, finals)
+        judged = bench.ctx.work.service()["judging"]
+        assert (judged.pieces, judged.size) == (4, sum(chunk.response_length for chunk in finals))
         assert pool.config is section and pool.configured == config.verifier_paths
         assert [(prompt.text, text) for prompt, text in model.asked] == [
             (f"prompt {chunk.trajectory.group}", chunk.response_text) for chunk in finals

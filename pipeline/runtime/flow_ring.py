@@ -1,0 +1,388 @@
+"""A ring of flow records in a file: one worker writes, any process of its host reads.
+
+The writer never waits and never makes a call: it overwrites the oldest slot. A reader follows at
+its own pace, counts what was overwritten before it came, and never returns half a record.
+
+Format, little endian, version 1::
+
+    header    128 bytes: magic, version, slot and name sizes, numbers, epoch, pid, times, worker
+              (offset 96: links named so far, u32; offset 104: records written so far, u64)
+    names     64 entries of 80 bytes: length u8, text, crc32 u32 of both
+    slots     64 bytes: sequence u64, body of 48 bytes, crc32 u32 of sequence and body, 4 unused
+
+A slot's sequence is its record's number from 1, and is written last. A processor may reorder
+writes, so the checksum decides whether a slot is whole. The number of records is written after it:
+the slot that is being filled is the one of the record before the oldest.
+
+A restarted worker makes a new file, which takes the old one's name. A reader finishes the old file
+first. It reads by ``pread``: a file that was cut cannot kill it."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Final, TypeAlias
+from zlib import crc32
+
+import xxhash
+
+from protocol.endpoints import run_tag
+from protocol.ids import Incarnation
+from protocol.private import ensure_private_folder
+
+NUM_SLOTS: Final = 4096
+"""A quarter of a megabyte for each worker; 40 seconds of 100 records a second."""
+MAX_NAMES: Final = 64
+"""Links with a name of their own; later ones are ``NO_LINK``."""
+NO_LINK: Final = 0xFFFF
+"""In place of a link: the worker itself, or work without a link."""
+SUFFIX: Final = ".ring"
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- memory-backed storage; the folder made in it is private (0700)
+_MAGIC: Final = b"HRFLOW\r\n"
+_VERSION: Final = 1
+_HEAD: Final = struct.Struct("<8sHHHHIIqdd32s")
+"""magic, version, slot bytes, name bytes, names at most, slots, pid, epoch, monotonic and wall time
+at the start, worker"""
+_NUM_NAMES_AT: Final = 96
+_WRITTEN_AT: Final = 104
+_HEAD_BYTES: Final = 128
+_NAME_BYTES: Final = 80
+_SLOTS_AT: Final = _HEAD_BYTES + MAX_NAMES * _NAME_BYTES
+_SLOT_BYTES: Final = 64
+_SEQUENCE: Final = struct.Struct("<Q")
+_NUMBER: Final = struct.Struct("<I")
+_COMPLETION: Final = struct.Struct("<BBHIdQfffi8x")
+_STATE: Final = struct.Struct("<BBHIdQQQfi")
+_BODY_BYTES: Final = 48
+_COUNT_LIMIT: Final = 2**32 - 1
+_FILE_BYTES: Final = _SLOTS_AT + NUM_SLOTS * _SLOT_BYTES
+
+
+class _SlotKind(IntEnum):
+    COMPLETION = 1
+    STATE = 2
+
+
+class MessageOutcome(IntEnum):
+    """How a message left one end of a link."""
+
+    SENT = 1
+    """A link took it."""
+    GIVEN_UP = 2
+    """No link took it in time; it is left to the ledger's overdue index."""
+    STORED = 3
+    """The ledger has its result."""
+    UNSTORED = 4
+    """It was handled without a result: failed, not wanted, or put off."""
+
+
+class LinkSide(IntEnum):
+    """The subject of a state."""
+
+    SENDER = 1
+    """counts: produced, sent, given up"""
+    RECEIVER = 2
+    """counts: received, done, stored"""
+    WORKER = 3
+    """counts: progress, held, index of the wait in ``WaitingFor``"""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One message at its end, at one end of its link."""
+
+    at_s: float
+    """The writer's monotonic clock."""
+    link: str
+    """As ``link_name`` makes it; empty for work without a link."""
+    outcome: MessageOutcome
+    key: int
+    """``key_of`` the chunk's name: the same at both ends."""
+    size: int
+    """Its expected work in tokens."""
+    waited_s: float
+    """At the sender: for a link with room. At the receiver: until its work began."""
+    service_s: float
+    """Of the work itself; 0 at the sender."""
+    storing_s: float
+    """From the end of the work to the ledger's answer."""
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """One end of a link, or a whole worker, while something was open."""
+
+    at_s: float
+    link: str
+    """Empty for the worker itself."""
+    end: LinkSide
+    counts: tuple[int, int, int]
+    """As in ``LinkSide``."""
+    num_open: int
+    """Messages that this end has and has not passed on."""
+    oldest_age_s: float
+    policy_version: int
+
+
+FlowRecord: TypeAlias = Completion | LinkState
+
+
+@dataclass(frozen=True, slots=True)
+class RingHead:
+    """The writer of a ring."""
+
+    worker: str
+    epoch: int
+    pid: int
+    monotonic_s: float
+    """The writer's monotonic clock at its start."""
+    started_s: float
+    """Wall-clock time at the same moment, seconds since 1970: for people."""
+
+
+def flow_folder(run_dir: Path) -> Path:
+    """Return the folder of a run's rings on this host: memory-backed where that is possible."""
+    if _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK):
+        folder = _SHARED_MEMORY / run_tag(run_dir)
+        return folder.with_name(f"{folder.name}-flow")
+    return run_dir / "flow"
+
+
+def key_of(name: str) -> int:
+    """Return the number that stands for a chunk's name in records."""
+    return xxhash.xxh3_64_intdigest(name.encode())
+
+
+class FlowRingWriter:
+    """Writes one worker's records. One thread uses it."""
+
+    def __init__(self, folder: Path, who: Incarnation) -> None:
+        """Make this incarnation's ring in ``folder``, in place of an older one.
+
+        Raises OSError without room, and ConfigError when another user owns the folder."""
+        ensure_private_folder(folder)
+        self.path = folder / f"{who.worker}{SUFFIX}"
+        partial = folder / f"{who.worker}.{secrets.token_hex(4)}.partial"
+        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            # fails here without room; a write to a page without storage would kill the process
+            os.posix_fallocate(fd, 0, _FILE_BYTES)
+            self._map = mmap.mmap(fd, _FILE_BYTES)
+            head = _HEAD.pack(
+                *(_MAGIC, _VERSION, _SLOT_BYTES, _NAME_BYTES, MAX_NAMES, NUM_SLOTS, os.getpid() & _COUNT_LIMIT),
+                *(who.epoch, time.monotonic(), time.time(), who.worker.encode()[:32]),
+            )
+            self._map[: len(head)] = head
+            partial.rename(self.path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        self._written = 0
+        self._names: dict[str, int] = {}
+
+    def complete(self, done: Completion) -> None:
+        """Write a message's end."""
+        self._write(
+            _COMPLETION.pack(
+                *(
+                    _SlotKind.COMPLETION,
+                    done.outcome,
+                    self._index_of(done.link),
+                    min(done.size, _COUNT_LIMIT),
+                    done.at_s,
+                ),
+                *(done.key, done.waited_s, done.service_s, done.storing_s, done.policy_version),
+            )
+        )
+
+    def state(self, state: LinkState) -> None:
+        """Write the state of one end."""
+        self._write(
+            _STATE.pack(
+                *(
+                    _SlotKind.STATE,
+                    state.end,
+                    self._index_of(state.link),
+                    min(state.num_open, _COUNT_LIMIT),
+                    state.at_s,
+                ),
+                *(*state.counts, state.oldest_age_s, state.policy_version),
+            )
+        )
+
+    def close(self) -> None:
+        """Write no more; the file stays for its readers. Repeated calls do nothing."""
+        self._map.close()
+
+    def _write(self, body: bytes) -> None:
+        at = _SLOTS_AT + self._written % NUM_SLOTS * _SLOT_BYTES
+        sequence = _SEQUENCE.pack(self._written + 1)
+        ring = self._map
+        ring[at + 8 : at + 60] = body + _NUMBER.pack(crc32(body, crc32(sequence)))
+        ring[at : at + 8] = sequence
+        self._written += 1
+        ring[_WRITTEN_AT : _WRITTEN_AT + 8] = sequence
+
+    def _index_of(self, link: str) -> int:
+        index = self._names.get(link)
+        if index is None:
+            if not link or len(self._names) >= MAX_NAMES:
+                return NO_LINK
+            index = self._names[link] = len(self._names)
+            text = link.encode()[: _NAME_BYTES - 5]
+            entry = bytes([len(text)]) + text
+            at = _HEAD_BYTES + index * _NAME_BYTES
+            self._map[at : at + len(entry) + 4] = entry + _NUMBER.pack(crc32(entry))
+            self._map[_NUM_NAMES_AT : _NUM_NAMES_AT + 4] = _NUMBER.pack(len(self._names))
+        return index
+
+
+class FlowRingReader:
+    """Follows one worker's ring, over its incarnations.
+
+    Attributes:
+        num_read: records returned.
+        num_overwritten: records that were gone before they were read.
+        num_damaged: slots that were not whole, and files that are no rings."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.num_read = self.num_overwritten = self.num_damaged = 0
+        self.head: RingHead | None = None
+        """Of the newest incarnation that was read; None before the first."""
+        self._fd: int | None = None
+        self._file = (0, 0)
+        self._refused = (0, 0)
+        self._next = 0
+        self._names: dict[int, str] = {}
+
+    def read(self) -> list[FlowRecord]:
+        """Return the records since the last call, in order."""
+        found = list(self._rest())
+        if self._is_replaced() and self._open():
+            found += self._rest()
+        self.num_read += len(found)
+        return found
+
+    def close(self) -> None:
+        """Close the file. Repeated calls do nothing."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _is_replaced(self) -> bool:
+        """Return whether the name is now that of another file."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            # removed at the run's end, or not made yet
+            return False
+        return (found.st_dev, found.st_ino) not in ((self._file if self._fd is not None else None), self._refused)
+
+    def _open(self) -> bool:
+        """Open the file of this name, in place of an older one; return whether it is a ring."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        found = os.fstat(fd)
+        head = _head(fd, found.st_size)
+        if head is None:
+            os.close(fd)
+            self._refused = (found.st_dev, found.st_ino)
+            self.num_damaged += 1
+            return False
+        self.close()
+        self._fd, self._file, self.head = fd, (found.st_dev, found.st_ino), head
+        self._next, self._names = 0, {}
+        return True
+
+    def _rest(self) -> Iterator[FlowRecord]:
+        if self._fd is None:
+            return
+        written = self._written(self._fd)
+        lost = max(0, written - NUM_SLOTS - self._next)
+        self.num_overwritten += lost
+        self._next += lost
+        for number in range(self._next, written):
+            self._next = number + 1
+            record = self._record(self._fd, number)
+            if record is not None:
+                yield record
+
+    def _record(self, fd: int, number: int) -> FlowRecord | None:
+        at = _SLOTS_AT + number % NUM_SLOTS * _SLOT_BYTES
+        body = _whole(_bytes_at(fd, _SLOT_BYTES, at), number)
+        if body is not None:
+            with contextlib.suppress(ValueError):
+                # a kind of a later version is a ValueError
+                return self._decoded(fd, body)
+        # The writer has come to this slot again, or fills it right now.
+        if self._written(fd) >= number + NUM_SLOTS:
+            self.num_overwritten += 1
+        else:
+            self.num_damaged += 1
+        return None
+
+    def _decoded(self, fd: int, body: bytes) -> FlowRecord:
+        if body[0] == _SlotKind.COMPLETION:
+            _, outcome, link, size, at_s, key, waited_s, service_s, storing_s, version = _COMPLETION.unpack(body)
+            name = self._name(fd, link)
+            return Completion(at_s, name, MessageOutcome(outcome), key, size, waited_s, service_s, storing_s, version)
+        if body[0] == _SlotKind.STATE:
+            _, end, link, num_open, at_s, first, second, third, age_s, version = _STATE.unpack(body)
+            counts = (first, second, third)
+            return LinkState(at_s, self._name(fd, link), LinkSide(end), counts, num_open, age_s, version)
+        raise ValueError(f"record kind {body[0]}")
+
+    def _name(self, fd: int, index: int) -> str:
+        if index >= MAX_NAMES:
+            return ""
+        if index not in self._names:
+            found = _bytes_at(fd, _NAME_BYTES, _HEAD_BYTES + index * _NAME_BYTES)
+            end = 1 + found[0] if found else 0
+            if end > _NAME_BYTES - 4 or found[end : end + 4] != _NUMBER.pack(crc32(found[:end])):
+                return ""
+            self._names[index] = found[1:end].decode(errors="replace")
+        return self._names[index]
+
+    def _written(self, fd: int) -> int:
+        found = _bytes_at(fd, 8, _WRITTEN_AT)
+        return _SEQUENCE.unpack(found)[0] if len(found) == 8 else 0
+
+
+def _whole(slot: bytes, number: int) -> bytes | None:
+    """Return a slot's body; None unless it holds record ``number`` whole."""
+    if len(slot) < _SLOT_BYTES or _SEQUENCE.unpack_from(slot)[0] != number + 1:
+        return None
+    body = slot[8 : 8 + _BODY_BYTES]
+    (told,) = _NUMBER.unpack_from(slot, 8 + _BODY_BYTES)
+    return body if told == crc32(body, crc32(slot[:8])) else None
+
+
+def _head(fd: int, num_bytes: int) -> RingHead | None:
+    found = _bytes_at(fd, _HEAD_BYTES, 0)
+    if len(found) < _HEAD_BYTES or num_bytes < _FILE_BYTES:
+        return None
+    magic, *layout, pid, epoch, monotonic_s, started_s, worker = _HEAD.unpack_from(found)
+    if magic != _MAGIC or tuple(layout) != (_VERSION, _SLOT_BYTES, _NAME_BYTES, MAX_NAMES, NUM_SLOTS):
+        return None
+    return RingHead(worker.rstrip(b"\0").decode(errors="replace"), epoch, pid, monotonic_s, started_s)
+
+
+def _bytes_at(fd: int, num_bytes: int, at: int) -> bytes:
+    try:
+        return os.pread(fd, num_bytes, at)
+    except OSError:
+        return b""

@@ -1,0 +1,85 @@
+"""The GPUs that a worker sees, by NVIDIA's management library (package ``nvidia-ml-py``, extra
+``gpu``).
+
+Without the package, the driver or a visible GPU there is nothing to read. A driver that hangs holds
+up the calling thread: call from a thread that nothing waits for.
+
+Source: https://docs.nvidia.com/deploy/nvml-api/"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """The visible GPUs at one moment. None: not known."""
+
+    util: float | None = None
+    """Mean share of time that a kernel ran, from 0 to 1."""
+    mem_bytes: int | None = None
+    """Used memory, summed."""
+    power_w: float | None = None
+    """Power draw in watts, summed."""
+
+
+class Gpus:
+    """The visible GPUs of one process."""
+
+    def __init__(self, library: Any, handles: list[Any]) -> None:
+        self._library = library
+        self._handles = handles
+
+    @classmethod
+    def visible(cls, environment: Mapping[str, str] = os.environ) -> Gpus | None:
+        """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` names, all without it; None for none."""
+        named = environment.get("CUDA_VISIBLE_DEVICES", _ALL)
+        try:
+            library: Any = importlib.import_module("pynvml")
+        except ImportError:
+            return None
+        try:
+            library.nvmlInit()
+            handles = [_handle(library, name) for name in _names(library, named)]
+        except (library.NVMLError, ValueError):
+            # no driver, or a device that is not there
+            return None
+        return cls(library, handles) if handles else None
+
+    def read(self) -> GpuState:
+        """Return the present reading; a figure that a GPU does not offer is None."""
+        utils = self._each(lambda handle: self._library.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0)
+        memory = self._each(lambda handle: self._library.nvmlDeviceGetMemoryInfo(handle).used)
+        milliwatts = self._each(lambda handle: self._library.nvmlDeviceGetPowerUsage(handle))
+        return GpuState(
+            None if utils is None else sum(utils) / len(utils),
+            None if memory is None else int(sum(memory)),
+            None if milliwatts is None else sum(milliwatts) / 1e3,
+        )
+
+    def _each(self, read: Callable[[Any], float]) -> list[float] | None:
+        try:
+            return [read(handle) for handle in self._handles]
+        except self._library.NVMLError:
+            # not offered, as the use of a part of a GPU, or lost
+            return None
+
+
+def _names(library: Any, named: str) -> list[str]:
+    if named == _ALL:
+        return [str(index) for index in range(library.nvmlDeviceGetCount())]
+    names = [name.strip() for name in named.split(",") if name.strip()]
+    # as CUDA reads it: those before the first invalid one
+    return names[: names.index("-1")] if "-1" in names else names
+
+
+def _handle(library: Any, name: str) -> Any:
+    if name.isdigit():
+        return library.nvmlDeviceGetHandleByIndex(int(name))
+    return library.nvmlDeviceGetHandleByUUID(name.encode())

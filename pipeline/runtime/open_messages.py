@@ -1,0 +1,286 @@
+"""Open messages at each end of a worker's links, counted to their end.
+
+An *outbox* has a role's messages from their making until a link takes them. An *inbox* has received
+messages from the mailbox until the ledger has their result::
+
+    outbox   produced ──> sent, or given up
+    inbox    received ──> begun ──> done ──> stored, or ended without a result
+
+So ``produced >= sent`` and ``received >= done >= stored``. Ages are by this process's monotonic
+clock. The caller bounds what is open, and ends all that it took."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.runtime.clock import Clock
+from pipeline.runtime.flow_recorder import FlowRecorder, state_of
+from pipeline.runtime.flow_ring import Completion, LinkSide, LinkState, MessageOutcome, key_of
+from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, LinkReport, link_name
+from protocol.channel import LinkStats
+from protocol.ids import Role
+from protocol.inbound import MAX_PEERS
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A message as its ends' records name it."""
+
+    name: str = ""
+    """Of its chunk: the same at both ends."""
+    size: int = 0
+    """Expected work in tokens."""
+    policy_version: int = -1
+    """The newest version that sampled it."""
+
+
+_PLAIN = Parcel()
+
+
+class Outbox:
+    """One role's messages that no link has taken yet."""
+
+    def __init__(self, mine: str, role: Role, clock: Clock, flow: FlowRecorder) -> None:
+        self._mine, self._clock, self._flow = mine, clock, flow
+        self._link = link_name(mine, role)
+        self._num_produced = self._num_sent = self._num_given_up = 0
+        self._since_s: dict[int, float] = {}
+        flow.watch(self._states)
+
+    def __len__(self) -> int:
+        """Messages that wait for a link."""
+        return len(self._since_s)
+
+    def produced(self) -> int:
+        """Take a message; return its number here."""
+        self._num_produced += 1
+        self._since_s[self._num_produced] = self._clock.monotonic()
+        self._flow.opened()
+        return self._num_produced
+
+    def sent(self, number: int, worker: str, parcel: Parcel = _PLAIN) -> None:
+        """End a message that ``worker``'s link took."""
+        self._num_sent += 1
+        self._end(number, link_name(self._mine, worker), MessageOutcome.SENT, parcel)
+
+    def given_up(self, number: int, parcel: Parcel = _PLAIN) -> None:
+        """End a message that no link took in time."""
+        self._num_given_up += 1
+        self._end(number, self._link, MessageOutcome.GIVEN_UP, parcel)
+
+    def report(self) -> LinkReport | None:
+        """Return the heartbeat's row of the role; None before the first message."""
+        if not self._num_produced:
+            return None
+        oldest_s, now_s = min(self._since_s.values(), default=None), self._clock.monotonic()
+        return LinkReport(
+            name=self._link,
+            produced=self._num_produced,
+            # All links refused it together.
+            refused=self._num_given_up,
+            open=len(self._since_s),
+            oldest_age_s=0.0 if oldest_s is None else now_s - oldest_s,
+        )
+
+    def _end(self, number: int, link: str, outcome: MessageOutcome, parcel: Parcel) -> None:
+        since_s = self._since_s.pop(number)
+        if self._flow.is_on:
+            now_s = self._clock.monotonic()
+            self._flow.complete(
+                Completion(
+                    *(now_s, link, outcome, key_of(parcel.name), parcel.size, now_s - since_s),
+                    *(0.0, 0.0, parcel.policy_version),
+                )
+            )
+
+    def _states(self, now_s: float) -> Sequence[LinkState]:
+        counts = (self._num_produced, self._num_sent, self._num_given_up)
+        state = state_of(now_s, self._link, LinkSide.SENDER, counts, list(self._since_s.values()))
+        return () if state is None else (state,)
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Of one sender's messages."""
+
+    link: str
+    received: int = 0
+    done: int = 0
+    stored: int = 0
+
+
+@dataclass(slots=True)
+class _Open:
+    """A message that is received and not ended."""
+
+    counts: _Counts | None
+    """None for work that came from the ledger."""
+    parcel: Parcel
+    taken_s: float
+    begun_s: float | None = None
+    done_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one link's report."""
+
+    received: int = 0
+    refused: int = 0
+    gaps: int = 0
+    done: int = 0
+    stored: int = 0
+    since_s: list[float] = field(default_factory=list[float])
+
+    def add(self, other: _Sums) -> None:
+        for name in ("received", "refused", "gaps", "done", "stored"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.since_s += other.since_s
+
+
+class Inbox:
+    """A worker's received messages until their end, and overdue work that the ledger gave it."""
+
+    def __init__(self, mine: str, clock: Clock, flow: FlowRecorder) -> None:
+        self._mine, self._clock, self._flow = mine, clock, flow
+        self._counts: dict[str, _Counts] = {}
+        self._open: dict[Hashable, _Open] = {}
+        flow.watch(self._states)
+
+    def __len__(self) -> int:
+        """Messages that are open."""
+        return len(self._open)
+
+    @property
+    def since_s(self) -> float | None:
+        """When the oldest open one was taken, by the monotonic clock; None without any."""
+        return next((one.taken_s for one in self._open.values()), None)
+
+    @property
+    def num_waiting(self) -> int:
+        """Open ones whose work has not begun."""
+        return sum(one.begun_s is None for one in self._open.values())
+
+    @property
+    def num_storing(self) -> int:
+        """Open ones whose result is on its way to the ledger."""
+        return sum(one.done_s is not None for one in self._open.values())
+
+    def took(self, key: Hashable, sender: str = "", parcel: Parcel = _PLAIN) -> None:
+        """Take a message of ``sender``, or work of the ledger. A repeat of an open one is done."""
+        counts = self._of(sender) if sender else None
+        if counts is not None:
+            counts.received += 1
+        if key in self._open:
+            if counts is not None:
+                counts.done += 1
+            return
+        self._open[key] = _Open(counts, parcel, self._clock.monotonic())
+        self._flow.opened()
+
+    def passed(self, sender: str) -> None:
+        """Count a message that needs no work here."""
+        counts = self._of(sender)
+        counts.received += 1
+        counts.done += 1
+
+    def begun(self, keys: Iterable[Hashable]) -> None:
+        """Record the begin of the work on these."""
+        now_s = self._clock.monotonic()
+        for one in filter(None, map(self._open.get, keys)):
+            one.begun_s = now_s if one.begun_s is None else one.begun_s
+
+    def done(self, key: Hashable) -> None:
+        """Record the end of the work on it: the result is to be stored."""
+        one = self._open.get(key)
+        if one is not None and one.done_s is None:
+            one.done_s = self._clock.monotonic()
+            if one.counts is not None:
+                one.counts.done += 1
+
+    def stored(self, key: Hashable) -> None:
+        """End it: the ledger has its result."""
+        self.done(key)
+        one = self._open.pop(key, None)
+        if one is not None:
+            if one.counts is not None:
+                one.counts.stored += 1
+            self._record(one, MessageOutcome.STORED)
+
+    def ended(self, keys: Iterable[Hashable]) -> None:
+        """End those of them that are still open, without a result."""
+        for key in keys:
+            self.done(key)
+            one = self._open.pop(key, None)
+            if one is not None:
+                self._record(one, MessageOutcome.UNSTORED)
+
+    def reports(self, stats: Iterable[LinkStats]) -> list[LinkReport]:
+        """Return a report for each main sender, over its incarnations, and one for all others."""
+        totals: dict[str, _Sums] = {}
+        for link in stats:
+            sums = totals.setdefault(link_name(link.peer.partition("#")[0], self._mine), _Sums())
+            sums.add(_Sums(link.num_messages, link.num_refused, link.num_gaps))
+        for counts in self._counts.values():
+            totals.setdefault(counts.link, _Sums()).add(_Sums(done=counts.done, stored=counts.stored))
+        for one in self._open.values():
+            if one.counts is not None:
+                totals[one.counts.link].since_s.append(one.taken_s)
+        # The mailbox has a sum of its own, of senders beyond those that it counts by name.
+        others = link_name(OTHER_LINKS, self._mine)
+        ranked = sorted(totals.keys() - {others}, key=lambda name: (-totals[name].received, name))
+        for name in ranked[MAX_NAMED_LINKS:]:
+            totals.setdefault(others, _Sums()).add(totals.pop(name))
+        now_s = self._clock.monotonic()
+        return [_report(name, totals[name], now_s) for name in sorted(totals)]
+
+    def _of(self, sender: str) -> _Counts:
+        name = sender.partition("#")[0]
+        if name not in self._counts and len(self._counts) >= MAX_PEERS:
+            name = OTHER_LINKS
+        counts = self._counts.get(name)
+        if counts is None:
+            counts = self._counts[name] = _Counts(link_name(name, self._mine))
+        return counts
+
+    def _record(self, one: _Open, outcome: MessageOutcome) -> None:
+        if not self._flow.is_on:
+            return
+        now_s = self._clock.monotonic()
+        done_s = now_s if one.done_s is None else one.done_s
+        begun_s = done_s if one.begun_s is None else one.begun_s
+        self._flow.complete(
+            Completion(
+                *(now_s, one.counts.link if one.counts else "", outcome, key_of(one.parcel.name), one.parcel.size),
+                *(begun_s - one.taken_s, done_s - begun_s, now_s - done_s, one.parcel.policy_version),
+            )
+        )
+
+    def _states(self, now_s: float) -> Sequence[LinkState]:
+        ends: dict[str, tuple[_Counts, list[float]]] = {}
+        for one in self._open.values():
+            counts = one.counts or _OVERDUE
+            ends.setdefault(counts.link, (counts, []))[1].append(one.taken_s)
+        told = [
+            state_of(now_s, link, LinkSide.RECEIVER, (counts.received, counts.done, counts.stored), since_s)
+            for link, (counts, since_s) in ends.items()
+        ]
+        return [state for state in told if state is not None]
+
+
+_OVERDUE = _Counts("")
+"""Of work that the ledger gave."""
+
+
+def _report(name: str, sums: _Sums, now_s: float) -> LinkReport:
+    return LinkReport(
+        name=name,
+        received=sums.received,
+        done=sums.done,
+        refused=sums.refused,
+        gaps=sums.gaps,
+        stored=sums.stored,
+        open=len(sums.since_s),
+        oldest_age_s=now_s - min(sums.since_s) if sums.since_s else 0.0,
+    )

@@ -1,0 +1,49 @@
+"""A worker's vitals: measurements of its own process and host, in each heartbeat.
+
+Names and units are those of a run's history. Unknown figures are absent. Sums only grow within an
+incarnation, so that any two heartbeats give a rate."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pipeline.process.work import ServiceSums
+
+
+class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One worker's measurements. ``Heartbeat.held`` is the number of the work that it holds."""
+
+    loop_lag_ms: float = 0.0
+    """Longest delay of the main loop's timer since the last heartbeat; of a loop that stands still,
+    the time since the timer was due."""
+    cpu: float = 0.0
+    """Cores that this process used since the last heartbeat; its child processes apart."""
+    num_fds: int | None = None
+    """Open file descriptors."""
+    disk_free_bytes: int | None = None
+    """Room on the file system of the run's folder, for this user."""
+    disk_free_share: float | None = None
+    """The same as a share of that file system, from 0 to 1."""
+    gpu_util: float | None = None
+    """Share of time that a kernel ran, from 0 to 1: the mean of the visible GPUs."""
+    gpu_mem_bytes: int | None = None
+    """Used memory of the visible GPUs, of all processes on them."""
+    gpu_power_w: float | None = None
+    """Power draw of the visible GPUs together, in watts."""
+    service: dict[str, ServiceSums] = {}
+    """Finished work by kind: ``[pieces, seconds, tokens]``."""
+    errors: int = 0
+    """Pieces of work that failed: scores, optimiser steps, checkpoints."""
+    retries: int = 0
+    """Calls of the ledger, and requests to endpoints, that were repeated."""
+    refused: int = 0
+    """Messages that its mailboxes refused: checksum, schema, size or sender."""
+    ledger_rtt_ms: float = 0.0
+    """Moving mean of the time from a ledger call to its answer; of an older call without an answer,
+    its age."""
+    oldest_age_s: float = 0.0
+    """Age of the oldest work that it holds, by its own monotonic clock; 0 for none."""
+    input_depth: int | None = None
+    """Work that waits for this worker, as far as the worker knows."""
+    output_depth: int | None = None
+    """Finished work that waits to be stored or sent."""
