@@ -71,7 +71,7 @@ class Generation(RuleBasedStateMachine):
         self.model: dict[TrajectoryId, Under] = {}
         self.engine: dict[TrajectoryId, int] = {}
         self.queue: list[SampledWindow] = []
-        self.writing: list[tuple[Held, SampledWindow]] = []
+        self.writing: list[tuple[Held, SampledWindow, Under]] = []
         self.submitted = Counter[ChunkId]()
         self.taken = Counter[ChunkId]()
 
@@ -124,16 +124,17 @@ class Generation(RuleBasedStateMachine):
         held = self.held.take(window.trajectory)
         assert held.next_index == window.tokens[0], "a writer has the trajectory of the window that it writes"
         self.taken[ChunkId(window.trajectory, held.next_index)] += 1
-        self.writing.append((held, window))
-        self.model[window.trajectory].stage = Stage.WRITING
+        under = self.model[window.trajectory]
+        under.stage = Stage.WRITING
+        self.writing.append((held, window, under))
 
     @precondition(lambda self: self.writing)
     @rule(data=st.data(), keeps_lease=st.sampled_from([True, True, True, False]))
     def end_a_write(self, data: st.DataObject, keeps_lease: bool) -> None:
         place = data.draw(st.integers(0, len(self.writing) - 1))
-        held, window = self.writing.pop(place)
-        under = self.model.get(held.trajectory)
-        is_current = under is not None and (under.index, under.stage) == (held.next_index, Stage.WRITING)
+        held, window, under = self.writing.pop(place)
+        # a newer lease of it may have come to a window of this index, too
+        is_current = self.model.get(held.trajectory) is under
         is_final = window.finish_reason.is_final
         changed = self.held.leave(held) if is_final or not keeps_lease else self.held.extend(held, window.tokens)
         assert changed is is_current, "the outcome of a replaced window changes nothing"
