@@ -37,13 +37,13 @@ _OURS = ("torch", "fsdp2", "deepspeed")
 
 def check(config: RunConfig) -> list[str]:
     """Return what is to be known of how models are computed. Raises ConfigError, DataError or
-    EngineError for the first thing that cannot be computed."""
+    EngineError for the first thing that cannot be computed. Models come last: the import of their
+    code takes as long as torch's."""
     check_devices(config)
-    notes = [note for path, what in _wanted(config) if (note := _check_model(path, what))]
-    check_parameter_names(config)
     check_surrogate(config.algorithm.surrogate)
     row_weights(np.array([3.0, 0.0, 5.0]), config.algorithm.loss_aggregation, norm_length=8.0)
-    return notes
+    check_parameter_names(config)
+    return [note for path, what in _wanted(config) if (note := _check_model(path, what))]
 
 
 def check_devices(config: RunConfig) -> None:
@@ -98,11 +98,11 @@ def check_surrogate(name: str) -> None:
 
 def check_parameter_names(config: RunConfig) -> None:
     """Raise ConfigError for a pattern of the learner that fits no parameter of the policy."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     patterns = {"learner.freeze": config.learner.freeze, "learner.no_decay": config.learner.no_decay}
     if not any(patterns.values()):
         return
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     loaded = AutoConfig.from_pretrained(config.model.path, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         names = [name for name, _ in AutoModelForCausalLM.from_config(loaded).named_parameters()]

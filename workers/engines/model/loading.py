@@ -13,8 +13,6 @@ import torch
 
 from pipeline.preflight.value_model import HEAD_PREFIXES, ValueSource, value_source
 from protocol.errors import ConfigError, DataError
-from workers.engines.model.layers import count_files
-from workers.engines.model.trial import attend_eagerly
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -55,6 +53,8 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrain
     Raises DataError when the folder is missing, or does not hold a causal language model."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
+
+    from workers.engines.model.layers import count_files
 
     count_files()
     _check_folder(path, "config.json", "a model")
@@ -123,6 +123,7 @@ def load_value_model(path: Path, dtype: torch.dtype, device: torch.device) -> Pr
     from transformers.utils import logging
 
     from workers.engines.model.critic import critic_class, value_head
+    from workers.engines.model.layers import count_files
 
     count_files()
     source = value_source(path)
@@ -166,6 +167,9 @@ def load_reward_model(path: Path, dtype: torch.dtype, device: torch.device) -> P
     ``path`` passes :func:`pipeline.preflight.reward_model.check_reward_model`. Raises DataError
     when transformers has no such classifier, or the folder lacks weights of it."""
     from transformers import AutoModelForSequenceClassification
+
+    from workers.engines.model.layers import count_files
+    from workers.engines.model.trial import attend_eagerly
 
     count_files()
     try:
