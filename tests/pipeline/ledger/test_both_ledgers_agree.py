@@ -7,214 +7,49 @@ long run, and ``HEADRACE_LEDGER_SHRINK=1`` makes a failure as short as it can be
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
-from collections import Counter
-from contextlib import suppress
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
-    invariant,
     precondition,
     rule,
     run_state_machine_as_test,
 )
 
 from pipeline.ledger.admin import Wish
-from pipeline.ledger.life import UnknownTrajectory
-from pipeline.ledger.memory.admin import MemoryAdmin
-from pipeline.ledger.memory.inspection import MemoryInspection
-from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.redis import keys
-from pipeline.ledger.redis.admin import RedisAdmin
-from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.inspection import RedisInspection
-from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.types import (
-    Audit,
     Claim,
     DropReason,
     EvaluationRequest,
     FinishedClaim,
     LatePolicy,
     Restart,
-    Totals,
     Unit,
     WriteStatus,
 )
-from protocol.errors import LedgerError
-from protocol.ids import Incarnation, Role, TrajectoryId
+from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, Segment
 from tests.pipeline.ledger.builders import make_chunk, make_spec, reference, reward, value
+from tests.pipeline.ledger.lossy_redis import reached
+from tests.pipeline.ledger.paired_ledgers import WORKERS, PairedLedgers, comparable
 
 EXAMPLES = int(os.environ.get("HEADRACE_LEDGER_EXAMPLES", "15"))
 STEPS = int(os.environ.get("HEADRACE_LEDGER_STEPS", "60"))
 ENOUGH = 100
 """So many examples reach the rare steps; in fewer they may be missing by chance."""
 SHRINK = bool(os.environ.get("HEADRACE_LEDGER_SHRINK"))
-WORKERS = ("generator-0", "generator-1", "generator-2")
 SCORER = Incarnation(Role.REWARD, "reward-0", 1)
 OTHER_SCORER = Incarnation(Role.REWARD, "reward-1", 1)
 
 
-READING = {"totals", "audit", "queues", "waits", "groups", "staleness", "drops", "life"}
-ANSWERED_ALIKE = {
-    *(
-        "lease",
-        "give_back",
-        "overdue",
-        "finished_group",
-        "spend",
-        "fail_score",
-        "claim",
-        "claim_finished",
-        "recover",
-        "recover_finished",
-        "cancel",
-    ),
-}
-"""Calls whose repeat gets the first answer again; a keyed write's repeat gets DUPLICATE."""
-
-
-class LossyRedis(RedisLedger):
-    """Loses replies now and then, so that the request is sent again, and remembers requests whose
-    copies may still arrive."""
-
-    def __init__(self, client, run: str, *, now, dice: random.Random) -> None:
-        super().__init__(client, run, now=now)
-        self._dice = dice
-        self._sent: list = []
-
-    async def _call(self, name, who, **arguments):
-        answer = await super()._call(name, who, **arguments)
-        if name in READING:
-            return answer
-        luck = self._dice.random()
-        if luck < 0.05:
-            await self._repeat(answer, name, who, arguments)
-        elif luck < 0.1 and self._sent:
-            await self._copy(*self._dice.choice(self._sent))
-        if name not in (
-            "renew",
-            "extend_scoring",
-            "requeue",
-            "retry",
-            "pause",
-            "resume",
-            # a copy of these acts again: it moves a lease's end, ...
-        ):
-            self._sent = [*self._sent[-60:], (name, who, arguments)]
-        return answer
-
-    async def _repeat(self, answer, name, who, arguments) -> None:
-        """The reply was lost, and the client repeats the call."""
-        before = await self.contents()
-        again = await super()._call(name, who, **arguments)
-        assert await self.contents() == before, f"a repeat of {name} changed the ledger"
-        assert name not in ANSWERED_ALIKE or again == answer, name
-        reached["repeated"] += 1
-
-    async def _copy(self, name, who, arguments) -> None:
-        """A connection that was given up delivers its request long after the answer."""
-        before = await self.contents()
-        # fenced by now, or overtaken
-        with suppress(LedgerError):
-            await super()._call(name, who, **arguments)
-        assert await self.contents() == before, f"a late copy of {name} changed the ledger"
-        reached["copied"] += 1
-
-    async def contents(self) -> list:
-        return await self._client.eval(CONTENTS, 0)
-
-
-CONTENTS = """
-local read = {
-  string = function(key) return redis.call('GET', key) end,
-  hash = function(key)
-    local flat, rows = redis.call('HGETALL', key), {}
-    for i = 1, #flat, 2 do rows[#rows + 1] = flat[i] .. '=' .. flat[i + 1] end
-    table.sort(rows)
-    return rows
-  end,
-  set = function(key) local found = redis.call('SMEMBERS', key) table.sort(found) return found end,
-  zset = function(key) return redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') end,
-  list = function(key) return redis.call('LRANGE', key, 0, -1) end,
-}
-local names, found = redis.call('KEYS', '*'), {}
-table.sort(names)
-for _, key in ipairs(names) do found[#found + 1] = { key, read[redis.call('TYPE', key).ok](key) } end
-return found
-"""
-"""All that a server holds, in an order that does not depend on how it holds it."""
-
-
-class BothLedgers(RuleBasedStateMachine):
-    """Drives a MemoryLedger and a RedisLedger through the same story."""
-
-    def __init__(self, url: str, unit: Unit) -> None:
-        super().__init__()
-        self.unit = unit
-        self.loop = asyncio.Runner()
-        self.now = 1000.0
-        self.epochs: dict[str, int] = dict.fromkeys(WORKERS, 1)
-        self.client = connect(url)
-        self.run(self.client.flushall())
-        self.memory = MemoryLedger(lambda worker: self.epochs.get(worker, 0), lambda: self.now)
-        self.dice = random.Random(0)
-        self.redis = LossyRedis(self.client, "test", now=lambda: self.now, dice=self.dice)
-        self.run(self.client.hset(keys.epochs("test"), mapping={**self.epochs}))
-        self.admins = MemoryAdmin(self.memory, lambda worker: self.epochs.get(worker, 0)), RedisAdmin(self.redis)
-        self.inspections = MemoryInspection(self.memory), RedisInspection(self.redis)
-        self.held: dict[str, dict] = {worker: {} for worker in WORKERS}
-        self.written: list = []
-        self.claims: list[tuple[Claim, Claim]] = []
-        self.settled: set[str] = set()
-        self.value_worker = Incarnation(Role.VALUE, "value-0", 1)
-        self.batches: list[tuple[FinishedClaim, FinishedClaim]] = []
-        self.learned: set = set()
-        self.learner = Incarnation(Role.LEARNER, "learner-0", 1)
-        self.version = 0
-        # in the weights that a version names
-        self.updates = {0: 0}
-        self.marked = 0
-        self.credit_limit = 0
-        self.num_evaluations = 0
-
-    def teardown(self) -> None:
-        self.run(self.client.aclose())
-        self.loop.close()
-
-    def run(self, awaitable):
-        async def body():
-            return await awaitable
-
-        return self.loop.run(body())
-
-    def both(self, method: str, *args, **kwargs):
-        ours = self.run(getattr(self.memory, method)(*args, **kwargs))
-        theirs = self.run(getattr(self.redis, method)(*args, **kwargs))
-        assert comparable(ours) == comparable(theirs), method
-        return ours
-
-    def asked(self, method: str, *args):
-        ours, theirs = (self.run(getattr(admin, method)(*args)) for admin in self.admins)
-        assert repr(ours) == repr(theirs), method
-        return ours
-
-    def looked(self, method: str, **asked) -> Any:
-        ours, theirs = (self.run(getattr(inspection, method)(**asked)) for inspection in self.inspections)
-        assert repr(ours) == repr(theirs), method
-        return ours
-
-    def who(self, worker: str) -> Incarnation:
-        return Incarnation(Role.GENERATOR, worker, self.epochs[worker])
+class BothLedgers(PairedLedgers):
+    """Drives both ledgers through the same story."""
 
     @initialize(
         eta=st.integers(0, 3),
@@ -606,90 +441,9 @@ class BothLedgers(RuleBasedStateMachine):
         self.both("totals")
         assert self.asked("resume") is not None
 
-    # -- at every step ---------------------------------------------------------------------------
-
-    @invariant()
-    def the_books_balance_and_agree(self) -> None:
-        audit = self.both("audit")
-        assert audit.balances, audit
-        assert audit.finished.trained <= len(self.learned)
-        totals = self.both("totals")
-        # it falls with a learner that goes back
-        self.credit_limit = max(self.credit_limit, totals.credit_limit)
-        assert totals.credit_used <= self.credit_limit
-        self.both("queues")
-        self.both("dead_letters")
-        for number in range(self.num_evaluations):
-            self.both("evaluation", number)
-
-    @invariant()
-    def looks_agree_with_one_another_and_with_the_books(self) -> None:
-        audit, state = self.run(self.memory.audit()), self.memory.state
-        groups = self.looked("groups", max_groups=3)
-        assert groups.num_groups == len(state.groups)
-        for group in groups.groups:
-            assert group.num_done + group.num_left + len(group.waited) == self.group_size
-            assert group.waited, "a group whose members lack nothing is not open"
-        versions = self.looked("versions")
-        assert sum(versions.ready.values()) == len(state.ready)
-        assert sum(versions.running.values()) + versions.num_unbegun == len(state.running) == groups.num_running
-        assert sum(versions.claimed.values()) == versions.num_claimed
-        assert max([0, *versions.trained]) <= self.eta
-        drops = self.looked("drops")
-        rows = {row.reason: row for row in drops.dropped}
-        assert {reason: row.num_tokens for reason, row in rows.items() if row.num_tokens} == audit.tokens.dropped
-        assert drops.trained.num_tokens == audit.tokens.trained
-        if self.unit is not Unit.CHUNK:
-            # whole responses are trained on, and nothing was given up after it
-            assert drops.trained.responses.num_tokens == audit.tokens.trained
-            assert drops.trained.responses.num_responses == audit.trajectories.trained
-
-    @invariant()
-    def lives_agree_and_end_as_the_books_say(self) -> None:
-        """Lives of what was written last, of what left last, and of a name that may not exist."""
-        state = self.memory.state
-        names = [chunk.trajectory for _, chunk in self.written[-3:]]
-        names += [TrajectoryId("t", self.dice.randrange(12), self.dice.randrange(4))]
-        names += [TrajectoryId.parse(name) for name in list(state.lives.by_name)[-2:]]
-        for name in names:
-            life = self.looked("life", trajectory=name)
-            if isinstance(life, UnknownTrajectory):
-                assert name not in state.trajectories
-                continue
-            assert (life.end is None) == (name in state.trajectories)
-            written = [chunk for _, chunk in self.written if chunk.trajectory == name]
-            if not name.is_evaluation:
-                assert [one.num_tokens for one in life.chunks] == [chunk.num_tokens for chunk in written]
-                assert [one.versions for one in life.chunks] == [chunk.versions for chunk in written]
-            assert life.num_tokens == sum(chunk.num_tokens for chunk in written)
-
-    @invariant()
-    def nothing_is_kept_for_the_critic_that_it_can_never_claim(self) -> None:
-        state = self.memory.state
-        lane = state.finished
-        claimed = {name for names in lane.claims.values() for name in names}
-        incomplete = set(lane.records) - set(lane.waiting) - claimed
-        assert incomplete <= set(state.trajectories)
-        assert lane.num_bytes == sum(record.num_bytes for record in lane.records.values())
-        assert state.stored_bytes == sum(record.num_bytes for record in state.chunks.values()) + sum(
-            len(record.last) for record in state.trajectories.values()
-        )
-        stored = cast("list[bytes]", self.run(self.client.keys("{test}:finished:*")))
-        assert {key.decode().rpartition(":")[2] for key in stored} == set(map(str, lane.records))
-
 
 def replace_epoch(who: Incarnation) -> Incarnation:
     return Incarnation(who.role, who.worker, who.epoch + 1)
-
-
-def comparable(answer):
-    """Arrays do not compare as wholes, texts do; dictionaries of counts have no order."""
-    return answer if isinstance(answer, Audit | Totals) else repr(answer)
-
-
-reached: Counter[str] = Counter()
-"""How often a story came to the most important steps; a suite that never gets there would agree
-about nothing."""
 
 
 @pytest.mark.timeout(600)
