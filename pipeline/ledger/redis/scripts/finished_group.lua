@@ -17,7 +17,8 @@ if order == 'again' and call('HGET', ASKED, 'group:given') == '0' then return {}
 allow_growth()
 
 local function nothing()
-  remember('group', request, 'group:given', 0)
+  -- A late copy meets chunks that were judged since, and the first answer stays.
+  if order == 'new' then remember('group', request, 'group:given', 0) end
   return {}
 end
 
