@@ -42,7 +42,11 @@ class Told:
             case ast.Constant(value=str(text)):
                 self.texts[text].add(file)
             case ast.Dict(keys=keys):
-                self.keys.append((file, {key.value for key in keys if isinstance(key, ast.Constant)} & OWN_FIELDS))
+                self.keys.append((file, {own for own in OWN_FIELDS if own in map(_text, keys)}))
+
+
+def _text(node: ast.expr | None) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
 
 
 def may_tell(text: str) -> bool:
