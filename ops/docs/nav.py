@@ -33,6 +33,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "concepts/equations": "pipeline/algorithms/README.md",
         "concepts/data": "pipeline/data/README.md",
         "concepts/rewards": "pipeline/rewards/README.md",
+        "concepts/flow": "pipeline/flow/README.md",
         "concepts/security": "SECURITY.md",
     },
     "Operating": {

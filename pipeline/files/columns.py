@@ -67,7 +67,7 @@ class WordColumn:
         return len(self.codes)
 
     def __getitem__(self, row: int) -> str:
-        return self.words[self.codes[row]]
+        return self.words[int(self.codes[row])]
 
     def array(self) -> NDArray[np.object_]:
         """Return the words [rows]; equal ones are the same object."""

@@ -1,0 +1,117 @@
+"""The wait-for graph: worker -> link -> worker, from wait reasons and link counters.
+
+A full outbox waits for downstream. An empty input waits for all live upstreams. A wait that names a
+worker waits for it alone. A worker that computes waits for none: it is where waits end."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+
+from pipeline.flow.fleet import FleetTracks
+from pipeline.flow.words import Awaited
+from pipeline.flow.workers import WorkerTrack
+
+Graph = Mapping[str, AbstractSet[str]]
+"""Node -> the nodes that it waits for. A node is a worker or a link, ``sender>receiver``."""
+
+_HARD = frozenset({Awaited.ROOM, Awaited.LOCK, Awaited.WEIGHTS})
+"""Waits of a worker that has work. An idle worker's wait for input is no part of a deadlock."""
+
+
+def wait_graph(fleet: FleetTracks, ledger: str = "") -> Graph:
+    """Return who waits for whom. ``ledger``: its name, where waits for it count."""
+    graph: dict[str, set[str]] = defaultdict(set)
+    for track in fleet.live():
+        if not track.has_own_work:
+            for node, target in _waits_for(fleet, track, ledger):
+                graph[track.worker].add(node)
+                if node != target:
+                    graph[node].add(target)
+    return graph
+
+
+def _waits_for(fleet: FleetTracks, track: WorkerTrack, ledger: str) -> Iterable[tuple[str, str]]:
+    """Yield the next node of each wait, a link where there is one, and the worker behind it."""
+    name = track.worker
+    if track.is_blocked and track.wait is not Awaited.ROOM:
+        return [(f"{name}>{target}", target) for target in _full(fleet, name)]
+    named = other_end(track.target, name)
+    match track.wait:
+        case Awaited.ROOM:
+            targets = [named] if named else _full(fleet, name)
+            return [(f"{name}>{target}", target) for target in targets]
+        case Awaited.LEDGER:
+            return [(f"{name}>{named or ledger}", named or ledger)] if named or ledger else []
+        case Awaited.INPUT | Awaited.WEIGHTS:
+            senders = [named] if named else [link.row.sender for link in fleet.incoming(name)]
+            return [(f"{sender}>{name}", sender) for sender in senders]
+        case Awaited.LOCK:
+            return [(named, named)] if named else []
+        case _:
+            return []
+
+
+def other_end(target: str, name: str) -> str:
+    """Return the worker that a wait names, of a link the end that is not ``name``."""
+    if ">" not in target:
+        return target
+    sender, _, receiver = target.partition(">")
+    return sender if receiver == name else receiver
+
+
+def _full(fleet: FleetTracks, name: str) -> list[str]:
+    outgoing = fleet.outgoing(name)
+    full = [link.row.receiver for link in outgoing if link.row.produced > link.row.sent]
+    return full or [link.row.receiver for link in outgoing if link.row.sent > link.row.done]
+
+
+def reached(graph: Graph, start: str) -> set[str]:
+    """Return all nodes that ``start`` waits for, directly or not."""
+    seen, todo = set[str](), list(graph.get(start, ()))
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            todo.extend(graph.get(node, ()))
+    return seen
+
+
+def waiters(graph: Graph, node: str, workers: Iterable[str]) -> int:
+    """Return how many workers wait for a node, directly or not."""
+    behind: dict[str, list[str]] = defaultdict(list)
+    for waiter, targets in graph.items():
+        for target in targets:
+            behind[target].append(waiter)
+    seen, todo = set[str](), [node]
+    while todo:
+        for waiter in behind[todo.pop()]:
+            if waiter not in seen:
+                seen.add(waiter)
+                todo.append(waiter)
+    return len(seen & set(workers) - {node})
+
+
+def circle(fleet: FleetTracks, least_s: float) -> list[WorkerTrack]:
+    """Return workers that wait for one another in a circle, each with work and for longer than
+    ``least_s``; or none. The circle begins with its longest wait."""
+    hard: dict[str, str] = {}
+    for track in fleet.live():
+        row = track.row
+        has_work = row.in_flight > 0 or row.output_depth > 0 or row.input_depth > 0
+        waits_s = row.time_s - max(track.waits_since_s, track.progressed_s)
+        is_hard = track.wait in _HARD or (track.wait is Awaited.INPUT and bool(track.target))
+        if is_hard and has_work and waits_s > least_s + 2 * track.interval_s:
+            targets = {target for _, target in _waits_for(fleet, track, "")}
+            if len(targets) == 1:
+                hard[track.worker] = targets.pop()
+    for start in hard:
+        path = [start]
+        while (following := hard.get(path[-1], "")) and following not in path:
+            path.append(following)
+        if following == start and len(path) > 1:
+            tracks = [fleet.workers[name] for name in path]
+            first = max(range(len(tracks)), key=lambda i: tracks[i].row.time_s - tracks[i].waits_since_s)
+            return tracks[first:] + tracks[:first]
+    return []

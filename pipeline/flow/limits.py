@@ -1,0 +1,72 @@
+"""How long something may usually take: limits that a role's, or a kind of link's, own past sets.
+
+A limit is at least ``FLOOR_S``, and twice the 99th percentile of what was seen. With few figures
+the factor is larger, since their largest one is no percentile. The reader's interval is added: a
+row cannot show what happened since the row before."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf, log
+
+import numpy as np
+
+FLOOR_S = 3.0
+_KEPT = 2000
+_FACTORS = ((100, 2.0), (30, 2.5), (10, 3.0), (3, 4.0))
+"""Figures seen, and the factor from so many on."""
+_UNSEEN_S = 60.0
+"""Limit before three figures were seen."""
+_TAIL_SHARE = 0.1
+_STALLED_FACTOR = 1.3
+_RECENT = 60
+_RECENT_FACTOR = 1.5
+_FALSE_ALARMS = 0.01
+"""Wrong alarms that are allowed, in as many figures as were seen."""
+
+
+class UsualLimit:
+    """Seconds that something took, and the limit that follows."""
+
+    def __init__(self) -> None:
+        self._seen: deque[float] = deque(maxlen=_KEPT)
+        self.num_seen = 0
+        self._known = (-1, _UNSEEN_S, _UNSEEN_S)
+
+    def add(self, seconds: float) -> None:
+        """Count one finished wait or piece of work."""
+        self._seen.append(seconds)
+        self.num_seen += 1
+
+    def limit_s(self, interval_s: float, *, floor_s: float = FLOOR_S) -> float:
+        """Return the longest time that is not odd, of rows that come every ``interval_s``."""
+        return max(floor_s, self._limits()[0]) + interval_s
+
+    def stalled_limit_s(self, interval_s: float) -> float:
+        """Return the limit that holds while a role's rate has fallen. It is somewhat more than the
+        longest time that was seen, and at most the usual limit."""
+        limit, longest = self._limits()
+        return max(FLOOR_S, min(limit, _STALLED_FACTOR * longest)) + interval_s
+
+    def _limits(self) -> tuple[float, float]:
+        counted, limit, longest = self._known
+        # a percentile of hundreds of figures hardly moves with one more
+        if self.num_seen > counted + counted // 20:
+            limit = self._limit()
+            longest = max(self._seen) if limit < _UNSEEN_S else _UNSEEN_S
+            self._known = (self.num_seen, limit, longest)
+        return limit, longest
+
+    def _limit(self) -> float:
+        n = len(self._seen)
+        factor = next((factor for least, factor in _FACTORS if n >= least), inf)
+        if factor == inf:
+            return _UNSEEN_S
+        seen = np.fromiter(self._seen, np.float64)
+        high, higher = np.quantile(seen, [1 - _TAIL_SHARE, 0.99])
+        # an exponential tail from the 90th percentile on, and the largest figure to be expected
+        scale = (higher - high) / log(10)
+        tail = float(higher + scale * log(max(1.0, 0.01 * self.num_seen / _FALSE_ALARMS)))
+        # the usual may have changed just now, for all workers: longer prompts
+        recent = float(seen[-_RECENT:].max()) if n >= _RECENT else 0.0
+        return max(factor * float(higher), tail, _RECENT_FACTOR * recent)

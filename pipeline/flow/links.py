@@ -1,0 +1,214 @@
+"""The rule table: the counters of one link, and their reading.
+
+P produced, S sent, R received, D done, A acknowledged. P >= S >= R >= D >= A holds always. The time
+that a message has been between two counters follows from their past. The oldest message that is
+sent and not received was sent when S first exceeded the present R. Ages in rows are not needed.
+
+| state, longer than usual | reading |
+|---|---|
+| P = S = A = 0, the sender waits for it | never started, or no credit was ever granted |
+| P > S, the receiver has no room | the receiver is full: its state explains it |
+| P > S, S = D, the receiver has room | the sender's own loop is blocked |
+| S > R, the receiver has room, R stands | the link |
+| S > R, the receiver has room, R moves | a slow link |
+| R > D | the receiver's state explains it |
+| D > A | the way of acknowledgements |
+| P = S = D > 0 | nothing is under way: the sender's state explains it |
+| S > P, R > S, D > R or A > D | the counters contradict one another |"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from math import isnan
+
+from pipeline.flow.limits import UsualLimit
+from pipeline.flow.rows import LinkRow
+
+_KEPT_ROWS = 400
+_ORDER_S = 10.0
+"""Counters of two ends are read at two moments: they contradict when it lasts so long."""
+
+
+class LinkSign(StrEnum):
+    """The reading of a link's counters."""
+
+    MOVES = "moves"
+    QUIET = "quiet"
+    """Nothing is under way."""
+    NEVER_STARTED = "never_started"
+    FULL = "full"
+    """The receiver has no room."""
+    SENDER_BLOCKED = "sender_blocked"
+    UNDELIVERED = "undelivered"
+    SLOW = "slow"
+    HELD = "held"
+    """The receiver has messages and finishes none."""
+    UNACKNOWLEDGED = "unacknowledged"
+    CONTRADICTS = "contradicts"
+
+
+@dataclass(slots=True)
+class PairTrack:
+    """Usual delays of the links between the same two roles."""
+
+    unsent: UsualLimit = field(default_factory=UsualLimit)
+    undelivered: UsualLimit = field(default_factory=UsualLimit)
+    unacknowledged: UsualLimit = field(default_factory=UsualLimit)
+    has_started: bool = False
+
+
+class LinkTrack:
+    """One link's memory. All times but ``arrived_s`` are those of its rows."""
+
+    def __init__(self, row: LinkRow, pair: PairTrack, now_s: float) -> None:
+        self.pair = pair
+        self.row = row
+        self.first_s = row.time_s
+        self.arrived_s = now_s
+        self.received_s = row.time_s
+        """When R last grew."""
+        self.sent_s = row.time_s
+        self.done_s = row.time_s
+        self.produced_s = row.time_s
+        self.moved_s = row.time_s
+        """When any counter last grew."""
+        self.contradicts_since_s: float | None = None
+        self._rows: deque[LinkRow] = deque([row], maxlen=_KEPT_ROWS)
+        self._spacings: deque[float] = deque(maxlen=15)
+        self._interval_s = 1.0
+        self._slow_since_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """``sender>receiver``."""
+        return f"{self.row.sender}>{self.row.receiver}"
+
+    @property
+    def interval_s(self) -> float:
+        """Usual time between two rows."""
+        return self._interval_s
+
+    def read(self, row: LinkRow, now_s: float) -> None:
+        """Take a newer row in; an older one is passed over."""
+        before = self.row
+        passed_s = row.time_s - before.time_s
+        if passed_s <= 0:
+            return
+        self.arrived_s = now_s
+        self._spacings.append(passed_s)
+        if abs(passed_s - self._interval_s) > 0.1 * self._interval_s:
+            self._interval_s = sorted(self._spacings)[len(self._spacings) // 2]
+        if _is_restarted(before, row):
+            self._rows.clear()
+            self.contradicts_since_s = None
+            self.received_s = self.sent_s = self.done_s = self.produced_s = self.moved_s = row.time_s
+        else:
+            self._note_delays(row)
+        if row.produced > before.produced:
+            self.produced_s = self.moved_s = row.time_s
+            self.pair.has_started = True
+        if row.sent > before.sent:
+            self.sent_s = self.moved_s = row.time_s
+            self.pair.has_started = True
+        if row.received > before.received:
+            self.received_s = self.moved_s = row.time_s
+        if row.done > before.done:
+            self.done_s = self.moved_s = row.time_s
+        self.row = row
+        self._rows.append(row)
+        self.contradicts_since_s = (
+            None if _excess(row) <= 0 else row.time_s if self.contradicts_since_s is None else self.contradicts_since_s
+        )
+
+    def _note_delays(self, row: LinkRow) -> None:
+        """Count how long the messages took whose counter has grown now."""
+        pair, before = self.pair, self.row
+        if row.sent > before.sent:
+            pair.unsent.add(row.time_s - self._since("produced", before.sent))
+        if row.received > before.received:
+            pair.undelivered.add(row.time_s - self._since("sent", before.received))
+        if row.acknowledged > before.acknowledged:
+            pair.unacknowledged.add(row.time_s - self._since("done", before.acknowledged))
+
+    def _since(self, counter: str, level: float) -> float:
+        """Return when a counter first exceeded a level, as far back as rows are kept, or else the
+        time of the newest row."""
+        since = self.row.time_s
+        for row in reversed(self._rows):
+            if not getattr(row, counter) > level:
+                break
+            since = row.time_s
+        return since
+
+    def unsent_s(self) -> float:
+        """Return how long the oldest unsent message has been produced; 0 for none."""
+        row = self.row
+        return row.time_s - self._since("produced", row.sent) if row.produced > row.sent else 0.0
+
+    def undelivered_s(self) -> float:
+        """Return how long the oldest undelivered message has been sent; 0 for none."""
+        row = self.row
+        return row.time_s - self._since("sent", row.received) if row.sent > row.received else 0.0
+
+    def held_s(self) -> float:
+        """Return how long the receiver has held its oldest message of this link; 0 for none."""
+        row = self.row
+        return row.time_s - self._since("received", row.done) if row.received > row.done else 0.0
+
+    def unacknowledged_s(self) -> float:
+        """Return how long the oldest done message is not acknowledged; 0 for none."""
+        row = self.row
+        return row.time_s - self._since("done", row.acknowledged) if row.done > row.acknowledged else 0.0
+
+    def rate(self, counter: str, until_s: float, *, seconds: float = 60.0) -> float:
+        """Return a counter's growth a second in the time before ``until_s``."""
+        rows = [row for row in self._rows if until_s - seconds <= row.time_s <= until_s]
+        if len(rows) < 2:
+            return 0.0
+        return (getattr(rows[-1], counter) - getattr(rows[0], counter)) / (rows[-1].time_s - rows[0].time_s)
+
+    def state(self, *, has_room: bool, is_awaited: bool) -> LinkSign:
+        """Return the reading of the rule table.
+
+        Args:
+            has_room: the receiver lives, and takes messages or is idle.
+            is_awaited: the sender waits for this receiver."""
+        row, pair, interval = self.row, self.pair, self._interval_s
+        if self.contradicts_since_s is not None and row.time_s - self.contradicts_since_s > _ORDER_S + 2 * interval:
+            return LinkSign.CONTRADICTS
+        if not (row.produced > 0 or row.sent > 0 or row.received > 0):
+            return LinkSign.NEVER_STARTED if is_awaited and pair.has_started else LinkSign.QUIET
+        if (undelivered_s := self.undelivered_s()) > pair.undelivered.limit_s(interval) and has_room:
+            stands = row.time_s - self.received_s > pair.undelivered.limit_s(interval)
+            return LinkSign.UNDELIVERED if stands or undelivered_s > 60 else LinkSign.SLOW
+        if row.produced > row.sent:
+            if not has_room:
+                return LinkSign.FULL
+            if row.sent <= row.done and self.unsent_s() > pair.unsent.limit_s(interval):
+                return LinkSign.SENDER_BLOCKED
+        if not isnan(row.acknowledged) and self.unacknowledged_s() > pair.unacknowledged.limit_s(interval):
+            return LinkSign.UNACKNOWLEDGED
+        if row.received > row.done:
+            return LinkSign.HELD if row.time_s - self.done_s > 3 + interval else LinkSign.MOVES
+        return LinkSign.MOVES if row.sent > row.received or row.produced > row.sent else LinkSign.QUIET
+
+
+def _excess(row: LinkRow) -> float:
+    """Return by how much the counters contradict one another; 0 or less if they do not."""
+    if row.produced >= row.sent >= row.received >= row.done and not row.acknowledged > row.done:
+        return 0.0
+    order = [row.produced, row.sent, row.received, row.done, row.acknowledged]
+    known = [count for count in order if not isnan(count)]
+    return max((later - earlier for earlier, later in pairwise(known)), default=0.0)
+
+
+def _is_restarted(before: LinkRow, row: LinkRow) -> bool:
+    return (
+        row.produced < before.produced
+        or row.sent < before.sent
+        or row.received < before.received
+        or row.done < before.done
+    )

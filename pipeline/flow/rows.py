@@ -1,0 +1,144 @@
+"""The rows that the analysis reads, and the incidents that it returns.
+
+They are those of the offline tables, so that a live run and a table have one engine. NaN is an
+unknown number. Times of one worker's rows are compared with one another alone: clocks of two hosts
+may differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import nan
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StateRow:
+    """One worker at one moment."""
+
+    time_s: float
+    """By the worker's clock."""
+    worker: str
+    role: str = ""
+    waiting_for: str = ""
+    """``compute``, ``input``, ``room:reward-0`` and so on (``words``)."""
+    done: float = nan
+    """Pieces of work finished, cumulative."""
+    in_flight: float = nan
+    """Pieces of work taken and not finished."""
+    oldest_age_s: float = nan
+    """Age of the oldest piece in flight."""
+    input_depth: float = nan
+    """Pieces of work in its mailbox."""
+    output_depth: float = nan
+    """Pieces of work that wait for room elsewhere."""
+    errors: float = nan
+    """Failed attempts, cumulative."""
+    policy_version: float = nan
+    """Served or published; below 0: none."""
+    service_s: float = nan
+    """Seconds of service of finished pieces, cumulative; optional."""
+    service_size: float = nan
+    """Size of finished pieces, such as tokens, cumulative; optional."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LinkRow:
+    """The counters of one link at one moment, all cumulative."""
+
+    time_s: float
+    sender: str
+    receiver: str
+    produced: float = nan
+    """Handed to the link's outbox."""
+    sent: float = nan
+    """Accepted by the socket, under credit."""
+    received: float = nan
+    """Read by the receiver, with a good checksum."""
+    done: float = nan
+    """Handled by the receiver."""
+    oldest_age_s: float = nan
+    """Age of the oldest message that is not done."""
+    acknowledged: float = nan
+    """Seen by the sender as done; optional."""
+
+
+class Symptom(StrEnum):
+    """Kind of a cause. ``GRAVITY`` has its class."""
+
+    SILENT = "silent"
+    """The worker gives no sign of life, and its links or its waiters show it."""
+    STUCK = "stuck"
+    """The worker lives, has work, waits for nothing, and makes no progress."""
+    DISK = "disk"
+    """The worker waits for its disk longer than ever."""
+    ENDPOINT = "endpoint"
+    """The worker waits for an outside service, such as a judge."""
+    LEDGER = "ledger"
+    """Several workers wait for the ledger's answer."""
+    UNDELIVERED = "undelivered"
+    """Messages were sent and do not arrive, though the receiver has room."""
+    SLOW_LINK = "slow_link"
+    """Messages arrive much later than usual, though the receiver has room."""
+    SENDER_BLOCKED = "sender_blocked"
+    """Messages are produced and not sent, though the receiver has room."""
+    UNACKNOWLEDGED = "unacknowledged"
+    """Messages are done, and the sender does not learn it."""
+    NEVER_STARTED = "never_started"
+    """A sender waits for a receiver that never took anything from it."""
+    DEADLOCK = "deadlock"
+    """Workers with work wait for one another in a circle."""
+    ERRORS = "errors"
+    """Attempts fail much more often than in the rest of the role."""
+    STALE = "stale"
+    """The worker stays at an old policy version while others follow."""
+    ORDER = "order"
+    """Counters contradict one another: more was received than sent."""
+    SLOW = "slow"
+    """Pieces of work take much longer than in the rest of the role, for their size."""
+
+
+GRAVITY: dict[Symptom, int] = {
+    Symptom.SILENT: 0,
+    Symptom.STUCK: 1,
+    Symptom.DISK: 1,
+    Symptom.ENDPOINT: 1,
+    Symptom.LEDGER: 1,
+    Symptom.UNDELIVERED: 1,
+    Symptom.SENDER_BLOCKED: 1,
+    Symptom.UNACKNOWLEDGED: 1,
+    Symptom.NEVER_STARTED: 1,
+    Symptom.DEADLOCK: 1,
+    Symptom.ERRORS: 2,
+    Symptom.STALE: 2,
+    Symptom.ORDER: 2,
+    Symptom.SLOW: 3,
+    Symptom.SLOW_LINK: 3,
+}
+"""Class of a symptom: 0 silent, 1 stuck or undelivered and not blocked downstream, 2 errors, stale
+weights or counters that contradict, 3 slow. Lower classes explain higher ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowCause:
+    """A worker or link that explains a stall."""
+
+    component: str
+    """A worker, or ``sender>receiver``; of a deadlock, the workers joined by ``>``."""
+    kind: str
+    """A ``Symptom``."""
+    confidence: float
+    """From 0 to 1: a rank of evidence, not a probability."""
+    evidence: tuple[str, ...]
+    """Sentences, the strongest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowIncident:
+    """A stall with its causes."""
+
+    trigger_s: float
+    """When the first sign was noticed, by the reader's clock."""
+    named_s: float
+    """When the first cause was named."""
+    causes: tuple[FlowCause, ...]
+    """Best first, at most three."""

@@ -1,0 +1,142 @@
+"""Whether pieces of work take longer than their size lets expect: a CUSUM on ln(service/expected).
+
+    x = ln(seconds a piece / expected seconds a piece) / sigma
+    S <- max(0, S + min(x, 4) - 0.8)          for each observation; slow at S >= 12
+
+Expected is the role's median of more than ``SETTLED_S`` ago. Where the median of its last seconds
+is longer, the whole role is slower for a common cause, and that median counts. So does a worker's
+own past: a host that was always slower is not slow now. Sigma is the role's, by the median absolute
+deviation, with a floor. The piece that runs adds what its age shows already (censored
+evidence), for as long as it runs. A worker that waits for input loses evidence: it keeps up.
+
+An observation is a stretch of at least two rows in which the worker computed, with at least one
+piece finished in it. Before a role has enough of them, expected is the time between two pieces by
+its past rate, idle time included. A worker with work all the time that finishes less than it used
+to is slow. Where rows carry cumulative seconds and sizes of service, an observation is their
+ratio."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from math import exp, log
+from statistics import median
+
+import numpy as np
+
+DRIFT = 0.8
+CAP = 4.0
+BOUND = 12.0
+SIGMA_FLOOR = 0.25
+_MAD_TO_SIGMA = 1.4826
+_KEPT_ROLE = 200
+_KEPT_OWN = 100
+SETTLED_S = 30.0
+"""Observations younger than this are judged, and are not yet the past."""
+_NOW_S = 20.0
+_FEWEST_ROLE = 8
+_FEWEST_OWN = 8
+_LEAST_ROWS = 2
+_LEAST_NOW = 5
+_SIGMA_BY_RATE = 0.4
+
+
+class RoleService:
+    """Observations of all workers of a role: ln(seconds a piece)."""
+
+    def __init__(self) -> None:
+        self._seen: deque[float] = deque(maxlen=_KEPT_ROLE)
+        self._young: deque[tuple[float, float, str]] = deque(maxlen=_KEPT_ROLE)
+        self._known: tuple[int, float, float] = (0, 0.0, 1.0)
+        self._num = 0
+        self.past_rate = 0.0
+        """Pieces a second of its middle worker, of more than ``SETTLED_S`` ago; 0: not known."""
+
+    def add(self, now_s: float, value: float, worker: str) -> None:
+        """Count one observation."""
+        self._young.append((now_s, value, worker))
+
+    def expected(self, now_s: float, worker: str) -> tuple[float, float] | None:
+        """Return center and sigma of ln(seconds a piece) for a worker now; None if not known."""
+        while self._young and now_s - self._young[0][0] > SETTLED_S:
+            self._seen.append(self._young.popleft()[1])
+            self._num += 1
+        counted, center, sigma = self._known
+        if self._num > counted + counted // 20:
+            seen = np.fromiter(self._seen, np.float64)
+            center = float(np.median(seen))
+            sigma = max(SIGMA_FLOOR, _MAD_TO_SIGMA * float(np.median(np.abs(seen - center))))
+            self._known = (self._num, center, sigma)
+        if len(self._seen) < _FEWEST_ROLE:
+            if self.past_rate <= 0:
+                return None
+            center, sigma = -log(self.past_rate), max(SIGMA_FLOOR, _SIGMA_BY_RATE)
+        others = [value for at_s, value, other in self._young if other != worker and now_s - at_s <= _NOW_S]
+        if len(others) >= _LEAST_NOW:
+            center = max(center, median(others))
+        return center, sigma
+
+
+class ServiceSum:
+    """The CUSUM of one worker."""
+
+    def __init__(self, worker: str) -> None:
+        self.total = 0.0
+        self.ratio = 1.0
+        """Service of the last observation over the expected one."""
+        self._worker = worker
+        self._own: deque[tuple[float, float]] = deque(maxlen=_KEPT_OWN)
+        self._busy_s = 0.0
+        self._done = 0.0
+        self._rows = 0
+
+    def leave(self) -> None:
+        """End the present stretch: the worker waits."""
+        self._busy_s, self._done, self._rows = 0.0, 0.0, 0
+
+    def rest(self) -> None:
+        """End the present stretch: the worker waits for input, so it keeps up."""
+        self.leave()
+        self.total = max(0.0, self.total - DRIFT)
+
+    def compute(self, now_s: float, seconds: float, done: float, role: RoleService) -> None:
+        """Count time that the worker computed, and pieces that it finished meanwhile."""
+        self._busy_s += seconds
+        self._done += done
+        self._rows += 1
+        if self._rows >= _LEAST_ROWS and self._done >= 1:
+            self.observe(now_s, log(max(1e-9, self._busy_s) / self._done), role)
+            self.leave()
+
+    def observe(self, now_s: float, value: float, role: RoleService) -> None:
+        """Judge one observation, ln(seconds a piece), and remember it."""
+        known = self._expected(now_s, role)
+        if known is not None:
+            expected, sigma = known
+            self.ratio = exp(value - expected)
+            self.total = max(0.0, self.total + min((value - expected) / sigma, CAP) - DRIFT)
+        self._own.append((now_s, value))
+        role.add(now_s, value, self._worker)
+
+    def evidence(self, now_s: float, role: RoleService) -> float:
+        """Return the sum, with what the running stretch shows already."""
+        known = self._expected(now_s, role) if self._busy_s > 0 else None
+        if known is None:
+            return self.total
+        expected, sigma = known
+        running = log(self._busy_s / max(1.0, self._done)) - expected
+        return self.total + max(0.0, min(running / sigma, CAP) - DRIFT)
+
+    def _expected(self, now_s: float, role: RoleService) -> tuple[float, float] | None:
+        known = role.expected(now_s, self._worker)
+        if known is None:
+            return None
+        own = [value for at_s, value in self._own if now_s - at_s > 2 * SETTLED_S]
+        return (max(known[0], median(own)) if len(own) >= _FEWEST_OWN else known[0]), known[1]
+
+
+def fleet_is_slow(sums: Iterable[float]) -> bool:
+    """Return whether more than 30 % of a role (three workers or more) are slow: a common cause, so
+    that none of them is blamed."""
+    totals = list(sums)
+    return len(totals) >= 3 and sum(total >= BOUND for total in totals) > 0.3 * len(totals)

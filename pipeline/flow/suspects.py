@@ -1,0 +1,377 @@
+"""Workers and links that may be the cause, with evidence: one function a class of symptoms.
+
+A suspect needs evidence of its own. A worker that waits for others is none, however long it waits:
+*blocked downstream is not stuck*. Absent rows are no evidence alone: links or waiters must show the
+silence, or a feed that gives the last row again."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isnan
+from statistics import median
+
+from pipeline.flow import service
+from pipeline.flow.errors import bound
+from pipeline.flow.fleet import FleetTracks
+from pipeline.flow.graph import circle, other_end
+from pipeline.flow.limits import FLOOR_S
+from pipeline.flow.links import LinkSign, LinkTrack
+from pipeline.flow.rows import GRAVITY, Symptom
+from pipeline.flow.words import Awaited
+from pipeline.flow.workers import WorkerTrack
+
+SILENT_S = 5.0
+_SILENT_INTERVALS = 3.0
+_SILENT_SHARE = 0.5
+"""If more of the fleet's rows stop at once, the reading has stopped."""
+_MISSED_EVENTS = 4.0
+"""Events that a silent worker's links would have had."""
+_STALLED_PART = 0.6
+"""Of a limit, that is enough while a rate has halved."""
+_SAME_TIME_S = 5.0
+_ENDPOINT_ALONE = 10.0
+"""A single worker's wait for an outside service may take so many times the limit: a slow tool."""
+_DEADLOCK_S = 10.0
+_LATE_VERSIONS = 2
+_ALL_LINKS = 3
+"""From so many links of one worker on, all of them undelivered mean the worker's network."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSuspect:
+    """A component with evidence against it."""
+
+    component: str
+    symptom: Symptom
+    stalled_s: float
+    """Since its last progress, by its own clock."""
+    strength: float
+    """Evidence over its limit, from 1."""
+    evidence: str
+
+    @property
+    def gravity(self) -> int:
+        """Its class, 0 to 3."""
+        return GRAVITY[self.symptom]
+
+
+def suspects(fleet: FleetTracks, now_s: float, *, is_stalled: bool = False) -> list[FlowSuspect]:
+    """Return all suspects, one a component: the gravest.
+
+    ``is_stalled``: a role's rate has halved, so that less evidence is enough."""
+    found: dict[str, FlowSuspect] = {}
+    for suspect in (
+        *_silent(fleet, now_s),
+        *_stuck(fleet, is_stalled),
+        *_ledger(fleet),
+        *_links(fleet, now_s),
+        *_deadlock(fleet),
+        *_erring(fleet),
+        *_stale(fleet),
+        *_slow(fleet, _STALLED_PART if is_stalled else 1.0),
+    ):
+        before = found.get(suspect.component)
+        if before is None or suspect.gravity < before.gravity:
+            found[suspect.component] = suspect
+    return list(found.values())
+
+
+# -- class 0 ---------------------------------------------------------------------------------------
+
+
+def _silent(fleet: FleetTracks, now_s: float) -> Iterator[FlowSuspect]:
+    silent = [track for track in fleet.workers.values() if _is_silent(fleet, track, now_s)]
+    if len(silent) > _SILENT_SHARE * len(fleet.workers) and len(fleet.workers) > 1:
+        return
+    for track in silent:
+        shown = _silence_shown(fleet, track, now_s)
+        if shown:
+            silent_s = track.silent_s(now_s)
+            words = f"{track.worker} gave no sign of life for {silent_s:.0f} s; {shown}"
+            yield FlowSuspect(track.worker, Symptom.SILENT, silent_s, silent_s / _silence_limit_s(track), words)
+
+
+def _silence_limit_s(track: WorkerTrack) -> float:
+    return max(SILENT_S, _SILENT_INTERVALS * track.interval_s)
+
+
+def _is_silent(fleet: FleetTracks, track: WorkerTrack, now_s: float) -> bool:
+    has_left = track.wait is Awaited.REST
+    return track.silent_s(now_s) >= _silence_limit_s(track) and not has_left and track.worker not in fleet.derived
+
+
+def _silence_shown(fleet: FleetTracks, track: WorkerTrack, now_s: float) -> str:
+    """Return other evidence that a worker is dead, in words, or ""."""
+    name, silent_s = track.worker, track.silent_s(now_s)
+    if track.asserted_s > track.arrived_s + SILENT_S and now_s - track.asserted_s < SILENT_S:
+        return "it has not left the fleet"
+    missed = 0.0
+    for link in (*fleet.incoming(name), *fleet.outgoing(name)):
+        if now_s - link.arrived_s > max(2.0, 2.5 * link.interval_s):
+            continue
+        counter = "done" if link.row.receiver == name else "produced"
+        since_s = link.row.time_s - silent_s
+        if link.row.receiver == name and link.undelivered_s() > FLOOR_S + link.interval_s:
+            return f"what {link.row.sender} sent to it does not arrive"
+        if link.rate(counter, link.row.time_s, seconds=silent_s - link.interval_s) > 0:
+            return ""
+        missed += silent_s * link.rate(counter, since_s)
+    if missed >= _MISSED_EVENTS:
+        return f"its links stand, where about {missed:.0f} messages were to be expected"
+    for other in fleet.live():
+        waits_s = other.row.time_s - max(other.waits_since_s, other.progressed_s)
+        if other_end(other.target, other.worker) == name and waits_s > FLOOR_S + other.interval_s:
+            return f"{other.worker} has waited for it for {waits_s:.0f} s"
+    return _fleet_fell(fleet, track, now_s)
+
+
+def _fleet_fell(fleet: FleetTracks, track: WorkerTrack, now_s: float) -> str:
+    """Return words when others that finished work before stand still since about then.
+
+    After the end of a worker that was idle they must wait for room or credit: a paused fleet waits
+    for input."""
+    was_busy = track.row.in_flight > 0 or track.wait in (Awaited.NOTHING, Awaited.UNKNOWN)
+    since_s = track.arrived_s
+    fallen = 0
+    others = [other for other in fleet.live() if fleet.role_of(other.worker) != fleet.role_of(track.worker)]
+    for other in others:
+        expected = other.rate(since_s) * (now_s - since_s)
+        idle_s = other.row.time_s - other.progressed_s
+        waits = not other.has_own_work if was_busy else other.wait is Awaited.ROOM
+        if expected >= _MISSED_EVENTS and waits and idle_s > FLOOR_S + other.interval_s:
+            fallen += 1
+    if fallen and fallen >= 0.5 * len(others):
+        return f"since then {fallen} of {len(others)} workers of other roles wait and finish nothing"
+    return ""
+
+
+# -- class 1: workers ------------------------------------------------------------------------------
+
+
+def _stuck(fleet: FleetTracks, is_stalled: bool) -> Iterator[FlowSuspect]:
+    by_role: dict[str, list[WorkerTrack]] = defaultdict(list)
+    for track in fleet.live():
+        if track.work_s() > track.limit_s(is_stalled=is_stalled) and not _is_unsure_source(fleet, track):
+            by_role[fleet.role_of(track.worker)].append(track)
+    for role, tracks in by_role.items():
+        is_outside = all(track.wait is Awaited.ENDPOINT for track in tracks)
+        if not is_outside and _is_common(len(fleet.members(role)), [track.spell_s() for track in tracks]):
+            continue
+        for track in tracks:
+            symptom = {Awaited.DISK: Symptom.DISK, Awaited.ENDPOINT: Symptom.ENDPOINT}.get(track.wait, Symptom.STUCK)
+            spell_s, limit_s = track.spell_s(), track.limit_s(is_stalled=is_stalled)
+            is_alone = symptom is Symptom.ENDPOINT and len(tracks) < min(2, len(fleet.members(role)))
+            if is_alone and track.work_s() < _ENDPOINT_ALONE * limit_s:
+                continue
+            yield FlowSuspect(
+                track.worker, symptom, spell_s, track.work_s() / limit_s, _stuck_words(track, spell_s, limit_s)
+            )
+
+
+def _stuck_words(track: WorkerTrack, spell_s: float, limit_s: float) -> str:
+    doing = {
+        Awaited.DISK: "has waited for its disk",
+        Awaited.ENDPOINT: "has waited for an outside service",
+        Awaited.LOCK: "has waited for a lock",
+        Awaited.INPUT: f"reports an empty input, with {track.row.input_depth:.0f} in its mailbox,",
+        Awaited.START: "has been starting",
+    }.get(track.wait, "has had work")
+    return f"{track.worker} {doing} for {spell_s:.0f} s and finished nothing; its role's limit is {limit_s:.0f} s"
+
+
+def _is_unsure_source(fleet: FleetTracks, track: WorkerTrack) -> bool:
+    """Return whether only counters of links show that a source stands, and no other one moves."""
+    if track.worker not in fleet.derived or track.wait is not Awaited.UNKNOWN:
+        return False
+    members = fleet.members(fleet.role_of(track.worker))
+    return not any(
+        other is not track and other.row.time_s - other.progressed_s < track.spell_s() / 2 for other in members
+    )
+
+
+def _is_common(num_members: int, spells: list[float]) -> bool:
+    """Return whether more than half of a role, and two at least, stand since the same moment."""
+    if len(spells) < 2 or len(spells) <= 0.5 * num_members:
+        return False
+    center = median(spells)
+    return sum(abs(spell - center) <= _SAME_TIME_S for spell in spells) > 0.5 * num_members
+
+
+def _ledger(fleet: FleetTracks) -> Iterator[FlowSuspect]:
+    waiting = [track for track in fleet.live() if track.wait is Awaited.LEDGER]
+    late = list[tuple[WorkerTrack, float, float]]()
+    for track in waiting:
+        waits_s = track.row.time_s - track.waits_since_s
+        limit_s = (
+            track.role.ledger_waits.limit_s(track.interval_s) if track.role.ledger_waits.num_seen >= 3 else FLOOR_S
+        )
+        if waits_s > min(15.0, limit_s) + track.interval_s:
+            late.append((track, waits_s, limit_s))
+    if not late:
+        return
+    words = Counter(track.row.waiting_for.strip().lower().split(":")[0] for track in waiting)
+    named = Counter(other_end(track.target, track.worker) for track, _, _ in late if track.target)
+    name = min(named) if named else fleet.ledger_name(min(words, key=lambda word: (-words[word], word)))
+    longest_s = max(waits_s for _, waits_s, _ in late)
+    strength = max(waits_s / max(limit_s, FLOOR_S) for _, waits_s, limit_s in late)
+    if len(late) == 1 and sum(1 for _ in fleet.live()) > 2:
+        track = late[0][0]
+        moving = any(other is not track and other.row.time_s - other.progressed_s < longest_s for other in fleet.live())
+        if moving and longest_s < 3 * FLOOR_S:
+            return
+        evidence = f"{track.worker} has waited for {name} for {longest_s:.0f} s, and no other worker does"
+        yield FlowSuspect(f"{track.worker}>{name}", Symptom.UNDELIVERED, longest_s, strength, evidence)
+        return
+    evidence = f"{len(late)} workers wait for {name}, the longest for {longest_s:.0f} s"
+    yield FlowSuspect(name, Symptom.LEDGER, longest_s + 1.0, strength, evidence)
+
+
+# -- class 1: links --------------------------------------------------------------------------------
+
+_LINK_SYMPTOMS = {
+    LinkSign.SLOW: Symptom.SLOW_LINK,
+    LinkSign.UNACKNOWLEDGED: Symptom.UNACKNOWLEDGED,
+    LinkSign.NEVER_STARTED: Symptom.NEVER_STARTED,
+    LinkSign.CONTRADICTS: Symptom.ORDER,
+}
+
+
+def _links(fleet: FleetTracks, now_s: float) -> Iterator[FlowSuspect]:
+    undelivered = list[LinkTrack]()
+    for link in fleet.links.values():
+        sender, receiver = link.row.sender, link.row.receiver
+        if now_s - link.arrived_s > max(2.0, 2.5 * link.interval_s):
+            continue
+        if fleet.is_late(sender) or fleet.is_late(receiver):
+            continue
+        state = link.state(has_room=_has_room(fleet, link), is_awaited=_is_awaited(fleet, link))
+        if state is LinkSign.SENDER_BLOCKED:
+            waits_s = link.unsent_s()
+            words = (
+                f"{sender} has {link.row.produced - link.row.sent:.0f} messages for {receiver} that it does not send "
+                f"for {waits_s:.0f} s, though {receiver} has room"
+            )
+            yield FlowSuspect(sender, Symptom.SENDER_BLOCKED, waits_s, waits_s / FLOOR_S, words)
+        elif state is LinkSign.UNDELIVERED:
+            undelivered.append(link)
+        elif state in _LINK_SYMPTOMS:
+            yield _link_suspect(link, _LINK_SYMPTOMS[state])
+    ends = list(_cut_off(fleet, undelivered))
+    yield from ends
+    explained = {end.component for end in ends}
+    for link in undelivered:
+        if not explained & {link.row.sender, link.row.receiver}:
+            yield _link_suspect(link, Symptom.UNDELIVERED)
+
+
+def _has_room(fleet: FleetTracks, link: LinkTrack) -> bool:
+    row = link.row
+    return (row.sent > row.received or row.produced > row.sent) and fleet.has_room(link)
+
+
+def _is_awaited(fleet: FleetTracks, link: LinkTrack) -> bool:
+    track = fleet.workers.get(link.row.sender)
+    if track is None or track.wait is not Awaited.ROOM or other_end(track.target, track.worker) != link.row.receiver:
+        return False
+    return track.row.time_s - max(track.waits_since_s, track.progressed_s) > 3 * FLOOR_S
+
+
+def _link_suspect(link: LinkTrack, symptom: Symptom) -> FlowSuspect:
+    row = link.row
+    match symptom:
+        case Symptom.UNDELIVERED | Symptom.SLOW_LINK:
+            seconds = link.undelivered_s()
+            what = f"{row.sent - row.received:.0f} messages were sent and not received, the oldest {seconds:.0f} s ago"
+            words = f"{link.name}: {what}; the receiver has room"
+        case Symptom.UNACKNOWLEDGED:
+            seconds = link.unacknowledged_s()
+            words = f"{link.name}: what was done {seconds:.0f} s ago is not acknowledged"
+        case Symptom.NEVER_STARTED:
+            seconds = row.time_s - link.first_s
+            words = f"{link.name}: nothing was ever sent, and {row.sender} waits for it; such links elsewhere move"
+        case _:
+            since_s = link.contradicts_since_s
+            seconds = row.time_s - (row.time_s if since_s is None else since_s)
+            counts = f"P={row.produced:g} S={row.sent:g} R={row.received:g} D={row.done:g}"
+            words = f"{link.name}: the counters contradict one another for {seconds:.0f} s: {counts}"
+    return FlowSuspect(link.name, symptom, seconds, max(1.0, seconds / FLOOR_S / 2), words)
+
+
+def _cut_off(fleet: FleetTracks, undelivered: list[LinkTrack]) -> Iterator[FlowSuspect]:
+    """Yield workers all of whose links deliver nothing: it is their network, not each link's."""
+    for end in ("receiver", "sender"):
+        count = Counter(getattr(link.row, end) for link in undelivered)
+        for name, number in count.items():
+            links = fleet.incoming(name) if end == "receiver" else fleet.outgoing(name)
+            active = [link for link in links if link.row.sent > 0 and link.row.time_s - link.moved_s < 60]
+            if number >= _ALL_LINKS and number >= 0.8 * len(active):
+                seconds = max(link.undelivered_s() for link in undelivered if getattr(link.row, end) == name)
+                words = f"none of {number} links with {name} as {end} delivers, for {seconds:.0f} s"
+                yield FlowSuspect(name, Symptom.UNDELIVERED, seconds + 1.0, seconds / FLOOR_S, words)
+
+
+def _deadlock(fleet: FleetTracks) -> Iterator[FlowSuspect]:
+    tracks = circle(fleet, _DEADLOCK_S)
+    if tracks:
+        seconds = min(track.row.time_s - max(track.waits_since_s, track.progressed_s) for track in tracks)
+        names = [track.worker for track in tracks]
+        words = f"{' waits for '.join([*names, names[0]])}, each with work, for {seconds:.0f} s"
+        yield FlowSuspect(">".join(names), Symptom.DEADLOCK, seconds, seconds / _DEADLOCK_S, words)
+
+
+# -- classes 2 and 3 -------------------------------------------------------------------------------
+
+
+def _erring(fleet: FleetTracks) -> Iterator[FlowSuspect]:
+    limit = bound(len(fleet.workers))
+    for track in fleet.live():
+        test = track.errors
+        if test.total >= limit:
+            words = f"{track.worker}: {test.failed:.0f} of {test.attempts:.0f} attempts failed lately"
+            stalled_s = track.row.time_s - track.progressed_s
+            yield FlowSuspect(track.worker, Symptom.ERRORS, stalled_s, test.total / limit, words)
+
+
+def _stale(fleet: FleetTracks) -> Iterator[FlowSuspect]:
+    for role, track_of in fleet.roles.items():
+        if not track_of.moves_version:
+            continue
+        members = [track for track in fleet.members(role) if not isnan(track.row.policy_version)]
+        live = [track for track in members if not fleet.is_late(track.worker) and track.row.policy_version >= 0]
+        if len(live) < 2:
+            continue
+        usual = median(track.row.policy_version for track in live)
+        for track in live:
+            lag, stands_s = usual - track.row.policy_version, track.row.time_s - track.version_s
+            if lag <= _LATE_VERSIONS or stands_s < SILENT_S + 2 * track.interval_s or track.is_stalling:
+                continue
+            words = (
+                f"{track.worker} serves version {track.row.policy_version:.0f} for {stands_s:.0f} s, "
+                f"and the median of its role is {usual:.0f}"
+            )
+            yield FlowSuspect(_weights_link(fleet, track), Symptom.STALE, stands_s, lag / _LATE_VERSIONS, words)
+
+
+def _weights_link(fleet: FleetTracks, track: WorkerTrack) -> str:
+    """Return the link that brings weights, where links show one that stands; else the worker."""
+    for link in fleet.incoming(track.worker):
+        if link.row.sent > link.row.received and link.undelivered_s() > FLOOR_S:
+            return link.name
+    return track.worker
+
+
+def _slow(fleet: FleetTracks, part: float) -> Iterator[FlowSuspect]:
+    for role, track_of in fleet.roles.items():
+        tracks = [track for track in fleet.members(role) if not fleet.is_late(track.worker)]
+        sums = [track.service.evidence(track.row.time_s, track_of.service) for track in tracks]
+        if service.fleet_is_slow(sums):
+            continue
+        for track, total in zip(tracks, sums, strict=True):
+            if total >= part * service.BOUND:
+                words = (
+                    f"{track.worker} needs {track.service.ratio:.1f} times as long a piece as its role, for its size"
+                )
+                stalled_s = track.row.time_s - track.progressed_s
+                yield FlowSuspect(track.worker, Symptom.SLOW, stalled_s, total / service.BOUND, words)

@@ -1,0 +1,122 @@
+"""``FlowWatch``: rows in, incidents out, tick by tick.
+
+Each tick takes the rows in, looks for suspects, and ranks them on the wait-for graph. A cause is
+named when it leads in two ticks one after another. A named cause is not named again while it
+lasts, and what may follow from it is not named at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp
+
+from pipeline.flow.fleet import FleetTracks
+from pipeline.flow.graph import Graph, reached, wait_graph, waiters
+from pipeline.flow.rows import FlowCause, FlowIncident, LinkRow, StateRow, Symptom
+from pipeline.flow.suspects import FlowSuspect, suspects
+from pipeline.flow.triggers import Triggers
+
+MAX_CAUSES = 3
+_BASE = (0.95, 0.9, 0.85, 0.75)
+"""Confidence by class, of strong evidence and no rival."""
+_RIVAL = 0.6
+_OTHER_END = 0.1
+_LASTS_S = 30.0
+"""A cause that was not seen for so long may be named anew."""
+
+
+class FlowWatch:
+    """The engine of a live run and of tables. Holds all state; memory is bounded by the fleet."""
+
+    def __init__(self) -> None:
+        self.fleet = FleetTracks()
+        self._triggers = Triggers()
+        self._leading = ""
+        self._named: dict[str, tuple[Symptom, float]] = {}
+        """Component -> its symptom, and when it was last seen, of causes that were named."""
+        self._told: list[str] = []
+
+    def suspect(self, words: str) -> None:
+        """Take a finding of Watch as a sign for the next tick."""
+        self._told.append(words)
+
+    def tick(self, now_s: float, states: Sequence[StateRow], links: Sequence[LinkRow]) -> list[FlowIncident]:
+        """Take the rows that are new in; return the incidents that are named now: one or none.
+
+        ``now_s`` is the reader's clock. A worker whose old row is given again has not left the
+        fleet: its silence counts then. Rows that are merely absent prove nothing."""
+        self.fleet.read(now_s, states, links)
+        found = suspects(self.fleet, now_s, is_stalled=self._triggers.is_stalled)
+        self._triggers.notice(now_s, self.fleet, found, self._told)
+        self._told.clear()
+        ranked, graph = rank(self.fleet, found)
+        fresh = self._fresh(now_s, ranked, graph)
+        leading = fresh[0].component if fresh else ""
+        is_confirmed, self._leading = bool(leading) and leading == self._leading, leading
+        if not is_confirmed:
+            return []
+        causes = self._causes(fresh, graph)
+        self._named |= {suspect.component: (suspect.symptom, now_s) for suspect in fresh[:MAX_CAUSES]}
+        return [FlowIncident(self._triggers.since_s(now_s), now_s, causes)]
+
+    def _fresh(self, now_s: float, ranked: list[FlowSuspect], graph: Graph) -> list[FlowSuspect]:
+        """Return the suspects that were not named, and that no named cause explains."""
+        for suspect in ranked:
+            if suspect.component in self._named:
+                self._named[suspect.component] = (suspect.symptom, now_s)
+        self._named = {name: seen for name, seen in self._named.items() if now_s - seen[1] <= _LASTS_S}
+        if not self._named:
+            return ranked
+        return [
+            suspect
+            for suspect in ranked
+            if suspect.component not in self._named
+            and suspect.gravity <= 1
+            and not reached(graph, suspect.component) & self._named.keys()
+            and not any(_touch(suspect.component, name) for name in self._named)
+        ]
+
+    def _causes(self, fresh: list[FlowSuspect], graph: Graph) -> tuple[FlowCause, ...]:
+        causes = list[FlowCause]()
+        for place, suspect in enumerate(fresh[:MAX_CAUSES]):
+            rivals = sum(other.gravity == suspect.gravity for other in fresh) - 1
+            confidence = (
+                _BASE[suspect.gravity] * (1 - exp(-1.5 * suspect.strength)) * _RIVAL**place / (1 + 0.15 * rivals)
+            )
+            number = waiters(graph, suspect.component, self.fleet.workers)
+            behind = (f"{number} {'worker waits' if number == 1 else 'workers wait'} for it",) if number else ()
+            causes.append(
+                FlowCause(suspect.component, suspect.symptom, round(confidence, 3), (suspect.evidence, *behind))
+            )
+        best = fresh[0]
+        if ">" in best.component and best.symptom is not Symptom.DEADLOCK:
+            sender, _, receiver = best.component.partition(">")
+            there = {cause.component for cause in causes}
+            for name in (receiver, sender):
+                if name not in there and len(causes) < MAX_CAUSES:
+                    words = f"an end of {best.component}: a link's fault and its end's look alike"
+                    causes.append(FlowCause(name, best.symptom, _OTHER_END, (words,)))
+        return tuple(causes)
+
+
+def rank(fleet: FleetTracks, found: Sequence[FlowSuspect]) -> tuple[list[FlowSuspect], Graph]:
+    """Return suspects, the likeliest cause first, and the wait-for graph.
+
+    Sinks come first: suspects that wait for no other suspect. Among them the lowest class leads,
+    then the earliest last progress, then the number of waiters that are explained."""
+    if not found:
+        return [], {}
+    ledger = next((suspect.component for suspect in found if suspect.symptom is Symptom.LEDGER), "")
+    graph = wait_graph(fleet, ledger)
+    components = {suspect.component for suspect in found}
+
+    def place(suspect: FlowSuspect) -> tuple[bool, int, float, int, float, str]:
+        waits = bool(reached(graph, suspect.component) & (components - {suspect.component}))
+        behind = waiters(graph, suspect.component, fleet.workers)
+        return (waits, suspect.gravity, -round(suspect.stalled_s), -behind, -suspect.strength, suspect.component)
+
+    return sorted(found, key=place), graph
+
+
+def _touch(component: str, other: str) -> bool:
+    """Return whether one of the two is a link and the other one of its ends."""
+    return component in other.split(">") or other in component.split(">")

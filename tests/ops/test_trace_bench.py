@@ -1,0 +1,64 @@
+"""Claims about the emulated fleets: their faults are found, their controls blame no worker, and
+the detectors see tables alone."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from ops.bench.trace import baselines, sampling
+from ops.bench.trace.faults import CONTROLS, FAULTS, inject
+from ops.bench.trace.model import EmulatedFleet
+from ops.bench.trace.sampling import record
+from ops.bench.trace.scoring import Answer, answer, flow_watch, quantile, wilson
+
+
+def run(kind: str, seed: int) -> Answer:
+    fleet = EmulatedFleet(14, seed)
+    truth = inject(fleet, kind, earliest_s=45, latest_s=50)
+    tables = record(fleet, 100.0 if kind in FAULTS else 80.0)
+    return answer("flow", flow_watch(), tables, truth, 14, seed)
+
+
+@pytest.mark.parametrize("kind", ["hung worker", "killed worker", "edge cut", "learner waits for disk", "judge down"])
+def test_a_fault_is_named_first(kind: str) -> None:
+    found = run(kind, 77)
+    assert found.is_top1, found
+
+
+@pytest.mark.parametrize("kind", ["a person pauses", "scale down", "evaluation"])
+def test_a_negative_control_blames_nobody(kind: str) -> None:
+    found = run(kind, 78)
+    assert not found.has_false, found
+
+
+def test_there_are_twelve_kinds_of_fault_and_the_controls() -> None:
+    assert len(FAULTS) >= 12
+    assert {"evaluation", "scale up", "scale down", "weight sync", "idle fleet", "a person pauses"} <= set(CONTROLS)
+
+
+def test_one_seed_makes_one_fleet() -> None:
+    first, second = (record(EmulatedFleet(14, 5), 20.0) for _ in range(2))
+    assert first == second
+    assert record(EmulatedFleet(14, 6), 20.0) != first
+
+
+def test_counters_of_a_healthy_fleet_are_in_order() -> None:
+    for link in record(EmulatedFleet(14, 5), 30.0).links:
+        assert link.produced >= link.sent >= link.received >= link.done
+
+
+def test_what_detectors_read_does_not_know_the_truth() -> None:
+    for module in (sampling, baselines):
+        assert "faults" not in inspect.getsource(module)
+
+
+def test_wilson_intervals_are_the_known_ones() -> None:
+    low, high = wilson(291, 300)
+    assert (round(low, 3), round(high, 3)) == (0.944, 0.984)
+
+
+def test_a_miss_is_an_infinite_delay() -> None:
+    assert quantile([1.0, None, 2.0], 0.5) == 2.0
+    assert quantile([1.0, None, 2.0], 0.95) == float("inf")
