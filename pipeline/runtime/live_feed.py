@@ -36,5 +36,7 @@ def begin_vitals(ctx: ActorContext, ledger: RunLedger) -> HostWatch:
     watch = HostWatch(ctx.run_dir, uses_gpu=uses_gpu)
     signs = ctx.worker_state.signs
     signs.connections, signs.host = connections_of(ledger), watch.latest
+    # A loop that stands still from its first turn on lags, too.
+    signs.lag.expect(0.0)
     watch.start()
     return watch

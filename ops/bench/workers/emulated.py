@@ -87,8 +87,8 @@ class Worker:
         self._state = WorkerState(self.who, _CLOCK)
         self._state.counters.update(dict.fromkeys(_COUNTERS, 1000000.0 + self.number))
         links = tuple(LinkReport(name=f"{self.who.worker}>reward-{n}", sent=12_345 + n) for n in range(2, 242, 30))
-        if hasattr(self._state, "set_links"):
-            self._state.set_links(links)
+        if hasattr(self._state, "signs"):
+            self._report(links)
         else:
             # an earlier tree
             self._state.links = links  # pyright: ignore[reportAttributeAccessIssue]
@@ -97,6 +97,17 @@ class Worker:
         self._beats = RedisHeartbeatWriter(self.url, self.run)
         if role is not Role.GENERATOR:
             await self.open()
+
+    def _report(self, links: tuple[LinkReport, ...]) -> None:
+        """Have heartbeats with all that a working worker on a GPU reports."""
+        from pipeline.runtime.gpus import GpuState
+        from pipeline.runtime.host_watch import HostState
+
+        state, gpu = self._state, GpuState(0.97, 71 << 30, 655.3)
+        state.set_links((*links, LinkReport(name=f"{self.who.worker}>reward", produced=98_760, open=1)))
+        state.signs.host = lambda: HostState(45, 1_234_567_890_123, 0.6543, gpu)
+        state.work.served("sampling", seconds=12_345.678, size=24_000_000, pieces=123_456)
+        state.signs.output_depth, state.held, state.signs.begun_s = 3, 8, _CLOCK.monotonic()
 
     async def open(self) -> None:
         """Set the address of a mailbox; a repeat is a change to its readers."""

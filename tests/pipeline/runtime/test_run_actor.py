@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from pipeline.config.load import write_resolved
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.process.exit_codes import ExitCode
+from pipeline.runtime.flow_ring import FlowRingReader, flow_folder
 from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.supervisor import leftovers
 from protocol.errors import LedgerUnavailable
 from tests.pipeline.runtime.fakes import small_config
 
@@ -80,6 +83,7 @@ class Run:
             process.kill()
             process.wait()
         self.server.stop()
+        leftovers.clear(self.folder)
 
 
 @pytest.fixture
@@ -109,6 +113,13 @@ async def test_a_sigterm_drains_and_departs(run: Run):
     assert (beat.who.worker, beat.who.epoch, beat.pid, beat.policy_version) == ("reward-0", 1, process.pid, 3)
     assert beat.waiting_for in {WaitingFor.INPUT, WaitingFor.LEDGER}
     assert beat.counters["turns"] > 5
+    seen = await beat_when(registry, lambda beat: bool(beat.vitals and beat.vitals.num_fds), "a reading of its host")
+    assert seen.vitals is not None
+    assert (seen.vitals.num_fds or 0) > 5 and 0.0 < (seen.vitals.disk_free_share or 0.0) <= 1.0
+    assert seen.vitals.cpu > 0.0 and 0.0 < seen.vitals.ledger_rtt_ms < 10_000.0
+    with closing(FlowRingReader(flow_folder(run.folder) / "reward-0.ring")) as reader:
+        assert reader.read() == [] and reader.head is not None
+        assert (reader.head.pid, reader.head.epoch) == (process.pid, 1)
     process.send_signal(signal.SIGTERM)
     assert process.wait(_PATIENCE_S) == ExitCode.OK
     assert run.marks() == ["setup", "run", "drain", "teardown"]
@@ -224,6 +235,7 @@ async def test_a_beating_thread_does_not_hide_a_dead_loop_and_ends_it_when_fence
     first = await beat_when(registry, lambda beat: beat.waiting_for is WaitingFor.COMPUTE, "a computing loop")
     later = await beat_when(registry, lambda beat: beat.at_s >= first.at_s + 1.5, "a later time")
     assert later.progress == first.progress
+    assert later.vitals is not None and later.vitals.loop_lag_ms > 1_000.0
     assert later.progress_at_s == first.progress_at_s
     await registry.fence("reward-0")
     assert process.wait(_PATIENCE_S) == ExitCode.FENCED
@@ -242,6 +254,7 @@ async def test_a_ledger_that_is_killed_and_restarted_is_survived(run: Run):
     run.server.start()
     after = await beat_when(registry, lambda beat: beat.progress > before.progress + 5, "progress after the outage")
     assert (after.pid, after.who) == (process.pid, before.who)
+    assert before.vitals and after.vitals and before.vitals.retries == 0 < after.vitals.retries
     run.wait_until(lambda: any(line["event"] == "heartbeats_resumed" for line in run.log()), "heartbeats to resume")
     process.send_signal(signal.SIGTERM)
     assert process.wait(_PATIENCE_S) == ExitCode.OK
