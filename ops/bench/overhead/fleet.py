@@ -114,8 +114,10 @@ class _Watch:
             urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=1.0).close()
 
 
-def measure(num_generators: int, work: Path, *, num_updates: int) -> Cost:
-    """Run a fleet. Raises DataError when the run fails, or nothing of it was seen."""
+def measure(num_generators: int, work: Path, *, num_updates: int, settings: Sequence[str] = ()) -> Cost:
+    """Run a fleet. Raises DataError when the run fails, or nothing of it was seen.
+
+    ``settings``: further ones of its configuration, as ``a.b=c``."""
     probes = work / f"probes-{num_generators}"
     shutil.rmtree(probes, ignore_errors=True)
     probes.mkdir(parents=True)
@@ -132,6 +134,7 @@ def measure(num_generators: int, work: Path, *, num_updates: int) -> Cost:
         f"supervisor.metrics_port={metrics_port}",
         # A probe begins with its process's interpreter, which forked workers share.
         "supervisor.preload=false",
+        *settings,
     ]
     config = resolve_paths(load_config([CONFIG], overrides))
     shutil.rmtree(config.run_dir, ignore_errors=True)

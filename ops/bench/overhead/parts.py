@@ -29,6 +29,10 @@ _PLACES: Final = (
     ("pipeline/runtime/notifications", HEARTBEAT),
     ("pipeline/runtime/heartbeat", HEARTBEAT),
     ("pipeline/runtime/worker_state", HEARTBEAT),
+    ("pipeline/runtime/vital_signs", HEARTBEAT),
+    ("pipeline/runtime/host_watch", HEARTBEAT),
+    ("pipeline/runtime/flow_", WIRE),
+    ("pipeline/runtime/open_messages", WIRE),
     ("pipeline/observability/metrics", METRICS),
     # a sample with only this beneath it is asyncio's own
     ("pipeline/runtime/worker_process", LOOP),
