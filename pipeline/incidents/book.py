@@ -62,20 +62,20 @@ class IncidentBook:
 
     def __init__(self, known: Iterable[Incident] = (), now_s: float = 0.0) -> None:
         """``known``: of earlier writers of this run; their open ones go on. ``now_s``: the time."""
-        self._entries: dict[str, _Followed] = {}
+        self._followed: dict[str, _Followed] = {}
         self._next = 1
         self.num_unlisted = 0
         """Findings about further components while ``MAX_OPEN`` incidents were open."""
         for incident in known:
             self._next = max(self._next, incident.number + 1)
             seen_s = now_s if incident.ended_s is None else incident.ended_s
-            self._entries[incident.component] = _Followed(incident, seen_s)
+            self._followed[incident.component] = _Followed(incident, seen_s)
         self._forget(now_s)
 
     @property
     def open(self) -> tuple[Incident, ...]:
         """The open incidents, by number."""
-        return tuple(entry.incident for entry in self._entries.values() if entry.incident.is_open)
+        return tuple(entry.incident for entry in self._followed.values() if entry.incident.is_open)
 
     def look(self, now_s: float, suspicions: Iterable[Suspicion]) -> list[IncidentRecord]:
         """Return the records that this moment adds. Among several suspicions of a component each
@@ -85,20 +85,26 @@ class IncidentBook:
             record = self._note(one, now_s)
             if record is not None:
                 records.append(record)
-        calm = [one for one in self._entries.values() if one.incident.is_open and now_s - one.seen_s >= CALM_S]
+        calm = [one for one in self._followed.values() if one.incident.is_open and now_s - one.seen_s >= CALM_S]
         records.extend(self._append(entry, _ended(entry)) for entry in calm)
         self._forget(now_s)
         return records
 
+    def close(self) -> list[IncidentRecord]:
+        """Return the records that end all open incidents, as the writer leaves. The next writer
+        opens those again that go on."""
+        still_open = [one for one in self._followed.values() if one.incident.is_open]
+        return [self._append(one, _ended(one)) for one in still_open]
+
     def _note(self, one: Suspicion, now_s: float) -> IncidentRecord | None:
-        entry = self._entries.get(one.component)
+        entry = self._followed.get(one.component)
         if entry is None:
-            if sum(entry.incident.is_open for entry in self._entries.values()) >= MAX_OPEN:
+            if sum(entry.incident.is_open for entry in self._followed.values()) >= MAX_OPEN:
                 self.num_unlisted += 1
                 return None
             record = _record(self._next, IncidentStep.OPENED, one, now_s)
             self._next += 1
-            self._entries[one.component] = _Followed(fold(None, record), now_s)
+            self._followed[one.component] = _Followed(fold(None, record), now_s)
             return record
         entry.seen_s = now_s
         if not entry.incident.is_open:
@@ -117,9 +123,9 @@ class IncidentBook:
         return record
 
     def _forget(self, now_s: float) -> None:
-        for component, entry in list(self._entries.items()):
+        for component, entry in list(self._followed.items()):
             if not entry.incident.is_open and now_s - entry.seen_s > SAME_S:
-                del self._entries[component]
+                del self._followed[component]
 
 
 def _first(causes: tuple[FoundCause, ...]) -> tuple[str, str] | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pipeline.incidents.records import Incident
     from pipeline.observability.why.types import Snapshot
     from pipeline.operator.attached import Attached
 
@@ -27,6 +30,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
     unwritten = await at.ledger.unwritten()
     # Last: a heartbeat's age counts from now.
     beats = await at.registry.heartbeats()
+    incidents = await asyncio.to_thread(_open_incidents, at.run_dir)
     return Snapshot(
         run=str(at.run_dir),
         state=state.state,
@@ -43,4 +47,15 @@ async def snapshot_of(at: Attached) -> Snapshot:
         exits=read_exits(at.run_dir, time.time()),
         unwritten=unwritten,
         replaced_after_s=settings.silent_after_s,
+        incidents=incidents,
+        now_s=time.time(),
     )
+
+
+def _open_incidents(run_dir: Path) -> list[Incident]:
+    from pipeline.incidents.file import RunIncidents
+
+    try:
+        return [incident for incident in RunIncidents(run_dir).read() if incident.is_open]
+    except OSError:
+        return []

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pipeline.incidents.records import Incident
 from pipeline.ledger.admin import Waits
 from pipeline.ledger.types import LatePolicy, Totals, Unit
 from pipeline.observability.status import Health, WorkerRow, pause_words
 from pipeline.observability.why.admission import admission_chain
 from pipeline.observability.why.silence import no_ledger_chain
-from pipeline.observability.why.types import Cause, Chain, Ended, Explanation, Outlook, Snapshot, count, gravity, worst
+from pipeline.observability.why.types import (
+    Cause,
+    Chain,
+    Ended,
+    Explanation,
+    Outlook,
+    Snapshot,
+    count,
+    gravity,
+    seconds,
+    worst,
+)
 from pipeline.observability.why.work import evaluation_chain, unit_chain
 from pipeline.observability.why.workers import (
     absent_chain,
@@ -23,10 +35,12 @@ from pipeline.runtime.registry.contract import UNUSABLE_IN_A_ROW, RunState, Wait
 from pipeline.training.critic_gate import GATE_OPEN
 from pipeline.training.critic_gate import told as critic_words
 from protocol.ids import Role
+from protocol.printable import printable_line
 
 _OVER = (RunState.FINISHED, RunState.FAILED, RunState.STOPPING)
 _MAX_CHAINS = 4
 _MAX_WORKERS = 8
+_MAX_INCIDENTS = 5
 
 
 def explain(s: Snapshot) -> Explanation:
@@ -238,6 +252,14 @@ def _gate_chain(s: Snapshot, waits: Waits, totals: Totals) -> Chain | None:
     return chains[0].after(link, link_of)
 
 
+def _incident(s: Snapshot, incident: Incident) -> str:
+    age = seconds(s.now_s - incident.since_s)
+    words = f"incident {incident.number}, for {age}: {incident.component} is {incident.kinds[-1]}"
+    cause = next(iter(incident.causes), None)
+    because = f"; cause: {cause.component} is {cause.kind}" if cause and cause.component != incident.component else ""
+    return printable_line(f"{words} ({incident.sentence}){because}; `headrace incidents show {incident.number}`")
+
+
 def _noun(waits: Waits) -> str:
     return {Unit.GROUP: "group", Unit.TRAJECTORY: "trajectory", Unit.CHUNK: "chunk"}[waits.unit]
 
@@ -248,7 +270,11 @@ def _noun(waits: Waits) -> str:
 def _also(s: Snapshot, chains: list[Chain]) -> list[str]:
     """Return other facts of interest, of workers that no chain has named."""
     told = {chain.who for chain in chains}
-    words = [worker_chain(s, row).links[0] for row in unwell(s.workers) if row.worker not in told]
+    incidents = () if s.state in _OVER else s.incidents
+    words = [_incident(s, incident) for incident in incidents[:_MAX_INCIDENTS]]
+    if more := len(incidents[_MAX_INCIDENTS:]):
+        words.append(f"{count(more, 'more open incident')}: `headrace incidents list --open {s.run}`")
+    words += [worker_chain(s, row).links[0] for row in unwell(s.workers) if row.worker not in told]
     if s.waits is not None and s.state not in _OVER and s.has_supervisor:
         words += [absent_chain(s, name).links[0] for name in s.absent() if name not in told]
     cut_off = {chain.who for chain in chains if chain.cause is Cause.UNREACHABLE}

@@ -12,6 +12,7 @@ from pipeline.runtime.liveness import RESTARTED_WITHIN_S
 from protocol.ids import Role
 
 if TYPE_CHECKING:
+    from pipeline.incidents.records import Incident
     from pipeline.ledger.admin import Waits
     from pipeline.ledger.types import QueueStat, Totals
     from pipeline.runtime.registry.contract import RunState
@@ -138,6 +139,10 @@ class Snapshot:
     """The last end of each worker that has an ended process, by name."""
     replaced_after_s: float = 10.0
     """Seconds of silence before the supervisor replaces a worker."""
+    incidents: Sequence[Incident] = ()
+    """Those that are open, the oldest first."""
+    now_s: float = 0.0
+    """Wall-clock seconds since 1970, to which incidents' ages count."""
 
     def row(self, worker: str) -> WorkerRow | None:
         """Return a worker's row; None when it has no heartbeat."""

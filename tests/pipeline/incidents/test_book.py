@@ -74,6 +74,14 @@ def test_a_restarted_writer_goes_on_with_the_open_incidents_and_numbers() -> Non
     assert [record.component for record in second.look(105.0 + CALM_S, [slow(), slow("learner")])] == ["reward-0"]
 
 
+def test_a_writer_that_leaves_ends_what_is_open_and_the_next_opens_it_again() -> None:
+    first = IncidentBook()
+    records = first.look(100.0, [slow()]) + first.close()
+    assert [str(record.step) for record in records] == ["opened", "ended"]
+    second = IncidentBook(folded(records).values(), now_s=110.0)
+    assert steps(second.look(110.0, [slow()])) == [(1, "opened", "slow")]
+
+
 def test_a_flood_of_suspicions_is_counted_and_opens_no_more() -> None:
     book = IncidentBook()
     records = book.look(100.0, [slow(f"generator-{number}") for number in range(MAX_OPEN + 5)])

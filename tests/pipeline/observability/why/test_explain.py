@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.incidents.book import IncidentBook, Suspicion
+from pipeline.incidents.records import FoundCause, folded
 from pipeline.ledger.admin import Holder, Place
 from pipeline.ledger.types import LatePolicy, Unit
 from pipeline.observability.status import Health
@@ -457,6 +459,20 @@ def test_every_moment_has_an_answer_with_a_beginning_an_end_and_a_next_step(data
     if found.chains[0].cause not in (Cause.NOBODY, Cause.DRAINING, Cause.LEDGER):
         told = found.headline + " ".join(link for chain in found.chains for link in chain.links) + " ".join(found.also)
         assert all(name in told for name in unwell), "an unwell worker is never left unsaid"
+
+
+def test_open_incidents_are_told_with_their_age_and_cause_and_many_are_counted():
+    cause = FoundCause(component="reward-0", kind="hung")
+    records = IncidentBook().look(
+        100.0,
+        [Suspicion(f"generator-{n}", "stalled", 88.0, "3 chunks wait for 12 s", causes=(cause,)) for n in range(7)],
+    )
+    s = scene([], waits(running=0), incidents=list(folded(records).values()), now_s=100.0)
+    first, *_, last = explain(s).also
+    told = "incident 1, for 12 s: generator-0 is stalled (3 chunks wait for 12 s); cause: reward-0 is hung; "
+    assert first == f"{told}`headrace incidents show 1`"
+    assert last == "2 more open incidents: `headrace incidents list --open runs/demo`"
+    assert explain(replace(s, state=RunState.FINISHED)).also == ()
 
 
 CRASHED = {"generator-1": Ended("it ended (failure)", 3.0, 2, "ImportError: no module named flash")}
