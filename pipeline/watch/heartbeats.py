@@ -1,0 +1,116 @@
+"""Heartbeats of a live run to frames: the metrics of every worker at one moment.
+
+Counters stay counters; the watch makes rates of them. Two metrics need more than one heartbeat:
+
+* ``service_ratio``: seconds a token of the work finished since the last frame, over the usual value
+  of the role for that kind of work. The usual value follows the role's median slowly, so that
+  longer responses for all change nothing.
+* ``version_lag``: the published version less the served one; only generators have it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.process.work import ServiceSums
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.watch.frame import Frame
+from protocol.ids import Role
+
+METRICS: Final = (
+    "heartbeat_age_s", "progress", "turns", "done", "in_flight", "oldest_age_s", "input_depth", "output_depth",
+    "loop_lag_ms", "cpu", "rss_bytes", "num_fds", "disk_free_bytes", "disk_free_share", "gpu_util", "gpu_mem_bytes",
+    "gpu_power_w", "service_ratio", "errors", "retries", "refused", "version_lag", "clock_ahead_ms", "ledger_rtt_ms",
+)  # fmt: skip
+"""Of a live run, in the order of a frame's columns."""
+_FOLLOWS: Final = 0.02
+"""Share of a new median that the usual value takes up."""
+_LEAST_TOKENS: Final = 1.0
+_STARTING: Final = frozenset({WaitingFor.STARTING, WaitingFor.COMPILE})
+
+
+class FrameMaker:
+    """Makes frames of a run's heartbeats. Its memory is bounded by the workers of the last frame."""
+
+    def __init__(self) -> None:
+        self._workers: tuple[str, ...] = ()
+        self._roles: tuple[str, ...] = ()
+        self._sums: dict[str, tuple[int, Mapping[str, ServiceSums]]] = {}
+        """Epoch and sums of each worker at the last frame."""
+        self._usual: dict[tuple[Role, str], float] = {}
+        """Natural logarithm of the usual seconds a token, by role and kind of work."""
+
+    def frame(self, now_s: float, beats: Sequence[Heartbeat], published: int) -> Frame:
+        """Return the frame of this moment.
+
+        Args:
+            now_s: the reader's clock; grows.
+            beats: the last heartbeat of each worker.
+            published: newest policy version; -1 for none."""
+        beats = sorted(beats, key=lambda beat: beat.who.worker)
+        workers = tuple(beat.who.worker for beat in beats)
+        if workers != self._workers:
+            self._workers, self._roles = workers, tuple(str(beat.who.role) for beat in beats)
+        values = np.full((len(beats), len(METRICS)), np.nan, np.float32)
+        for row, beat in zip(values, beats, strict=True):
+            row[:] = [math.nan if value is None else value for value in _row(beat, published)]
+        values[:, METRICS.index("service_ratio")] = self._service_ratios(beats)
+        phases = tuple("starting" if beat.waiting_for in _STARTING else "" for beat in beats)
+        return Frame(now_s, self._workers, self._roles, METRICS, values, phases)
+
+    def _service_ratios(self, beats: Sequence[Heartbeat]) -> NDArray[np.float32]:
+        found: dict[tuple[Role, str], list[tuple[int, float, float]]] = {}
+        for at, beat in enumerate(beats):
+            sums = beat.vitals.service if beat.vitals is not None else {}
+            epoch, before = self._sums.get(beat.who.worker, (0, {}))
+            self._sums[beat.who.worker] = (beat.who.epoch, sums)
+            if epoch != beat.who.epoch:
+                continue
+            for kind, now in sums.items():
+                seconds, tokens = _since(before.get(kind), now)
+                if tokens >= _LEAST_TOKENS and seconds > 0.0:
+                    found.setdefault((beat.who.role, kind), []).append((at, seconds, tokens))
+        for gone in self._sums.keys() - {beat.who.worker for beat in beats}:
+            del self._sums[gone]
+        taken, expected = np.zeros(len(beats)), np.zeros(len(beats))
+        for key, rows in found.items():
+            usual = self._learn(key, (seconds / tokens for _, seconds, tokens in rows))
+            for at, seconds, tokens in rows:
+                taken[at] += seconds
+                expected[at] += tokens * usual
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(expected > 0.0, taken / expected, np.nan).astype(np.float32)
+
+    def _learn(self, key: tuple[Role, str], seconds_a_token: Iterable[float]) -> float:
+        median = float(np.median([math.log(value) for value in seconds_a_token]))
+        before = self._usual.get(key, median)
+        self._usual[key] = before + _FOLLOWS * (median - before)
+        return math.exp(before)
+
+
+def _since(before: ServiceSums | None, now: ServiceSums) -> tuple[float, float]:
+    if before is None:
+        return now.seconds, now.size
+    return now.seconds - before.seconds, now.size - before.size
+
+
+def _row(beat: Heartbeat, published: int) -> tuple[float | None, ...]:
+    """Return one worker's values in the order of ``METRICS``; None where there is no sample."""
+    vitals = beat.vitals
+    is_serving = beat.who.role is Role.GENERATOR and beat.policy_version >= 0
+    own: tuple[float | None, ...] = (beat.silent_s, beat.progress, beat.turns)
+    lag = max(0, published - beat.policy_version) if is_serving else None
+    ahead_ms = 1000.0 * beat.clock_ahead_s
+    if vitals is None:
+        return (*own, *[None] * 7, beat.rss_bytes or None, *[None] * 10, lag, ahead_ms, None)
+    done = sum(sums.pieces for sums in vitals.service.values()) if vitals.service else None
+    return (
+        *own, done, beat.held, vitals.oldest_age_s, vitals.input_depth, vitals.output_depth,
+        vitals.loop_lag_ms, vitals.cpu, beat.rss_bytes or None, vitals.num_fds, vitals.disk_free_bytes,
+        vitals.disk_free_share, vitals.gpu_util, vitals.gpu_mem_bytes, vitals.gpu_power_w,
+        None, vitals.errors, vitals.retries, vitals.refused, lag, ahead_ms, vitals.ledger_rtt_ms or None,
+    )  # fmt: skip

@@ -1,0 +1,136 @@
+"""A live run's metrics on the disk: Parquet files in ``<run_dir>/observed``, a file every two
+minutes.
+
+The files are tables as ``headrace watch --from`` and ``headrace trace --from`` read them, so that a
+run is examined afterwards by the same code. A file is complete, or it is not there. Above the limit
+of the folder the oldest are deleted. A disk that refuses a file costs those minutes alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pipeline.watch.frame import Frame
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+OBSERVED: Final = "observed"
+"""The folder under the run's."""
+SEGMENT_S: Final = 120.0
+_MAX_UNWRITTEN: Final = 600
+"""Moments that wait for the disk at most; beyond it the oldest are left out, and counted."""
+_TEXT: Final = frozenset({"worker", "role", "metric", "sender", "receiver", "waiting_for"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    at_s: float
+    frame: Frame
+    tables: Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+class SegmentWriter:
+    """Collects moments, and writes them as files. ``add`` is quick; ``write`` belongs on a thread
+    of its own, one call at a time."""
+
+    def __init__(self, run_dir: Path, *, keep_bytes: int, segment_s: float = SEGMENT_S) -> None:
+        self.folder = run_dir / OBSERVED
+        self._keep_bytes = keep_bytes
+        self._segment_s = segment_s
+        self._moments: deque[_Moment] = deque()
+        self.num_left_out = 0
+        """Moments that never came to the disk."""
+
+    def add(self, at_s: float, frame: Frame, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Take one moment. ``at_s``: wall-clock seconds. ``tables``: rows by the name of a further
+        table, each row by column."""
+        self._moments.append(_Moment(at_s, frame, tables))
+        while len(self._moments) > _MAX_UNWRITTEN:
+            self._moments.popleft()
+            self.num_left_out += 1
+
+    def is_due(self) -> bool:
+        """Return whether a file's time is full."""
+        return bool(self._moments) and self._moments[-1].at_s - self._moments[0].at_s >= self._segment_s
+
+    def take(self) -> Callable[[], None]:
+        """Return a function that writes what was collected; it raises OSError."""
+        moments, self._moments = list(self._moments), deque()
+        return lambda: self._write(moments)
+
+    def _write(self, moments: Sequence[_Moment]) -> None:
+        if not moments:
+            return
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        begin_ms = round(1000 * moments[0].at_s)
+        self._store(f"metrics-{begin_ms}", _metrics(moments))
+        for name in dict.fromkeys(name for moment in moments for name in moment.tables):
+            rows = [row for moment in moments for row in moment.tables.get(name, ())]
+            if rows:
+                self._store(f"{name}-{begin_ms}", _table(rows))
+        self._thin()
+
+    def _store(self, name: str, table: pa.Table) -> None:
+        import pyarrow.parquet as pq
+
+        partial = self.folder / f"{name}.partial"
+        options: dict[str, Any] = {"use_dictionary": [name for name in table.column_names if name in _TEXT]}
+        pq.write_table(table, partial, compression="zstd", **options)
+        partial.replace(self.folder / f"{name}.parquet")
+
+    def _thin(self) -> None:
+        files = sorted(self.folder.glob("*.parquet"), key=_begin_ms, reverse=True)
+        size = 0
+        for file in files:
+            size += file.stat().st_size
+            # The newest is kept, however small the limit.
+            if size > self._keep_bytes and _begin_ms(file) != _begin_ms(files[0]):
+                file.unlink(missing_ok=True)
+
+
+def _begin_ms(file: Path) -> int:
+    number = file.stem.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _metrics(moments: Sequence[_Moment]) -> pa.Table:
+    """Return the rows ``time_s, worker, role, metric, value`` of all samples."""
+    import pyarrow as pa
+
+    parts: list[pa.Table] = []
+    for moment in moments:
+        frame = moment.frame
+        at, column = np.nonzero(np.isfinite(frame.values))
+        parts.append(
+            pa.table(
+                {
+                    "time_s": pa.array(np.full(len(at), moment.at_s)),
+                    "worker": _coded(at, frame.workers),
+                    "role": _coded(at, frame.roles),
+                    "metric": _coded(column, frame.metrics),
+                    "value": pa.array(frame.values[at, column]),
+                }
+            )
+        )
+    return pa.concat_tables(parts).unify_dictionaries()
+
+
+def _coded(indices: Any, names: Sequence[str]) -> Any:
+    import pyarrow as pa
+
+    return pa.DictionaryArray.from_arrays(pa.array(indices.astype(np.int32)), pa.array(list(names), pa.string()))
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    import pyarrow as pa
+
+    names = list(rows[0])
+    return pa.table(
+        {name: pa.array([row[name] for row in rows], pa.string() if name in _TEXT else pa.float64()) for name in names}
+    )

@@ -1,0 +1,104 @@
+"""A run's metrics as Parquet files: whole, in order, bounded, and read by any reader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.watch.frame import Frame
+from pipeline.watch.segments import SegmentWriter
+
+
+def frame(second: int, *, workers: tuple[str, ...] = ("generator-0", "reward-0")) -> Frame:
+    values = np.full((len(workers), 2), float(second), np.float32)
+    values[0, 1] = np.nan
+    values[-1, 0] = np.inf
+    return Frame(float(second), workers, tuple(name.rpartition("-")[0] for name in workers), ("cpu", "errors"), values)
+
+
+def written(folder: Path, kind: str) -> list[dict[str, object]]:
+    files = sorted((folder / "observed").glob(f"{kind}-*.parquet"))
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def test_every_sample_that_is_a_number_is_a_row_of_the_offline_table(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, keep_bytes=1 << 20)
+    writer.add(1000.0, frame(1), {})
+    writer.add(1001.0, frame(2, workers=("learner-0", "value-0", "x-0")), {})
+    writer.take()()
+    rows = written(tmp_path, "metrics")
+    assert rows[0] == {"time_s": 1000.0, "worker": "generator-0", "role": "generator", "metric": "cpu", "value": 1.0}
+    assert [(row["worker"], row["metric"]) for row in rows] == [
+        ("generator-0", "cpu"), ("reward-0", "errors"),
+        ("learner-0", "cpu"), ("value-0", "cpu"), ("value-0", "errors"), ("x-0", "errors"),
+    ]  # fmt: skip
+    assert not list((tmp_path / "observed").glob("*.partial"))
+
+
+def test_further_tables_have_a_file_each_with_their_columns(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, keep_bytes=1 << 20)
+    for second in (1, 2):
+        writer.add(1000.0 + second, frame(second), {"links": [{"time_s": float(second), "sender": "a", "sent": None}]})
+    writer.take()()
+    assert written(tmp_path, "links") == [
+        {"time_s": 1.0, "sender": "a", "sent": None}, {"time_s": 2.0, "sender": "a", "sent": None},
+    ]  # fmt: skip
+
+
+def test_a_file_is_due_once_its_time_is_full_and_the_next_begins_empty(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, keep_bytes=1 << 20, segment_s=3.0)
+    due = []
+    for second in range(5):
+        writer.add(1000.0 + second, frame(second), {})
+        due.append(writer.is_due())
+        if due[-1]:
+            writer.take()()
+    assert due == [False, False, False, True, False]
+    writer.take()()
+    writer.take()()
+    assert sorted({row["time_s"] for row in written(tmp_path, "metrics")}) == [1000.0 + n for n in range(5)]
+
+
+def test_above_the_limit_the_oldest_files_are_deleted_and_the_newest_is_kept(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, keep_bytes=6000)
+    for number in range(12):
+        writer.add(1000.0 + number, frame(number), {"links": [{"time_s": float(number), "sender": "a"}]})
+        writer.take()()
+    size = sum(file.stat().st_size for file in (tmp_path / "observed").iterdir())
+    times = [row["time_s"] for row in written(tmp_path, "metrics")]
+    assert size <= 6000
+    assert 1 < len(set(times)) < 12
+    assert max(times) == 1011.0  # type: ignore[type-var]
+    small = SegmentWriter(tmp_path, keep_bytes=1)
+    small.add(2000.0, frame(1), {})
+    small.take()()
+    assert {row["time_s"] for row in written(tmp_path, "metrics")} == {2000.0}
+
+
+def test_a_disk_that_refuses_costs_those_minutes_alone(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path / "absent", keep_bytes=1 << 20)
+    for second in range(700):
+        writer.add(1000.0 + second, frame(second), {})
+    assert writer.num_left_out == 100
+    with pytest.raises(OSError, match="absent"):
+        writer.take()()
+    (tmp_path / "absent").mkdir()
+    writer.add(2000.0, frame(1), {})
+    writer.take()()
+    assert {row["time_s"] for row in written(tmp_path / "absent", "metrics")} == {2000.0}
+
+
+def test_a_metric_every_second_takes_few_bytes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    names = tuple(f"generator-{number}" for number in range(50))
+    metrics = tuple(f"metric_{number}" for number in range(20))
+    writer = SegmentWriter(tmp_path, keep_bytes=1 << 30)
+    for second in range(120):
+        values = rng.normal(size=(50, 20)).astype(np.float32)
+        writer.add(1000.0 + second, Frame(float(second), names, ("generator",) * 50, metrics, values), {})
+    writer.take()()
+    size = sum(file.stat().st_size for file in (tmp_path / "observed").iterdir())
+    assert size / (120 * 50 * 20) < 8.0, "bytes a sample of pure noise"
