@@ -36,6 +36,7 @@ class Role(StrEnum):
     REFERENCE = "reference"
     VALUE = "value"
     LEARNER = "learner"
+    OBSERVER = "observer"
     SUPERVISOR = "supervisor"
 
 

@@ -27,9 +27,11 @@ _CLASSES = {
     Role.REFERENCE: ("workers.scorers.reference", "Reference"),
     Role.VALUE: ("workers.scorers.value", "Value"),
     Role.LEARNER: ("workers.learner.learner", "Learner"),
+    Role.OBSERVER: ("workers.observer.observer", "Observer"),
 }
 
-_ALONE = frozenset({Role.LEARNER, Role.VALUE})
+_RANKED = frozenset({Role.LEARNER, Role.VALUE})
+_ALONE = _RANKED | {Role.OBSERVER}
 
 
 def work(arguments: list[str] | None = None) -> int:
@@ -56,7 +58,7 @@ def work(arguments: list[str] | None = None) -> int:
     def load() -> type:
         return getattr(importlib.import_module(module), name)
 
-    if role in _ALONE:
+    if role in _RANKED:
         from workers.engines.training.ranks.launch import enter_rank, is_rank, launch_worker, num_ranks
 
         if is_rank():

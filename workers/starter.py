@@ -25,6 +25,7 @@ from workers import __main__ as worker
 _ROLES = {
     Role.GENERATOR: "workers.generator.generator",
     Role.LEARNER: "workers.learner.learner",
+    Role.OBSERVER: "workers.observer.observer",
     Role.REFERENCE: "workers.scorers.reference",
     Role.REWARD: "workers.scorers.reward",
     Role.VALUE: "workers.scorers.value",

@@ -15,6 +15,7 @@ from pipeline.config.catalogue import Declaration, declare, rule_class
 from pipeline.config.evaluating import EvaluationSection
 from pipeline.config.judging import endpoint_verifiers
 from pipeline.config.launching import LaunchSection
+from pipeline.config.observing import ObserverSection
 from pipeline.config.rate_phases import rate_phases
 from pipeline.config.sampling import check_limits, check_punishment, check_sampling
 from pipeline.config.sinking import SinksSection
@@ -56,6 +57,7 @@ class RunConfig(Section):
     evaluation: EvaluationSection = EvaluationSection()
     sinks: SinksSection = SinksSection()
     tracing: TracingSection = TracingSection()
+    observer: ObserverSection = ObserverSection()
     ledger: running.LedgerSection = running.LedgerSection()
     wire: running.WireSection = running.WireSection()
     weights: running.WeightsSection = running.WeightsSection()

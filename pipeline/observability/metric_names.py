@@ -74,6 +74,12 @@ _NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "value_steps": ("value_steps", "Optimiser steps in the critic; fewer after a restart from a checkpoint."),
     "explained_variance": ("value_explained_variance_ratio", "Mean explained variance of the critic's newest steps."),
     "gate_open": ("value_gate_open", "1 once the critic is good enough for the policy to train."),
+    # observer
+    "moments": ("observed_moments_total", "Seconds at which the observer looked at the fleet."),
+    "missed_moments": ("missed_moments_total", "Of them, those without an answer of the registry."),
+    "moments_left_out": ("unwritten_moments_total", "Seconds of metrics that the disk refused for too long."),
+    "incidents": ("incidents_total", "Incidents that were opened."),
+    "incidents_open": ("open_incidents", "Incidents that have not ended."),
     # learner
     "updates": ("updates", "Updates in the policy; fewer after a restart from a checkpoint."),
     "num_updates": ("wanted_updates", "Updates after which the run is finished."),

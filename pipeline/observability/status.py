@@ -22,7 +22,7 @@ _MAX_CLOCKS = 4
 """Hosts named for their clocks."""
 _LEAST_SHARE = 0.02
 """Least share done for an estimate of the remaining time."""
-ROLE_ORDER = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.SUPERVISOR)
+ROLE_ORDER = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE, Role.OBSERVER, Role.SUPERVISOR)
 
 _LONG = {WaitingFor.COMPILE, WaitingFor.DISK, WaitingFor.QUARANTINE, WaitingFor.STARTING}
 _PATIENT = _LONG | {WaitingFor.DRAINING, WaitingFor.STOPPED}
@@ -265,7 +265,7 @@ def bottleneck(workers: Sequence[WorkerRow]) -> str:
     The chain: the learner waits for input from generators; generators for room at scorers, or for
     credit from the learner; scorers for input from generators. Its end is a worker that does not
     wait."""
-    unwell = [row for row in workers if row.health is not Health.LIVE]
+    unwell = [row for row in workers if row.health is not Health.LIVE and row.role is not Role.OBSERVER]
     if unwell:
         row = unwell[0]
         age = row.since_heartbeat_s if row.health is Health.SILENT else row.since_progress_s

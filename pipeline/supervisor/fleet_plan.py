@@ -13,6 +13,8 @@ own last checkpoint. A budget allows a number of failures within a sliding perio
 and period). Infrastructure failures count for their worker. Data failures count for the role,
 because the work that caused one goes to another worker of the role.
 
+The observer is dispensable: where another worker would fail the fleet, it is given up.
+
 An exit that a restart cannot repair, as a wrong setting, fails the fleet the first time. A repeated
 error fails it the second time: the same error again, before any finished work or after exactly as
 much as before. Signals never do so, nor errors of the surroundings
@@ -40,6 +42,9 @@ MAX_STARTS_A_TURN = 4
 """Between starts the supervisor handles signals and exits: at most 20 starts a second."""
 _MAX_BACKOFF_FACTOR = 16
 _ENDED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED})
+_ALONE = frozenset({Role.LEARNER, Role.VALUE, Role.OBSERVER})
+_DISPENSABLE = frozenset({Role.OBSERVER})
+"""Roles without which a run goes on: their workers are given up, and the fleet has not failed."""
 _HOPELESS = frozenset(code for code in ExitCode if code.is_hopeless)
 
 
@@ -118,6 +123,8 @@ class Worker:
     """In draining: latest possible deadline."""
     num_restarts: int = 0
     """Over the whole run, for display."""
+    is_given_up: bool = False
+    """Ended too often, or in a way that restarts do not repair; the run goes on without it."""
     is_being_replaced: bool = False
     """Found frozen or stuck, and being killed."""
     failures: deque[float] = field(default_factory=deque)
@@ -142,6 +149,8 @@ class FleetPlan:
         self._data_failures: dict[Role, deque[float]] = {}
         self.is_stopping = False
         self.failure: FleetFailure | None = None
+        self.given_up: list[FleetFailure] = []
+        """Workers without which the run goes on; each once."""
 
     @property
     def workers(self) -> Iterable[Worker]:
@@ -209,7 +218,7 @@ class FleetPlan:
         for worker in list(self._workers.values()):
             if worker.name not in wanted:
                 actions += self._retire(worker, now_s)
-            elif worker.phase is WorkerPhase.ENDED and self.failure is None:
+            elif worker.phase is WorkerPhase.ENDED and self.failure is None and not worker.is_given_up:
                 self._failed(worker, -signal.SIGTERM, now_s)
         return actions
 
@@ -300,7 +309,10 @@ class FleetPlan:
 
     def _fail(self, worker: Worker, exit_code: int, reason: str) -> None:
         worker.phase = WorkerPhase.ENDED
-        if self.failure is None:
+        if worker.role in _DISPENSABLE:
+            worker.is_given_up = True
+            self.given_up.append(FleetFailure(worker.name, exit_code, reason))
+        elif self.failure is None:
             self.failure = FleetFailure(worker.name, exit_code, reason)
 
     def _retire(self, worker: Worker, now_s: float) -> list[Action]:
@@ -327,8 +339,8 @@ def _words(error: LastError | None) -> str:
 
 
 def worker_name(role: Role, number: int) -> str:
-    """Return ``generator-0``; the single learner and value worker have no number."""
-    return str(role) if role in (Role.LEARNER, Role.VALUE) and number == 0 else f"{role}-{number}"
+    """Return ``generator-0``; a worker that is its role's only one has no number."""
+    return str(role) if role in _ALONE and number == 0 else f"{role}-{number}"
 
 
 def wanted_names(

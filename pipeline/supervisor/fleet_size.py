@@ -2,7 +2,8 @@
 
     most workers = fleet.max_workers, else min(16 a core, one for each 256 MiB of memory), never below 8
 
-All of the supervisor's workers count. A computing worker takes far more than 256 MiB. The bound
+All of the supervisor's workers count but the observer, which computes next to nothing. A computing
+worker takes far more than 256 MiB. The bound
 keeps a typing error from taking the machine down; it is no recommendation."""
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def desired_counts(config: RunConfig) -> dict[Role, int]:
         counts[Role.REFERENCE] = config.fleet.reference
     if config.declaration.has_critic:
         counts[Role.VALUE] = 1
+    if config.observer.enabled:
+        counts[Role.OBSERVER] = 1
     return counts
 
 
@@ -48,7 +51,7 @@ def check_fleet_size(
 ) -> None:
     """Raise ConfigError for a fleet that is too large, with the limit and its source. ``launched``:
     roles of workers on other hosts, which do not count."""
-    counts = {role: count for role, count in counts.items() if role not in launched}
+    counts = {role: count for role, count in counts.items() if role not in launched and role is not Role.OBSERVER}
     limit, wanted = most_workers(configured, machine), sum(counts.values())
     if wanted <= limit:
         return

@@ -87,6 +87,9 @@ class HostFleet:
         if code not in (ExitCode.OK, ExitCode.STARVED):
             error = {} if exit_.error is None else {"error": str(exit_.error)}
             log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=meaning(code), **error)
+        while self.plan.given_up:
+            lost = self.plan.given_up.pop()
+            log.error("worker_given_up", worker=lost.worker, reason=lost.reason, action="the run goes on without it")
         return code
 
     async def fence_exited(self, registry: Registry, ended: Sequence[Exit], beats: Sequence[Heartbeat]) -> None:

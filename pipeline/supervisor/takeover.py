@@ -20,7 +20,7 @@ from pipeline.supervisor.fleet_plan import FleetPlan
 from pipeline.supervisor.processes import Processes
 from protocol.ids import ELASTIC_ROLES, Role
 
-_OWN = re.compile(rf"supervisor|starter|{Role.LEARNER}|{Role.VALUE}|({'|'.join(ELASTIC_ROLES)})-\d+")
+_OWN = re.compile(rf"supervisor|starter|{Role.LEARNER}|{Role.VALUE}|{Role.OBSERVER}|({'|'.join(ELASTIC_ROLES)})-\d+")
 
 log = structlog.get_logger(__name__)
 

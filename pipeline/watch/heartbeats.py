@@ -34,7 +34,7 @@ _STARTING: Final = frozenset({WaitingFor.STARTING, WaitingFor.COMPILE})
 
 
 class FrameMaker:
-    """Makes frames of a run's heartbeats. Its memory is bounded by the workers of the last frame."""
+    """Makes frames of a run's heartbeats. The workers of the last frame bound its memory."""
 
     def __init__(self) -> None:
         self._workers: tuple[str, ...] = ()

@@ -36,6 +36,8 @@ max_response_tokens = 16
 [supervisor]
 backoff_s = 0.05
 drain_timeout_s = 5.0
+[observer]
+enabled = false
 """
     )
     return path

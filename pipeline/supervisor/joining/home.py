@@ -33,7 +33,7 @@ _MAX_TALLIES: Final = 256
 _MAX_FILE_BYTES: Final = 32 << 20
 _LOG = re.compile(r"(?P<worker>.+)\.(?:jsonl|out)")
 _OFFSETS: Final = "home.json"
-_ALONE: Final = frozenset({str(Role.SUPERVISOR), str(Role.LEARNER), str(Role.VALUE), "starter"})
+_ALONE: Final = frozenset({str(Role.SUPERVISOR), str(Role.LEARNER), str(Role.VALUE), str(Role.OBSERVER), "starter"})
 """Names that only the run's host gives."""
 
 _log = structlog.get_logger(__name__)

@@ -339,6 +339,30 @@ def test_an_exit_that_no_restart_mends_fails_the_fleet_at_once() -> None:
     assert plan.failure.exit_code == ExitCode.CONFIG
 
 
+def test_an_observer_that_no_restart_mends_is_given_up_once_and_the_fleet_goes_on() -> None:
+    plan = _plan(learner=1, observer=1)
+    plan.due(0.0)
+    plan.exited("observer", ExitCode.CONFIG, 1.0)
+    assert [lost.worker for lost in plan.given_up] == ["observer"]
+    for now_s in (2.0, 100.0, 10_000.0):
+        assert plan.want({Role.LEARNER: 1, Role.OBSERVER: 1}, now_s) == []
+        assert plan.due(now_s) == []
+    assert plan.failure is None
+    assert len(plan.given_up) == 1
+
+
+def test_an_observer_that_dies_is_started_again_until_its_budget_is_used_up() -> None:
+    plan = _plan(observer=1)
+    for number in range(4):
+        assert _names(plan.due(10.0 * number), Verb.START) == ["observer"]
+        plan.exited("observer", -9, 10.0 * number)
+    assert [lost.reason for lost in plan.given_up] == [
+        "is given up: 4 infrastructure failures of it within 60 s, 3 are allowed"
+    ]
+    assert plan.failure is None
+    assert plan.is_down
+
+
 def test_a_learner_that_is_done_is_not_started_again() -> None:
     plan = _plan(learner=1)
     plan.due(0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ def frame(second: int, *, workers: tuple[str, ...] = ("generator-0", "reward-0")
     return Frame(float(second), workers, tuple(name.rpartition("-")[0] for name in workers), ("cpu", "errors"), values)
 
 
-def written(folder: Path, kind: str) -> list[dict[str, object]]:
+def written(folder: Path, kind: str) -> list[dict[str, Any]]:
     files = sorted((folder / "observed").glob(f"{kind}-*.parquet"))
     return [row for file in files for row in pq.read_table(file).to_pylist()]
 
@@ -71,7 +72,7 @@ def test_above_the_limit_the_oldest_files_are_deleted_and_the_newest_is_kept(tmp
     times = [row["time_s"] for row in written(tmp_path, "metrics")]
     assert size <= 6000
     assert 1 < len(set(times)) < 12
-    assert max(times) == 1011.0  # type: ignore[type-var]
+    assert max(times) == 1011.0
     small = SegmentWriter(tmp_path, keep_bytes=1)
     small.add(2000.0, frame(1), {})
     small.take()()

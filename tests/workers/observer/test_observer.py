@@ -1,0 +1,165 @@
+"""The observer: a real registry's heartbeats in, incidents and files out, in driven time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.incidents.file import INCIDENTS_NAME, RunIncidents
+from pipeline.incidents.records import Incident
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.memory import MemoryRegistry
+from protocol.errors import LedgerUnavailable
+from protocol.ids import Role
+from tests.manual_clock import ManualClock
+from tests.pipeline.runtime.fakes import context_of, small_config
+from tests.transports import zmq_transport
+from workers.observer.observer import AWAY_S, Observer
+
+LIMIT_S = 20.0
+
+
+class LeavingRegistry(MemoryRegistry):
+    """A registry whose server can go away."""
+
+    is_away = False
+
+    async def heartbeats(self, role: Role | None = None, *, below_version: int | None = None) -> list[Heartbeat]:
+        if LeavingRegistry.is_away:
+            raise LedgerUnavailable("no server answers")
+        return await super().heartbeats(role, below_version=below_version)
+
+
+class Site:
+    """A fleet whose heartbeats the test writes, and its observer."""
+
+    def __init__(self, run_dir: Path, clock: ManualClock, registry: MemoryRegistry, observer: Observer) -> None:
+        self.run_dir, self.clock, self.registry, self.observer = run_dir, clock, registry, observer
+        self.beats: dict[str, Heartbeat] = {}
+        self.writer = registry.writer()
+
+    async def add(self, role: Role, *names: str) -> None:
+        for name in names:
+            who = await self.registry.register(role, name)
+            now_s = self.clock.time()
+            self.beats[name] = Heartbeat(
+                who=who, pid=1, host="host", at_s=now_s, started_s=now_s, progress=0, progress_at_s=now_s,
+                waiting_for=WaitingFor.INPUT,
+            )  # fmt: skip
+
+    async def pass_s(self, seconds: int, *, without: frozenset[str] = frozenset()) -> None:
+        """Let seconds pass. Workers of ``without`` send no heartbeat."""
+        for _ in range(seconds):
+            for name, beat in self.beats.items():
+                if name not in without:
+                    self.beats[name] = msgspec.structs.replace(beat, at_s=self.clock.time(), progress=beat.progress + 1)
+                    self.writer.beat(self.beats[name])
+            looked = self.num_looked
+            await self.clock.advance(1.0)
+            await until(lambda looked=looked: self.num_looked > looked)
+
+    @property
+    def num_looked(self) -> float:
+        counters = self.observer.ctx.counters
+        return counters.get("moments", 0.0) + counters.get("missed_moments", 0.0)
+
+    @property
+    def incidents(self) -> list[Incident]:
+        return list(RunIncidents(self.run_dir).read())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not holds():  # noqa: ASYNC110  the end of a look is announced by nothing
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def observed(run_dir: Path, *, clock: ManualClock | None = None) -> AsyncGenerator[Site]:
+    clock = clock or ManualClock(start_s=1e9)
+    registry = LeavingRegistry(clock=clock)
+    async with asyncio.TaskGroup() as tasks:
+        config = small_config(run_dir)
+        transport = zmq_transport("observer#1")
+        ctx = await context_of(config, run_dir, Role.OBSERVER, "observer", tasks, registry, transport, clock)
+        observer = Observer(ctx)
+        await observer.setup()
+        running = tasks.create_task(observer.run())
+        try:
+            yield Site(run_dir, clock, registry, observer)
+        finally:
+            ctx.draining.set()
+            await clock.advance(1.0)
+            await running
+            await observer.drain()
+            ctx.close()
+
+
+async def test_a_silent_worker_is_an_incident_and_a_healthy_fleet_has_none(tmp_path: Path) -> None:
+    async with observed(tmp_path) as site:
+        await site.add(Role.GENERATOR, *(f"generator-{n}" for n in range(6)))
+        await site.pass_s(30)
+        assert site.incidents == []
+        await site.pass_s(12, without=frozenset({"generator-3"}))
+        (only,) = site.incidents
+        assert (only.component, only.kind, only.role, only.is_open) == ("generator-3", "silent", "generator", True)
+        assert only.since_s == pytest.approx(1e9 + 29.0, abs=2.0)
+        assert site.observer.ctx.counters["incidents_open"] == 1
+        await site.pass_s(180)
+        assert [one.is_open for one in site.incidents] == [False]
+        assert site.observer.ctx.counters == site.observer.ctx.counters | {"incidents": 1, "incidents_open": 0}
+
+
+async def test_a_registry_without_an_answer_is_an_incident_and_blames_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with observed(tmp_path) as site:
+        await site.add(Role.GENERATOR, *(f"generator-{n}" for n in range(6)))
+        await site.pass_s(20)
+
+        monkeypatch.setattr(LeavingRegistry, "is_away", True)
+        await site.pass_s(int(AWAY_S) + 10)
+        monkeypatch.setattr(LeavingRegistry, "is_away", False)
+        await site.pass_s(60)
+        assert [(one.component, one.kind, one.is_open) for one in site.incidents] == [("ledger", "silent", False)]
+        assert site.incidents[0].records[0].evidence == ("no server answers",)
+
+
+async def test_the_next_observer_goes_on_with_the_numbers_of_the_one_before(tmp_path: Path) -> None:
+    clock = ManualClock(start_s=1e9)
+    for silent in ("generator-3", "generator-4"):
+        async with observed(tmp_path, clock=clock) as site:
+            await site.add(Role.GENERATOR, *(f"generator-{n}" for n in range(6)))
+            await site.pass_s(15)
+            await site.pass_s(12, without=frozenset({silent}))
+    assert [(one.number, one.component) for one in site.incidents] == [(1, "generator-3"), (2, "generator-4")]
+    assert not any(one.is_open for one in site.incidents), "an observer that leaves ends what is open"
+
+
+async def test_its_own_heartbeat_is_not_judged_and_metrics_come_to_the_disk(tmp_path: Path) -> None:
+    async with observed(tmp_path) as site:
+        await site.add(Role.GENERATOR, "generator-0")
+        await site.add(Role.OBSERVER, "observer")
+        await site.pass_s(5)
+        # A table within the open incidents' time, not only at the end.
+        assert not (tmp_path / "observed").exists()
+        await site.pass_s(118)
+        assert len(list((tmp_path / "observed").iterdir())) == 1
+    rows = [row for file in (tmp_path / "observed").iterdir() for row in pq.read_table(file).to_pylist()]
+    assert {row["worker"] for row in rows} == {"generator-0"}
+    assert len({row["time_s"] for row in rows}) >= 123
+
+
+async def test_a_disk_that_refuses_incidents_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / INCIDENTS_NAME).mkdir()
+    async with observed(tmp_path) as site:
+        await site.add(Role.GENERATOR, *(f"generator-{n}" for n in range(6)))
+        await site.pass_s(15)
+        await site.pass_s(12, without=frozenset({"generator-3"}))
+        assert site.observer.ctx.counters["incidents"] == 1

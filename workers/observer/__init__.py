@@ -1,0 +1,1 @@
+"""The observer: heartbeats in, incidents and a history of metrics out."""
