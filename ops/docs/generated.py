@@ -97,7 +97,8 @@ def _commands(group: click.Group, words: str) -> Iterator[tuple[str, click.Comma
 
 def _command(words: str, command: click.Command) -> list[str]:
     """Return a command's part of the page: help, usage, options, examples."""
-    context = click.Context(command, info_name=words, terminal_width=_WIDTH)
+    names = headrace.context_settings["help_option_names"]
+    context = click.Context(command, info_name=words, terminal_width=_WIDTH, help_option_names=names)
     lines = [f"## {words}", "", *_help(command.help), ""]
     if isinstance(command, click.Group):
         return lines
