@@ -34,6 +34,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "concepts/data": "pipeline/data/README.md",
         "concepts/rewards": "pipeline/rewards/README.md",
         "concepts/flow": "pipeline/flow/README.md",
+        "concepts/watch": "pipeline/watch/README.md",
         "concepts/security": "SECURITY.md",
     },
     "Operating": {

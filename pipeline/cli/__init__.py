@@ -32,6 +32,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "why": ("pipeline.cli.why", "Explain what the run waits for, and what to do."),
     "incidents": ("pipeline.cli.incidents", "Show what was found wrong, since when, and why."),
     "trace": ("pipeline.cli.trace", "Name the causes of stalls in tables of workers."),
+    "watch": ("pipeline.cli.watch", "Name the odd workers in a table of metrics or work."),
     "top": ("pipeline.cli.top", "Show a run on a full screen, with keys that change it."),
     "dashboard": ("pipeline.cli.dashboard", "Show runs in a browser, live."),
     "logs": ("pipeline.cli.logs", "Show what workers have logged, on every host."),

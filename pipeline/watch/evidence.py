@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.watch.arrays import WorkerArrays
-from pipeline.watch.groups import TINY, TO_DEVIATION, Floats, Groups
+from pipeline.watch.groups import SMALL, TINY, TO_DEVIATION, Floats, Groups
+from pipeline.watch.past import Floors
 from pipeline.watch.tuning import Tuning
 
 _UP_S, _DOWN_S = 20.0, 300.0
@@ -84,6 +85,8 @@ class Evidence:
         is_known = np.isfinite(left)
         usable = np.where(is_warm, size, np.float32(np.nan))
         now = TO_DEVIATION * groups.medians(usable)
+        # the spread of few workers is mostly that of the odd one
+        now[:, [len(members) < SMALL for members in groups.members]] = 0.0
         with np.errstate(invalid="ignore", divide="ignore"):
             tau_s = np.where(now > self._spread, _UP_S, _DOWN_S)
             self._spread_s += step_s
@@ -94,6 +97,7 @@ class Evidence:
             usual = np.fmax(np.fmax(self._spread, now), groups.quantiles(noise, _NOISY_SHARE))[:, groups.of]
             scale = np.fmax(np.fmax(usual, noise), floor) + TINY
             z = np.minimum(believed / scale, np.float32(tuning.most))
+        is_warm = is_warm & ((state["noisy_s"] >= tuning.warm_up_s) | (groups.sizes() >= SMALL))
         z = np.where(is_known & is_warm, z, np.float32(0.0))
         is_high = z > tuning.high
         counts, sizes = groups.shares(is_high)
@@ -103,7 +107,7 @@ class Evidence:
         is_known &= ~is_common
         self._gather(time_s, z, is_known, is_high & ~is_common)
         self._keep_record(groups, is_named)
-        self._listen(size, scale, is_known & is_warm & ~is_named)
+        self._listen(size, scale, is_known & ~is_named)
 
     def _gather(self, time_s: float, z: Floats, is_known: NDArray[np.bool_], is_high: NDArray[np.bool_]) -> None:
         """Add this moment's scores to the evidence."""
@@ -149,14 +153,17 @@ class Evidence:
         for name in ("pending", "pending_s"):
             state[name] = np.where(is_ready, np.float32(0.0), state[name])
 
-    def suspects(self, groups: Groups, is_named: NDArray[np.bool_]) -> list[Suspect]:
+    def suspects(self, groups: Groups, is_named: NDArray[np.bool_], floors: Floors) -> list[Suspect]:
         """Return the workers whose evidence is complete and persists, most evidence first.
 
-        More than ``max_named`` at once on one metric are common: none is returned."""
+        More than ``max_named`` at once on one metric are common: none is returned. ``floors``
+        has how much more each metric needs."""
         tuning, state = self._tuning, self.state
-        lasting_s = np.maximum(self._persistence_s + self._step_s, tuning.record_margin * self._record_s)
+        small = np.array([len(members) < SMALL for members in groups.members])
+        patience = np.where(small, floors.small_patience, floors.patience)
+        lasting_s = np.maximum(self._persistence_s * patience + self._step_s, tuning.record_margin * self._record_s)
         needed_s = lasting_s[:, groups.of]
-        limit = np.maximum(self._limit, tuning.record_margin * self._record)[:, groups.of]
+        limit = np.maximum(self._limit * patience, tuning.record_margin * self._record)[:, groups.of]
         is_nearly = (state["persisted_s"] >= 0.6 * needed_s) & (state["evidence"] > 0.5 * limit) & ~is_named
         counts, _ = groups.shares(is_nearly)
         is_crowd = (counts > tuning.max_named)[:, groups.of]

@@ -35,28 +35,35 @@ class Metric:
     """Whether similarity judges it; rules read the others."""
     kind: str = "odd"
     """Kind of a finding that similarity makes of it."""
+    is_load: bool = False
+    """Whether it follows the sizes of the work that a worker happens to have."""
+    is_use: bool = False
+    """Whether it falls when a worker has nothing to do."""
+    is_normalised: bool = False
+    """Whether the size of the work is taken out of it."""
 
 
 _ALL: Final = (
     Metric("heartbeat_age_s", "s", Direction.HIGH, is_compared=False, kind="silent"),
-    Metric("progress", "steps", Direction.LOW, 0.10, is_counter=True, kind="slow"),
-    Metric("turns", "turns", Direction.LOW, 0.10, is_counter=True, kind="slow"),
-    Metric("done", "pieces", Direction.LOW, 0.10, is_counter=True, kind="slow"),
-    Metric("in_flight", "pieces", Direction.HIGH, 0.10, 1.0),
+    Metric("progress", "steps", Direction.LOW, 0.10, is_counter=True, kind="slow", is_load=True),
+    Metric("turns", "turns", Direction.LOW, 0.10, is_counter=True, kind="slow", is_load=True),
+    Metric("done", "pieces", Direction.LOW, 0.10, is_counter=True, kind="slow", is_load=True),
+    Metric("in_flight", "pieces", Direction.HIGH, 0.10, 1.0, is_load=True),
     Metric("oldest_age_s", "s", Direction.HIGH, 0.20, 1.0, is_compared=False, kind="slow"),
-    Metric("input_depth", "pieces", Direction.HIGH, 0.20, 2.0),
-    Metric("output_depth", "pieces", Direction.HIGH, 0.20, 2.0),
+    Metric("input_depth", "pieces", Direction.HIGH, 0.20, 2.0, is_load=True),
+    Metric("output_depth", "pieces", Direction.HIGH, 0.20, 2.0, is_load=True),
     Metric("loop_lag_ms", "ms", Direction.HIGH, 0.20, 5.0, kind="slow"),
-    Metric("cpu", "cores", Direction.BOTH, 0.05, 0.02),
+    Metric("cpu", "cores", Direction.BOTH, 0.05, 0.02, is_use=True),
     Metric("rss_bytes", "bytes", Direction.HIGH, 0.03, kind="leak"),
     Metric("num_fds", "files", Direction.HIGH, 0.10, 4.0, kind="leak"),
     Metric("disk_free_bytes", "bytes", Direction.LOW, 0.05, kind="disk"),
     Metric("disk_free_share", "share", Direction.LOW, 0.05, 0.02, kind="disk"),
-    Metric("gpu_util", "share", Direction.LOW, 0.05, kind="slow"),
+    Metric("gpu_util", "share", Direction.LOW, 0.05, kind="slow", is_use=True),
     Metric("gpu_mem_bytes", "bytes", Direction.HIGH, 0.03, kind="leak"),
-    Metric("gpu_power_w", "W", Direction.BOTH, 0.05, 5.0),
-    Metric("tokens_per_s", "tokens/s", Direction.LOW, kind="slow"),
-    Metric("service_ratio", "ratio", Direction.HIGH, 0.08, kind="slow"),
+    Metric("gpu_power_w", "W", Direction.BOTH, 0.05, 5.0, is_use=True),
+    Metric("tokens_per_s", "tokens/s", Direction.LOW, kind="slow", is_use=True),
+    Metric("service_ratio", "ratio", Direction.HIGH, 0.08, kind="slow", is_normalised=True),
+    Metric("work_done", "expected seconds", Direction.LOW, 0.10, is_counter=True, kind="slow"),
     Metric("errors", "errors", Direction.HIGH, 0.10, 0.05, is_counter=True, kind="errors"),
     Metric("retries", "retries", Direction.HIGH, 0.10, 0.10, is_counter=True),
     Metric("refused", "messages", Direction.HIGH, 0.10, 0.05, is_counter=True, kind="refused"),

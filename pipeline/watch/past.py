@@ -12,12 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.watch.arrays import WorkerArrays
-from pipeline.watch.groups import SMALL, TINY, Floats, Groups
+from pipeline.watch.groups import SMALL, TINY, Floats, Groups, medians
 from pipeline.watch.metrics import Metric
 from pipeline.watch.tuning import Tuning
 
 _GATE = np.float32(2.0)
 """A deviation is at most twice the distance to the peers, and twice the worker's own movement."""
+
+
+_FEWEST_OTHERS = 3
+"""Workers of other roles by which the fleet's movement is known."""
 
 
 class Floors:
@@ -26,7 +30,29 @@ class Floors:
     def __init__(self, metrics: list[Metric]) -> None:
         self.share = np.array([one.floor for one in metrics], np.float32)[:, None]
         self.in_units = np.array([one.floor_in_units for one in metrics], np.float32)[:, None]
+        self.patience = np.array([_patience(one, metrics) for one in metrics], np.float32)[:, None]
+        """How much more evidence, and for how much longer, a metric needs."""
+        self.small_patience = np.array([_small_patience(one, metrics) for one in metrics], np.float32)[:, None]
+        """The same in a role with few workers."""
         self.bad = np.array([one.bad for one in metrics], np.float32)[:, None]
+
+
+def _patience(one: Metric, metrics: list[Metric]) -> float:
+    """Work of other sizes moves a worker's load. Beside a metric that knows sizes, load is weak
+    evidence, and so is a metric without a meaning."""
+    knows_sizes = any(each.is_normalised for each in metrics)
+    return _PATIENCE if knows_sizes and (one.is_load or not one.unit) else 1.0
+
+
+def _small_patience(one: Metric, metrics: list[Metric]) -> float:
+    """Few workers may all be idle for others' faults: their use is weak evidence, too."""
+    knows_sizes = any(each.is_normalised for each in metrics)
+    is_weak = knows_sizes and (one.is_load or one.is_use or not one.unit)
+    return _SMALL_PATIENCE * (_PATIENCE if is_weak else 1.0)
+
+
+_PATIENCE = 2.0
+_SMALL_PATIENCE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +100,7 @@ class Past:
             is_share = reference * usual > 0
             left = np.where(is_share & (np.abs(shared) < np.abs(added)), shared, added)
             left = np.where(is_share & (shared * added < 0), np.float32(0.0), left)
+            self._follow_fleet(left, values, groups)
             floor = floors.share * np.abs(np.where(sizes == 1, level, reference)) + floors.in_units
             near = np.fmax(groups.medians(np.abs(left))[:, groups.of], floor)
             wide = np.fmax(groups.medians(np.abs(difference))[:, groups.of], floor)
@@ -81,6 +108,19 @@ class Past:
             apart = difference * np.minimum(near / (wide + TINY), np.float32(1.0))
             apart = np.where(sizes < SMALL, left, apart)
             return Deviations(left, apart, values - level, floor)
+
+    def _follow_fleet(self, left: Floats, values: Floats, groups: Groups) -> None:
+        """Take from a worker that is alone in its role the share by which the fleet has moved."""
+        level = self.state["level"]
+        for members in groups.members:
+            if len(members) > 1 or len(groups.of) - len(members) < _FEWEST_OTHERS:
+                continue
+            moved = (values / level - 1.0).astype(np.float32)
+            fleet = medians(np.delete(moved, members, axis=1))
+            at = members[0]
+            other = values[:, at] - level[:, at] * (1.0 + fleet)
+            is_explained = np.isfinite(other) & ((other * left[:, at] < 0) | (np.abs(other) < np.abs(left[:, at])))
+            left[:, at] = np.where(is_explained, np.where(other * left[:, at] < 0, 0.0, other), left[:, at])
 
     def learn(self, step_s: float, values: Floats, groups: Groups, is_odd: NDArray[np.bool_]) -> None:
         """Follow each worker's own usual level, slowly, and not while it is odd."""

@@ -6,7 +6,6 @@ again and again is a level. An unknown metric that never falls is a counter."""
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.watch.arrays import WorkerArrays
 from pipeline.watch.groups import Floats
@@ -38,9 +37,9 @@ class Readings:
 
     def take(
         self, time_s: float, metrics: tuple[str, ...], workers: tuple[str, ...], values: Floats
-    ) -> tuple[Floats, NDArray[np.bool_], list[int]]:
-        """Return comparable values [metrics, workers], where they are new, and the metrics whose
-        nature has changed, so that their past is void.
+    ) -> tuple[Floats, list[int]]:
+        """Return comparable values [metrics, workers], and the metrics whose nature has changed,
+        so that their past is void.
 
         ``values``: [metrics, workers], NaN where there is no sample."""
         state = self._state
@@ -64,7 +63,7 @@ class Readings:
             self.usual_gap_s += 0.1 * (float(np.median(known[:4096])) - self.usual_gap_s)
         for at in changed:
             value[at] = np.nan
-        return value.copy(), is_new, changed
+        return value.copy(), changed
 
     def _counts(self, name: str) -> bool:
         return self._is_counter.get(name, metric(name).is_counter)

@@ -63,7 +63,7 @@ class Similarity:
         self.past.state.align(metrics, workers)
         for view in (self.fast, self.slow):
             view.align(metrics, workers, groups)
-        value, is_new, changed = self._readings.take(time_s, metrics, workers, values)
+        value, changed = self._readings.take(time_s, metrics, workers, values)
         for at in changed:
             for one in (state, self.past.state, self.fast, self.slow):
                 one.reset(at)
@@ -80,9 +80,10 @@ class Similarity:
         now = self.past.deviations(mean, groups, self._floors)
         size = believed(now.left, now.apart, now.moved, self._floors.bad)
         self.fast.judge(time_s, step_s, now.left, size, now.floor, groups, self.past.is_warm(), is_named)
-        found = self.fast.suspects(groups, is_named)
-        state["sum"] += np.where(is_new, value, np.float32(0.0))
-        state["count"] += is_new
+        found = self.fast.suspects(groups, is_named, self._floors)
+        is_known = np.isfinite(value)
+        state["sum"] += np.where(is_known, value, np.float32(0.0))
+        state["count"] += is_known
         if time_s - self._begun_s >= tuning.block_s - 1e-6:
             found += self._end_block(time_s, groups, is_named)
         return found
@@ -112,4 +113,4 @@ class Similarity:
         left[np.count_nonzero(np.isfinite(blocks), axis=-1) < 0.7 * num] = np.nan
         size = believed(left, state["apart"], state["moved"], self._floors.bad)
         self.slow.judge(time_s, block_s, left, size, now.floor, groups, self.past.is_warm(), is_named)
-        return self.slow.suspects(groups, is_named)
+        return self.slow.suspects(groups, is_named, self._floors)

@@ -11,6 +11,24 @@ class Tuning:
 
     silent_s: float = 5.0
     """Age of the last heartbeat from which on a worker is silent."""
+    hung_s: float = 8.0
+    """Shortest standstill with work in flight that is a hang."""
+    hung_gaps: float = 3.0
+    """The same, in the role's usual longest gaps (99 %) between two steps of progress."""
+    error_rate: float = 0.03
+    """Errors a second that are usual everywhere."""
+    error_clip: float = 5.0
+    """Evidence that one frame's errors count at most."""
+    max_version_lag: float = 3.0
+    """Versions behind the published one that are never stale: the staleness limit and one more."""
+    disk_share: float = 0.05
+    """Share of a disk that must be free."""
+    disk_left_s: float = 600.0
+    """Forecast of a full disk that is too soon."""
+    clock_ms: float = 250.0
+    """Difference of clocks that is a skew."""
+    norm_factor: float = 5.0
+    """Times its usual gradient norm that a step may have."""
     common_share: float = 0.3
     """Share of a role above which an oddity is common, and no worker is blamed."""
 

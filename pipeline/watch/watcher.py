@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from pipeline.watch.findings import Finding
 from pipeline.watch.frame import Frame
 from pipeline.watch.groups import Groups
 from pipeline.watch.metrics import metric
+from pipeline.watch.rules import Rules
 from pipeline.watch.similarity import Similarity
 from pipeline.watch.tuning import Tuning
 
@@ -19,7 +18,7 @@ class Watch:
 
     def __init__(self, tuning: Tuning | None = None) -> None:
         self._tuning = tuning or Tuning()
-        self._silent: set[str] = set()
+        self._rules = Rules(self._tuning)
         self._similarity = Similarity(self._tuning)
         self._named: dict[str, float] = {}
         self._groups: Groups | None = None
@@ -27,10 +26,10 @@ class Watch:
 
     def tick(self, frame: Frame) -> list[Finding]:
         """Return the findings that are new with this frame. Workers may come and go."""
-        found = self._silences(frame)
         if self._groups is None or self._of != (frame.workers, frame.roles, frame.phases):
             self._groups = Groups.by(frame.roles, frame.phases)
             self._of = (frame.workers, frame.roles, frame.phases)
+        found = self._rules.tick(frame, self._groups)
         compared = [at for at, name in enumerate(frame.metrics) if metric(name).is_compared]
         names = tuple(frame.metrics[at] for at in compared)
         values = np.ascontiguousarray(frame.values[:, compared].T)
@@ -50,25 +49,4 @@ class Watch:
                     f"{known.name}: {one.deviations:.1f} robust deviations since {frame.time_s - one.since_s:.0f} s",
                 )
             )  # fmt: skip
-        return found
-
-    def _silences(self, frame: Frame) -> list[Finding]:
-        if "heartbeat_age_s" not in frame.metrics:
-            return []
-        ages = frame.values[:, frame.metrics.index("heartbeat_age_s")]
-        limit = self._tuning.silent_s
-        old = [int(at) for at in np.flatnonzero(ages > limit)]
-        if len(old) > math.ceil(self._tuning.common_share * len(frame.workers)):
-            return []
-        names = {frame.workers[at] for at in old}
-        found = [
-            Finding(
-                frame.workers[at], frame.roles[at], frame.time_s - float(ages[at]), frame.time_s, "silent",
-                "heartbeat_age_s", float(ages[at]) / limit,
-                f"no heartbeat for {ages[at]:.0f} s; the limit is {limit:g} s",
-            )
-            for at in old
-            if frame.workers[at] not in self._silent
-        ]  # fmt: skip
-        self._silent = names
         return found

@@ -1,0 +1,383 @@
+"""Layer 1: explicit rules on metrics of the catalogue, each with a limit and hysteresis.
+
+A rule looks at each worker alone. A missing sample changes nothing. An oddity of many workers
+of a role at once is common, and no worker is blamed for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.watch.arrays import WorkerArrays
+from pipeline.watch.findings import Finding
+from pipeline.watch.frame import Frame
+from pipeline.watch.gaps import Gaps
+from pipeline.watch.groups import Floats, Groups, medians
+from pipeline.watch.tuning import Tuning
+
+Flags = NDArray[np.bool_]
+Sentence = Callable[[int], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """The result of one rule at one moment."""
+
+    kind: str
+    metric: str
+    is_bad: Flags
+    """[workers]"""
+    is_known: Flags
+    """[workers]; others keep their state."""
+    score: NDArray[np.floating[Any]]
+    """[workers]: what was seen, over the limit."""
+    sentence: Sentence
+    hold_s: float = 0.0
+    """Time for which it must be bad, and in three frames at least if above 0."""
+    is_near: Flags | None = None
+    """[workers]: near the limit, too. Workers cross a limit one by one when all stand still."""
+    lasted_s: Floats | None = None
+    """[workers]: since when it is bad, seconds ago, where the metric knows."""
+
+
+class Rules:
+    """All rules over the frames of one fleet."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+        self._gaps = Gaps()
+        self._held = held = WorkerArrays()
+        held.add("bad_s", 0.0)
+        held.add("frames", 0.0)
+        held.add("good", 0.0)
+        held.add("is_on", 0.0)
+        held.add("since_s", np.nan, np.float64)
+        self._own = own = WorkerArrays()
+        for name in ("done", "progress", "errors", "refused", "free_then", "usual_norm", "norm"):
+            own.add(name, np.nan)
+        for name in ("evidence", "error_rate", "refusals", "falling_s", "num_norms", "num_large"):
+            own.add(name, 0.0)
+        own.add("moved_at_s", np.nan, np.float64)
+        own.add("free_at_s", np.nan, np.float64)
+        self._usual: dict[str, float] = {}
+        self._time_s = math.nan
+
+    def tick(self, frame: Frame, groups: Groups) -> list[Finding]:
+        """Return the findings that are new with this frame."""
+        column = {name: frame.values[:, at] for at, name in enumerate(frame.metrics)}
+        self._held.align(_KINDS, frame.workers)
+        self._own.align(("",), frame.workers)
+        self._gaps.keep(frame.roles)
+        step_s = frame.time_s - self._time_s
+        self._time_s = frame.time_s
+        step_s = min(step_s, self._tuning.max_step_s) if step_s > 0 else 0.0
+        found = list[Finding]()
+        for rule in (_silent, _hung, _errors, _refused, _stale, _disk, _clock, _numeric):
+            sighting = rule(self, column, frame, groups, step_s)
+            if sighting is not None:
+                found += self._hold(sighting, frame, groups, step_s)
+        return found
+
+    def _hold(self, sighting: Sighting, frame: Frame, groups: Groups, step_s: float) -> list[Finding]:
+        """Apply hysteresis and the common-mode gate to a rule."""
+        held, at = self._held, _KINDS.index(sighting.kind)
+        bad, known = sighting.is_bad & sighting.is_known, sighting.is_known
+        near = bad if sighting.is_near is None else sighting.is_near & sighting.is_known
+        counts, sizes = groups.shares(near[None, :])
+        allowed = np.maximum(np.ceil(self._tuning.common_share * sizes), 1)
+        is_common = (counts[0] > allowed)[groups.of]
+        if sighting.kind == "silent":
+            is_common |= np.count_nonzero(near) > max(1, math.ceil(self._tuning.common_share * len(bad)))
+        known = known & ~is_common
+        bad_s, frames, good = held["bad_s"][at], held["frames"][at], held["good"][at]
+        started = bad & known & (frames == 0)
+        since_s = held["since_s"][at]
+        lasted_s = sighting.lasted_s if sighting.lasted_s is not None else np.float32(step_s)
+        np.copyto(since_s, frame.time_s - lasted_s, where=started)
+        bad_s[:] = np.where(known, np.where(bad, bad_s + np.float32(step_s), 0.0), bad_s)
+        frames[:] = np.where(known, np.where(bad, frames + 1, 0.0), frames)
+        good[:] = np.where(known, np.where(bad, 0.0, good + 1), good)
+        least_frames = 3 if sighting.hold_s > 0 else 1
+        alarms = bad & known & (bad_s >= sighting.hold_s) & (frames >= least_frames) & (held["is_on"][at] == 0)
+        held["is_on"][at][alarms] = 1.0
+        held["is_on"][at][(good >= _GOOD_FRAMES) & (held["is_on"][at] > 0)] = 0.0
+        return [
+            Finding(
+                frame.workers[one], frame.roles[one], float(since_s[one]), frame.time_s, sighting.kind, sighting.metric,
+                max(1.0, min(float(sighting.score[one]), _MOST_SCORE)), sighting.sentence(one),
+            )
+            for one in np.flatnonzero(alarms).tolist()
+        ]  # fmt: skip
+
+    def follow(self, name: str, now: float, step_s: float) -> float:
+        """Return a slowly followed number of the fleet: quickly down, over five minutes up."""
+        old = self._usual.get(name, now)
+        if math.isfinite(now):
+            old += (now - old) * (1.0 if now < old else min(1.0, step_s / 300.0))
+        self._usual[name] = old
+        return old
+
+    def own(self, name: str) -> NDArray[np.float32]:
+        """Return a rule's state of each worker, [workers]."""
+        return self._own[name][0]
+
+    def increase(self, name: str, now: Floats) -> Floats:
+        """Return how much a counter has grown since its last sample; NaN without one or at a new
+        start."""
+        last = self.own(name)
+        with np.errstate(invalid="ignore"):
+            grown = now - last
+            np.copyto(last, now, where=np.isfinite(now))
+            return np.where(grown >= 0, grown, np.float32(np.nan))
+
+    @property
+    def gaps(self) -> Gaps:
+        """Usual standstills of each role."""
+        return self._gaps
+
+    @property
+    def tuning(self) -> Tuning:
+        """The constants."""
+        return self._tuning
+
+
+_KINDS = ("silent", "hung", "errors", "refused", "stale", "disk", "clock", "numeric")
+_GOOD_FRAMES = 5
+"""Good frames in a row after which the same can be found again."""
+_MOST_SCORE = 1000.0
+_LONGER = 1.5
+"""By which a hang exceeds the longest standstill that its role has had."""
+Columns = Mapping[str, Floats]
+
+
+def _of_peers(values: Floats, groups: Groups) -> Floats:
+    """Return the median of each worker's role, [workers]; in a small role of the others; or 0."""
+    found = groups.others(values[None, :], groups.medians(values[None, :]))[0]
+    return np.where(groups.sizes() == 1, 0.0, found).astype(np.float32)
+
+
+def _silent(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+    """The last heartbeat is too old, for this fleet's usual interval."""
+    if (age_s := column.get("heartbeat_age_s")) is None:
+        return None
+    known = np.isfinite(age_s)
+    usual = rules.follow("age", float(np.quantile(age_s[known], 0.75)) if known.any() else math.nan, step_s)
+    limit = max(rules.tuning.silent_s, 4.0 * usual if math.isfinite(usual) else 0.0)
+    words = lambda at: f"no heartbeat for {age_s[at]:.1f} s; the limit is {limit:.1f} s"  # noqa: E731
+    with np.errstate(invalid="ignore"):
+        return Sighting(
+            "silent",
+            "heartbeat_age_s",
+            age_s > limit,
+            known,
+            age_s / limit,
+            words,
+            is_near=age_s > 0.6 * limit,
+            lasted_s=age_s,
+        )
+
+
+def _hung(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+    """It holds work, and neither finishes any nor moves."""
+    counters = [name for name in ("progress", "done") if name in column]
+    if not counters or not ("in_flight" in column or "oldest_age_s" in column):
+        return None
+    moved_at_s = rules.own("moved_at_s")
+    moved = np.zeros(len(frame.workers), bool)
+    known = np.zeros(len(frame.workers), bool)
+    for name in counters:
+        grown = rules.increase(name, column[name])
+        known |= np.isfinite(column[name])
+        # a counter that starts anew has moved, too
+        moved |= np.isfinite(column[name]) & ~(grown == 0)
+    in_flight, oldest_s = column.get("in_flight"), column.get("oldest_age_s")
+    with np.errstate(invalid="ignore"):
+        holds = np.ones(len(frame.workers), bool) if in_flight is None else in_flight > 0
+    stood_s = (frame.time_s - moved_at_s).astype(np.float32)
+    idle = known & ~holds
+    limits = np.empty(len(groups.members), np.float32)
+    for at, members in enumerate(groups.members):
+        role = groups.names[at][0]
+        ended = members[moved[members] & np.isfinite(stood_s[members])]
+        if len(ended):
+            rules.gaps.add(role, stood_s[ended].astype(np.float64))
+        usual_s, longest_s = rules.gaps.usual_s(role), rules.gaps.longest_s(role)
+        limits[at] = max(rules.tuning.hung_s, rules.tuning.hung_gaps * usual_s, _LONGER * longest_s)
+    np.copyto(moved_at_s, frame.time_s, where=moved | idle | (known & np.isnan(moved_at_s)))
+    stood_s = (frame.time_s - moved_at_s).astype(np.float32)
+    limit = limits[groups.of]
+    with np.errstate(invalid="ignore"):
+        bad = (stood_s > limit) & holds
+        if oldest_s is not None:
+            bad &= ~(oldest_s <= np.minimum(limit, stood_s))
+        near = (stood_s > 0.5 * limit) & holds
+
+    def words(at: int) -> str:
+        age = "" if oldest_s is None else f", the oldest for {oldest_s[at]:.0f} s"
+        held = "" if in_flight is None else f" with {in_flight[at]:.0f} pieces of work in flight{age}"
+        return f"no progress for {stood_s[at]:.0f} s{held}; the limit of this role is {limit[at]:.0f} s"
+
+    return Sighting("hung", counters[0], bad, known, stood_s / limit, words, is_near=near, lasted_s=stood_s)
+
+
+def _errors(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+    """Wald's sequential test: this worker's error rate against the usual one of its role.
+
+    The evidence is log-likelihood of Poisson counts; one frame counts ``error_clip`` at most."""
+    if "errors" not in column or step_s <= 0.0:
+        return None
+    tuning = rules.tuning
+    count = rules.increase("errors", column["errors"])
+    rate = rules.own("error_rate")
+    known = np.isfinite(count)
+    with np.errstate(invalid="ignore"):
+        rate += np.where(known, (count / np.float32(step_s) - rate) * np.float32(min(1.0, step_s / 60.0)), 0.0)
+    usual = _of_peers(rate, groups)
+    low = np.fmax(usual, np.float32(tuning.error_rate))
+    high = np.maximum(np.float32(0.4), 4.0 * low)
+    num = np.where(known, count, np.float32(0.0))
+    gain = (num * np.log(high / low) - (high - low) * np.float32(step_s)).astype(np.float32)
+    evidence = rules.own("evidence")
+    bound = 14.0 + math.log(max(len(frame.workers) / 32.0, 1.0))
+    raised = np.clip(evidence + np.minimum(gain, np.float32(tuning.error_clip)), 0.0, 3.0 * bound)
+    np.copyto(evidence, raised.astype(np.float32), where=known)
+
+    def words(at: int) -> str:
+        return (
+            f"{rate[at]:.2g} errors a second; usual in its role are {low[at]:.2g}, and {high[at]:.2g} are too many:"
+            f" evidence {evidence[at]:.0f} of {bound:.0f}"
+        )
+
+    return Sighting("errors", "errors", evidence > bound, known, evidence / np.float32(bound), words)
+
+
+def _refused(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+    """Messages of its links were refused by checksum or schema."""
+    if "refused" not in column:
+        return None
+    count = rules.increase("refused", column["refused"])
+    known = np.isfinite(count)
+    recent = rules.own("refusals")
+    recent *= np.float32(math.exp(-step_s / 10.0))
+    recent += np.where(known, count, np.float32(0.0))
+    usual = _of_peers(recent, groups)
+    limit = np.maximum(np.float32(2.5), 5.0 * usual)
+    words = lambda at: (  # noqa: E731
+        f"about {recent[at]:.0f} messages refused in 10 s, by checksum or schema; the limit is {limit[at]:.0f}"
+    )
+    return Sighting("refused", "refused", recent >= limit, known, recent / limit, words)
+
+
+def _stale(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+    """The served policy version is too far behind, for the limit and for its role."""
+    if (lag := column.get("version_lag")) is None:
+        return None
+    usual = _of_peers(lag, groups)
+    limit = np.fmax(np.float32(rules.tuning.max_version_lag), usual + np.float32(2.0))
+    words = lambda at: f"serves a policy {lag[at]:.0f} versions old; the limit is {limit[at]:.0f}"  # noqa: E731
+    with np.errstate(invalid="ignore"):
+        return Sighting("stale", "version_lag", lag > limit, np.isfinite(lag), lag / limit, words, 5.0)
+
+
+def _disk(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+    """Little is free, or it falls so fast that it is full soon."""
+    share, free = column.get("disk_free_share"), column.get("disk_free_bytes")
+    num = len(frame.workers)
+    bad, known, score = np.zeros(num, bool), np.zeros(num, bool), np.ones(num, np.float32)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if share is not None:
+            known |= np.isfinite(share)
+            is_low = share < rules.tuning.disk_share
+            bad |= is_low
+            score = np.where(is_low, np.float32(rules.tuning.disk_share) / np.maximum(share, 1e-3), score)
+        left_s = np.full(num, np.inf, np.float32)
+        if free is not None:
+            known |= np.isfinite(free)
+            then, at_s, falling_s = rules.own("free_then"), rules.own("free_at_s"), rules.own("falling_s")
+            is_due = np.isfinite(free) & ~(frame.time_s - at_s < 10.0)
+            rate = (then - free) / (frame.time_s - at_s)
+            left = np.where(rate > 0, free / rate, np.inf).astype(np.float32)
+            soon = is_due & (left < rules.tuning.disk_left_s)
+            falling_s[:] = np.where(is_due, np.where(soon, falling_s + (frame.time_s - at_s), 0.0), falling_s)
+            np.copyto(then, free, where=is_due)
+            np.copyto(at_s, frame.time_s, where=is_due)
+            is_falling = falling_s >= 60.0
+            left_s = np.where(is_falling, np.where(is_due, left, np.float32(rules.tuning.disk_left_s)), left_s)
+            bad |= is_falling
+            score = np.where(is_falling, np.fmax(score, np.float32(rules.tuning.disk_left_s) / left_s), score)
+
+    def words(at: int) -> str:
+        if math.isfinite(left_s[at]):
+            limit_min = rules.tuning.disk_left_s / 60.0
+            return f"its disk is full in about {left_s[at] / 60.0:.0f} min; the limit is {limit_min:.0f} min"
+        seen = math.nan if share is None else share[at]
+        return f"{seen:.1%} of its disk is free; the limit is {rules.tuning.disk_share:.0%}"
+
+    if not known.any():
+        return None
+    name = "disk_free_share" if share is not None else "disk_free_bytes"
+    return Sighting("disk", name, bad, known, score.astype(np.float32), words, 5.0)
+
+
+def _clock(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+    """Its clock differs from those of most of the fleet."""
+    if (ahead_ms := column.get("clock_ahead_ms")) is None:
+        return None
+    usual = float(medians(ahead_ms)) if len(ahead_ms) > 2 else 0.0
+    off_ms = np.abs(ahead_ms - np.float32(usual))
+    limit = rules.tuning.clock_ms
+    words = lambda at: (  # noqa: E731
+        f"its clock differs by {off_ms[at]:.0f} ms from those of most workers; the limit is {limit:.0f} ms"
+    )
+    with np.errstate(invalid="ignore"):
+        bad = off_ms > limit
+    score = (off_ms / np.float32(limit)).astype(np.float32)
+    return Sighting("clock", "clock_ahead_ms", bad, np.isfinite(off_ms), score, words, 5.0)
+
+
+def _numeric(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+    """The loss or gradient norm is no finite number, or the norm is far above its usual one."""
+    names = [name for name in ("loss", "grad_norm") if name in column]
+    if not names:
+        return None
+    num = len(frame.workers)
+    infinite, known, large = np.zeros(num, bool), np.zeros(num, bool), np.zeros(num, bool)
+    for name in names:
+        infinite |= np.isinf(column[name])
+        known |= ~np.isnan(column[name])
+    norm, usual = column.get("grad_norm"), rules.own("usual_norm")
+    if norm is not None:
+        last, count, num_large = rules.own("norm"), rules.own("num_norms"), rules.own("num_large")
+        with np.errstate(invalid="ignore"):
+            is_step = np.isfinite(norm) & ~(norm == last)
+            far = is_step & (count >= _FEWEST_NORMS) & (norm > rules.tuning.norm_factor * usual)
+            num_large[:] = np.where(is_step, np.where(far, num_large + 1, 0.0), num_large)
+            # a running median of about fifty steps: a step up or down by two per cent
+            nearer = usual * np.where(norm > usual, np.float32(1.04), np.float32(1.0 / 1.04))
+            early = usual + (norm - usual) / np.maximum(count + 1, 1)
+            new = np.where(np.isnan(usual), norm, np.where(count < _FEWEST_NORMS, early, nearer))
+            usual[:] = np.where(is_step & ~far, new, usual)
+            count += is_step
+            np.copyto(last, norm, where=is_step)
+        large = num_large >= 2
+    bad = infinite | large
+
+    def words(at: int) -> str:
+        if infinite[at]:
+            return "its loss or gradient norm is not a finite number"
+        assert norm is not None
+        factor = rules.tuning.norm_factor
+        return f"gradient norm {norm[at]:.3g} in two steps; usual is {usual[at]:.3g}, the limit {factor:g} times that"
+
+    score = np.where(infinite, _MOST_SCORE, 2.0).astype(np.float32)
+    name = "grad_norm" if norm is not None else names[0]
+    return Sighting("numeric", name, bad, known, score.astype(np.float32), words)
+
+
+_FEWEST_NORMS = 10
+"""Steps before a gradient norm is compared with the usual one."""

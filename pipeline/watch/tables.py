@@ -1,0 +1,206 @@
+"""Tables of a fleet to frames: of metrics, or of finished work.
+
+The order of rows and repeated rows change nothing. A worker is in the frames from its first row to
+a few intervals after its last one: joining and leaving are no oddity. A table is recognised by its
+columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.files.columns import Cell, Column, Columns, column_names, read_columns
+from pipeline.watch.frame import Frame
+from pipeline.watch.metrics import CATALOGUE
+from pipeline.watch.work import work_rows
+from protocol.errors import DataError
+
+METRIC_COLUMNS = ("time_s", "worker", "metric", "value")
+WORK_COLUMNS = ("worker", "start_s", "duration_s")
+_STAYS = 3.0
+"""Intervals for which a worker is in the frames after its last row."""
+_SHORTEST_S, _LONGEST_S = 0.5, 60.0
+_MAX_FRAMES = 200_000
+
+
+class TableForm(StrEnum):
+    """The kinds of tables that the watch reads."""
+
+    METRICS = "metrics"
+    WORK = "finished work"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Samples in any order: one metric of one worker at one time each."""
+
+    time_s: NDArray[np.float64]
+    worker: NDArray[np.intp]
+    metric: NDArray[np.intp]
+    value: NDArray[np.float64]
+    workers: tuple[str, ...]
+    roles: tuple[str, ...]
+    """Of each worker."""
+    metrics: tuple[str, ...]
+
+
+def table_kind(path: Path) -> TableForm | None:
+    """Return the kind of a table by its columns; None for one of another kind. Raises DataError."""
+    names = set(column_names(path))
+    if names.issuperset(METRIC_COLUMNS):
+        return TableForm.METRICS
+    return TableForm.WORK if names.issuperset(WORK_COLUMNS) else None
+
+
+def read_rows(path: Path, kind: TableForm) -> tuple[Measured, Columns]:
+    """Read a table as samples. Raises DataError with file, row and column."""
+    return _metric_rows(path) if kind is TableForm.METRICS else _work_rows(path)
+
+
+def _metric_rows(path: Path) -> tuple[Measured, Columns]:
+    table = read_columns(
+        path,
+        [
+            Column("time_s", Cell.SECONDS),
+            Column("worker", Cell.TEXT),
+            Column("role", Cell.TEXT, ""),
+            Column("metric", Cell.TEXT),
+            Column("value", Cell.NUMBER, math.nan),
+        ],
+    )
+    worker, metric = table.texts["worker"], table.texts["metric"]
+    workers, codes = _by_name(worker.words, worker.codes)
+    metrics, metric_codes = _by_name(metric.words, metric.codes)
+    role = table.texts["role"]
+    roles = _roles(workers, codes, np.asarray(role.words, dtype=object)[role.codes] if any(role.words) else None)
+    value = table.numbers["value"].copy()
+    # a learner writes nan where a number should be: that is a sample
+    for at, name in enumerate(metrics):
+        if name in ("loss", "grad_norm"):
+            value[(metric_codes == at) & np.isnan(value)] = np.inf
+    kept = ~np.isnan(value)
+    return (
+        Measured(table.numbers["time_s"][kept], codes[kept], metric_codes[kept], value[kept], workers, roles, metrics),
+        table,
+    )
+
+
+def _work_rows(path: Path) -> tuple[Measured, Columns]:
+    table = read_columns(
+        path,
+        [
+            Column("worker", Cell.TEXT),
+            Column("kind", Cell.TEXT, ""),
+            Column("start_s", Cell.SECONDS),
+            Column("duration_s", Cell.NUMBER),
+            Column("size", Cell.NUMBER, math.nan),
+            Column("ok", Cell.FLAG, 1.0),
+        ],
+    )
+    durations = table.numbers["duration_s"]
+    wrong = np.flatnonzero(~(np.isfinite(durations) & (durations >= 0)))
+    if len(wrong):
+        raise DataError(
+            f"{path}: {len(wrong)} durations below 0 or not finite, the first {durations[wrong[0]]:g}; expected seconds"
+        )
+    worker, kind = table.texts["worker"], table.texts["kind"]
+    workers, codes = _by_name(worker.words, worker.codes)
+    kinds, kind_codes = _by_name(kind.words, kind.codes)
+    made = work_rows(
+        codes, kind_codes, table.numbers["start_s"], durations, table.numbers["size"], table.numbers["ok"] != 0.0
+    )
+    # peers are the workers whose work is mostly of one kind
+    counts = np.zeros((len(workers), max(len(kinds), 1)), np.intp)
+    np.add.at(counts, (codes, kind_codes), 1)
+    roles = tuple(kinds[at] for at in counts.argmax(axis=1)) if kinds else ()
+    return Measured(made.time_s, made.worker, made.metric, made.value, workers, roles, made.metrics), table
+
+
+def _by_name(words: tuple[str, ...], codes: NDArray[np.int32]) -> tuple[tuple[str, ...], NDArray[np.intp]]:
+    """Return the words in the order of their names, and the codes of that order."""
+    order = sorted(range(len(words)), key=words.__getitem__)
+    place = np.empty(len(words), np.intp)
+    place[order] = np.arange(len(words))
+    return tuple(words[at] for at in order), place[codes] if len(codes) else codes.astype(np.intp)
+
+
+def _roles(workers: tuple[str, ...], codes: NDArray[np.intp], role: NDArray[np.object_] | None) -> tuple[str, ...]:
+    """Return each worker's role: its first in the order of names; without roles by its name, where
+    names without their numbers make few groups."""
+    found = [""] * len(workers)
+    if role is not None:
+        pairs = sorted({(int(code), str(name)) for code, name in zip(codes, role, strict=True)}, reverse=True)
+        for code, name in pairs:
+            found[code] = name or found[code]
+        return tuple(found)
+    stems = ["".join("0" if sign.isdigit() else sign for sign in name) for name in workers]
+    stems = ["0".join(part for part in stem.split("0") if part) for stem in stems]
+    groups = {stem: stems.count(stem) for stem in set(stems)} if len(set(stems)) <= _MOST_STEMS else {}
+    return tuple(stems) if groups and min(groups.values()) >= _FEWEST_ALIKE else tuple(found)
+
+
+_MOST_STEMS = 12
+_FEWEST_ALIKE = 4
+
+
+def interval_s(rows: Measured) -> float:
+    """Return the usual time between samples of one metric of one worker, seconds."""
+    if not len(rows.time_s):
+        return 1.0
+    series = rows.worker * len(rows.metrics) + rows.metric
+    order = np.lexsort((rows.time_s, series))
+    gaps = np.diff(rows.time_s[order])
+    gaps = gaps[(np.diff(series[order]) == 0) & (gaps > 1e-6)]
+    usual = float(np.median(gaps)) if len(gaps) else 1.0
+    usual = min(max(usual, _SHORTEST_S), _LONGEST_S)
+    return max(usual, float(np.ptp(rows.time_s)) / _MAX_FRAMES)
+
+
+def frames(rows: Measured) -> Iterator[Frame]:
+    """Yield the frames of samples, a usual interval apart; of several samples in one, the last."""
+    if not len(rows.time_s):
+        return
+    step_s = interval_s(rows)
+    begin_s = float(rows.time_s.min())
+    place = np.rint((rows.time_s - begin_s) / step_s).astype(np.int64)
+    value = _from_first(rows)
+    order = np.lexsort((value, rows.time_s, place))
+    place, worker, metric, value = place[order], rows.worker[order], rows.metric[order], value[order]
+    first = np.full(len(rows.workers), np.iinfo(np.int64).max)
+    last = np.full(len(rows.workers), -1)
+    np.minimum.at(first, worker, place)
+    np.maximum.at(last, worker, place)
+    leaves = last + 1 + round(_STAYS)
+    ends = np.searchsorted(place, np.arange(int(place[-1]) + 1), side="right")
+    full = np.empty((len(rows.workers), len(rows.metrics)), np.float32)
+    changes = set(first.tolist()) | set(leaves.tolist())
+    present, names, roles = np.empty(0, np.intp), tuple[str, ...](), tuple[str, ...]()
+    begin = 0
+    for at, end in enumerate(ends.tolist()):
+        if at in changes:
+            present = np.flatnonzero((first <= at) & (at < leaves))
+            names, roles = tuple(rows.workers[one] for one in present), tuple(rows.roles[one] for one in present)
+        full.fill(np.nan)
+        full[worker[begin:end], metric[begin:end]] = value[begin:end]
+        begin = end
+        yield Frame(begin_s + at * step_s, names, roles, rows.metrics, full[present])
+
+
+def _from_first(rows: Measured) -> NDArray[np.float64]:
+    """Return the values, those of counters less each worker's first, so that float32 holds them."""
+    value = rows.value.copy()
+    for at, name in enumerate(rows.metrics):
+        if name not in CATALOGUE or not CATALOGUE[name].is_counter:
+            continue
+        own = np.flatnonzero(rows.metric == at)
+        order = own[np.lexsort((rows.value[own], rows.time_s[own], rows.worker[own]))]
+        starts = np.flatnonzero(np.diff(rows.worker[order], prepend=-1))
+        lengths = np.diff(np.append(starts, len(order)))
+        value[order] -= np.repeat(rows.value[order][starts], lengths)
+    return value
