@@ -30,6 +30,7 @@ _NAMES = {
     "one_process": "A demo's learning in one synchronous process.",
     "oversampling": "Gain and cost of over-sampling, in virtual time.",
     "startup": "Start of the command line, against Python's own.",
+    "trace": "Causes of stalls, on emulated fleets with faults.",
     "views": "Looks at a full ledger, and the price of their counts.",
     "watch": "The faulty worker in synthetic fleets of 8 to 10,000.",
     "watching": "A run that top and a page watch, against the same run alone.",

@@ -13,14 +13,20 @@ import numpy as np
 
 FLOOR_S = 3.0
 _KEPT = 2000
+_BLOCK = 200
+_KEPT_BLOCKS = 100
 _FACTORS = ((100, 2.0), (30, 2.5), (10, 3.0), (3, 4.0))
 """Figures seen, and the factor from so many on."""
 _UNSEEN_S = 60.0
 """Limit before three figures were seen."""
 _TAIL_SHARE = 0.1
 _STALLED_FACTOR = 1.3
+_REGULAR = 10
+_REGULAR_FACTOR = 2.0
+"""So many figures of which none is above twice the median: the smallest factor is enough."""
 _RECENT = 60
 _RECENT_FACTOR = 1.5
+_LONGEST_FACTOR = 1.1
 _FALSE_ALARMS = 0.01
 """Wrong alarms that are allowed, in as many figures as were seen."""
 
@@ -31,12 +37,18 @@ class UsualLimit:
     def __init__(self) -> None:
         self._seen: deque[float] = deque(maxlen=_KEPT)
         self.num_seen = 0
+        self._maxima: deque[float] = deque([0.0], maxlen=_KEPT_BLOCKS)
+        """Largest figure of each block of figures: a large role's figures go by fast."""
         self._known = (-1, _UNSEEN_S, _UNSEEN_S)
 
     def add(self, seconds: float) -> None:
         """Count one finished wait or piece of work."""
         self._seen.append(seconds)
         self.num_seen += 1
+        if self.num_seen % _BLOCK == 0:
+            self._maxima.append(seconds)
+        else:
+            self._maxima[-1] = max(self._maxima[-1], seconds)
 
     def limit_s(self, interval_s: float, *, floor_s: float = FLOOR_S) -> float:
         """Return the longest time that is not odd, of rows that come every ``interval_s``."""
@@ -53,7 +65,7 @@ class UsualLimit:
         # a percentile of hundreds of figures hardly moves with one more
         if self.num_seen > counted + counted // 20:
             limit = self._limit()
-            longest = max(self._seen) if limit < _UNSEEN_S else _UNSEEN_S
+            longest = max(self._maxima) if limit < _UNSEEN_S else _UNSEEN_S
             self._known = (self.num_seen, limit, longest)
         return limit, longest
 
@@ -63,10 +75,12 @@ class UsualLimit:
         if factor == inf:
             return _UNSEEN_S
         seen = np.fromiter(self._seen, np.float64)
-        high, higher = np.quantile(seen, [1 - _TAIL_SHARE, 0.99])
+        middle, high, higher = np.quantile(seen, [0.5, 1 - _TAIL_SHARE, 0.99])
+        if n >= _REGULAR and seen.max() <= _REGULAR_FACTOR * middle:
+            factor = _FACTORS[0][1]
         # an exponential tail from the 90th percentile on, and the largest figure to be expected
         scale = (higher - high) / log(10)
         tail = float(higher + scale * log(max(1.0, 0.01 * self.num_seen / _FALSE_ALARMS)))
         # the usual may have changed just now, for all workers: longer prompts
         recent = float(seen[-_RECENT:].max()) if n >= _RECENT else 0.0
-        return max(factor * float(higher), tail, _RECENT_FACTOR * recent)
+        return max(factor * float(higher), tail, _RECENT_FACTOR * recent, _LONGEST_FACTOR * max(self._maxima))

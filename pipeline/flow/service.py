@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from math import exp, log
+from math import exp, inf, log
 from statistics import median
 
 import numpy as np
@@ -38,6 +38,9 @@ _FEWEST_ROLE = 8
 _FEWEST_OWN = 8
 _LEAST_ROWS = 2
 _LEAST_NOW = 5
+_MANY_NOW = 100
+"""Of so many one worker's own hardly move the median."""
+_KEPT_YOUNG = 5000
 _SIGMA_BY_RATE = 0.4
 
 
@@ -46,7 +49,9 @@ class RoleService:
 
     def __init__(self) -> None:
         self._seen: deque[float] = deque(maxlen=_KEPT_ROLE)
-        self._young: deque[tuple[float, float, str]] = deque(maxlen=_KEPT_ROLE)
+        self._young: deque[tuple[float, float, str]] = deque()
+        self._now: tuple[float, list[tuple[float, str]], float] = (-inf, [], 0.0)
+        """Time, and the observations of the last seconds then, with their median."""
         self._known: tuple[int, float, float] = (0, 0.0, 1.0)
         self._num = 0
         self.past_rate = 0.0
@@ -55,12 +60,13 @@ class RoleService:
     def add(self, now_s: float, value: float, worker: str) -> None:
         """Count one observation."""
         self._young.append((now_s, value, worker))
+        if len(self._young) > _KEPT_YOUNG:
+            self._settle()
 
     def expected(self, now_s: float, worker: str) -> tuple[float, float] | None:
         """Return center and sigma of ln(seconds a piece) for a worker now; None if not known."""
         while self._young and now_s - self._young[0][0] > SETTLED_S:
-            self._seen.append(self._young.popleft()[1])
-            self._num += 1
+            self._settle()
         counted, center, sigma = self._known
         if self._num > counted + counted // 20:
             seen = np.fromiter(self._seen, np.float64)
@@ -71,10 +77,23 @@ class RoleService:
             if self.past_rate <= 0:
                 return None
             center, sigma = -log(self.past_rate), max(SIGMA_FLOOR, _SIGMA_BY_RATE)
-        others = [value for at_s, value, other in self._young if other != worker and now_s - at_s <= _NOW_S]
-        if len(others) >= _LEAST_NOW:
-            center = max(center, median(others))
-        return center, sigma
+        recent = self._recent(now_s, worker)
+        return (center if recent is None else max(center, recent)), sigma
+
+    def _settle(self) -> None:
+        self._seen.append(self._young.popleft()[1])
+        self._num += 1
+
+    def _recent(self, now_s: float, worker: str) -> float | None:
+        """Return the median of the other workers' observations of the last seconds."""
+        if now_s - self._now[0] >= 1.0 or now_s < self._now[0]:
+            found = [(value, other) for at_s, value, other in self._young if now_s - at_s <= _NOW_S]
+            self._now = (now_s, found, median(value for value, _ in found) if found else 0.0)
+        _, found, middle = self._now
+        if len(found) >= _MANY_NOW:
+            return middle
+        others = [value for value, other in found if other != worker]
+        return median(others) if len(others) >= _LEAST_NOW else None
 
 
 class ServiceSum:

@@ -115,7 +115,9 @@ def _silence_shown(fleet: FleetTracks, track: WorkerTrack, now_s: float) -> str:
         since_s = link.row.time_s - silent_s
         if link.row.receiver == name and link.undelivered_s() > FLOOR_S + link.interval_s:
             return f"what {link.row.sender} sent to it does not arrive"
-        if link.rate(counter, link.row.time_s, seconds=silent_s - link.interval_s) > 0:
+        # its last messages may have been counted after its last row
+        stands_s = silent_s - 2 * max(link.interval_s, track.interval_s)
+        if link.rate(counter, link.row.time_s, seconds=stands_s) > 0:
             return ""
         missed += silent_s * link.rate(counter, since_s)
     if missed >= _MISSED_EVENTS:

@@ -14,6 +14,7 @@ from pipeline.flow.graph import Graph, reached, wait_graph, waiters
 from pipeline.flow.rows import FlowCause, FlowIncident, LinkRow, StateRow, Symptom
 from pipeline.flow.suspects import FlowSuspect, suspects
 from pipeline.flow.triggers import Triggers
+from pipeline.flow.words import Awaited
 
 MAX_CAUSES = 3
 _BASE = (0.95, 0.9, 0.85, 0.75)
@@ -45,7 +46,7 @@ class FlowWatch:
         ``now_s`` is the reader's clock. A worker whose old row is given again has not left the
         fleet: its silence counts then. Rows that are merely absent prove nothing."""
         self.fleet.read(now_s, states, links)
-        found = suspects(self.fleet, now_s, is_stalled=self._triggers.is_stalled)
+        found = suspects(self.fleet, now_s, is_stalled=self._triggers.is_stalled and _is_held_up(self.fleet))
         self._triggers.notice(now_s, self.fleet, found, self._told)
         self._told.clear()
         ranked, graph = rank(self.fleet, found)
@@ -115,6 +116,11 @@ def rank(fleet: FleetTracks, found: Sequence[FlowSuspect]) -> tuple[list[FlowSus
         return (waits, suspect.gravity, -round(suspect.stalled_s), -behind, -suspect.strength, suspect.component)
 
     return sorted(found, key=place), graph
+
+
+def _is_held_up(fleet: FleetTracks) -> bool:
+    """Return whether some worker waits for others with work in hand. In a pause none does."""
+    return any(track.wait in (Awaited.ROOM, Awaited.WEIGHTS) for track in fleet.live())
 
 
 def _touch(component: str, other: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from math import inf, isnan, log
+from math import isnan, log
 
 from pipeline.flow.errors import ErrorTest
 from pipeline.flow.limits import UsualLimit
@@ -21,6 +21,8 @@ _START_FACTOR = 10.0
 """A start, and a first computation, may take so many times the usual limit."""
 _START_LEAST_S = 120.0
 _FIRST_GAPS = 100
+_GATHERED_FACTOR = 1.5
+"""A mailbox must be so much fuller than those of workers that gather a batch."""
 _LOAD_STEP = 0.02
 _PEERS_FACTOR = 4.0
 _RATE_S = 60.0
@@ -34,8 +36,6 @@ class RoleTrack:
 
     gaps: UsualLimit = field(default_factory=UsualLimit)
     """Lengths of spells."""
-    usual_in_flight: float = 0.0
-    """Running mean of the work in flight of a worker that makes progress."""
     present_spell_s: float = 0.0
     """Median of its workers' present spells, of three workers or more."""
     ledger_waits: UsualLimit = field(default_factory=UsualLimit)
@@ -68,6 +68,7 @@ class WorkerTrack:
         """Since when it waits for the same."""
         self.spell_since_s: float | None = None
         self._work_s = 0.0
+        self._usual_in_flight = 0.0
         self.is_blocked = False
         """Whether some of its work waits for room elsewhere."""
         self.service = ServiceSum(row.worker)
@@ -105,7 +106,7 @@ class WorkerTrack:
         if self.is_blocked:
             return False
         if self.wait is Awaited.INPUT:
-            return self.row.input_depth > self.role.idle_depth
+            return self.row.input_depth > _GATHERED_FACTOR * self.role.idle_depth + 1
         if self.wait is Awaited.LOCK and self.target:
             return False
         if self.wait in (Awaited.NOTHING, Awaited.UNKNOWN):
@@ -139,16 +140,16 @@ class WorkerTrack:
 
     def _load(self) -> float:
         """Return its work in flight over the usual, at most 1: of fewer pieces one ends rarely."""
-        held, usual = self.row.in_flight, self.role.usual_in_flight
+        held, usual = self.row.in_flight, self._usual_in_flight
         return min(1.0, held / usual) if held > 0 and usual > 0 else 1.0
 
     def silent_s(self, now_s: float) -> float:
         """Return the reader's seconds since its newest row."""
         return now_s - self.arrived_s
 
-    def rate(self, now_s: float, *, before_s: float = inf) -> float:
-        """Return pieces a second in the last minute before ``before_s``, by the reader's clock."""
-        rows = [(at_s, turned) for at_s, turned in self._history if now_s - _RATE_S <= at_s <= before_s]
+    def rate(self, until_s: float) -> float:
+        """Return pieces a second in the minute before ``until_s``, by the reader's clock."""
+        rows = [(at_s, turned) for at_s, turned in self._history if until_s - _RATE_S <= at_s <= until_s]
         if len(rows) < 2 or rows[-1][0] <= rows[0][0]:
             return 0.0
         return (rows[-1][1] - rows[0][1]) / (rows[-1][0] - rows[0][0])
@@ -217,7 +218,7 @@ class WorkerTrack:
             self.num_progressed += 1
             if row.in_flight > 0:
                 step = max(_LOAD_STEP, 1 / self.num_progressed)
-                self.role.usual_in_flight += step * (row.in_flight - self.role.usual_in_flight)
+                self._usual_in_flight += step * (row.in_flight - self._usual_in_flight)
             self.spell_since_s = None
         if not self.has_own_work:
             self.spell_since_s = None
