@@ -235,6 +235,7 @@ bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and s
 	-$(if $(wildcard $(TRL)/.run),$(TRL)/bin,$(BIN))/python -m ops.bench.learner --json bench-results/learner.json
 	-$(BIN)/python -m ops.bench.overhead --json bench-results/overhead.json
 	$(BIN)/python -m ops.bench.overlap --json bench-results/overlap.json
+	$(BIN)/python -m ops.bench.watch --sizes 8,32 --windows 26 --json bench-results/watch.json
 	$(BIN)/python -m ops.bench.judge --json bench-results/judge.json
 	$(BIN)/python -m ops.bench.update_log --json bench-results/update_log.json
 	$(BIN)/python -m ops.bench.weights times --json bench-results/weights.json

@@ -12,6 +12,7 @@ JSON with the outcome of every window, and a page. *Waits for* nothing."""
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ from ops.bench.watch.evaluation import highest_levels, run_cases, tick_costs
 from ops.bench.watch.page import page, print_summary
 from ops.bench.watch.raw import read_raw, write_raw
 from ops.bench.watch.scoring import Outcome
+from pipeline.watch import watcher
 from protocol.errors import HeadraceError
 
 SIZES = (8, 32, 128, 512, 1024, 4096, 10_000)
@@ -47,6 +49,14 @@ def planned(split: str, size: int, windows: int, labels: tuple[str, ...] = ()) -
         split, size, single=windows, concurrent=windows // 5, benign=windows - half, controls=half, labels=labels
     )
     return in_turn(given)
+
+
+def sources_digest() -> str:
+    """Return the first digits of a digest of the watch's modules: figures name their code."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(watcher.__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,6 +90,12 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     def names(text: str) -> tuple[str, ...]:
         return tuple(text.split(","))
 
+    def part(text: str) -> tuple[int, int]:
+        number, of = map(int, text.split("/"))
+        if not 1 <= number <= of:
+            raise argparse.ArgumentTypeError(f"{text}: expected parts from 1/N to N/N")
+        return number, of
+
     parser = argparse.ArgumentParser(
         prog="headrace bench watch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -87,6 +103,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--windows", type=int, default=52, help="with one fault, and as many benign, a size")
     parser.add_argument("--seeds", choices=SPLITS, default="dev")
     parser.add_argument("--detectors", type=names, default=NAMES, help=", ".join(NAMES))
+    parser.add_argument("--part", type=part, default=(1, 1), help="such as 2/3: every third window, from the second")
     parser.add_argument("--labels", type=names, default=(), help="only windows of these kinds")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="a size: begin no window after that")
     parser.add_argument("--json", type=Path, help="write every window's outcome here")
@@ -108,6 +125,8 @@ def _measured(
     for size in chosen.sizes:
         plan = planned(chosen.seeds, size, chosen.windows, chosen.labels)
         check_windows_distinct(plan)
+        number, of = chosen.part
+        plan = plan[number - 1 :: of]
         makes = make_all(chosen.detectors, size, thresholds)
 
         def shown(case: Case, found: dict[str, Outcome], number: int, of: int = len(plan)) -> None:
@@ -121,6 +140,7 @@ def _measured(
             outcomes[name] += rows
         print(file=sys.stderr)
     about = provenance("watch", arguments, seeds=chosen.seeds, windows=chosen.windows, sizes=chosen.sizes)
+    about["watch_sources"] = sources_digest()
     return about, outcomes, tick_costs() if chosen.with_cost else {}
 
 
@@ -139,12 +159,14 @@ def _merged(paths: Sequence[Path]) -> tuple[dict[str, Any], dict[str, list[Outco
 
 
 def _calibrate(chosen: argparse.Namespace) -> int:
-    known = read_thresholds() if THRESHOLDS.exists() else {}
     names = [name for name in TUNED if name in chosen.detectors]
     for size in chosen.sizes:
         half = chosen.windows // 2
         benign = in_turn(cases("dev", size, single=0, concurrent=0, benign=chosen.windows - half, controls=half))
-        for name, levels in highest_levels(benign, make_all(names, size, None)).items():
+        found = highest_levels(benign, make_all(names, size, None))
+        # read again: another size may have been set meanwhile
+        known = read_thresholds() if THRESHOLDS.exists() else {}
+        for name, levels in found.items():
             known.setdefault(name, {})[str(size)] = round(threshold(levels), 4)
             print(f"{name} at {size}: {known[name][str(size)]:g}, from {len(levels)} windows", flush=True)
         THRESHOLDS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")

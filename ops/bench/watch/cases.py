@@ -7,6 +7,7 @@ specification of Watch, in issue 18."""
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -143,5 +144,12 @@ def _shares(single: int, concurrent: int, benign: int, controls: int) -> Iterato
 
 
 def in_turn(given: Iterator[Case]) -> list[Case]:
-    """Return the windows so that any first part of them has all labels about equally often."""
-    return sorted(given, key=lambda case: (case.index, case.label))
+    """Return the windows so that any first part of them has all labels in about their shares."""
+    windows = list(given)
+    number = Counter(case.label for case in windows)
+
+    def place(case: Case) -> float:
+        digest = hashlib.sha256(f"{case.label}|{case.index}".encode()).digest()
+        return (case.index + int.from_bytes(digest[:4], "big") / 2**32) / number[case.label]
+
+    return sorted(windows, key=place)

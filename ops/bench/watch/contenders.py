@@ -106,8 +106,7 @@ def check_distinct(makes: Mapping[str, Make], size: int = 16) -> None:
             alarms[name] += [alarm for now, frame in enumerate(frames) for alarm in detector.tick(frame, float(now))]
             levels[name].append(detector.highest)
     for one, other in itertools.combinations(makes, 2):
-        # NaN, of a detector without a level, is unequal to all
-        if alarms[one] == alarms[other] and (not alarms[one] or levels[one] == levels[other]):
+        if alarms[one] == alarms[other] and levels[one] == levels[other]:
             raise ConfigError(f"{one} and {other} named the same workers at the same times; one of the rows is no row")
 
 

@@ -64,6 +64,7 @@ def page(about: Mapping[str, Any], outcomes: Mapping[str, Sequence[Outcome]], co
         "\n".join(f"    {command}" for command in about.get("commands", [about.get("command", "")])),
         prose(_INTRODUCTION),
         prose(_numbers(watch)),
+        f"Digest of the watch's modules: `{about['watch_sources']}`." if "watch_sources" in about else "",
         "## The watch, by size",
         prose(_VERDICT_NOTE),
         _by_size(watch),
@@ -258,7 +259,8 @@ def _cost(cost: Mapping[str, float]) -> str:
 _INTRODUCTION = """Two generators make fleets with known faults. In `regimes` every metric is a level with
 autocorrelated noise, regimes, bursts and common movements. In `work items` items flow through bounded
 mailboxes, and metrics are counted from what happens to them. A window is 15 minutes at 1 Hz. Detectors read
-frames alone; the truth is kept apart. Both generators and the watch are of one project. So these figures are
+frames alone; the truth is kept apart. Healthy workers have bursts of 5 to 45 s on one
+metric, at least two minutes apart. Both generators and the watch are of one project. So these figures are
 of fleets of these two designs, not of any fleet.
 
 A window's first alarm decides. It is right when it names the faulty worker within 10 s (explicit faults) or
@@ -273,6 +275,6 @@ _BASELINES = """All see the same frames. Thresholds were set on development seed
 benign windows. Candidates must stay the same for 60 s: Minder's 240 s would leave no time. *heartbeat* is the
 heartbeat's age alone. *timeouts* are 60 s without progress, and five minutes of a learner. *distance* is
 Minder's check on raw windows. *mahalanobis* is the distance by the covariance so far. *lstm-vae* is Minder's
-check on windows from one small autoencoder a metric. It was trained on six benign windows for a minute, so it
+check on windows from one small autoencoder a metric. It was trained on six benign windows for half a minute, so it
 is no verdict on the paper."""
 _FAILED_NOTE = """Every window that the watch got wrong, with what it blamed."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ops.bench.watch.cases import WINDOW_S, Case, Control, Fault, Kind, Truth
-from ops.bench.watch.roster import EARLIEST_S, LATEST_S, Roster, Suits, draw_roster, draw_truth
+from ops.bench.watch.roster import BURST_S, CALM_S, EARLIEST_S, LATEST_S, Roster, Suits, draw_roster, draw_truth
 from pipeline.watch.frame import Frame
 
 Floats = NDArray[np.float32]
@@ -149,7 +149,7 @@ class RegimeFleet:
         self._fds = rng.integers(30, 90, n).astype(np.float64)
         self._saw_s, self._saw_at = rng.uniform(30.0, 240.0, n), rng.uniform(0.0, 240.0, n)
         self._saw_bytes = rng.uniform(2e7, 2e8, n)
-        self._burst_left, self._burst_kind = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        self._burst_left, self._burst_kind = np.full(n, -200), np.zeros(n, dtype=np.int64)
         self._burst_by = np.ones(n, dtype=np.float32)
         self._version_s = float(rng.uniform(8.0, 20.0))
         self._delay_s = rng.exponential(float(rng.uniform(0.5, 3.0)), n)
@@ -225,14 +225,14 @@ class RegimeFleet:
 
     def _burst(self, strain: Strain) -> None:
         rng = self._rng
-        begin = (self._burst_left <= 0) & (rng.random(self._n) < 1.0 / 900.0)
+        begin = (self._burst_left <= -CALM_S) & (rng.random(self._n) < 1.0 / 900.0)
         number = int(begin.sum())
         if number:
-            self._burst_left[begin] = rng.integers(5, 46, number)
+            self._burst_left[begin] = rng.integers(BURST_S[0], BURST_S[1] + 1, number)
             self._burst_kind[begin] = rng.integers(0, 5, number)
             self._burst_by[begin] = rng.uniform(1.3, 2.6, number)
         active = np.flatnonzero(self._burst_left > 0)
-        self._burst_left[active] -= 1
+        self._burst_left -= 1
         kind, by = self._burst_kind[active], self._burst_by[active]
         strain.cpu[active[kind == 0]] *= by[kind == 0]
         strain.rtt[active[kind == 1]] *= by[kind == 1] ** 2

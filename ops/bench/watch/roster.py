@@ -14,6 +14,10 @@ from ops.bench.watch.cases import CONCURRENT, SINGLE, SLOW_BY, Case, Control, Fa
 
 EARLIEST_S, LATEST_S = 300.0, 600.0
 """Of a fault's onset, and of a control's begin."""
+BURST_S = (5, 45)
+"""Shortest and longest burst of a healthy worker or host."""
+CALM_S = 120.0
+"""Least time from one burst's end to the next: two that run into one another would be slowness."""
 MAX_APART_S = 90.0
 """Between the first onset and the last of concurrent faults."""
 

@@ -27,7 +27,7 @@ METRICS: Final = (
 """Metrics that both fleets have."""
 HIDDEN, LATENT = 4, 8
 _TRAIN_SIZE, _TRAIN_WINDOWS = 32, 6
-_STEPS, _BATCH, _RATE = 1500, 128, 0.01
+_STEPS, _BATCH, _RATE = 800, 128, 0.01
 _KL_WEIGHT = 1e-4
 
 
@@ -86,7 +86,7 @@ def train(
     num_steps: int = _STEPS, seed: int = 0, num_windows: int = _TRAIN_WINDOWS, ticks: int = WINDOW_S
 ) -> tuple[Denoisers, float]:
     """Return models trained on benign development windows, and their mean squared error on the
-    last hundred batches. Needs about a minute."""
+    last hundred batches. Needs half a minute."""
     data = torch.from_numpy(np.concatenate(list(_training_windows(num_windows, ticks)), axis=1))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

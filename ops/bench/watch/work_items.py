@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ops.bench.watch.cases import WINDOW_S, Case, Control, Kind, Truth
 from ops.bench.watch.pools import Array, Counts, Pool, spread
-from ops.bench.watch.roster import EARLIEST_S, LATEST_S, Roster, Suits, draw_roster, draw_truth
+from ops.bench.watch.roster import BURST_S, CALM_S, EARLIEST_S, LATEST_S, Roster, Suits, draw_roster, draw_truth
 from pipeline.watch.frame import Frame
 
 METRICS: Final = (
@@ -86,8 +86,8 @@ class WorkItemFleet:
         self._own_speed = np.exp(rng.normal(0.0, 0.03, n))
         self._tail = float(rng.uniform(0.6, 0.95))
         self._tool_share, self._tool_s = float(rng.uniform(0.2, 0.4)), float(rng.uniform(0.5, 1.2))
-        self._neighbour_until, self._neighbour_by = np.zeros(num_hosts), np.ones(num_hosts)
-        self._wire_until, self._wire_by = np.zeros(num_hosts), np.ones(num_hosts)
+        self._neighbour_until, self._neighbour_by = np.full(num_hosts, -CALM_S), np.ones(num_hosts)
+        self._wire_until, self._wire_by = np.full(num_hosts, -CALM_S), np.ones(num_hosts)
         self._host_rtt_ms = np.exp(rng.normal(np.log(0.6), 0.25, num_hosts))
         self._disk_free = rng.choice([4e11, 9e11], num_hosts) * rng.uniform(0.35, 0.9, num_hosts)
         self._clock_ms = rng.normal(0.0, 12.0, num_hosts)
@@ -174,9 +174,9 @@ class WorkItemFleet:
     def _speed(self, now: float) -> Array:
         """Return each worker's speed, 1 as a rule, 0 when it does not work at all."""
         rng, hosts = self._rng, self._roster.hosts
-        begin = (self._neighbour_until <= now) & (rng.random(len(self._host_speed)) < 1.0 / 1200.0)
+        begin = (self._neighbour_until + CALM_S <= now) & (rng.random(len(self._host_speed)) < 1.0 / 1200.0)
         number = int(begin.sum())
-        self._neighbour_until[begin] = now + rng.integers(5, 46, number)
+        self._neighbour_until[begin] = now + rng.integers(BURST_S[0], BURST_S[1] + 1, number)
         self._neighbour_by[begin] = rng.uniform(0.5, 0.85, number)
         neighbour = np.where(self._neighbour_until > now, self._neighbour_by, 1.0)
         speed = (self._host_speed * neighbour)[hosts] * self._own_speed
@@ -210,9 +210,9 @@ class WorkItemFleet:
 
     def _rtt_ms(self, now: float) -> Array:
         rng = self._rng
-        begin = (self._wire_until <= now) & (rng.random(len(self._wire_by)) < 1.0 / 1500.0)
+        begin = (self._wire_until + CALM_S <= now) & (rng.random(len(self._wire_by)) < 1.0 / 1500.0)
         number = int(begin.sum())
-        self._wire_until[begin] = now + rng.integers(5, 40, number)
+        self._wire_until[begin] = now + rng.integers(BURST_S[0], BURST_S[1] + 1, number)
         self._wire_by[begin] = rng.uniform(1.5, 5.0, number)
         host = self._host_rtt_ms * np.where(self._wire_until > now, self._wire_by, 1.0)
         rtt = host[self._roster.hosts] * rng.gamma(5.0, 0.2, self._n)

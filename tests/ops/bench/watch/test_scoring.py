@@ -105,14 +105,15 @@ def test_precision_recall_and_f1_are_of_all_windows_together() -> None:
         outcome(SLOW, (330.0, "b")),
         outcome(SLOW),
         outcome(Truth(), (5.0, "a")),
+        outcome(Truth(), (9.0, "b")),
         outcome(Truth()),
     ]
     total = summarise(results)
-    # one right, two false, two missed
-    assert total.precision.share == pytest.approx(1 / 3)
+    # one right, three false, two missed
+    assert total.precision.share == pytest.approx(1 / 4)
     assert total.recall.share == pytest.approx(1 / 3)
-    assert total.f1.share == pytest.approx(2 / (2 + 2 + 2))
-    assert total.blamed.share == pytest.approx(1 / 2)
+    assert total.f1.share == pytest.approx(2 / (2 + 3 + 2))
+    assert total.blamed.share == pytest.approx(2 / 3)
 
 
 def test_raw_outcomes_come_back_as_they_were(tmp_path: Path) -> None:
