@@ -15,8 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import redis
@@ -37,6 +39,8 @@ REFRESH = ("totals", "queues", "groups", "versions", "drops", "a life")
 """A refresh of a page that shows all of them."""
 _ROOT = Path(__file__).resolve().parents[3]
 _MAX_MEMORY_MB = 8192
+_TREES = ("before", "now")
+_GROUPS_A_TURN = 32
 _SHAPES = ((256, 1), (32, 1), (32, 8))
 """Tokens of a chunk, and chunks of a response."""
 
@@ -124,20 +128,46 @@ async def _looks(ledger: RedisLedger, load: Load) -> dict[str, Callable[[], Awai
     }
 
 
-def measure_path(tree: Path, num_groups: int, num_tokens: int, num_windows: int) -> dict[str, Any]:
-    """Take groups through a server of their own with a tree's ``pipeline``; return its figures."""
+@contextmanager
+def path_of(tree: Path, num_tokens: int, num_windows: int) -> Generator[Callable[[], dict[str, Any]]]:
+    """Start a server with a tree's ``pipeline``; yield what takes groups through it for one turn and
+    returns its figures."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
         server = Server(Path(name))
+        words = [server.url, *map(str, (_GROUPS_A_TURN, num_tokens, num_windows))]
+        script = str(_ROOT / "ops" / "bench" / "views" / "path.py")
+        command = [sys.executable, script, *words]
+        environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
+        pipe = subprocess.PIPE
         try:
-            words = [server.url, *map(str, (num_groups, num_tokens, num_windows))]
-            script = str(_ROOT / "ops" / "bench" / "views" / "path.py")
-            environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
-            done = subprocess.run(
-                [sys.executable, script, *words], env=environment, capture_output=True, text=True, check=True
-            )
+            # it ends with its input, which is closed here
+            with subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe) as process:
+                asked, told = process.stdin, process.stdout
+                assert asked is not None
+                assert told is not None
+
+                def turn() -> dict[str, Any]:
+                    asked.write("\n")
+                    asked.flush()
+                    return json.loads(told.readline())
+
+                yield turn
         finally:
             server.stop()
-    return json.loads(done.stdout)
+
+
+def measure_paths(trees: dict[str, Path], num_turns: int, num_tokens: int, num_windows: int) -> dict[str, Any]:
+    """Take groups through each tree's server in turns; return the figures of each, by turn."""
+    with ExitStack() as stack:
+        turns = {name: stack.enter_context(path_of(tree, num_tokens, num_windows)) for name, tree in trees.items()}
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
+        for number in range(1 + num_turns):
+            # who goes first changes, too; the first turn warms up
+            for name in sorted(trees, reverse=bool(number % 2)):
+                figures = turns[name]()
+                if number:
+                    found[name].append(figures)
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trained", type=int, default=1280, help="groups that left before (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="of looks, and of trees (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=20, help="of each look in a round (default: %(default)s)")
-    parser.add_argument("--groups", type=int, default=256, help="through a tree's ledger (default: %(default)s)")
+    parser.add_argument("--groups", type=int, default=512, help="through a tree's ledger (default: %(default)s)")
     parser.add_argument("--before", type=Path, help="an earlier source tree, measured in turns with this one")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args(arguments)
@@ -185,34 +215,36 @@ def _show_looks(looks: dict[str, Any], options: argparse.Namespace) -> list[floa
 
 
 def _paths(options: argparse.Namespace) -> list[dict[str, Any]]:
-    trees = {"before": options.before.resolve(), "now": _ROOT}
+    trees: dict[str, Path] = dict(zip(_TREES, (options.before.resolve(), _ROOT), strict=True))
     found: list[dict[str, Any]] = []
     for num_tokens, num_windows in _SHAPES:
         shape = {"num_tokens": num_tokens, "num_windows": num_windows}
-        for number in range(options.rounds):
-            # who goes first changes, too
-            order = sorted(trees, reverse=bool(number % 2))
-            size = (options.groups, num_tokens, num_windows)
-            found += [{**shape, "tree": name, **measure_path(trees[name], *size)} for name in order]
-        _show_path(shape, [one for one in found if one.items() >= shape.items()])
+        turns = options.groups // _GROUPS_A_TURN
+        rounds = [measure_paths(trees, turns, num_tokens, num_windows) for _ in range(options.rounds)]
+        _show_path(shape, rounds)
+        found += [{**shape, "round": number, **by_tree} for number, by_tree in enumerate(rounds)]
     return found
 
 
-def _show_path(shape: dict[str, int], runs: list[dict[str, Any]]) -> None:
-    by_tree = {name: [run for run in runs if run["tree"] == name] for name in ("before", "now")}
+def _show_path(shape: dict[str, int], rounds: list[dict[str, Any]]) -> None:
+    """Print a step's time in the median turn of each round, and the median pair of turns."""
     rows: list[tuple[object, ...]] = []
-    for step in (*runs[0]["us"], "all"):
-        before, now = (
-            [sum(run["us"].values()) if step == "all" else run["us"][step] for run in by_tree[name]]
-            for name in ("before", "now")
-        )
-        pairs = Spread.of([ours / theirs for ours, theirs in zip(now, before, strict=True)])
-        rows.append((step, Spread.of(before), Spread.of(now), pairs))
+    for step in (*rounds[0]["now"][0]["us"], "all"):
+        times = {name: [[_time_of(turn, step) for turn in by_tree[name]] for by_tree in rounds] for name in _TREES}
+        pairs = [
+            median(ours / theirs for ours, theirs in zip(now, before, strict=True))
+            for now, before in zip(times["now"], times["before"], strict=True)
+        ]
+        rows.append((step, *(Spread.of([*map(median, times[name])]) for name in _TREES), Spread.of(pairs)))
     for what in ("full_bytes", "kept_bytes"):
-        before, now = ([run[what] / 1024 for run in by_tree[name]] for name in ("before", "now"))
-        rows.append((f"{what.removesuffix('_bytes')}, KiB", Spread.of(before), Spread.of(now), ""))
+        sizes = [Spread.of([by_tree[name][-1][what] / 1024 for by_tree in rounds]) for name in _TREES]
+        rows.append((f"{what.removesuffix('_bytes')}, KiB", *sizes, ""))
     title = f"A trajectory of {shape['num_windows']} chunks of {shape['num_tokens']} tokens: server's microseconds"
-    show(title, ("step", "before", "now", "now of before, paired"), rows)
+    show(title, ("step", *_TREES, "now of before, paired"), rows)
+
+
+def _time_of(turn: dict[str, Any], step: str) -> float:
+    return float(sum(turn["us"].values()) if step == "all" else turn["us"][step])
 
 
 if __name__ == "__main__":

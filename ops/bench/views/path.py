@@ -2,8 +2,9 @@
 
     python ops/bench/views/path.py URL GROUPS TOKENS WINDOWS
 
-*Consumes* a ledger server's address. *Produces* one line of JSON: the server's processor time by
-step, in microseconds a trajectory, and its memory. *Waits for* the server.
+*Consumes* a ledger server's address, and a line for each turn. *Produces* a line of JSON a turn:
+the server's processor time by step, in microseconds a trajectory, and its memory. *Waits for* its
+turns and the server.
 
 The script is run by its path, so that ``PYTHONPATH`` decides whose ``pipeline`` it measures."""
 
@@ -74,15 +75,16 @@ class _Meter:
 
 
 async def main(url: str, num_groups: int, num_tokens: int, num_windows: int) -> None:
-    """Take so many groups, of responses of so many chunks, through one ledger."""
+    """Take so many groups a turn, of responses of so many chunks, through one ledger."""
     meter, ledger = _Meter(url), RedisLedger(connect(url, patience_s=60.0), _RUN)
-    batch = 32
-    await ledger.open(LedgerSpec(_RUN, Unit.GROUP, _GROUP_SIZE, batch * _GROUP_SIZE, 1000, lease_s=1e6))
+    batch = num_groups * _GROUP_SIZE
+    await ledger.open(LedgerSpec(_RUN, Unit.GROUP, _GROUP_SIZE, batch, 1000, lease_s=1e6))
     final = _chunk(num_tokens)
     window = msgspec.structs.replace(final, finish_reason=FinishReason.WINDOW, response_text=None)
     empty, full = meter.memory(), 0
-    for _ in range(num_groups // batch):
-        grant = await meter.of("lease", ledger.lease(_GENERATOR, max_trajectories=batch * _GROUP_SIZE))
+    for _ in sys.stdin:
+        meter.spent.clear()
+        grant = await meter.of("lease", ledger.lease(_GENERATOR, max_trajectories=batch))
         names = [lease.trajectory for lease in grant.leases]
 
         async def write(names: list[TrajectoryId] = names) -> None:
@@ -102,11 +104,10 @@ async def main(url: str, num_groups: int, num_tokens: int, num_windows: int) -> 
         claim = await meter.of("claim", ledger.claim(_LEARNER, policy_version=0))
         assert isinstance(claim, Claim)
         await meter.of("settle", ledger.settle(_LEARNER, (claim.claim_id,), num_updates=1))
-    number = num_groups * _GROUP_SIZE
-    steps = {step: 1e6 * spent / number for step, spent in meter.spent.items()}
-    kept = meter.memory() - empty
+        steps = {step: round(1e6 * spent / batch, 2) for step, spent in meter.spent.items()}
+        figures = {"us": steps, "kept_bytes": meter.memory() - empty, "full_bytes": full - empty}
+        print(json.dumps(figures), flush=True)
     await ledger.aclose()
-    print(json.dumps({"us": steps, "kept_bytes": kept, "full_bytes": full - empty}))
 
 
 if __name__ == "__main__":
