@@ -14,8 +14,8 @@ trajectory, and one for each chunk, with a tab between two places::
       claimed_s, end
 
 An end is ``at_s updates oldest reason``. An empty place stands for what is not known. A client of
-its own could give itself a name with spaces, so texts are read from their ends. A character that
-moves the cursor, as a tab does, is kept as a space."""
+its own could give itself a name with spaces, so texts are read from their ends. Spaces stand for a
+tab or the end of a line in them."""
 
 from __future__ import annotations
 

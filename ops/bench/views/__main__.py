@@ -130,8 +130,8 @@ async def _looks(ledger: RedisLedger, load: Load) -> dict[str, Callable[[], Awai
 
 @contextmanager
 def path_of(tree: Path, num_tokens: int, num_windows: int) -> Generator[Callable[[], dict[str, Any]]]:
-    """Start a server with a tree's ``pipeline``; yield what takes groups through it for one turn and
-    returns its figures."""
+    """Start a server with a tree's ``pipeline``; yield what takes groups through it for one turn,
+    and returns its figures."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
         server = Server(Path(name))
         words = [server.url, *map(str, (_GROUPS_A_TURN, num_tokens, num_windows))]

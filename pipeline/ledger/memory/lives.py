@@ -11,7 +11,7 @@ from pipeline.ledger.memory.records import ChunkRecord, GroupRecord, TrajectoryR
 from pipeline.ledger.types import DropReason
 from protocol.trajectory import Field
 
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_BREAK: Final = re.compile(r"[\t\n]")
 
 
 class KeptLives:
@@ -33,8 +33,8 @@ def event(who: object, now: float, *values: float) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text whose control characters are spaces, since tabs and lines part the places."""
-    return _CONTROL.sub(" ", text)
+    """Return a text with spaces for tabs and ends of lines, which separate the places."""
+    return _BREAK.sub(" ", text)
 
 
 def is_shown(index: int, num_chunks: int) -> bool:

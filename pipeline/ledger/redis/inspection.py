@@ -56,7 +56,7 @@ class RedisInspection:
         """Return what happened to a trajectory."""
         packed, *there = await self._ledger.ask("life", trajectory=str(trajectory))
         if packed:
-            return life_from(packed.decode())
+            return life_from(packed.decode(errors="replace"))
         group_size, num_groups, first, last, oldest, newest = there
         return UnknownTrajectory(
             str(trajectory),

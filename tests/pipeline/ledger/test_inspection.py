@@ -379,9 +379,9 @@ async def test_a_life_has_each_lease_chunk_and_score_and_the_update_that_trained
     ]
 
 
-async def test_a_life_is_read_whatever_control_characters_its_workers_are_named_with(bench):
+async def test_a_life_is_read_though_its_workers_are_named_with_tabs_and_ends_of_lines(bench):
     ledger, inspection = await bench.with_inspection(make_spec(group_size=1))
-    one, odd = TrajectoryId("t", 0, 0), "a\tb\nc d\x7f"
+    one, odd = TrajectoryId("t", 0, 0), "a\tb\nc d\x7f\r"
     generator, scorer = Incarnation(Role.GENERATOR, odd, 1), Incarnation(Role.REWARD, odd, 1)
     await ledger.lease(generator, max_trajectories=1)
     await ledger.write_chunk(generator, make_chunk(one, 0))
@@ -389,7 +389,7 @@ async def test_a_life_is_read_whatever_control_characters_its_workers_are_named_
     life = await inspection.life(one)
     [lease], [chunk] = life.leases, life.chunks
     [score] = chunk.scores
-    assert [lease.who, chunk.worker, score.who] == ["a b c d #1"] * 3
+    assert [lease.who, chunk.worker, score.who] == ["a b c d\x7f\r#1"] * 3
 
 
 async def test_a_dropped_life_says_for_which_reason_and_how_stale(bench):
@@ -400,6 +400,18 @@ async def test_a_dropped_life_says_for_which_reason_and_how_stale(bench):
     await ledger.claim(LEARNER, policy_version=2)
     life = await inspection.life(TrajectoryId("t", 0, 1))
     assert (life.state, life.end.reason, life.end.staleness, life.end.update) == ("dropped", "stale", 2, None)
+
+
+async def test_lives_that_end_together_count_from_the_versions_of_their_own_claims(bench):
+    ledger, inspection = await bench.with_inspection(make_spec(group_size=1, units_per_update=1, eta=3))
+    await ledger.lease(GENERATOR, max_trajectories=2)
+    claims: list[str] = []
+    for group in (0, 1):
+        await finish(ledger, TrajectoryId("t", group, 0))
+        claims.append((await ledger.claim(LEARNER, policy_version=group)).claim_id)
+    await ledger.settle(LEARNER, tuple(claims))
+    lives = [await inspection.life(TrajectoryId("t", group, 0)) for group in (0, 1)]
+    assert [life.end.num_updates for life in lives] == [0, 1]
 
 
 async def test_each_chunk_has_an_end_of_its_own_if_it_is_the_unit(bench):

@@ -159,7 +159,7 @@ local function take()
 end
 
 local reply, names, held, refused = { '' }, {}, {}, nil
-local event = string.gsub(WHO, '%c', ' ') .. ' ' .. now_text
+local event = string.gsub(WHO, '[\t\n]', ' ') .. ' ' .. now_text
 while #names < wanted do
   local tid
   tid, refused = take()

@@ -48,7 +48,7 @@ local missing = #needed
 local oldest_of_all = math.min(oldest, tonumber(t[3] or oldest))
 local missing_of_all = integer(t[6]) + missing
 local by = WHO .. ' ' .. versions
-if string.find(by, '%c') then by = string.gsub(by, '%c', ' ') end
+if string.find(by, '\t', 1, true) or string.find(by, '\n', 1, true) then by = string.gsub(by, '[\t\n]', ' ') end
 local chunk = { 'blob', blob, 'bytes', #blob + CHUNK_OVERHEAD, 'tokens', tokens, 'oldest', oldest, 'missing', missing,
   'written_s', now_text, 'by', by, final and 'final' or nil, final and 1 or nil }
 local whole = { 'next', index + 1, 'oldest', oldest_of_all, 'newest', math.max(newest, tonumber(t[4] or newest)),

@@ -36,7 +36,7 @@ if not is_needed(field, final) then return 'unknown' end
 -- never refused for want of memory, as what frees some; the rest then passes too
 call('ZREM', P .. 'due:' .. field, chunk)
 local from = WHO .. ' ' .. now_text .. ' ' .. accuracy .. ' ' .. reward
-if string.find(from, '%c') then from = string.gsub(from, '%c', ' ') end
+if string.find(from, '\t', 1, true) or string.find(from, '\n', 1, true) then from = string.gsub(from, '[\t\n]', ' ') end
 call('HSET', ckey, field, blob, 'bytes', integer(c[4]) + #blob, 'from:' .. field, from)
 count('bytes', #blob)
 

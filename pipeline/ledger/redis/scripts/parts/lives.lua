@@ -1,6 +1,6 @@
 -- lives.lua: what happened to a trajectory, as one text, and kept for the newest that have left.
--- pipeline/ledger/life.py reads it and lists the places. Control characters separate the places, so
--- a worker's texts have spaces for theirs. Most calls never need these functions: they are made
+-- pipeline/ledger/life.py reads it and lists the places. Tabs and ends of lines separate the
+-- places, so a worker's texts have spaces for theirs. Most calls never need these functions: they are made
 -- when a transition first needs one.
 --
 -- Uses     beginning counts many names
@@ -51,7 +51,7 @@ local function lives()
   local counted_from, event
   local function unit_end(reason, made, oldest)
     if made ~= counted_from then counted_from, event = made, now_text .. ' ' .. made .. ' ' end
-    return event .. (oldest or '') .. ' ' .. (reason and string.gsub(reason, '%c', ' ') or '')
+    return event .. (oldest or '') .. ' ' .. (reason and string.gsub(reason, '[\t\n]', ' ') or '')
   end
 
   -- Return the last leases of a trajectory that had several.
