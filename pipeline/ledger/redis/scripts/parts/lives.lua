@@ -1,7 +1,7 @@
 -- lives.lua: what happened to a trajectory, as one text, and kept for the newest that have left.
 -- pipeline/ledger/life.py reads it and lists the places. Tabs and ends of lines separate the
--- places, so a worker's texts have spaces for theirs. Most calls never need these functions: they are made
--- when a transition first needs one.
+-- places, so a worker's texts have spaces for theirs. Most calls never need these functions: they
+-- are made when a transition first needs one.
 --
 -- Uses     beginning counts many names
 
