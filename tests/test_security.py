@@ -64,13 +64,14 @@ IMPORTERS = {
     "pipeline/observability/sinks/__main__.py",
     "pipeline/observability/sinks/mlflow.py",
     "pipeline/observability/sinks/wandb.py",
+    "pipeline/runtime/gpus.py",
     "workers/__main__.py",
     "workers/starter.py",
     "ops/checks/fuzz.py",
 }
 """Modules that import by name: the module on a process's command line, the configuration's
-verifier, rule or surrogate, and tables of our own. Sinks import packages of extras, and tables of
-columns import pyarrow late."""
+verifier, rule or surrogate, and tables of our own. Sinks and the reader of GPUs import packages of
+extras, and tables of columns import pyarrow late."""
 RIVALS = {"ops/bench/ledger/rivals.py"}
 """The rivals of the benchmarks may pickle, among their own processes."""
 SECRET = "correct-horse"
