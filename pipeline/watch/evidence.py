@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pipeline.watch.arrays import WorkerArrays
 from pipeline.watch.groups import SMALL, TINY, TO_DEVIATION, Floats, Groups
 from pipeline.watch.past import Floors
+from pipeline.watch.thresholds import fleet_factor
 from pipeline.watch.tuning import Tuning
 
 _UP_S, _DOWN_S = 20.0, 300.0
@@ -153,17 +154,29 @@ class Evidence:
         for name in ("pending", "pending_s"):
             state[name] = np.where(is_ready, np.float32(0.0), state[name])
 
+    def _needs(self, groups: Groups, floors: Floors) -> tuple[Floats, Floats]:
+        """Return how long each oddity must last, seconds, and its evidence, [metrics, workers]."""
+        tuning = self._tuning
+        small = np.array([len(members) < SMALL for members in groups.members])
+        more = np.where(small, floors.small_patience, floors.patience) * np.float32(fleet_factor(len(groups.of)))
+        needed_s = np.maximum(self._persistence_s * more + self._step_s, tuning.record_margin * self._record_s)
+        limit = np.maximum(self._limit * more, tuning.record_margin * self._record)
+        return needed_s[:, groups.of], limit[:, groups.of]
+
+    def strengths(self, groups: Groups, floors: Floors) -> Floats:
+        """Return each worker's evidence over its need, of its strongest metric, [workers].
+
+        Above 1 is an alarm."""
+        needed_s, limit = self._needs(groups, floors)
+        return np.minimum(self.state["persisted_s"] / needed_s, self.state["evidence"] / limit).max(axis=0)
+
     def suspects(self, groups: Groups, is_named: NDArray[np.bool_], floors: Floors) -> list[Suspect]:
         """Return the workers whose evidence is complete and persists, most evidence first.
 
         More than ``max_named`` at once on one metric are common: none is returned. ``floors``
         has how much more each metric needs."""
         tuning, state = self._tuning, self.state
-        small = np.array([len(members) < SMALL for members in groups.members])
-        patience = np.where(small, floors.small_patience, floors.patience)
-        lasting_s = np.maximum(self._persistence_s * patience + self._step_s, tuning.record_margin * self._record_s)
-        needed_s = lasting_s[:, groups.of]
-        limit = np.maximum(self._limit * patience, tuning.record_margin * self._record)[:, groups.of]
+        needed_s, limit = self._needs(groups, floors)
         is_nearly = (state["persisted_s"] >= 0.6 * needed_s) & (state["evidence"] > 0.5 * limit) & ~is_named
         counts, _ = groups.shares(is_nearly)
         is_crowd = (counts > tuning.max_named)[:, groups.of]

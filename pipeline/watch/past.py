@@ -45,13 +45,15 @@ def _patience(one: Metric, metrics: list[Metric]) -> float:
 
 
 def _small_patience(one: Metric, metrics: list[Metric]) -> float:
-    """Few workers may all be idle for others' faults: their use is weak evidence, too."""
-    knows_sizes = any(each.is_normalised for each in metrics)
-    is_weak = knows_sizes and (one.is_load or one.is_use or not one.unit)
-    return _SMALL_PATIENCE * (_PATIENCE if is_weak else 1.0)
+    """Few workers may all be idle for others' faults: beside a metric that knows sizes, neither
+    their load nor their use is evidence."""
+    if any(each.is_normalised for each in metrics) and (one.is_load or one.is_use):
+        return _ENDLESS
+    return _SMALL_PATIENCE * _patience(one, metrics)
 
 
-_PATIENCE = 2.0
+_PATIENCE = 3.0
+_ENDLESS = 1e6
 _SMALL_PATIENCE = 1.5
 
 

@@ -88,6 +88,10 @@ class Similarity:
             found += self._end_block(time_s, groups, is_named)
         return found
 
+    def strengths(self, groups: Groups) -> Floats:
+        """Return each worker's evidence over its need, the larger of both views, [workers]."""
+        return np.maximum(self.fast.strengths(groups, self._floors), self.slow.strengths(groups, self._floors))
+
     def _end_block(self, time_s: float, groups: Groups, is_named: NDArray[np.bool_]) -> list[Suspect]:
         tuning, state = self._tuning, self.state
         block_s = min(time_s - self._begun_s, tuning.max_step_s)

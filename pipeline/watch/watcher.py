@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.watch.findings import Finding
 from pipeline.watch.frame import Frame
@@ -50,3 +51,8 @@ class Watch:
                 )
             )  # fmt: skip
         return found
+
+    def strengths(self) -> NDArray[np.float32]:
+        """Return each worker's evidence over its need at the last frame, [workers]."""
+        assert self._groups is not None, "no frame yet"
+        return self._similarity.strengths(self._groups)
