@@ -75,6 +75,7 @@ BELOW: Final[Mapping[str, Mapping[str, str]]] = {
         "results/join": "ops/results/join.md",
         "results/workers": "ops/results/workers.md",
         "results/views": "ops/results/views.md",
+        "results/watch": "ops/results/watch.md",
         "results/gpu-check": "ops/results/gpu-check.md",
         "results/real-size": "ops/results/real-size.md",
         "results/drills": "ops/results/drills.md",

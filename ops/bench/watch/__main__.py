@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -151,7 +152,9 @@ def _merged(paths: Sequence[Path]) -> tuple[dict[str, Any], dict[str, list[Outco
     for path in paths:
         head, rows = read_raw(path)
         cost = head.pop("tick_cost") or cost
-        commands = [*about.get("commands", []), *head.get("commands", [head.get("command", "")])]
+        # a command is shown without the name of its file, parts of a run once
+        shown = re.sub(r" --(json|part) \S+", "", head.get("command", ""))
+        commands = list(dict.fromkeys([*about.get("commands", []), *head.get("commands", [shown])]))
         about = {**head, "commands": commands}
         for name, of in rows.items():
             outcomes.setdefault(name, []).extend(of)
