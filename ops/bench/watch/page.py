@@ -8,6 +8,7 @@ from typing import Any
 
 from ops.bench.table import prose, show
 from ops.bench.watch.cases import BENIGN, CONCURRENT, FLEETS, SINGLE, Control
+from ops.bench.watch.contenders import NAMES
 from ops.bench.watch.scoring import CURVE_S, Outcome, Summary, summarise
 
 _BARS = {"f1": 0.96, "f1 at 10,000": 0.90, "concurrent": 0.85, "blamed": 0.02}
@@ -77,7 +78,7 @@ def page(about: Mapping[str, Any], outcomes: Mapping[str, Sequence[Outcome]], co
         "## Two or three faults at once",
         _concurrent(watch),
         "## Beside the baselines",
-        prose(_BASELINES),
+        prose(_BASELINES + "".join(f" *{name}* has not run here." for name in NAMES if name not in outcomes)),
         _by_detector(outcomes),
         "## The two fleets apart",
         _by_fleet(watch),
@@ -271,7 +272,7 @@ A window's first alarm decides. It is right when it names the faulty worker with
 240 s (gray ones) of the onset. A wrong worker counts as false and as missed, and so does an alarm before the
 onset. In benign windows any alarm is false. Intervals are Wilson's, 95 %. Test seeds are frozen: thresholds
 were set on development seeds, and no window of one split is in the other."""
-_TOO_FEW = """ The protocol asks for 300 with a fault and 300 without, a size, and 100 of each above 1,024
+_TOO_FEW = """ The protocol has 300 with a fault and 300 without, a size, and 100 of each above 1,024
 workers. This run ended by time and has far fewer: read the intervals, not the shares."""
 _VERDICT_NOTE = """Windows with one fault or none. Misses have an infinite delay. False alarms are counted in
 benign windows, to their end."""
