@@ -11,7 +11,7 @@ from ops.bench.trace import baselines, sampling
 from ops.bench.trace.faults import CONTROLS, FAULTS, inject
 from ops.bench.trace.model import EmulatedFleet
 from ops.bench.trace.sampling import record
-from ops.bench.trace.scoring import Answer, answer, flow_watch, quantile, wilson
+from ops.bench.trace.scoring import Answer, answer, flow_watch, quantile, read_answers, wilson, written
 
 
 def run(kind: str, seed: int) -> Answer:
@@ -52,6 +52,12 @@ def test_counters_of_a_healthy_fleet_are_in_order() -> None:
 def test_what_detectors_read_does_not_know_the_truth() -> None:
     for module in (sampling, baselines):
         assert "faults" not in inspect.getsource(module)
+
+
+def test_answers_are_read_as_they_were_written() -> None:
+    found = run("hung worker", 77)
+    (read,) = read_answers(written({"command": "headrace bench trace"}, [found, found]))[1:]
+    assert (read.kind, read.is_top1, read.named, read.truth) == (found.kind, found.is_top1, found.named, found.truth)
 
 
 def test_wilson_intervals_are_the_known_ones() -> None:

@@ -10,18 +10,17 @@ tables on standard output, JSON, and exit code 1 when a bar does not hold. *Wait
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from math import isinf
 from pathlib import Path
 
-from ops.bench.table import provenance, show, write_json
+from ops.bench.table import provenance, show
 from ops.bench.trace.baselines import StallRule
 from ops.bench.trace.faults import CONTROLS, FAULTS, inject
 from ops.bench.trace.model import SHAPES, EmulatedFleet
 from ops.bench.trace.sampling import record
-from ops.bench.trace.scoring import Answer, answer, as_json, flow_watch, quantile, wilson
+from ops.bench.trace.scoring import Answer, answer, flow_watch, quantile, read_answers, wilson, written
 from pipeline.process.progress_bar import tracked
 
 FROZEN = 1000
@@ -142,14 +141,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     first = 0 if given.development else FROZEN
     answers = list[Answer]()
     if given.shown:
-        every = [each for file in given.shown for each in json.loads(file.read_text(encoding="utf-8"))["answers"]]
-        return 0 if report([Answer(**each) for each in every]) else 1
+        every = [each for file in given.shown for each in read_answers(file.read_text(encoding="utf-8"))]
+        return 0 if report(every) else 1
     for size, kind, seed in tracked(runs_of(given.sizes, given.seeds, first), "runs", unit="runs"):
         answers += one(size, kind, seed, given.interval, not given.no_baselines)
     holds = report(answers)
     if given.json is not None:
         conditions = provenance("trace", arguments, first_seed=first, seeds=given.seeds, interval_s=given.interval)
-        write_json(given.json, {**conditions, "answers": as_json(answers)})
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(written(conditions, answers), encoding="utf-8")
     return 0 if holds else 1
 
 

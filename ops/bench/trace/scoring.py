@@ -6,10 +6,12 @@ and makes the run wrong too. A healthy run is wrong with any incident."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
 from math import ceil, inf, sqrt
+from typing import Any
 
 from ops.bench.trace.faults import Truth
 from ops.bench.trace.sampling import Tables
@@ -111,6 +113,19 @@ def quantile(values: Sequence[float | None], share: float) -> float:
     return ordered[min(len(ordered) - 1, ceil(share * len(ordered)) - 1)] if ordered else inf
 
 
-def as_json(answers: Sequence[Answer]) -> list[dict[str, object]]:
-    """Return the raw answers."""
-    return [asdict(one) for one in answers]
+def written(conditions: Mapping[str, Any], answers: Sequence[Answer]) -> str:
+    """Return conditions and raw answers as JSON, a line an answer."""
+    columns = [field.name for field in fields(Answer)]
+    rows = [json.dumps([_rounded(cell) for cell in astuple(one)]) for one in answers]
+    head = json.dumps({**conditions, "columns": columns}, indent=1)[:-2]
+    return head + ',\n "answers": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
+
+
+def read_answers(text: str) -> list[Answer]:
+    """Return the answers that ``written`` made."""
+    found = json.loads(text)
+    return [Answer(**dict(zip(found["columns"], row, strict=True))) for row in found["answers"]]
+
+
+def _rounded(cell: Any) -> Any:
+    return round(cell, 3) if isinstance(cell, float) else cell
