@@ -80,6 +80,7 @@ BELOW: Final[Mapping[str, Mapping[str, str]]] = {
         "results/real-size": "ops/results/real-size.md",
         "results/drills": "ops/results/drills.md",
         "results/mutants": "ops/results/mutants.md",
+        "results/trace": "ops/results/trace.md",
         "results/fuzz": "ops/results/fuzz.md",
         "results/verdicts": "ops/results/verdicts.md",
     },

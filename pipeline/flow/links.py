@@ -19,7 +19,7 @@ sent and not received was sent when S first exceeded the present R. Ages in rows
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from math import isnan
@@ -65,6 +65,8 @@ class LinkTrack:
 
     def __init__(self, row: LinkRow, pair: PairTrack, now_s: float) -> None:
         self.pair = pair
+        self._raw = row
+        self._base: LinkRow | None = None
         self.row = row
         self.first_s = row.time_s
         self.arrived_s = now_s
@@ -97,11 +99,17 @@ class LinkTrack:
         passed_s = row.time_s - before.time_s
         if passed_s <= 0:
             return
+        is_restarted, self._raw = _is_restarted(self._raw, row), row
+        if is_restarted:
+            # One end counts anew, and the other goes on: from now on both count from this row.
+            self._base = row
+        if self._base is not None:
+            row = _since_base(row, self._base)
         self.arrived_s = now_s
         self._spacings.append(passed_s)
         if abs(passed_s - self._interval_s) > 0.1 * self._interval_s:
             self._interval_s = sorted(self._spacings)[len(self._spacings) // 2]
-        if _is_restarted(before, row):
+        if is_restarted:
             self._rows.clear()
             self.contradicts_since_s = None
             self.received_s = self.sent_s = self.done_s = self.produced_s = self.moved_s = row.time_s
@@ -203,6 +211,17 @@ def _excess(row: LinkRow) -> float:
     order = [row.produced, row.sent, row.received, row.done, row.acknowledged]
     known = [count for count in order if not isnan(count)]
     return max((later - earlier for earlier, later in pairwise(known)), default=0.0)
+
+
+def _since_base(row: LinkRow, base: LinkRow) -> LinkRow:
+    return replace(
+        row,
+        produced=row.produced - base.produced,
+        sent=row.sent - base.sent,
+        received=row.received - base.received,
+        done=row.done - base.done,
+        acknowledged=row.acknowledged - base.acknowledged,
+    )
 
 
 def _is_restarted(before: LinkRow, row: LinkRow) -> bool:
