@@ -64,12 +64,14 @@ class Rules:
             own.add(name, 0.0)
         own.add("moved_at_s", np.nan, np.float64)
         own.add("free_at_s", np.nan, np.float64)
+        self._workers: tuple[str, ...] = ()
         self._usual: dict[str, float] = {}
         self._time_s = math.nan
 
     def tick(self, frame: Frame, groups: Groups) -> list[Finding]:
         """Return the findings that are new with this frame."""
         column = {name: frame.values[:, at] for at, name in enumerate(frame.metrics)}
+        self._workers = frame.workers
         self._held.align(_KINDS, frame.workers)
         self._own.align(("",), frame.workers)
         self._gaps.keep(frame.roles)
@@ -82,6 +84,12 @@ class Rules:
             if sighting is not None:
                 found += self._hold(sighting, frame, groups, step_s)
         return found
+
+    def is_on(self, kind: str, worker: str) -> bool:
+        """Return whether a rule's finding about a worker of the last frame still lasts."""
+        if kind not in _KINDS or worker not in self._workers:
+            return False
+        return bool(self._held["is_on"][_KINDS.index(kind)][self._workers.index(worker)])
 
     def _hold(self, sighting: Sighting, frame: Frame, groups: Groups, step_s: float) -> list[Finding]:
         """Apply hysteresis and the common-mode gate to a rule."""
@@ -98,7 +106,7 @@ class Rules:
         started = bad & known & (frames == 0)
         since_s = held["since_s"][at]
         lasted_s = sighting.lasted_s if sighting.lasted_s is not None else np.float32(step_s)
-        np.copyto(since_s, frame.time_s - lasted_s, where=started)
+        np.copyto(since_s, frame.time_s - np.asarray(lasted_s, np.float64), where=started)
         bad_s[:] = np.where(known, np.where(bad, bad_s + np.float32(step_s), 0.0), bad_s)
         frames[:] = np.where(known, np.where(bad, frames + 1, 0.0), frames)
         good[:] = np.where(known, np.where(bad, 0.0, good + 1), good)

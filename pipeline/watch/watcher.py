@@ -56,3 +56,11 @@ class Watch:
         """Return each worker's evidence over its need at the last frame, [workers]."""
         assert self._groups is not None, "no frame yet"
         return self._similarity.strengths(self._groups)
+
+    def lasts(self, finding: Finding) -> bool:
+        """Return whether the rule behind a finding still holds. Similarity has no such state."""
+        return self._rules.is_on(finding.kind, finding.worker)
+
+    def forget(self, worker: str) -> None:
+        """Let similarity name a worker again: an oddity that lasts is then found anew."""
+        self._named.pop(worker, None)

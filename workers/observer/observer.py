@@ -33,8 +33,8 @@ _PAUSE_S = 0.25
 """Most time before a drain is noticed."""
 AWAY_S = 3.0
 """A registry without an answer for so long is an incident."""
-HELD_S = 90.0
-"""A finding holds for so long; the watch repeats it sooner while its reason lasts."""
+HELD_S = 60.0
+"""A finding of similarity holds for so long; then the watch may find it again."""
 LEDGER = "ledger"
 
 
@@ -105,7 +105,12 @@ class Observer(Actor):
         self._segments.add(at_s, frame, {})
         for finding in self._watch.tick(frame):
             self._held[finding.worker, finding.kind] = (finding, now_s + HELD_S)
-        self._held = {key: held for key, held in self._held.items() if now_s < held[1]}
+        for key, (finding, until_s) in list(self._held.items()):
+            if self._watch.lasts(finding):
+                self._held[key] = (finding, now_s + EVERY_S)
+            elif now_s >= until_s:
+                del self._held[key]
+                self._watch.forget(finding.worker)
         return [
             Suspicion(
                 component=finding.worker,

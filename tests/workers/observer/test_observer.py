@@ -163,3 +163,11 @@ async def test_a_disk_that_refuses_incidents_ends_nothing(tmp_path: Path) -> Non
         await site.pass_s(15)
         await site.pass_s(12, without=frozenset({"generator-3"}))
         assert site.observer.ctx.counters["incidents"] == 1
+
+
+async def test_a_silence_that_lasts_is_one_open_incident_for_as_long(tmp_path: Path) -> None:
+    async with observed(tmp_path) as site:
+        await site.add(Role.GENERATOR, *(f"generator-{n}" for n in range(6)))
+        await site.pass_s(15)
+        await site.pass_s(200, without=frozenset({"generator-3"}))
+        assert [(one.component, one.is_open, len(one.records)) for one in site.incidents] == [("generator-3", True, 1)]
