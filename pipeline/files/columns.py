@@ -90,6 +90,30 @@ class Columns:
     """Wanted columns that the file lacks; they have their defaults."""
 
 
+def joined(tables: Sequence[Columns]) -> Columns:
+    """Return tables of the same wanted columns, at least one, as one with all their rows."""
+    if len(tables) == 1:
+        return tables[0]
+    first = tables[0]
+    texts: dict[str, WordColumn] = {}
+    for name in first.texts:
+        place: dict[str, int] = {}
+        codes: list[NDArray[np.int32]] = []
+        for table in tables:
+            column = table.texts[name]
+            now = np.array([place.setdefault(word, len(place)) for word in column.words] or [0], np.int32)
+            codes.append(np.where(column.codes >= 0, now[column.codes], column.codes).astype(np.int32))
+        texts[name] = WordColumn(np.concatenate(codes), tuple(place))
+    return Columns(
+        first.path,
+        sum(table.num_rows for table in tables),
+        {name: np.concatenate([table.numbers[name] for table in tables]) for name in first.numbers},
+        texts,
+        tuple(dict.fromkeys(name for table in tables for name in table.unknown)),
+        tuple(dict.fromkeys(name for table in tables for name in table.absent)),
+    )
+
+
 def table_files(path: Path) -> list[Path]:
     """Return a file itself, or the CSV and Parquet files of a folder, by name. Raises DataError."""
     if not path.is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,9 +24,10 @@ class Hindsight:
     num_workers: int
 
 
-def watch_table(path: Path, kind: TableForm, tuning: Tuning | None = None) -> Hindsight:
-    """Watch a table from its first moment to its last. Raises DataError."""
-    rows, table = read_rows(path, kind)
+def watch_table(paths: Sequence[Path], kind: TableForm, tuning: Tuning | None = None) -> Hindsight:
+    """Watch a table of one file or several, from first moment to last. Raises DataError."""
+    rows, table = read_rows(paths, kind)
+    path = paths[0] if len(paths) == 1 else paths[0].parent
     notes = [f"{path}: the columns {', '.join(table.unknown)} are ignored"] if table.unknown else []
     if table.absent:
         notes.append(f"{path}: without {', '.join(table.absent)}")

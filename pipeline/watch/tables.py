@@ -7,7 +7,7 @@ columns."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.files.columns import Cell, Column, Columns, column_names, read_columns
+from pipeline.files.columns import Cell, Column, Columns, column_names, joined, read_columns
 from pipeline.watch.frame import Frame
 from pipeline.watch.metrics import CATALOGUE
 from pipeline.watch.work import work_rows
@@ -58,14 +58,18 @@ def table_kind(path: Path) -> TableForm | None:
     return TableForm.WORK if names.issuperset(WORK_COLUMNS) else None
 
 
-def read_rows(path: Path, kind: TableForm) -> tuple[Measured, Columns]:
-    """Read a table as samples. Raises DataError with file, row and column."""
-    return _metric_rows(path) if kind is TableForm.METRICS else _work_rows(path)
+def read_rows(paths: Sequence[Path], kind: TableForm) -> tuple[Measured, Columns]:
+    """Read the files of one table as samples. Raises DataError with file, row and column."""
+    return _metric_rows(paths) if kind is TableForm.METRICS else _work_rows(paths)
 
 
-def _metric_rows(path: Path) -> tuple[Measured, Columns]:
-    table = read_columns(
-        path,
+def _read(paths: Sequence[Path], wanted: Sequence[Column]) -> Columns:
+    return joined([read_columns(path, wanted) for path in paths])
+
+
+def _metric_rows(paths: Sequence[Path]) -> tuple[Measured, Columns]:
+    table = _read(
+        paths,
         [
             Column("time_s", Cell.SECONDS),
             Column("worker", Cell.TEXT),
@@ -91,9 +95,9 @@ def _metric_rows(path: Path) -> tuple[Measured, Columns]:
     )
 
 
-def _work_rows(path: Path) -> tuple[Measured, Columns]:
-    table = read_columns(
-        path,
+def _work_rows(paths: Sequence[Path]) -> tuple[Measured, Columns]:
+    table = _read(
+        paths,
         [
             Column("worker", Cell.TEXT),
             Column("kind", Cell.TEXT, ""),
@@ -107,7 +111,7 @@ def _work_rows(path: Path) -> tuple[Measured, Columns]:
     wrong = np.flatnonzero(~(np.isfinite(durations) & (durations >= 0)))
     if len(wrong):
         raise DataError(
-            f"{path}: {len(wrong)} durations below 0 or not finite, the first {durations[wrong[0]]:g}; expected seconds"
+            f"{table.path}: {len(wrong)} durations below 0 or not finite, the first {durations[wrong[0]]:g}; expected seconds"
         )
     worker, kind = table.texts["worker"], table.texts["kind"]
     workers, codes = _by_name(worker.words, worker.codes)

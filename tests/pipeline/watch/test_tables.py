@@ -73,21 +73,21 @@ def test_times_since_1970_and_other_names_give_the_same(tmp_path: Path) -> None:
 
 def test_a_table_without_roles_has_one_for_each_kind_of_name(tmp_path: Path) -> None:
     lines = [f"{at},{name}-{one},cpu,1.5" for at in range(3) for name in ("gpu", "cpu") for one in range(4)]
-    rows, read = read_rows(table(tmp_path / "t.csv", lines, "time_s,worker,metric,value"), TableForm.METRICS)
+    rows, read = read_rows([table(tmp_path / "t.csv", lines, "time_s,worker,metric,value")], TableForm.METRICS)
     assert dict(zip(rows.workers, rows.roles, strict=True))["gpu-2"] == "gpu-"
     assert read.absent == ("role",)
 
 
 def test_a_counter_keeps_its_small_steps_however_large_it_is(tmp_path: Path) -> None:
     lines = [f"{at},w,r,done,{2**40 + at}" for at in range(5)]
-    rows, _ = read_rows(table(tmp_path / "t.csv", lines), TableForm.METRICS)
+    rows, _ = read_rows([table(tmp_path / "t.csv", lines)], TableForm.METRICS)
     assert [frame.values.item() for frame in frames(rows)] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 def test_workers_are_in_the_frames_from_their_first_row_to_soon_after_their_last(tmp_path: Path) -> None:
     lines = [f"{at},{name},r,cpu,1" for at in range(20) for name in "abc" if not (name == "b" and at < 5)]
     lines = [line for line in lines if not (",c," in line and int(line.split(",", 1)[0]) > 9)]
-    rows, _ = read_rows(table(tmp_path / "t.csv", lines), TableForm.METRICS)
+    rows, _ = read_rows([table(tmp_path / "t.csv", lines)], TableForm.METRICS)
     there = [frame.workers for frame in frames(rows)]
     assert there[4] == ("a", "c")
     assert there[5] == ("a", "b", "c")
@@ -103,7 +103,7 @@ def test_a_missing_loss_is_no_sample_and_one_that_is_nan_is_not_finite(tmp_path:
 
 def test_the_interval_is_the_usual_time_between_samples(tmp_path: Path) -> None:
     lines = [f"{at * 5 + offset},w{offset},r,cpu,1" for at in range(20) for offset in (0, 1)]
-    rows, _ = read_rows(table(tmp_path / "t.csv", lines), TableForm.METRICS)
+    rows, _ = read_rows([table(tmp_path / "t.csv", lines)], TableForm.METRICS)
     assert interval_s(rows) == 5.0
 
 
@@ -160,6 +160,32 @@ def test_a_folder_may_have_other_tables_which_are_named(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "states.csv: left out" in result.stderr
     assert "no worker of 6 is odd" in result.stdout
+
+
+def test_a_table_in_pieces_is_one_table_and_a_damaged_piece_is_left_out(tmp_path: Path) -> None:
+    lines = metric_lines()
+    whole = watched("--from", table(tmp_path / "whole.csv", lines))
+    pieces = tmp_path / "pieces"
+    pieces.mkdir()
+    for at in range(5):
+        table(pieces / f"metrics-{at}.csv", lines[at * len(lines) // 5 : (at + 1) * len(lines) // 5])
+    (pieces / "metrics-9.parquet").write_bytes(b"PAR1 and no more")
+    assert watched("--from", pieces) == whole != []
+    result = CliRunner().invoke(headrace, ["watch", "--from", str(pieces)])
+    assert "left out:" in result.stderr
+    assert "metrics-9.parquet" in result.stderr
+    assert CliRunner().invoke(headrace, ["watch", "--from", str(pieces / "metrics-9.parquet")]).exit_code != 0
+
+
+def test_finished_work_in_pieces_has_the_workers_of_all(tmp_path: Path) -> None:
+    lines = [f"w-{number % 7},score,{number},1.0,5,true" for number in range(70)]
+    first, second = table(tmp_path / "a.csv", lines[:33], WORK), table(tmp_path / "b.csv", lines[33:], WORK)
+    whole, _ = read_rows([table(tmp_path / "all.csv", lines, WORK)], TableForm.WORK)
+    rows, _ = read_rows([first, second], TableForm.WORK)
+    assert rows.workers == whole.workers
+    assert sorted(zip(rows.time_s, rows.worker, rows.value, strict=True)) == sorted(
+        zip(whole.time_s, whole.worker, whole.value, strict=True)
+    )
 
 
 @pytest.mark.parametrize(
