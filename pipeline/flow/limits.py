@@ -50,6 +50,11 @@ class UsualLimit:
         else:
             self._maxima[-1] = max(self._maxima[-1], seconds)
 
+    def add_capped(self, seconds: float) -> None:
+        """Count one, or only so much of it as is half of the limit."""
+        is_known = self.num_seen >= _REGULAR
+        self.add(min(seconds, max(FLOOR_S, self._limits()[0]) / 2) if is_known else seconds)
+
     def limit_s(self, interval_s: float, *, floor_s: float = FLOOR_S) -> float:
         """Return the longest time that is not odd, of rows that come every ``interval_s``."""
         return max(floor_s, self._limits()[0]) + interval_s

@@ -132,14 +132,16 @@ class LinkTrack:
         )
 
     def _note_delays(self, row: LinkRow) -> None:
-        """Count how long the messages took whose counter has grown now."""
+        """Count how long the messages took whose counter has grown now. A delay above the limit
+        counts as the limit, so that a slow link does not become usual by itself."""
         pair, before = self.pair, self.row
-        if row.sent > before.sent:
-            pair.unsent.add(row.time_s - self._since("produced", before.sent))
-        if row.received > before.received:
-            pair.undelivered.add(row.time_s - self._since("sent", before.received))
-        if row.acknowledged > before.acknowledged:
-            pair.unacknowledged.add(row.time_s - self._since("done", before.acknowledged))
+        for usual, grown, counter, level in (
+            (pair.unsent, row.sent > before.sent, "produced", before.sent),
+            (pair.undelivered, row.received > before.received, "sent", before.received),
+            (pair.unacknowledged, row.acknowledged > before.acknowledged, "done", before.acknowledged),
+        ):
+            if grown:
+                usual.add_capped(row.time_s - self._since(counter, level))
 
     def _since(self, counter: str, level: float) -> float:
         """Return when a counter first exceeded a level, as far back as rows are kept, or else the

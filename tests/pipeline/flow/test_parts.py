@@ -86,6 +86,14 @@ def test_four_observations_far_above_the_expected_are_slow_and_ordinary_ones_nev
     assert slow.total >= BOUND
 
 
+def test_one_observation_counts_at_most_four_however_slow_it_is() -> None:
+    role, one = RoleService(), ServiceSum("one")
+    for second in range(200):
+        role.add(second, 0.0, "others")
+    observed(one, role, 300, 1e6)
+    assert one.total == pytest.approx(3.2)
+
+
 def test_the_piece_that_runs_is_evidence_only_while_it_runs() -> None:
     role = RoleService()
     for second in range(200):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.flow.fleet import FleetTracks
 from pipeline.flow.links import LinkSign, LinkTrack, PairTrack
 from pipeline.flow.rows import LinkRow, StateRow
 from tests.pipeline.flow.made_fleet import BREAKS_S, MadeFleet, blamed, names
@@ -83,6 +84,13 @@ def test_messages_that_arrive_late_blame_a_slow_link(fleet: MadeFleet) -> None:
     )
     assert {component for component, _ in blamed(fleet.incidents())} == {"generator-1>reward-1"}
 
+    def ever_later(second: int, row: LinkRow) -> LinkRow:
+        count = BREAKS_S + (second - BREAKS_S) // 2
+        return replace(row, received=count, done=count, acknowledged=count)
+
+    fleet.link_changes["generator-1", "reward-1"] = ever_later
+    assert blamed(fleet.incidents()) == [("generator-1>reward-1", "slow_link")]
+
 
 def test_messages_that_do_not_arrive_at_a_full_receiver_do_not_blame_the_link(fleet: MadeFleet) -> None:
     fleet.hang("reward-1", input_depth=9)
@@ -136,6 +144,49 @@ def test_a_worker_with_an_empty_mailbox_that_waits_for_input_is_not_blamed(fleet
     for name in names("reward"):
         fleet.wait(name, "input")
     assert fleet.incidents(links=False) == []
+
+
+def test_a_batch_that_is_not_full_in_a_pause_is_no_stall(fleet: MadeFleet) -> None:
+    rows = MadeFleet.states
+
+    def gathers(second: int) -> list[StateRow]:
+        depth = second % 5 if second < BREAKS_S else 4
+        return [
+            replace(row, waiting_for="input", in_flight=0, input_depth=depth, done=min(second, BREAKS_S) // 5)
+            if row.worker == "learner"
+            else row
+            for row in rows(fleet, second)
+        ]
+
+    fleet.states = gathers  # type: ignore[method-assign]
+    assert fleet.incidents(200, links=False) == []
+
+
+def test_a_worker_of_which_a_part_waits_for_room_is_not_stuck(fleet: MadeFleet) -> None:
+    fleet.hang("reward-1", input_depth=9)
+    fleet.changes["generator-1"] = lambda _, row: replace(row, done=BREAKS_S - 1, in_flight=4, output_depth=3)
+    causes = {cause.component for incident in fleet.incidents(links=False) for cause in incident.causes}
+    assert causes == {"reward-1"}
+
+
+def test_a_worker_with_a_quarter_of_its_usual_work_may_take_four_times_as_long(fleet: MadeFleet) -> None:
+    rows = MadeFleet.states
+    fleet.states = lambda second: [  # type: ignore[method-assign]
+        replace(row, in_flight=4 if second < BREAKS_S else row.in_flight) for row in rows(fleet, second)
+    ]
+    fleet.changes["reward-1"] = lambda _, row: replace(row, done=BREAKS_S - 1, in_flight=1)
+    assert fleet.incidents(BREAKS_S + 10, links=False) == []
+    assert blamed(fleet.incidents(links=False)) == [("reward-1", "stuck")]
+
+
+def test_a_receiver_that_finishes_nothing_has_no_room() -> None:
+    tracks = FleetTracks()
+    for second in range(10):
+        busy = StateRow(second, "b", "b", "compute", done=second if second < 2 else 2, in_flight=1, input_depth=1)
+        tracks.read(second, [busy], [LinkRow(second, "a", "b", 9, 9 if second else 1, 1, 1)])
+    (link,) = tracks.links.values()
+    assert link.undelivered_s() > 5
+    assert not tracks.has_room(link)
 
 
 def test_a_batch_that_is_gathered_is_no_stall_of_the_worker_that_gathers(fleet: MadeFleet) -> None:
@@ -234,7 +285,7 @@ def test_workers_with_work_that_wait_in_a_circle_are_a_deadlock(fleet: MadeFleet
     for name in names("reward"):
         fleet.changes.pop(name)
     for name in names("reward"):
-        fleet.wait(name, "input:generator-0")
+        fleet.wait(name, f"input:reward-{(int(name[-1]) + 1) % 3}")
     assert fleet.incidents(links=False) == []
 
 
