@@ -126,9 +126,10 @@ def test_two_workers_that_hang_are_both_causes() -> None:
 
 def test_a_role_that_stands_as_one_blames_none_of_it() -> None:
     fleet = MadeFleet()
-    for name in names("generator"):
-        fleet.hang(name)
-    assert fleet.incidents(links=False) == []
+    for word in ("compute", "disk"):
+        for name in names("generator"):
+            fleet.hang(name, word)
+        assert fleet.incidents(links=False) == []
 
 
 def test_a_cause_that_lasts_is_named_once() -> None:
