@@ -199,9 +199,14 @@ async def test_a_cancelled_send_leaves_the_link_usable(wires: Carrier) -> None:
     sender = wires.sender(mailbox.endpoint)
     message = chunk(4000)
     num_sent = await fill(sender, message)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(SHORT_S):
-            await sender.send(message, timeout_s=LONG_S)
+    is_cancelled = False
+    while not is_cancelled:
+        try:
+            async with asyncio.timeout(SHORT_S):
+                # On a busy host the link moves once more after it seemed full.
+                num_sent += await sender.send(message, timeout_s=LONG_S)
+        except TimeoutError:
+            is_cancelled = True
     for expected in range(num_sent):
         assert (await take(mailbox)).sequence == expected
     assert await sender.send(message, timeout_s=LONG_S)

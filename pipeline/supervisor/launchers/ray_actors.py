@@ -123,7 +123,12 @@ class RayLauncher:
         with self._lock:
             self._connected(self._settings.answer_s)
             assert self._driver is not None
-            return self._driver.ask(request, max(1.0, deadline - time.monotonic()))
+            try:
+                return self._driver.ask(request, max(1.0, deadline - time.monotonic()))
+            except _NotAsked:
+                # It has just ended, and took no request: the next one takes it.
+                self._connected(self._settings.answer_s)
+                return self._driver.ask(request, max(1.0, deadline - time.monotonic()))
 
     def _connected(self, timeout_s: float) -> RayReply:
         """Start the driver unless it runs; return its first answer."""
@@ -139,6 +144,10 @@ class RayLauncher:
             raise
         self._driver, self._welcome = driver, reply
         return reply
+
+
+class _NotAsked(LaunchFailed):
+    """The driver had ended before it was asked."""
 
 
 class _Driver:
@@ -164,6 +173,9 @@ class _Driver:
             self._process.stdin.write(msgspec.json.encode(request) + b"\n")
             self._process.stdin.flush()
             line = self._line(timeout_s)
+        except BrokenPipeError as error:
+            self._kill()
+            raise _NotAsked(f"Ray's driver had ended: {error}") from error
         except OSError as error:
             words = self._last_words()
             self._kill()

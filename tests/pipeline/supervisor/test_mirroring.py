@@ -120,7 +120,7 @@ async def test_a_person_who_waits_for_the_last_copy_sees_that_it_goes_on(
         return bool(seen.lines)
 
     assert "was not copied" in await mirroring_of(run, "checkpoint.mirror_timeout_s=60").finish(is_stopped)
-    assert seen.lines == [
+    assert [line for line in seen.lines if line.startswith("preparing")] == [
         f"preparing the copy to {run.url}: 0:03 so far",
         f"preparing the copy to {run.url}: stopped after 0:03",
     ]

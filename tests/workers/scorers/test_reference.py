@@ -36,6 +36,7 @@ async def test_a_chunk_that_cannot_be_scored_fails_alone_and_a_dead_engine_fails
     async with scorer_context(tmp_path, small_config(tmp_path), Role.REFERENCE) as ctx:
         worker = Reference(ctx)
         worker._engine = Failing(error, length=2 + 4)
+        worker._inbox = ctx.watch_mailbox(ctx.transport.mailbox(f"ipc://{tmp_path}/mailbox"))
         grant = await ctx.ledger.lease(GENERATOR, max_trajectories=3)
         chunks = [make_chunk(lease.trajectory, tokens=3 + n) for n, lease in enumerate(grant.leases)]
         for chunk in chunks:
