@@ -8,7 +8,6 @@ ALGO   ?= demo
 ON     ?= local
 RUNS   ?= 20
 JOBS   ?= 2
-UNIT_JOBS ?= 3
 ENGINE ?= local
 VLLM   ?= .venv-vllm
 LORA   ?= .venv-lora
@@ -130,10 +129,8 @@ docs: $(DOCS)/.run ## the documentation site, in site/: any broken link, anchor 
 # every test: make test test-vllm test-lora
 test: test-units test-fleets ## every test, integration included, but those of vLLM and LoRA (JOBS=2)
 
-# They wait for processes and servers half of their time: three at a time keep two cores busy. Files
-# come in their order. By default those with few tests come last, and these are the long ones.
-test-units: $(VENV)/.dev ## the tests without fleets (UNIT_JOBS=3)
-	$(BIN)/python -m pytest -q -m "not integration and not long" --numprocesses $(UNIT_JOBS) --dist loadfile --no-loadscope-reorder
+test-units: $(VENV)/.dev ## the tests without fleets
+	$(BIN)/python -m pytest -q -m "not integration and not long" --numprocesses $(JOBS) --dist loadfile
 
 # the files with such tests: each worker of pytest imports what it is to look through
 with_fleets = $$(grep --recursive --files-with-matches --include='test_*.py' 'mark\.integration' tests)
