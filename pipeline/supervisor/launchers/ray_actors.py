@@ -147,7 +147,7 @@ class RayLauncher:
 
 
 class _NotAsked(LaunchFailed):
-    """The driver had ended before it was asked."""
+    """The driver had ended before it took the request."""
 
 
 class _Driver:
