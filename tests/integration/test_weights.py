@@ -98,7 +98,7 @@ def test_a_generator_that_cannot_verify_a_version_leaves_and_a_mended_run_goes_o
         exits = [row for row in events(run, "worker_exited") if row.get("exit_code") == ExitCode.ENGINE]
         assert exits, "nobody left"
         reasons = [row["reason"] for row in events(run, "generator_failed")]
-        # Bytes that change between the check and the engine's own look at its copies are refused by the latter.
+        # The engine's own look at its copies refuses bytes that change after the check.
         assert all("as it was published" in reason or "still serves old weights" in reason for reason in reasons)
         audit = run.audit()
         assert audit["balances"] is True
@@ -110,7 +110,7 @@ def test_over_the_wire_only_what_changed_travels_and_a_damaged_base_costs_a_refr
         "weights.dtype=bfloat16",
         "learner.learning_rate=1e-6",
         "learner.warmup_updates=0",
-        # One that has yet to map the version whose bytes are changed leaves, as it must.
+        # A worker that maps changed bytes leaves, as it must.
         "supervisor.max_restarts=20",
     )
     with fleet(tmp_path, *QUICK, *settings) as run:

@@ -129,7 +129,15 @@ def kill_drivers() -> None:
     """Kill the drivers of this process's launchers; return when they have ended."""
     for driver in drivers():
         os.kill(driver, signal.SIGKILL)
-        until(lambda driver=driver: not runs(driver))
+        until(lambda driver=driver: has_ended(driver))
+
+
+def has_ended(child: int) -> bool:
+    """Whether a child's last thread has ended: the first may be a zombie while others still end."""
+    try:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 def freeze(pid: int) -> None:
