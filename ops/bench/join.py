@@ -34,6 +34,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ops.bench.fleet_run import process_cpu_s
 from ops.bench.table import provenance, show, write_json
 from ops.demo.task import main as write_data
 from pipeline.ledger.server.binary import find_server
@@ -120,7 +121,7 @@ class Run:
                     raise DataError(f"no first work of a {role} within {_LIMIT_S:g} s; see {output} and {base}")
                 time.sleep(_POLL_S)
             folder = next(base.glob("*/join"))
-            cpu_s = sum(map(_cpu_s, [process.pid, *marked(WORKER_MARK, worker_mark(folder))]))
+            cpu_s = sum(map(process_cpu_s, [process.pid, *marked(WORKER_MARK, worker_mark(folder))]))
         finally:
             process.terminate()
             try:
@@ -155,15 +156,6 @@ def _events(base: Path) -> Iterator[dict[str, Any]]:
         for line in path.read_text("utf-8").splitlines():
             with suppress(json.JSONDecodeError):
                 yield json.loads(line)
-
-
-def _cpu_s(pid: int) -> float:
-    """Return a process's own seconds so far; 0 for one that has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

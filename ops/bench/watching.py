@@ -28,7 +28,7 @@ from statistics import median
 
 import httpx2
 
-from ops.bench.fleet_run import train
+from ops.bench.fleet_run import process_cpu_s, train
 from ops.bench.table import Spread, provenance, show, write_json
 from ops.demo.task import main as write_data
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
@@ -42,6 +42,8 @@ _FILES = (_ROOT / "configs" / "demo.toml", _ROOT / "configs" / "fleets" / "demo.
 _LIMIT_S = 900.0
 _VIEWS = ("drops", "versions", "groups", "why", "audit")
 _VIEWS_EVERY_S = 5.0
+_STARTED_S = 10.0
+"""Of the watchers: what they use until then is the price of a start, whatever the run's length."""
 _ADDRESS = re.compile(rb"(http://\S+?)/?#token=(\S+)")
 
 
@@ -52,10 +54,16 @@ class WatchedRun:
     seed: int
     tokens_per_s: float
     """Trained, from the first update to the last."""
+    start_cpu_s: float
+    """Processor seconds in which ``top`` and the dashboard started; 0 alone."""
     cpu_share: float
-    """Of one core, by ``top`` and the dashboard; 0 alone."""
+    """Of one core, by both after their start; 0 alone."""
     num_events: int
     """That the page received."""
+    num_views: int
+    """That the page was given."""
+    num_screen_bytes: int
+    """That ``top`` drew."""
 
 
 class Watchers:
@@ -63,9 +71,8 @@ class Watchers:
 
     def __init__(self, run_dir: Path) -> None:
         self._over = threading.Event()
-        self.num_events = 0
+        self.num_events = self.num_views = self.num_screen_bytes = 0
         self.error = ""
-        self._began_s = time.monotonic()
         run = str(run_dir)
         self._screen, terminal = pty.openpty()
         environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
@@ -80,30 +87,45 @@ class Watchers:
             ),
         ]  # fmt: skip
         os.close(terminal)
+        self._began_s = time.monotonic()
+        self._started: tuple[float, float] | None = None
+        """When they had started, and the processor seconds that they had used."""
         self._threads = [threading.Thread(target=work) for work in (self._see, self._read)]
         for thread in self._threads:
             thread.start()
 
-    def close(self) -> float:
-        """End both; return their processor time over the time that they ran."""
+    def poll(self) -> None:
+        """Note the price of the start when its time is over."""
+        if self._started is None and time.monotonic() - self._began_s >= _STARTED_S:
+            self._started = (time.monotonic(), self._used_s())
+
+    def close(self) -> tuple[float, float]:
+        """End both; return the processor seconds of their start, and their share of a core after
+        it. Raises DataError when the run ended before."""
         self._over.set()
-        used = 0.0
-        took_s = time.monotonic() - self._began_s
+        now_s, used_s = time.monotonic(), self._used_s()
         for process in self._processes:
             process.terminate()
         for process in self._processes:
-            _, _, usage = os.wait4(process.pid, 0)
-            process.returncode = 0
-            used += usage.ru_utime + usage.ru_stime
+            process.wait(10.0)
         for thread in self._threads:
             thread.join(10.0)
         os.close(self._screen)
-        return used / took_s
+        if self._started is None:
+            raise DataError(
+                f"the run ended {now_s - self._began_s:.0f} s after its first update, expected more than "
+                f"{_STARTED_S:g} s: give --updates a larger number"
+            )
+        started_s, start_cpu_s = self._started
+        return start_cpu_s, (used_s - start_cpu_s) / (now_s - started_s)
+
+    def _used_s(self) -> float:
+        return sum(process_cpu_s(process.pid) for process in self._processes)
 
     def _see(self) -> None:
         with contextlib.suppress(OSError):
-            while os.read(self._screen, 1 << 16):
-                pass
+            while drawn := os.read(self._screen, 1 << 16):
+                self.num_screen_bytes += len(drawn)
 
     def _read(self) -> None:
         try:
@@ -133,8 +155,12 @@ class Watchers:
         with httpx2.Client(headers=_headers(token), timeout=10.0) as client:
             while not self._over.wait(_VIEWS_EVERY_S):
                 for view in _VIEWS:
-                    with contextlib.suppress(httpx2.HTTPError):
-                        client.get(f"{page}/api/runs/{run}/{view}")
+                    try:
+                        client.get(f"{page}/api/runs/{run}/{view}").raise_for_status()
+                        self.num_views += 1
+                    except httpx2.HTTPError as error:
+                        if not self._over.is_set():
+                            self.error = f"{view}: {error}"
 
 
 def _headers(token: str) -> dict[str, str]:
@@ -155,19 +181,23 @@ def measure(work: Path, *, seed: int, num_updates: int, is_watched: bool) -> Wat
         # from the first update on
         if is_watched and not watchers and (run_dir / HISTORY_NAME).exists() and _updates(run_dir):
             watchers.append(Watchers(run_dir))
+        for one in watchers:
+            one.poll()
 
-    share = 0.0
+    start_cpu_s = share = 0.0
     try:
         train(_FILES, overrides, run_dir, limit_s=_LIMIT_S, on_poll=begin)
     finally:
         for one in watchers:
-            share = one.close()
-    if is_watched and (not watchers or watchers[0].error or not watchers[0].num_events):
-        raise DataError(f"the run was not watched: {watchers[0].error if watchers else 'it had no update'}")
+            start_cpu_s, share = one.close()
+    seen = (watchers[0].num_events, watchers[0].num_views, watchers[0].num_screen_bytes) if watchers else (0, 0, 0)
+    if is_watched and not (watchers and all(seen) and not watchers[0].error):
+        why = "it had no update" if not watchers else watchers[0].error or f"events, views, bytes drawn: {seen}"
+        raise DataError(f"the run was not watched: {why}; see {run_dir}")
     rows = _updates(run_dir)
     tokens = sum(row.num_trained_tokens for row in rows[1:])
     took_s = rows[-1].at_s - rows[0].at_s
-    return WatchedRun(seed, tokens / took_s, share, watchers[0].num_events if watchers else 0)
+    return WatchedRun(seed, tokens / took_s, start_cpu_s, share, *seen)
 
 
 def _updates(run_dir: Path) -> list[UpdateRow]:
@@ -204,9 +234,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     show(
         "trained tokens a second",
-        ("run", "tokens/s", "share of a core of the watchers"),
+        ("run", "tokens/s", "processor s of the watchers' start", "share of a core after it"),
         [
-            (name, Spread.of([r.tokens_per_s for r in of]), Spread.of([r.cpu_share for r in of]))
+            (
+                name,
+                Spread.of([run.tokens_per_s for run in of]),
+                Spread.of([run.start_cpu_s for run in of]),
+                Spread.of([run.cpu_share for run in of]),
+            )
             for name, of in runs.items()
         ],
     )

@@ -6,6 +6,7 @@ from benign development windows, by size (``calibration``). The fixed timeouts h
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
@@ -113,7 +114,7 @@ class Persistence:
         return min(self._scores) if len(self._scores) == self._scores.maxlen else 0.0
 
 
-class CandidateDetector:
+class CandidateDetector(ABC):
     """Names the worker with the highest score when it keeps it. Scores are by role and series: one
     for all metrics, or one a metric."""
 
@@ -125,9 +126,9 @@ class CandidateDetector:
         self._ticks = 0
         self.highest = 0.0
 
+    @abstractmethod
     def scores(self, role: str, window: Floats) -> Floats:
         """Return the workers' scores, [workers, series], of their last levels."""
-        raise NotImplementedError
 
     def tick(self, frame: Frame, now_s: float) -> Sequence[Alarm]:
         """Look at the last levels now and then."""
