@@ -87,6 +87,25 @@ def test_work_has_balance_drops_histograms_queues_and_groups(page: Page) -> None
     expect(panel(page, "Oldest open groups").locator(".note")).to_contain_text("members each")
 
 
+def test_a_state_of_work_has_one_colour_in_every_picture(page: Page) -> None:
+    show(page, "live", "work")
+    balance = panel(page, "The ledger's balance").locator(".entry")
+    staleness = panel(page, "Histograms").locator(".chart").filter(has_text="Staleness").locator(".entry")
+    expect(balance.first).to_be_visible()
+    expect(staleness.first).to_be_visible()
+    of_shares, of_bars = (
+        {_name(one): one.locator(".swatch").get_attribute("class") for one in of.all()} for of in (balance, staleness)
+    )
+    both = of_shares.keys() & of_bars.keys()
+    assert "trained" in both
+    assert any(name.startswith("dropped") for name in both)
+    assert {name: of_shares[name] for name in both} == {name: of_bars[name] for name in both}
+
+
+def _name(entry: Locator) -> str:
+    return re.sub(r"\s[\d.,]+\s?%$", "", entry.inner_text().strip())
+
+
 def test_workers_have_state_waits_and_logs(page: Page) -> None:
     show(page, "live", "workers")
     rows = panel(page, "Workers").locator("tbody tr")

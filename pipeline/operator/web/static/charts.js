@@ -188,6 +188,8 @@ export class Bars {
       return;
     }
     const names = [...new Set(this.bins.flatMap((bin) => bin.parts.filter((part) => part.value).map((part) => part.name)))];
+    const given = new Map(this.bins.flatMap((bin) => bin.parts.map((part) => [part.name, part.colour])));
+    const colourOf = (name) => `series-${given.get(name) ?? names.indexOf(name) % 6}`;
     const inner = width - PAD.left - PAD.right;
     const step = inner / this.bins.length;
     const y = (value) => PAD.top + (1 - value / (1.06 * high)) * (HEIGHT - PAD.top - PAD.bottom);
@@ -202,8 +204,7 @@ export class Bars {
       const left = PAD.left + index * step + Math.min(1.5, step * 0.1);
       for (const part of bin.parts) {
         if (!part.value) continue;
-        const colour = `series-${names.indexOf(part.name) % 6}`;
-        const rect = s("rect", { class: `bar ${colour}`, x: left, width: Math.max(1, step - Math.min(3, step * 0.2)), y: y(base + part.value), height: Math.max(1, y(base) - y(base + part.value)) });
+        const rect = s("rect", { class: `bar ${colourOf(part.name)}`, x: left, width: Math.max(1, step - Math.min(3, step * 0.2)), y: y(base + part.value), height: Math.max(1, y(base) - y(base + part.value)) });
         rect.append(s("title", { text: `${bin.label}: ${figure(part.value)} ${part.name} (${((100 * part.value) / all).toFixed(1)} %)` }));
         this.svg.append(rect);
         base += part.value;
@@ -212,7 +213,7 @@ export class Bars {
         this.svg.append(s("text", { class: "tick", x: left + step / 2, y: HEIGHT - 6, "text-anchor": "middle", text: bin.tick ?? bin.label }));
     });
     if (names.length > 1 || this.options.named)
-      names.forEach((name, index) => this.legend.append(h("span", { class: "entry" }, h("i", { class: `swatch series-${index % 6}` }), name)));
+      for (const name of names) this.legend.append(h("span", { class: "entry" }, h("i", { class: `swatch ${colourOf(name)}` }), name));
     const top = this.bins[sums.indexOf(high)];
     this.plot.setAttribute("aria-label", `${this.title}: ${this.bins.length} bars, the highest at ${top.label} with ${figure(high)} of ${figure(all)}`);
   }

@@ -5,6 +5,8 @@ import { Bars, binsOf } from "./charts.js";
 import { age, bytes, cells, count, figure, h, keyed, mark, panel, percent, rate, say, short, table, words } from "./dom.js";
 
 const CURRENCY = { groups: "groups", trajectories: "trajectories", tokens: "tokens", finished: "for the critic" };
+// one colour a state of work, in every picture; a reason of dropping that is not here has 4
+const COLOURS = { trained: 0, claimed: 6, ready: 7, running: 5, no_signal: 1, stale: 2, value_warmup: 3, rolled_back: 3 };
 
 export class WorkTab {
   constructor(app) {
@@ -95,9 +97,9 @@ export class WorkTab {
     terms.push(["= difference", (one) => one.difference]);
     keyed(this.audit.rows, terms, ([name]) => name, () => h("tr", {}, h("th", { scope: "row" }), names.map(() => h("td", { class: "number" }))), (row, [name, read]) => cells(row, [name, ...columns.map((one) => count(read(one)))]));
     const tokens = found.columns.tokens;
-    const dropped = Object.entries(tokens.dropped).sort((a, b) => b[1] - a[1]).map(([reason, number], index) => [`dropped: ${words(reason)}`, number, `series-${1 + (index % 4)}`]);
+    const dropped = Object.entries(tokens.dropped).sort((a, b) => b[1] - a[1]).map(([reason, number]) => [`dropped: ${words(reason)}`, number, `series-${COLOURS[reason] ?? 4}`]);
     const flight = Object.values(tokens.in_flight).reduce((sum, number) => sum + number, 0);
-    const shares = [["trained", tokens.trained, "series-0"], ...dropped, ["in flight", flight, "series-5"]].filter(([, number]) => number > 0);
+    const shares = [["trained", tokens.trained, `series-${COLOURS.trained}`], ...dropped, ["in flight", flight, `series-${COLOURS.running}`]].filter(([, number]) => number > 0);
     keyed(this.bar, shares, ([name]) => name, ([, , kind]) => h("i", { class: kind }), (part, [name, number]) => {
       part.style.setProperty("flex-grow", String(number));
       part.title = `${name}: ${count(number)} tokens, ${percent(number / tokens.admitted)}`;
@@ -122,10 +124,10 @@ export class WorkTab {
   }
 
   showVersions(found) {
-    const kinds = [["trained", found.trained], ["claimed", found.claimed], ["ready", found.ready], ["running", found.running]];
-    for (const [reason, counts] of Object.entries(found.dropped)) kinds.push([`dropped: ${words(reason)}`, counts]);
+    const kinds = ["trained", "claimed", "ready", "running"].map((state) => [state, found[state], COLOURS[state]]);
+    for (const [reason, counts] of Object.entries(found.dropped)) kinds.push([`dropped: ${words(reason)}`, counts, COLOURS[reason] ?? 4]);
     const most = Math.max(found.eta, 1, ...kinds.flatMap(([, counts]) => Object.keys(counts).map(Number)));
-    const bins = Array.from({ length: Math.min(most, 64) + 1 }, (_, staleness) => ({ label: String(staleness), parts: kinds.map(([name, counts]) => ({ name, value: counts[staleness] ?? 0 })) }));
+    const bins = Array.from({ length: Math.min(most, 64) + 1 }, (_, staleness) => ({ label: String(staleness), parts: kinds.map(([name, counts, colour]) => ({ name, value: counts[staleness] ?? 0, colour })) }));
     this.staleness.show(bins, `${found.unit}s by their oldest token; the bound is ${found.eta}${found.num_unbegun ? `; ${count(found.num_unbegun)} have no token yet` : ""}`);
   }
 
