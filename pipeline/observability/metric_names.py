@@ -78,6 +78,7 @@ _NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "moments": ("observed_moments_total", "Seconds at which the observer looked at the fleet."),
     "missed_moments": ("missed_moments_total", "Of them, those without an answer of the registry."),
     "moments_left_out": ("unwritten_moments_total", "Seconds of metrics that the disk refused for too long."),
+    "records_lost": ("lost_flow_records_total", "Flow records that were gone before the observer read them."),
     "incidents": ("incidents_total", "Incidents that were opened."),
     "incidents_open": ("open_incidents", "Incidents that have not ended."),
     # learner

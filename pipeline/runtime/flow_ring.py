@@ -64,6 +64,8 @@ _STATE: Final = struct.Struct("<BBHIdQQQfi")
 _BODY_BYTES: Final = 48
 _COUNT_LIMIT: Final = 2**32 - 1
 _FILE_BYTES: Final = _SLOTS_AT + NUM_SLOTS * _SLOT_BYTES
+_READ_SLOTS: Final = 256
+"""Slots of one call: the writer overwrites few of them meanwhile."""
 
 
 class _SlotKind(IntEnum):
@@ -315,15 +317,20 @@ class FlowRingReader:
         lost = max(0, written - NUM_SLOTS - self._next)
         self.num_overwritten += lost
         self._next += lost
-        for number in range(self._next, written):
-            self._next = number + 1
-            record = self._record(self._fd, number)
-            if record is not None:
-                yield record
+        while self._next < written:
+            first = self._next
+            # up to the end of the file, whose next slot is the first one
+            num_slots = min(written - first, NUM_SLOTS - first % NUM_SLOTS, _READ_SLOTS)
+            slots = _bytes_at(self._fd, num_slots * _SLOT_BYTES, _SLOTS_AT + first % NUM_SLOTS * _SLOT_BYTES)
+            for number in range(first, first + num_slots):
+                self._next = number + 1
+                at = (number - first) * _SLOT_BYTES
+                record = self._record(self._fd, number, slots[at : at + _SLOT_BYTES])
+                if record is not None:
+                    yield record
 
-    def _record(self, fd: int, number: int) -> FlowRecord | None:
-        at = _SLOTS_AT + number % NUM_SLOTS * _SLOT_BYTES
-        body = _whole(_bytes_at(fd, _SLOT_BYTES, at), number)
+    def _record(self, fd: int, number: int, slot: bytes) -> FlowRecord | None:
+        body = _whole(slot, number)
         if body is not None:
             with contextlib.suppress(ValueError):
                 # a kind of a later version is a ValueError

@@ -3,7 +3,10 @@ minutes.
 
 The files are tables as ``headrace watch --from`` and ``headrace trace --from`` read them, so that a
 run is examined afterwards by the same code. A file is complete, or it is not there. Above the limit
-of the folder the oldest are deleted. A disk that refuses a file costs those minutes alone."""
+of the folder the oldest are deleted. A disk that refuses a file costs those minutes alone.
+
+These files are the run's history of metrics. Moments that wait for the disk are bounded in number
+and in rows, of which each number takes 8 bytes."""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.watch.frame import Frame
 
@@ -25,14 +29,22 @@ OBSERVED: Final = "observed"
 SEGMENT_S: Final = 120.0
 _MAX_UNWRITTEN: Final = 600
 """Moments that wait for the disk at most; beyond it the oldest are left out, and counted."""
-_TEXT: Final = frozenset({"worker", "role", "metric", "sender", "receiver", "waiting_for"})
+_MAX_ROWS: Final = 1_000_000
+"""Rows of further tables that wait for the disk at most."""
+_DUE_ROWS: Final = 200_000
+"""So many rows of further tables make a file, before its time."""
+_TEXT: Final = frozenset({"worker", "role", "metric", "sender", "receiver", "waiting_for", "link", "outcome", "wait"})
+FurtherRows: TypeAlias = "Sequence[Mapping[str, Any]] | NDArray[np.void]"
+"""Rows by column, or a structured array."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
     at_s: float
     frame: Frame
-    tables: Mapping[str, Sequence[Mapping[str, Any]]]
+    tables: Mapping[str, pa.Table]
+    num_rows: int
+    """Of ``tables``."""
 
 
 class SegmentWriter:
@@ -44,36 +56,44 @@ class SegmentWriter:
         self._keep_bytes = keep_bytes
         self._segment_s = segment_s
         self._moments: deque[_Moment] = deque()
+        self._num_rows = 0
         self.num_left_out = 0
         """Moments that never came to the disk."""
 
-    def add(self, at_s: float, frame: Frame, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    def add(self, at_s: float, frame: Frame, tables: Mapping[str, FurtherRows]) -> None:
         """Take one moment. ``at_s``: wall-clock seconds. ``tables``: rows by the name of a further
-        table, each row by column."""
-        self._moments.append(_Moment(at_s, frame, tables))
-        while len(self._moments) > _MAX_UNWRITTEN:
-            self._moments.popleft()
+        table."""
+        made = {name: _table(rows) for name, rows in tables.items() if len(rows)}
+        moment = _Moment(at_s, frame, made, sum(table.num_rows for table in made.values()))
+        self._moments.append(moment)
+        self._num_rows += moment.num_rows
+        while len(self._moments) > _MAX_UNWRITTEN or (self._num_rows > _MAX_ROWS and len(self._moments) > 1):
+            self._num_rows -= self._moments.popleft().num_rows
             self.num_left_out += 1
 
     def is_due(self) -> bool:
-        """Return whether a file's time is full."""
-        return bool(self._moments) and self._moments[-1].at_s - self._moments[0].at_s >= self._segment_s
+        """Return whether a file's time is full, or its rows."""
+        if not self._moments:
+            return False
+        return self._moments[-1].at_s - self._moments[0].at_s >= self._segment_s or self._num_rows >= _DUE_ROWS
 
     def take(self) -> Callable[[], None]:
         """Return a function that writes what was collected; it raises OSError."""
         moments, self._moments = list(self._moments), deque()
+        self._num_rows = 0
         return lambda: self._write(moments)
 
     def _write(self, moments: Sequence[_Moment]) -> None:
         if not moments:
             return
+        import pyarrow as pa
+
         self.folder.mkdir(mode=0o700, exist_ok=True)
         begin_ms = round(1000 * moments[0].at_s)
         self._store(f"metrics-{begin_ms}", _metrics(moments))
         for name in dict.fromkeys(name for moment in moments for name in moment.tables):
-            rows = [row for moment in moments for row in moment.tables.get(name, ())]
-            if rows:
-                self._store(f"{name}-{begin_ms}", _table(rows))
+            tables = [moment.tables[name] for moment in moments if name in moment.tables]
+            self._store(f"{name}-{begin_ms}", pa.concat_tables(tables).unify_dictionaries())
         self._thin()
 
     def _store(self, name: str, table: pa.Table) -> None:
@@ -127,10 +147,19 @@ def _coded(indices: Any, names: Sequence[str]) -> Any:
     return pa.DictionaryArray.from_arrays(pa.array(indices.astype(np.int32)), pa.array(list(names), pa.string()))
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _table(rows: FurtherRows) -> pa.Table:
     import pyarrow as pa
 
-    names = list(rows[0])
-    return pa.table(
-        {name: pa.array([row[name] for row in rows], pa.string() if name in _TEXT else pa.float64()) for name in names}
-    )
+    if isinstance(rows, np.ndarray):
+        columns: dict[str, Any] = {name: rows[name] for name in rows.dtype.names or ()}
+    else:
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return pa.table({name: _column(name, cells) for name, cells in columns.items()})
+
+
+def _column(name: str, cells: Any) -> Any:
+    import pyarrow as pa
+
+    if name in _TEXT:
+        return pa.array(cells, pa.string()).dictionary_encode()
+    return pa.array(cells) if isinstance(cells, np.ndarray) else pa.array(cells, pa.float64())

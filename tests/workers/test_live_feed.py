@@ -199,6 +199,19 @@ def test_a_message_has_one_record_at_each_end_with_its_size_and_times(fleet: Fle
         assert one.policy_version >= 0
 
 
+def test_each_chunk_of_an_update_has_a_record_from_its_claim_to_the_version(fleet: Fleet) -> None:
+    trained, judged = fleet.told[Role.LEARNER].records, {one.key for one in fleet.told[Role.REWARD].records}
+    assert {one.outcome for one in trained} == {MessageOutcome.STORED} and {one.link for one in trained} == {""}
+    assert {one.policy_version for one in trained} == {row.policy_version for row in fleet.rows} == {1}
+    keys = {one.key for one in trained}
+    assert len(keys) == len(trained)
+    assert len(keys & judged) == sum(row.num_trajectories for row in fleet.rows), "reward workers see last chunks alone"
+    assert sum(one.size for one in trained) == sum(row.num_response_tokens for row in fleet.rows)
+    (row,) = fleet.rows
+    for one in trained:
+        assert one.service_s >= row.step_s and one.storing_s > 0.0 and one.waited_s > 0.0
+
+
 def service(fleet: Fleet, role: Role) -> dict[str, ServiceSums]:
     return fleet.told[role].vitals[-1].service
 

@@ -42,6 +42,7 @@ from protocol.ids import Role
 from workers.checkpoint_writer import CheckpointWriter
 from workers.engines.build import build_training_backend
 from workers.engines.training.seam import TrainingBackend
+from workers.learner.claimed_chunks import ClaimedChunks
 from workers.learner.critic_watch import CriticWatch
 from workers.learner.ending import Ending
 from workers.learner.evaluations import Evaluations
@@ -90,6 +91,7 @@ class Learner(Actor):
         self._critic: CriticWatch | None
         self._hopeless: HopelessData
         self._wait: WorkWait
+        self._chunks = ClaimedChunks(ctx.who.worker, ctx.clock, ctx.flow)
         # From update to update: the state that a checkpoint holds.
         self._num_updates = 0
         self._version = 0
@@ -219,6 +221,7 @@ class Learner(Actor):
                 "ledger's server lost its last writes; the learner goes back to its last checkpoint, so that they count once"
             )
         units = await self.ctx.ledger.fetch(claim)
+        self._chunks.claimed(units, self._version + 1)
         spanned = [(unit.name, chunks[0].chunk.trajectory) for unit in units for chunks in unit.trajectories]
         for _, trajectory in spanned:
             self.ctx.spans.begin(str(trajectory))
@@ -229,6 +232,7 @@ class Learner(Actor):
             self.ctx.log.error("non_finite_unit", unit=refused.unit, error=str(refused))
             await self.ctx.ledger.drop(self.ctx.who, claim, refused.unit, DropReason.NON_FINITE)
         samples = prepared.samples
+        self._chunks.begun()
         with self.ctx.work.task("update", float(sum(sample.tokens.size for sample in samples)), "tokens"):
             with self.ctx.work.part(0.9):
                 stepped = await self._updates.step(samples, policy_version=self._version, compute=self.ctx.compute)
@@ -236,11 +240,13 @@ class Learner(Actor):
                 await self.ctx.compute(self._recorder.outcome, prepared, stepped, number, version)
             self._num_updates, self._version = number, version
             self._applied[claim.claim_id] = claim.units
+            self._chunks.trained()
             started = time.monotonic()
             with self.ctx.work.part(0.05):
                 await self._publish()
             publish_s = time.monotonic() - started
         dropped = {refused.unit for refused in prepared.refused}
+        self._chunks.published(dropped)
         for unit, trajectory in spanned:
             if unit in dropped:
                 self.ctx.spans.forget(str(trajectory))

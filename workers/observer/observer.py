@@ -1,25 +1,32 @@
 """The observer: heartbeats in, incidents and a history of metrics out.
 
-Once a second it reads the registry's heartbeats. It writes incidents (``pipeline.incidents``) and
-files of metrics (``pipeline.watch.segments``) into the run's folder. It waits for the next second,
-and for the registry's answer, which comes at once or not at all.
+Once a second it reads the registry's heartbeats, and the flow records of its host's workers. It
+writes incidents (``pipeline.incidents``) and files of metrics and messages
+(``pipeline.watch.segments``) into the run's folder. It waits for the next second, and for the
+registry's answer, which comes at once or not at all.
 
 The run goes on without it. It holds nothing that a restart cannot rebuild: open incidents are read
 again from their file. A registry without an answer is itself an incident, of the ledger.
 
 Counters in the heartbeat: ``moments`` (looks at the fleet), ``missed_moments`` (without an answer
 of the registry), ``incidents`` (opened), ``incidents_open``. ``moments_left_out`` counts moments
-that never came to the disk, since it refused them."""
+that never came to the disk, since it refused them. ``records_lost`` counts flow records that were
+overwritten before they were read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.flow.host_records import HostRecordReader
 from pipeline.incidents.book import IncidentBook, Suspicion
 from pipeline.incidents.file import IncidentFile, RunIncidents
 from pipeline.incidents.records import IncidentRecord, IncidentStep
 from pipeline.runtime.actor import Actor, ActorContext
+from pipeline.runtime.flow_ring import flow_folder
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.watch.findings import Finding
 from pipeline.watch.heartbeats import FrameMaker
@@ -50,6 +57,7 @@ class Observer(Actor):
         self._book = IncidentBook()
         self._file = IncidentFile(ctx.run_dir)
         self._segments = SegmentWriter(ctx.run_dir, keep_bytes=ctx.config.observer.keep_mb << 20)
+        self._records = HostRecordReader(flow_folder(ctx.run_dir))
         self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
         """By worker and kind: the newest finding, and until when it holds."""
         self._away_since_s: float | None = None
@@ -81,6 +89,7 @@ class Observer(Actor):
         """End the open incidents, and write the metrics that have not come to the disk."""
         await self._record(self._book.close())
         await self._write_segment()
+        self._records.close()
 
     async def _look(self) -> None:
         suspicions: list[Suspicion] = []
@@ -93,16 +102,22 @@ class Observer(Actor):
         else:
             self._away_since_s = None
             published = -1 if weights is None else weights.policy_version
-            suspicions += self._judge([beat for beat in beats if beat.who.role is not Role.OBSERVER], published)
+            records = await self.ctx.compute(self._records.read, self.ctx.clock.monotonic(), self.ctx.clock.time())
+            suspicions += self._judge(
+                [beat for beat in beats if beat.who.role is not Role.OBSERVER], published, records
+            )
+            self.ctx.counters["records_lost"] = self._records.num_lost
             self.ctx.count("moments")
         await self._record(self._book.look(self.ctx.clock.time(), suspicions))
         if self._segments.is_due():
             await self._write_segment()
 
-    def _judge(self, beats: Sequence[Heartbeat], published: int) -> list[Suspicion]:
+    def _judge(
+        self, beats: Sequence[Heartbeat], published: int, records: Mapping[str, NDArray[np.void]]
+    ) -> list[Suspicion]:
         now_s, at_s = self.ctx.clock.monotonic(), self.ctx.clock.time()
         frame = self._frames.frame(now_s, beats, published)
-        self._segments.add(at_s, frame, {})
+        self._segments.add(at_s, frame, records)
         for finding in self._watch.tick(frame):
             self._held[finding.worker, finding.kind] = (finding, now_s + HELD_S)
         for key, (finding, until_s) in list(self._held.items()):

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.watch import segments
 from pipeline.watch.frame import Frame
 from pipeline.watch.segments import SegmentWriter
 
@@ -103,3 +104,35 @@ def test_a_metric_every_second_takes_few_bytes(tmp_path: Path) -> None:
     writer.take()()
     size = sum(file.stat().st_size for file in (tmp_path / "observed").iterdir())
     assert size / (120 * 50 * 20) < 8.0, "bytes a sample of pure noise"
+
+
+def test_rows_of_a_structured_array_keep_whole_numbers_and_words(tmp_path: Path) -> None:
+    kind = np.dtype([("time_s", "f8"), ("worker", "O"), ("key", "u8"), ("service_s", "f4")])
+    writer = SegmentWriter(tmp_path, keep_bytes=1 << 20)
+    for second in (1, 2):
+        rows = np.array([(1.0 * second, "reward-0", 2**64 - second, 0.5), (1.0, "reward-1", second, 0.0)], kind)
+        writer.add(1000.0 + second, frame(second), {"messages": rows})
+    writer.add(1003.0, frame(3), {"messages": np.array([], kind)})
+    writer.take()()
+    assert [tuple(row.values()) for row in written(tmp_path, "messages")] == [
+        (1.0, "reward-0", 2**64 - 1, 0.5), (1.0, "reward-1", 1, 0.0),
+        (2.0, "reward-0", 2**64 - 2, 0.5), (1.0, "reward-1", 2, 0.0),
+    ]  # fmt: skip
+
+
+def test_many_rows_make_a_file_before_its_time_and_unwritten_ones_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "_DUE_ROWS", 250)
+    monkeypatch.setattr(segments, "_MAX_ROWS", 1000)
+    rows = np.zeros(100, np.dtype([("time_s", "f8")]))
+    writer = SegmentWriter(tmp_path, keep_bytes=1 << 20)
+    due = []
+    for second in range(15):
+        writer.add(1000.0 + second, frame(second), {"messages": rows})
+        due.append(writer.is_due())
+    assert due == [False, False, *[True] * 13]
+    assert writer.num_left_out == 5
+    writer.take()()
+    assert len(written(tmp_path, "messages")) == 1000
+    assert not writer.is_due()

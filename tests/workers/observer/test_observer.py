@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.incidents.file import INCIDENTS_NAME, RunIncidents
 from pipeline.incidents.records import Incident
+from pipeline.runtime.flow_ring import Completion, FlowRingWriter, MessageOutcome, flow_folder
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.errors import LedgerUnavailable
@@ -171,3 +172,21 @@ async def test_a_silence_that_lasts_is_one_open_incident_for_as_long(tmp_path: P
         await site.pass_s(15)
         await site.pass_s(200, without=frozenset({"generator-3"}))
         assert [(one.component, one.is_open, len(one.records)) for one in site.incidents] == [("generator-3", True, 1)]
+
+
+async def test_messages_of_workers_of_its_host_are_kept_in_the_runs_folder(tmp_path: Path) -> None:
+    async with observed(tmp_path) as site:
+        await site.add(Role.REWARD, "reward-0")
+        ring = FlowRingWriter(flow_folder(tmp_path), site.beats["reward-0"].who)
+        with closing(ring):
+            for number in range(5):
+                done = Completion(site.clock.monotonic(), "g-0>reward-0", MessageOutcome.STORED, number, 7, 0, 1, 0, 2)
+                ring.complete(done)
+                await site.pass_s(1)
+        ring.path.unlink()
+    (file,) = (tmp_path / "observed").glob("messages-*.parquet")
+    rows = pq.read_table(file).to_pylist()
+    assert [(row["key"], row["worker"], row["time_s"]) for row in rows] == [
+        (number, "reward-0", 1e9 + number) for number in range(5)
+    ]
+    assert site.observer.ctx.counters["records_lost"] == 0
