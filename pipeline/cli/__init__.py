@@ -36,6 +36,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "top": ("pipeline.cli.top", "Show a run on a full screen, with keys that change it."),
     "dashboard": ("pipeline.cli.dashboard", "Show runs in a browser, live."),
     "logs": ("pipeline.cli.logs", "Show what workers have logged, on every host."),
+    "stacks": ("pipeline.cli.stacks", "Show where workers stand, and which are unlike the rest."),
     "queues": ("pipeline.cli.inspect", "Show every queue: depth, limit, age, consumer."),
     "groups": ("pipeline.cli.looks", "Show open groups, and what each member waits for."),
     "versions": ("pipeline.cli.looks", "Show how stale the work is, and was."),

@@ -35,18 +35,19 @@ from pipeline.files import keep_private
 from pipeline.ledger.address import read_ledger_url
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.process.exit_codes import DrainTimeout, ExitCode, Interrupted, exit_code_of
-from pipeline.process.last_error import LastError, last_error
-from pipeline.process.records import Life, identify, worker_pid, write_life
+from pipeline.process.records import worker_pid
+from pipeline.process.stacks.dump import StackDump
 from pipeline.process.work import listening
 from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.heartbeat import HeartbeatThread
+from pipeline.runtime.life_record import LifeRecord
 from pipeline.runtime.lifecycle import Lifecycle
 from pipeline.runtime.live_feed import begin_vitals, open_ring
 from pipeline.runtime.liveness import heartbeat_every_s
 from pipeline.runtime.log import WorkerLog, open_log
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
-from pipeline.runtime.registry.contract import Registry, RunState, Topic, WaitingFor
+from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, Topic, WaitingFor
 from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.run_ledger import connect_worker, run_ledger
 from pipeline.runtime.signals import stop_signals
@@ -82,7 +83,7 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> in
     keep_private()
     # Before any import of a numeric library.
     limit_threads(1)
-    life = _LifeRecord(run_dir, worker)
+    life = LifeRecord(run_dir, worker)
     try:
         if not is_worker_name(worker):
             raise ConfigError(
@@ -107,11 +108,14 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> in
     if "torch" not in sys.modules:
         limit_threads(threads_of(config, actor_class.role))
     log = open_log(run_dir, role=actor_class.role, worker=worker, run=config.run.name)
-    host = Host(actor_class, config, run_dir, worker, url, log, on_epoch=life.registered)
+    stacks = _stack_dump(run_dir, worker, log)
+    host = Host(actor_class, config, run_dir, worker, url, log, stacks, on_epoch=life.registered)
     code = ExitCode.FAILURE
     try:
         code = asyncio.run(host.run())
     finally:
+        if stacks is not None:
+            stacks.close()
         log.flush()
         life.ended(code, host.error, host.delivered)
     if host.is_computing:
@@ -121,29 +125,13 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> in
     return code
 
 
-class _LifeRecord:
-    """This process's own record. A refused write is ignored: a later supervisor then knows less."""
-
-    def __init__(self, run_dir: Path, worker: str) -> None:
-        self._run_dir = run_dir
-        self._worker = worker
-        self._identity = identify(worker_pid())
-        self._epoch = 0
-
-    def registered(self, epoch: int) -> None:
-        """Record the incarnation ``epoch``."""
-        self._epoch = epoch
-        self._write(None, None, 0)
-
-    def ended(self, code: int, error: BaseException | None, delivered: int = 0) -> None:
-        """Record the exit code, the error if one ended it, and the finished pieces of work."""
-        self._write(code, None if error is None else last_error(error), delivered)
-
-    def _write(self, exit_code: int | None, error: LastError | None, delivered: int) -> None:
-        if self._identity is not None:
-            with contextlib.suppress(OSError):
-                life = Life(self._identity, self._epoch, exit_code, error, delivered)
-                write_life(self._run_dir, self._worker, life)
+def _stack_dump(run_dir: Path, worker: str, log: WorkerLog) -> StackDump | None:
+    """Return what writes this process's stacks on a signal; None where no file can be written."""
+    try:
+        return StackDump(run_dir, worker)
+    except OSError as error:
+        log.logger.warning("stacks_not_written", reason=str(error))
+        return None
 
 
 def open_transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTransport:
@@ -175,6 +163,7 @@ class Host:
         worker: str,
         url: str,
         log: WorkerLog,
+        stacks: StackDump | None = None,
         *,
         on_epoch: Callable[[int], None],
     ) -> None:
@@ -185,6 +174,7 @@ class Host:
         self._url = url
         self._on_epoch = on_epoch
         self._worker_log = log
+        self._stacks = stacks
         self._log: FilteringBoundLogger = log.logger
         self._clock: Clock = RealClock()
         settings = config.supervisor
@@ -332,6 +322,11 @@ class Host:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(function, *arguments)
 
+        def heartbeat() -> Heartbeat:
+            if self._stacks is not None:
+                self._stacks.poll(loop)
+            return ctx.worker_state.heartbeat()
+
         def on_fenced() -> None:
             self._is_fenced = True
             on_loop(self._nudged.set)
@@ -342,7 +337,7 @@ class Host:
 
         return HeartbeatThread(
             RedisHeartbeatWriter(self._url, self._config.run.name),
-            ctx.worker_state.heartbeat,
+            heartbeat,
             on_fenced=on_fenced,
             on_deaf=on_deaf,
             log=self._log,

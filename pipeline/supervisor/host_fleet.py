@@ -5,6 +5,7 @@ and killed then, so that its late writes have no effect."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import structlog
 
 from pipeline.config.schema import RunConfig
 from pipeline.process.exit_codes import ExitCode
+from pipeline.process.stacks.request import stand_of
 from pipeline.runtime.registry.contract import Drain, Heartbeat, Registry
 from pipeline.supervisor.fleet_plan import Action, FleetPlan, Intensity, RestartPolicy, Verb, worker_name
 from pipeline.supervisor.launchers.seam import Exit
@@ -21,6 +23,8 @@ from pipeline.supervisor.watchdog import Timeouts, Watchdog
 from pipeline.training.checkpoints import CHECKPOINTS, VALUE_CHECKPOINTS, newest_name
 from protocol.ids import Role
 
+_STACKS_S = 1.5
+"""Most time that a stuck worker's stacks may take before its end."""
 DIED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED, ExitCode.FENCED})
 
 log = structlog.get_logger(__name__)
@@ -106,11 +110,14 @@ class HostFleet:
         """Fence and kill frozen and stuck workers, which are started again."""
         self.processes.observe(beats)
         for worker, reason in self.watchdog.look(beats, self.processes.pids, now, overdue_s).items():
+            is_silent = self.watchdog.is_silent(worker, now)
+            # a frozen process cannot answer
+            group = None if is_silent else await asyncio.to_thread(stand_of, self._run_dir, worker, answer_s=_STACKS_S)
+            stands = {} if group is None else {"stands_in": group.where, "calls": group.calls, "alike": group.workers}
             await registry.fence(worker)
             self.processes.stop(worker, now=True)
-            kept = None if self.watchdog.is_silent(worker, now) else self._kept(worker)
-            if self.plan.replace(worker, reason, kept=kept):
-                log.error("worker_replaced", worker=worker, reason=reason)
+            if self.plan.replace(worker, reason, kept=None if is_silent else self._kept(worker)):
+                log.error("worker_replaced", worker=worker, reason=reason, **stands)
         pids = self.processes.pids
         for beat in beats:
             worker = beat.who.worker

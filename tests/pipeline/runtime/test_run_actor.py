@@ -20,7 +20,9 @@ import pytest
 from pipeline.config.load import write_resolved
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import EmbeddedServer
+from pipeline.process import records
 from pipeline.process.exit_codes import ExitCode
+from pipeline.process.stacks.request import request_stacks
 from pipeline.runtime.flow_ring import FlowRingReader, flow_folder
 from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry.redis import RedisRegistry
@@ -237,6 +239,13 @@ async def test_a_beating_thread_does_not_hide_a_dead_loop_and_ends_it_when_fence
     assert later.progress == first.progress
     assert later.vitals is not None and later.vitals.loop_lag_ms > 1_000.0
     assert later.progress_at_s == first.progress_at_s
+    identity = records.identify(process.pid)
+    assert identity is not None
+    records.write_started(run.folder, "reward-0", records.Started(identity, "reward"))
+    look = (await asyncio.to_thread(request_stacks, run.folder)).looks["reward-0"]
+    main = look.stack("main")
+    assert look.is_whole and main is not None
+    assert str(main.frames[0]).startswith("run (runtime/tiny_actors.py:")
     await registry.fence("reward-0")
     assert process.wait(_PATIENCE_S) == ExitCode.FENCED
     await registry.aclose()

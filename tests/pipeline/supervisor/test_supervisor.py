@@ -226,7 +226,11 @@ def test_a_loop_that_never_turns_is_replaced_though_its_heartbeat_goes_on(tmp_pa
             run.interrupt(snapshot)
 
     run.react = react
-    assert run.until_end().exit_code == ExitCode.OK
+    with capture_logs() as logged:
+        assert run.until_end().exit_code == ExitCode.OK
+    (replaced,) = [row for row in logged if row["event"] == "worker_replaced"]
+    assert (replaced["worker"], replaced["stands_in"], replaced["alike"]) == ("reward-0", "task life", ("reward-0",))
+    assert any(call.startswith("run (supervisor/fake_worker.py:") for call in replaced["calls"])
 
 
 class BeatingClock:

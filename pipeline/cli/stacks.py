@@ -1,0 +1,97 @@
+"""``headrace stacks``: what the workers of this host are doing just now, and which are unlike."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from pipeline.cli.common import echo_json, json_option, run_among
+from pipeline.operator.attached import find_run
+from protocol.errors import ConfigError
+from protocol.printable import printable, printable_line
+
+_EVERY_S = 0.5
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  headrace stacks                       # all workers of this host, in the newest run
+  headrace stacks generator-2 --all     # every thread and task of one
+  headrace stacks generator-2 --native  # with native calls, by py-spy
+
+A stack stands when it is the same in all looks. Workers of a role that stand at one place are a
+group; a smaller group is unlike the others. It works while a worker's loop is held up. A process
+that is frozen cannot answer. Stacks of another host's workers are read there, in the folder of the join."""
+)
+@click.argument("workers", nargs=-1, metavar="[WORKER]... [RUN]")
+@run_among("workers")
+@click.option("--looks", type=click.IntRange(1, 20), default=3, show_default=True, help="Half a second apart.")
+@click.option("--all", "show_all", is_flag=True, help="Every thread and task, of the last look.")
+@click.option("--native", is_flag=True, help="By py-spy, with native calls; it must be installed.")
+@json_option
+def stacks(workers: tuple[str, ...], run: Path | None, looks: int, show_all: bool, native: bool, as_json: bool) -> None:
+    """Show where workers stand, and which stand elsewhere than the rest of their role."""
+    from pipeline.process.stacks.alike import stack_groups
+    from pipeline.process.stacks.parse import StackLook
+    from pipeline.process.stacks.request import request_stacks
+
+    run_dir = find_run(run)
+    if native:
+        _show_native(run_dir, workers)
+        return
+    found: dict[str, list[StackLook]] = {}
+    missing: dict[str, str] = {}
+    for number in range(looks):
+        if number:
+            time.sleep(_EVERY_S)
+        answers = request_stacks(run_dir, found.keys() if number else workers or None)
+        missing |= answers.missing
+        for worker, look in answers.looks.items():
+            found.setdefault(worker, []).append(look)
+    if not found:
+        reasons = "; ".join(f"{worker}: {reason}" for worker, reason in missing.items()) or "no worker was started here"
+        raise ConfigError(f"{run_dir} has no stacks: {reasons}")
+    groups = stack_groups(found)
+    if as_json:
+        last = {worker: [asdict(stack) for stack in of[-1].stacks] for worker, of in found.items()}
+        echo_json({"groups": [asdict(group) for group in groups], "missing": missing, "stacks": last})
+        return
+    for group in groups:
+        state = "  UNLIKE the others" if group.is_unlike else ""
+        where = "moves, or waits for work" if group.where == "moves" else f"stands in {group.where}"
+        click.echo(f"{group.role}: {', '.join(group.workers)}: {where}{state}")
+        for call in group.calls:
+            click.echo(f"    {printable_line(call)}")
+    for worker, reason in sorted(missing.items()):
+        click.echo(f"{worker}: {reason}")
+    if show_all:
+        for worker, of in sorted(found.items()):
+            for stack in of[-1].stacks:
+                click.echo(f"\n{worker}, {printable_line(stack.name)}:")
+                for frame in stack.frames:
+                    click.echo(f"    {printable_line(str(frame))}")
+
+
+def _show_native(run_dir: Path, workers: tuple[str, ...]) -> None:
+    import shutil
+    import subprocess
+
+    from pipeline.process import records
+
+    program = shutil.which("py-spy")
+    if program is None:
+        raise ConfigError("py-spy is not installed; expected for --native: pip install py-spy, and leave to trace")
+    started = records.read_started(run_dir)
+    for worker in workers or sorted(started):
+        record = started.get(worker)
+        if record is None or records.identify(record.identity.pid) != record.identity:
+            click.echo(f"{worker}: no process of it runs on this host")
+            continue
+        click.echo(f"{worker}:")
+        command = [program, "dump", "--native", "--pid", str(record.identity.pid)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+        click.echo(printable(done.stdout if done.returncode == 0 else f"    {done.stderr.strip()}"))

@@ -1,0 +1,112 @@
+"""The reader's side: signals a run's workers on this host, and reads what they write."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from pipeline.process import records
+from pipeline.process.records import ProcessIdentity, Started
+from pipeline.process.stacks.alike import StackGroup, stack_groups
+from pipeline.process.stacks.dump import END, SIGNAL, stack_file
+from pipeline.process.stacks.parse import StackLook, parse_dump
+
+ANSWER_S = 3.0
+"""A heartbeat's time, in a large fleet, and a little more."""
+_POLL_S = 0.02
+_MAX_READ = 4 << 20
+
+
+@dataclass(slots=True)
+class StackAnswers:
+    """Answers of a run's workers to one request."""
+
+    looks: dict[str, StackLook] = field(default_factory=dict[str, StackLook])
+    missing: dict[str, str] = field(default_factory=dict[str, str])
+    """Why a worker has no look."""
+
+
+def request_stacks(
+    run_dir: Path, workers: Collection[str] | None = None, *, answer_s: float = ANSWER_S
+) -> StackAnswers:
+    """Return the stacks of the workers of this host; ``workers`` None: of all.
+
+    It takes at most ``answer_s``. A process that was not started by this run, or has no handler for
+    the signal, is never signalled."""
+    started = records.read_started(run_dir)
+    answers = StackAnswers()
+    signalled = dict[str, int]()
+    for worker in sorted(started) if workers is None else workers:
+        if worker not in started:
+            answers.missing[worker] = "no process of this name was started here"
+        elif reason := _signal(run_dir, worker, started[worker], signalled):
+            answers.missing[worker] = reason
+    deadline = time.monotonic() + answer_s
+    waiting = dict(signalled)
+    while waiting and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        for worker, size in list(waiting.items()):
+            if END in _read(run_dir, worker, size):
+                del waiting[worker]
+    for worker, size in signalled.items():
+        text = _read(run_dir, worker, size)
+        look = parse_dump(text, worker=worker, role=started[worker].role)
+        if look.stacks:
+            answers.looks[worker] = look
+        else:
+            answers.missing[worker] = f"no answer in {answer_s:g} s: the process is frozen, or has just ended"
+    return answers
+
+
+def _signal(run_dir: Path, worker: str, record: Started, signalled: dict[str, int]) -> str:
+    """Signal one worker; return why not, or "" and its file's size before in ``signalled``."""
+    if record.identity.host != records.this_host():
+        return f"its process is on host {record.identity.host}: look there"
+    if SIGNAL is None:
+        return "this system has no SIGUSR1"
+    path = stack_file(run_dir, worker)
+    try:
+        with path.open("rb") as file:
+            identity = msgspec.json.decode(file.readline(1 << 16), type=ProcessIdentity)
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return "it is starting, or has ended"
+    except (OSError, msgspec.DecodeError) as error:
+        return f"{path} has no process of it: {error}"
+    if records.identify(identity.pid) != identity:
+        return "its process has ended"
+    try:
+        os.kill(identity.pid, SIGNAL)
+    except OSError as error:
+        return f"its process takes no signal: {error}"
+    signalled[worker] = size
+    return ""
+
+
+def _read(run_dir: Path, worker: str, size: int) -> str:
+    try:
+        with stack_file(run_dir, worker).open("rb") as file:
+            # a file that began anew is shorter
+            file.seek(size if os.fstat(file.fileno()).st_size >= size else 0)
+            return file.read(_MAX_READ).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def stand_of(run_dir: Path, worker: str, *, answer_s: float = ANSWER_S) -> StackGroup | None:
+    """Return where a worker stands, beside the others of its role on this host; None without an
+    answer."""
+    started = records.read_started(run_dir)
+    if worker not in started:
+        return None
+    role = started[worker].role
+    answers = request_stacks(
+        run_dir, [name for name, record in started.items() if record.role == role], answer_s=answer_s
+    )
+    groups = stack_groups({name: [look] for name, look in answers.looks.items()})
+    return next((group for group in groups if worker in group.workers), None)

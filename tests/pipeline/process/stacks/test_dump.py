@@ -1,0 +1,214 @@
+"""Stacks of a real process: on a signal, also while its loop or the interpreter is held up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pipeline.process import records
+from pipeline.process.records import ProcessIdentity, Started
+from pipeline.process.stacks import request
+from pipeline.process.stacks.dump import StackDump, stack_file
+from pipeline.process.stacks.parse import parse_dump
+from pipeline.process.stacks.request import request_stacks, stand_of
+
+_PROGRAM = """
+import asyncio, re, sys, threading, time
+from pathlib import Path
+from pipeline.process.stacks.dump import StackDump
+
+folder, worker, kind = sys.argv[1:]
+dump = StackDump(Path(folder), worker)
+
+async def deep_wait():
+    await asyncio.Event().wait()
+
+async def life():
+    await deep_wait()
+
+def spin_for_ever():
+    print("ready", flush=True)
+    while True:
+        pass
+
+def hold_the_lock():
+    # one call in C that gives the interpreter's lock to no other thread
+    print("ready", flush=True)
+    re.match("(a+)+$", "a" * 40 + "b")
+
+async def main():
+    loop = asyncio.get_running_loop()
+    def poll():
+        while True:
+            dump.poll(loop)
+            time.sleep(0.01)
+    threading.Thread(target=poll, daemon=True, name="heartbeat").start()
+    task = asyncio.create_task(life(), name="life")
+    await asyncio.sleep(0)
+    if kind == "spins":
+        spin_for_ever()
+    if kind == "holds":
+        hold_the_lock()
+    print("ready", flush=True)
+    await task
+
+asyncio.run(main())
+"""
+
+
+class Workers:
+    """Processes that have recorded themselves as a run's workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+
+    def start(self, worker: str, kind: str = "waits") -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(self.folder), worker, kind], stdout=subprocess.PIPE, text=True
+        )
+        self.processes[worker] = process
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        identity = records.identify(process.pid)
+        assert identity is not None
+        records.write_started(self.folder, worker, Started(identity, "generator"))
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    started = Workers(tmp_path)
+    yield started
+    started.end()
+
+
+def test_a_waiting_worker_shows_what_its_task_awaits_the_innermost_first(workers: Workers):
+    workers.start("generator-0")
+    look = request_stacks(workers.folder).looks["generator-0"]
+    assert look.is_whole and look.role == "generator"
+    life = look.stack("task life")
+    assert life is not None
+    assert [frame.function for frame in life.frames] == ["wait", "deep_wait", "life"]
+    assert {"main", "heartbeat"} <= {stack.name for stack in look.stacks}
+    again = request_stacks(workers.folder).looks["generator-0"].stack("task life")
+    assert again == life
+
+
+def test_a_worker_whose_loop_is_held_up_answers(workers: Workers):
+    workers.start("generator-0", "spins")
+    main = request_stacks(workers.folder).looks["generator-0"].stack("main")
+    assert main is not None
+    assert main.frames[0].function == "spin_for_ever"
+
+
+def test_a_call_that_holds_the_interpreters_lock_is_shown_by_its_threads_alone(workers: Workers):
+    workers.start("generator-0", "holds")
+    look = request_stacks(workers.folder, answer_s=0.5).looks["generator-0"]
+    main = look.stack("main")
+    assert not look.is_whole and main is not None
+    assert "hold_the_lock" in {frame.function for frame in main.frames}
+
+
+def test_the_odd_worker_is_told_from_its_role(workers: Workers):
+    for name, kind in (("generator-0", "waits"), ("generator-1", "spins"), ("generator-2", "waits")):
+        workers.start(name, kind)
+    odd = stand_of(workers.folder, "generator-1")
+    assert odd is not None
+    assert (odd.workers, odd.where, odd.is_unlike) == (("generator-1",), "main", True)
+    assert odd.calls[0].startswith("spin_for_ever")
+    usual = stand_of(workers.folder, "generator-0")
+    assert usual is not None
+    assert (usual.workers, usual.where, usual.is_unlike) == (("generator-0", "generator-2"), "task life", False)
+
+
+def test_a_frozen_worker_is_missing_with_a_reason_and_goes_on_later(workers: Workers):
+    workers.start("generator-0")
+    process = workers.processes["generator-0"]
+    process.send_signal(signal.SIGSTOP)
+    answers = request_stacks(workers.folder, answer_s=0.2)
+    assert not answers.looks
+    assert "frozen" in answers.missing["generator-0"]
+    process.send_signal(signal.SIGCONT)
+    assert "generator-0" in request_stacks(workers.folder).looks
+    assert process.poll() is None
+
+
+def test_a_process_without_the_handler_is_never_signalled(tmp_path: Path):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        identity = records.identify(process.pid)
+        assert identity is not None
+        records.write_started(tmp_path, "reward-0", Started(identity, "reward"))
+        assert request_stacks(tmp_path, answer_s=0.1).missing == {"reward-0": "it is starting, or has ended"}
+        # the file of an ended process of that name, whose id another process has now
+        stack_file(tmp_path, "reward-0").parent.mkdir()
+        other = msgspec.structs.replace(identity, started="long ago")
+        stack_file(tmp_path, "reward-0").write_bytes(msgspec.json.encode(other) + b"\n")
+        assert request_stacks(tmp_path, answer_s=0.1).missing == {"reward-0": "its process has ended"}
+        assert process.poll() is None
+        process.kill()
+
+
+def test_a_worker_of_another_host_is_asked_there(tmp_path: Path):
+    records.write_started(tmp_path, "reward-0", Started(ProcessIdentity("elsewhere", 1, "x"), "reward"))
+    assert "elsewhere" in request_stacks(tmp_path, answer_s=0.1).missing["reward-0"]
+    assert "no process" in request_stacks(tmp_path, ["reward-9"], answer_s=0.1).missing["reward-9"]
+
+
+def test_a_signal_after_the_end_of_the_dump_does_not_end_the_process(tmp_path: Path):
+    before = signal.getsignal(signal.SIGUSR1)
+    dump = StackDump(tmp_path, "reward-0")
+    dump.close()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_the_file_is_the_owners_and_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pipeline.process.stacks.dump._MAX_BYTES", 20_000)
+    before = signal.getsignal(signal.SIGUSR1)
+    dump = StackDump(tmp_path, "reward-0")
+    path = stack_file(tmp_path, "reward-0")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    async def look() -> None:
+        loop = asyncio.get_running_loop()
+        poll = threading.Thread(target=dump.poll, args=(loop,))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        poll.start()
+        await asyncio.to_thread(poll.join)
+
+    for _ in range(40):
+        asyncio.run(look())
+        assert path.stat().st_size < 60_000
+    head = path.read_text().splitlines()[0]
+    assert str(os.getpid()) in head
+    dump.close()
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nonsense\n", "Thread 0x12 (most recent call first):\n", "Task \n", "Threads:\n  0x zz\n"]
+)
+def test_damaged_text_is_no_error(text: str):
+    look = parse_dump(text, worker="w", role="r")
+    assert not look.is_whole
+    assert all(stack.frames == () for stack in look.stacks)
+
+
+def test_the_least_wait_of_a_reader_is_longer_than_a_heartbeat():
+    from pipeline.runtime.liveness import HEARTBEAT_EVERY_S
+
+    assert request.ANSWER_S > 2 * HEARTBEAT_EVERY_S
