@@ -114,6 +114,17 @@ class SegmentWriter:
                 file.unlink(missing_ok=True)
 
 
+def observed_files(run_dir: Path, kind: str) -> list[Path]:
+    """Return a run's files of one table, the oldest first. ``kind``: ``metrics``, or a further
+    table's name."""
+    return sorted((run_dir / OBSERVED).glob(f"{kind}-*.parquet"), key=_begin_ms)
+
+
+def begin_s(file: Path) -> float:
+    """Return the time of a file's first moment, in seconds since 1970."""
+    return _begin_ms(file) / 1000.0
+
+
 def _begin_ms(file: Path) -> int:
     number = file.stem.rpartition("-")[2]
     return int(number) if number.isdecimal() else 0

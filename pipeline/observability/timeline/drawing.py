@@ -1,0 +1,255 @@
+"""Draws workers, messages, updates, versions and incidents as trace events.
+
+Everything comes in the order of time, and messages of one worker in the order of their ends. What
+is remembered for arrows is bounded."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar
+
+from pipeline.incidents.records import Incident
+from pipeline.observability.history import UpdateRow
+from pipeline.observability.timeline.lanes import Lanes
+from pipeline.observability.timeline.trace_events import LEAST_US, Moment, Slice, TraceEventWriter, microseconds
+from pipeline.observability.timeline.waits import WaitTrack
+from pipeline.runtime.flow_ring import MessageOutcome
+from protocol.ids import Role
+
+LEARNER: Final = str(Role.LEARNER)
+_LOOP, _SECOND, _FIRST_LANE = 1, 2, 3
+"""Tracks of a worker."""
+_ORDER: Final = {str(role): place for place, role in enumerate(dict.fromkeys((Role.LEARNER, Role.GENERATOR, *Role)), 1)}
+_MAX_CHUNKS: Final = 100_000
+"""Ends of arrows that are remembered of each kind; the oldest are forgotten first."""
+_VERSION_HOLDS_US: Final = 5_000_000
+_INCIDENTS: Final = "incidents"
+_SENDERS: Final = frozenset({MessageOutcome.SENT.name.lower(), MessageOutcome.GIVEN_UP.name.lower()})
+_STORED: Final = MessageOutcome.STORED.name.lower()
+
+K = TypeVar("K")
+
+
+class MessageRow(NamedTuple):
+    """A row of the table ``messages``; its key as a number that a float holds."""
+
+    time_s: float
+    worker: str
+    link: str
+    outcome: str
+    key: float
+    size: float
+    waited_s: float
+    service_s: float
+    storing_s: float
+    policy_version: float
+
+
+class StateLook(NamedTuple):
+    """A row of the table ``states``, as far as it is drawn."""
+
+    time_s: float
+    worker: str
+    waiting_for: str
+    policy_version: float
+
+
+@dataclass(slots=True)
+class TimelineReport:
+    """What was drawn."""
+
+    num_events: int = 0
+    num_workers: int = 0
+    num_updates: int = 0
+    num_messages: int = 0
+    num_not_drawn: int = 0
+    """Messages for which their worker had no track left."""
+    num_skipped: int = 0
+    """Damaged files of ``observed``, and damaged lines of the history."""
+
+
+@dataclass(slots=True)
+class _Serving:
+    version: int
+    begin_us: int
+    last_us: int
+
+
+class Drawing:
+    """One picture."""
+
+    def __init__(self, events: TraceEventWriter, *, from_us: int = 0) -> None:
+        """``from_us``: what ended before is not drawn."""
+        self._events, self._from_us = events, from_us
+        self.report = TimelineReport()
+        self._workers: dict[str, tuple[int, str]] = {}
+        """Process and role of each worker."""
+        self._loops: dict[str, WaitTrack] = {}
+        self._lanes: dict[str, Lanes] = {}
+        self._serving: dict[str, _Serving] = {}
+        self._updates: dict[int, tuple[Slice, Moment]] = {}
+        """Of each version: its update, and the begin of its publishing."""
+        self._updated_us = 0
+        self._sent: OrderedDict[tuple[float, str], Moment] = OrderedDict()
+        self._scored: OrderedDict[float, Moment] = OrderedDict()
+
+    def update(self, row: UpdateRow) -> None:
+        """Draw an update of the learner, and its wait for the batch."""
+        end_us = microseconds(row.at_s)
+        publish_us, step_us, logprob_us = map(microseconds, (row.publish_s, row.step_s, row.logprob_s))
+        begin_us = max(end_us - publish_us - step_us - logprob_us, self._updated_us)
+        wait_us = max(begin_us - microseconds(row.wait_s), self._updated_us)
+        if end_us < max(self._from_us, begin_us):
+            return
+        pid, _ = self._worker(LEARNER)
+        self._events.track(pid, _SECOND, "updates")
+        if begin_us - wait_us >= LEAST_US:
+            self._events.slice(pid, _SECOND, "wait for a batch", "wait", wait_us, begin_us)
+        told = {
+            "policy_version": row.policy_version, "trajectories": row.num_trajectories,
+            "trained_tokens": row.num_trained_tokens, "reward": row.reward, "accuracy": row.accuracy,
+            "loss": row.loss, "grad_norm": row.grad_norm, "staleness_max": row.staleness_max,
+        }  # fmt: skip
+        drawn = self._events.slice(pid, _SECOND, f"update {row.update}", "update", begin_us, end_us, told)
+        at_us = begin_us
+        for name, length_us in (("log-probs", logprob_us), ("steps", step_us), ("publish", publish_us)):
+            until_us = min(at_us + length_us, drawn.end_us)
+            if until_us - at_us >= LEAST_US:
+                self._events.slice(pid, _SECOND, name, "update", at_us, until_us)
+            at_us = until_us
+        published = Moment(pid, _SECOND, min(max(end_us - publish_us, begin_us) + 1, drawn.end_us - 1))
+        self._updates[row.policy_version] = (drawn, published)
+        self._updated_us = drawn.end_us
+        self.report.num_updates += 1
+
+    def wait(self, worker: str, begin_s: float, end_s: float, word: str) -> None:
+        """Take a wait of a main loop."""
+        self._loop(worker).wait(microseconds(begin_s), microseconds(end_s), word)
+
+    def look(self, row: StateLook) -> None:
+        """Take a heartbeat's word, and the version that a generator serves."""
+        at_us = microseconds(row.time_s)
+        if row.waiting_for:
+            self._loop(row.worker).look(at_us, row.waiting_for)
+        if self._worker(row.worker)[1] != Role.GENERATOR or not row.policy_version >= 0:
+            return
+        version, before = int(row.policy_version), self._serving.get(row.worker)
+        if before is not None and before.version == version and at_us - before.last_us <= _VERSION_HOLDS_US:
+            before.last_us = max(at_us, before.last_us)
+            return
+        if before is not None:
+            self._served(row.worker, before, min(max(at_us, before.last_us), before.last_us + _VERSION_HOLDS_US))
+        self._serving[row.worker] = _Serving(version, at_us, at_us)
+
+    def message(self, row: MessageRow) -> None:
+        """Draw a message at one end of its link, with the arrow that ends here."""
+        pid, role = self._worker(row.worker)
+        if role == LEARNER:
+            self._claimed(row)
+            return
+        end_us = microseconds(row.time_s)
+        if end_us < self._from_us:
+            return
+        is_sender = row.outcome in _SENDERS
+        begin_us = microseconds(row.time_s - row.waited_s - row.service_s - row.storing_s)
+        end_us = max(end_us, begin_us + LEAST_US)
+        lanes = self._lanes.setdefault(row.worker, Lanes())
+        lane = lanes.take(begin_us, end_us)
+        if lane is None:
+            self.report.num_not_drawn += 1
+            return
+        tid = _FIRST_LANE + lane
+        self._events.track(pid, tid, f"messages {lane + 1}")
+        told = {
+            "link": row.link, "outcome": row.outcome, "tokens": row.size, "policy_version": row.policy_version,
+            "waited_ms": 1e3 * row.waited_s, "service_ms": 1e3 * row.service_s, "storing_ms": 1e3 * row.storing_s,
+        }  # fmt: skip
+        kind = "send" if is_sender else "message"
+        drawn = self._events.slice(pid, tid, f"{kind} {row.link}".strip(), kind, begin_us, end_us, told)
+        self.report.num_messages += 1
+        if is_sender:
+            _remember(self._sent, (row.key, row.link), drawn.last)
+            return
+        work_us = min(begin_us + microseconds(row.waited_s), end_us)
+        done_us = min(work_us + microseconds(row.service_s), end_us)
+        if done_us - work_us >= LEAST_US:
+            self._events.slice(pid, tid, "work", kind, work_us, done_us)
+        if sent := self._sent.pop((row.key, row.link), None):
+            self._events.flow("chunk", "chunk", sent, Moment(pid, tid, max(drawn.first.at_us, sent.at_us)))
+        if row.outcome == _STORED:
+            _remember(self._scored, row.key, drawn.last)
+
+    def settle(self, at_s: float) -> None:
+        """Draw what is certain when everything up to ``at_s`` is taken."""
+        for worker, loop in self._loops.items():
+            self._draw_loop(worker, loop, microseconds(at_s))
+
+    def end(self, incidents: Sequence[Incident], now_s: float) -> None:
+        """Draw the rest. ``now_s``: the end of incidents that are open."""
+        for worker, loop in self._loops.items():
+            self._draw_loop(worker, loop, None)
+        for worker, serving in self._serving.items():
+            self._served(worker, serving, serving.last_us)
+        self._serving.clear()
+        lanes = Lanes()
+        spans = [(max(now_s, one.since_s) if one.ended_s is None else one.ended_s, one) for one in incidents]
+        for end_s, one in sorted(spans, key=lambda span: span[0]):
+            begin_us, end_us = microseconds(one.since_s), microseconds(end_s)
+            end_us = max(end_us, begin_us + LEAST_US)
+            if end_us < self._from_us or (lane := lanes.take(begin_us, end_us)) is None:
+                continue
+            pid = self._events.process(_INCIDENTS)
+            self._events.track(pid, lane + 1, f"incidents {lane + 1}")
+            causes = [f"{cause.component}: {cause.kind}" for cause in one.causes]
+            told = {"number": one.number, "kinds": list(one.kinds), "sentence": one.sentence, "causes": causes}
+            name = f"{one.component}: {one.kind}"
+            self._events.slice(pid, lane + 1, name, "incident", begin_us, end_us, told)
+        self.report.num_workers = len(self._workers)
+        self.report.num_events = self._events.num_events
+
+    def _claimed(self, row: MessageRow) -> None:
+        scored, found = self._scored.pop(row.key, None), self._updates.get(int(row.policy_version))
+        if scored is None or found is None or row.outcome != _STORED:
+            return
+        update, _ = found
+        self._events.flow(
+            "claim", "claim", scored, Moment(update.pid, update.tid, max(update.first.at_us, scored.at_us))
+        )
+
+    def _served(self, worker: str, serving: _Serving, end_us: int) -> None:
+        if end_us < self._from_us:
+            return
+        pid, _ = self._worker(worker)
+        self._events.track(pid, _SECOND, "weights")
+        name = f"version {serving.version}"
+        drawn = self._events.slice(pid, _SECOND, name, "weights", serving.begin_us, end_us)
+        if found := self._updates.get(serving.version):
+            self._events.flow("weights", "weights", found[1], drawn.first)
+
+    def _draw_loop(self, worker: str, loop: WaitTrack, now_us: int | None) -> None:
+        pid, _ = self._worker(worker)
+        for one in loop.rest() if now_us is None else loop.until(now_us):
+            if one.end_us >= self._from_us and one.end_us - one.begin_us >= LEAST_US:
+                self._events.track(pid, _LOOP, "main loop")
+                self._events.slice(pid, _LOOP, one.word or "unknown", "loop", one.begin_us, one.end_us)
+
+    def _loop(self, worker: str) -> WaitTrack:
+        return self._loops.setdefault(worker, WaitTrack())
+
+    def _worker(self, worker: str) -> tuple[int, str]:
+        found = self._workers.get(worker)
+        if found is None:
+            stem, _, number = worker.rpartition("-")
+            role = stem if stem in _ORDER else worker
+            order = 10_000 * _ORDER.get(role, 50) + (int(number) % 10_000 if number.isdecimal() else 0)
+            found = self._workers[worker] = (self._events.process(worker, order=order), role)
+        return found
+
+
+def _remember(ends: OrderedDict[K, Moment], key: K, moment: Moment) -> None:
+    ends[key] = moment
+    ends.move_to_end(key)
+    while len(ends) > _MAX_CHUNKS:
+        ends.popitem(last=False)

@@ -1,0 +1,131 @@
+"""What a run has recorded, drawn as trace events.
+
+Each worker is a process of the picture. Its first track has the words of its main loop; a learner's
+second one has its updates, a generator's second one the version that it serves. The other tracks
+have messages at this end of their link, each until a link took it, or until the ledger has its
+result. Incidents have a process of their own. Arrows are:
+
+* *chunk*: from the sender's end of a link to the receiver's;
+* *claim*: from the last scorer of a chunk to the update that trained on it;
+* *weights*: from the publishing of a version to each generator that serves it.
+
+The files of ``observed`` are read one after another, so memory holds two minutes of a run. A file
+that cannot be read is left out, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from pipeline.files.columns import Cell, Column, read_columns
+from pipeline.files.growing_file import GrowingFile
+from pipeline.incidents.file import RunIncidents
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, row_of
+from pipeline.observability.timeline.drawing import Drawing, MessageRow, StateLook, TimelineReport
+from pipeline.observability.timeline.trace_events import TraceEventWriter, microseconds
+from pipeline.watch.segments import SEGMENT_S, begin_s, observed_files
+from protocol.errors import DataError
+
+_LINES_BYTES: Final = 1 << 20
+_WAITS: Final = (
+    Column("worker", Cell.TEXT), Column("begin_s", Cell.SECONDS), Column("end_s", Cell.SECONDS),
+    Column("wait", Cell.TEXT, ""),
+)  # fmt: skip
+_STATES: Final = (
+    Column("time_s", Cell.SECONDS), Column("worker", Cell.TEXT), Column("waiting_for", Cell.TEXT, ""),
+    Column("policy_version", Cell.NUMBER, -1.0),
+)  # fmt: skip
+_MESSAGES: Final = (
+    Column("time_s", Cell.SECONDS), Column("worker", Cell.TEXT), Column("link", Cell.TEXT, ""),
+    Column("outcome", Cell.TEXT), Column("key"),
+    *(Column(name, Cell.NUMBER, 0.0) for name in ("size", "waited_s", "service_s", "storing_s")),
+    Column("policy_version", Cell.NUMBER, -1.0),
+)  # fmt: skip
+_TABLES: Final = {"waits": (_WAITS, "end_s"), "states": (_STATES, "time_s"), "messages": (_MESSAGES, "time_s")}
+"""Columns of each table, and the one by whose order its rows are drawn."""
+
+
+def write_timeline(
+    run_dir: Path, out: Path, *, last_s: float | None = None, progress: Callable[[int, int], None] = lambda *_: None
+) -> TimelineReport:
+    """Draw a run into ``out``.
+
+    Args:
+        run_dir: the run's folder; the run may go on meanwhile.
+        out: a new file, or one that is replaced.
+        last_s: the run's last seconds alone; None: all of it.
+        progress: gets the numbers of read files and of all.
+
+    Raises DataError: the run has recorded nothing. Raises OSError."""
+    files = {kind: observed_files(run_dir, kind) for kind in _TABLES}
+    begins = sorted({begin_s(file) for found in files.values() for file in found})
+    updates = list(_updates(run_dir))
+    rows = [row for row in updates if row is not None]
+    if not begins and not rows:
+        raise DataError(
+            f"{run_dir} has recorded nothing yet: no update, and no file in its folder observed; the observer writes "
+            "files every two minutes, and at the run's end"
+        )
+    end_s = max([*begins[-1:], *(row.at_s for row in rows[-1:])])
+    from_s = end_s - last_s if last_s is not None else 0.0
+    with TraceEventWriter.at(out) as events:
+        drawing = Drawing(events, from_us=microseconds(from_s))
+        drawing.report.num_skipped = len(updates) - len(rows)
+        for row in rows:
+            drawing.update(row)
+        for number, at_s in enumerate(begins, 1):
+            if at_s >= from_s - 2 * SEGMENT_S:
+                for kind, found in files.items():
+                    _draw(drawing, kind, [file for file in found if begin_s(file) == at_s])
+                drawing.settle(at_s)
+            progress(number, len(begins))
+        drawing.end(RunIncidents(run_dir).read(), end_s)
+    return drawing.report
+
+
+def _updates(run_dir: Path) -> Iterator[UpdateRow | None]:
+    """Yield the updates, oldest first, and None for each damaged line."""
+    history = GrowingFile(run_dir / HISTORY_NAME)
+    while lines := history.read(_LINES_BYTES):
+        for line in lines:
+            try:
+                row = row_of(line)
+            except (ValueError, TypeError, KeyError):
+                yield None
+            else:
+                if isinstance(row, UpdateRow):
+                    # histograms and metrics are not drawn
+                    row.histograms.clear()
+                    row.metrics.clear()
+                    yield row
+
+
+def _draw(drawing: Drawing, kind: str, files: Sequence[Path]) -> None:
+    for file in files:
+        try:
+            rows = _rows(file, *_TABLES[kind])
+        except DataError:
+            drawing.report.num_skipped += 1
+            continue
+        for row in rows:
+            if kind == "messages":
+                drawing.message(MessageRow(*row))
+            elif kind == "states":
+                drawing.look(StateLook(*row))
+            else:
+                worker, begin, end, word = row
+                drawing.wait(worker, begin, end, word)
+
+
+def _rows(file: Path, columns: Sequence[Column], order_by: str) -> Iterable[tuple[Any, ...]]:
+    """Return a file's rows in the order of one column. Raises DataError."""
+    table = read_columns(file, columns)
+    order = np.argsort(table.numbers[order_by], kind="stable")
+    cells = [
+        (table.texts[column.name].array() if column.kind is Cell.TEXT else table.numbers[column.name])[order].tolist()
+        for column in columns
+    ]
+    return zip(*cells, strict=True)
