@@ -44,6 +44,8 @@ set_option = click.option(
 _RUN_HELP = "The run's folder; also taken without --run. Default: the newest under ./runs."
 _RUN_OPTION = click.option("--run", "named_run", type=PATH, metavar="RUN", help=_RUN_HELP)
 Command = Callable[..., Any]
+_LEAST_DATE_S = 5e8
+"""A table whose times are larger counts from 1970; this is in 1985."""
 
 
 def run_argument(command: Command) -> Command:
@@ -117,6 +119,17 @@ def echo_json(value: Any, *, is_line: bool = False) -> None:
     """Print a dataclass, struct or plain value as indented JSON, or as one line of it. NaN and
     infinity become null."""
     click.echo(json.dumps(_plain(value), indent=None if is_line else 2, allow_nan=False))
+
+
+def moment(at_s: float, digits: int = 0) -> str:
+    """Return a time of a table in words: seconds, or date and time when they count from 1970."""
+    if at_s < _LEAST_DATE_S:
+        return f"{at_s:.{digits}f} s"
+    import datetime
+
+    at_s = round(at_s, digits)
+    local = datetime.datetime.fromtimestamp(at_s, tz=datetime.UTC).astimezone()
+    return f"{local:%Y-%m-%d %H:%M:%S}" + (f"{at_s % 1:.{digits}f}"[1:] if digits else "")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,4 +1,5 @@
-"""``headrace export``: a checkpoint's model as a Hugging Face folder with a model card.
+"""``headrace export``: a checkpoint's model as a Hugging Face folder with a model card, or what the
+run has recorded as tables.
 
 The run may go on meanwhile, or be elsewhere: no process of it is needed."""
 
@@ -19,6 +20,10 @@ Examples:
   headrace export runs/demo --out models/demo
   headrace export runs/demo --version 40 --out models/demo-40
   headrace export runs/demo --out models/demo --push me/demo
+  headrace export runs/demo --tables demo-tables
+
+The tables are metrics, states, links and work, in Parquet files, or CSV files
+with --csv. `headrace watch --from` and `headrace trace --from` read them.
 
 The hub's token is HF_TOKEN, or that of `hf auth login`. HF_ENDPOINT names another hub.
 A new repository is private.
@@ -28,12 +33,32 @@ A new repository is private.
 @click.command(epilog=_EPILOG)
 @run_argument
 @click.option("--version", type=click.IntRange(0), help="Policy version of a kept checkpoint. Default: the newest.")
-@click.option("--out", required=True, type=PATH, help="New folder for the model.")
+@click.option("--out", type=PATH, help="New folder for the model.")
 @click.option("--push", metavar="REPO", help="Upload the folder to this repository of the hub, as NAME/MODEL.")
+@click.option("--tables", type=PATH, metavar="FOLDER", help="New folder for what the run has recorded, as tables.")
+@click.option("--csv", "as_csv", is_flag=True, help="Write the tables as CSV files.")
 @json_option
-def export(run: Path | None, version: int | None, out: Path, push: str | None, as_json: bool) -> None:
-    """Write a run's policy as a Hugging Face model, with a card of its training."""
+def export(
+    run: Path | None,
+    version: int | None,
+    out: Path | None,
+    push: str | None,
+    tables: Path | None,
+    as_csv: bool,
+    as_json: bool,
+) -> None:
+    """Write a run's policy as a Hugging Face model with a card, or its records as tables."""
     run_dir = find_run(run)
+    if (out is None) == (tables is None):
+        raise click.UsageError("give --out FOLDER for the model, or --tables FOLDER for the records")
+    if out is None or tables is not None:
+        if push is not None or version is not None:
+            raise click.UsageError("--push and --version are for a model: give --out FOLDER")
+        assert tables is not None
+        _export_tables(run_dir, tables, as_csv, as_json)
+        return
+    if as_csv:
+        raise click.UsageError("--csv is for --tables FOLDER")
     export_model(run_dir, out, version=version)
     lines = [f"model: {out}", f"card:  {out / CARD_NAME}"]
     url = None
@@ -41,6 +66,22 @@ def export(run: Path | None, version: int | None, out: Path, push: str | None, a
         url = push_model(out, push)
         lines.append(f"hub:   {url}")
     answer(as_json, {"run": run_dir, "out": out, "pushed": url}, *lines)
+
+
+def _export_tables(run_dir: Path, folder: Path, as_csv: bool, as_json: bool) -> None:
+    from pipeline.observability.exported_tables import export_tables
+    from pipeline.process.progress_bar import progress
+
+    with progress(f"exporting {run_dir.name}", total=1.0, unit="files") as bar:
+        try:
+            report = export_tables(run_dir, folder, as_csv=as_csv, progress=bar.reach)
+        except OSError as error:
+            raise DataError(f"--tables {folder}: cannot be written: {error.strerror or error}") from error
+    suffix = "csv" if as_csv else "parquet"
+    lines = [f"{folder / name}.{suffix}: {number:,} rows" for name, number in report.rows.items()]
+    if report.num_skipped:
+        lines.append(f"{report.num_skipped:,} damaged files or lines were skipped")
+    answer(as_json, {"run": run_dir, "tables": folder, "report": report}, *lines)
 
 
 def export_model(run_dir: Path, out: Path, *, version: int | None) -> Path:

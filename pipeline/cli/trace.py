@@ -1,5 +1,5 @@
-"""``headrace trace``: where progress stopped in tables of worker states and links, and who caused
-it."""
+"""``headrace trace``: what happened to a trajectory, where progress stopped, and a run as a picture
+in time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import PATH, echo_json, json_option
+from pipeline.cli.common import PATH, answer, echo_json, json_option, moment, run_among
+from protocol.errors import ConfigError, DataError
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
@@ -22,8 +23,15 @@ _WIDTH = 100
 @click.command(
     epilog="""\b
 Examples:
+  headrace trace t.12.3             # the life of a trajectory
+  headrace trace runs/demo          # the causes of stalls
+  headrace trace runs/demo --perfetto demo.json
   headrace trace --from states.parquet --from links.csv
   headrace trace --from folder/ --json
+
+The picture is opened by ui.perfetto.dev and chrome://tracing. It is made of the run's history and
+of its folder observed, which the observer writes. A trajectory is shown as by `headrace trajectory`,
+which can also follow it.
 
 Of states, a row has time_s, worker, role, waiting_for, done, in_flight, oldest_age_s, input_depth,
 output_depth, errors, policy_version. Of links it has time_s, sender, receiver, produced, sent,
@@ -32,28 +40,60 @@ Columns that are not known are named and not read. pipeline/flow/README.md has t
 
 Exit code 0, with and without incidents; 2 for a table that cannot be read."""
 )
+@click.argument("words", nargs=-1, metavar="[TRAJECTORY] [RUN]")
+@run_among("words")
 @click.option(
-    "--from", "sources", type=PATH, multiple=True, required=True, metavar="FILE",
+    "--from", "sources", type=PATH, multiple=True, metavar="FILE",
     help="A CSV or Parquet table, or a folder of them; may be repeated.",
 )  # fmt: skip
+@click.option("--perfetto", type=PATH, metavar="OUT.json", help="Write the run as a picture in time.")
+@click.option(
+    "--last", "last_min", type=click.FloatRange(0, min_open=True), metavar="MINUTES",
+    help="Draw so many minutes of the run alone, the last ones.",
+)  # fmt: skip
 @json_option
-def trace(sources: tuple[Path, ...], as_json: bool) -> None:
-    """Name the causes of stalls in tables of workers and links."""
-    from pipeline.flow.tables import read_flow_tables, replay
-    from pipeline.flow.watcher import FlowWatch
+@click.pass_context
+def trace(
+    ctx: click.Context,
+    words: tuple[str, ...],
+    run: Path | None,
+    sources: tuple[Path, ...],
+    perfetto: Path | None,
+    last_min: float | None,
+    as_json: bool,
+) -> None:
+    """Show the life of a trajectory, or who caused a run's stalls, or draw the run."""
+    if sources and (words or run or perfetto):
+        raise click.UsageError("--from reads tables alone: leave the run, the trajectory and --perfetto out")
+    if last_min is not None and perfetto is None:
+        raise click.UsageError("--last is for --perfetto: give it a file")
+    if words:
+        if perfetto:
+            raise click.UsageError(f"--perfetto draws a whole run: leave {' '.join(words)} out")
+        from pipeline.cli.trajectory import trajectory
+        from protocol.ids import TrajectoryId
 
-    tables = read_flow_tables(sources)
-    watch = FlowWatch()
-    incidents = list(replay(tables, watch))
-    if watch.fleet.unknown_words:
-        words = ", ".join(map(repr, watch.fleet.unknown_words))
-        tables.notes.append(f"waiting_for has words that are not known, and taken for work: {words}")
-    for note in tables.notes:
+        try:
+            TrajectoryId.parse(words[0])
+        except ValueError as error:
+            raise ConfigError(
+                f"{error}; or the folder of a run; `headrace runs` and `headrace peek` list both"
+            ) from error
+        ctx.invoke(trajectory, name=words, named_run=run, as_json=as_json)
+        return
+    if perfetto is not None:
+        _draw(run, perfetto, last_min, as_json)
+        return
+    from pipeline.flow.offline import causes_in_run, causes_in_tables
+    from pipeline.operator.attached import find_run
+
+    found = causes_in_tables(sources) if sources else causes_in_run(find_run(run))
+    for note in found.notes:
         click.echo(printable_line(f"note: {note}"), err=True)
     if as_json:
-        echo_json({"incidents": incidents})
+        echo_json({"incidents": found.incidents})
     else:
-        click.echo("\n".join(map(printable_line, in_lines(incidents))))
+        click.echo("\n".join(map(printable_line, in_lines(found.incidents))))
 
 
 def in_lines(incidents: Sequence[FlowIncident]) -> list[str]:
@@ -62,9 +102,35 @@ def in_lines(incidents: Sequence[FlowIncident]) -> list[str]:
         return ["no incident: nothing stood that a worker or link caused"]
     lines = list[str]()
     for incident in incidents:
-        lines.append(f"{incident.named_s:.1f} s: first sign at {incident.trigger_s:.1f} s")
+        lines.append(f"{moment(incident.named_s, 1)}: first sign at {moment(incident.trigger_s, 1)}")
         for place, cause in enumerate(incident.causes, 1):
             lines.append(f"  {place}. {cause.component}: {cause.kind}, confidence {cause.confidence:.2f}")
             for words in cause.evidence:
                 lines += textwrap.wrap(words, _WIDTH, initial_indent="     ", subsequent_indent="       ")
     return lines
+
+
+def _draw(run: Path | None, out: Path, last_min: float | None, as_json: bool) -> None:
+    from pipeline.observability.timeline.timeline import write_timeline
+    from pipeline.operator.attached import find_run
+    from pipeline.process.progress_bar import progress
+
+    run_dir = find_run(run)
+    if out.is_dir():
+        raise ConfigError(f"--perfetto {out} is a folder; give the name of a file, as {out / 'trace.json'}")
+    with progress(f"drawing {run_dir.name}", total=1.0, unit="files") as bar:
+        try:
+            report = write_timeline(
+                run_dir, out, last_s=None if last_min is None else 60.0 * last_min, progress=bar.reach
+            )
+        except OSError as error:
+            raise DataError(f"--perfetto {out}: cannot be written: {error.strerror or error}") from error
+    lines = [
+        f"{out}: {report.num_workers} workers, {report.num_updates:,} updates, {report.num_messages:,} messages",
+        "open it at https://ui.perfetto.dev, which reads it in the browser and sends it nowhere",
+    ]
+    if report.num_skipped:
+        lines.append(f"{report.num_skipped:,} damaged files or lines were skipped")
+    if report.num_not_drawn:
+        lines.append(f"{report.num_not_drawn:,} messages are not drawn: too many at once at one worker")
+    answer(as_json, {"out": out, "report": report}, *lines)

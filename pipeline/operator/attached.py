@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pipeline.runtime.run_ledger import RunLedger
 
 _ANSWER_S = 5.0
+_NAMED_RUNS = 3
+"""Runs beside one that is not there, which its error names."""
 
 _Hold = Callable[[contextlib.ExitStack, Path, int], str | None]
 _T = TypeVar("_T")
@@ -86,12 +88,27 @@ def find_run(run: Path | None) -> Path:
 
     if run is not None:
         if not (run / RESOLVED_NAME).is_file():
-            raise ConfigError(f"{run} is not a run: it has no {RESOLVED_NAME}; give a folder that `headrace up` made")
+            there = [str(found.parent) for found in _known_runs(run.parent)[-_NAMED_RUNS:]]
+            known = f", as {' or '.join(there)}" if there else ""
+            raise ConfigError(
+                f"{run} is not a run: it has no {RESOLVED_NAME}; give a folder that `headrace up` made{known}"
+            )
         return run
-    found = sorted(Path("runs").glob(f"*/{RESOLVED_NAME}"), key=lambda path: path.stat().st_mtime)
+    found = _known_runs(Path("runs"))
     if not found:
         raise ConfigError("no run under ./runs; give the run's folder, for example `headrace status runs/demo`")
     return found[-1].parent
+
+
+def _known_runs(folder: Path) -> list[Path]:
+    """Return the settings of the runs in a folder, the newest last."""
+    from pipeline.config import RESOLVED_NAME
+
+    found = list[tuple[float, Path]]()
+    for path in folder.glob(f"*/{RESOLVED_NAME}"):
+        with contextlib.suppress(OSError):
+            found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found)]
 
 
 def look_at(run: Path | None, *, in_thread: bool = False) -> AbstractAsyncContextManager[Attached]:

@@ -1,7 +1,7 @@
 """Draws workers, messages, updates, versions and incidents as trace events.
 
-Everything comes in the order of time, and messages of one worker in the order of their ends. What
-is remembered for arrows is bounded."""
+Everything comes in the order of time, and messages of one worker in the order of their ends. The
+ends of arrows that are remembered are bounded."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StateLook(NamedTuple):
 
 @dataclass(slots=True)
 class TimelineReport:
-    """What was drawn."""
+    """Numbers of a picture."""
 
     num_events: int = 0
     num_workers: int = 0

@@ -1,9 +1,9 @@
-"""What a run has recorded, drawn as trace events.
+"""A run's records, drawn as trace events.
 
-Each worker is a process of the picture. Its first track has the words of its main loop; a learner's
-second one has its updates, a generator's second one the version that it serves. The other tracks
-have messages at this end of their link, each until a link took it, or until the ledger has its
-result. Incidents have a process of their own. Arrows are:
+Each worker is a process of the picture. Its first track has the words of its main loop. A learner's
+second track has its updates, a generator's the versions that it serves. The other tracks have
+messages at this end of their link, each until a link took it, or until the ledger has its result.
+Incidents have a process of their own. Arrows are:
 
 * *chunk*: from the sender's end of a link to the receiver's;
 * *claim*: from the last scorer of a chunk to the update that trained on it;
@@ -15,6 +15,7 @@ that cannot be read is left out, and counted."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,7 +70,7 @@ def write_timeline(
             f"{run_dir} has recorded nothing yet: no update, and no file in its folder observed; the observer writes "
             "files every two minutes, and at the run's end"
         )
-    end_s = max([*begins[-1:], *(row.at_s for row in rows[-1:])])
+    end_s = max([*begins[-1:], *(row.at_s for row in rows[-1:]), *map(_last_s, files, files.values())])
     from_s = end_s - last_s if last_s is not None else 0.0
     with TraceEventWriter.at(out) as events:
         drawing = Drawing(events, from_us=microseconds(from_s))
@@ -84,6 +85,15 @@ def write_timeline(
             progress(number, len(begins))
         drawing.end(RunIncidents(run_dir).read(), end_s)
     return drawing.report
+
+
+def _last_s(kind: str, files: Sequence[Path]) -> float:
+    """Return the last time in the newest file of a table; 0 without one that can be read."""
+    _, order_by = _TABLES[kind]
+    for file in files[-1:]:
+        with suppress(DataError):
+            return float(read_columns(file, [Column(order_by, Cell.SECONDS)]).numbers[order_by].max(initial=0.0))
+    return 0.0
 
 
 def _updates(run_dir: Path) -> Iterator[UpdateRow | None]:

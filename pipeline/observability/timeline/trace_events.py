@@ -115,7 +115,7 @@ class TraceEventWriter:
         return Slice(pid, tid, begin_us, end_us)
 
     def flow(self, name: str, kind: str, begin: Moment, end: Moment) -> None:
-        """Write an arrow from one slice to another. One that would go back in time is left out."""
+        """Write an arrow from one slice to another, unless it would go back in time."""
         if end.at_us < begin.at_us:
             return
         event = {"name": name, "cat": kind, "id": next(self._flows)}

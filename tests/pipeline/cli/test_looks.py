@@ -133,6 +133,11 @@ def test_a_life_is_told_in_the_order_of_time_up_to_the_update_that_trained_on_it
     assert max(len(line) for line in (head, *lines, *dropped.splitlines())) <= 80
 
 
+def test_trace_shows_the_life_of_a_trajectory_as_its_own_command_does(run_dir: Path) -> None:
+    assert _json("trace", "t.2.1", str(run_dir)) == _json("trajectory", "t.2.1", str(run_dir))
+    assert _text("trace", "t.2.1", "--run", str(run_dir)) == _text("trajectory", "t.2.1", "--run", str(run_dir))
+
+
 def test_top_shows_a_trajectorys_life_after_it_has_left_and_its_chunks_before(run_dir: Path) -> None:
     async def shown(name: str) -> str:
         async with look_at(run_dir) as at:

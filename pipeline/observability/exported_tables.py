@@ -1,0 +1,186 @@
+"""A run's records as tables of any fleet: ``metrics``, ``states``, ``links`` and ``work``.
+
+They are what ``headrace watch --from`` and ``headrace trace --from`` read. Times are seconds since
+1970. ``work`` has the scored messages of the run's host, each with its time of service alone, and
+the learner's updates. Files of ``observed`` are read one after another: memory holds two minutes. A
+file that cannot be read is left out, and counted."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from pipeline.flow.rows import LinkRow, StateRow
+from pipeline.observability.history import HISTORY_NAME, HistoryTail, UpdateRow
+from pipeline.runtime.flow_ring import MessageOutcome
+from pipeline.watch.segments import observed_files
+from protocol.errors import ConfigError, DataError
+from protocol.ids import Role
+
+_TEXTS: Final = frozenset({"worker", "role", "metric", "waiting_for", "sender", "receiver", "kind"})
+WORK_COLUMNS: Final = ("worker", "kind", "start_s", "duration_s", "size", "ok")
+COLUMNS: Final = {
+    "metrics": ("time_s", "worker", "role", "metric", "value"),
+    "states": (*(one.name for one in fields(StateRow)), "given_s"),
+    "links": (*(one.name for one in fields(LinkRow)), "given_s"),
+    "work": WORK_COLUMNS,
+}
+"""Of each table."""
+_SOURCES: Final = {"metrics": "metrics", "states": "states", "links": "links", "work": "messages"}
+
+
+@dataclass(slots=True)
+class ExportReport:
+    """Numbers of an export."""
+
+    rows: dict[str, int] = field(default_factory=dict[str, int])
+    """Rows of each table; a table without rows has no file."""
+    num_skipped: int = 0
+    """Damaged files of ``observed``, and damaged lines of the history."""
+
+
+def export_tables(
+    run_dir: Path, out: Path, *, as_csv: bool = False, progress: Callable[[int, int], None] = lambda *_: None
+) -> ExportReport:
+    """Write a run's tables into the new folder ``out``, which appears whole or not at all.
+
+    ``progress`` gets the numbers of files that were read and of all. Raises ConfigError: ``out``
+    exists. Raises DataError: the run has recorded nothing. Raises OSError."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--tables {out} exists; give a new or an empty folder")
+    files = {name: observed_files(run_dir, source) for name, source in _SOURCES.items()}
+    report, num_files, num_read = ExportReport(), sum(map(len, files.values())), 0
+    partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial")
+    partial.mkdir(parents=True)
+    try:
+        for name, sources in files.items():
+            with contextlib.closing(_Table(partial, name, as_csv=as_csv)) as table:
+                for file in sources:
+                    try:
+                        table.add(_work_of(_read(file)) if name == "work" else _read(file))
+                    except DataError:
+                        report.num_skipped += 1
+                    num_read += 1
+                    progress(num_read, num_files)
+                if name == "work":
+                    for rows in _updates(run_dir, report):
+                        table.add(rows)
+            if table.num_rows:
+                report.rows[name] = table.num_rows
+        if not report.rows:
+            raise DataError(
+                f"{run_dir} has recorded nothing that can be read: the observer writes files every two minutes, and at "
+                "the run's end"
+            )
+        # The target is absent or an empty folder.
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return report
+
+
+class _Table:
+    """One table's file, made with its first rows."""
+
+    def __init__(self, folder: Path, name: str, *, as_csv: bool) -> None:
+        pa = _arrow()
+        kinds = {"ok": pa.bool_()}
+        self._schema: Any = pa.schema(
+            [(column, pa.string() if column in _TEXTS else kinds.get(column, pa.float64())) for column in COLUMNS[name]]
+        )
+        self._path = folder / f"{name}.{'csv' if as_csv else 'parquet'}"
+        self._as_csv = as_csv
+        self._writer: Any = None
+        self.num_rows = 0
+
+    def add(self, rows: Any) -> None:
+        """Write rows; columns that they lack are empty. Raises DataError."""
+        pa = _arrow()
+        try:
+            columns = [
+                _cast(rows.column(column.name), column.type)
+                if column.name in rows.column_names
+                else pa.nulls(rows.num_rows, column.type)
+                for column in self._schema
+            ]
+        except (pa.ArrowException, ValueError) as error:
+            raise DataError(f"{self._path.name}: {error}") from error
+        if not rows.num_rows:
+            return
+        if self._writer is None:
+            self._writer = (
+                _arrow(".csv").CSVWriter(str(self._path), self._schema)
+                if self._as_csv
+                else _arrow(".parquet").ParquetWriter(str(self._path), self._schema, compression="zstd")
+            )
+        self._writer.write_table(pa.table(columns, schema=self._schema))
+        self.num_rows += rows.num_rows
+
+    def close(self) -> None:
+        """Complete the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _arrow(module: str = "") -> Any:
+    """Return pyarrow, or a module of it, which comes without types."""
+    return importlib.import_module(f"pyarrow{module}")
+
+
+def _cast(column: Any, kind: Any) -> Any:
+    """Return a column as another type; numbers may lose digits."""
+    return _arrow(".compute").cast(column, kind, safe=False)
+
+
+def _read(file: Path) -> Any:
+    pa = _arrow()
+    try:
+        return _arrow(".parquet").read_table(file)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read as Parquet: {error}") from error
+
+
+def _work_of(messages: Any) -> Any:
+    """Return the pieces of work whose result the ledger has. Failures are counted in the metrics:
+    here they look like work that was not wanted any more."""
+    pa, pc = _arrow(), _arrow(".compute")
+    try:
+        stored = pc.equal(messages.column("outcome"), MessageOutcome.STORED.name.lower())
+        worker = _cast(messages.column("worker"), pa.string())
+        kind = pc.replace_substring_regex(worker, r"-\d+$", "")
+        table = pa.table(
+            {
+                "worker": worker,
+                "kind": kind,
+                "start_s": pc.subtract(
+                    messages.column("time_s"), pc.add(messages.column("service_s"), messages.column("storing_s"))
+                ),
+                "duration_s": messages.column("service_s"),
+                "size": messages.column("size"),
+                "ok": stored,
+            }
+        )
+        return table.filter(pc.and_(stored, pc.not_equal(kind, str(Role.LEARNER))))
+    except (pa.ArrowException, KeyError, ValueError) as error:
+        raise DataError(f"not a table of messages: {error}") from error
+
+
+def _updates(run_dir: Path, report: ExportReport) -> Iterator[Any]:
+    tail = HistoryTail(run_dir / HISTORY_NAME)
+    rows = [row for row in tail.read() if isinstance(row, UpdateRow)]
+    report.num_skipped += tail.num_skipped
+    if rows:
+        cells = [
+            (
+                str(Role.LEARNER), "update", row.at_s - row.publish_s - row.step_s - row.logprob_s,
+                row.step_s + row.logprob_s, float(row.num_response_tokens), True,
+            )
+            for row in rows
+        ]  # fmt: skip
+        yield _arrow().table(dict(zip(WORK_COLUMNS, map(list, zip(*cells, strict=True)), strict=True)))
