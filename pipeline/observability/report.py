@@ -19,6 +19,7 @@ from pipeline.ledger.types import Audit
 from pipeline.observability.best import BestEvaluation
 from pipeline.observability.charts import draw_critic, draw_updates
 from pipeline.observability.drawing import can_draw
+from pipeline.observability.effective_time import WINDOW_S
 from pipeline.observability.fleet_charts import draw_fleet
 from pipeline.observability.history import EvaluationRow, UpdateRow
 from pipeline.observability.pages import render_page, write_whole
@@ -138,6 +139,7 @@ def _figures(summary: Summary, records: RunRecords, missing: list[str]) -> dict[
     return asdict(summary) | {
         "num_wanted": records.num_wanted,
         "seed": records.seed,
+        "effective_time": asdict(time) if (time := records.effective_time) else None,
         "roles": [asdict(use) for use in records.uses],
         "num_incidents": records.num_incidents,
         "start": asdict(records.starts[-1].start) if records.starts else None,
@@ -161,6 +163,8 @@ def _cards(summary: Summary, records: RunRecords) -> list[_Card]:
     wanted = records.num_wanted
     of_wanted = f" of {wanted:,}" if wanted is not None and wanted != summary.num_updates else ""
     last: UpdateRow | None = records.updates[-1] if records.updates else None
+    time = records.effective_time
+    hour = f"lowest hour {percent(time.lowest_hour)}, " if time and time.up_s >= WINDOW_S else ""
     number = records.num_ends
     ends = f"{number or 'no'} {'end' if number == 1 else 'ends'} of workers" if records.has_log else "no log"
     return [
@@ -168,6 +172,11 @@ def _cards(summary: Summary, records: RunRecords) -> list[_Card]:
         _Card("accuracy after", percent(summary.accuracy_after), after),
         _Card("updates", f"{summary.num_updates:,}{of_wanted}", f"{summary.num_trained_tokens:,} tokens"),
         _Card("training time", duration(summary.train_s), f"learner waited {100 * summary.learner_wait_share:.0f} %"),
+        _Card(
+            "effective time",
+            percent(time.by_steps if time else None),
+            f"{hour}an update takes {time.usual_s:.1f} s as a rule" if time else "too few updates",
+        ),
         _Card("staleness", f"≤ {summary.max_staleness}", "versions, at most"),
         _Card("reward, last update", "–" if last is None else f"{last.reward:+.2f}", "mean of the batch"),
         _Card("incidents", f"{records.num_incidents:,}" if records.has_log else "–", ends),

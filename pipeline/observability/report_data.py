@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.public import public_tree
+from pipeline.observability.effective_time import EffectiveTime, effective_time
 from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, FleetRow, read_fleet_history
 from pipeline.observability.fleet_use import RoleUse, role_uses
 from pipeline.observability.history import (
@@ -25,7 +26,7 @@ from pipeline.observability.history import (
 )
 from pipeline.observability.incidents import IncidentReader, IncidentRow
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, read_samples
-from pipeline.observability.start_record import STARTS_NAME, RunStart, read_starts
+from pipeline.observability.start_record import STARTS_NAME, RunStart, read_starts, up_spans
 
 _MOST_INCIDENTS = 10_000
 """More than the megabyte of the log has that is read."""
@@ -72,6 +73,13 @@ class RunRecords:
     def uses(self) -> list[RoleUse]:
         """Each role's use of its time."""
         return role_uses(self.fleet)
+
+    @property
+    def effective_time(self) -> EffectiveTime | None:
+        """The share of the time up that became updates; None before there are a few."""
+        last_s = [rows[-1].at_s for rows in (self.updates, self.fleet) if rows]
+        until_s = max(last_s, default=0.0)
+        return effective_time([row.at_s for row in self.updates], up_spans(self.starts, until_s))
 
     @property
     def seed(self) -> int | None:

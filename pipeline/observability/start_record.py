@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.files import write_private
+from pipeline.observability.effective_time import UpSpan
 from pipeline.runtime.machine import this_machine
 
 STARTS_NAME = "starts.jsonl"
@@ -127,6 +128,17 @@ def read_starts(run_dir: Path) -> tuple[list[RunStart], int]:
             elif starts:
                 starts[-1] = RunStart(starts[-1].start, row)
     return starts, num_skipped
+
+
+def up_spans(starts: Sequence[RunStart], until_s: float) -> list[UpSpan]:
+    """Return the times in which a run was up. A start without an end lasts until the next one: its
+    supervisor was killed. The last one lasts until ``until_s``."""
+    follow = [start.start.at_s for start in starts[1:]] + [until_s]
+    spans = [
+        UpSpan(each.start.at_s, following_s if each.end is None else min(each.end.at_s, following_s))
+        for each, following_s in zip(starts, follow, strict=False)
+    ]
+    return [span for span in spans if span.end_s > span.begin_s]
 
 
 def own_start(at_s: float, *, seed: int, num_updates: int, server: str) -> StartRow:

@@ -421,3 +421,15 @@ def test_text_from_a_run_is_escaped_and_an_imbalance_is_said(tmp_path: Path) -> 
     page = _page(_run(tmp_path), audit=broken, detail="<b>failed</b>")
     assert "&lt;b&gt;failed" in page
     assert "it does not balance" in page
+
+
+def test_the_report_has_the_share_of_time_that_became_updates(tmp_path: Path) -> None:
+    add_row(tmp_path, StartRow(at_s=0.0))
+    rows = [replace(update_row(n), at_s=10.0 * n) for n in range(1, 11)]
+    _write_fleet(tmp_path)
+    page = _page(_run(tmp_path, *rows))
+    # the fleet is known until second 1010, and the last update ended in second 100
+    figures = json.loads((tmp_path / "report.json").read_text())["effective_time"]
+    assert (figures["usual_s"], figures["up_s"]) == (10.0, 1010.0)
+    assert figures["by_steps"] == pytest.approx(100 / 1010)
+    assert "effective time" in page and "9.9 %" in page and "an update takes 10.0 s as a rule" in page

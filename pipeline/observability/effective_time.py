@@ -1,0 +1,80 @@
+"""How much of a run's time became updates: the effective training time ratio, by steps. Pure.
+
+A run with n updates has been effective for n times the usual time from one update to the next. The
+ratio is that over the time in which the run was up. Updates that a resumed learner makes again
+count once, and the time that they took twice. The usual time is the median of all distances, so
+that faults, evaluations and checkpoints do not change it. Time after a crash of the supervisor is
+time up; time after a requested end is not.
+
+Source: ByteRobust (arXiv 2509.16293), sections on ETTR; theirs counts time, this counts updates."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+WINDOW_S = 3600.0
+"""Length of the sliding ratio."""
+_FEWEST = 3
+"""Updates that make a usual time."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpSpan:
+    """A time in which the run was up, in seconds since 1970."""
+
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveTime:
+    """Shares of a run's time. A share may exceed 1 by a little: updates differ in length."""
+
+    by_steps: float
+    """Updates times the usual time, over the time up."""
+    lowest_hour: float
+    """Lowest sliding ratio over an hour; of a shorter run, the ratio of all."""
+    last_hour: float
+    usual_s: float
+    """From one update to the next."""
+    up_s: float
+
+
+def effective_time(updates_at_s: Sequence[float], spans: Sequence[UpSpan]) -> EffectiveTime | None:
+    """Return the ratios; None before three updates of one span.
+
+    Args:
+        updates_at_s: Ends of updates, in order.
+        spans: Times in which the run was up, in order, none over another. Time between them counts
+            for nothing."""
+    up_s = sum(span.end_s - span.begin_s for span in spans)
+    distances = [
+        after - before
+        for before, after in pairwise(updates_at_s)
+        if any(span.begin_s <= before and after <= span.end_s for span in spans)
+    ]
+    if len(distances) < _FEWEST - 1 or up_s <= 0.0:
+        return None
+    usual_s = median(distances)
+    whole = len(updates_at_s) * usual_s / up_s
+    # on a clock that stands still while the run is down
+    at_s = [_up_before(when, spans) for when in updates_at_s]
+    hours = [
+        (bisect_right(at_s, end) - bisect_right(at_s, end - WINDOW_S)) * usual_s / WINDOW_S for end in _ends(at_s, up_s)
+    ]
+    return EffectiveTime(whole, min(hours, default=whole), hours[-1] if hours else whole, usual_s, up_s)
+
+
+def _up_before(when_s: float, spans: Sequence[UpSpan]) -> float:
+    return sum(max(0.0, min(span.end_s, when_s) - span.begin_s) for span in spans)
+
+
+def _ends(at_s: Sequence[float], up_s: float) -> list[float]:
+    """Return ends of windows in order: at each update, just before it, and at the last moment."""
+    first = bisect_left(at_s, WINDOW_S)
+    ends = [end for when in at_s[first:] for end in (max(WINDOW_S, when - 1e-6), when)]
+    return [*ends, up_s] if up_s >= WINDOW_S else ends
