@@ -7,6 +7,9 @@ A drill is ``ops.drill.one.drill``; the parts, in the order of its life:
     fleet     the run: started, looked at, killed, started again
     faults    carries a fault out, and ends it
     relay     stands on the links between workers, and damages what passes
+    edges     the same for one sender alone, byte by byte
+    orders    faults inside a worker's process; ``shim`` puts them there
+    catalogue every fault and negative control, with what is right to blame
     record    reads afterwards what happened, out of what the run cannot take back
     check     what happened -> what must not have         (pure)
 

@@ -24,6 +24,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ops.demo.task import Split, generate
+from ops.drill.orders import FOLDER as ORDERS
 from ops.drill.verifier import NAME as VERIFIER
 from pipeline.ledger.address import read_address
 from pipeline.ledger.redis import keys
@@ -45,15 +46,19 @@ would receive one."""
 class DrillFleet:
     """One run, in a folder of its own."""
 
-    def __init__(self, folder: Path, settings: Sequence[str], *, host: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, settings: Sequence[str], *, host: Sequence[str] = (), verdict_s: float = 0.0
+    ) -> None:
         """Write the prompts, the switch of the verifier and the clock; start nothing.
 
-        ``host``: the words that run a command on the fleet's host, when that is not this one."""
+        ``host``: the words that run a command on the fleet's host, when that is not this one.
+        ``verdict_s``: seconds that each verdict takes."""
         self._host = list(host)
         self.folder = folder
         self.run_dir = folder / RUN
         self.switch = folder / "verifier-switch"
         self.clock = folder / "clock"
+        self.orders = folder / "orders"
         self.journals = folder / "journals"
         self._settings = list(settings)
         self._history = HistoryTail(self.run_dir / HISTORY_NAME)
@@ -62,20 +67,21 @@ class DrillFleet:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._guests: list[subprocess.Popen[bytes]] = []
         self._environment = os.environ | {
-            "PYTHONPATH": f"{ROOT / 'ops' / 'drill' / 'clock'}{os.pathsep}{ROOT}",
+            "PYTHONPATH": f"{ROOT / 'ops' / 'drill' / 'shim'}{os.pathsep}{ROOT}",
             "HEADRACE_DRILL_CLOCK": str(self.clock),
+            ORDERS: str(self.orders),
             "OMP_NUM_THREADS": "1",
         }
         self._environment.pop("REDIS_URL", None)
         folder.mkdir(parents=True, exist_ok=True)
         self.clock.write_bytes(bytes(8))
-        self._write_prompts()
+        self._write_prompts(verdict_s)
 
-    def _write_prompts(self) -> None:
+    def _write_prompts(self, verdict_s: float) -> None:
         with (self.folder / "prompts.jsonl").open("w") as file:
             for problem in generate(Split.TRAIN, _NUM_PROMPTS, 0):
                 row = {"prompt": problem.prompt, "answer": problem.answer, "verifier": VERIFIER}
-                file.write(json.dumps(row | {"switch": str(self.switch)}) + "\n")
+                file.write(json.dumps(row | {"switch": str(self.switch), "verdict_s": verdict_s}) + "\n")
 
     # -- processes ---------------------------------------------------------------------------------
 

@@ -1,7 +1,10 @@
 """The drill's verifier: right or wrong by a digest of the response, and broken while a file demands
 it.
 
-The prompts' column ``switch`` names the file, with ``raise``, ``hang`` or ``exit`` as its content.
+The prompts' column ``switch`` names the file. Its content is ``raise``, ``hang``, ``exit``,
+``constant`` (all are right) or ``slow SECONDS`` (a response more). A last word ``@PID`` means the
+verifiers of that reward worker alone. The column ``verdict_s`` has the seconds that a healthy
+verdict takes.
 """
 
 from __future__ import annotations
@@ -23,12 +26,27 @@ def judge(responses: Sequence[Response]) -> list[float]:
     return [_judge_one(response) for response in responses]
 
 
+def ordered(text: str, parent: int) -> tuple[str, float]:
+    """Return what a switch's content demands of a child of ``parent``, and its number; "" for
+    nothing."""
+    words = text.split()
+    if words and words[-1].startswith("@") and words.pop() != f"@{parent}":
+        return "", 0.0
+    return (words[0] if words else ""), float(words[1]) if len(words) > 1 else 0.0
+
+
 def _judge_one(response: Response) -> float:
     try:
-        how = Path(response.extra["switch"]).read_text()
+        text = Path(response.extra["switch"]).read_text()
     except FileNotFoundError:
-        return float(hashlib.blake2b(response.response_text.encode(), digest_size=1).digest()[0] & 1)
+        text = ""
+    how, seconds = ordered(text, os.getppid())
     match how:
+        case "" | "slow":
+            time.sleep(float(response.extra.get("verdict_s", 0.0)) + seconds)
+            return float(hashlib.blake2b(response.response_text.encode(), digest_size=1).digest()[0] & 1)
+        case "constant":
+            return 1.0
         case "hang":
             time.sleep(_LONG_S)
         case "exit":

@@ -1,11 +1,17 @@
-"""``headrace bench trace``: whether the analysis of stalls names the cause, on emulated fleets.
+"""``headrace bench trace``: whether the cause of a fault is named, on real and on emulated fleets.
 
+    headrace bench trace --seeds 2 --json bench-results/trace-processes.json
+    headrace bench trace --only "cut edge" "frozen learner"
     headrace bench trace --emulated --json bench-results/trace.json
     headrace bench trace --emulated --shown bench-results/trace.json
 
+Without --emulated the faults are injected into the processes of a real fleet, and the answers are
+those of its observer (``ops.bench.trace.processes``).
+
 Seeds of development are 0 to 99: limits were chosen on them. Seeds from 1000 on are frozen: they
 are for the page alone. Every detector reads the same tables. *Consumes* the seeds. *Produces*
-tables on standard output, JSON, and exit code 1 when a bar does not hold. *Waits for* nothing."""
+tables on standard output, JSON, and exit code 1 when a bar does not hold. *Waits for* real fleets
+alone."""
 
 from __future__ import annotations
 
@@ -19,9 +25,14 @@ from ops.bench.table import provenance, show
 from ops.bench.trace.baselines import StallRule
 from ops.bench.trace.faults import CONTROLS, FAULTS, inject
 from ops.bench.trace.model import SHAPES, EmulatedFleet
+from ops.bench.trace.processes import planned, try_all
 from ops.bench.trace.sampling import record
 from ops.bench.trace.scoring import Answer, answer, flow_watch, quantile, read_answers, wilson, written
-from pipeline.process.progress_bar import tracked
+from ops.bench.trace.trials import TrialRecord, holds, misses, read_trials, spoken, tables
+from ops.bench.trace.trials import written as written_trials
+from ops.drill.catalogue import CATALOGUE
+from pipeline.process.progress_bar import progress, tracked
+from protocol.errors import ConfigError
 
 FROZEN = 1000
 """First of the frozen seeds."""
@@ -124,10 +135,37 @@ def _detector(name: str, answers: Sequence[Answer]) -> tuple[str, ...]:
     return name, share(faults, by="is_top1"), share(faults, by="is_top3"), share(controls, by="has_false")
 
 
+def on_processes(given: argparse.Namespace, arguments: Sequence[str] | None, seeds: Sequence[int]) -> int:
+    """Try faults on real processes, or show earlier trials; print the page's tables."""
+    if given.shown:
+        trials = [each for file in given.shown for each in read_trials(file.read_text(encoding="utf-8"))]
+    else:
+        trials = list[TrialRecord]()
+        order = planned(seeds, [each for each in CATALOGUE if given.only is None or each.name in given.only])
+        if not order:
+            names = ", ".join(each.name for each in CATALOGUE)
+            raise ConfigError(f"--only has no name of the catalogue; expected some of: {names}")
+        limit_s = 60.0 * given.minutes
+        with progress("trials", total=len(order), unit="trials") as bar:
+            for trial in try_all(order, limit_s=limit_s):
+                trials.append(trial)
+                print(spoken(trial), flush=True)
+                bar.advance()
+                if given.json is not None:
+                    loads = [each.load for each in trials]
+                    conditions = provenance("trace", arguments, seeds=[*seeds], load=[min(loads), max(loads)])
+                    given.json.parent.mkdir(parents=True, exist_ok=True)
+                    given.json.write_text(written_trials(conditions, trials), encoding="utf-8")
+    print(f"{tables(trials)}\n\n{misses(trials)}")
+    return 0 if holds(trials) else 1
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return the exit code."""
-    parser = argparse.ArgumentParser(prog="headrace bench trace", description="Causes of stalls, on emulated fleets.")
-    parser.add_argument("--emulated", action="store_true", help="fleets in virtual time; the only kind so far")
+    parser = argparse.ArgumentParser(prog="headrace bench trace", description="Causes of faults, as they are named.")
+    parser.add_argument("--emulated", action="store_true", help="fleets in virtual time, not real processes")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="real processes: these faults and controls alone")
+    parser.add_argument("--minutes", type=float, default=60.0, help="real processes: no trial begins later")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SHAPES), choices=list(SHAPES), help="of fleets")
     parser.add_argument("--seeds", type=int, default=10, help="runs of each kind; a third of them with 98 workers")
     parser.add_argument("--development", action="store_true", help="seeds from 0 on, on which limits are chosen")
@@ -136,9 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shown", type=Path, nargs="+", metavar="FILE", help="show answers of earlier runs instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer")
     given = parser.parse_args(arguments)
-    if not given.emulated:
-        parser.error("expected --emulated")
     first = 0 if given.development else FROZEN
+    if not given.emulated:
+        return on_processes(given, arguments, range(first, first + given.seeds))
     answers = list[Answer]()
     if given.shown:
         every = [each for file in given.shown for each in read_answers(file.read_text(encoding="utf-8"))]

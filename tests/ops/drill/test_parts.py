@@ -293,7 +293,7 @@ def test_the_drills_clock_moves_the_wall_clock_of_a_process_and_nothing_else(tmp
     clock = tmp_path / "clock"
     clock.write_bytes(struct.pack("<d", -3600.0))
     probe = "import time; a = time.monotonic(); print(time.time()); assert time.monotonic() - a < 60"
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "ops/drill/clock"), "HEADRACE_DRILL_CLOCK": str(clock)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "ops/drill/shim"), "HEADRACE_DRILL_CLOCK": str(clock)}
     told = subprocess.run([sys.executable, "-c", probe], env=environment, capture_output=True, check=True, timeout=60)
     assert 3500 < time.time() - float(told.stdout) < 3700
 

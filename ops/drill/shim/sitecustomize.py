@@ -1,7 +1,9 @@
-"""A wall clock that a drill can move, in every Python process that finds this module on its path.
+"""The changes that a drill makes in every Python process of its fleet: a process loads this module
+where it is on its path.
 
 HEADRACE_DRILL_CLOCK names a file with one float64, the seconds that ``time.time`` adds. The
-machine's own clock, the ledger server's and monotonic time stay as they are."""
+machine's own clock, the ledger server's and monotonic time stay as they are. HEADRACE_DRILL_ORDERS
+names a folder of orders to single workers (``ops.drill.orders``)."""
 
 import mmap
 import os
@@ -18,3 +20,8 @@ if _path is not None:
         return _true_time() + struct.unpack("<d", _offset[:8])[0]
 
     time.time = _moved_time
+
+if "HEADRACE_DRILL_ORDERS" in os.environ:
+    from ops.drill.orders import obey
+
+    obey()
