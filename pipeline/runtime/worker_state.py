@@ -6,6 +6,7 @@ stands still in every heartbeat."""
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import socket
@@ -131,7 +132,9 @@ class WorkerState:
     def heartbeat(self) -> Heartbeat:
         """Return the present state; called from the heartbeat thread."""
         wait = _Wait(WaitingFor.LEDGER, self._trouble) if self._trouble else self._wait
-        counters, held = dict(self.counters), self.held
+        # JSON has no word for a number that is not finite: a reader would refuse the heartbeat
+        counters = {name: value for name, value in self.counters.copy().items() if math.isfinite(value)}
+        held = self.held
         return Heartbeat(
             who=self.who,
             pid=worker_pid(),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pipeline.runtime.registry.contract import WaitingFor
+import math
+
+import msgspec
+
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.worker_state import WorkerState, resident_bytes
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
@@ -53,6 +57,14 @@ def test_a_heartbeat_does_not_change_after_it_was_taken():
     beat = worker_state.heartbeat()
     worker_state.counters["chunks"] = 2
     assert beat.counters == {"chunks": 1}
+
+
+def test_a_number_that_is_not_finite_leaves_the_heartbeat_readable():
+    """JSON writes it as null, which no reader takes for a number: the supervisor would end."""
+    worker_state = WorkerState(WHO, ManualClock())
+    worker_state.counters.update(loss=math.nan, worst=math.inf, updates=3)
+    blob = msgspec.json.encode(worker_state.heartbeat())
+    assert msgspec.json.decode(blob, type=Heartbeat).counters == {"updates": 3}
 
 
 def test_resident_memory_is_believable():
