@@ -1,11 +1,13 @@
 """Heartbeats of a live run to frames: the metrics of every worker at one moment.
 
-Counters stay counters; the watch makes rates of them. Two metrics need more than one heartbeat:
+Counters stay counters; the watch makes rates of them. Three metrics need more than one heartbeat:
 
 * ``service_ratio``: seconds a token of the work finished since the last frame, over the usual value
   of the role for that kind of work. The usual value follows the role's median slowly, so that
   longer responses for all change nothing.
-* ``version_lag``: the published version less the served one; only generators have it."""
+* ``version_lag``: the published version less the served one; only generators have it.
+* ``loss``: of the learner's newest update; infinite while steps were refused as not finite, since
+  no heartbeat can hold such a number."""
 
 from __future__ import annotations
 
@@ -25,6 +27,7 @@ METRICS: Final = (
     "heartbeat_age_s", "progress", "turns", "done", "in_flight", "oldest_age_s", "input_depth", "output_depth",
     "loop_lag_ms", "cpu", "rss_bytes", "num_fds", "disk_free_bytes", "disk_free_share", "gpu_util", "gpu_mem_bytes",
     "gpu_power_w", "service_ratio", "errors", "retries", "refused", "version_lag", "clock_ahead_ms", "ledger_rtt_ms",
+    "loss",
 )  # fmt: skip
 """Of a live run, in the order of a frame's columns."""
 _FOLLOWS: Final = 0.02
@@ -41,6 +44,8 @@ class FrameMaker:
         self._roles: tuple[str, ...] = ()
         self._sums: dict[str, tuple[int, Mapping[str, ServiceSums]]] = {}
         """Epoch and sums of each worker at the last frame."""
+        self._refused_steps: dict[str, float] = {}
+        """Optimiser steps that were not finite, of each worker at the last frame."""
         self._usual: dict[tuple[Role, str], float] = {}
         """Natural logarithm of the usual seconds a token, by role and kind of work."""
 
@@ -59,8 +64,15 @@ class FrameMaker:
         for row, beat in zip(values, beats, strict=True):
             row[:] = [math.nan if value is None else value for value in _row(beat, published)]
         values[:, METRICS.index("service_ratio")] = self._service_ratios(beats)
+        values[:, METRICS.index("loss")] = [self._loss(beat) for beat in beats]
+        self._refused_steps = {beat.who.worker: _refused_steps(beat) for beat in beats}
         phases = tuple("starting" if beat.waiting_for in _STARTING else "" for beat in beats)
         return Frame(now_s, self._workers, self._roles, METRICS, values, phases)
+
+    def _loss(self, beat: Heartbeat) -> float:
+        if _refused_steps(beat) > self._refused_steps.get(beat.who.worker, math.inf):
+            return math.inf
+        return beat.counters.get("loss", math.nan)
 
     def _service_ratios(self, beats: Sequence[Heartbeat]) -> NDArray[np.float32]:
         found: dict[tuple[Role, str], list[tuple[int, float, float]]] = {}
@@ -92,6 +104,10 @@ class FrameMaker:
         return math.exp(before)
 
 
+def _refused_steps(beat: Heartbeat) -> float:
+    return beat.counters.get("refused_steps", 0.0)
+
+
 def _since(before: ServiceSums | None, now: ServiceSums) -> tuple[float, float]:
     if before is None:
         return now.seconds, now.size
@@ -106,11 +122,11 @@ def _row(beat: Heartbeat, published: int) -> tuple[float | None, ...]:
     lag = max(0, published - beat.policy_version) if is_serving else None
     ahead_ms = 1000.0 * beat.clock_ahead_s
     if vitals is None:
-        return (*own, *[None] * 7, beat.rss_bytes or None, *[None] * 10, lag, ahead_ms, None)
+        return (*own, *[None] * 7, beat.rss_bytes or None, *[None] * 10, lag, ahead_ms, None, None)
     done = sum(sums.pieces for sums in vitals.service.values()) if vitals.service else None
     return (
         *own, done, beat.held, vitals.oldest_age_s, vitals.input_depth, vitals.output_depth,
         vitals.loop_lag_ms, vitals.cpu, beat.rss_bytes or None, vitals.num_fds, vitals.disk_free_bytes,
         vitals.disk_free_share, vitals.gpu_util, vitals.gpu_mem_bytes, vitals.gpu_power_w,
-        None, vitals.errors, vitals.retries, vitals.refused, lag, ahead_ms, vitals.ledger_rtt_ms or None,
+        None, vitals.errors, vitals.retries, vitals.refused, lag, ahead_ms, vitals.ledger_rtt_ms or None, None,
     )  # fmt: skip

@@ -52,7 +52,7 @@ def test_every_number_of_a_heartbeat_is_in_its_column() -> None:
         "gpu_mem_bytes": 7, "gpu_power_w": 8, "done": 11, "errors": 12, "retries": 13, "refused": 14,
         "ledger_rtt_ms": 15, "oldest_age_s": 16, "input_depth": 17, "output_depth": 18, "heartbeat_age_s": 19,
         "turns": 20, "in_flight": 21, "rss_bytes": 22, "version_lag": 2, "clock_ahead_ms": 25, "progress": 7,
-        "service_ratio": math.nan,
+        "service_ratio": math.nan, "loss": math.nan,
     }  # fmt: skip
     assert set(expected) == set(METRICS) <= set(CATALOGUE)
     found = {name: value(frame, "generator-0", name) for name in METRICS}
@@ -65,6 +65,14 @@ def test_what_a_heartbeat_does_not_know_is_no_sample() -> None:
         assert math.isnan(value(frame, "reward-0", metric)), metric
         assert math.isnan(value(frame, "reward-1", metric)), metric
     assert value(frame, "reward-0", "progress") == 7.0
+
+
+def test_a_refused_step_is_an_infinite_loss_until_the_next_frame_without_one() -> None:
+    maker, seen = FrameMaker(), list[float]()
+    for refused, loss in ((2.0, 0.5), (2.0, 0.4), (3.0, None), (3.0, 0.3)):
+        counters = {"refused_steps": refused} | ({} if loss is None else {"loss": loss})
+        seen.append(value(maker.frame(1.0, [beat("learner", Role.LEARNER, counters=counters)], 5), "learner", "loss"))
+    assert seen == pytest.approx([0.5, 0.4, math.inf, 0.3])
 
 
 def test_a_generator_without_weights_lags_by_nothing() -> None:
