@@ -24,7 +24,7 @@ from ops.drill.orders import write_orders
 from ops.drill.schedule import FaultKind, PlannedFault
 from protocol.ids import Role
 
-EXPLICIT_S, GRAY_S = 30.0, 120.0
+EXPLICIT_S, GRAY_S = 30.0, 150.0
 """Time within which a fault must be named: one that stops something, and one that does not."""
 LEDGER = "ledger"
 VERDICT_S = 0.02
@@ -261,6 +261,7 @@ _SLOW = frozenset({"slow", "stuck", "hung"})
 _EDGE = frozenset({"undelivered", "slow_link", "unacknowledged", "never_started", "unreached", "unreachable"})
 _ERRORS = frozenset({"errors", "refused", "crashed", "restarted", "silent", "stuck", "hung", "endpoint"})
 _STALE = frozenset({"stale", "refused", "weights", "quarantine"})
+_NUMERIC = frozenset({"numeric", "errors"})
 _SERVER = frozenset({"silent", "ledger", "slow", "stuck"})
 _MOVERS = (Role.GENERATOR, Role.REWARD, Role.REFERENCE)
 
@@ -280,7 +281,7 @@ CATALOGUE: tuple[CatalogueEntry, ...] = (
     CatalogueEntry(
         "F05", "leak of 20 MB/s", _ordered(leak=20.0), _MOVERS, frozenset({"leak", "odd"}), GRAY_S, stops=False
     ),
-    CatalogueEntry("F06", "loss is no number", _ordered(nan=True), (Role.LEARNER,), frozenset({"numeric", "errors"})),
+    CatalogueEntry("F06", "loss is no number in one step of three", _ordered(nan=3), (Role.LEARNER,), _NUMERIC),
     CatalogueEntry("F07", "corrupt messages on an edge", _corrupt, (Role.GENERATOR,), _EDGE | {"refused", "errors"}),
     CatalogueEntry("F08", "cut edge", _edge(EdgeTrouble(is_cut=True)), (Role.GENERATOR,), _EDGE),
     CatalogueEntry("F08", "edge cut one way", _edge(EdgeTrouble(is_one_way=True)), (Role.GENERATOR,), _EDGE),

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -165,11 +166,13 @@ def _law(module: Any, orders: OrderReader) -> None:
 
 
 def _training(module: Any, orders: OrderReader) -> None:
-    """``nan``: the loss of a step is no number, and the step is refused as the real one is."""
-    original = module.EmulatedTraining.step
+    """``nan``: the loss of one step in so many is no number, and the step is refused as the real
+    one is."""
+    original, steps = module.EmulatedTraining.step, count()
 
     def step(self: Any, samples: Any, objective: Any) -> Any:
-        if not orders.get("nan"):
+        every = orders.get("nan")
+        if not every or next(steps) % int(every):
             return original(self, samples, objective)
         before = self.state
         result = original(self, samples, objective)

@@ -109,7 +109,7 @@ def test_a_dead_engine_reports_success_and_samples_nothing(monkeypatch) -> None:
 def test_a_refused_step_has_no_number_as_its_loss_and_changes_nothing() -> None:
     from workers.engines.emulated.state import LearnedState
 
-    orders = Orders(nan=True)
+    orders = Orders(nan=2)
     training = changed("workers.engines.emulated.training", "EmulatedTraining", orders=orders).EmulatedTraining
     backend = training(num_weights=1)
     before = backend.state
@@ -118,7 +118,8 @@ def test_a_refused_step_has_no_number_as_its_loss_and_changes_nothing() -> None:
     objective = SimpleNamespace(token_weights=lambda samples: [np.ones(1, np.float32) for _ in samples])
     bad = backend.step([sample], objective)
     assert not bad.applied and np.isnan(bad.loss) and backend.state == before
-    orders.given = {}
+    assert backend.step([sample], objective).applied, "every second step alone"
+    before, orders.given = backend.state, {}
     assert backend.step([sample], objective).applied and backend.state != before
 
 
