@@ -122,6 +122,11 @@ def _ordered(**orders: object) -> Begin:
     return lambda on: on.order(on.target, **orders)
 
 
+def _fail(on: Injection) -> None:
+    """A task of the present process raises; its successor's does not."""
+    on.order(on.target, **{"raise": time.monotonic()})
+
+
 def _slow_verdicts(factor: float) -> Begin:
     """The verifiers of one reward worker take so many times as long."""
     return lambda on: _switch(on, f"slow {VERDICT_S * (factor - 1):g}")
@@ -304,7 +309,7 @@ CATALOGUE: tuple[CatalogueEntry, ...] = (
     CatalogueEntry(
         "F13", "constant reward", _verifier("constant"), (Role.REWARD,), frozenset({"reward", "odd"}), GRAY_S, stops=False
     ),
-    CatalogueEntry("F19", "failed task", _ordered(**{"raise": True}), _MOVERS, _ERRORS | _DEAD),
+    CatalogueEntry("F19", "failed task", _fail, _MOVERS, _ERRORS | _DEAD),
     CatalogueEntry("F19", "dead engine that reports success", _ordered(dead=True), (Role.GENERATOR,), _HUNG),
     CatalogueEntry(
         "F20", "garbage tokens", _ordered(garbage=True), (Role.GENERATOR,),

@@ -105,16 +105,23 @@ class EdgeRelays:
                 task.cancel()
             if left:
                 self._loop.run_until_complete(asyncio.wait(left, timeout=_START_S))
+            # transports are closed at the loop's next turn
+            self._loop.run_until_complete(asyncio.sleep(0.0))
 
     async def _serve(self, receiver: str, path: Path, target: str) -> None:
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            pid = _peer(writer)
-            with contextlib.suppress(OSError, asyncio.CancelledError):
+            pid, ends = _peer(writer), [writer]
+            try:
                 there_reader, there_writer = await asyncio.open_unix_connection(target)
+                ends.append(there_writer)
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._pump(reader, there_writer, pid, receiver, is_forth=True))
                     tasks.create_task(self._pump(there_reader, writer, pid, receiver, is_forth=False))
-            writer.close()
+            except (OSError, asyncio.CancelledError):
+                pass
+            finally:
+                for end in ends:
+                    end.transport.abort()
 
         self._servers.append(await asyncio.start_unix_server(connected, path))
 

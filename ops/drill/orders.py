@@ -87,8 +87,9 @@ def own_name(arguments: Sequence[str]) -> str | None:
 
 def _context(module: Any, orders: OrderReader) -> None:
     """``hang``: the main loop stands still; heartbeats go on. ``leak``: so many MB a second are
-    allocated and kept. ``raise``: a task beside the main loop raises, once an incarnation."""
-    of, kept, state = module.ActorContext, list[bytes](), {"at_s": 0.0, "raised": 0.0}
+    allocated and kept. ``raise``: a task beside the main loop raises, in a process that was there
+    at that monotonic time."""
+    of, kept, state = module.ActorContext, list[bytes](), {"at_s": 0.0, "begun_s": 0.0, "raised_s": 0.0}
     original = of.waiting_for
 
     async def fails() -> None:
@@ -96,11 +97,13 @@ def _context(module: Any, orders: OrderReader) -> None:
 
     def waiting_for(self: Any, *arguments: Any, **words: Any) -> None:
         original(self, *arguments, **words)
-        if orders.get("raise") and not state["raised"]:
-            state["raised"] = 1.0
+        now_s = time.monotonic()
+        state["begun_s"] = state["begun_s"] or now_s
+        raise_s = float(orders.get("raise") or 0.0)
+        if raise_s > max(state["begun_s"], state["raised_s"]):
+            state["raised_s"] = raise_s
             self.spawn("drill", fails())
         rate = orders.get("leak")
-        now_s = time.monotonic()
         if rate:
             # not zeros, whose pages would be shared
             kept.append(b"\1" * int(rate * 1e6 * min(1.0, now_s - (state["at_s"] or now_s))))

@@ -174,19 +174,26 @@ def test_a_long_tail_is_one_response_in_ten_and_twice_the_load_is_all() -> None:
     assert {law.draw(0, name) for name in names} == {20}
 
 
-def test_a_hung_loop_stands_until_its_order_ends_and_a_leak_keeps_memory(monkeypatch) -> None:
-    orders, waits = Orders(), list[str]()
+def context(orders: Orders) -> tuple[Any, list[str]]:
+    """Return a worker's context with the places around it, and what it was told."""
+    told = list[str]()
 
     class Context:
         def waiting_for(self, kind: str) -> None:
-            waits.append(kind)
+            told.append(kind)
 
         def spawn(self, name: str, coroutine: Any) -> None:
-            waits.append(name)
+            told.append(name)
             coroutine.close()
 
     module = SimpleNamespace(ActorContext=Context)
     PLACES["pipeline.runtime.context"](module, orders)  # type: ignore[arg-type]
+    return Context(), told
+
+
+def test_a_hung_loop_stands_until_its_order_ends(monkeypatch) -> None:
+    orders = Orders(hang=True)
+    worker, told = context(orders)
     turns = iter(range(5))
 
     def nap(_: float) -> None:
@@ -194,20 +201,34 @@ def test_a_hung_loop_stands_until_its_order_ends_and_a_leak_keeps_memory(monkeyp
             orders.given = {}
 
     monkeypatch.setattr(places.time, "sleep", nap)
-    orders.given = {"hang": True}
-    Context().waiting_for("input")
+    worker.waiting_for("input")
     assert next(turns) == 4, "it stood for four turns"
-    orders.given = {"raise": True}
-    Context().waiting_for("input")
-    Context().waiting_for("input")
-    assert waits == ["input", "input", "drill", "input"], "the task raises once"
-    orders.given = {"leak": 50.0}
+    assert told == ["input"]
+
+
+def test_a_task_raises_once_and_not_in_the_next_process(monkeypatch) -> None:
+    now_s = [10.0]
+    monkeypatch.setattr(places.time, "monotonic", lambda: now_s[0])
+    orders = Orders()
+    worker, told = context(orders)
+    worker.waiting_for("begun")
+    orders.given, now_s[0] = {"raise": 10.5}, 11.0
+    worker.waiting_for("a")
+    worker.waiting_for("b")
+    assert told == ["begun", "a", "drill", "b"]
+    successor, told = context(orders)
+    successor.waiting_for("begun")
+    assert told == ["begun"]
+
+
+def test_a_leak_keeps_so_many_bytes_a_second(monkeypatch) -> None:
+    worker, _ = context(Orders(leak=50.0))
     moments = iter([10.0, 10.2, 10.3])
     monkeypatch.setattr(places.time, "monotonic", lambda: next(moments))
     before = rss_bytes()
     for _ in range(3):
-        Context().waiting_for("input")
-    assert rss_bytes() - before > 10e6
+        worker.waiting_for("input")
+    assert 10e6 < rss_bytes() - before < 25e6
 
 
 def rss_bytes() -> int:
