@@ -24,8 +24,9 @@ from ops.drill.orders import write_orders
 from ops.drill.schedule import FaultKind, PlannedFault
 from protocol.ids import Role
 
-EXPLICIT_S, GRAY_S = 30.0, 150.0
-"""Time within which a fault must be named: one that stops something, and one that does not."""
+EXPLICIT_S, GRAY_S, CONTROL_S = 25.0, 140.0, 30.0
+"""Time within which a fault must be named: one that stops something, and one that does not. The last
+is the time that a control lasts."""
 LEDGER = "ledger"
 VERDICT_S = 0.02
 """Seconds of a healthy verdict, for fleets in which verifiers become slow."""
@@ -315,15 +316,15 @@ CATALOGUE: tuple[CatalogueEntry, ...] = (
         "F20", "garbage tokens", _ordered(garbage=True), (Role.GENERATOR,),
         frozenset({"odd", "garbage", "reward", "numeric"}), GRAY_S, stops=False,
     ),
-    CatalogueEntry("N1", "long-tailed prompts", _all(Role.GENERATOR, tail=6.0), within_s=40.0),
-    CatalogueEntry("N2", "pause for weights", _weight_sync, within_s=40.0),
-    CatalogueEntry("N3", "pauses of 2 s", _collection, within_s=40.0),
-    CatalogueEntry("N4", "slow ledger for all", _slow_server, within_s=40.0),
-    CatalogueEntry("N5", "twice the load", _all(Role.GENERATOR, long=2.0), within_s=40.0),
-    CatalogueEntry("N6", "evaluations", _nothing, within_s=40.0),
-    CatalogueEntry("N7", "one generator more", _scale(1), within_s=40.0),
-    CatalogueEntry("N7", "one generator fewer", _scale(-1), within_s=40.0),
-    CatalogueEntry("N8", "slow verifiers of all", _verifier("slow 0.1"), within_s=40.0),
+    CatalogueEntry("N1", "long-tailed prompts", _all(Role.GENERATOR, tail=6.0), within_s=CONTROL_S),
+    CatalogueEntry("N2", "pause for weights", _weight_sync, within_s=CONTROL_S),
+    CatalogueEntry("N3", "pauses of 2 s", _collection, within_s=CONTROL_S),
+    CatalogueEntry("N4", "slow ledger for all", _slow_server, within_s=CONTROL_S),
+    CatalogueEntry("N5", "twice the load", _all(Role.GENERATOR, long=2.0), within_s=CONTROL_S),
+    CatalogueEntry("N6", "evaluations", _nothing, within_s=CONTROL_S),
+    CatalogueEntry("N7", "one generator more", _scale(1), within_s=CONTROL_S),
+    CatalogueEntry("N7", "one generator fewer", _scale(-1), within_s=CONTROL_S),
+    CatalogueEntry("N8", "slow verifiers of all", _verifier("slow 0.1"), within_s=CONTROL_S),
 )  # fmt: skip
 """All of them. Names are unique."""
 

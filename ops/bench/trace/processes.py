@@ -49,13 +49,15 @@ WARM_S = 75.0
 """From the first update to the first fault: the watch learns each worker's usual values."""
 QUIET_S = 6.0
 """Without a new record before each fault."""
-LINGER_S = 4.0
+LINGER_S = 3.0
 """After the right name: whether another is blamed, too."""
 _STARTED_S = 60.0
 _WELL_S = 60.0
 """Longest wait for a fleet to be well again; then it is replaced."""
 _CALM_S = 45.0
 _PUT_OFF_S = 120.0
+_MAX_UNWELL = 5
+"""Fleets that may fail to start, or to have a worker to strike."""
 _FRESH_S = 8.0
 _POLL_S = 0.1
 _NUM_WORKERS = 9
@@ -183,20 +185,24 @@ def try_all(
     incidents is put off."""
     left, ends_s = list(order), time.monotonic() + limit_s
     struck: dict[str, float] = {}
+    num_unwell = 0
     on: TrialFleet | None = None
     try:
         while left and time.monotonic() < ends_s:
-            if on is None:
-                on = TrialFleet(with_disk=any(each.entry.needs_disk for each in left), settings=settings)
-                on.start(warm_s)
-                struck.clear()
             try:
+                if on is None:
+                    on = TrialFleet(with_disk=any(each.entry.needs_disk for each in left), settings=settings)
+                    on.start(warm_s)
+                    struck.clear()
                 chosen, target = _next(on, left, struck)
                 found = carry_out(on, chosen, target)
                 left.remove(chosen)
                 struck[target] = time.monotonic()
             except FleetUnwell:
-                on = on.close()
+                num_unwell += 1
+                if num_unwell > _MAX_UNWELL:
+                    raise
+                on = on.close() if on else None
                 continue
             try:
                 yield replace(found, healed_s=round(on.wait_until_well(), 1))
