@@ -1,5 +1,5 @@
-"""The catalogue of faults and negative controls: what each is, how it is injected, and what is right
-to blame. Drills and ``headrace bench trace`` share it.
+"""The catalogue of faults and negative controls: how each is injected, and the components that are
+right to blame. Drills and ``headrace bench trace`` share it.
 
 *Consumes* a fleet that is well. *Produces* one fault, and its end. The truth is known here and in
 the scoring, and nowhere else: no detector reads either.
@@ -25,8 +25,8 @@ from ops.drill.schedule import FaultKind, PlannedFault
 from protocol.ids import Role
 
 EXPLICIT_S, GRAY_S, CONTROL_S = 25.0, 140.0, 30.0
-"""Time within which a fault must be named: one that stops something, and one that does not. The last
-is the time that a control lasts."""
+"""Time within which a fault must be named, one that stops something and one that does not; and the
+time that a control lasts."""
 LEDGER = "ledger"
 VERDICT_S = 0.02
 """Seconds of a healthy verdict, for fleets in which verifiers become slow."""

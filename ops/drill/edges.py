@@ -1,5 +1,5 @@
-"""A relay of bytes before each mailbox, which tells apart who sends: one edge is cut or slowed, and
-the others are not touched.
+"""A relay of bytes before each mailbox. It knows the sender of each connection, so that one edge is
+cut or slowed and the others are not touched.
 
 ``ops.drill.relay`` damages messages, of all senders of a mailbox alike. This one hands on bytes and
 reads none, as a bad network does. The kernel names the process at the other end of a socket.
@@ -29,7 +29,7 @@ _PEER = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class EdgeTrouble:
-    """What happens to an edge."""
+    """A fault of one edge."""
 
     is_cut: bool = False
     """Nothing passes, nothing is refused: what is sent lies until the end of the trouble."""

@@ -1,11 +1,9 @@
 """Faults inside a worker's process, by a drill's orders: what no signal and no cut wire can do.
 
-A worker's orders are one JSON file in a folder. A process of the fleet reads its own again as soon
-as it changes, and changes its behaviour at the places below until the file is gone. The product
-has no such places: they are put around its functions as their modules are imported
-(``ops/drill/shim``), and without an order each is the function itself.
-
-*Consumes* the folder. *Produces* faults. *Waits for* nothing but what an order demands."""
+A worker's orders are one JSON file in a folder. Its process reads the file again when it changes,
+and behaves by it at the places below until the file is gone. The product has no such places. They
+are put around its functions as their modules are imported (``ops/drill/shim``). Without an order
+each place is the function itself."""
 
 from __future__ import annotations
 

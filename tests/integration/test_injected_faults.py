@@ -1,5 +1,5 @@
-"""Claims about faults inside real workers: each order changes what it says, in its worker alone,
-and every reader still reads the fleet."""
+"""Claims about faults inside real workers: each order has its effect, in its worker alone, and
+every reader still reads the fleet."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Faults on real processes: a fleet, one fault of the catalogue after another, and what its observer
-said of each.
+"""Faults on real processes: a fleet, one fault of the catalogue after another, and the records that
+its observer wrote of each.
 
-*Consumes* the catalogue and seeds. *Produces* a trial each. *Waits for* the fleet to be well before
-each fault, for the right name or the fault's time, and for the fleet to be well again. Each wait
-has a deadline; a fleet that does not come back is replaced by a fresh one.
+*Consumes* the catalogue and seeds. *Produces* a trial each. *Waits for* a healthy fleet before and
+after each fault, and between them for the right name or the fault's time. Each wait has a deadline.
+A fleet that does not come back is replaced by a fresh one.
 
-Only the injector knows what is done to the fleet. The observer is a worker of the fleet: it reads
-the registry as in any run, and what it finds is read here from ``incidents.jsonl``."""
+Only the injector knows the fault. The observer is a worker of the fleet and reads the registry as
+in any run. Its findings are read here from ``incidents.jsonl``."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ SETTINGS = (
     "data.allow_overlap=true", "evaluation.every_updates=60", "evaluation.num_prompts=16",
     "supervisor.silent_after_s=20", "weights.ack_timeout_s=30", "supervisor.max_data_failures=1000",
 )  # fmt: skip
-"""Over ``configs/drill.toml``: a fleet of nine workers, the observer among them, that uses a small part of two cores. Its
-generators and its learner are about equally fast."""
+"""Over ``configs/drill.toml``: a fleet of nine workers, the observer among them, that uses a small
+part of two cores. Its generators and its learner are about equally fast."""
 WARM_S = 75.0
 """From the first update to the first fault: the watch learns each worker's usual values."""
 QUIET_S = 6.0
@@ -181,8 +181,8 @@ class TrialFleet:
 def try_all(
     order: Sequence[PlannedTrial], *, limit_s: float, settings: Sequence[str] = SETTINGS, warm_s: float = WARM_S
 ) -> Iterator[TrialRecord]:
-    """Yield the trials in their order, as far as the time goes. One whose workers are all in open
-    incidents is put off."""
+    """Yield the trials in their order, as far as the time goes. A trial whose workers are all in
+    open incidents is put off."""
     left, ends_s = list(order), time.monotonic() + limit_s
     struck: dict[str, float] = {}
     num_unwell = 0

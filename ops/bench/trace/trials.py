@@ -1,4 +1,4 @@
-"""What incidents said of one fault on real processes, and what of it was right. Pure.
+"""The records of incidents after one fault on real processes, and their score. Pure.
 
 The answer is what the first record after the onset names: its causes, else its component. Top-1 is
 its first name. Top-3 are the first three names of all records of the trial, in their order. A name
@@ -38,7 +38,7 @@ class SaidRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """One fault or control, and all that was said until it was ended."""
+    """One fault or control, and all records of incidents until its end."""
 
     code: str
     name: str
@@ -60,7 +60,7 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrialScore:
-    """What was right."""
+    """The right parts of a trial's records."""
 
     is_top1: bool
     is_top3: bool
@@ -73,7 +73,7 @@ class TrialScore:
 
 
 def said_of(records: Iterable[IncidentRecord], onset_s: float, until_s: float) -> tuple[SaidRecord, ...]:
-    """Return what was said from the onset on; ends of incidents say nothing."""
+    """Return the records from the onset on, ends of incidents left out."""
     return tuple(
         SaidRecord(
             round(record.at_s - onset_s, 2),
@@ -90,7 +90,7 @@ def said_of(records: Iterable[IncidentRecord], onset_s: float, until_s: float) -
 
 
 def score(trial: TrialRecord) -> TrialScore:
-    """Return what of a trial was right."""
+    """Return a trial's score."""
     right = set(trial.right)
     named = [(each.after_s, component, kind) for each in trial.said for component, kind in each.names]
     order = list(dict.fromkeys(component for _, component, _ in named))
@@ -135,7 +135,7 @@ def tables(trials: Sequence[TrialRecord]) -> str:
 
 
 def misses(trials: Sequence[TrialRecord]) -> str:
-    """Return a list of what went wrong, as Markdown: what was done, and what was said."""
+    """Return a table of wrong trials, as Markdown: the fault, and the first record."""
     lines = ["| wrong | done to | said first |", "|---|---|---|"]
     for trial in trials:
         found = score(trial)

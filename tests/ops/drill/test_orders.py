@@ -1,5 +1,4 @@
-"""Claims about orders to single workers: each changes what it says, for that worker, while it
-lasts."""
+"""Claims about orders to single workers: each has its effect, on that worker, while it lasts."""
 
 from __future__ import annotations
 
@@ -123,7 +122,7 @@ def test_a_refused_step_has_no_number_as_its_loss_and_changes_nothing() -> None:
     assert backend.step([sample], objective).applied and backend.state != before
 
 
-def test_a_deaf_receiver_sees_no_announcement_and_a_damaged_version_has_another_digest() -> None:
+def test_a_deaf_receiver_sees_nothing_and_a_damaged_version_has_another_digest() -> None:
     looked = list[str]()
 
     class Receiver:
@@ -175,7 +174,7 @@ def test_a_long_tail_is_one_response_in_ten_and_twice_the_load_is_all() -> None:
 
 
 def context(orders: Orders) -> tuple[Any, list[str]]:
-    """Return a worker's context with the places around it, and what it was told."""
+    """Return a worker's context with the places around it, and the reported waits."""
     told = list[str]()
 
     class Context:
