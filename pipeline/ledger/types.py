@@ -68,6 +68,17 @@ class Refusal(StrEnum):
     """An operator has paused admission: work in flight goes on, and no new group is admitted."""
 
 
+REFUSAL_WORDS: Final[dict[Refusal, str]] = {
+    Refusal.NO_CREDIT: "the learner to settle or drop work: sampling is as far ahead as staleness allows",
+    Refusal.EXHAUSTED: "nothing: every prompt is admitted",
+    Refusal.BEHIND: "the published weights",
+    Refusal.MEMORY: "the ledger to shrink below its watermark",
+    Refusal.CLOSED: "nothing: admission is closed",
+    Refusal.PAUSED: "an operator, who has paused admission; `headrace resume` ends that",
+}
+"""The wait of a generator after each refusal, in its heartbeat."""
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerSpec:
     """The ledger's fixed settings. Reopening with other ones raises LedgerMismatch."""

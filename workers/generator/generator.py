@@ -26,7 +26,7 @@ from typing import ClassVar
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
-from pipeline.ledger.types import Lease, Refusal
+from pipeline.ledger.types import REFUSAL_WORDS, Lease
 from pipeline.observability.regenerated_tokens import SampledTokenCounts
 from pipeline.preflight.model_folder import loading
 from pipeline.process import work
@@ -49,15 +49,6 @@ _IDLE_S = 0.02
 _LONGEST_REFUSAL_S = 0.1
 _GIVE_UP_S = 5.0
 _LOOK_EVERY_S = 1.0
-
-_REFUSALS = {
-    Refusal.NO_CREDIT: "the learner to settle or drop work: sampling is as far ahead as staleness allows",
-    Refusal.EXHAUSTED: "nothing: every prompt is admitted",
-    Refusal.BEHIND: "the published weights",
-    Refusal.MEMORY: "the ledger to shrink below its watermark",
-    Refusal.CLOSED: "nothing: admission is closed",
-    Refusal.PAUSED: "an operator, who has paused admission; `headrace resume` ends that",
-}
 
 
 class Backoff:
@@ -293,7 +284,7 @@ class Generator(Actor):
             return
         self._credit.refused(self.ctx.clock.monotonic())
         if not self._held:
-            self.ctx.waiting_for(WaitingFor.CREDIT, _REFUSALS[grant.refusal])
+            self.ctx.waiting_for(WaitingFor.CREDIT, REFUSAL_WORDS[grant.refusal])
 
     async def _begin(self, lease: Lease) -> None:
         """Hold and submit a leased trajectory, or give it back."""
