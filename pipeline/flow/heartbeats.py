@@ -1,0 +1,200 @@
+"""Heartbeats of a live run to rows: states of workers, and counters of links.
+
+Three kinds of links:
+
+* generator > scorer: S by the sender's heartbeat, R and D by an earlier one of the receiver. So R
+  is never ahead of S merely since the two report at different moments.
+* scorer > learner: the ledger carries scores, and has each at once. The link only shows who waits.
+* learner > generator: versions as counts. A version is sent when the generator should have it
+  (``weights.max_generator_lag``) and has had two turns to take it; received when it serves it.
+
+Times are by the reader's clock: the moment at which the registry got the heartbeat. A clock that
+differs or jumps on some host changes nothing. The old row of a silent worker is given again at each
+moment. A worker without a heartbeat has left."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import nan
+from typing import Final
+
+from pipeline.flow.rows import LinkRow, StateRow
+from pipeline.flow.wait_words import FleetNames, fleet_names, wait_word
+from pipeline.process.work import ServiceSums
+from pipeline.runtime.registry.contract import (
+    MAX_LINK_NAME_CHARS,
+    OTHER_LINKS,
+    Heartbeat,
+    LinkReport,
+    WaitingFor,
+    link_name,
+)
+from pipeline.weights import PARTS, TURNS
+from protocol.ids import Role
+
+STEP_SHARE: Final = 1e-3
+"""A finished step of long work is so much of a piece: it is progress, and hardly a piece."""
+_STILL_MS: Final = 2000.0
+"""A main loop whose timer is late by so much stands still, whatever its last word was."""
+_KEPT_REPORTS: Final = 4
+_REPORTS_OLD_S: Final = 0.6
+"""Counters of links in a heartbeat are at most so much older than the heartbeat."""
+_TURNS_TO_TAKE: Final = 2
+"""The first may have begun before the version was there."""
+_SCORERS: Final = frozenset({Role.REWARD, Role.REFERENCE, Role.VALUE})
+_MAIN_WORK: Final = {
+    Role.GENERATOR: "sampling",
+    Role.REWARD: "judging",
+    Role.REFERENCE: "scoring",
+    Role.VALUE: "scoring",
+}
+"""Kind of work by which the workers of a role compare."""
+_NO_WORK: Final = ServiceSums()
+_NO_REPORT: Final = LinkReport(name="")
+
+Reports = dict[str, LinkReport]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The last heartbeats of one worker."""
+
+    beat: Heartbeat
+    time_s: float
+    """Arrival of the newest, by the reader's clock."""
+    reports: deque[tuple[float, Reports]] = field(default_factory=lambda: deque(maxlen=_KEPT_REPORTS))
+    due: int = -1
+    """Version that it should serve by now."""
+    lagging_turns: float | None = None
+    """Turns that it had made when it began to lag; None while it does not."""
+
+    def reports_at(self, time_s: float) -> Reports | None:
+        """Return its newest reports that are not later than ``time_s``."""
+        return next((reports for at_s, reports in reversed(self.reports) if at_s <= time_s), None)
+
+
+class RowMaker:
+    """Makes rows of a run's heartbeats. The workers of the last moment bound its memory."""
+
+    def __init__(self, *, max_lag: int = 2, swaps_in_windows: bool = True) -> None:
+        """``max_lag``: versions that a generator may be behind. ``swaps_in_windows``: whether it
+        takes weights in the middle of a window; else its lag means nothing."""
+        self._max_lag, self._swaps_in_windows = max_lag, swaps_in_windows
+        self._seen: dict[str, _Seen] = {}
+
+    def rows(self, now_s: float, beats: Sequence[Heartbeat], published: int) -> tuple[list[StateRow], list[LinkRow]]:
+        """Return the rows of this moment.
+
+        Args:
+            now_s: the reader's clock; grows.
+            beats: the last heartbeat of each worker.
+            published: newest policy version; -1 for none."""
+        for beat in beats:
+            self._see(now_s, beat)
+        there = {beat.who.worker for beat in beats}
+        self._seen = {name: seen for name, seen in self._seen.items() if name in there}
+        names = fleet_names([(beat.who.worker, beat.who.role) for beat in beats])
+        states = [self._state(seen, names, published) for seen in self._seen.values()]
+        return states, list(self._links(names, published))
+
+    def _see(self, now_s: float, beat: Heartbeat) -> None:
+        arrived_s = now_s - beat.silent_s
+        seen = self._seen.get(beat.who.worker)
+        if seen is None:
+            seen = self._seen[beat.who.worker] = _Seen(beat, arrived_s)
+        elif (beat.who.epoch, beat.at_s, beat.turns) == (seen.beat.who.epoch, seen.beat.at_s, seen.beat.turns):
+            return
+        else:
+            seen.time_s = max(arrived_s, seen.time_s + 1e-3)
+        seen.beat = beat
+        mine = link_name("", beat.who.worker)
+        seen.reports.append((seen.time_s, {link.name: link for link in beat.links if link.name.endswith(mine)}))
+
+    def _state(self, seen: _Seen, names: FleetNames, published: int) -> StateRow:
+        beat, vitals = seen.beat, seen.beat.vitals
+        role = beat.who.role
+        word = wait_word(
+            role, beat.waiting_for, beat.detail, names,
+            is_behind=beat.policy_version < published, knows_disk=beat.storing.slowest_s > 0,
+        )  # fmt: skip
+        held = beat.held
+        is_still = vitals is not None and vitals.loop_lag_ms >= _STILL_MS
+        if is_still and beat.waiting_for in (WaitingFor.INPUT, WaitingFor.CREDIT):
+            word, held = "compute", max(1, held)
+        # a worker that waits for input gathers a batch, or has nothing
+        depth = 0 if beat.waiting_for is WaitingFor.INPUT or vitals is None else vitals.input_depth
+        service_s, size = _service(beat)
+        serves = role is not Role.GENERATOR or self._swaps_in_windows
+        return StateRow(
+            time_s=seen.time_s,
+            worker=beat.who.worker,
+            role=str(role),
+            waiting_for=word,
+            done=beat.progress + STEP_SHARE * _steps(beat),
+            in_flight=held,
+            oldest_age_s=nan if vitals is None else vitals.oldest_age_s,
+            input_depth=nan if depth is None else depth,
+            output_depth=nan if vitals is None or vitals.output_depth is None else vitals.output_depth,
+            errors=nan if vitals is None else vitals.errors,
+            policy_version=beat.policy_version if serves and beat.policy_version >= 0 else nan,
+            service_s=service_s,
+            service_size=size,
+        )
+
+    def _links(self, names: FleetNames, published: int) -> Iterator[LinkRow]:
+        short = {name[:MAX_LINK_NAME_CHARS]: name for name in names.workers}
+        for name, seen in self._seen.items():
+            role = seen.beat.who.role
+            mine = link_name(name, "")
+            for report in seen.beat.links:
+                receiver = short.get(report.name[len(mine) :]) if report.name.startswith(mine) else None
+                if receiver is not None and not report.produced:
+                    yield from self._messages(seen, report, self._seen[receiver])
+            if role in _SCORERS and names.learner:
+                count = seen.beat.progress
+                yield LinkRow(seen.time_s, name, names.learner, count, count, count, count)
+            if role is Role.GENERATOR and names.learner:
+                yield self._versions(seen, names.learner, published)
+
+    def _messages(self, seen: _Seen, sent: LinkReport, receiver: _Seen) -> Iterator[LinkRow]:
+        reports = receiver.reports_at(seen.time_s - _REPORTS_OLD_S)
+        others = link_name(OTHER_LINKS, receiver.beat.who.worker)
+        # The receiver counts it among others, or its heartbeat is not that old.
+        if reports is None or (sent.name not in reports and others in reports):
+            return
+        got = reports.get(sent.name, _NO_REPORT)
+        yield LinkRow(
+            seen.time_s, seen.beat.who.worker, receiver.beat.who.worker,
+            sent.sent, sent.sent, got.received, got.done, got.oldest_age_s,
+        )  # fmt: skip
+
+    def _versions(self, seen: _Seen, learner: str, published: int) -> LinkRow:
+        served = seen.beat.policy_version
+        due = published - self._max_lag + 1
+        turns = seen.beat.counters.get(TURNS, 0.0)
+        if served < 0 or served >= due or not self._swaps_in_windows:
+            seen.lagging_turns = None
+        elif seen.lagging_turns is None or turns < seen.lagging_turns:
+            seen.lagging_turns = turns
+        elif turns - seen.lagging_turns >= _TURNS_TO_TAKE:
+            seen.due = max(seen.due, due)
+        seen.due = max(seen.due, served)
+        # A generator that starts serves none, and has not gone back.
+        taken = served + 1 if served >= 0 else nan
+        return LinkRow(seen.time_s, learner, seen.beat.who.worker, seen.due + 1, seen.due + 1, taken, taken)
+
+
+def _steps(beat: Heartbeat) -> float:
+    return beat.work.steps + beat.storing.steps + beat.counters.get(PARTS, 0.0)
+
+
+def _service(beat: Heartbeat) -> tuple[float, float]:
+    """Return seconds and size of the finished work by which workers of a role compare.
+
+    Of sampling the size is decode steps: a step's time hardly depends on how many trajectories are
+    live. A single learner has no peers."""
+    service = beat.vitals.service if beat.vitals is not None else {}
+    sums = service.get(_MAIN_WORK.get(beat.who.role, ""), _NO_WORK)
+    return sums.seconds, sums.pieces if beat.who.role is Role.GENERATOR else sums.size
