@@ -35,6 +35,19 @@ class FlowWatch:
         self._named: dict[str, tuple[Symptom, float]] = {}
         """Component -> its symptom, and when it was last seen, of causes that were named."""
         self._told: list[str] = []
+        self._now_s = 0.0
+        self._graph: Graph = {}
+
+    def lasts(self, component: str) -> bool:
+        """Return whether a named cause was still suspected at the last tick."""
+        return component in self._named and self._named[component][1] == self._now_s
+
+    def behind(self, component: str) -> str:
+        """Return the named cause that a component waits for at the last tick, or is an end of; or
+        ""."""
+        named = [name for name in self._named if self.lasts(name) and name != component]
+        waited = reached(self._graph, component)
+        return next((name for name in named if name in waited or _touch(component, name)), "")
 
     def suspect(self, words: str) -> None:
         """Take a finding of Watch as a sign for the next tick."""
@@ -50,6 +63,7 @@ class FlowWatch:
         self._triggers.notice(now_s, self.fleet, found, self._told)
         self._told.clear()
         ranked, graph = rank(self.fleet, found)
+        self._now_s, self._graph = now_s, graph
         fresh = self._fresh(now_s, ranked, graph)
         leading = fresh[0].component if fresh else ""
         is_confirmed, self._leading = bool(leading) and leading == self._leading, leading

@@ -27,6 +27,8 @@ class Watch:
 
     def tick(self, frame: Frame) -> list[Finding]:
         """Return the findings that are new with this frame. Workers may come and go."""
+        if not frame.workers:
+            return []
         if self._groups is None or self._of != (frame.workers, frame.roles, frame.phases):
             self._groups = Groups.by(frame.roles, frame.phases)
             self._of = (frame.workers, frame.roles, frame.phases)

@@ -1,9 +1,9 @@
 """The observer: heartbeats in, incidents and a history of metrics out.
 
 Once a second it reads the registry's heartbeats, and the flow records of its host's workers. It
-writes incidents (``pipeline.incidents``) and files of metrics and messages
-(``pipeline.watch.segments``) into the run's folder. It waits for the next second, and for the
-registry's answer, which comes at once or not at all.
+judges the heartbeats (``workers.observer.judge``). It writes incidents (``pipeline.incidents``) and
+files of metrics and messages (``pipeline.watch.segments``) into the run's folder. It waits for the
+next second, and for the registry's answer, for two seconds.
 
 The run goes on without it. It holds nothing that a restart cannot rebuild: open incidents are read
 again from their file. A registry without an answer is itself an incident, of the ledger.
@@ -15,34 +15,27 @@ overwritten before they were read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pipeline.flow.host_records import HostRecordReader
-from pipeline.incidents.book import IncidentBook, Suspicion
+from pipeline.incidents.book import IncidentBook
 from pipeline.incidents.file import IncidentFile, RunIncidents
 from pipeline.incidents.records import IncidentRecord, IncidentStep
 from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.flow_ring import flow_folder
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.watch.findings import Finding
-from pipeline.watch.heartbeats import FrameMaker
+from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.watch.segments import SegmentWriter
-from pipeline.watch.watcher import Watch
 from protocol.errors import LedgerError
 from protocol.ids import Role
+from workers.observer.judge import FleetJudge
 
 EVERY_S = 1.0
+ANSWER_S = 2.0
+"""Limit of the registry's answers of one moment."""
 _PAUSE_S = 0.25
 """Most time before a drain is noticed."""
-AWAY_S = 3.0
-"""A registry without an answer for so long is an incident."""
-HELD_S = 60.0
-"""A finding of similarity holds for so long; then the watch may find it again."""
-LEDGER = "ledger"
 
 
 class Observer(Actor):
@@ -52,16 +45,14 @@ class Observer(Actor):
 
     def __init__(self, ctx: ActorContext) -> None:
         super().__init__(ctx)
-        self._frames = FrameMaker()
-        self._watch = Watch()
+        config = ctx.config
+        self._judge = FleetJudge(
+            max_lag=config.weights.max_generator_lag, swaps_in_windows=config.generation.swap == "token"
+        )
         self._book = IncidentBook()
         self._file = IncidentFile(ctx.run_dir)
         self._segments = SegmentWriter(ctx.run_dir, keep_bytes=ctx.config.observer.keep_mb << 20)
         self._records = HostRecordReader(flow_folder(ctx.run_dir))
-        self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
-        """By worker and kind: the newest finding, and until when it holds."""
-        self._away_since_s: float | None = None
-        """First moment without an answer of the registry, by the monotonic clock."""
         self._is_refused = False
 
     async def setup(self) -> None:
@@ -92,61 +83,27 @@ class Observer(Actor):
         self._records.close()
 
     async def _look(self) -> None:
-        suspicions: list[Suspicion] = []
+        clock = self.ctx.clock
+        asked_s = clock.monotonic()
         try:
-            beats = await self.ctx.registry.heartbeats()
-            weights = await self.ctx.registry.weights()
-        except LedgerError as error:
-            suspicions += self._away(str(error))
+            async with asyncio.timeout(ANSWER_S):
+                beats = await self.ctx.registry.heartbeats()
+                weights = await self.ctx.registry.weights()
+        except (LedgerError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {ANSWER_S:g} s"
+            suspicions = self._judge.away(clock.monotonic(), clock.time(), asked_s, reason)
             self.ctx.count("missed_moments")
         else:
-            self._away_since_s = None
             published = -1 if weights is None else weights.policy_version
-            records = await self.ctx.compute(self._records.read, self.ctx.clock.monotonic(), self.ctx.clock.time())
-            suspicions += self._judge(
-                [beat for beat in beats if beat.who.role is not Role.OBSERVER], published, records
-            )
+            others = [beat for beat in beats if beat.who.role is not Role.OBSERVER]
+            records = await self.ctx.compute(self._records.read, clock.monotonic(), clock.time())
+            frame, suspicions = self._judge.look(clock.monotonic(), clock.time(), others, published)
+            self._segments.add(clock.time(), frame, records)
             self.ctx.counters["records_lost"] = self._records.num_lost
             self.ctx.count("moments")
-        await self._record(self._book.look(self.ctx.clock.time(), suspicions))
+        await self._record(self._book.look(clock.time(), suspicions))
         if self._segments.is_due():
             await self._write_segment()
-
-    def _judge(
-        self, beats: Sequence[Heartbeat], published: int, records: Mapping[str, NDArray[np.void]]
-    ) -> list[Suspicion]:
-        now_s, at_s = self.ctx.clock.monotonic(), self.ctx.clock.time()
-        frame = self._frames.frame(now_s, beats, published)
-        self._segments.add(at_s, frame, records)
-        for finding in self._watch.tick(frame):
-            self._held[finding.worker, finding.kind] = (finding, now_s + HELD_S)
-        for key, (finding, until_s) in list(self._held.items()):
-            if self._watch.lasts(finding):
-                self._held[key] = (finding, now_s + EVERY_S)
-            elif now_s >= until_s:
-                del self._held[key]
-                self._watch.forget(finding.worker)
-        return [
-            Suspicion(
-                component=finding.worker,
-                kind=finding.kind,
-                since_s=at_s - (now_s - finding.since_s),
-                sentence=finding.sentence,
-                role=finding.role,
-                score=finding.score,
-            )
-            for finding, _ in self._held.values()
-        ]
-
-    def _away(self, reason: str) -> list[Suspicion]:
-        now_s, at_s = self.ctx.clock.monotonic(), self.ctx.clock.time()
-        if self._away_since_s is None:
-            self._away_since_s = now_s
-        away_s = now_s - self._away_since_s
-        if away_s < AWAY_S:
-            return []
-        sentence = f"the registry has not answered for {away_s:.0f} s; the limit is {AWAY_S:g} s"
-        return [Suspicion(LEDGER, "silent", at_s - away_s, sentence, score=away_s / AWAY_S, evidence=(reason,))]
 
     async def _record(self, records: Sequence[IncidentRecord]) -> None:
         for record in records:

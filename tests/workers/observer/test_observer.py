@@ -21,7 +21,8 @@ from protocol.ids import Role
 from tests.manual_clock import ManualClock
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
-from workers.observer.observer import AWAY_S, Observer
+from workers.observer.judge import AWAY_S
+from workers.observer.observer import Observer
 
 LIMIT_S = 20.0
 
@@ -171,7 +172,8 @@ async def test_a_silence_that_lasts_is_one_open_incident_for_as_long(tmp_path: P
         await site.add(Role.GENERATOR, *(f"generator-{n}" for n in range(6)))
         await site.pass_s(15)
         await site.pass_s(200, without=frozenset({"generator-3"}))
-        assert [(one.component, one.is_open, len(one.records)) for one in site.incidents] == [("generator-3", True, 1)]
+        assert [(one.component, one.is_open, len(one.records)) for one in site.incidents] == [("generator-3", True, 2)]
+        assert [str(record.step) for record in site.incidents[0].records] == ["opened", "grew"], "its cause was found"
 
 
 async def test_messages_of_workers_of_its_host_are_kept_in_the_runs_folder(tmp_path: Path) -> None:

@@ -1,0 +1,259 @@
+"""The judge of a fleet: each fault has its component and no other, and healthy waits have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from pipeline.flow.heartbeats import RowMaker
+from pipeline.incidents.book import Suspicion
+from pipeline.ledger.types import REFUSAL_WORDS, Refusal
+from pipeline.process.work import ServiceSums
+from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
+from protocol.ids import Role
+from tests.workers.observer.live_fleet import BREAKS_S, LiveFleet, blamed, standing, with_counts
+from workers.observer.judge import LEDGER, FleetJudge, joined
+
+GENERATORS, REWARDS = Role.GENERATOR, Role.REWARD
+
+
+def still(beat: Heartbeat, since: int, kind: WaitingFor = WaitingFor.COMPUTE) -> Heartbeat:
+    """Its main loop does not turn; a thread of its own sends the heartbeat."""
+    stands = standing(beat, since, kind, held=4 if kind is WaitingFor.COMPUTE else 0)
+    assert stands.vitals is not None
+    vitals = msgspec.structs.replace(stands.vitals, loop_lag_ms=1000.0 * since)
+    return msgspec.structs.replace(stands, vitals=vitals, turns=beat.turns - 20 * since)
+
+
+def links(beat: Heartbeat, change: Callable[[LinkReport], LinkReport]) -> Heartbeat:
+    return msgspec.structs.replace(beat, links=tuple(change(link) for link in beat.links))
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+
+def test_a_frozen_generator_is_the_only_component_and_has_a_cause() -> None:
+    fleet = LiveFleet(silent={"generator-1": (BREAKS_S, 1000)})
+    (only,) = fleet.judged()
+    assert (only.component, only.kind, only.role) == ("generator-1", "silent", "generator")
+    judge = FleetJudge()
+    fleet.judged(BREAKS_S + 9, judge)
+    _, (later,) = judge.look(BREAKS_S + 9.3, 0.0, list(fleet.at(BREAKS_S + 9)), fleet.published(BREAKS_S + 9))
+    assert later.causes[0].component == "generator-1"
+    assert any("no heartbeat" in words for words in later.evidence), "the watch's finding is kept as evidence"
+
+
+def test_a_hung_scorer_is_named_and_the_generators_behind_it_are_not() -> None:
+    fleet = LiveFleet(rewards=1)
+    fleet.change("reward-0", lambda since, beat: still(beat, since))
+    fleet.wait(GENERATORS, WaitingFor.ROOM, "reward-0 to read", held=4)
+    fleet.wait("learner", WaitingFor.INPUT, "0 of 4 ready")
+    found = fleet.judged()
+    assert {one.component for one in found} == {"reward-0"}
+    assert found[0].kind in ("stuck", "hung")
+
+
+def test_a_main_loop_that_stands_in_an_idle_wait_is_named_and_not_its_link() -> None:
+    fleet = LiveFleet()
+    fleet.change("reward-0", lambda since, beat: still(beat, since, WaitingFor.INPUT))
+    assert blamed(fleet.judged()) == [("reward-0", "stuck")]
+
+
+def test_a_link_that_delivers_nothing_is_named_and_neither_of_its_ends() -> None:
+    fleet = LiveFleet()
+
+    def cut(since: int, beat: Heartbeat) -> Heartbeat:
+        return links(
+            beat,
+            lambda link: (
+                msgspec.structs.replace(link, received=link.received - 2 * since, done=link.done - 2 * since)
+                if link.name == "generator-1>reward-2"
+                else link
+            ),
+        )
+
+    fleet.change("reward-2", cut)
+    assert blamed(fleet.judged()) == [("generator-1>reward-2", "undelivered")]
+
+
+def test_several_workers_that_wait_for_the_ledger_name_the_ledger_alone() -> None:
+    fleet = LiveFleet()
+    for role in (GENERATORS, REWARDS, Role.LEARNER):
+        fleet.wait(role, WaitingFor.LEDGER, "no answer", held=4)
+    assert blamed(fleet.judged()) == [(LEDGER, "ledger")]
+
+
+def test_a_generator_that_takes_no_weights_is_named_by_their_link_or_itself() -> None:
+    fleet = LiveFleet()
+    fleet.change("generator-2", lambda _, beat: msgspec.structs.replace(beat, policy_version=(BREAKS_S - 1) // 5))
+    (only, *others) = fleet.judged(BREAKS_S + 60)
+    assert only.component in ("learner>generator-2", "generator-2")
+    assert {one.component for one in others} <= {"generator-2"}
+
+
+def test_an_outage_of_the_registry_names_the_ledger_and_no_worker_afterwards() -> None:
+    fleet, judge = LiveFleet(), FleetJudge()
+    assert fleet.judged(BREAKS_S, judge) == []
+    away: list[Suspicion] = []
+    for second in range(BREAKS_S, BREAKS_S + 20):
+        away = judge.away(second + 0.3, 1e9 + second, second, "no server answers")
+        assert {one.component for one in away} <= {LEDGER}
+    assert blamed(away) == [(LEDGER, "silent")]
+    # their heartbeats come back one after another, and their counters stood meanwhile
+    last = {name: BREAKS_S + 20 + place for place, name in enumerate(fleet.names)}
+    fleet.silent = {name: (BREAKS_S - 1, back) for name, back in last.items()}
+    for second in range(BREAKS_S + 20, BREAKS_S + 60):
+        _, found = judge.look(second + 0.3, 1e9 + second, list(fleet.at(second)), fleet.published(second))
+        assert found == [], second
+
+
+# -- healthy waits ---------------------------------------------------------------------------------
+
+REFUSED = {
+    "a paused run": Refusal.PAUSED,
+    "exhausted prompts": Refusal.EXHAUSTED,
+    "closed admission": Refusal.CLOSED,
+    "used up credit": Refusal.NO_CREDIT,
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSED.values(), ids=REFUSED)
+def test_generators_that_get_no_work_and_all_behind_them_are_not_blamed(refusal: Refusal) -> None:
+    fleet = LiveFleet(published_stands=True)
+    fleet.wait(GENERATORS, WaitingFor.CREDIT, REFUSAL_WORDS[refusal])
+    fleet.wait(REWARDS, WaitingFor.INPUT, "its mailbox")
+    fleet.wait("learner", WaitingFor.INPUT, "0 of 4 ready")
+    assert fleet.judged() == []
+
+
+def long_tail(fleet: LiveFleet) -> None:
+    """N1: one long response is left; all others wait for it."""
+    fleet.wait(GENERATORS, WaitingFor.CREDIT, REFUSAL_WORDS[Refusal.NO_CREDIT], for_s=30)
+    fleet.wait(REWARDS, WaitingFor.INPUT, "its mailbox", for_s=30)
+    fleet.wait("learner", WaitingFor.INPUT, "3 of 4 ready", for_s=30)
+    fleet.change(
+        "generator-1",
+        lambda since, beat: msgspec.structs.replace(beat, links=with_counts(beat, since if since < 30 else 0).links),
+    )
+
+
+def weight_sync(fleet: LiveFleet) -> None:
+    """N2: all wait until generators have taken a version."""
+    fleet.wait("learner", WaitingFor.WEIGHTS, "generator-0 (version 10), generator-1 (version 10) to take 12", for_s=8)
+    fleet.wait(GENERATORS, WaitingFor.WEIGHTS, "a newer version that is announced", for_s=8, held=4)
+    fleet.wait(REWARDS, WaitingFor.INPUT, "its mailbox", for_s=8)
+
+
+def collection(fleet: LiveFleet) -> None:
+    """N3: one process stands for two seconds."""
+    fleet.change("reward-1", lambda since, beat: still(beat, since) if since < 3 else beat)
+
+
+def slow_ledger(fleet: LiveFleet) -> None:
+    """N4: every answer of the ledger takes 200 ms, and everything goes at half the pace."""
+
+    def slower(since: int, beat: Heartbeat) -> Heartbeat:
+        half = with_counts(beat, since // 2)
+        assert half.vitals is not None
+        return msgspec.structs.replace(half, vitals=msgspec.structs.replace(half.vitals, ledger_rtt_ms=200.0))
+
+    for role in (GENERATORS, REWARDS, Role.LEARNER):
+        fleet.change(role, slower)
+
+
+def load(fleet: LiveFleet) -> None:
+    """N5: every piece takes twice as long, for all."""
+
+    def heavy(since: int, beat: Heartbeat) -> Heartbeat:
+        assert beat.vitals is not None
+        kind, sums = next(iter(beat.vitals.service.items()))
+        service = {kind: ServiceSums(sums.pieces, sums.seconds + 0.8 * since, sums.size)}
+        return msgspec.structs.replace(beat, vitals=msgspec.structs.replace(beat.vitals, service=service))
+
+    for role in (GENERATORS, REWARDS):
+        fleet.change(role, heavy)
+
+
+def evaluation(fleet: LiveFleet) -> None:
+    """N6: generators and scorers evaluate, and the learner waits for them."""
+    fleet.published_stands = True
+    fleet.wait("learner", WaitingFor.INPUT, "evaluation 3")
+
+
+def scale(fleet: LiveFleet) -> None:
+    """N7: one generator starts, for half a minute; another drains and leaves."""
+    fleet.joined = {"generator-4": 30}
+    fleet.change(
+        "generator-3",
+        lambda since, beat: standing(beat, since, WaitingFor.DRAINING, held=2) if since < 6 else None,
+    )
+
+
+def slow_tool(fleet: LiveFleet) -> None:
+    """N8: one verifier's outside service takes its time."""
+    fleet.wait("reward-1", WaitingFor.ENDPOINT, "the judge limits the rate", for_s=8, held=4)
+
+
+def first_checkpoint(fleet: LiveFleet) -> None:
+    """The learner waits for its first checkpoint, longer than for anything before."""
+    fleet.wait("learner", WaitingFor.DISK, "the last checkpoint to be written", for_s=30)
+    fleet.wait(REWARDS, WaitingFor.INPUT, "its mailbox", for_s=30)
+    fleet.wait(GENERATORS, WaitingFor.CREDIT, REFUSAL_WORDS[Refusal.NO_CREDIT], for_s=30)
+
+
+def critic_first(fleet: LiveFleet) -> None:
+    """The critic is trained first: the learner claims and drops, and takes no step."""
+    fleet.published_stands = True
+    fleet.wait("learner", WaitingFor.INPUT, "its critic: explained variance 0.02 of 0.1")
+
+
+def drain(fleet: LiveFleet) -> None:
+    """All workers finish what they hold and leave."""
+    for place, name in enumerate(fleet.names):
+        fleet.change(
+            name,
+            lambda since, beat, place=place: (
+                standing(beat, since, WaitingFor.DRAINING, held=4) if since < 8 + place else None
+            ),
+        )
+
+
+CONTROLS = (
+    long_tail, weight_sync, collection, slow_ledger, load, evaluation, scale, slow_tool, first_checkpoint,
+    critic_first, drain,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=[control.__name__ for control in CONTROLS])
+def test_a_healthy_fleet_that_waits_or_changes_is_not_blamed(control: Callable[[LiveFleet], None]) -> None:
+    fleet = LiveFleet()
+    control(fleet)
+    assert fleet.judged() == []
+
+
+# -- the two engines -------------------------------------------------------------------------------
+
+
+def test_one_component_is_one_suspicion_with_the_causes_and_both_evidences() -> None:
+    stall = Suspicion("reward-0", "stuck", 12.0, "has had work for 8 s", evidence=("4 workers wait for it",))
+    odd = [
+        Suspicion("reward-0", "hung", 10.0, "no progress for 9 s", role="reward"),
+        Suspicion("generator-1", "slow", 9.0, "twice as long"),
+        Suspicion("generator-2", "leak", 3.0, "grows by 9 MB/s"),
+    ]
+    behind = {"generator-1": "reward-0", "generator-2": "reward-0"}
+    first, second = joined([stall], odd, lambda name: behind.get(name, ""))
+    assert (first.component, first.kind, first.since_s, first.role) == ("reward-0", "stuck", 10.0, "reward")
+    assert first.evidence == (
+        "4 workers wait for it", "no progress for 9 s", "generator-1 is slow: twice as long",
+    )  # fmt: skip
+    assert second is odd[2], "a leak follows from no wait"
+
+
+def test_rows_of_a_moment_name_no_worker_that_has_no_state() -> None:
+    fleet, maker = LiveFleet(), RowMaker()
+    states, rows = maker.rows(9.3, list(fleet.at(9)), 1)
+    there = {row.worker for row in states}
+    assert {end for row in rows for end in (row.sender, row.receiver)} <= there

@@ -1,0 +1,161 @@
+"""What is suspected at this moment: the watch and the flow of one fleet, joined by component.
+
+The watch (``pipeline.watch``) finds odd workers. The flow (``pipeline.flow``) finds where progress
+stops, and has the causes. Both about one component are one suspicion, with the causes of the flow.
+A worker that the watch finds hung, slow, odd or stale, and that waits for a named cause, is
+evidence for that cause. Pure: times are arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from pipeline.flow.heartbeats import RowMaker
+from pipeline.flow.rows import FlowIncident
+from pipeline.flow.watcher import FlowWatch
+from pipeline.incidents.book import Suspicion
+from pipeline.incidents.records import FoundCause
+from pipeline.runtime.registry.contract import Heartbeat
+from pipeline.watch.findings import Finding
+from pipeline.watch.frame import Frame
+from pipeline.watch.heartbeats import FrameMaker
+from pipeline.watch.watcher import Watch
+
+AWAY_S: Final = 3.0
+"""A registry without an answer for so long is an incident."""
+HELD_S: Final = 60.0
+"""A finding of similarity holds for so long; then the watch may find it again."""
+LEDGER: Final = "ledger"
+_EVERY_S: Final = 1.0
+_FRESH_S: Final = 2.5
+_BACK_S: Final = 10.0
+"""After an outage of the registry, heartbeats have so long to come back."""
+_FOLLOWING: Final = frozenset({"hung", "slow", "odd", "stale"})
+"""Kinds of the watch that a cause elsewhere may explain."""
+
+
+class FleetJudge:
+    """Judges one fleet. The workers of the last moment bound its memory."""
+
+    def __init__(self, *, max_lag: int = 2, swaps_in_windows: bool = True) -> None:
+        """The arguments are those of ``RowMaker``."""
+        self._frames, self._watch = FrameMaker(), Watch()
+        self._rows, self._flow = RowMaker(max_lag=max_lag, swaps_in_windows=swaps_in_windows), FlowWatch()
+        self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
+        """By worker and kind: the newest finding, and until when it holds."""
+        self._stalls: dict[str, Suspicion] = {}
+        """By component: the flow's causes that last."""
+        self._away_since_s: float | None = None
+        """When the registry's last answer came, while it gives none."""
+        self._back_s: float | None = None
+        self._stood_s = 0.0
+        """Time without answers: for the flow it has not passed."""
+
+    def look(
+        self, now_s: float, at_s: float, beats: Sequence[Heartbeat], published: int
+    ) -> tuple[Frame, list[Suspicion]]:
+        """Return the frame of this moment, and what is suspected.
+
+        Args:
+            now_s: monotonic seconds.
+            at_s: the same moment by the wall clock.
+            beats: the last heartbeat of each worker.
+            published: newest policy version; -1 for none."""
+        frame = self._frames.frame(now_s, beats, published)
+        flow_s = self._flow_time(now_s, beats)
+        if flow_s is None:
+            return frame, []
+        odd = self._odd(now_s, at_s, frame)
+        states, links = self._rows.rows(flow_s, beats, published)
+        for incident in self._flow.tick(flow_s, states, links):
+            stall = _stall(incident, at_s - flow_s)
+            self._stalls[stall.component] = stall
+        self._stalls = {name: stall for name, stall in self._stalls.items() if self._flow.lasts(name)}
+        return frame, joined(self._stalls.values(), odd, self._flow.behind)
+
+    def away(self, now_s: float, at_s: float, asked_s: float, reason: str) -> list[Suspicion]:
+        """Return what is suspected while the registry does not answer. ``asked_s``: when it was
+        asked, by the monotonic clock."""
+        if self._away_since_s is None:
+            self._away_since_s = asked_s
+        self._back_s = None
+        away_s = now_s - self._away_since_s
+        if away_s < AWAY_S:
+            return []
+        sentence = f"the registry has not answered for {away_s:.0f} s; the limit is {AWAY_S:g} s"
+        return [Suspicion(LEDGER, "silent", at_s - away_s, sentence, score=away_s / AWAY_S, evidence=(reason,))]
+
+    def _odd(self, now_s: float, at_s: float, frame: Frame) -> list[Suspicion]:
+        for finding in self._watch.tick(frame):
+            self._held[finding.worker, finding.kind] = (finding, now_s + HELD_S)
+            self._flow.suspect(f"{finding.worker} {finding.kind}")
+        for key, (finding, until_s) in list(self._held.items()):
+            if self._watch.lasts(finding):
+                self._held[key] = (finding, now_s + _EVERY_S)
+            elif now_s >= until_s:
+                del self._held[key]
+                self._watch.forget(finding.worker)
+        return [
+            Suspicion(
+                component=finding.worker,
+                kind=finding.kind,
+                since_s=at_s - (now_s - finding.since_s),
+                sentence=finding.sentence,
+                role=finding.role,
+                score=finding.score,
+            )
+            for finding, _ in self._held.values()
+        ]
+
+    def _flow_time(self, now_s: float, beats: Sequence[Heartbeat]) -> float | None:
+        """Return the flow's time; None while heartbeats come back after an outage."""
+        if self._away_since_s is not None:
+            self._back_s = now_s if self._back_s is None else self._back_s
+            are_fresh = all(beat.silent_s < _FRESH_S for beat in beats)
+            if not are_fresh and now_s - self._back_s < _BACK_S:
+                return None
+            self._stood_s += now_s - self._away_since_s
+            self._away_since_s = self._back_s = None
+        return now_s - self._stood_s
+
+
+def joined(stalls: Iterable[Suspicion], odd: Iterable[Suspicion], behind: Callable[[str], str]) -> list[Suspicion]:
+    """Return one suspicion a component and kind of evidence.
+
+    Args:
+        stalls: of the flow, one a component.
+        odd: of the watch.
+        behind: returns the cause among ``stalls`` that a component waits for, or ""."""
+    found = {one.component: one for one in stalls}
+    others = list[Suspicion]()
+    for one in odd:
+        cause = one.component if one.component in found else behind(one.component) if one.kind in _FOLLOWING else ""
+        stall = found.get(cause)
+        if stall is None:
+            others.append(one)
+            continue
+        since_s = min(stall.since_s, one.since_s) if cause == one.component else stall.since_s
+        said = one.sentence if cause == one.component else f"{one.component} is {one.kind}: {one.sentence}"
+        found[cause] = replace(stall, since_s=since_s, role=stall.role or one.role, evidence=(*stall.evidence, said))
+    return [*found.values(), *others]
+
+
+def _stall(incident: FlowIncident, ahead_s: float) -> Suspicion:
+    """Return the suspicion of a stall. ``ahead_s``: the wall clock less the flow's."""
+    best = incident.causes[0]
+    causes = tuple(
+        FoundCause(
+            component=cause.component, kind=str(cause.kind), confidence=cause.confidence, evidence=cause.evidence
+        )
+        for cause in incident.causes
+    )
+    return Suspicion(
+        component=best.component,
+        kind=str(best.kind),
+        since_s=incident.trigger_s + ahead_s,
+        sentence=best.evidence[0],
+        score=best.confidence,
+        evidence=best.evidence[1:],
+        causes=causes,
+    )
