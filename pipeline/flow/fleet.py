@@ -19,7 +19,6 @@ from pipeline.flow.workers import RoleTrack, WorkerTrack
 
 FORGOTTEN_S = 600.0
 _NUMBER = re.compile(r"[-_.:/ ]*\d+$")
-_LATE_INTERVALS = 2.2
 _MAX_UNKNOWN_WORDS = 32
 _SOURCE_FACTOR = 5.0
 """A worker that produced so many times what it received is a source."""
@@ -60,7 +59,7 @@ class FleetTracks:
         for name, track in self.workers.items():
             track.block(self._is_blocked(name, track))
         self._forget(now_s)
-        self._late = {name for name, track in self.workers.items() if _is_late(track, now_s)}
+        self._late = {name for name, track in self.workers.items() if track.silent_s(now_s) > track.late_s}
         self._members = defaultdict(list)
         for track in self.workers.values():
             self._members[self.role_of(track.worker)].append(track)
@@ -103,7 +102,8 @@ class FleetTracks:
         takes_others = any(other.row.time_s - other.received_s < since_s for other in others)
         if receiver is None:
             return takes_others
-        if self.is_late(receiver.worker) or receiver.wait is Awaited.REST:
+        has_backlog = receiver.row.time_s < receiver.backlog_until_s
+        if self.is_late(receiver.worker) or has_backlog or receiver.wait is Awaited.REST:
             return False
         if receiver.wait is Awaited.INPUT and not receiver.has_own_work:
             return True
@@ -195,10 +195,6 @@ class FleetTracks:
             for index, name in ((self._incoming, key[1]), (self._outgoing, key[0])):
                 if not index[name]:
                     del index[name]
-
-
-def _is_late(track: WorkerTrack, now_s: float) -> bool:
-    return track.silent_s(now_s) > max(1.5, _LATE_INTERVALS * track.interval_s)
 
 
 def _derived(name: str, time_s: float, incoming: list[LinkTrack], outgoing: list[LinkTrack]) -> StateRow:

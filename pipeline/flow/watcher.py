@@ -6,7 +6,7 @@ lasts, and what may follow from it is not named at all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import exp
 
 from pipeline.flow.fleet import FleetTracks
@@ -42,12 +42,12 @@ class FlowWatch:
         """Return whether a named cause was still suspected at the last tick."""
         return component in self._named and self._named[component][1] == self._now_s
 
-    def behind(self, component: str) -> str:
-        """Return the named cause that a component waits for at the last tick, or is an end of; or
-        ""."""
-        named = [name for name in self._named if self.lasts(name) and name != component]
+    def behind(self, component: str, causes: Iterable[str]) -> str:
+        """Return the one of these causes that a component waits for at the last tick, or that it is
+        an end or a link of; or ""."""
         waited = reached(self._graph, component)
-        return next((name for name in named if name in waited or _touch(component, name)), "")
+        others = (name for name in causes if name != component)
+        return next((name for name in others if name in waited or _touch(component, name)), "")
 
     def suspect(self, words: str) -> None:
         """Take a finding of Watch as a sign for the next tick."""

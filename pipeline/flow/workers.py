@@ -28,6 +28,8 @@ _PEERS_FACTOR = 4.0
 _RATE_S = 60.0
 _LEAST_PIECES = 10
 _KEPT_ROWS = 128
+_LATE_S = 1.5
+_LATE_INTERVALS = 2.2
 
 
 @dataclass(slots=True)
@@ -66,6 +68,8 @@ class WorkerTrack:
         """Rows with progress."""
         self.waits_since_s = row.time_s
         """Since when it waits for the same."""
+        self.backlog_until_s = row.time_s
+        """After a silence it has messages as old as the silence, for as long."""
         self.spell_since_s: float | None = None
         self._work_s = 0.0
         self._usual_in_flight = 0.0
@@ -93,6 +97,11 @@ class WorkerTrack:
     def interval_s(self) -> float:
         """Usual time between two rows."""
         return self._interval_s
+
+    @property
+    def late_s(self) -> float:
+        """Time after a row from which the next one is overdue."""
+        return max(_LATE_S, _LATE_INTERVALS * self._interval_s)
 
     @property
     def has_work(self) -> bool:
@@ -176,6 +185,8 @@ class WorkerTrack:
         if passed_s <= 0:
             return
         self.arrived_s = now_s
+        if passed_s > self.late_s:
+            self.backlog_until_s = row.time_s + passed_s
         self._spacings.append(passed_s)
         if abs(passed_s - self._interval_s) > 0.1 * self._interval_s:
             self._interval_s = sorted(self._spacings)[len(self._spacings) // 2]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from pipeline.flow.heartbeats import RowMaker
-from pipeline.flow.rows import FlowIncident
+from pipeline.flow.rows import GRAVITY, FlowCause, FlowIncident, Symptom
 from pipeline.flow.watcher import FlowWatch
 from pipeline.incidents.book import Suspicion
 from pipeline.incidents.records import FoundCause
@@ -31,6 +31,7 @@ _EVERY_S: Final = 1.0
 _FRESH_S: Final = 2.5
 _BACK_S: Final = 10.0
 """After an outage of the registry, heartbeats have so long to come back."""
+_RIVAL_S: Final = 2.0
 _FOLLOWING: Final = frozenset({"hung", "slow", "odd", "stale"})
 """Kinds of the watch that a cause elsewhere may explain."""
 
@@ -46,6 +47,8 @@ class FleetJudge:
         """By worker and kind: the newest finding, and until when it holds."""
         self._stalls: dict[str, Suspicion] = {}
         """By component: the flow's causes that last."""
+        self._rivals: dict[str, tuple[float, Suspicion]] = {}
+        """By component: when an incident named it beside a better cause."""
         self._away_since_s: float | None = None
         """When the registry's last answer came, while it gives none."""
         self._back_s: float | None = None
@@ -69,10 +72,26 @@ class FleetJudge:
         odd = self._odd(now_s, at_s, frame)
         states, links = self._rows.rows(flow_s, beats, published)
         for incident in self._flow.tick(flow_s, states, links):
-            stall = _stall(incident, at_s - flow_s)
-            self._stalls[stall.component] = stall
+            best, *others = incident.causes
+            self._stalls[best.component] = _stall(incident, incident.causes, at_s - flow_s)
+            self._rivals |= {cause.component: (flow_s, _stall(incident, (cause,), at_s - flow_s)) for cause in others}
+        self._look_at_rivals(flow_s)
         self._stalls = {name: stall for name, stall in self._stalls.items() if self._flow.lasts(name)}
-        return frame, joined(self._stalls.values(), odd, self._flow.behind)
+        return frame, joined(self._stalls.values(), odd, lambda name: self._flow.behind(name, self._stalls))
+
+    def _look_at_rivals(self, flow_s: float) -> None:
+        """Take a further cause of an incident for a fault of its own, once it has lasted on and
+        waits for no other one."""
+        for name, (named_s, stall) in list(self._rivals.items()):
+            is_own = (
+                GRAVITY[Symptom(stall.kind)] <= 1
+                and self._flow.lasts(name)
+                and not self._flow.behind(name, self._stalls)
+            )
+            if not is_own or name in self._stalls:
+                del self._rivals[name]
+            elif flow_s - named_s >= _RIVAL_S:
+                self._stalls[name] = stall
 
     def away(self, now_s: float, at_s: float, asked_s: float, reason: str) -> list[Suspicion]:
         """Return what is suspected while the registry does not answer. ``asked_s``: when it was
@@ -141,15 +160,10 @@ def joined(stalls: Iterable[Suspicion], odd: Iterable[Suspicion], behind: Callab
     return [*found.values(), *others]
 
 
-def _stall(incident: FlowIncident, ahead_s: float) -> Suspicion:
-    """Return the suspicion of a stall. ``ahead_s``: the wall clock less the flow's."""
-    best = incident.causes[0]
-    causes = tuple(
-        FoundCause(
-            component=cause.component, kind=str(cause.kind), confidence=cause.confidence, evidence=cause.evidence
-        )
-        for cause in incident.causes
-    )
+def _stall(incident: FlowIncident, causes: Sequence[FlowCause], ahead_s: float) -> Suspicion:
+    """Return the suspicion of these causes, best first. ``ahead_s``: the wall clock less the
+    flow's."""
+    best = causes[0]
     return Suspicion(
         component=best.component,
         kind=str(best.kind),
@@ -157,5 +171,10 @@ def _stall(incident: FlowIncident, ahead_s: float) -> Suspicion:
         sentence=best.evidence[0],
         score=best.confidence,
         evidence=best.evidence[1:],
-        causes=causes,
+        causes=tuple(
+            FoundCause(
+                component=cause.component, kind=str(cause.kind), confidence=cause.confidence, evidence=cause.evidence
+            )
+            for cause in causes
+        ),
     )

@@ -110,6 +110,21 @@ def test_links_that_all_end_at_one_idle_worker_blame_its_network(fleet: MadeFlee
     assert blamed([incident]) == [("reward-1", "undelivered")]
 
 
+def test_a_receiver_that_comes_back_from_a_pause_has_a_backlog_and_no_link_is_blamed(fleet: MadeFleet) -> None:
+    back_s = BREAKS_S + 7
+
+    def late(second: int) -> int:
+        """Received by then: nothing in the pause, and the backlog at little more than the usual pace."""
+        return min(second, BREAKS_S + (5 * max(0, second - back_s)) // 4)
+
+    fleet.changes["reward-1"] = lambda second, row: None if second < back_s else replace(row, input_depth=5)
+    for name in names("generator"):
+        fleet.link_changes[name, "reward-1"] = lambda second, row: replace(
+            row, received=late(second), done=late(second), acknowledged=late(second)
+        )
+    assert fleet.incidents() == []
+
+
 # -- R > D and D > A -------------------------------------------------------------------------------
 
 

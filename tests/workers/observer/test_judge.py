@@ -55,6 +55,12 @@ def test_a_hung_scorer_is_named_and_the_generators_behind_it_are_not() -> None:
     assert found[0].kind in ("stuck", "hung")
 
 
+def test_two_faults_at_once_are_two_suspicions() -> None:
+    fleet = LiveFleet(silent={"generator-1": (BREAKS_S, 1000)})
+    fleet.change("reward-0", lambda since, beat: still(beat, since))
+    assert {one.component for one in fleet.judged()} == {"generator-1", "reward-0"}
+
+
 def test_a_main_loop_that_stands_in_an_idle_wait_is_named_and_not_its_link() -> None:
     fleet = LiveFleet()
     fleet.change("reward-0", lambda since, beat: still(beat, since, WaitingFor.INPUT))

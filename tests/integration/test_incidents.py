@@ -1,0 +1,67 @@
+"""Claims about incidents on a real fleet: each fault is named by its component within seconds, and
+no other component is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from pipeline.incidents.file import RunIncidents
+from pipeline.ledger.address import read_address
+from tests.integration import hanging_verifier
+from tests.integration.fleet import EMULATED, RunningFleet, fleet
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+PATIENT = (
+    "run.num_updates=100000",
+    "supervisor.silent_after_s=60",
+    "reward.timeout_s=60",
+    "ledger.scoring_deadline_s=90",
+    "algorithm.groups_per_update=4",
+)
+TRUSTED = f"reward.verifiers=['{hanging_verifier.NAME}']"
+NAMED_WITHIN_S = 15.0
+"""Of a machine that others use, too; alone it is 6 to 9 s."""
+
+
+def prompts(folder: Path) -> tuple[Path, Path]:
+    """Return a file of prompts whose verifier hangs, and the file that makes it hang."""
+    path, switch = folder / "prompts.jsonl", folder / "hangs"
+    row = {"prompt": "1+1=", "answer": "2", "verifier": hanging_verifier.NAME, "switch": str(switch)}
+    path.write_text("".join(json.dumps({**row, "prompt": f"{n}+1="}) + "\n" for n in range(512)))
+    return path, switch
+
+
+def kinds(run: RunningFleet) -> dict[str, tuple[str, ...]]:
+    return {incident.component: incident.kinds for incident in RunIncidents(run.run_dir).read()}
+
+
+def test_a_frozen_generator_a_hung_scorer_and_a_stopped_ledger_are_named_and_no_other(tmp_path: Path) -> None:
+    data, switch = prompts(tmp_path)
+    with fleet(tmp_path, *EMULATED, *PATIENT, f"data.train=['{data}']", TRUSTED) as run:
+        run.wait_until(lambda: run.num_updates() >= 2, "updates")
+        assert kinds(run) == {}
+        frozen = run.workers()["generator-1"]["pid"]
+        os.kill(frozen, signal.SIGSTOP)
+        switch.touch()
+        try:
+            run.wait_until(lambda: kinds(run).keys() >= {"generator-1", "reward-0"}, "both", NAMED_WITHIN_S)
+        finally:
+            os.kill(frozen, signal.SIGCONT)
+            switch.unlink()
+        found = kinds(run)
+        assert found["generator-1"] == ("silent",)
+        assert set(found["reward-0"]) <= {"stuck", "hung"}
+        address = read_address(run.run_dir)
+        assert address is not None
+        os.kill(address.pid, signal.SIGSTOP)
+        try:
+            run.wait_until(lambda: "ledger" in kinds(run), "the ledger", NAMED_WITHIN_S)
+        finally:
+            os.kill(address.pid, signal.SIGCONT)
+        assert kinds(run) == found | {"ledger": ("silent",)}
