@@ -94,11 +94,12 @@ class Observer(Actor):
             suspicions = self._judge.away(clock.monotonic(), clock.time(), asked_s, reason)
             self.ctx.count("missed_moments")
         else:
+            now_s, at_s = clock.monotonic(), clock.time()
             published = -1 if weights is None else weights.policy_version
             others = [beat for beat in beats if beat.who.role is not Role.OBSERVER]
-            records = await self.ctx.compute(self._records.read, clock.monotonic(), clock.time())
-            frame, suspicions = self._judge.look(clock.monotonic(), clock.time(), others, published)
-            self._segments.add(clock.time(), frame, records)
+            records = await self.ctx.compute(self._records.read, now_s, at_s)
+            frame, suspicions = self._judge.look(now_s, at_s, others, published)
+            self._segments.add(at_s, frame, records)
             self.ctx.counters["records_lost"] = self._records.num_lost
             self.ctx.count("moments")
         await self._record(self._book.look(clock.time(), suspicions))
