@@ -1,7 +1,7 @@
 """From a heartbeat's wait to the word of a row, and the worker that the wait names.
 
-A heartbeat says what its main loop waits for, and the rest in words for people. Who can end the
-wait follows from the role, those words and the published version."""
+A heartbeat names the kind of its main loop's wait, and has the rest in words for people. The worker
+that can end the wait follows from the role, those words and the published version."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SAME: Final = {
     WaitingFor.STOPPED: "stopped",
 }
 _RESTING: Final = "paused"
-"""Nothing is expected of the worker. A start has a limit of its own in the supervisor's watchdog."""
+"""Nothing is expected of the worker. A start has a limit of its own (``pipeline.supervisor``)."""
 _NOTHING_LEFT: Final = frozenset(
     REFUSAL_WORDS[refusal] for refusal in (Refusal.PAUSED, Refusal.EXHAUSTED, Refusal.CLOSED)
 )

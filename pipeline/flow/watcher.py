@@ -43,8 +43,8 @@ class FlowWatch:
         return component in self._named and self._named[component][1] == self._now_s
 
     def behind(self, component: str, causes: Iterable[str]) -> str:
-        """Return the one of these causes that a component waits for at the last tick, or that it is
-        an end or a link of; or ""."""
+        """Return a cause among these that a component waits for at the last tick; or "". A link and
+        its ends count, too."""
         waited = reached(self._graph, component)
         others = (name for name in causes if name != component)
         return next((name for name in others if name in waited or _touch(component, name)), "")

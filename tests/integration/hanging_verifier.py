@@ -1,4 +1,4 @@
-"""A verifier that judges nothing while the file is there that the prompts' column ``switch`` names."""
+"""A verifier that judges nothing while a file is there: the prompts' column ``switch`` names it."""
 
 from __future__ import annotations
 

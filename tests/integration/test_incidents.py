@@ -41,7 +41,7 @@ def kinds(run: RunningFleet) -> dict[str, tuple[str, ...]]:
     return {incident.component: incident.kinds for incident in RunIncidents(run.run_dir).read()}
 
 
-def test_a_frozen_generator_a_hung_scorer_and_a_stopped_ledger_are_named_and_no_other(tmp_path: Path) -> None:
+def test_a_frozen_generator_a_hung_scorer_and_a_stopped_ledger_are_named_alone(tmp_path: Path) -> None:
     data, switch = prompts(tmp_path)
     with fleet(tmp_path, *EMULATED, *PATIENT, f"data.train=['{data}']", TRUSTED) as run:
         run.wait_until(lambda: run.num_updates() >= 2, "updates")

@@ -1,4 +1,4 @@
-"""What is suspected at this moment: the watch and the flow of one fleet, joined by component.
+"""Judges a fleet at one moment: findings of the watch and of the flow, joined by component.
 
 The watch (``pipeline.watch``) finds odd workers. The flow (``pipeline.flow``) finds where progress
 stops, and has the causes. Both about one component are one suspicion, with the causes of the flow.
@@ -94,8 +94,8 @@ class FleetJudge:
                 self._stalls[name] = stall
 
     def away(self, now_s: float, at_s: float, asked_s: float, reason: str) -> list[Suspicion]:
-        """Return what is suspected while the registry does not answer. ``asked_s``: when it was
-        asked, by the monotonic clock."""
+        """Return what is suspected while the registry does not answer. ``asked_s``: time of the
+        request, by the monotonic clock."""
         if self._away_since_s is None:
             self._away_since_s = asked_s
         self._back_s = None

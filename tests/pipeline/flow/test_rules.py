@@ -114,7 +114,7 @@ def test_a_receiver_that_comes_back_from_a_pause_has_a_backlog_and_no_link_is_bl
     back_s = BREAKS_S + 7
 
     def late(second: int) -> int:
-        """Received by then: nothing in the pause, and the backlog at little more than the usual pace."""
+        """Received by then: nothing in the pause, and then little more than the usual."""
         return min(second, BREAKS_S + (5 * max(0, second - back_s)) // 4)
 
     fleet.changes["reward-1"] = lambda second, row: None if second < back_s else replace(row, input_depth=5)
