@@ -58,7 +58,7 @@ Reports = dict[str, LinkReport]
 
 
 @dataclass(slots=True)
-class _Seen:
+class _LastBeats:
     """The last heartbeats of one worker."""
 
     beat: Heartbeat
@@ -82,7 +82,7 @@ class RowMaker:
         """``max_lag``: versions that a generator may be behind. ``swaps_in_windows``: whether it
         takes weights in the middle of a window; else its lag means nothing."""
         self._max_lag, self._swaps_in_windows = max_lag, swaps_in_windows
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _LastBeats] = {}
 
     def rows(self, now_s: float, beats: Sequence[Heartbeat], published: int) -> tuple[list[StateRow], list[LinkRow]]:
         """Return the rows of this moment.
@@ -103,7 +103,7 @@ class RowMaker:
         arrived_s = now_s - beat.silent_s
         seen = self._seen.get(beat.who.worker)
         if seen is None:
-            seen = self._seen[beat.who.worker] = _Seen(beat, arrived_s)
+            seen = self._seen[beat.who.worker] = _LastBeats(beat, arrived_s)
         elif (beat.who.epoch, beat.at_s, beat.turns) == (seen.beat.who.epoch, seen.beat.at_s, seen.beat.turns):
             return
         else:
@@ -112,7 +112,7 @@ class RowMaker:
         mine = link_name("", beat.who.worker)
         seen.reports.append((seen.time_s, {link.name: link for link in beat.links if link.name.endswith(mine)}))
 
-    def _state(self, seen: _Seen, names: FleetNames, published: int) -> StateRow:
+    def _state(self, seen: _LastBeats, names: FleetNames, published: int) -> StateRow:
         beat, vitals = seen.beat, seen.beat.vitals
         role = beat.who.role
         word = wait_word(
@@ -158,7 +158,7 @@ class RowMaker:
             if role is Role.GENERATOR and names.learner:
                 yield self._versions(seen, names.learner, published)
 
-    def _messages(self, seen: _Seen, sent: LinkReport, receiver: _Seen) -> Iterator[LinkRow]:
+    def _messages(self, seen: _LastBeats, sent: LinkReport, receiver: _LastBeats) -> Iterator[LinkRow]:
         reports = receiver.reports_at(seen.time_s - _REPORTS_OLD_S)
         others = link_name(OTHER_LINKS, receiver.beat.who.worker)
         # The receiver counts it among others, or its heartbeat is not that old.
@@ -170,7 +170,7 @@ class RowMaker:
             sent.sent, sent.sent, got.received, got.done, got.oldest_age_s,
         )  # fmt: skip
 
-    def _versions(self, seen: _Seen, learner: str, published: int) -> LinkRow:
+    def _versions(self, seen: _LastBeats, learner: str, published: int) -> LinkRow:
         served = seen.beat.policy_version
         due = published - self._max_lag + 1
         turns = seen.beat.counters.get(TURNS, 0.0)
