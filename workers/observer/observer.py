@@ -1,9 +1,9 @@
 """The observer: heartbeats in, incidents and a history of metrics out.
 
 Once a second it reads the registry's heartbeats, and the flow records of its host's workers. It
-judges the heartbeats (``workers.observer.judge``). It writes incidents (``pipeline.incidents``) and
-files of metrics and messages (``pipeline.watch.segments``) into the run's folder. It waits for the
-next second, and for the registry's answer, for two seconds.
+finds faults in the heartbeats (``workers.observer.suspicions``). It writes incidents
+(``pipeline.incidents``) and files of metrics and messages (``pipeline.watch.segments``) into the
+run's folder. It waits for the next second, and for the registry's answer, for two seconds.
 
 The run goes on without it. It holds nothing that a restart cannot rebuild: open incidents are read
 again from their file. A registry without an answer is itself an incident, of the ledger.
@@ -29,7 +29,7 @@ from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.watch.segments import SegmentWriter
 from protocol.errors import LedgerError
 from protocol.ids import Role
-from workers.observer.judge import FleetJudge
+from workers.observer.suspicions import FleetSuspicions
 
 EVERY_S = 1.0
 ANSWER_S = 2.0
@@ -46,7 +46,7 @@ class Observer(Actor):
     def __init__(self, ctx: ActorContext) -> None:
         super().__init__(ctx)
         config = ctx.config
-        self._judge = FleetJudge(
+        self._fleet = FleetSuspicions(
             max_lag=config.weights.max_generator_lag, swaps_in_windows=config.generation.swap == "token"
         )
         self._book = IncidentBook()
@@ -91,14 +91,14 @@ class Observer(Actor):
                 weights = await self.ctx.registry.weights()
         except (LedgerError, TimeoutError) as error:
             reason = str(error) or f"no answer within {ANSWER_S:g} s"
-            suspicions = self._judge.away(clock.monotonic(), clock.time(), asked_s, reason)
+            suspicions = self._fleet.away(clock.monotonic(), clock.time(), asked_s, reason)
             self.ctx.count("missed_moments")
         else:
             now_s, at_s = clock.monotonic(), clock.time()
             published = -1 if weights is None else weights.policy_version
             others = [beat for beat in beats if beat.who.role is not Role.OBSERVER]
             records = await self.ctx.compute(self._records.read, now_s, at_s)
-            frame, suspicions = self._judge.look(now_s, at_s, others, published)
+            frame, suspicions = self._fleet.look(now_s, at_s, others, published)
             self._segments.add(at_s, frame, records)
             self.ctx.counters["records_lost"] = self._records.num_lost
             self.ctx.count("moments")

@@ -14,7 +14,7 @@ from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
 from pipeline.runtime.registry.vitals import Vitals
 from pipeline.weights import TURNS
 from protocol.ids import Incarnation, Role
-from workers.observer.judge import FleetJudge
+from workers.observer.suspicions import FleetSuspicions
 
 BREAKS_S = 45
 UNTIL_S = 90
@@ -104,11 +104,11 @@ class LiveFleet:
         """From the break on, for so long, its main loop turns and nothing else of it moves."""
         self.change(who, lambda since, beat: standing(beat, since, kind, detail, held) if since < for_s else beat)
 
-    def judged(self, until_s: int = UNTIL_S, judge: FleetJudge | None = None) -> list[Suspicion]:
+    def suspected(self, until_s: int = UNTIL_S, finder: FleetSuspicions | None = None) -> list[Suspicion]:
         """Return the first suspicion of each component, in the order of time."""
-        judge, found = judge or FleetJudge(), dict[str, Suspicion]()
+        finder, found = finder or FleetSuspicions(), dict[str, Suspicion]()
         for second in range(until_s):
-            _, suspicions = judge.look(second + 0.3, 1e9 + second, list(self.at(second)), self.published(second))
+            _, suspicions = finder.look(second + 0.3, 1e9 + second, list(self.at(second)), self.published(second))
             for one in suspicions:
                 found.setdefault(one.component, one)
         return list(found.values())

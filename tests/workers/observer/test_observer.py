@@ -21,8 +21,8 @@ from protocol.ids import Role
 from tests.manual_clock import ManualClock
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
-from workers.observer.judge import AWAY_S
 from workers.observer.observer import Observer
+from workers.observer.suspicions import AWAY_S
 
 LIMIT_S = 20.0
 

@@ -1,4 +1,4 @@
-"""Judges a fleet at one moment: findings of the watch and of the flow, joined by component.
+"""The suspicions of a moment: findings of the watch and of the flow, joined by component.
 
 The watch (``pipeline.watch``) finds odd workers. The flow (``pipeline.flow``) finds where progress
 stops, and has the causes. Both about one component are one suspicion, with the causes of the flow.
@@ -36,8 +36,8 @@ _FOLLOWING: Final = frozenset({"hung", "slow", "odd", "stale"})
 """Kinds of the watch that a cause elsewhere may explain."""
 
 
-class FleetJudge:
-    """Judges one fleet. The workers of the last moment bound its memory."""
+class FleetSuspicions:
+    """Finds the faults of one fleet. The workers of the last moment bound its memory."""
 
     def __init__(self, *, max_lag: int = 2, swaps_in_windows: bool = True) -> None:
         """The arguments are those of ``RowMaker``."""

@@ -1,4 +1,4 @@
-"""The judge of a fleet: each fault has its component and no other, and healthy waits have none."""
+"""Suspicions of a fleet: each fault has its component and no other, and healthy waits have none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.process.work import ServiceSums
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
 from protocol.ids import Role
 from tests.workers.observer.live_fleet import BREAKS_S, LiveFleet, blamed, standing, with_counts
-from workers.observer.judge import LEDGER, FleetJudge, joined
+from workers.observer.suspicions import LEDGER, FleetSuspicions, joined
 
 GENERATORS, REWARDS = Role.GENERATOR, Role.REWARD
 
@@ -36,11 +36,11 @@ def links(beat: Heartbeat, change: Callable[[LinkReport], LinkReport]) -> Heartb
 
 def test_a_frozen_generator_is_the_only_component_and_has_a_cause() -> None:
     fleet = LiveFleet(silent={"generator-1": (BREAKS_S, 1000)})
-    (only,) = fleet.judged()
+    (only,) = fleet.suspected()
     assert (only.component, only.kind, only.role) == ("generator-1", "silent", "generator")
-    judge = FleetJudge()
-    fleet.judged(BREAKS_S + 9, judge)
-    _, (later,) = judge.look(BREAKS_S + 9.3, 0.0, list(fleet.at(BREAKS_S + 9)), fleet.published(BREAKS_S + 9))
+    finder = FleetSuspicions()
+    fleet.suspected(BREAKS_S + 9, finder)
+    _, (later,) = finder.look(BREAKS_S + 9.3, 0.0, list(fleet.at(BREAKS_S + 9)), fleet.published(BREAKS_S + 9))
     assert later.causes[0].component == "generator-1"
     assert any("no heartbeat" in words for words in later.evidence), "the watch's finding is kept as evidence"
 
@@ -50,7 +50,7 @@ def test_a_hung_scorer_is_named_and_the_generators_behind_it_are_not() -> None:
     fleet.change("reward-0", lambda since, beat: still(beat, since))
     fleet.wait(GENERATORS, WaitingFor.ROOM, "reward-0 to read", held=4)
     fleet.wait("learner", WaitingFor.INPUT, "0 of 4 ready")
-    found = fleet.judged()
+    found = fleet.suspected()
     assert {one.component for one in found} == {"reward-0"}
     assert found[0].kind in ("stuck", "hung")
 
@@ -58,13 +58,13 @@ def test_a_hung_scorer_is_named_and_the_generators_behind_it_are_not() -> None:
 def test_two_faults_at_once_are_two_suspicions() -> None:
     fleet = LiveFleet(silent={"generator-1": (BREAKS_S, 1000)})
     fleet.change("reward-0", lambda since, beat: still(beat, since))
-    assert {one.component for one in fleet.judged()} == {"generator-1", "reward-0"}
+    assert {one.component for one in fleet.suspected()} == {"generator-1", "reward-0"}
 
 
 def test_a_main_loop_that_stands_in_an_idle_wait_is_named_and_not_its_link() -> None:
     fleet = LiveFleet()
     fleet.change("reward-0", lambda since, beat: still(beat, since, WaitingFor.INPUT))
-    assert blamed(fleet.judged()) == [("reward-0", "stuck")]
+    assert blamed(fleet.suspected()) == [("reward-0", "stuck")]
 
 
 def test_a_link_that_delivers_nothing_is_named_and_neither_of_its_ends() -> None:
@@ -81,37 +81,37 @@ def test_a_link_that_delivers_nothing_is_named_and_neither_of_its_ends() -> None
         )
 
     fleet.change("reward-2", cut)
-    assert blamed(fleet.judged()) == [("generator-1>reward-2", "undelivered")]
+    assert blamed(fleet.suspected()) == [("generator-1>reward-2", "undelivered")]
 
 
 def test_several_workers_that_wait_for_the_ledger_name_the_ledger_alone() -> None:
     fleet = LiveFleet()
     for role in (GENERATORS, REWARDS, Role.LEARNER):
         fleet.wait(role, WaitingFor.LEDGER, "no answer", held=4)
-    assert blamed(fleet.judged()) == [(LEDGER, "ledger")]
+    assert blamed(fleet.suspected()) == [(LEDGER, "ledger")]
 
 
 def test_a_generator_that_takes_no_weights_is_named_by_their_link_or_itself() -> None:
     fleet = LiveFleet()
     fleet.change("generator-2", lambda _, beat: msgspec.structs.replace(beat, policy_version=(BREAKS_S - 1) // 5))
-    (only, *others) = fleet.judged(BREAKS_S + 60)
+    (only, *others) = fleet.suspected(BREAKS_S + 60)
     assert only.component in ("learner>generator-2", "generator-2")
     assert {one.component for one in others} <= {"generator-2"}
 
 
 def test_an_outage_of_the_registry_names_the_ledger_and_no_worker_afterwards() -> None:
-    fleet, judge = LiveFleet(), FleetJudge()
-    assert fleet.judged(BREAKS_S, judge) == []
+    fleet, finder = LiveFleet(), FleetSuspicions()
+    assert fleet.suspected(BREAKS_S, finder) == []
     away: list[Suspicion] = []
     for second in range(BREAKS_S, BREAKS_S + 20):
-        away = judge.away(second + 0.3, 1e9 + second, second, "no server answers")
+        away = finder.away(second + 0.3, 1e9 + second, second, "no server answers")
         assert {one.component for one in away} <= {LEDGER}
     assert blamed(away) == [(LEDGER, "silent")]
     # their heartbeats come back one after another, and their counters stood meanwhile
     last = {name: BREAKS_S + 20 + place for place, name in enumerate(fleet.names)}
     fleet.silent = {name: (BREAKS_S - 1, back) for name, back in last.items()}
     for second in range(BREAKS_S + 20, BREAKS_S + 60):
-        _, found = judge.look(second + 0.3, 1e9 + second, list(fleet.at(second)), fleet.published(second))
+        _, found = finder.look(second + 0.3, 1e9 + second, list(fleet.at(second)), fleet.published(second))
         assert found == [], second
 
 
@@ -131,7 +131,7 @@ def test_generators_that_get_no_work_and_all_behind_them_are_not_blamed(refusal:
     fleet.wait(GENERATORS, WaitingFor.CREDIT, REFUSAL_WORDS[refusal])
     fleet.wait(REWARDS, WaitingFor.INPUT, "its mailbox")
     fleet.wait("learner", WaitingFor.INPUT, "0 of 4 ready")
-    assert fleet.judged() == []
+    assert fleet.suspected() == []
 
 
 def long_tail(fleet: LiveFleet) -> None:
@@ -236,7 +236,7 @@ CONTROLS = (
 def test_a_healthy_fleet_that_waits_or_changes_is_not_blamed(control: Callable[[LiveFleet], None]) -> None:
     fleet = LiveFleet()
     control(fleet)
-    assert fleet.judged() == []
+    assert fleet.suspected() == []
 
 
 # -- the two engines -------------------------------------------------------------------------------
