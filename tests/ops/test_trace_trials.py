@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,9 @@ def trial(*given: SaidRecord, right: tuple[str, ...] = ("generator-1",), is_cont
 def test_the_first_name_is_the_answer_and_a_cause_goes_before_its_symptom() -> None:
     found = score(trial(said(3.0, "learner", "stuck", "generator-1", "reward-0")))
     assert found.is_top1 and found.is_kind and found.alarm_s == 3.0
-    assert found.blamed == ("reward-0",)
+    assert not found.blamed, "causes after the first are guesses that the record itself ranks lower"
+    wrong = score(trial(said(3.0, "learner", "stuck", "reward-0", "generator-1")))
+    assert not wrong.is_top1 and wrong.is_top3 and wrong.blamed == ("reward-0",)
 
 
 def test_a_right_name_after_a_wrong_one_is_no_first_answer() -> None:
@@ -49,6 +52,11 @@ def test_any_name_in_a_control_is_blame_but_those_that_it_allows() -> None:
     assert not score(trial(said(1.0, "ledger"), right=("ledger",), is_control=True)).blamed
 
 
+def test_a_wrong_name_after_the_end_is_blame_of_its_own() -> None:
+    found = score(replace(trial(said(3.0, "generator-1")), later=(said(9.0, "reward-0"), said(9.5, "generator-1"))))
+    assert found.is_top1 and not found.blamed and found.blamed_later == ("reward-0",)
+
+
 def test_what_was_said_counts_from_the_onset_and_an_end_says_nothing() -> None:
     def record(at_s: float, step: IncidentStep) -> IncidentRecord:
         causes = (FoundCause(component="a>b", kind="slow_link"),)
@@ -67,6 +75,7 @@ def test_what_was_said_counts_from_the_onset_and_an_end_says_nothing() -> None:
 
 def test_trials_are_read_as_they_were_written() -> None:
     trials = [trial(said(3.0, "learner", "stuck", "generator-1")), trial(is_control=True)]
+    trials[1] = replace(trials[1], later=(said(40.0, "learner"),), notes=("a note",))
     assert read_trials(written({"command": "headrace bench trace"}, trials)) == trials
 
 

@@ -195,7 +195,7 @@ def try_all(
                     on.start(warm_s)
                     struck.clear()
                 chosen, target = _next(on, left, struck)
-                found = carry_out(on, chosen, target)
+                found, onset_s = carry_out(on, chosen, target)
                 left.remove(chosen)
                 struck[target] = time.monotonic()
             except FleetUnwell:
@@ -205,7 +205,9 @@ def try_all(
                 on = on.close() if on else None
                 continue
             try:
-                yield replace(found, healed_s=round(on.wait_until_well(), 1))
+                healed_s = round(on.wait_until_well(), 1)
+                later = said_of(on.records(), onset_s, time.time())[len(found.said) :]
+                yield replace(found, healed_s=healed_s, later=later)
             except FleetUnwell as error:
                 yield replace(found, notes=(*found.notes, str(error)))
                 on = on.close()
@@ -232,8 +234,9 @@ def _next(on: TrialFleet, left: Sequence[PlannedTrial], struck: Mapping[str, flo
     raise FleetUnwell(f"each worker of {left[0].entry.name} is in an open incident for {_PUT_OFF_S:g} s")
 
 
-def carry_out(on: TrialFleet, chosen: PlannedTrial, target: str) -> TrialRecord:
-    """Inject one fault, wait for its name, and end it."""
+def carry_out(on: TrialFleet, chosen: PlannedTrial, target: str) -> tuple[TrialRecord, float]:
+    """Inject one fault, wait for its name, and end it; return the trial with the wall-clock time of
+    the onset."""
     each, seed = chosen.entry, chosen.seed
     num_notes = len(on.site.notes)
     fault, onset_s = inject(each, on.site, on.edges, target, 1_000_003 * seed + sum(map(ord, each.name)))
@@ -243,11 +246,12 @@ def carry_out(on: TrialFleet, chosen: PlannedTrial, target: str) -> TrialRecord:
         load = os.getloadavg()[0]
     finally:
         fault.end()
-    return TrialRecord(
+    trial = TrialRecord(
         code=each.code, name=each.name, seed=seed, target=target, right=tuple(sorted(fault.right)),
         kinds=tuple(sorted(each.kinds)), is_control=each.is_control, stops=each.stops, within_s=each.within_s,
         said=said, load=round(load, 2), notes=(*fault.notes, *on.site.notes[num_notes:]),
     )  # fmt: skip
+    return trial, onset_s
 
 
 def _wait_for_name(on: TrialFleet, each: CatalogueEntry, right: AbstractSet[str], onset_s: float) -> None:

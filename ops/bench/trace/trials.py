@@ -1,13 +1,15 @@
 """The records of incidents after one fault on real processes, and their score. Pure.
 
 The answer is what the first record after the onset names: its causes, else its component. Top-1 is
-its first name. Top-3 are the first three names of all records of the trial, in their order. A name
-that is not right is blame elsewhere, whenever it came. A trial without the right name is a miss."""
+its first name. Top-3 are the first three names of all records of the trial, in their order. A
+record whose first name is not right is blame elsewhere, whenever it came. A trial without the right
+name is a miss."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from math import isinf
 from typing import Any
@@ -56,6 +58,8 @@ class TrialRecord:
     healed_s: float | None = None
     """From the fault's end until the run moved again; None: it did not."""
     notes: tuple[str, ...] = ()
+    later: tuple[SaidRecord, ...] = ()
+    """After the end, until the fleet was well: its times are from the onset, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,9 @@ class TrialScore:
     alarm_s: float | None
     """From the onset to the first record that names a right component; None: a miss."""
     blamed: tuple[str, ...]
-    """Components that were named and are not right."""
+    """Components that were named first in a record and are not right."""
+    blamed_later: tuple[str, ...]
+    """The same after the fault's end."""
 
 
 def said_of(records: Iterable[IncidentRecord], onset_s: float, until_s: float) -> tuple[SaidRecord, ...]:
@@ -100,8 +106,14 @@ def score(trial: TrialRecord) -> TrialScore:
         is_top3=bool(right.intersection(order[:3])),
         is_kind=any(kind in trial.kinds for _, kind in hits),
         alarm_s=min((after_s for after_s, _ in hits), default=None),
-        blamed=tuple(component for component in order if component not in right),
+        blamed=_blamed(trial.said, right),
+        blamed_later=_blamed(trial.later, right),
     )
+
+
+def _blamed(said: Iterable[SaidRecord], right: AbstractSet[str]) -> tuple[str, ...]:
+    firsts = dict.fromkeys(each.names[0][0] for each in said)
+    return tuple(component for component in firsts if component not in right)
 
 
 def share(right: int, number: int) -> str:
@@ -118,8 +130,10 @@ def seconds(value: float) -> str:
 def tables(trials: Sequence[TrialRecord]) -> str:
     """Return the page's tables, as Markdown: faults by kind, controls, and the worst."""
     faults, controls = [t for t in trials if not t.is_control], [t for t in trials if t.is_control]
-    lines = ["| fault | trials | top-1 | top-3 | kind right | onset to alarm, P50 (s) | P95 (s) | blamed elsewhere |"]
-    lines.append("|---|---:|---:|---:|---:|---:|---:|---:|")
+    lines = [
+        "| fault | trials | top-1 | top-3 | kind right | onset to alarm, P50 (s) | P95 (s) | blamed elsewhere | after the end |"
+    ]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     by_name = _grouped(faults)
     lines += [_row(f"{of[0].code} {name}", of) for name, of in by_name.items()]
     lines += [_row("all that stop something", [t for t in faults if t.stops])]
@@ -156,6 +170,7 @@ def spoken(trial: TrialRecord) -> str:
     how = "named" if found.is_top1 else "LATER" if found.is_top3 else "-" if trial.is_control else "MISSED"
     kind = "" if found.is_kind or trial.is_control else ", kind wrong" if found.alarm_s is not None else ""
     blamed = f", BLAMED {', '.join(found.blamed)}" if found.blamed else ""
+    blamed += f", BLAMED LATER {', '.join(found.blamed_later)}" if found.blamed_later else ""
     healed = "not healed" if trial.healed_s is None else f"healed {trial.healed_s:.0f} s"
     notes = f" ({'; '.join(trial.notes)})" if trial.notes else ""
     return f"{trial.code} {trial.name} [{trial.target}] {how}{kind}{blamed}: {said or 'nothing'}; {healed}{notes}"
@@ -200,6 +215,7 @@ def _row(name: str, trials: Sequence[TrialRecord]) -> str:
         seconds(quantile(delays, 0.5)) if scores else "-",
         seconds(quantile(delays, 0.95)) if scores else "-",
         str(sum(bool(each.blamed) for each in scores)),
+        str(sum(bool(each.blamed_later) for each in scores)),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -218,9 +234,12 @@ def read_trials(text: str) -> list[TrialRecord]:
 
 def read_trial(row: Mapping[str, Any]) -> TrialRecord:
     """Return the trial of one JSON object."""
-    said = tuple(
-        SaidRecord(**{**each, "causes": tuple(each["causes"]), "cause_kinds": tuple(each["cause_kinds"])})
-        for each in row["said"]
+    said, later = (
+        tuple(
+            SaidRecord(**{**each, "causes": tuple(each["causes"]), "cause_kinds": tuple(each["cause_kinds"])})
+            for each in row[name]
+        )
+        for name in ("said", "later")
     )
     lists = {name: tuple(row[name]) for name in ("right", "kinds", "notes")}
-    return TrialRecord(**{**row, **lists, "said": said})
+    return TrialRecord(**{**row, **lists, "said": said, "later": later})
