@@ -29,7 +29,7 @@ OBSERVED: Final = "observed"
 SEGMENT_S: Final = 120.0
 _MAX_UNWRITTEN: Final = 600
 """Moments that wait for the disk at most; beyond it the oldest are left out, and counted."""
-_MAX_ROWS: Final = 1_000_000
+_MAX_ROWS: Final = 500_000
 """Rows of further tables that wait for the disk at most."""
 _DUE_ROWS: Final = 200_000
 """So many rows of further tables make a file, before its time."""
