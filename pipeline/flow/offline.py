@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.flow.recorded import LINKS, STATES
 from pipeline.flow.rows import FlowIncident
 from pipeline.flow.tables import FlowTables, add_table, read_flow_tables, replay, replay_piece
 from pipeline.flow.watcher import FlowWatch
 from pipeline.watch.segments import begin_s, observed_files
 from protocol.errors import DataError
-
-TABLES = ("states", "links")
-"""Of a run's folder ``observed``."""
 
 
 @dataclass(slots=True)
@@ -36,7 +34,7 @@ def causes_in_run(run_dir: Path) -> FlowHindsight:
     """Name the causes in what a run's observer has recorded, two minutes at a time.
 
     Raises DataError: it has recorded no states."""
-    files = [file for kind in TABLES for file in observed_files(run_dir, kind)]
+    files = [file for kind in (STATES, LINKS) for file in observed_files(run_dir, kind)]
     if not files:
         raise DataError(
             f"{run_dir} has no recorded states of workers: the observer writes them every two minutes, and at the "

@@ -2,8 +2,9 @@
 
 Once a second it reads the registry's heartbeats, and the flow records of its host's workers. It
 finds faults in the heartbeats (``workers.observer.suspicions``). It writes incidents
-(``pipeline.incidents``) and files of metrics and messages (``pipeline.watch.segments``) into the
-run's folder. It waits for the next second, and for the registry's answer, for two seconds.
+(``pipeline.incidents``) and files of metrics, states, links and messages
+(``pipeline.watch.segments``) into the run's folder. It waits for the next second, and for the
+registry's answer, for two seconds.
 
 The run goes on without it. It holds nothing that a restart cannot rebuild: open incidents are read
 again from their file. A registry without an answer is itself an incident, of the ledger.
@@ -99,7 +100,7 @@ class Observer(Actor):
             others = [beat for beat in beats if beat.who.role is not Role.OBSERVER]
             records = await self.ctx.compute(self._records.read, now_s, at_s)
             frame, suspicions = self._fleet.look(now_s, at_s, others, published)
-            self._segments.add(at_s, frame, records)
+            self._segments.add(at_s, frame, self._fleet.tables | records)
             self.ctx.counters["records_lost"] = self._records.num_lost
             self.ctx.count("moments")
         await self._record(self._book.look(clock.time(), suspicions))

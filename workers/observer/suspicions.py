@@ -11,7 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipeline.flow.heartbeats import RowMaker
+from pipeline.flow.recorded import recorded
 from pipeline.flow.rows import GRAVITY, FlowCause, FlowIncident, Symptom
 from pipeline.flow.watcher import FlowWatch
 from pipeline.incidents.book import Suspicion
@@ -49,6 +53,8 @@ class FleetSuspicions:
         """By component: the flow's causes that last."""
         self._rivals: dict[str, tuple[float, Suspicion]] = {}
         """By component: when an incident named it beside a better cause."""
+        self.tables: dict[str, NDArray[np.void]] = {}
+        """States and links of the last moment, as the run's folder keeps them."""
         self._away_since_s: float | None = None
         """When the registry's last answer came, while it gives none."""
         self._back_s: float | None = None
@@ -65,12 +71,14 @@ class FleetSuspicions:
             at_s: the same moment by the wall clock.
             beats: the last heartbeat of each worker.
             published: newest policy version; -1 for none."""
+        self.tables = {}
         frame = self._frames.frame(now_s, beats, published)
         flow_s = self._flow_time(now_s, beats)
         if flow_s is None:
             return frame, []
         odd = self._odd(now_s, at_s, frame)
         states, links = self._rows.rows(flow_s, beats, published)
+        self.tables = recorded(states, links, ahead_s=at_s - flow_s, given_s=at_s)
         for incident in self._flow.tick(flow_s, states, links):
             best, *others = incident.causes
             self._stalls[best.component] = _stall(incident, incident.causes, at_s - flow_s)

@@ -6,8 +6,9 @@ import csv
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import fields
-from math import isnan
+from dataclasses import fields, replace
+from itertools import pairwise
+from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli.trace import trace
-from pipeline.flow.rows import LinkRow, StateRow
-from pipeline.flow.tables import read_flow_tables, replay
+from pipeline.flow.rows import FlowIncident, LinkRow, StateRow
+from pipeline.flow.tables import read_flow_tables, replay, replay_piece
 from pipeline.flow.watcher import FlowWatch
 from protocol.errors import DataError
 from tests.pipeline.flow.made_fleet import MadeFleet, blamed
@@ -28,7 +29,7 @@ UNTIL_S = 110
 
 def cells(rows: Sequence[Any], *, every_s: int = 1) -> tuple[list[str], list[list[object]]]:
     columns = [field.name for field in fields(rows[0])]
-    found = [[getattr(row, column) for column in columns] for row in rows if row.time_s % every_s == 0]
+    found = [[getattr(row, column) for column in columns] for row in rows if int(row.time_s) % every_s == 0]
     return columns, [["" if isinstance(cell, float) and isnan(cell) else cell for cell in row] for row in found]
 
 
@@ -48,6 +49,30 @@ def broken() -> MadeFleet:
     fleet = MadeFleet()
     fleet.hang("reward-1", input_depth=4)
     return fleet
+
+
+class Noted(FlowWatch):
+    """Remembers the times of its ticks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times_s: list[float] = []
+
+    def tick(self, now_s: float, states: Sequence[StateRow], links: Sequence[LinkRow]) -> list[FlowIncident]:
+        self.times_s.append(now_s)
+        return super().tick(now_s, states, links)
+
+
+def test_pieces_of_a_table_are_replayed_without_going_back_in_time(tmp_path: Path) -> None:
+    states, _ = rows_of(MadeFleet())
+    watch, from_s = Noted(), -inf
+    for at in range(0, UNTIL_S, 10):
+        piece = [replace(row, time_s=row.time_s + 0.3) for row in states if at <= row.time_s < at + 10]
+        path = write(tmp_path / f"{at}.csv", *cells(piece, every_s=1))
+        found, from_s = replay_piece(read_flow_tables([path]), watch, from_s)
+        assert found == []
+    assert all(after - before == pytest.approx(1.0) for before, after in pairwise(watch.times_s))
+    assert len(watch.times_s) == UNTIL_S + 1
 
 
 def found_in(*paths: Path) -> list[tuple[str, str]]:

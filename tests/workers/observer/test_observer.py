@@ -152,7 +152,7 @@ async def test_its_own_heartbeat_is_not_judged_and_metrics_come_to_the_disk(tmp_
         # A table within the open incidents' time, not only at the end.
         assert not (tmp_path / "observed").exists()
         await site.pass_s(118)
-        assert len(list((tmp_path / "observed").iterdir())) == 1
+        assert len(list((tmp_path / "observed").glob("metrics-*"))) == 1
     rows = [row for file in (tmp_path / "observed").iterdir() for row in pq.read_table(file).to_pylist()]
     assert {row["worker"] for row in rows} == {"generator-0"}
     assert len({row["time_s"] for row in rows}) >= 123
@@ -174,6 +174,20 @@ async def test_a_silence_that_lasts_is_one_open_incident_for_as_long(tmp_path: P
         await site.pass_s(200, without=frozenset({"generator-3"}))
         assert [(one.component, one.is_open, len(one.records)) for one in site.incidents] == [("generator-3", True, 2)]
         assert [str(record.step) for record in site.incidents[0].records] == ["opened", "grew"], "its cause was found"
+
+
+async def test_states_are_kept_each_second_by_the_wall_clock_those_of_a_silent_worker_too(tmp_path: Path) -> None:
+    async with observed(tmp_path) as site:
+        await site.add(Role.REWARD, "reward-0", "reward-1")
+        await site.pass_s(5)
+        await site.pass_s(5, without=frozenset({"reward-1"}))
+    (file,) = (tmp_path / "observed").glob("states-*.parquet")
+    rows = pq.read_table(file).to_pylist()
+    assert {row["waiting_for"] for row in rows} == {"input"}
+    late = {name: [row["given_s"] - row["time_s"] for row in rows if row["worker"] == name] for name in site.beats}
+    assert [len(each) for each in late.values()] == [11, 11] or [len(each) for each in late.values()] == [10, 10]
+    assert max(late["reward-0"]) < 2.0 <= 4.0 <= late["reward-1"][-1]
+    assert {int(row["given_s"] - 1e9) for row in rows} >= set(range(1, 10))
 
 
 async def test_messages_of_workers_of_its_host_are_kept_in_the_runs_folder(tmp_path: Path) -> None:

@@ -140,6 +140,33 @@ def test_arrows_join_chunks_claims_and_weights_over_the_borders_of_files(two_min
     assert [event["name"] for event in found.of("generator-1", "weights")] == [f"version {n}" for n in range(12)]
 
 
+def test_no_arrow_goes_back_in_time_nor_to_an_update_that_dropped_the_chunk(run: Recorded) -> None:
+    run.updates(1)
+    rows = [row(5.0, key) for key in (1, 2)]
+    rows += [row(3.0 + key, key, "reward-0", "stored", 0.0, 0.5, 0.1) for key in (1, 2)]
+    rows += [
+        row(10.0, 1, "learner", "unstored", link="", version=1),
+        row(9.9, 2, "learner", "stored", link="", version=1),
+    ]
+    run.segments.add(BEGAN_S, NO_FRAME, {"messages": np.array(rows, MESSAGES)})
+    run.segments.take()()
+    found = run.drawn()
+    assert [round(end["ts"] / 1e6 - BEGAN_S, 1) for _, end in found.ends("chunk")] == [4.4]
+    assert [round(begin["ts"] / 1e6 - BEGAN_S, 1) for begin, _ in found.ends("claim")] == [4.4]
+
+
+def test_a_version_that_a_clock_shows_before_its_publishing_has_no_arrow(run: Recorded) -> None:
+    run.updates(1)
+    states = [
+        {"time_s": BEGAN_S + at, "worker": name, "role": "generator", "waiting_for": "compute", "policy_version": 1}
+        for name, at in (("generator-0", 3.0), ("generator-1", 12.0))
+    ]
+    run.segments.add(BEGAN_S, NO_FRAME, {"states": states})
+    run.segments.take()()
+    found = run.drawn()
+    assert [found.processes[end["pid"], 0] for _, end in found.ends("weights")] == ["generator-1"]
+
+
 def test_a_batch_of_messages_lies_side_by_side_and_too_many_are_counted(run: Recorded) -> None:
     rows = [row(1.0, key, "reward-0", "stored", 0.1, 0.2, 0.1) for key in range(MAX_LANES + 3)]
     run.segments.add(BEGAN_S, NO_FRAME, {"messages": np.array(rows, MESSAGES)})
