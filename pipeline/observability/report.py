@@ -105,6 +105,7 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
         balances=balances,
         reasons=sorted({reason for _, balance in balances for reason in balance.dropped}),
         has_log=records.has_log,
+        repaired=records.repaired,
         incidents=records.incident_rows(),
         num_incidents=records.num_incidents,
         starts=records.start_rows(),
@@ -139,6 +140,7 @@ def _figures(summary: Summary, records: RunRecords, missing: list[str]) -> dict[
     return asdict(summary) | {
         "num_wanted": records.num_wanted,
         "seed": records.seed,
+        "repairs": [asdict(of) for of in records.repaired],
         "effective_time": asdict(time) if (time := records.effective_time) else None,
         "roles": [asdict(use) for use in records.uses],
         "num_incidents": records.num_incidents,

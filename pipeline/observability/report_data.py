@@ -25,6 +25,7 @@ from pipeline.observability.history import (
     skipped_words,
 )
 from pipeline.observability.incidents import IncidentReader, IncidentRow
+from pipeline.observability.repairs import REPAIRS_NAME, RepairRow, RoleRepairs, read_repairs, role_repairs
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, read_samples
 from pipeline.observability.start_record import STARTS_NAME, RunStart, read_starts, up_spans
 
@@ -58,6 +59,7 @@ class RunRecords:
     fleet: Sequence[FleetRow]
     starts: Sequence[RunStart]
     incidents: Sequence[IncidentRow]
+    repairs: Sequence[RepairRow]
     has_log: bool
     """Whether the supervisor's log is there."""
     samples: list[ResponseSample]
@@ -80,6 +82,11 @@ class RunRecords:
         last_s = [rows[-1].at_s for rows in (self.updates, self.fleet) if rows]
         until_s = max(last_s, default=0.0)
         return effective_time([row.at_s for row in self.updates], up_spans(self.starts, until_s))
+
+    @property
+    def repaired(self) -> list[RoleRepairs]:
+        """Repairs of workers, by role."""
+        return role_repairs(self.repairs)
 
     @property
     def seed(self) -> int | None:
@@ -175,6 +182,7 @@ def read_records(run_dir: Path) -> RunRecords:
     history, values = read_for_view(run_dir / HISTORY_NAME), read_for_view(run_dir / VALUE_HISTORY_NAME)
     fleet, skipped[FLEET_HISTORY_NAME] = read_fleet_history(run_dir)
     starts, skipped[STARTS_NAME] = read_starts(run_dir)
+    repairs, skipped[REPAIRS_NAME] = read_repairs(run_dir)
     skipped[HISTORY_NAME], skipped[VALUE_HISTORY_NAME] = history.num_skipped, values.num_skipped
     return RunRecords(
         settings=_settings(run_dir),
@@ -184,6 +192,7 @@ def read_records(run_dir: Path) -> RunRecords:
         fleet=fleet,
         starts=starts,
         incidents=IncidentReader(run_dir, max_incidents=_MOST_INCIDENTS).read(),
+        repairs=repairs,
         has_log=(run_dir / "logs" / "supervisor.jsonl").is_file(),
         samples=list(read_samples(run_dir / SAMPLES_NAME)),
         skipped={name: number for name, number in sorted(skipped.items()) if number},

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
 
 from pipeline.config.schema import RunConfig
+from pipeline.observability.repairs import add_repair
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.stacks.request import stand_of
 from pipeline.runtime.registry.contract import Drain, Heartbeat, Registry
 from pipeline.supervisor.fleet_plan import Action, FleetPlan, Intensity, RestartPolicy, Verb, worker_name
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.processes import Command, Processes
+from pipeline.supervisor.repair_watch import RepairWatch
 from pipeline.supervisor.watchdog import Timeouts, Watchdog
 from pipeline.training.checkpoints import CHECKPOINTS, VALUE_CHECKPOINTS, newest_name
 from protocol.ids import Role
@@ -48,6 +51,7 @@ class HostFleet:
         self.plan = FleetPlan(_restart_policy(config), name)
         self._timeouts = _timeouts(config)
         self.watchdog = Watchdog(self._timeouts)
+        self._repairs = RepairWatch()
 
     def follow(
         self,
@@ -75,6 +79,7 @@ class HostFleet:
             match action.verb:
                 case Verb.START:
                     self.processes.start(action.role, action.worker)
+                    self._repairs.started(action.worker, time.monotonic())
                 case Verb.DRAIN:
                     self.processes.stop(action.worker)
                 case Verb.KILL:
@@ -86,6 +91,10 @@ class HostFleet:
         was_draining = self.plan.is_draining(exit_.worker)
         # A worker's loop obeys SIGTERM; a worker that dies of it holds nothing.
         code = ExitCode.OK if was_draining and exit_.code == -signal.SIGTERM else exit_.code
+        if was_draining or code in DIED_WELL:
+            self._repairs.left(exit_.worker)
+        else:
+            self._repairs.lost(exit_.worker, exit_.role, meaning(code), now)
         kept = self._kept(exit_.worker)
         self.plan.exited(exit_.worker, code, now, error=exit_.error, delivered=exit_.delivered, kept=kept)
         if code not in (ExitCode.OK, ExitCode.STARVED):
@@ -109,11 +118,14 @@ class HostFleet:
     ) -> None:
         """Fence and kill frozen and stuck workers, which are started again."""
         self.processes.observe(beats)
+        roles = {beat.who.worker: beat.who.role for beat in beats}
         for worker, reason in self.watchdog.look(beats, self.processes.pids, now, overdue_s).items():
             is_silent = self.watchdog.is_silent(worker, now)
             # a frozen process cannot answer
             group = None if is_silent else await asyncio.to_thread(stand_of, self._run_dir, worker, answer_s=_STACKS_S)
             stands = {} if group is None else {"stands_in": group.where, "calls": group.calls, "alike": group.workers}
+            if worker in roles and (moved_s := self.watchdog.moved_s(worker)) is not None:
+                self._repairs.lost(worker, roles[worker], reason, now, stood_s=now - moved_s)
             await registry.fence(worker)
             self.processes.stop(worker, now=True)
             if self.plan.replace(worker, reason, kept=None if is_silent else self._kept(worker)):
@@ -123,6 +135,12 @@ class HostFleet:
             worker = beat.who.worker
             if pids.get(worker) == beat.pid and (moved_s := self.watchdog.moved_s(worker)) is not None:
                 self.plan.moved(worker, moved_s, self._timeouts.drain_limit_s(beat))
+        for row in self._repairs.see(beats, pids, now, time.time()):
+            log.info("worker_repaired", worker=row.worker, took_s=round(row.whole_s, 3), cause=row.cause)
+            try:
+                await asyncio.to_thread(add_repair, self._run_dir, row)
+            except OSError as error:
+                log.warning("repair_not_written", reason=str(error))
 
     def _kept(self, worker: str) -> str | None:
         """Return a learning worker's newest checkpoint, "" for none; None for other workers."""

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from pipeline.ledger.address import read_address
+from pipeline.observability.repairs import RepairRow, read_repairs
 from pipeline.process.exit_codes import ExitCode
 from tests.integration.fleet import EMULATED, RunningFleet, fleet, kill
 
@@ -69,6 +70,14 @@ def test_dead_and_frozen_processes_of_a_fleet_are_replaced_and_nothing_is_lost(t
         finally:
             with_signal(frozen["pid"], signal.SIGCONT)
         goes_on(run, "the frozen generator")
+
+        def repairs() -> dict[str, RepairRow]:
+            return {row.worker: row for row in read_repairs(run.run_dir)[0]}
+
+        run.wait_until(lambda: {"learner", "generator-0"} <= repairs().keys(), "both repairs on record")
+        of_killed, of_frozen = repairs()["learner"], repairs()["generator-0"]
+        assert "SIGKILL" in of_killed.cause and of_killed.detect_s == 0.0 < min(of_killed.replace_s, of_killed.reload_s)
+        assert "no heartbeat" in of_frozen.cause and of_frozen.detect_s > 1.0
 
         address = read_address(run.run_dir)
         assert address is not None

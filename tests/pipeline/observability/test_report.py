@@ -15,6 +15,7 @@ from pipeline.ledger.types import Audit, Balance
 from pipeline.observability.charts import draw_updates
 from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow, RoleTime
 from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, History, Row
+from pipeline.observability.repairs import RepairRow, add_repair
 from pipeline.observability.report import summarize, write_report
 from pipeline.observability.report_data import read_records
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample
@@ -170,6 +171,10 @@ def _write_starts(folder: Path) -> None:
     add_row(folder, EndRow(at_s=900.0, state="finished"))
 
 
+def _write_repairs(folder: Path) -> None:
+    add_repair(folder, RepairRow(1000.0, "reward-1", "reward", "<b>killed", 1.0, 2.0, 3.0, 4.0))
+
+
 def _write_log(folder: Path) -> None:
     (folder / "logs").mkdir()
     always = {"role": "supervisor", "run": "r", "policy_version": -1, "worker": "generator-1"}
@@ -194,6 +199,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     _write_fleet(folder)
     _write_starts(folder)
     _write_log(folder)
+    _write_repairs(folder)
     rows = [replace(update_row(n), metrics=FIGURES) for n in (1, 2, 3)]
     return _page(_run(folder, evaluation_row(0, 0, 0.25), *rows))
 
@@ -433,3 +439,8 @@ def test_the_report_has_the_share_of_time_that_became_updates(tmp_path: Path) ->
     assert (figures["usual_s"], figures["up_s"]) == (10.0, 1010.0)
     assert figures["by_steps"] == pytest.approx(100 / 1010)
     assert "effective time" in page and "9.9 %" in page and "an update takes 10.0 s as a rule" in page
+
+
+def test_repairs_are_on_the_page_by_role_with_their_parts(page: str) -> None:
+    row = "<tr><td>reward</td><td>1</td><td>10.0</td><td>10.0</td>"
+    assert row + '<td class="words">detect 10 %, replace 20 %, reload 30 %, repeat 40 %</td></tr>' in page

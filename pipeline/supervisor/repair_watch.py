@@ -1,0 +1,85 @@
+"""Follows each lost worker until its successor works. Pure; times are arguments.
+
+Its input is what the supervisor does and what it reads: a loss, a start, heartbeats. All times are
+of the supervisor's monotonic clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pipeline.observability.repairs import RepairRow
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from protocol.ids import Role
+
+
+@dataclass(slots=True)
+class _OpenRepair:
+    role: Role
+    cause: str
+    onset_s: float
+    detected_s: float
+    version: int
+    """The highest that the lost learner had published."""
+    started_s: float | None = None
+    ready_s: float | None = None
+    num_losses: int = 1
+
+
+class RepairWatch:
+    """The repairs under way."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _OpenRepair] = {}
+        self._versions: dict[str, int] = {}
+
+    def lost(self, worker: str, role: Role, cause: str, now_s: float, *, stood_s: float = 0.0) -> None:
+        """Note a process that was lost; ``stood_s``: since its last progress. Of several losses
+        before its successor works, the first counts."""
+        before = self._open.get(worker)
+        if before is None:
+            version = self._versions.get(worker, -1)
+            self._open[worker] = _OpenRepair(role, cause, now_s - stood_s, now_s, version)
+        elif before.started_s is not None:
+            before.started_s = before.ready_s = None
+            before.num_losses += 1
+
+    def started(self, worker: str, now_s: float) -> None:
+        """Note the start of a process; it matters where one was lost."""
+        if (repair := self._open.get(worker)) is not None:
+            repair.started_s, repair.ready_s = now_s, None
+
+    def left(self, worker: str) -> None:
+        """Note a worker that is not wanted any more: its repair has no end."""
+        self._open.pop(worker, None)
+
+    def see(self, beats: Iterable[Heartbeat], pids: Mapping[str, int], now_s: float, wall_s: float) -> list[RepairRow]:
+        """Return the repairs that are done. ``pids``: the processes held, by worker."""
+        done = list[RepairRow]()
+        for beat in beats:
+            worker = beat.who.worker
+            if pids.get(worker) != beat.pid:
+                continue
+            repair = self._open.get(worker)
+            if repair is not None and repair.started_s is not None and beat.waiting_for is not WaitingFor.STARTING:
+                if repair.ready_s is None:
+                    repair.ready_s = now_s
+                if beat.progress > 0 and (repair.role is not Role.LEARNER or beat.policy_version > repair.version):
+                    del self._open[worker]
+                    done.append(_row(worker, repair, repair.started_s, repair.ready_s, now_s, wall_s))
+            self._versions[worker] = max(self._versions.get(worker, -1), beat.policy_version)
+        return done
+
+
+def _row(worker: str, repair: _OpenRepair, started_s: float, ready_s: float, now_s: float, wall_s: float) -> RepairRow:
+    return RepairRow(
+        at_s=wall_s,
+        worker=worker,
+        role=str(repair.role),
+        cause=repair.cause,
+        detect_s=round(repair.detected_s - repair.onset_s, 3),
+        replace_s=round(started_s - repair.detected_s, 3),
+        reload_s=round(ready_s - started_s, 3),
+        repeat_s=round(now_s - ready_s, 3),
+        num_losses=repair.num_losses,
+    )
