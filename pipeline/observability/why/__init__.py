@@ -2,7 +2,8 @@
 
 ``headrace why`` takes a ``Snapshot``: heartbeats, the ledger's view of the next update, queues and
 counters. ``explain`` makes an ``Explanation`` of it. A chain begins at the learner and ends at a
-root, with an outlook and the next step. All functions are pure, but for ``exits`` and ``silence``.
+root, with an outlook and the next step. Which worker waits for which is the wait-for graph of
+``pipeline.flow``. All functions are pure, but for ``exits`` and ``silence``.
 
     learner <- units not ready  <- fields missing  <- scorers: dead, frozen, busy; a lost message
                                 <- trajectories    <- generators: the same; room in a mailbox; weights

@@ -141,9 +141,8 @@ def _ending(s: Snapshot) -> Chain:
 def _learner_busy(s: Snapshot, waits: Waits, row: WorkerRow) -> Chain:
     """Return the chain of a learner that computes, publishes, starts, or is frozen."""
     if row.health is Health.LIVE and row.waiting_for is WaitingFor.WEIGHTS:
-        lag = [other for other in s.rows(Role.GENERATOR) if other.worker in row.detail]
         link = f"learner waits for {row.detail}"
-        if lag:
+        if lag := s.awaited(row):
             return worst([worker_chain(s, other, seen=(row.worker,)) for other in lag]).after(link)
         doing = "a generator that takes no weights for weights.ack_timeout_s is fenced and replaced"
         return Chain((link,), Cause.WEIGHTS, "learner", Outlook.MOVES, doing)

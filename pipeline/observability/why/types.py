@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from pipeline.flow.graph import Graph
 from pipeline.observability.status import Health, WorkerRow
+from pipeline.observability.why.graph import graph_of, waited_for
 from pipeline.runtime.liveness import RESTARTED_WITHIN_S
 from protocol.ids import Role
 
@@ -143,6 +145,17 @@ class Snapshot:
     """Those that are open, the oldest first."""
     now_s: float = 0.0
     """Wall-clock seconds since 1970, to which incidents' ages count."""
+    wait_graph: Graph = field(init=False)
+    """Which worker waits for which, by ``workers``."""
+
+    def __post_init__(self) -> None:
+        """Make the graph."""
+        object.__setattr__(self, "wait_graph", graph_of(self.workers))
+
+    def awaited(self, row: WorkerRow) -> list[WorkerRow]:
+        """Return the workers that a worker waits for, by the graph."""
+        names = waited_for(self.wait_graph, row.worker)
+        return [other for other in self.workers if other.worker in names]
 
     def row(self, worker: str) -> WorkerRow | None:
         """Return a worker's row; None when it has no heartbeat."""

@@ -88,14 +88,16 @@ def worker_chain(s: Snapshot, row: WorkerRow, *, seen: tuple[str, ...] = ()) -> 
         return _room(s, row, seen)
     if at in (WaitingFor.WEIGHTS, WaitingFor.CREDIT):
         link = f"{name} waits for {at}{detail}"
-        learner = next(iter(s.rows(Role.LEARNER)), None)
-        if learner is None:
+        if not s.rows(Role.LEARNER):
             return role_absent_chain(s, Role.LEARNER).after(link)
-        if learner.worker in seen or learner.health is Health.LIVE:
-            cause = Cause.WEIGHTS if at is WaitingFor.WEIGHTS else Cause.CREDIT
-            doing = "the learner publishes, and generators take it within moments"
-            return Chain((link,), cause, name, Outlook.MOVES, doing)
-        return worker_chain(s, learner, seen=(*seen, name)).after(link)
+        ends = [
+            worker_chain(s, other, seen=(*seen, name)) for other in unwell(s.awaited(row)) if other.worker not in seen
+        ]
+        if ends:
+            return worst(ends).after(link)
+        cause = Cause.WEIGHTS if at is WaitingFor.WEIGHTS else Cause.CREDIT
+        doing = "the learner publishes, and generators take it within moments"
+        return Chain((link,), cause, name, Outlook.MOVES, doing)
     if at is WaitingFor.DISK:
         doing = (
             "it goes on once the files are written; a learner whose checkpoint gains no file for "
@@ -194,11 +196,11 @@ def _unwell(s: Snapshot, row: WorkerRow) -> Chain:
 def _room(s: Snapshot, row: WorkerRow, seen: tuple[str, ...]) -> Chain:
     """Return the chain of a full mailbox, to the worker that reads it."""
     link = f"{row.worker} waits for room: {row.detail}"
-    words, passed = row.detail.split(), (*seen, row.worker)
-    named = [other for other in s.workers if other.worker in words and other.worker not in passed]
-    if named:
-        return worst([worker_chain(s, other, seen=passed) for other in named]).after(link)
-    wanted = [role for role in SCORER.values() if s.absent(role) or role in words]
+    passed = (*seen, row.worker)
+    ends = [worker_chain(s, other, seen=passed) for other in s.awaited(row) if other.worker not in passed]
+    if ends:
+        return worst(ends).after(link)
+    wanted = [role for role in SCORER.values() if s.absent(role) or role in row.detail.split()]
     missing = next((role for role in wanted if not s.rows(role)), None)
     if missing is not None:
         return role_absent_chain(s, missing).after(link)

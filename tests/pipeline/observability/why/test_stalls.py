@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from pipeline.ledger.admin import Place
-from pipeline.ledger.types import Pause
+from pipeline.ledger.types import REFUSAL_WORDS, Pause, Refusal
 from pipeline.observability.status import Health, WorkerRow
 from pipeline.observability.why.explain import explain
 from pipeline.observability.why.types import Cause, Outlook, Snapshot
+from pipeline.observability.why.workers import worker_chain
 from pipeline.runtime.registry.contract import UNUSABLE_IN_A_ROW, RunState, WaitingFor
 from protocol.trajectory import Field
 from tests.pipeline.observability.why.scenes import lack, queues, scene, silent, totals, trajectory, unit, waits, worker
@@ -61,6 +62,21 @@ def test_a_seeded_stall_is_named_by_its_cause_with_a_next_step(stall: str) -> No
     first = explain(snapshot).chains[0]
     assert (first.cause, first.who, first.outlook) == (cause, who, outlook)
     assert first.next
+
+
+def test_of_several_waited_for_workers_the_unwell_one_is_the_root() -> None:
+    full = worker("generator-2", WaitingFor.ROOM, "reward-0 and reward-1 to read")
+    first = explain(scene([full, worker("reward-0", WaitingFor.COMPUTE), silent("reward-1")], MEMBER)).chains[0]
+    assert (first.cause, first.who) == (Cause.SILENT, "reward-1")
+    lags = worker("learner", WaitingFor.WEIGHTS, "generator-1 (version 1), generator-2 (version 1) to take version 4")
+    first = explain(scene([lags, silent("generator-2")], MEMBER)).chains[0]
+    assert (first.cause, first.who) == (Cause.SILENT, "generator-2")
+
+
+def test_credit_leads_to_an_unwell_learner_and_a_refusal_for_good_leads_nowhere() -> None:
+    for refusal, cause in ((Refusal.NO_CREDIT, Cause.SILENT), (Refusal.PAUSED, Cause.CREDIT)):
+        waiting = worker("generator-2", WaitingFor.CREDIT, REFUSAL_WORDS[refusal])
+        assert worker_chain(scene([waiting, silent("learner")], MEMBER), waiting).cause is cause
 
 
 def test_a_learner_that_waits_for_a_checkpoint_names_it_and_its_limit() -> None:
