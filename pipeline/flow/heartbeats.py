@@ -41,6 +41,8 @@ _STILL_MS: Final = 2000.0
 _KEPT_REPORTS: Final = 4
 _REPORTS_OLD_S: Final = 0.6
 """Counters of links in a heartbeat are at most so much older than the heartbeat."""
+_FOLLOWS: Final = 0.05
+"""Share of a new size that the usual one takes up."""
 _TURNS_TO_TAKE: Final = 2
 """The first may have begun before the version was there."""
 _SCORERS: Final = frozenset({Role.REWARD, Role.REFERENCE, Role.VALUE})
@@ -65,6 +67,8 @@ class _LastBeats:
     time_s: float
     """Arrival of the newest, by the reader's clock."""
     reports: deque[tuple[float, Reports]] = field(default_factory=lambda: deque(maxlen=_KEPT_REPORTS))
+    size: float = 0.0
+    """Of its finished work, in usual pieces."""
     due: int = -1
     """Version that it should serve by now."""
     lagging_turns: float | None = None
@@ -83,6 +87,8 @@ class RowMaker:
         takes weights in the middle of a window; else its lag means nothing."""
         self._max_lag, self._swaps_in_windows = max_lag, swaps_in_windows
         self._seen: dict[str, _LastBeats] = {}
+        self._usual_tokens: dict[Role, float] = {}
+        """Of one piece of a role's work."""
 
     def rows(self, now_s: float, beats: Sequence[Heartbeat], published: int) -> tuple[list[StateRow], list[LinkRow]]:
         """Return the rows of this moment.
@@ -108,9 +114,25 @@ class RowMaker:
             return
         else:
             seen.time_s = max(arrived_s, seen.time_s + 1e-3)
+            if beat.who.epoch == seen.beat.who.epoch:
+                seen.size += self._size(beat.who.role, _service(seen.beat), _service(beat))
         seen.beat = beat
         mine = link_name("", beat.who.worker)
         seen.reports.append((seen.time_s, {link.name: link for link in beat.links if link.name.endswith(mine)}))
+
+    def _size(self, role: Role, before: ServiceSums, now: ServiceSums) -> float:
+        """Return the work between two heartbeats, in usual pieces: by their number or by their
+        tokens, whichever is more.
+
+        A decode step of few live trajectories takes as long as one of many, or a part of it. Of
+        judged responses either may be the measure. A slow worker is slow by
+        both."""
+        pieces, tokens = now.pieces - before.pieces, now.size - before.size
+        if pieces <= 0:
+            return 0.0
+        usual = self._usual_tokens.get(role, tokens / pieces)
+        self._usual_tokens[role] = usual + _FOLLOWS * (tokens / pieces - usual)
+        return max(float(pieces), tokens / usual if usual > 0 else 0.0)
 
     def _state(self, seen: _LastBeats, names: FleetNames, published: int) -> StateRow:
         beat, vitals = seen.beat, seen.beat.vitals
@@ -125,7 +147,6 @@ class RowMaker:
             word, held = "compute", max(1, held)
         # a worker that waits for input gathers a batch, or has nothing
         depth = 0 if beat.waiting_for is WaitingFor.INPUT or vitals is None else vitals.input_depth
-        service_s, size = _service(beat)
         serves = role is not Role.GENERATOR or self._swaps_in_windows
         return StateRow(
             time_s=seen.time_s,
@@ -139,8 +160,8 @@ class RowMaker:
             output_depth=nan if vitals is None or vitals.output_depth is None else vitals.output_depth,
             errors=nan if vitals is None else vitals.errors,
             policy_version=beat.policy_version if serves and beat.policy_version >= 0 else nan,
-            service_s=service_s,
-            service_size=size,
+            service_s=_service(beat).seconds,
+            service_size=seen.size,
         )
 
     def _links(self, names: FleetNames, published: int) -> Iterator[LinkRow]:
@@ -190,11 +211,7 @@ def _steps(beat: Heartbeat) -> float:
     return beat.work.steps + beat.storing.steps + beat.counters.get(PARTS, 0.0)
 
 
-def _service(beat: Heartbeat) -> tuple[float, float]:
-    """Return seconds and size of the finished work by which workers of a role compare.
-
-    Of sampling the size is decode steps: a step's time hardly depends on how many trajectories are
-    live. A single learner has no peers."""
+def _service(beat: Heartbeat) -> ServiceSums:
+    """Return the finished work by which workers of a role compare. A learner has no peers."""
     service = beat.vitals.service if beat.vitals is not None else {}
-    sums = service.get(_MAIN_WORK.get(beat.who.role, ""), _NO_WORK)
-    return sums.seconds, sums.pieces if beat.who.role is Role.GENERATOR else sums.size
+    return service.get(_MAIN_WORK.get(beat.who.role, ""), _NO_WORK)

@@ -42,6 +42,7 @@ _MANY_NOW = 100
 """Of so many one worker's own hardly move the median."""
 _KEPT_YOUNG = 5000
 _SIGMA_BY_RATE = 0.4
+_LATELY = 5
 
 
 class RoleService:
@@ -103,11 +104,17 @@ class ServiceSum:
         self.total = 0.0
         self.ratio = 1.0
         """Service of the last observation over the expected one."""
+        self._ratios: deque[float] = deque(maxlen=_LATELY)
         self._worker = worker
         self._own: deque[tuple[float, float]] = deque(maxlen=_KEPT_OWN)
         self._busy_s = 0.0
         self._done = 0.0
         self._rows = 0
+
+    @property
+    def lately(self) -> float:
+        """Median of the last ratios; 1 without any."""
+        return median(self._ratios) if self._ratios else 1.0
 
     def leave(self) -> None:
         """End the present stretch: the worker waits."""
@@ -133,6 +140,7 @@ class ServiceSum:
         if known is not None:
             expected, sigma = known
             self.ratio = exp(value - expected)
+            self._ratios.append(self.ratio)
             self.total = max(0.0, self.total + min((value - expected) / sigma, CAP) - DRIFT)
         self._own.append((now_s, value))
         role.add(now_s, value, self._worker)

@@ -57,10 +57,13 @@ class FlowSuspect:
         return GRAVITY[self.symptom]
 
 
-def suspects(fleet: FleetTracks, now_s: float, *, is_stalled: bool = False) -> list[FlowSuspect]:
+def suspects(
+    fleet: FleetTracks, now_s: float, *, is_stalled: bool = False, least_slow: float = 0.0
+) -> list[FlowSuspect]:
     """Return all suspects, one a component: the gravest.
 
-    ``is_stalled``: a role's rate has halved, so that less evidence is enough."""
+    ``is_stalled``: a role's rate has halved, so that less evidence is enough. ``least_slow``: a
+    worker is slow from this ratio to the expected service on."""
     found: dict[str, FlowSuspect] = {}
     for suspect in (
         *_silent(fleet, now_s),
@@ -70,7 +73,7 @@ def suspects(fleet: FleetTracks, now_s: float, *, is_stalled: bool = False) -> l
         *_deadlock(fleet),
         *_erring(fleet),
         *_stale(fleet),
-        *_slow(fleet, _STALLED_PART if is_stalled else 1.0),
+        *_slow(fleet, _STALLED_PART if is_stalled else 1.0, least_slow),
     ):
         before = found.get(suspect.component)
         if before is None or suspect.gravity < before.gravity:
@@ -364,14 +367,14 @@ def _weights_link(fleet: FleetTracks, track: WorkerTrack) -> str:
     return track.worker
 
 
-def _slow(fleet: FleetTracks, part: float) -> Iterator[FlowSuspect]:
+def _slow(fleet: FleetTracks, part: float, least_ratio: float) -> Iterator[FlowSuspect]:
     for role, track_of in fleet.roles.items():
         tracks = [track for track in fleet.members(role) if not fleet.is_late(track.worker)]
         sums = [track.service.evidence(track.row.time_s, track_of.service) for track in tracks]
         if service.fleet_is_slow(sums):
             continue
         for track, total in zip(tracks, sums, strict=True):
-            if total >= part * service.BOUND:
+            if total >= part * service.BOUND and track.service.lately >= least_ratio:
                 words = (
                     f"{track.worker} needs {track.service.ratio:.1f} times as long a piece as its role, for its size"
                 )

@@ -28,8 +28,11 @@ _LASTS_S = 30.0
 class FlowWatch:
     """The engine of a live run and of tables. Holds all state; memory is bounded by the fleet."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, least_slow: float = 0.0) -> None:
+        """``least_slow``: a worker is slow from this ratio to the expected service on. Tables of
+        strangers have no floor; a live fleet has another finder of small slowdowns."""
         self.fleet = FleetTracks()
+        self._least_slow = least_slow
         self._triggers = Triggers()
         self._leading = ""
         self._named: dict[str, tuple[Symptom, float]] = {}
@@ -59,7 +62,8 @@ class FlowWatch:
         ``now_s`` is the reader's clock. A worker whose old row is given again has not left the
         fleet: its silence counts then. Rows that are merely absent prove nothing."""
         self.fleet.read(now_s, states, links)
-        found = suspects(self.fleet, now_s, is_stalled=self._triggers.is_stalled and _is_held_up(self.fleet))
+        is_stalled = self._triggers.is_stalled and _is_held_up(self.fleet)
+        found = suspects(self.fleet, now_s, is_stalled=is_stalled, least_slow=self._least_slow)
         self._triggers.notice(now_s, self.fleet, found, self._told)
         self._told.clear()
         ranked, graph = rank(self.fleet, found)

@@ -35,6 +35,8 @@ _EVERY_S: Final = 1.0
 _FRESH_S: Final = 2.5
 _BACK_S: Final = 10.0
 """After an outage of the registry, heartbeats have so long to come back."""
+_LEAST_SLOW: Final = 2.5
+"""Smaller slowdowns are left to the watch, which takes more time for them."""
 _RIVAL_S: Final = 2.0
 _FOLLOWING: Final = frozenset({"hung", "slow", "odd", "stale"})
 """Kinds of the watch that a cause elsewhere may explain."""
@@ -46,7 +48,10 @@ class FleetSuspicions:
     def __init__(self, *, max_lag: int = 2, swaps_in_windows: bool = True) -> None:
         """The arguments are those of ``RowMaker``."""
         self._frames, self._watch = FrameMaker(), Watch()
-        self._rows, self._flow = RowMaker(max_lag=max_lag, swaps_in_windows=swaps_in_windows), FlowWatch()
+        self._rows, self._flow = (
+            RowMaker(max_lag=max_lag, swaps_in_windows=swaps_in_windows),
+            FlowWatch(least_slow=_LEAST_SLOW),
+        )
         self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
         """By worker and kind: the newest finding, and until when it holds."""
         self._stalls: dict[str, Suspicion] = {}

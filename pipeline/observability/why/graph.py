@@ -1,4 +1,4 @@
-"""Who waits for whom at one moment: the wait-for graph of ``pipeline.flow``, of a snapshot.
+"""The wait-for graph of ``pipeline.flow`` at one moment, from the workers of a snapshot.
 
 The observer looks at the same graph second by second. A moment has no counters of links: a link is
 taken for full when the words of a wait name its receiver. Waits for input are no part of it, since

@@ -80,11 +80,21 @@ def test_every_number_of_a_heartbeat_is_in_its_column() -> None:
     one = beat("reward-0", held=4, work=WorkReport(steps=8), storing=WorkReport(steps=2), vitals=vitals, silent_s=0.4)
     row = state(RowMaker().rows(9.0, [one], published=-1), "reward-0")
     assert row == StateRow(
-        8.6, "reward-0", "reward", "compute", 7 + 10 * STEP_SHARE, 4, 6.0, 11, 12, 2, 3, 1.5, 30
+        8.6, "reward-0", "reward", "compute", 7 + 10 * STEP_SHARE, 4, 6.0, 11, 12, 2, 3, 1.5, 0.0
     )  # fmt: skip
-    sampling = Vitals(service={"sampling": ServiceSums(90, 3.0, 700)})
-    row = state(RowMaker().rows(9.0, [beat("generator-0", vitals=sampling)], published=-1), "generator-0")
-    assert (row.service_s, row.service_size) == (3.0, 90), "decode steps: fewer live trajectories are no slower"
+
+
+def test_work_is_as_large_as_its_pieces_or_its_tokens_whichever_is_more() -> None:
+    maker, sizes = RowMaker(), list[float]()
+    # steps of 10 tokens; then of one, with few live trajectories; then of 40
+    for second, sums in enumerate([(0, 0), (100, 1000), (200, 1100), (300, 5100)]):
+        vitals = Vitals(service={"sampling": ServiceSums(sums[0], 3.0 * second, sums[1])})
+        rows = maker.rows(second, [beat("generator-0", second, vitals=vitals)], published=-1)
+        sizes.append(state(rows, "generator-0").service_size)
+    assert sizes == pytest.approx([0, 100, 200, 200 + 4000 / 9.55])
+    again = Vitals(service={"sampling": ServiceSums(7, 0.1, 70)})
+    rows = maker.rows(4.0, [beat("generator-0", 4, epoch=2, vitals=again)], published=-1)
+    assert state(rows, "generator-0").service_size == pytest.approx(sizes[-1]), "a new start counts from there"
 
 
 def test_a_main_loop_that_stands_has_work_whatever_it_last_waited_for() -> None:

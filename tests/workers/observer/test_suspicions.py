@@ -99,6 +99,23 @@ def test_a_generator_that_takes_no_weights_is_named_by_their_link_or_itself() ->
     assert {one.component for one in others} <= {"generator-2"}
 
 
+@pytest.mark.parametrize(("times", "is_named"), [(1.6, False), (6.0, True)])
+def test_a_worker_that_is_several_times_slower_than_its_role_is_named(times: float, is_named: bool) -> None:
+    fleet = LiveFleet()
+
+    def slower(since: int, beat: Heartbeat) -> Heartbeat:
+        slow = with_counts(beat, since)
+        assert slow.vitals is not None
+        (kind, sums), made = next(iter(slow.vitals.service.items())), int(4 * since / times)
+        service = {kind: ServiceSums(sums.pieces + made, sums.seconds + 0.2 * times * made, sums.size + 100 * made)}
+        vitals = msgspec.structs.replace(slow.vitals, service=service)
+        return msgspec.structs.replace(slow, vitals=vitals, progress=slow.progress + made, links=beat.links)
+
+    fleet.change("generator-2", slower)
+    found = fleet.suspected(BREAKS_S + 30)
+    assert {one.component for one in found} == ({"generator-2"} if is_named else set())
+
+
 def test_an_outage_of_the_registry_names_the_ledger_and_no_worker_afterwards() -> None:
     fleet, finder = LiveFleet(), FleetSuspicions()
     assert fleet.suspected(BREAKS_S, finder) == []
