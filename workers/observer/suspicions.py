@@ -1,4 +1,5 @@
-"""The suspicions of a moment: findings of the watch and of the flow, joined by component.
+"""The suspicions of a moment: findings of the watch and of the flow, joined by component, and
+workers that were replaced (``workers.observer.replacements``).
 
 The watch (``pipeline.watch``) finds odd workers. The flow (``pipeline.flow``) finds where progress
 stops, and has the causes. Both about one component are one suspicion, with the causes of the flow.
@@ -25,6 +26,7 @@ from pipeline.watch.findings import Finding
 from pipeline.watch.frame import Frame
 from pipeline.watch.heartbeats import FrameMaker
 from pipeline.watch.watcher import Watch
+from workers.observer.replacements import Replacements
 
 AWAY_S: Final = 3.0
 """A registry without an answer for so long is an incident."""
@@ -52,6 +54,7 @@ class FleetSuspicions:
             RowMaker(max_lag=max_lag, swaps_in_windows=swaps_in_windows),
             FlowWatch(least_slow=_LEAST_SLOW),
         )
+        self._replacements = Replacements()
         self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
         """By worker and kind: the newest finding, and until when it holds."""
         self._stalls: dict[str, Suspicion] = {}
@@ -78,10 +81,11 @@ class FleetSuspicions:
             published: newest policy version; -1 for none."""
         self.tables = {}
         frame = self._frames.frame(now_s, beats, published)
+        replaced = self._replacements.look(now_s, at_s, beats)
         flow_s = self._flow_time(now_s, beats)
         if flow_s is None:
-            return frame, []
-        odd = self._odd(now_s, at_s, frame)
+            return frame, replaced
+        odd = [*self._odd(now_s, at_s, frame), *replaced]
         states, links = self._rows.rows(flow_s, beats, published)
         self.tables = recorded(states, links, ahead_s=at_s - flow_s, given_s=at_s)
         for incident in self._flow.tick(flow_s, states, links):
