@@ -184,19 +184,27 @@ def _training(module: Any, orders: OrderReader) -> None:
 
 
 def _weight_receiver(module: Any, orders: OrderReader) -> None:
-    """``stale``: no announcement is seen. ``damage``: the bytes of a version are not those that
-    were published."""
-    look, digest = module.WeightReceiver.look, module.digest_buffer
+    """``stale``: no announcement is seen."""
+    look = module.WeightReceiver.look
 
     async def deaf_look(self: Any) -> None:
         if not orders.get("stale"):
             await look(self)
 
+    module.WeightReceiver.look = deaf_look
+    _digest(module, orders)
+
+
+def _digest(module: Any, orders: OrderReader) -> None:
+    """``damage``: the bytes of a version are not those that were published, by whatever way they
+    came."""
+    digest = module.digest_buffer
+
     def wrong_digest(data: Any) -> Any:
         found = digest(data)
         return f"{found[:-4]}dead" if orders.get("damage") else found
 
-    module.WeightReceiver.look, module.digest_buffer = deaf_look, wrong_digest
+    module.digest_buffer = wrong_digest
 
 
 def _links(module: Any, orders: OrderReader) -> None:
@@ -240,6 +248,8 @@ PLACES: Final[Mapping[str, Callable[[Any, OrderReader], None]]] = {
     "workers.engines.emulated.law": _law,
     "workers.engines.emulated.training": _training,
     "workers.generator.weight_receiver": _weight_receiver,
+    "workers.generator.host_weights": _digest,
+    "pipeline.weights.host_fetch": _digest,
     "protocol.zeromq.links": _links,
 }
 """Modules whose functions orders change."""

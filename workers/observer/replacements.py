@@ -1,4 +1,4 @@
-"""Finds incarnations that ended badly, by the epochs of their successors. Pure; time is an argument.
+"""Incarnations that ended badly, found by their successors' epochs. Pure; time is an argument.
 
 A registration takes one epoch. The fence of a worker that crashed, froze or stood still takes one
 more. So a successor whose epoch is two higher shows such an end, however soon it came. A worker
