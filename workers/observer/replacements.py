@@ -17,7 +17,7 @@ KEPT_S = 600.0
 
 
 @dataclass(slots=True)
-class _Seen:
+class _LastEpoch:
     epoch: int
     seen_s: float
     """Time of the last moment with it."""
@@ -29,7 +29,7 @@ class Replacements:
     """Remembers the epoch of each worker. The fleet of the last ten minutes bounds its memory."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _LastEpoch] = {}
 
     def look(self, now_s: float, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
         """Return the ends that this moment's heartbeats show.
@@ -45,7 +45,7 @@ class Replacements:
             if before is not None and epoch - before.epoch > 1:
                 since_s = at_s - (now_s - before.beat_s)
                 found.append(_replaced(beat, before.epoch, since_s))
-            self._seen[worker] = _Seen(epoch, now_s, now_s - beat.silent_s)
+            self._seen[worker] = _LastEpoch(epoch, now_s, now_s - beat.silent_s)
         for worker, seen in list(self._seen.items()):
             if now_s - seen.seen_s > KEPT_S:
                 del self._seen[worker]
