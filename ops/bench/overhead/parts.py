@@ -15,7 +15,8 @@ METRICS: Final = "metrics"
 SUPERVISOR: Final = "supervisor"
 ROLES: Final = "roles"
 LOOP: Final = "event loop and sockets"
-PARTS: Final = (LEDGER, SERVER, WIRE, HEARTBEAT, METRICS, SUPERVISOR, ROLES, LOOP)
+OBSERVER: Final = "observer"
+PARTS: Final = (LEDGER, SERVER, WIRE, HEARTBEAT, METRICS, SUPERVISOR, OBSERVER, ROLES, LOOP)
 
 _PLACES: Final = (
     ("workers/engines/", None),
@@ -53,6 +54,8 @@ def part_of(role: str, place: str) -> str | None:
     thread, _, file = place.partition(":")
     if not role:
         return None
+    if role == "observer":
+        return OBSERVER
     if thread.startswith("thread ZMQ"):
         return WIRE
     if thread == "heartbeat":

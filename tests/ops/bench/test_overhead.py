@@ -10,12 +10,13 @@ import pytest
 import redis.asyncio
 
 from ops.bench.overhead.fleet import CONFIG, TOKENS_PER_S, Cost, _Watch, measure
-from ops.bench.overhead.flow_records import _OFF, Pair
+from ops.bench.overhead.observing import _OFF, Pair
 from ops.bench.overhead.parts import (
     HEARTBEAT,
     LEDGER,
     LOOP,
     METRICS,
+    OBSERVER,
     PARTS,
     ROLES,
     SERVER,
@@ -51,6 +52,8 @@ from tests.pipeline.runtime.fakes import small_config
         ("generator", "compute:pipeline/observability/regenerated_tokens.py", ROLES),
         ("supervisor", "main:pipeline/ledger/redis/ledger.py", SUPERVISOR),
         ("supervisor", "Thread:", METRICS),
+        ("observer", "main:pipeline/ledger/redis/ledger.py", OBSERVER),
+        ("observer", "heartbeat:", OBSERVER),
         ("", "main:pipeline/rewards/process.py", None),
     ],
 )
@@ -111,15 +114,15 @@ async def test_what_a_generator_sampled_still_counts_when_it_has_left(
 @pytest.mark.timeout(400)
 def test_a_fleet_is_measured(tmp_path: Path) -> None:
     cost = measure(1, tmp_path, num_updates=1)
-    assert (cost.num_generators, cost.num_workers) == (1, 4)
+    assert (cost.num_generators, cost.num_workers) == (1, 5)
     assert cost.tokens > 0
     assert cost.seconds > 0
     assert cost.cpu_s.keys() == set(PARTS)
-    assert all(cost.cpu_s[part] > 0 for part in (LEDGER, SERVER, HEARTBEAT, SUPERVISOR))
+    assert all(cost.cpu_s[part] > 0 for part in (LEDGER, SERVER, HEARTBEAT, SUPERVISOR, OBSERVER))
     assert sum(cost.cpu_s.values()) < 10 * cost.seconds
 
 
-def test_a_pairs_loss_is_the_share_of_the_rate_that_flow_records_took() -> None:
+def test_a_pairs_loss_is_the_share_of_the_rate_that_observing_took() -> None:
     off = Cost(2, 5, 10.0, 40_000.0, {WIRE: 1.0})
     pair = Pair(on=Cost(2, 5, 10.0, 39_600.0, {WIRE: 1.089}), off=off)
     assert pair.rate_loss == pytest.approx(0.01)
@@ -127,6 +130,7 @@ def test_a_pairs_loss_is_the_share_of_the_rate_that_flow_records_took() -> None:
     assert Pair(off, off).rate_loss == Pair(off, off).more_cpu == 0.0
 
 
-def test_flow_records_can_be_turned_off_by_the_setting_that_the_bench_gives() -> None:
-    on, off = load_config([CONFIG]), load_config([CONFIG], [_OFF])
+def test_observing_can_be_turned_off_by_the_settings_that_the_bench_gives() -> None:
+    on, off = load_config([CONFIG]), load_config([CONFIG], _OFF)
     assert (on.supervisor.flow_records, off.supervisor.flow_records) == (True, False)
+    assert (on.observer.enabled, off.observer.enabled) == (True, False)
