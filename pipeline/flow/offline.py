@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.flow.recorded import LINKS, STATES
 from pipeline.flow.rows import FlowIncident
 from pipeline.flow.tables import FlowTables, add_table, read_flow_tables, replay, replay_piece
-from pipeline.flow.watcher import FlowWatch
+from pipeline.flow.watcher import LEAST_SLOW_LIVE, FlowWatch
 from pipeline.watch.segments import begin_s, observed_files
 from protocol.errors import DataError
 
@@ -40,7 +40,7 @@ def causes_in_run(run_dir: Path) -> FlowHindsight:
             f"{run_dir} has no recorded states of workers: the observer writes them every two minutes, and at the "
             "run's end; `headrace why` reads the present"
         )
-    found, watch, from_s, num_damaged = FlowHindsight(), FlowWatch(), float("-inf"), 0
+    found, watch, from_s, num_damaged = FlowHindsight(), FlowWatch(least_slow=LEAST_SLOW_LIVE), float("-inf"), 0
     for at_s in sorted(set(map(begin_s, files))):
         tables = FlowTables()
         for file in files:

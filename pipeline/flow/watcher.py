@@ -17,6 +17,9 @@ from pipeline.flow.triggers import Triggers
 from pipeline.flow.words import Awaited
 
 MAX_CAUSES = 3
+LEAST_SLOW_LIVE = 2.5
+"""In a run of ours a worker is slow from this ratio to the expected service on. Smaller slowdowns
+are left to the watch, which takes more time for them."""
 _BASE = (0.95, 0.9, 0.85, 0.75)
 """Confidence by class, of strong evidence and no rival."""
 _RIVAL = 0.6
@@ -40,6 +43,10 @@ class FlowWatch:
         self._told: list[str] = []
         self._now_s = 0.0
         self._graph: Graph = {}
+
+    def is_named(self, component: str) -> bool:
+        """Return whether a cause was named and is not forgotten: it is not named again."""
+        return component in self._named
 
     def lasts(self, component: str) -> bool:
         """Return whether a named cause was still suspected at the last tick."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pipeline.flow.heartbeats import RowMaker
 from pipeline.flow.recorded import recorded
 from pipeline.flow.rows import GRAVITY, FlowCause, FlowIncident, Symptom
-from pipeline.flow.watcher import FlowWatch
+from pipeline.flow.watcher import LEAST_SLOW_LIVE, FlowWatch
 from pipeline.incidents.book import Suspicion
 from pipeline.incidents.records import FoundCause
 from pipeline.runtime.registry.contract import Heartbeat
@@ -37,8 +37,6 @@ _EVERY_S: Final = 1.0
 _FRESH_S: Final = 2.5
 _BACK_S: Final = 10.0
 """After an outage of the registry, heartbeats have so long to come back."""
-_LEAST_SLOW: Final = 2.5
-"""Smaller slowdowns are left to the watch, which takes more time for them."""
 _RIVAL_S: Final = 2.0
 _FOLLOWING: Final = frozenset({"hung", "slow", "odd", "stale"})
 """Kinds of the watch that a cause elsewhere may explain."""
@@ -52,13 +50,13 @@ class FleetSuspicions:
         self._frames, self._watch = FrameMaker(), Watch()
         self._rows, self._flow = (
             RowMaker(max_lag=max_lag, swaps_in_windows=swaps_in_windows),
-            FlowWatch(least_slow=_LEAST_SLOW),
+            FlowWatch(least_slow=LEAST_SLOW_LIVE),
         )
         self._replacements = Replacements()
         self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
         """By worker and kind: the newest finding, and until when it holds."""
         self._stalls: dict[str, Suspicion] = {}
-        """By component: the flow's causes that last."""
+        """By component: the causes that the flow has named and not forgotten."""
         self._rivals: dict[str, tuple[float, Suspicion]] = {}
         """By component: when an incident named it beside a better cause."""
         self.tables: dict[str, NDArray[np.void]] = {}
@@ -93,8 +91,10 @@ class FleetSuspicions:
             self._stalls[best.component] = _stall(incident, incident.causes, at_s - flow_s)
             self._rivals |= {cause.component: (flow_s, _stall(incident, (cause,), at_s - flow_s)) for cause in others}
         self._look_at_rivals(flow_s)
-        self._stalls = {name: stall for name, stall in self._stalls.items() if self._flow.lasts(name)}
-        return frame, joined(self._stalls.values(), odd, lambda name: self._flow.behind(name, self._stalls))
+        self._stalls = {name: stall for name, stall in self._stalls.items() if self._flow.is_named(name)}
+        # a cause that comes and goes is not named anew
+        present = {name: stall for name, stall in self._stalls.items() if self._flow.lasts(name)}
+        return frame, joined(present.values(), odd, lambda name: self._flow.behind(name, present))
 
     def _look_at_rivals(self, flow_s: float) -> None:
         """Take a further cause of an incident for a fault of its own, once it has lasted on and

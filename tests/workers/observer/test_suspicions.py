@@ -55,6 +55,23 @@ def test_a_hung_scorer_is_named_and_the_generators_behind_it_are_not() -> None:
     assert found[0].kind in ("stuck", "hung")
 
 
+def test_a_stall_that_a_single_piece_interrupts_is_suspected_again() -> None:
+    fleet, finder = LiveFleet(), FleetSuspicions()
+
+    def hangs(since: int, beat: Heartbeat) -> Heartbeat:
+        stands = still(beat, since)
+        return msgspec.structs.replace(stands, progress=stands.progress + (since >= 9))
+
+    fleet.change("generator-2", hangs)
+    fleet.suspected(BREAKS_S + 9, finder)
+    seen = dict[int, list[tuple[str, str]]]()
+    for second in range(BREAKS_S + 9, BREAKS_S + 29):
+        _, found = finder.look(second + 0.3, 1e9 + second, list(fleet.at(second)), fleet.published(second))
+        seen[second - BREAKS_S] = blamed(found)
+    assert ("generator-2", "stuck") not in seen[11], "it was interrupted"
+    assert ("generator-2", "stuck") in seen[28]
+
+
 def test_two_faults_at_once_are_two_suspicions() -> None:
     fleet = LiveFleet(silent={"generator-1": (BREAKS_S, 1000)})
     fleet.change("reward-0", lambda since, beat: still(beat, since))
