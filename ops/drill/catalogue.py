@@ -288,7 +288,7 @@ CATALOGUE: tuple[CatalogueEntry, ...] = (
         "F05", "leak of 20 MB/s", _ordered(leak=20.0), _MOVERS, frozenset({"leak", "odd"}), GRAY_S, stops=False
     ),
     CatalogueEntry("F06", "loss is no number in one step of three", _ordered(nan=3), (Role.LEARNER,), _NUMERIC),
-    CatalogueEntry("F07", "corrupt messages on an edge", _corrupt, (Role.GENERATOR,), _EDGE | {"refused", "errors"}),
+    CatalogueEntry("F07", "corrupt messages on an edge", _corrupt, (Role.GENERATOR,), _EDGE | {"refused", "errors"}, 60.0),
     CatalogueEntry("F08", "cut edge", _edge(EdgeTrouble(is_cut=True)), (Role.GENERATOR,), _EDGE),
     CatalogueEntry("F08", "edge cut one way", _edge(EdgeTrouble(is_one_way=True)), (Role.GENERATOR,), _EDGE),
     CatalogueEntry(

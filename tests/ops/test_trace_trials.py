@@ -57,6 +57,11 @@ def test_a_wrong_name_after_the_end_is_blame_of_its_own() -> None:
     assert found.is_top1 and not found.blamed and found.blamed_later == ("reward-0",)
 
 
+def test_a_late_name_of_the_fault_before_is_no_blame_and_no_answer() -> None:
+    late = score(replace(trial(said(1.0, "a>b"), right=(), is_control=True), earlier=("a>b",)))
+    assert not late.blamed and not late.is_top3
+
+
 def test_what_was_said_counts_from_the_onset_and_an_end_says_nothing() -> None:
     def record(at_s: float, step: IncidentStep) -> IncidentRecord:
         causes = (FoundCause(component="a>b", kind="slow_link"),)

@@ -56,6 +56,7 @@ _WELL_S = 60.0
 """Longest wait for a fleet to be well again; then it is replaced."""
 _CALM_S = 45.0
 _PUT_OFF_S = 120.0
+_LATE_S = 60.0
 _MAX_UNWELL = 5
 """Fleets that may fail to start, or to have a worker to strike."""
 _FRESH_S = 8.0
@@ -185,6 +186,7 @@ def try_all(
     open incidents is put off."""
     left, ends_s = list(order), time.monotonic() + limit_s
     struck: dict[str, float] = {}
+    ended: list[tuple[float, tuple[str, ...]]] = []
     num_unwell = 0
     on: TrialFleet | None = None
     try:
@@ -196,6 +198,9 @@ def try_all(
                     struck.clear()
                 chosen, target = _next(on, left, struck)
                 found, onset_s = carry_out(on, chosen, target)
+                late = {name for until_s, names in ended for name in names if onset_s < until_s + _LATE_S}
+                found = replace(found, earlier=tuple(sorted(late)))
+                ended.append((time.time(), found.right))
                 left.remove(chosen)
                 struck[target] = time.monotonic()
             except FleetUnwell:

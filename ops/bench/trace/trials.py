@@ -60,6 +60,8 @@ class TrialRecord:
     notes: tuple[str, ...] = ()
     later: tuple[SaidRecord, ...] = ()
     """After the end, until the fleet was well: its times are from the onset, too."""
+    earlier: tuple[str, ...] = ()
+    """Right components of faults of the last minute: a late name of one is no blame here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,8 @@ def score(trial: TrialRecord) -> TrialScore:
         is_top3=bool(right.intersection(order[:3])),
         is_kind=any(kind in trial.kinds for _, kind in hits),
         alarm_s=min((after_s for after_s, _ in hits), default=None),
-        blamed=_blamed(trial.said, right),
-        blamed_later=_blamed(trial.later, right),
+        blamed=_blamed(trial.said, right.union(trial.earlier)),
+        blamed_later=_blamed(trial.later, right.union(trial.earlier)),
     )
 
 
@@ -241,5 +243,5 @@ def read_trial(row: Mapping[str, Any]) -> TrialRecord:
         )
         for name in ("said", "later")
     )
-    lists = {name: tuple(row[name]) for name in ("right", "kinds", "notes")}
+    lists = {name: tuple(row[name]) for name in ("right", "kinds", "notes", "earlier")}
     return TrialRecord(**{**row, **lists, "said": said, "later": later})
