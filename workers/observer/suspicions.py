@@ -26,6 +26,7 @@ from pipeline.watch.findings import Finding
 from pipeline.watch.frame import Frame
 from pipeline.watch.heartbeats import FrameMaker
 from pipeline.watch.watcher import Watch
+from workers.observer.refusals import Refusals
 from workers.observer.replacements import Replacements
 
 AWAY_S: Final = 3.0
@@ -52,7 +53,9 @@ class FleetSuspicions:
             RowMaker(max_lag=max_lag, swaps_in_windows=swaps_in_windows),
             FlowWatch(least_slow=LEAST_SLOW_LIVE),
         )
-        self._replacements = Replacements()
+        self._replacements, self._refusals = Replacements(), Refusals()
+        self._links: dict[tuple[str, str], str] = {}
+        """By worker and kind, as ``_held``: the link that is blamed in the worker's place, or ""."""
         self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
         """By worker and kind: the newest finding, and until when it holds."""
         self._stalls: dict[str, Suspicion] = {}
@@ -80,6 +83,7 @@ class FleetSuspicions:
         self.tables = {}
         frame = self._frames.frame(now_s, beats, published)
         replaced = self._replacements.look(now_s, at_s, beats)
+        self._refusals.look(now_s, beats)
         flow_s = self._flow_time(now_s, beats)
         if flow_s is None:
             return frame, replaced
@@ -125,23 +129,25 @@ class FleetSuspicions:
     def _odd(self, now_s: float, at_s: float, frame: Frame) -> list[Suspicion]:
         for finding in self._watch.tick(frame):
             self._held[finding.worker, finding.kind] = (finding, now_s + HELD_S)
+            link = self._refusals.link_to(finding.worker) if finding.kind == "refused" else ""
+            self._links[finding.worker, finding.kind] = link
             self._flow.suspect(f"{finding.worker} {finding.kind}")
         for key, (finding, until_s) in list(self._held.items()):
             if self._watch.lasts(finding):
                 self._held[key] = (finding, now_s + _EVERY_S)
             elif now_s >= until_s:
-                del self._held[key]
+                del self._held[key], self._links[key]
                 self._watch.forget(finding.worker)
         return [
             Suspicion(
-                component=finding.worker,
+                component=self._links[key] or finding.worker,
                 kind=finding.kind,
                 since_s=at_s - (now_s - finding.since_s),
                 sentence=finding.sentence,
-                role=finding.role,
+                role="" if self._links[key] else finding.role,
                 score=finding.score,
             )
-            for finding, _ in self._held.values()
+            for key, (finding, _) in self._held.items()
         ]
 
     def _flow_time(self, now_s: float, beats: Sequence[Heartbeat]) -> float | None:
