@@ -333,9 +333,15 @@ def _disk(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: f
 
 
 def _clock(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
-    """Its clock differs from those of most of the fleet."""
+    """Its clock differs from those of most of the fleet.
+
+    An old heartbeat counts no more: after a stopped ledger it looks like a slow clock."""
     if (ahead_ms := column.get("clock_ahead_ms")) is None:
         return None
+    if (age_s := column.get("heartbeat_age_s")) is not None:
+        with np.errstate(invalid="ignore"):
+            is_old = age_s > _FRESH_STEPS * max(1.0, step_s)
+        ahead_ms = np.where(is_old, np.float32(np.nan), ahead_ms)
     usual = float(medians(ahead_ms)) if len(ahead_ms) > 2 else 0.0
     off_ms = np.abs(ahead_ms - np.float32(usual))
     limit = rules.tuning.clock_ms
@@ -387,5 +393,7 @@ def _numeric(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s
     return Sighting("numeric", name, bad, known, score.astype(np.float32), words)
 
 
+_FRESH_STEPS = 1.5
+"""Age of a heartbeat, in seconds or frames, up to which its clock is judged."""
 _FEWEST_NORMS = 10
 """Steps before a gradient norm is compared with the usual one."""

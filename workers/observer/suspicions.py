@@ -55,7 +55,7 @@ class FleetSuspicions:
         )
         self._replacements, self._refusals = Replacements(), Refusals()
         self._links: dict[tuple[str, str], str] = {}
-        """By worker and kind, as ``_held``: the link that is blamed in the worker's place, or ""."""
+        """By worker and kind: the link that is blamed in the worker's place, or ""."""
         self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
         """By worker and kind: the newest finding, and until when it holds."""
         self._stalls: dict[str, Suspicion] = {}

@@ -149,6 +149,24 @@ def test_a_clock_that_differs_from_the_fleet_is_named() -> None:
     assert "differs by 420 ms" in found.sentence
 
 
+def test_a_heartbeat_that_waited_for_a_stopped_ledger_is_no_slow_clock() -> None:
+    """Nothing is read for eight seconds; then one worker's next heartbeat takes three more."""
+    workers, watch, found = tuple(f"reward-{at}" for at in range(NUM)), Watch(), list[Finding]()
+    for time_s in [*range(60), *range(68, 80)]:
+        values = np.array([[20.0, 0.5]] * NUM, np.float32)
+        if 68 <= time_s < 72:
+            values[3] = [-1900.0, 0.5 + time_s - 68]
+        names = ("clock_ahead_ms", "heartbeat_age_s")
+        found += watch.tick(Frame(float(time_s), workers, ("reward",) * NUM, names, values))
+    assert found == []
+
+
+def test_a_clock_is_judged_by_fresh_heartbeats_between_old_ones() -> None:
+    ages: Cell = lambda worker, at: 0.5 + at % 2  # noqa: E731
+    found = only(watched({"clock_ahead_ms": one_of(-400.0, 20.0), "heartbeat_age_s": ages}))
+    assert found.kind == "clock" and found.alarm_s <= 75.0
+
+
 def test_a_reader_whose_own_clock_is_wrong_blames_no_worker() -> None:
     assert watched({"clock_ahead_ms": lambda worker, at: 5000.0 + worker}) == []
 
