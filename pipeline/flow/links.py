@@ -18,6 +18,8 @@ sent and not received was sent when S first exceeded the present R. Ages in rows
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, bisect_right
 from collections import deque
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -28,6 +30,9 @@ from pipeline.flow.limits import UsualLimit
 from pipeline.flow.rows import LinkRow
 
 _KEPT_ROWS = 400
+_SPARE_ROWS = 50
+"""So many more are kept before the oldest go together."""
+_COUNTERS = ("produced", "sent", "received", "done", "acknowledged")
 _ORDER_S = 10.0
 """Counters of two ends are read at two moments: they contradict when it lasts so long."""
 
@@ -60,6 +65,44 @@ class PairTrack:
     has_started: bool = False
 
 
+class CounterPast:
+    """The counters of a link's newest rows, packed: a large fleet has thousands of links. A row of
+    them takes 48 bytes."""
+
+    def __init__(self, row: LinkRow) -> None:
+        self._cells = array("d")
+        self._width = 1 + len(_COUNTERS)
+        self.append(row)
+
+    def append(self, row: LinkRow) -> None:
+        """Take a newer row."""
+        self._cells.extend((row.time_s, *(getattr(row, name) for name in _COUNTERS)))
+        if len(self._cells) > (_KEPT_ROWS + _SPARE_ROWS) * self._width:
+            del self._cells[: _SPARE_ROWS * self._width]
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        del self._cells[:]
+
+    def since(self, counter: str, level: float) -> float | None:
+        """Return the time of the oldest row from which on a counter exceeds a level; None if it
+        does not in the newest row."""
+        cells, width, at = self._cells, self._width, 1 + _COUNTERS.index(counter)
+        place = len(cells)
+        while place and cells[place - width + at] > level:
+            place -= width
+        return cells[place] if place < len(cells) else None
+
+    def rate(self, counter: str, from_s: float, until_s: float) -> float:
+        """Return a counter's growth a second between two times; 0 with less than two rows."""
+        times = self._cells[:: self._width]
+        first, last = bisect_left(times, from_s), bisect_right(times, until_s) - 1
+        if last <= first:
+            return 0.0
+        counts = self._cells[1 + _COUNTERS.index(counter) :: self._width]
+        return (counts[last] - counts[first]) / (times[last] - times[first])
+
+
 class LinkTrack:
     """One link's memory. All times but ``arrived_s`` are those of its rows."""
 
@@ -78,7 +121,7 @@ class LinkTrack:
         self.moved_s = row.time_s
         """When any counter last grew."""
         self.contradicts_since_s: float | None = None
-        self._rows: deque[LinkRow] = deque([row], maxlen=_KEPT_ROWS)
+        self._past = CounterPast(row)
         self._spacings: deque[float] = deque(maxlen=15)
         self._interval_s = 1.0
         self._slow_since_s: float | None = None
@@ -110,7 +153,7 @@ class LinkTrack:
         if abs(passed_s - self._interval_s) > 0.1 * self._interval_s:
             self._interval_s = sorted(self._spacings)[len(self._spacings) // 2]
         if is_restarted:
-            self._rows.clear()
+            self._past.clear()
             self.contradicts_since_s = None
             self.received_s = self.sent_s = self.done_s = self.produced_s = self.moved_s = row.time_s
         else:
@@ -126,7 +169,7 @@ class LinkTrack:
         if row.done > before.done:
             self.done_s = self.moved_s = row.time_s
         self.row = row
-        self._rows.append(row)
+        self._past.append(row)
         self.contradicts_since_s = (
             None if _excess(row) <= 0 else row.time_s if self.contradicts_since_s is None else self.contradicts_since_s
         )
@@ -146,12 +189,8 @@ class LinkTrack:
     def _since(self, counter: str, level: float) -> float:
         """Return when a counter first exceeded a level, as far back as rows are kept, or else the
         time of the newest row."""
-        since = self.row.time_s
-        for row in reversed(self._rows):
-            if not getattr(row, counter) > level:
-                break
-            since = row.time_s
-        return since
+        since_s = self._past.since(counter, level)
+        return self.row.time_s if since_s is None else since_s
 
     def unsent_s(self) -> float:
         """Return how long the oldest unsent message has been produced; 0 for none."""
@@ -175,10 +214,7 @@ class LinkTrack:
 
     def rate(self, counter: str, until_s: float, *, seconds: float = 60.0) -> float:
         """Return a counter's growth a second in the time before ``until_s``."""
-        rows = [row for row in self._rows if until_s - seconds <= row.time_s <= until_s]
-        if len(rows) < 2:
-            return 0.0
-        return (getattr(rows[-1], counter) - getattr(rows[0], counter)) / (rows[-1].time_s - rows[0].time_s)
+        return self._past.rate(counter, until_s - seconds, until_s)
 
     def state(self, *, has_room: bool, is_awaited: bool) -> LinkSign:
         """Return the reading of the rule table.

@@ -71,6 +71,14 @@ class SegmentWriter:
             self._num_rows -= self._moments.popleft().num_rows
             self.num_left_out += 1
 
+    @property
+    def num_held_bytes(self) -> int:
+        """Size of the numbers and words that wait for the disk."""
+        return sum(
+            moment.frame.values.nbytes + sum(table.nbytes for table in moment.tables.values())
+            for moment in self._moments
+        )
+
     def is_due(self) -> bool:
         """Return whether a file's time is full, or its rows."""
         if not self._moments:

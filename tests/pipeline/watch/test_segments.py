@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.flow.recorded import recorded
+from pipeline.flow.rows import LinkRow, StateRow
 from pipeline.watch import segments
 from pipeline.watch.frame import Frame
 from pipeline.watch.segments import SegmentWriter
@@ -118,6 +120,23 @@ def test_rows_of_a_structured_array_keep_whole_numbers_and_words(tmp_path: Path)
         (1.0, "reward-0", 2**64 - 1, 0.5), (1.0, "reward-1", 1, 0.0),
         (2.0, "reward-0", 2**64 - 2, 0.5), (1.0, "reward-1", 2, 0.0),
     ]  # fmt: skip
+
+
+def test_minutes_of_a_large_fleet_that_wait_for_a_disk_take_bounded_memory(tmp_path: Path) -> None:
+    names = tuple(f"generator-{number}" for number in range(200))
+    values = np.random.default_rng(0).normal(size=(200, 24)).astype(np.float32)
+    links = [LinkRow(0.0, name, f"reward-{number}", *range(6)) for name in names for number in range(8)]
+    tables = recorded(
+        [StateRow(0.0, name, "generator", "compute", *range(9)) for name in names], links, ahead_s=0.0, given_s=0.0
+    )
+    metrics = tuple(f"metric_{number}" for number in range(24))
+    writer, held = SegmentWriter(tmp_path / "absent", keep_bytes=1 << 30), dict[int, int]()
+    for second in range(400):
+        writer.add(float(second), Frame(float(second), names, names, metrics, values.copy()), tables)
+        if second in (300, 399):
+            held[second] = writer.num_held_bytes
+    assert writer.num_left_out > 0
+    assert held[399] == held[300] < 100_000_000
 
 
 def test_many_rows_make_a_file_before_its_time_and_unwritten_ones_are_bounded(

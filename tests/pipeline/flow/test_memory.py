@@ -1,0 +1,52 @@
+"""A link's past is small: a large fleet has thousands of links."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Iterator
+from math import nan
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.flow.links import CounterPast, LinkTrack, PairTrack
+from pipeline.flow.rows import LinkRow
+
+
+def rows(number: int) -> Iterator[LinkRow]:
+    for at in range(number):
+        yield LinkRow(at + 0.25, "generator-0", "reward-0", 3.0 * at, 3.0 * at, 3.0 * at, 3.0 * at, 0.0, nan)
+
+
+def test_the_past_of_a_link_takes_as_much_memory_after_an_hour_as_after_minutes() -> None:
+    track = LinkTrack(LinkRow(0.0, "generator-0", "reward-0", 0, 0, 0, 0), PairTrack(), 0.0)
+    # the usual delays belong to all links of two roles
+    tracemalloc.start()
+    for row in rows(3600):
+        track.read(row, row.time_s)
+        track.pair = PairTrack()
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 40_000
+    assert track.rate("sent", 3590.0) == 3.0
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(-1, 40), st.integers(0, 30), st.integers(0, 30)
+)
+def test_packed_counters_answer_as_the_rows_themselves_would(
+    steps: list[int], level: int, begin: int, length: int
+) -> None:
+    counts = [sum(steps[: at + 1]) for at in range(len(steps))]
+    kept = [LinkRow(float(at), "a", "b", count, count, count, count) for at, count in enumerate(counts)]
+    past = CounterPast(kept[0])
+    for row in kept[1:]:
+        past.append(row)
+    above = next((at for at, count in enumerate(counts) if count > level), None)
+    assert past.since("sent", level) == (None if above is None else float(above))
+    inside = [row for row in kept if begin <= row.time_s <= begin + length]
+    span_s = inside[-1].time_s - inside[0].time_s if inside else 0.0
+    expected = (inside[-1].sent - inside[0].sent) / span_s if span_s else 0.0
+    assert past.rate("sent", begin, begin + length) == expected
