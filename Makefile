@@ -217,8 +217,9 @@ check: static ## the above, nothing undone, fast tests: before every commit
 	$(BIN)/python -m ops.checks.undone
 	$(BIN)/python -m pytest -q -m "not integration"
 
+# a larger nursery: its collections are an eighth of pyright's time
 types: $(VENV)/.dev ## types of the packages and of the tests
-	$(BIN)/pyright
+	NODE_OPTIONS="--max-semi-space-size=64 $$NODE_OPTIONS" $(BIN)/pyright
 
 format: $(VENV)/.dev ## rewrite the code in the project's format
 	$(BIN)/ruff format .

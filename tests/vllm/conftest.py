@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 os.environ |= {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -17,7 +17,9 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-from tests.vllm.cores import CorePool
+if TYPE_CHECKING:
+    # eight processor seconds, in the process that deals out the tests, too
+    from tests.vllm.cores import CorePool
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,11 +33,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
+    import torch
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def all_cores(tmp_path_factory: pytest.TempPathFactory) -> CorePool:
+    from tests.vllm.cores import CorePool
+
     return CorePool(tmp_path_factory.mktemp("models"))
 
 
