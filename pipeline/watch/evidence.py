@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 
 from pipeline.watch.arrays import WorkerArrays
 from pipeline.watch.groups import SMALL, TINY, TO_DEVIATION, Floats, Groups
-from pipeline.watch.past import Floors
+from pipeline.watch.past import Deviations, Floors
 from pipeline.watch.thresholds import fleet_factor
 from pipeline.watch.tuning import Tuning
 
 _UP_S, _DOWN_S = 20.0, 300.0
 """Time constants of the role's spread, as it grows and as it shrinks."""
+_LARGE, _SLOW, _LARGE_S = 1.5, 2.0, 45.0
+"""Score from which a worker's oldest piece is old, and its work slow; seconds for which the first
+is remembered: pieces end one by one, and the next oldest is younger."""
 _NOISY_SHARE = 0.75
 """Quantile of the workers' own noise that holds for all of a role."""
 
@@ -44,7 +47,18 @@ class Evidence:
         which a worker must stay odd. ``delay_s``: of this view behind the samples."""
         self._tuning, self._limit, self._persistence_s, self._delay_s = tuning, limit, persistence_s, delay_s
         self.state = state = WorkerArrays()
-        for name in ("noise", "noisy_s", "pending", "pending_s", "evidence", "persisted_s", "peak_s", "peak", "z"):
+        for name in (
+            "noise",
+            "noisy_s",
+            "large_s",
+            "pending",
+            "pending_s",
+            "evidence",
+            "persisted_s",
+            "peak_s",
+            "peak",
+            "z",
+        ):
             state.add(name, 0.0)
         state.add("since_s", np.nan, np.float64)
         self._group_names: tuple[tuple[str, str], ...] = ()
@@ -72,34 +86,38 @@ class Evidence:
         self,
         time_s: float,
         step_s: float,
+        now: Deviations,
         left: Floats,
         believed: Floats,
-        floor: Floats,
         groups: Groups,
+        floors: Floors,
         is_warm: NDArray[np.bool_],
         is_named: NDArray[np.bool_],
     ) -> None:
-        """Take the present deviations, their believed sizes and floors, [metrics, workers]."""
+        """Take the present deviations, what is left of them in this view, and their believed sizes,
+        [metrics, workers]."""
         tuning, state = self._tuning, self.state
         self._step_s = step_s
         size = np.abs(left)
         is_known = np.isfinite(left)
         usable = np.where(is_warm, size, np.float32(np.nan))
-        now = TO_DEVIATION * groups.medians(usable)
+        spread = TO_DEVIATION * groups.medians(usable)
         # the spread of few workers is mostly that of the odd one
-        now[:, [len(members) < SMALL for members in groups.members]] = 0.0
+        spread[:, [len(members) < SMALL for members in groups.members]] = 0.0
         with np.errstate(invalid="ignore", divide="ignore"):
-            tau_s = np.where(now > self._spread, _UP_S, _DOWN_S)
+            tau_s = np.where(spread > self._spread, _UP_S, _DOWN_S)
             self._spread_s += step_s
             rate = np.minimum(1.0, step_s / np.minimum(self._spread_s, tau_s)).astype(np.float32)
-            moved = self._spread + rate * (now - self._spread)
-            self._spread = np.where(np.isnan(moved), np.where(np.isnan(now), self._spread, now), moved)
+            moved = self._spread + rate * (spread - self._spread)
+            self._spread = np.where(np.isnan(moved), np.where(np.isnan(spread), self._spread, spread), moved)
             noise = np.sqrt(state["noise"])
-            usual = np.fmax(np.fmax(self._spread, now), groups.quantiles(noise, _NOISY_SHARE))[:, groups.of]
-            scale = np.fmax(np.fmax(usual, noise), floor) + TINY
+            usual = np.fmax(self._spread, spread)[:, groups.of]
+            noisy = np.fmax(groups.quantiles(noise, _NOISY_SHARE)[:, groups.of], noise)
+            scale = np.fmax(np.fmax(usual, noisy * now.swell), now.floor) + TINY
             z = np.minimum(believed / scale, np.float32(tuning.most))
         is_warm = is_warm & ((state["noisy_s"] >= tuning.warm_up_s) | (groups.sizes() >= SMALL))
         z = np.where(is_known & is_warm, z, np.float32(0.0))
+        z = self._explained(z, step_s, floors)
         is_high = z > tuning.high
         counts, sizes = groups.shares(is_high)
         is_common = (counts > np.maximum(np.ceil(tuning.common_share * sizes), 1))[:, groups.of]
@@ -108,7 +126,20 @@ class Evidence:
         is_known &= ~is_common
         self._gather(time_s, z, is_known, is_high & ~is_common)
         self._keep_record(groups, is_named)
-        self._listen(size, scale, is_known & ~is_named)
+        self._listen(size / now.swell, scale, is_known & ~is_named)
+
+    def _explained(self, z: Floats, step_s: float, floors: Floors) -> Floats:
+        """Return the scores without those that larger pieces of work explain: a worker's oldest
+        piece is old, and its work takes as long as its size lets expect."""
+        if not (len(floors.sizes) and len(floors.normalised)):
+            return z
+        is_slow = (z[floors.normalised] > _SLOW).any(axis=0)
+        is_large = (z[floors.sizes] > _LARGE).any(axis=0) & ~is_slow
+        left_s = self.state["large_s"]
+        left_s[:] = np.where(is_large, np.float32(_LARGE_S), np.maximum(left_s - np.float32(step_s), 0.0))
+        weak = floors.of_size
+        z[weak] = np.where((left_s[weak] > 0) & ~is_slow, np.float32(0.0), z[weak])
+        return z
 
     def _gather(self, time_s: float, z: Floats, is_known: NDArray[np.bool_], is_high: NDArray[np.bool_]) -> None:
         """Add this moment's scores to the evidence."""
@@ -178,8 +209,9 @@ class Evidence:
         tuning, state = self._tuning, self.state
         needed_s, limit = self._needs(groups, floors)
         is_nearly = (state["persisted_s"] >= 0.6 * needed_s) & (state["evidence"] > 0.5 * limit) & ~is_named
-        counts, _ = groups.shares(is_nearly)
-        is_crowd = (counts > tuning.max_named)[:, groups.of]
+        counts, sizes = groups.shares(is_nearly)
+        allowed = np.minimum(tuning.max_named, np.maximum(np.ceil(tuning.common_share * sizes), 1))
+        is_crowd = (counts > allowed)[:, groups.of]
         is_complete = (state["persisted_s"] >= needed_s) & (state["evidence"] > limit) & (state["z"] > tuning.high)
         rows, columns = np.nonzero(is_complete & ~is_crowd & ~is_named)
         found = [

@@ -64,15 +64,15 @@ class Groups:
         reference = of_group[:, self.of]
         for members in self.members:
             if 1 < len(members) < SMALL:
-                own = values[:, members]
-                for at, member in enumerate(members):
-                    reference[:, member] = medians(np.delete(own, at, axis=1))
+                # of each member the places of the others, [members, members - 1]
+                rest = np.array([np.delete(members, at) for at in range(len(members))])
+                reference[:, members] = medians(values[:, rest])
         return reference
 
     def shares(self, flags: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return how many workers of each group have a flag, and its size, of flags [metrics,
         workers]: [metrics, groups], [groups]."""
-        counts = np.stack([np.count_nonzero(flags[:, one], axis=1) for one in self.members], axis=1)
+        counts = np.stack([flags[:, one].sum(axis=1) for one in self.members], axis=1)
         return counts, np.array([len(one) for one in self.members], dtype=np.intp)
 
 
@@ -82,8 +82,10 @@ SMALL = 5
 
 def medians(values: Floats) -> Floats:
     """Return medians along the last axis, of all values but NaN; NaN of none."""
-    ordered = np.sort(values, axis=-1)
-    last = values.shape[-1] - np.count_nonzero(np.isnan(ordered), axis=-1) - 1
-    low = np.take_along_axis(ordered, np.maximum(last // 2, 0)[..., None], axis=-1)[..., 0]
-    high = np.take_along_axis(ordered, np.maximum((last + 1) // 2, 0)[..., None], axis=-1)[..., 0]
-    return (low + high) * np.float32(0.5)
+    num = values.shape[-1]
+    ordered = np.sort(values, axis=-1).reshape(-1, num)
+    rows = np.arange(len(ordered))
+    last = num - 1 - np.isnan(ordered).sum(axis=-1)
+    low = ordered[rows, np.maximum(last // 2, 0)]
+    high = ordered[rows, np.maximum((last + 1) // 2, 0)]
+    return ((low + high) * np.float32(0.5)).reshape(values.shape[:-1])

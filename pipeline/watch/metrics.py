@@ -41,6 +41,10 @@ class Metric:
     """Whether it falls when a worker has nothing to do."""
     is_normalised: bool = False
     """Whether the size of the work is taken out of it."""
+    shows_size: bool = False
+    """Whether it rises when a worker has larger pieces of work. It explains, and is no evidence."""
+    is_shared: bool = False
+    """Whether it measures what all workers share: when it rises for all, others follow."""
 
 
 _ALL: Final = (
@@ -49,7 +53,7 @@ _ALL: Final = (
     Metric("turns", "turns", Direction.LOW, 0.10, is_counter=True, kind="slow", is_load=True),
     Metric("done", "pieces", Direction.LOW, 0.10, is_counter=True, kind="slow", is_load=True),
     Metric("in_flight", "pieces", Direction.HIGH, 0.10, 1.0, is_load=True),
-    Metric("oldest_age_s", "s", Direction.HIGH, 0.20, 1.0, is_compared=False, kind="slow"),
+    Metric("oldest_age_s", "s", Direction.HIGH, 0.20, 1.0, kind="slow", shows_size=True),
     Metric("input_depth", "pieces", Direction.HIGH, 0.20, 2.0, is_load=True),
     Metric("output_depth", "pieces", Direction.HIGH, 0.20, 2.0, is_load=True),
     Metric("loop_lag_ms", "ms", Direction.HIGH, 0.20, 5.0, kind="slow"),
@@ -69,7 +73,7 @@ _ALL: Final = (
     Metric("refused", "messages", Direction.HIGH, 0.10, 0.05, is_counter=True, kind="refused"),
     Metric("version_lag", "versions", Direction.HIGH, 0.10, 0.5, kind="stale"),
     Metric("clock_ahead_ms", "ms", is_compared=False, kind="clock"),
-    Metric("ledger_rtt_ms", "ms", Direction.HIGH, 0.20, 1.0),
+    Metric("ledger_rtt_ms", "ms", Direction.HIGH, 0.20, 1.0, is_shared=True),
     Metric("reward_mean", "reward", Direction.BOTH, 0.05, 0.02, kind="reward"),
     Metric("loss", "loss", Direction.BOTH, is_compared=False, kind="numeric"),
     Metric("grad_norm", "norm", Direction.HIGH, is_compared=False, kind="numeric"),

@@ -34,14 +34,26 @@ class Floors:
         """How much more evidence, and for how much longer, a metric needs."""
         self.small_patience = np.array([_small_patience(one, metrics) for one in metrics], np.float32)[:, None]
         """The same in a role with few workers."""
+        self.past = np.array([_WEAK_PAST if _is_weak(one, metrics) else 1.0 for one in metrics], np.float32)[:, None]
+        """How much more of its own past a worker needs: weak evidence lasts longer."""
         self.bad = np.array([one.bad for one in metrics], np.float32)[:, None]
+        self.of_size = np.flatnonzero([_is_weak(one, metrics) or one.is_use for one in metrics])
+        """Metrics that larger pieces of work explain."""
+        self.sizes = np.flatnonzero([one.shows_size for one in metrics])
+        self.normalised = np.flatnonzero([one.is_normalised for one in metrics])
+        self.shared = np.flatnonzero([one.is_shared for one in metrics])
+
+
+def _is_weak(one: Metric, metrics: list[Metric]) -> bool:
+    """Work of other sizes moves a worker's load. Beside a metric that knows sizes, load is weak
+    evidence, and so is a metric without a meaning."""
+    return (one.is_load or not one.unit) and any(each.is_normalised for each in metrics)
 
 
 def _patience(one: Metric, metrics: list[Metric]) -> float:
-    """Work of other sizes moves a worker's load. Beside a metric that knows sizes, load is weak
-    evidence, and so is a metric without a meaning."""
-    knows_sizes = any(each.is_normalised for each in metrics)
-    return _PATIENCE if knows_sizes and (one.is_load or not one.unit) else 1.0
+    if one.shows_size:
+        return _ENDLESS
+    return _PATIENCE if _is_weak(one, metrics) else 1.0
 
 
 def _small_patience(one: Metric, metrics: list[Metric]) -> float:
@@ -53,6 +65,9 @@ def _small_patience(one: Metric, metrics: list[Metric]) -> float:
 
 
 _PATIENCE = 3.0
+_WEAK_PAST = 6.0
+_MOST_SWELL = 100.0
+_SHARED_MOVE = 2.0
 _ENDLESS = 1e6
 _SMALL_PATIENCE = 1.5
 
@@ -69,6 +84,8 @@ class Deviations:
     """Distance to the worker's own usual level."""
     floor: Floats
     """Smallest scale that is believed."""
+    swell: Floats
+    """Level of what a worker is compared with, over its usual one; at least 1. Noise grows with it."""
 
 
 def believed(left: Floats, apart: Floats, moved: Floats, bad: Floats) -> Floats:
@@ -102,16 +119,18 @@ class Past:
             is_share = reference * usual > 0
             left = np.where(is_share & (np.abs(shared) < np.abs(added)), shared, added)
             left = np.where(is_share & (shared * added < 0), np.float32(0.0), left)
-            self._follow_fleet(left, values, groups)
+            swell = np.where(sizes == 1, np.float32(1.0), np.abs(reference) / (np.abs(usual) + TINY))
+            self._follow_fleet(left, swell, values, groups)
+            swell = np.clip(np.where(np.isfinite(swell), swell, 1.0), 1.0, _MOST_SWELL).astype(np.float32)
             floor = floors.share * np.abs(np.where(sizes == 1, level, reference)) + floors.in_units
             near = np.fmax(groups.medians(np.abs(left))[:, groups.of], floor)
             wide = np.fmax(groups.medians(np.abs(difference))[:, groups.of], floor)
             # in a wide role a distance to the peers counts less
             apart = difference * np.minimum(near / (wide + TINY), np.float32(1.0))
             apart = np.where(sizes < SMALL, left, apart)
-            return Deviations(left, apart, values - level, floor)
+            return Deviations(left, apart, values - level, floor, swell)
 
-    def _follow_fleet(self, left: Floats, values: Floats, groups: Groups) -> None:
+    def _follow_fleet(self, left: Floats, swell: Floats, values: Floats, groups: Groups) -> None:
         """Take from a worker that is alone in its role the share by which the fleet has moved."""
         level = self.state["level"]
         for members in groups.members:
@@ -120,6 +139,7 @@ class Past:
             moved = (values / level - 1.0).astype(np.float32)
             fleet = medians(np.delete(moved, members, axis=1))
             at = members[0]
+            swell[:, at] = np.abs(1.0 + fleet)
             other = values[:, at] - level[:, at] * (1.0 + fleet)
             is_explained = np.isfinite(other) & ((other * left[:, at] < 0) | (np.abs(other) < np.abs(left[:, at])))
             left[:, at] = np.where(is_explained, np.where(other * left[:, at] < 0, 0.0, other), left[:, at])
@@ -138,9 +158,17 @@ class Past:
             with np.errstate(invalid="ignore"):
                 state[name] = np.where(rate > 0, old + rate * (now - old), state[name])
 
-    def is_warm(self) -> NDArray[np.bool_]:
+    def is_warm(self, floors: Floors) -> NDArray[np.bool_]:
         """Return where a worker has enough of a past, [metrics, workers]."""
-        return self.state["age_s"] >= self._tuning.warm_up_s
+        return self.state["age_s"] >= np.float32(self._tuning.warm_up_s) * floors.past
+
+    def is_shared_move(self, values: Floats, groups: Groups, floors: Floors) -> bool:
+        """Return whether what all workers share has at least doubled, for most of them."""
+        if not len(floors.shared) or len(groups.of) <= _FEWEST_OTHERS:
+            return False
+        with np.errstate(invalid="ignore", divide="ignore"):
+            moved = medians((values[floors.shared] / self.state["level"][floors.shared]).astype(np.float32))
+        return bool((moved > _SHARED_MOVE).any())
 
 
 def _reference(values: Floats, groups: Groups) -> Floats:

@@ -6,9 +6,6 @@ of a role at once is common, and no worker is blamed for it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,31 +15,9 @@ from pipeline.watch.findings import Finding
 from pipeline.watch.frame import Frame
 from pipeline.watch.gaps import Gaps
 from pipeline.watch.groups import Floats, Groups, medians
+from pipeline.watch.growth import MemoryGrowth
+from pipeline.watch.sightings import Columns, Sighting, of_peers
 from pipeline.watch.tuning import Tuning
-
-Flags = NDArray[np.bool_]
-Sentence = Callable[[int], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """The result of one rule at one moment."""
-
-    kind: str
-    metric: str
-    is_bad: Flags
-    """[workers]"""
-    is_known: Flags
-    """[workers]; others keep their state."""
-    score: NDArray[np.floating[Any]]
-    """[workers]: what was seen, over the limit."""
-    sentence: Sentence
-    hold_s: float = 0.0
-    """Time for which it must be bad, and in three frames at least if above 0."""
-    is_near: Flags | None = None
-    """[workers]: near the limit, too. Workers cross a limit one by one when all stand still."""
-    lasted_s: Floats | None = None
-    """[workers]: since when it is bad, seconds ago, where the metric knows."""
 
 
 class Rules:
@@ -64,6 +39,7 @@ class Rules:
             own.add(name, 0.0)
         own.add("moved_at_s", np.nan, np.float64)
         own.add("free_at_s", np.nan, np.float64)
+        self._growth = MemoryGrowth(tuning)
         self._workers: tuple[str, ...] = ()
         self._usual: dict[str, float] = {}
         self._time_s = math.nan
@@ -79,8 +55,12 @@ class Rules:
         self._time_s = frame.time_s
         step_s = min(step_s, self._tuning.max_step_s) if step_s > 0 else 0.0
         found = list[Finding]()
-        for rule in (_silent, _hung, _errors, _refused, _stale, _disk, _clock, _numeric):
-            sighting = rule(self, column, frame, groups, step_s)
+        sightings = [
+            rule(self, column, frame, groups, step_s)
+            for rule in (_silent, _hung, _errors, _refused, _stale, _disk, _clock, _numeric)
+        ]
+        sightings.append(self._growth.look(column, frame, groups))
+        for sighting in sightings:
             if sighting is not None:
                 found += self._hold(sighting, frame, groups, step_s)
         return found
@@ -154,19 +134,12 @@ class Rules:
         return self._tuning
 
 
-_KINDS = ("silent", "hung", "errors", "refused", "stale", "disk", "clock", "numeric")
+_KINDS = ("silent", "hung", "errors", "refused", "stale", "disk", "clock", "numeric", "leak")
 _GOOD_FRAMES = 5
 """Good frames in a row after which the same can be found again."""
 _MOST_SCORE = 1000.0
 _LONGER = 1.5
 """By which a hang exceeds the longest standstill that its role has had."""
-Columns = Mapping[str, Floats]
-
-
-def _of_peers(values: Floats, groups: Groups) -> Floats:
-    """Return the median of each worker's role, [workers]; in a small role of the others; or 0."""
-    found = groups.others(values[None, :], groups.medians(values[None, :]))[0]
-    return np.where(groups.sizes() == 1, 0.0, found).astype(np.float32)
 
 
 def _silent(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
@@ -245,7 +218,7 @@ def _errors(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s:
     known = np.isfinite(count)
     with np.errstate(invalid="ignore"):
         rate += np.where(known, (count / np.float32(step_s) - rate) * np.float32(min(1.0, step_s / 60.0)), 0.0)
-    usual = _of_peers(rate, groups)
+    usual = of_peers(rate, groups)
     low = np.fmax(usual, np.float32(tuning.error_rate))
     high = np.maximum(np.float32(0.4), 4.0 * low)
     num = np.where(known, count, np.float32(0.0))
@@ -273,7 +246,7 @@ def _refused(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s
     recent = rules.own("refusals")
     recent *= np.float32(math.exp(-step_s / 10.0))
     recent += np.where(known, count, np.float32(0.0))
-    usual = _of_peers(recent, groups)
+    usual = of_peers(recent, groups)
     limit = np.maximum(np.float32(2.5), 5.0 * usual)
     words = lambda at: (  # noqa: E731
         f"about {recent[at]:.0f} messages refused in 10 s, by checksum or schema; the limit is {limit[at]:.0f}"
@@ -285,7 +258,7 @@ def _stale(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: 
     """The served policy version is too far behind, for the limit and for its role."""
     if (lag := column.get("version_lag")) is None:
         return None
-    usual = _of_peers(lag, groups)
+    usual = of_peers(lag, groups)
     limit = np.fmax(np.float32(rules.tuning.max_version_lag), usual + np.float32(2.0))
     words = lambda at: f"serves a policy {lag[at]:.0f} versions old; the limit is {limit[at]:.0f}"  # noqa: E731
     with np.errstate(invalid="ignore"):

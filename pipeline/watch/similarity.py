@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.watch.arrays import WorkerArrays
 from pipeline.watch.evidence import Evidence, Suspect
-from pipeline.watch.groups import Floats, Groups, medians
+from pipeline.watch.groups import SMALL, Floats, Groups, medians
 from pipeline.watch.metrics import metric
 from pipeline.watch.past import Floors, Past, believed
 from pipeline.watch.readings import Readings
@@ -79,7 +79,8 @@ class Similarity:
             mean = state["mean"] = np.where(np.isfinite(mean), mean + weight * (value - mean), value)
         now = self.past.deviations(mean, groups, self._floors)
         size = believed(now.left, now.apart, now.moved, self._floors.bad)
-        self.fast.judge(time_s, step_s, now.left, size, now.floor, groups, self.past.is_warm(), is_named)
+        is_warm = self._is_judged(mean, groups)
+        self.fast.judge(time_s, step_s, now, now.left, size, groups, self._floors, is_warm, is_named)
         found = self.fast.suspects(groups, is_named, self._floors)
         is_known = np.isfinite(value)
         state["sum"] += np.where(is_known, value, np.float32(0.0))
@@ -87,6 +88,13 @@ class Similarity:
         if time_s - self._begun_s >= tuning.block_s - 1e-6:
             found += self._end_block(time_s, groups, is_named)
         return found
+
+    def _is_judged(self, values: Floats, groups: Groups) -> NDArray[np.bool_]:
+        """Return where a worker has enough of a past, and peers enough while all are slower."""
+        is_warm = self.past.is_warm(self._floors)
+        if self.past.is_shared_move(values, groups, self._floors):
+            is_warm = is_warm & (groups.sizes() >= SMALL)
+        return is_warm
 
     def strengths(self, groups: Groups) -> Floats:
         """Return each worker's evidence over its need, the larger of both views, [workers]."""
@@ -116,5 +124,6 @@ class Similarity:
         left = medians(blocks)
         left[np.count_nonzero(np.isfinite(blocks), axis=-1) < 0.7 * num] = np.nan
         size = believed(left, state["apart"], state["moved"], self._floors.bad)
-        self.slow.judge(time_s, block_s, left, size, now.floor, groups, self.past.is_warm(), is_named)
+        is_warm = self._is_judged(block, groups)
+        self.slow.judge(time_s, block_s, now, left, size, groups, self._floors, is_warm, is_named)
         return self.slow.suspects(groups, is_named, self._floors)

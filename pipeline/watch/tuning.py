@@ -29,6 +29,10 @@ class Tuning:
     """Difference of clocks that is a skew."""
     norm_factor: float = 5.0
     """Times its usual gradient norm that a step may have."""
+    leak_bytes: float = 2.5e8
+    """Steady growth of memory in ``leak_s``, above the peers', that is a leak."""
+    leak_s: float = 60.0
+    """Time over which growth is measured."""
     common_share: float = 0.3
     """Share of a role above which an oddity is common, and no worker is blamed."""
 
