@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,12 +13,19 @@ from pipeline.watch.findings import Finding
 from protocol.errors import DataError
 from protocol.printable import printable_line
 
+if TYPE_CHECKING:
+    from pipeline.watch.calibration import Strengths
+    from pipeline.watch.tables import TableForm
+    from pipeline.watch.thresholds import Thresholds
+
 _EPILOG = """\b
 Examples:
   headrace watch                       # the newest run under ./runs, live or ended
   headrace watch runs/demo --json
   headrace watch --from metrics.csv
   headrace watch --from finished.parquet
+  headrace watch calibrate runs/healthy-1 runs/healthy-2 --to thresholds.json
+  headrace watch --from metrics.csv --thresholds thresholds.json
 
 A run is watched in its observer's records, which go to the last two minutes. Open incidents that
 the observer found later are added.
@@ -34,15 +42,39 @@ Workers are compared inside a role, and each with its own past. Names of metrics
 a run's history have rules of their own. Rows may be in any order."""
 
 
-@click.command(epilog=_EPILOG)
+class _RunOrCommand(click.Group):
+    """A group whose first word is one of its commands, or a run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words after the group's name."""
+        if not args or args[0] not in self.commands:
+            ctx.allow_interspersed_args = True
+            return super().parse_args(ctx, args)
+        params = self.params
+        self.params = [param for param in params if not isinstance(param, click.Argument)]
+        try:
+            rest = super().parse_args(ctx, args)
+        finally:
+            self.params = params
+        ctx.params["run"] = None
+        return rest
+
+
+@click.group(epilog=_EPILOG, cls=_RunOrCommand, invoke_without_command=True)
 @run_argument
 @click.option("--from", "tables", type=PATH, multiple=True, metavar="FILE", help="Table, or a folder; repeatable.")
+@click.option("--thresholds", type=PATH, metavar="FILE", help="Thresholds of healthy fleets; else the built-in ones.")
 @json_option
-def watch(run: Path | None, tables: tuple[Path, ...], as_json: bool) -> None:
+def watch(run: Path | None, tables: tuple[Path, ...], thresholds: Path | None, as_json: bool) -> None:
     """Name the odd workers of a run, or of a fleet by tables of its metrics or finished work."""
+    if click.get_current_context().invoked_subcommand is not None:
+        return
+    from pipeline.watch.thresholds import read_thresholds
+
     if tables and run is not None:
         raise click.UsageError("--from reads tables alone: leave the run out")
-    findings, notes, num_workers = _in_tables(tables) if tables else _in_run(run)
+    limits = read_thresholds(thresholds) if thresholds else None
+    findings, notes, num_workers = _in_tables(tables, limits) if tables else _in_run(run, limits)
     findings.sort(key=lambda one: (one.alarm_s, one.worker))
     for note in notes:
         click.echo(printable_line(note), err=True)
@@ -58,23 +90,64 @@ def watch(run: Path | None, tables: tuple[Path, ...], as_json: bool) -> None:
         click.echo(f"no worker of {num_workers} is odd")
 
 
-def _in_run(run: Path | None) -> tuple[list[Finding], list[str], int]:
+@watch.command()
+@click.argument("runs", type=PATH, nargs=-1, required=True, metavar="RUN...")
+@click.option("--to", "target", type=PATH, required=True, metavar="FILE", help="File of thresholds to write.")
+def calibrate(runs: tuple[Path, ...], target: Path) -> None:
+    """Fit the thresholds to healthy runs, tables, or folders with tables.
+
+    Nothing may be wrong in any of them. Each is one fleet, in windows of 15 minutes. A size needs
+    500 workers and windows in all: 63 windows of 8 workers, or 10 of 50.
+
+    headrace watch --thresholds uses the file, and so does the setting observer.thresholds."""
+    from pipeline.watch.calibration import calibrated, strengths_of_tables
+
+    fleets: list[Strengths] = []
+    for run in runs:
+        observed = run / "observed"
+        files, notes = _by_form((observed if observed.is_dir() else run,))
+        for note in notes:
+            click.echo(printable_line(note), err=True)
+        fleets += [strengths_of_tables(paths, form) for form, paths in files.items()]
+    found = calibrated(fleets)
+    found.write(target)
+    for size, tail in sorted(found.tails.items()):
+        click.echo(
+            f"about {size} workers: limits times {found.factor(size):.2f}, of {tail.num_strengths} workers and windows"
+        )
+
+
+def _in_run(run: Path | None, limits: Thresholds | None) -> tuple[list[Finding], list[str], int]:
     from pipeline.operator.attached import find_run
     from pipeline.process.progress_bar import progress
     from pipeline.watch.offline import watch_run
 
     run_dir = find_run(run)
     with progress(f"watching {run_dir.name}", total=1.0, unit="files") as bar:
-        seen = watch_run(run_dir, bar.reach)
+        seen = watch_run(run_dir, bar.reach, limits)
     return seen.findings, seen.notes, seen.num_workers
 
 
-def _in_tables(tables: Sequence[Path]) -> tuple[list[Finding], list[str], int]:
-    from pipeline.files.columns import table_files
+def _in_tables(tables: Sequence[Path], limits: Thresholds | None) -> tuple[list[Finding], list[str], int]:
     from pipeline.watch.offline import watch_table
-    from pipeline.watch.tables import METRIC_COLUMNS, WORK_COLUMNS, TableForm, table_kind
 
-    files, notes, others = dict[TableForm, list[Path]](), list[str](), list[Path]()
+    files, notes = _by_form(tables)
+    findings, num_workers = list[Finding](), 0
+    for form, paths in files.items():
+        seen = watch_table(paths, form, thresholds=limits)
+        findings += seen.findings
+        notes += seen.notes
+        num_workers += seen.num_workers
+    return findings, notes, num_workers
+
+
+def _by_form(tables: Sequence[Path]) -> tuple[dict[TableForm, list[Path]], list[str]]:
+    """Return the files by form of table, and sentences on what is left out. Raises DataError."""
+    from pipeline.files.columns import table_files
+    from pipeline.watch.tables import METRIC_COLUMNS, WORK_COLUMNS, table_kind
+
+    files: dict[TableForm, list[Path]] = {}
+    notes, others = list[str](), list[Path]()
     for path in tables:
         for file in table_files(path):
             try:
@@ -97,10 +170,4 @@ def _in_tables(tables: Sequence[Path]) -> tuple[list[Finding], list[str], int]:
             f"{', '.join(map(str, tables[:4]))}: no table to watch; expected the columns "
             f"{', '.join(METRIC_COLUMNS)}, or {', '.join(WORK_COLUMNS)}" + "".join(f"; {note}" for note in notes[:2])
         )
-    findings, num_workers = list[Finding](), 0
-    for kind, paths in files.items():
-        seen = watch_table(paths, kind)
-        findings += seen.findings
-        notes += seen.notes
-        num_workers += seen.num_workers
-    return findings, notes, num_workers
+    return files, notes

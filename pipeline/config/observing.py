@@ -10,6 +10,9 @@ class ObserverSection(Section):
     it."""
 
     enabled: bool = setting(True, "Start an observer with the fleet.")
+    thresholds: str = setting(
+        "", "File of thresholds from `headrace watch calibrate`. Empty: those that the package brings."
+    )
     keep_mb: Positive = setting(
         256, "Size of the metrics that are kept in the run's folder `observed`. The oldest are deleted."
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipeline.watch.arrays import WorkerArrays
 from pipeline.watch.groups import SMALL, TINY, TO_DEVIATION, Floats, Groups
 from pipeline.watch.past import Deviations, Floors
-from pipeline.watch.thresholds import fleet_factor
+from pipeline.watch.thresholds import TIME_POWER, Thresholds
 from pipeline.watch.tuning import Tuning
 
 _UP_S, _DOWN_S = 20.0, 300.0
@@ -22,6 +22,8 @@ _UP_S, _DOWN_S = 20.0, 300.0
 _LARGE, _SLOW, _LARGE_S = 1.5, 2.0, 45.0
 """Score from which a worker's oldest piece is old, and its work slow; seconds for which the first
 is remembered: pieces end one by one, and the next oldest is younger."""
+_SUSPICIOUS = 2.0
+"""Score above which a deviation is not yet counted as usual."""
 _NOISY_SHARE = 0.75
 """Quantile of the workers' own noise that holds for all of a role."""
 
@@ -42,10 +44,13 @@ class Suspect:
 class Evidence:
     """Evidence of every metric and worker on one time scale."""
 
-    def __init__(self, tuning: Tuning, limit: float, persistence_s: float, delay_s: float) -> None:
+    def __init__(
+        self, tuning: Tuning, thresholds: Thresholds, limit: float, persistence_s: float, delay_s: float
+    ) -> None:
         """``limit``: of evidence, in robust deviations times seconds. ``persistence_s``: time for
         which a worker must stay odd. ``delay_s``: of this view behind the samples."""
         self._tuning, self._limit, self._persistence_s, self._delay_s = tuning, limit, persistence_s, delay_s
+        self._thresholds = thresholds
         self.state = state = WorkerArrays()
         for name in (
             "noise",
@@ -118,13 +123,14 @@ class Evidence:
         is_warm = is_warm & ((state["noisy_s"] >= tuning.warm_up_s) | (groups.sizes() >= SMALL))
         z = np.where(is_known & is_warm, z, np.float32(0.0))
         z = self._explained(z, step_s, floors)
-        is_high = z > tuning.high
+        high = floors.high_of(groups)
+        is_high = z > high
         counts, sizes = groups.shares(is_high)
         is_common = (counts > np.maximum(np.ceil(tuning.common_share * sizes), 1))[:, groups.of]
         # while the whole role moves, evidence neither grows nor falls
         z = state["z"] = np.where(is_common, np.float32(0.0), z)
         is_known &= ~is_common
-        self._gather(time_s, z, is_known, is_high & ~is_common)
+        self._gather(time_s, z, high, is_known, is_high & ~is_common)
         self._keep_record(groups, is_named)
         self._listen(size / now.swell, scale, is_known & ~is_named)
 
@@ -141,10 +147,12 @@ class Evidence:
         z[weak] = np.where((left_s[weak] > 0) & ~is_slow, np.float32(0.0), z[weak])
         return z
 
-    def _gather(self, time_s: float, z: Floats, is_known: NDArray[np.bool_], is_high: NDArray[np.bool_]) -> None:
+    def _gather(
+        self, time_s: float, z: Floats, high: Floats, is_known: NDArray[np.bool_], is_high: NDArray[np.bool_]
+    ) -> None:
         """Add this moment's scores to the evidence."""
         state, step_s = self.state, self._step_s
-        grown = state["evidence"] + (z - np.float32(self._tuning.high)) * np.float32(step_s)
+        grown = state["evidence"] + (z - high) * np.float32(step_s)
         grown = np.clip(grown, 0.0, np.float32(20.0 * self._limit))
         state["evidence"] = np.where(is_known, grown, state["evidence"])
         lasted = state["persisted_s"] + np.where(is_high, np.float32(step_s), np.float32(-3.0 * step_s))
@@ -176,7 +184,7 @@ class Evidence:
         state["pending"] += np.where(is_used, square, np.float32(0.0)) * step_s
         state["pending_s"] += np.where(is_used, step_s, np.float32(0.0))
         pending_s = state["pending_s"]
-        is_ready = (state["persisted_s"] <= 0) & (pending_s > 0)
+        is_ready = ~self.is_suspicious() & (pending_s > 0)
         state["noisy_s"] += np.where(is_ready, pending_s, np.float32(0.0))
         share = np.minimum(pending_s / np.clip(state["noisy_s"], 60.0, self._tuning.memory_s), np.float32(1.0))
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -185,13 +193,21 @@ class Evidence:
         for name in ("pending", "pending_s"):
             state[name] = np.where(is_ready, np.float32(0.0), state[name])
 
+    def is_suspicious(self) -> NDArray[np.bool_]:
+        """Return where a worker may be odd, [metrics, workers]: it teaches nothing until it is well."""
+        state = self.state
+        is_learned = state["noisy_s"] >= 0.5 * self._tuning.memory_s
+        return (state["persisted_s"] > 0) | (is_learned & (state["z"] > _SUSPICIOUS))
+
     def _needs(self, groups: Groups, floors: Floors) -> tuple[Floats, Floats]:
         """Return how long each oddity must last, seconds, and its evidence, [metrics, workers]."""
         tuning = self._tuning
         small = np.array([len(members) < SMALL for members in groups.members])
-        more = np.where(small, floors.small_patience, floors.patience) * np.float32(fleet_factor(len(groups.of)))
-        needed_s = np.maximum(self._persistence_s * more + self._step_s, tuning.record_margin * self._record_s)
-        limit = np.maximum(self._limit * more, tuning.record_margin * self._record)
+        more = np.where(small, floors.small_patience, floors.patience)
+        factor = self._thresholds.factor(len(groups.of))
+        longer_s = np.float32(self._persistence_s * factor**TIME_POWER) * more + self._step_s
+        needed_s = np.maximum(longer_s, tuning.record_margin * self._record_s)
+        limit = np.maximum(np.float32(self._limit * factor) * more, tuning.record_margin * self._record)
         return needed_s[:, groups.of], limit[:, groups.of]
 
     def strengths(self, groups: Groups, floors: Floors) -> Floats:
@@ -199,7 +215,8 @@ class Evidence:
 
         Above 1 is an alarm."""
         needed_s, limit = self._needs(groups, floors)
-        return np.minimum(self.state["persisted_s"] / needed_s, self.state["evidence"] / limit).max(axis=0)
+        lasted = (self.state["persisted_s"] / needed_s) ** np.float32(1.0 / TIME_POWER)
+        return np.minimum(lasted, self.state["evidence"] / limit).max(axis=0)
 
     def suspects(self, groups: Groups, is_named: NDArray[np.bool_], floors: Floors) -> list[Suspect]:
         """Return the workers whose evidence is complete and persists, most evidence first.
@@ -212,7 +229,9 @@ class Evidence:
         counts, sizes = groups.shares(is_nearly)
         allowed = np.minimum(tuning.max_named, np.maximum(np.ceil(tuning.common_share * sizes), 1))
         is_crowd = (counts > allowed)[:, groups.of]
-        is_complete = (state["persisted_s"] >= needed_s) & (state["evidence"] > limit) & (state["z"] > tuning.high)
+        is_complete = (
+            (state["persisted_s"] >= needed_s) & (state["evidence"] > limit) & (state["z"] > floors.high_of(groups))
+        )
         rows, columns = np.nonzero(is_complete & ~is_crowd & ~is_named)
         found = [
             Suspect(

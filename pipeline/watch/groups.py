@@ -28,6 +28,8 @@ class Groups:
     """[workers]: index of the group."""
     members: tuple[NDArray[np.intp], ...]
     """Of each group, the indices of its workers."""
+    rest: tuple[NDArray[np.intp] | None, ...]
+    """Of each group with fewer than ``SMALL`` and more than one, each member's others."""
 
     @classmethod
     def by(cls, roles: Sequence[str], phases: Sequence[str] | None = None) -> Groups:
@@ -36,7 +38,8 @@ class Groups:
         names = tuple(sorted(set(keys)))
         number = {name: at for at, name in enumerate(names)}
         of = np.array([number[key] for key in keys], dtype=np.intp)
-        return cls(names, of, tuple(np.flatnonzero(of == at) for at in range(len(names))))
+        members = tuple(np.flatnonzero(of == at) for at in range(len(names)))
+        return cls(names, of, members, tuple(_others_of(one) for one in members))
 
     def sizes(self) -> NDArray[np.intp]:
         """Return the number of workers of each worker's group, [workers]."""
@@ -62,10 +65,8 @@ class Groups:
         """Return each worker's reference, [metrics, workers]: the group's median; in groups below
         ``SMALL`` workers the median of the others."""
         reference = of_group[:, self.of]
-        for members in self.members:
-            if 1 < len(members) < SMALL:
-                # of each member the places of the others, [members, members - 1]
-                rest = np.array([np.delete(members, at) for at in range(len(members))])
+        for members, rest in zip(self.members, self.rest, strict=True):
+            if rest is not None:
                 reference[:, members] = medians(values[:, rest])
         return reference
 
@@ -74,6 +75,13 @@ class Groups:
         workers]: [metrics, groups], [groups]."""
         counts = np.stack([flags[:, one].sum(axis=1) for one in self.members], axis=1)
         return counts, np.array([len(one) for one in self.members], dtype=np.intp)
+
+
+def _others_of(members: NDArray[np.intp]) -> NDArray[np.intp] | None:
+    """Return of each member of a small group the others, [members, members - 1]."""
+    if not 1 < len(members) < SMALL:
+        return None
+    return np.array([np.delete(members, at) for at in range(len(members))])
 
 
 SMALL = 5

@@ -17,8 +17,14 @@ from pipeline.watch.tuning import Tuning
 
 _NUM = 12
 """Blocks over which growth is measured; 6 where samples are rare."""
-_USUAL_TIMES = 5.0
+_USUAL_TIMES = 6.5
 """A leak grows so many times as much as a worker's growth varies."""
+_LEAST_SHARE = 0.015
+"""Of a worker's memory, which it grows at least."""
+_NUM_BAD = 3
+"""Blocks in a row in which a leak is seen."""
+_EARLY_S = 180.0
+"""Time in which all growth is taken for usual."""
 _LEAST_PART = 1.0 / 6.0
 """Of the growth in each third of the time: memory that jumps once does not leak."""
 
@@ -75,13 +81,16 @@ class MemoryGrowth:
             known_s, square = state["known_s"][0], state["square"][0]
             usual = np.sqrt(square)
             roles = groups.quantiles(usual.astype(np.float32)[None, :], 0.5)[0][groups.of]
-            limit = np.maximum(tuning.leak_bytes, _USUAL_TIMES * np.maximum(usual, roles))
+            least = np.maximum(tuning.leak_bytes, _LEAST_SHARE * then)
+            limit = np.maximum(least, _USUAL_TIMES * np.maximum(usual, roles))
             is_large = is_known & is_steady & (excess > limit) & (known_s >= num * block_s)
         num_bad = state["num_bad"][0]
         num_bad[:] = np.where(is_known, np.where(is_large, num_bad + 1.0, 0.0), num_bad)
         share = np.where(is_known & ~is_large, block_s / np.clip(known_s, 60.0, tuning.memory_s), 0.0)
         with np.errstate(invalid="ignore"):
-            seen = np.square(np.clip(excess, 0.0, limit))
+            # a leak must not become usual while it is small
+            most = np.where(known_s < _EARLY_S, limit, np.maximum(2.0 * usual, 0.2 * tuning.leak_bytes))
+            seen = np.square(np.clip(excess, 0.0, most))
             square[:] = np.where(share > 0.0, square + np.minimum(share, 1.0) * (seen - square), square)
         known_s += np.where(is_known, np.float32(block_s), np.float32(0.0))
         long_s = num * block_s
@@ -95,5 +104,5 @@ class MemoryGrowth:
         lasted: Floats = np.full(len(growth), long_s, np.float32)
         score = np.nan_to_num(excess / limit)
         return Sighting(
-            "leak", "rss_bytes", num_bad >= 2.0, is_known, score, words, is_near=is_large, lasted_s=lasted
+            "leak", "rss_bytes", num_bad >= _NUM_BAD, is_known, score, words, is_near=is_large, lasted_s=lasted
         )  # fmt: skip

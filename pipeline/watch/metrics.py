@@ -41,6 +41,8 @@ class Metric:
     """Whether it falls when a worker has nothing to do."""
     is_normalised: bool = False
     """Whether the size of the work is taken out of it."""
+    counts_work: bool = False
+    """Whether it counts finished pieces of work: so many are in a mean over them."""
     shows_size: bool = False
     """Whether it rises when a worker has larger pieces of work. It explains, and is no evidence."""
     is_shared: bool = False
@@ -49,9 +51,11 @@ class Metric:
 
 _ALL: Final = (
     Metric("heartbeat_age_s", "s", Direction.HIGH, is_compared=False, kind="silent"),
+    Metric("finished_age_s", "s", Direction.HIGH, is_compared=False, kind="silent"),
+    Metric("longest_piece_s", "s", is_compared=False),
     Metric("progress", "steps", Direction.LOW, 0.10, is_counter=True, kind="slow", is_load=True),
     Metric("turns", "turns", Direction.LOW, 0.10, is_counter=True, kind="slow", is_load=True),
-    Metric("done", "pieces", Direction.LOW, 0.10, is_counter=True, kind="slow", is_load=True),
+    Metric("done", "pieces", Direction.LOW, 0.10, is_counter=True, kind="slow", is_load=True, counts_work=True),
     Metric("in_flight", "pieces", Direction.HIGH, 0.10, 1.0, is_load=True),
     Metric("oldest_age_s", "s", Direction.HIGH, 0.20, 1.0, kind="slow", shows_size=True),
     Metric("input_depth", "pieces", Direction.HIGH, 0.20, 2.0, is_load=True),
@@ -67,7 +71,7 @@ _ALL: Final = (
     Metric("gpu_power_w", "W", Direction.BOTH, 0.05, 5.0, is_use=True),
     Metric("tokens_per_s", "tokens/s", Direction.LOW, kind="slow", is_use=True),
     Metric("service_ratio", "ratio", Direction.HIGH, 0.08, kind="slow", is_normalised=True),
-    Metric("work_done", "expected seconds", Direction.LOW, 0.10, is_counter=True, kind="slow"),
+    Metric("work_done", "expected seconds", Direction.LOW, 0.10, is_counter=True, kind="slow", counts_work=True),
     Metric("errors", "errors", Direction.HIGH, 0.10, 0.05, is_counter=True, kind="errors"),
     Metric("retries", "retries", Direction.HIGH, 0.10, 0.10, is_counter=True),
     Metric("refused", "messages", Direction.HIGH, 0.10, 0.05, is_counter=True, kind="refused"),

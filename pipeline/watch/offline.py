@@ -14,6 +14,7 @@ from pipeline.watch.findings import Finding
 from pipeline.watch.frame import Frame
 from pipeline.watch.segments import observed_files
 from pipeline.watch.tables import TableForm, frames, read_rows
+from pipeline.watch.thresholds import Thresholds
 from pipeline.watch.tuning import Tuning
 from pipeline.watch.watcher import Watch
 from protocol.errors import DataError
@@ -31,7 +32,9 @@ class Hindsight:
     num_workers: int
 
 
-def watch_table(paths: Sequence[Path], kind: TableForm, tuning: Tuning | None = None) -> Hindsight:
+def watch_table(
+    paths: Sequence[Path], kind: TableForm, tuning: Tuning | None = None, thresholds: Thresholds | None = None
+) -> Hindsight:
     """Watch a table of one file or several, from first moment to last. Raises DataError."""
     rows, table = read_rows(paths, kind)
     path = paths[0] if len(paths) == 1 else paths[0].parent
@@ -42,7 +45,7 @@ def watch_table(paths: Sequence[Path], kind: TableForm, tuning: Tuning | None = 
     if kind is TableForm.WORK:
         # the last piece stands for the worker until the next is finished
         tuning = replace(tuning, filled_s=_PIECE_S)
-    watch = Watch(tuning)
+    watch = Watch(tuning, thresholds)
     findings = [one for frame in frames(rows) for one in watch.tick(frame)]
     return Hindsight(findings, notes, len(rows.workers))
 
@@ -56,13 +59,15 @@ _METRICS = (
 )
 
 
-def watch_run(run_dir: Path, progress: Callable[[int, int], None] = lambda *_: None) -> Hindsight:
+def watch_run(
+    run_dir: Path, progress: Callable[[int, int], None] = lambda *_: None, thresholds: Thresholds | None = None
+) -> Hindsight:
     """Watch what a run's observer has recorded, two minutes at a time. Incidents that are open and
     that the observer found later than that are findings, too.
 
     ``progress`` gets the numbers of files that were read and of all. Raises DataError: nothing was
     recorded and no incident is open. Raises OSError."""
-    files, watch = observed_files(run_dir, "metrics"), Watch()
+    files, watch = observed_files(run_dir, "metrics"), Watch(thresholds=thresholds)
     found, notes, num_damaged, workers, last_s = list[Finding](), list[str](), 0, set[str](), 0.0
     for number, file in enumerate(files, 1):
         try:

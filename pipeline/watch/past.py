@@ -27,7 +27,10 @@ _FEWEST_OTHERS = 3
 class Floors:
     """Floors and bad directions of the metrics of a frame, as columns [metrics, 1]."""
 
-    def __init__(self, metrics: list[Metric]) -> None:
+    def __init__(self, metrics: list[Metric], tuning: Tuning) -> None:
+        self._high = np.float32(tuning.high)
+        lower = [tuning.high_normalised if one.is_normalised else tuning.high for one in metrics]
+        self._wide_high = np.array(lower, np.float32)[:, None]
         self.share = np.array([one.floor for one in metrics], np.float32)[:, None]
         self.in_units = np.array([one.floor_in_units for one in metrics], np.float32)[:, None]
         self.patience = np.array([_patience(one, metrics) for one in metrics], np.float32)[:, None]
@@ -42,6 +45,12 @@ class Floors:
         self.sizes = np.flatnonzero([one.shows_size for one in metrics])
         self.normalised = np.flatnonzero([one.is_normalised for one in metrics])
         self.shared = np.flatnonzero([one.is_shared for one in metrics])
+        self.counting = np.flatnonzero([one.counts_work for one in metrics])
+
+    def high_of(self, groups: Groups) -> Floats:
+        """Return the score above which there is evidence, [metrics, workers]. Few workers have no
+        peers by whom a lower one could be trusted."""
+        return np.where(groups.sizes() < SMALL, self._high, self._wide_high)
 
 
 def _is_weak(one: Metric, metrics: list[Metric]) -> bool:
@@ -120,6 +129,10 @@ class Past:
             left = np.where(is_share & (np.abs(shared) < np.abs(added)), shared, added)
             left = np.where(is_share & (shared * added < 0), np.float32(0.0), left)
             swell = np.where(sizes == 1, np.float32(1.0), np.abs(reference) / (np.abs(usual) + TINY))
+            if len(floors.counting):
+                # a mean over fewer pieces of work is noisier
+                rare = np.abs(usual[floors.counting]) / (np.abs(reference[floors.counting]) + TINY)
+                swell[floors.normalised] *= np.sqrt(np.fmax(np.float32(1.0), rare.max(axis=0)))
             self._follow_fleet(left, swell, values, groups)
             swell = np.clip(np.where(np.isfinite(swell), swell, 1.0), 1.0, _MOST_SWELL).astype(np.float32)
             floor = floors.share * np.abs(np.where(sizes == 1, level, reference)) + floors.in_units

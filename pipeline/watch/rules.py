@@ -16,6 +16,7 @@ from pipeline.watch.frame import Frame
 from pipeline.watch.gaps import Gaps
 from pipeline.watch.groups import Floats, Groups, medians
 from pipeline.watch.growth import MemoryGrowth
+from pipeline.watch.rewards import RewardTest
 from pipeline.watch.sightings import Columns, Sighting, of_peers
 from pipeline.watch.tuning import Tuning
 
@@ -33,13 +34,15 @@ class Rules:
         held.add("is_on", 0.0)
         held.add("since_s", np.nan, np.float64)
         self._own = own = WorkerArrays()
-        for name in ("done", "progress", "errors", "refused", "free_then", "usual_norm", "norm"):
+        for name in ("finished_age_s", "done", "progress", "errors", "refused", "free_then", "usual_norm", "norm"):
             own.add(name, np.nan)
         for name in ("evidence", "error_rate", "refusals", "falling_s", "num_norms", "num_large"):
             own.add(name, 0.0)
         own.add("moved_at_s", np.nan, np.float64)
         own.add("free_at_s", np.nan, np.float64)
         self._growth = MemoryGrowth(tuning)
+        self._rewards = RewardTest(tuning)
+        self._ceased = Gaps()
         self._workers: tuple[str, ...] = ()
         self._usual: dict[str, float] = {}
         self._time_s = math.nan
@@ -51,6 +54,7 @@ class Rules:
         self._held.align(_KINDS, frame.workers)
         self._own.align(("",), frame.workers)
         self._gaps.keep(frame.roles)
+        self._ceased.keep(frame.roles)
         step_s = frame.time_s - self._time_s
         self._time_s = frame.time_s
         step_s = min(step_s, self._tuning.max_step_s) if step_s > 0 else 0.0
@@ -60,6 +64,7 @@ class Rules:
             for rule in (_silent, _hung, _errors, _refused, _stale, _disk, _clock, _numeric)
         ]
         sightings.append(self._growth.look(column, frame, groups))
+        sightings.append(self._rewards.look(column, frame, groups, step_s))
         for sighting in sightings:
             if sighting is not None:
                 found += self._hold(sighting, frame, groups, step_s)
@@ -129,12 +134,17 @@ class Rules:
         return self._gaps
 
     @property
+    def ceased(self) -> Gaps:
+        """Usual times between two finished pieces of work, of each role."""
+        return self._ceased
+
+    @property
     def tuning(self) -> Tuning:
         """The constants."""
         return self._tuning
 
 
-_KINDS = ("silent", "hung", "errors", "refused", "stale", "disk", "clock", "numeric", "leak")
+_KINDS = ("silent", "hung", "errors", "refused", "stale", "disk", "clock", "numeric", "leak", "reward")
 _GOOD_FRAMES = 5
 """Good frames in a row after which the same can be found again."""
 _MOST_SCORE = 1000.0
@@ -145,7 +155,7 @@ _LONGER = 1.5
 def _silent(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
     """The last heartbeat is too old, for this fleet's usual interval."""
     if (age_s := column.get("heartbeat_age_s")) is None:
-        return None
+        return _ceased(rules, column, frame, groups, step_s)
     known = np.isfinite(age_s)
     usual = rules.follow("age", float(np.quantile(age_s[known], 0.75)) if known.any() else math.nan, step_s)
     limit = max(rules.tuning.silent_s, 4.0 * usual if math.isfinite(usual) else 0.0)
@@ -161,6 +171,32 @@ def _silent(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s:
             is_near=age_s > 0.6 * limit,
             lasted_s=age_s,
         )
+
+
+def _ceased(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
+    """In a table of finished work: its pieces cease while those of its peers go on."""
+    if (age_s := column.get("finished_age_s")) is None:
+        return None
+    before_s, known = rules.own("finished_age_s"), np.isfinite(age_s)
+    limits = np.empty(len(groups.members), np.float32)
+    for at, members in enumerate(groups.members):
+        role = groups.names[at][0]
+        ended = members[age_s[members] < before_s[members]]
+        rules.ceased.add(role, before_s[ended].astype(np.float64) + step_s)
+        usual_s, longest_s = rules.ceased.usual_s(role), rules.ceased.longest_s(role)
+        limits[at] = max(rules.tuning.silent_s, rules.tuning.hung_gaps * usual_s, _LONGER * longest_s)
+    np.copyto(before_s, age_s, where=known)
+    limit = limits[groups.of]
+    if (longest_s := column.get("longest_piece_s")) is not None:
+        # it may be at a piece of work that never ended
+        limit = np.maximum(limit, np.float32(_LONGER) * longest_s)
+    words = lambda at: (  # noqa: E731
+        f"has finished no piece of work for {age_s[at]:.0f} s, while its peers have; the limit is {limit[at]:.0f} s"
+    )
+    bad = (age_s > limit) & (groups.sizes() > 1)
+    return Sighting(
+        "silent", "finished_age_s", bad, known, age_s / limit, words, is_near=age_s > 0.6 * limit, lasted_s=age_s
+    )
 
 
 def _hung(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:

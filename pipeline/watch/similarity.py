@@ -6,6 +6,7 @@ running median of the deviations of blocks, which ignores bursts of less than ha
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,32 +17,33 @@ from pipeline.watch.groups import SMALL, Floats, Groups, medians
 from pipeline.watch.metrics import metric
 from pipeline.watch.past import Floors, Past, believed
 from pipeline.watch.readings import Readings
+from pipeline.watch.thresholds import Thresholds
 from pipeline.watch.tuning import Tuning
 
 
 class Similarity:
     """Both views over the frames of one fleet."""
 
-    def __init__(self, tuning: Tuning) -> None:
+    def __init__(self, tuning: Tuning, thresholds: Thresholds) -> None:
         self._tuning = tuning
         self._readings = Readings(tuning.filled_s)
         self.past = Past(tuning)
-        self.fast = Evidence(tuning, tuning.fast_limit, tuning.fast_persistence_s, 0.0)
-        self.slow = Evidence(
-            tuning, tuning.slow_limit, tuning.slow_persistence_s, 0.5 * tuning.num_blocks * tuning.block_s
-        )
+        self.fast = Evidence(tuning, thresholds, tuning.fast_limit, tuning.fast_persistence_s, 0.0)
+        behind_s = 0.5 * tuning.num_blocks * tuning.block_s
+        self.slow = Evidence(tuning, thresholds, tuning.slow_limit, tuning.slow_persistence_s, behind_s)
         self.state = state = WorkerArrays()
         state.add("mean", np.nan)
         state.add("sum", 0.0)
         state.add("count", 0.0)
         state.add("apart", np.nan)
         state.add("moved", np.nan)
+        state.add("swell", np.nan)
         # [metrics, blocks, workers] would be the natural order; the last two axes follow the fleet
         state.add("blocks", np.nan, lead=(tuning.num_blocks,))
         self._num_ended = 0
         self._begun_s = math.nan
         self._time_s = math.nan
-        self._floors = Floors([])
+        self._floors = Floors([], tuning)
         self._metrics: tuple[str, ...] = ()
 
     def tick(
@@ -58,7 +60,7 @@ class Similarity:
         ``is_named``: [workers], those that a finding has named already."""
         tuning, state = self._tuning, self.state
         if metrics != self._metrics:
-            self._metrics, self._floors = metrics, Floors([metric(name) for name in metrics])
+            self._metrics, self._floors = metrics, Floors([metric(name) for name in metrics], tuning)
         state.align(metrics, workers)
         self.past.state.align(metrics, workers)
         for view in (self.fast, self.slow):
@@ -111,11 +113,11 @@ class Similarity:
         now = self.past.deviations(block, groups, self._floors)
         state["blocks"][self._num_ended % tuning.num_blocks] = now.left
         weight = np.float32(-math.expm1(-block_s / tuning.burst_s))
-        for name, value in (("apart", now.apart), ("moved", now.moved)):
+        for name, value in (("apart", now.apart), ("moved", now.moved), ("swell", now.swell)):
             old = np.where(np.isfinite(state[name]), state[name], value)
             state[name] = np.where(np.isfinite(value), old + weight * (value - old), old)
         self._num_ended += 1
-        is_odd = (self.fast.state["persisted_s"] > 0) | (self.slow.state["persisted_s"] > 0) | is_named
+        is_odd = (self.fast.state["persisted_s"] > 0) | self.slow.is_suspicious() | is_named
         self.past.learn(block_s, block, groups, is_odd)
         # as many blocks as outlast the longest usual burst twice
         num = min(tuning.num_blocks, 2 * math.ceil(tuning.burst_s / block_s + 1.0) + 3)
@@ -124,6 +126,7 @@ class Similarity:
         left = medians(blocks)
         left[np.count_nonzero(np.isfinite(blocks), axis=-1) < 0.7 * num] = np.nan
         size = believed(left, state["apart"], state["moved"], self._floors.bad)
+        now = replace(now, swell=np.fmax(now.swell, state["swell"]))
         is_warm = self._is_judged(block, groups)
         self.slow.judge(time_s, block_s, now, left, size, groups, self._floors, is_warm, is_named)
         return self.slow.suspects(groups, is_named, self._floors)

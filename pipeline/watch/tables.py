@@ -27,6 +27,7 @@ _STAYS = 3.0
 """Intervals for which a worker is in the frames after its last row."""
 _SHORTEST_S, _LONGEST_S = 0.5, 60.0
 _MAX_FRAMES = 200_000
+_OF_PIECES = ("finished_age_s", "longest_piece_s")
 
 
 class TableForm(StrEnum):
@@ -34,6 +35,17 @@ class TableForm(StrEnum):
 
     METRICS = "metrics"
     WORK = "finished work"
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Finished pieces of work, in the order of their begin."""
+
+    worker: NDArray[np.intp]
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    longest_s: NDArray[np.float32]
+    """[workers]: the longest piece of each worker's role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,8 @@ class Measured:
     roles: tuple[str, ...]
     """Of each worker."""
     metrics: tuple[str, ...]
+    pieces: Pieces | None = None
+    """Of a table of finished work: each frame then has the time since a worker's last piece."""
 
 
 def table_kind(path: Path) -> TableForm | None:
@@ -123,7 +137,19 @@ def _work_rows(paths: Sequence[Path]) -> tuple[Measured, Columns]:
     counts = np.zeros((len(workers), max(len(kinds), 1)), np.intp)
     np.add.at(counts, (codes, kind_codes), 1)
     roles = tuple(kinds[at] for at in counts.argmax(axis=1)) if kinds else ()
-    return Measured(made.time_s, made.worker, made.metric, made.value, workers, roles, made.metrics), table
+    pieces = _pieces(codes, roles, table.numbers["start_s"], durations)
+    return Measured(made.time_s, made.worker, made.metric, made.value, workers, roles, made.metrics, pieces), table
+
+
+def _pieces(
+    codes: NDArray[np.intp], roles: tuple[str, ...], start_s: NDArray[np.float64], duration_s: NDArray[np.float64]
+) -> Pieces:
+    own = np.zeros(len(roles), np.float32)
+    np.maximum.at(own, codes, duration_s.astype(np.float32))
+    of_role = np.array(roles, dtype=object)
+    longest_s = np.array([own[of_role == role].max(initial=0.0) for role in roles], np.float32)
+    order = np.argsort(start_s, kind="stable")
+    return Pieces(codes[order], start_s[order], (start_s + duration_s)[order], longest_s)
 
 
 def _by_name(words: tuple[str, ...], codes: NDArray[np.int32]) -> tuple[tuple[str, ...], NDArray[np.intp]]:
@@ -180,9 +206,12 @@ def frames(rows: Measured) -> Iterator[Frame]:
     last = np.full(len(rows.workers), -1)
     np.minimum.at(first, worker, place)
     np.maximum.at(last, worker, place)
-    leaves = last + 1 + round(_STAYS)
+    # a worker whose pieces cease stays: its peers tell whether there was work
+    leaves = np.full(len(last), np.iinfo(np.int64).max) if rows.pieces else last + 1 + round(_STAYS)
+    metrics = (*rows.metrics, *_OF_PIECES) if rows.pieces else rows.metrics
+    ended_s, begun = np.full(len(rows.workers), -np.inf), 0
     ends = np.searchsorted(place, np.arange(int(place[-1]) + 1), side="right")
-    full = np.empty((len(rows.workers), len(rows.metrics)), np.float32)
+    full = np.empty((len(rows.workers), len(metrics)), np.float32)
     changes = set(first.tolist()) | set(leaves.tolist())
     present, names, roles = np.empty(0, np.intp), tuple[str, ...](), tuple[str, ...]()
     begin = 0
@@ -192,8 +221,16 @@ def frames(rows: Measured) -> Iterator[Frame]:
             names, roles = tuple(rows.workers[one] for one in present), tuple(rows.roles[one] for one in present)
         full.fill(np.nan)
         full[worker[begin:end], metric[begin:end]] = value[begin:end]
+        if rows.pieces:
+            now_s = begin_s + at * step_s
+            until = int(np.searchsorted(rows.pieces.start_s, now_s, side="right"))
+            np.maximum.at(ended_s, rows.pieces.worker[begun:until], rows.pieces.end_s[begun:until])
+            begun = until
+            # while a piece is worked on, its worker is not idle
+            full[:, -2] = np.where(np.isinf(ended_s), np.nan, np.maximum(now_s - ended_s, 0.0))
+            full[:, -1] = rows.pieces.longest_s
         begin = end
-        yield Frame(begin_s + at * step_s, names, roles, rows.metrics, full[present])
+        yield Frame(begin_s + at * step_s, names, roles, metrics, full[present])
 
 
 def _from_first(rows: Measured) -> NDArray[np.float64]:

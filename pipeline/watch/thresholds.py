@@ -1,22 +1,36 @@
 """How much more evidence a larger fleet needs: the more workers, the higher the largest by chance.
 
-In a window of 15 minutes each healthy worker has a largest strength: evidence over its need. Above
-``start`` lies a share of them, with an exponential tail. A fleet of N workers then has one above
-``start + slope ln(share N / alpha)`` in a share alpha of windows."""
+In a window of 15 minutes each healthy worker has a largest strength: evidence over the need of a
+single worker. Above ``start`` lies a share of them, with an exponential tail. A fleet of N workers
+then has one above ``start + slope ln(share N / alpha)`` in a share alpha of windows.
+
+A strength counts the persistence of an oddity by its third power. So a limit that is doubled asks
+for twice the evidence, and for a quarter more time: bursts are bounded, and alarms must not wait."""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.errors import DataError
+
 ALPHA: Final = 0.01
 """Share of benign windows of 15 minutes in which a fleet may blame a worker."""
 SHARE: Final = 0.02
 """Share of the workers' largest strengths that the tail is fitted to."""
+FEWEST: Final = 500
+"""Strengths, one a worker and window, that a fit needs: ten lie in the tail."""
+TIME_POWER: Final = 1.0 / 3.0
+"""Power of a limit's factor by which the time grows for which an oddity must last."""
+SHIPPED: Final = Path(__file__).parent / "thresholds.json"
+"""Made by ``headrace bench watch --calibrate --detectors watch``, from benign development windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +40,81 @@ class Tail:
     start: float
     slope: float
     share: float = SHARE
+    num_strengths: int = 0
+    """Healthy workers and windows of which it was fitted."""
 
     def strength(self, num_workers: int) -> float:
         """Return the strength that a fleet exceeds in a share ALPHA of windows."""
         return self.start + self.slope * max(0.0, math.log(self.share * num_workers / ALPHA))
 
 
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Tails by the size of the fleet that they were fitted at."""
+
+    tails: Mapping[int, Tail]
+
+    def factor(self, num_workers: int) -> float:
+        """Return by which the limits of a fleet exceed those of a single worker; at least 1.
+
+        The tail of the nearest size holds. A larger fleet never has a lower factor."""
+        if not self.tails or num_workers < 1:
+            return 1.0
+        nearest = min(self.tails, key=lambda size: abs(math.log(size / num_workers)))
+        smaller = [tail.strength(size) for size, tail in self.tails.items() if size < min(nearest, num_workers)]
+        return max(1.0, self.tails[nearest].strength(num_workers), *smaller)
+
+    def write(self, path: Path) -> None:
+        """Write the file that ``read_thresholds`` reads."""
+        tails = {str(size): asdict(tail) for size, tail in sorted(self.tails.items())}
+        path.write_text(json.dumps({"tails": tails}, indent=1) + "\n", encoding="utf-8")
+
+
+def read_thresholds(path: Path) -> Thresholds:
+    """Return the thresholds of a file. Raises DataError for a file that is none."""
+    try:
+        tails = {
+            int(size): Tail(float(of["start"]), float(of["slope"]), float(of["share"]), int(of["num_strengths"]))
+            for size, of in json.loads(path.read_text(encoding="utf-8"))["tails"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path}: no file of thresholds ({type(error).__name__}: {error}); make one with headrace watch calibrate"
+        ) from error
+    numbers = [number for tail in tails.values() for number in (tail.start, tail.slope, tail.share)]
+    if not tails or not all(map(math.isfinite, numbers)) or min(*tails, *numbers) < 0 or 0 in tails:
+        raise DataError(
+            f"{path}: thresholds below 0, not finite, or for no size; make them with headrace watch calibrate"
+        )
+    return Thresholds(tails)
+
+
 def fit(strengths: NDArray[np.floating]) -> Tail:
     """Fit the tail to the largest strengths of healthy workers, one a worker and window.
 
-    Raises ValueError for fewer than 100."""
-    if len(strengths) < 100:
-        raise ValueError(f"{len(strengths)} strengths of healthy workers; expected at least 100")
+    Raises DataError for fewer than ``FEWEST``."""
+    if len(strengths) < FEWEST:
+        raise DataError(
+            f"{len(strengths)} workers and windows of 15 minutes; expected at least {FEWEST} of healthy workers"
+        )
     ordered = np.sort(strengths)[::-1]
-    above = ordered[: max(2, round(SHARE * len(ordered)))]
+    above = ordered[: round(SHARE * len(ordered))]
     start = float(above[-1])
-    return Tail(start, float(np.mean(above) - start))
+    return Tail(round(start, 4), round(float(np.mean(above) - start), 4), SHARE, len(ordered))
 
 
-FITTED: Final = Tail(start=0.572, slope=0.143)
-"""Of 512 healthy workers: benign development windows 0 and 1 of both synthetic fleets at 128
-workers, by ``largest_strengths``. Few windows: a better fit needs hundreds."""
+def merged(parts: Iterable[Thresholds]) -> Thresholds:
+    """Return all tails; of two for one size the last."""
+    return Thresholds({size: tail for part in parts for size, tail in part.tails.items()})
 
 
-def fleet_factor(num_workers: int) -> float:
-    """Return by which needs of a fleet exceed those of a small one; at least 1."""
-    return max(1.0, FITTED.strength(num_workers))
+NO_THRESHOLDS: Final = Thresholds({})
+"""The needs of a single worker, by which strengths are measured."""
+_shipped: list[Thresholds] = []
+
+
+def shipped() -> Thresholds:
+    """Return the thresholds that the package brings."""
+    if not _shipped:
+        _shipped.append(read_thresholds(SHIPPED))
+    return _shipped[0]

@@ -29,6 +29,8 @@ class Tuning:
     """Difference of clocks that is a skew."""
     norm_factor: float = 5.0
     """Times its usual gradient norm that a step may have."""
+    reward_z: float = 6.0
+    """Standard errors by which the mean reward of one scorer differs from the others'."""
     leak_bytes: float = 2.5e8
     """Steady growth of memory in ``leak_s``, above the peers', that is a leak."""
     leak_s: float = 60.0
@@ -50,6 +52,8 @@ class Tuning:
     """Time that a worker's last sample stands for missing ones."""
     high: float = 3.5
     """Robust deviations above which a score is evidence."""
+    high_normalised: float = 2.8
+    """The same of a metric that has the size of the work taken out: it is the strongest evidence."""
     most: float = 12.0
     """Robust deviations that one moment counts at most."""
     max_step_s: float = 60.0

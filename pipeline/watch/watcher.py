@@ -11,16 +11,18 @@ from pipeline.watch.groups import Groups
 from pipeline.watch.metrics import metric
 from pipeline.watch.rules import Rules
 from pipeline.watch.similarity import Similarity
+from pipeline.watch.thresholds import Thresholds, shipped
 from pipeline.watch.tuning import Tuning
 
 
 class Watch:
     """Watches one fleet. Holds all state, bounded by the workers and metrics of the last frame."""
 
-    def __init__(self, tuning: Tuning | None = None) -> None:
+    def __init__(self, tuning: Tuning | None = None, thresholds: Thresholds | None = None) -> None:
+        """Without ``thresholds`` those of the package hold."""
         self._tuning = tuning or Tuning()
         self._rules = Rules(self._tuning)
-        self._similarity = Similarity(self._tuning)
+        self._similarity = Similarity(self._tuning, thresholds or shipped())
         self._named: dict[str, float] = {}
         self._groups: Groups | None = None
         self._of: tuple[object, object, object] = (None, None, None)

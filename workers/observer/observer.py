@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from pipeline.flow.host_records import HostRecordReader
@@ -28,7 +29,8 @@ from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.flow_ring import flow_folder
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.watch.segments import SegmentWriter
-from protocol.errors import LedgerError
+from pipeline.watch.thresholds import read_thresholds
+from protocol.errors import DataError, LedgerError
 from protocol.ids import Role
 from workers.observer.suspicions import FleetSuspicions
 
@@ -57,7 +59,12 @@ class Observer(Actor):
         self._is_refused = False
 
     async def setup(self) -> None:
-        """Read the incidents of earlier observers of this run."""
+        """Read the thresholds, and the incidents of earlier observers of this run."""
+        if name := self.ctx.config.observer.thresholds:
+            try:
+                self._fleet.judge_by(await self.ctx.store(lambda: read_thresholds(Path(name))))
+            except DataError as error:
+                self.ctx.log.warning("thresholds_not_read", reason=str(error))
         try:
             known = await self.ctx.store(RunIncidents(self.ctx.run_dir).read)
         except OSError as error:

@@ -25,6 +25,7 @@ from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.watch.findings import Finding
 from pipeline.watch.frame import Frame
 from pipeline.watch.heartbeats import FrameMaker
+from pipeline.watch.thresholds import Thresholds
 from pipeline.watch.watcher import Watch
 from workers.observer.refusals import Refusals
 from workers.observer.replacements import Replacements
@@ -69,6 +70,10 @@ class FleetSuspicions:
         self._back_s: float | None = None
         self._stood_s = 0.0
         """Time without answers: for the flow it has not passed."""
+
+    def judge_by(self, thresholds: Thresholds) -> None:
+        """Use these thresholds of the watch from now on; it begins anew."""
+        self._watch = Watch(thresholds=thresholds)
 
     def look(
         self, now_s: float, at_s: float, beats: Sequence[Heartbeat], published: int

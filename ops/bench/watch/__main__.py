@@ -20,8 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ops.bench.table import provenance
-from ops.bench.watch.cases import SPLITS, Case, cases, in_turn
+from ops.bench.watch.cases import SPLITS, WINDOW_S, Case, cases, in_turn
 from ops.bench.watch.contenders import (
     NAMES,
     THRESHOLDS,
@@ -33,10 +35,14 @@ from ops.bench.watch.contenders import (
     threshold,
 )
 from ops.bench.watch.evaluation import highest_levels, run_cases, tick_costs
+from ops.bench.watch.fleets import open_fleet
 from ops.bench.watch.page import page, print_summary
 from ops.bench.watch.raw import read_raw, write_raw
 from ops.bench.watch.scoring import Outcome
 from pipeline.watch import watcher
+from pipeline.watch.calibration import largest_strengths
+from pipeline.watch.thresholds import SHIPPED, Thresholds, fit, merged
+from pipeline.watch.thresholds import read_thresholds as read_watch_thresholds
 from protocol.errors import HeadraceError
 
 SIZES = (8, 32, 128, 512, 1024, 4096, 10_000)
@@ -110,7 +116,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write every window's outcome here")
     parser.add_argument("--page", type=Path, help="write the page here")
     parser.add_argument("--read", type=Path, nargs="+", help="earlier JSON in place of a run: one page of several")
-    parser.add_argument("--calibrate", action="store_true", help="set the baselines' thresholds on development seeds")
+    parser.add_argument("--calibrate", action="store_true", help="set thresholds on development seeds")
     parser.add_argument("--cost", action="store_true", help="only a tick's cost, at 10,000 workers and 13 metrics")
     parser.add_argument("--with-cost", action="store_true", help="a tick's cost, too")
     parser.add_argument("--verbose", action="store_true", help="a line for each window that the watch gets wrong")
@@ -166,6 +172,10 @@ def _calibrate(chosen: argparse.Namespace) -> int:
     for size in chosen.sizes:
         half = chosen.windows // 2
         benign = in_turn(cases("dev", size, single=0, concurrent=0, benign=chosen.windows - half, controls=half))
+        if "watch" in chosen.detectors:
+            _calibrate_watch(size, benign)
+        if not names:
+            continue
         found = highest_levels(benign, make_all(names, size, None))
         # read again: another size may have been set meanwhile
         known = read_thresholds() if THRESHOLDS.exists() else {}
@@ -174,6 +184,17 @@ def _calibrate(chosen: argparse.Namespace) -> int:
             print(f"{name} at {size}: {known[name][str(size)]:g}, from {len(levels)} windows", flush=True)
         THRESHOLDS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return 0
+
+
+def _calibrate_watch(size: int, benign: Sequence[Case]) -> None:
+    """Fit the thresholds that the package brings, of one size."""
+    found = []
+    for number, case in enumerate(benign, 1):
+        found.append(largest_strengths(open_fleet(case).frames(), WINDOW_S - 1.0))
+        print(f"\r{size} workers, window {number} of {len(benign)}", end="", file=sys.stderr, flush=True)
+    tail = fit(np.concatenate([one.largest for one in found]))
+    merged([read_watch_thresholds(SHIPPED), Thresholds({size: tail})]).write(SHIPPED)
+    print(f"\nwatch at {size}: {tail}, limits times {tail.strength(size):.2f}, from {len(found)} windows", flush=True)
 
 
 if __name__ == "__main__":
