@@ -20,8 +20,8 @@ from pipeline.watch.tuning import Tuning
 _UP_S, _DOWN_S = 20.0, 300.0
 """Time constants of the role's spread, as it grows and as it shrinks."""
 _LARGE, _SLOW, _LARGE_S = 1.5, 2.0, 45.0
-"""Score from which a worker's oldest piece is old, and its work slow; seconds for which the first
-is remembered: pieces end one by one, and the next oldest is younger."""
+"""Score from which a worker's oldest piece is old; score from which its work is slow; seconds for
+which the first is remembered. Pieces end one by one, and the next oldest is younger."""
 _SUSPICIOUS = 2.0
 """Score above which a deviation is not yet counted as usual."""
 _NOISY_SHARE = 0.75
@@ -132,11 +132,12 @@ class Evidence:
         is_known &= ~is_common
         self._gather(time_s, z, high, is_known, is_high & ~is_common)
         self._keep_record(groups, is_named)
-        self._listen(size / now.swell, scale, is_known & ~is_named)
+        self._listen(np.divide(size, now.swell, dtype=np.float32), scale, is_known & ~is_named)
 
     def _explained(self, z: Floats, step_s: float, floors: Floors) -> Floats:
-        """Return the scores without those that larger pieces of work explain: a worker's oldest
-        piece is old, and its work takes as long as its size lets expect."""
+        """Return the scores without those that larger pieces of work explain.
+
+        A worker's oldest piece is then old, and its work takes as long as its size lets expect."""
         if not (len(floors.sizes) and len(floors.normalised)):
             return z
         is_slow = (z[floors.normalised] > _SLOW).any(axis=0)
@@ -194,7 +195,7 @@ class Evidence:
             state[name] = np.where(is_ready, np.float32(0.0), state[name])
 
     def is_suspicious(self) -> NDArray[np.bool_]:
-        """Return where a worker may be odd, [metrics, workers]: it teaches nothing until it is well."""
+        """Return where a worker may be odd, [metrics, workers]. It then teaches nothing."""
         state = self.state
         is_learned = state["noisy_s"] >= 0.5 * self._tuning.memory_s
         return (state["persisted_s"] > 0) | (is_learned & (state["z"] > _SUSPICIOUS))

@@ -18,6 +18,12 @@ TO_DEVIATION = np.float32(1.4826)
 """Median absolute deviation to standard deviation, for normal noise."""
 
 
+SMALL = 5
+"""Groups below it are judged against the other members, and each worker's own past."""
+_MOST_AT_ONCE = 512
+"""Cells of a table of groups of different sizes that is read at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Groups:
     """Which worker is in which group."""
@@ -28,8 +34,15 @@ class Groups:
     """[workers]: index of the group."""
     members: tuple[NDArray[np.intp], ...]
     """Of each group, the indices of its workers."""
-    rest: tuple[NDArray[np.intp] | None, ...]
-    """Of each group with fewer than ``SMALL`` and more than one, each member's others."""
+    table: NDArray[np.intp] | None
+    """[groups, largest size]: the members, then the number of workers as a filler. None of a large
+    fleet, whose groups are read one by one."""
+    in_small: NDArray[np.intp]
+    """Workers of groups with two members or more, and fewer than ``SMALL``."""
+    others_in_small: NDArray[np.intp]
+    """[those workers, ``SMALL`` - 2]: the other members, with the same filler."""
+    is_in: NDArray[np.float32]
+    """[workers, groups]: 1 in the worker's group, or 0."""
 
     @classmethod
     def by(cls, roles: Sequence[str], phases: Sequence[str] | None = None) -> Groups:
@@ -39,7 +52,18 @@ class Groups:
         number = {name: at for at, name in enumerate(names)}
         of = np.array([number[key] for key in keys], dtype=np.intp)
         members = tuple(np.flatnonzero(of == at) for at in range(len(names)))
-        return cls(names, of, members, tuple(_others_of(one) for one in members))
+        largest = max((len(one) for one in members), default=0)
+        fits = len(members) > 1 and len(members) * largest <= _MOST_AT_ONCE
+        small = [one for one in members if 1 < len(one) < SMALL]
+        return cls(
+            names,
+            of,
+            members,
+            _filled(members, largest, len(of)) if fits else None,
+            np.concatenate(small) if small else np.zeros(0, np.intp),
+            _filled([one[one != own] for one in small for own in one], SMALL - 2, len(of)),
+            (of[:, None] == np.arange(len(names))).astype(np.float32),
+        )
 
     def sizes(self) -> NDArray[np.intp]:
         """Return the number of workers of each worker's group, [workers]."""
@@ -48,16 +72,21 @@ class Groups:
     def medians(self, values: Floats) -> Floats:
         """Return the median of each metric in each group, [metrics, groups], of values [metrics,
         workers]. NaN where no worker has a value."""
-        found = np.empty((len(values), len(self.members)), dtype=np.float32)
-        for at, members in enumerate(self.members):
-            found[:, at] = medians(values if len(self.members) == 1 else values[:, members])
-        return found
+        if len(self.members) == 1:
+            return medians(values)[:, None]
+        if self.table is not None:
+            return medians(_with_filler(values)[:, self.table])
+        return np.stack([medians(values[:, members]) for members in self.members], axis=1)
 
     def quantiles(self, values: Floats, share: float) -> Floats:
-        """Return a quantile of each metric in each group, [metrics, groups]; 0 without a value."""
+        """Return a quantile of each metric in each group, [metrics, groups], of values without
+        gaps."""
+        places = [int(share * (len(members) - 1)) for members in self.members]
+        if self.table is not None:
+            ordered = np.sort(_with_filler(values)[:, self.table], axis=-1)
+            return ordered[:, np.arange(len(places)), places]
         found = np.zeros((len(values), len(self.members)), dtype=np.float32)
-        for at, members in enumerate(self.members):
-            place = int(share * (len(members) - 1))
+        for at, (members, place) in enumerate(zip(self.members, places, strict=True)):
             found[:, at] = np.partition(values[:, members], place, axis=1)[:, place]
         return found
 
@@ -65,27 +94,27 @@ class Groups:
         """Return each worker's reference, [metrics, workers]: the group's median; in groups below
         ``SMALL`` workers the median of the others."""
         reference = of_group[:, self.of]
-        for members, rest in zip(self.members, self.rest, strict=True):
-            if rest is not None:
-                reference[:, members] = medians(values[:, rest])
+        if len(self.in_small):
+            reference[:, self.in_small] = medians(_with_filler(values)[:, self.others_in_small])
         return reference
 
     def shares(self, flags: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return how many workers of each group have a flag, and its size, of flags [metrics,
         workers]: [metrics, groups], [groups]."""
-        counts = np.stack([flags[:, one].sum(axis=1) for one in self.members], axis=1)
+        counts = (flags.astype(np.float32) @ self.is_in).astype(np.intp)
         return counts, np.array([len(one) for one in self.members], dtype=np.intp)
 
 
-def _others_of(members: NDArray[np.intp]) -> NDArray[np.intp] | None:
-    """Return of each member of a small group the others, [members, members - 1]."""
-    if not 1 < len(members) < SMALL:
-        return None
-    return np.array([np.delete(members, at) for at in range(len(members))])
+def _filled(rows: Sequence[NDArray[np.intp]], width: int, filler: int) -> NDArray[np.intp]:
+    table = np.full((len(rows), width), filler, dtype=np.intp)
+    for row, members in zip(table, rows, strict=True):
+        row[: len(members)] = members
+    return table
 
 
-SMALL = 5
-"""Groups below it are judged against the other members, and each worker's own past."""
+def _with_filler(values: Floats) -> Floats:
+    """Return values [metrics, workers] and a column without any."""
+    return np.concatenate([values, np.full((len(values), 1), np.nan, values.dtype)], axis=1)
 
 
 def medians(values: Floats) -> Floats:

@@ -23,7 +23,7 @@ _LEAST_SHARE = 0.015
 """Of a worker's memory, which it grows at least."""
 _NUM_BAD = 3
 """Blocks in a row in which a leak is seen."""
-_EARLY_S = 180.0
+_EARLY_S = 120.0
 """Time in which all growth is taken for usual."""
 _LEAST_PART = 1.0 / 6.0
 """Of the growth in each third of the time: memory that jumps once does not leak."""
@@ -89,7 +89,7 @@ class MemoryGrowth:
         share = np.where(is_known & ~is_large, block_s / np.clip(known_s, 60.0, tuning.memory_s), 0.0)
         with np.errstate(invalid="ignore"):
             # a leak must not become usual while it is small
-            most = np.where(known_s < _EARLY_S, limit, np.maximum(2.0 * usual, 0.2 * tuning.leak_bytes))
+            most = np.where(known_s < _EARLY_S, limit, np.maximum(2.0 * usual, 0.08 * tuning.leak_bytes))
             seen = np.square(np.clip(excess, 0.0, most))
             square[:] = np.where(share > 0.0, square + np.minimum(share, 1.0) * (seen - square), square)
         known_s += np.where(is_known, np.float32(block_s), np.float32(0.0))

@@ -94,7 +94,8 @@ class Deviations:
     floor: Floats
     """Smallest scale that is believed."""
     swell: Floats
-    """Level of what a worker is compared with, over its usual one; at least 1. Noise grows with it."""
+    """By which a worker's noise exceeds its usual one, at least 1: it grows with the level of what
+    the worker is compared with."""
 
 
 def believed(left: Floats, apart: Floats, moved: Floats, bad: Floats) -> Floats:

@@ -35,7 +35,18 @@ class RewardTest:
         self._state = state = WorkerArrays()
         for name in ("last", "done"):
             state.add(name, np.nan)
-        for name in ("run", "run_s", "repeats", "pairs", "new", "new_sum", "new_square", "old", "old_sum"):
+        for name in (
+            "run",
+            "run_s",
+            "repeats",
+            "pairs",
+            "new",
+            "new_weight",
+            "new_sum",
+            "new_square",
+            "old",
+            "old_sum",
+        ):
             state.add(name, 0.0)
 
     def look(self, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
@@ -60,7 +71,7 @@ class RewardTest:
         bound = 14.0 + math.log(max(len(frame.workers) / 32.0, 1.0))
         share = of_peers(((one["repeats"] + 1.0) / (one["pairs"] + 2.0)).astype(np.float32), groups)
         frozen = one["run"] * -np.log(np.clip(share, _LEAST_REPEATS, 1.0 - 1e-6)) / bound
-        # without peers that go on there is no telling
+        # only where the peers go on
         is_moving = of_peers(one["run_s"], groups) < 0.25 * one["run_s"]
         frozen = np.where((groups.sizes() > 1) & (one["run"] >= _FEWEST) & is_moving, frozen, 0.0)
         # a value that is only held is no further sample
@@ -96,7 +107,16 @@ class RewardTest:
         state = self._state
         new, total, square = state["new"][0], state["new_sum"][0], state["new_square"][0]
         old, old_total = state["old"][0], state["old_sum"][0]
-        for sums, tau_s in ((new, _NEW_S), (total, _NEW_S), (square, _NEW_S), (old, _OLD_S), (old_total, _OLD_S)):
+        # squares of the weights: so many samples a mean of weighted ones is worth
+        weight = state["new_weight"][0]
+        for sums, tau_s in (
+            (new, _NEW_S),
+            (weight, _NEW_S / 2.0),
+            (total, _NEW_S),
+            (square, _NEW_S),
+            (old, _OLD_S),
+            (old_total, _OLD_S),
+        ):
             sums *= np.float32(math.exp(-step_s / tau_s))
         with np.errstate(invalid="ignore"):
             # less the peers of the same moment: prompts become harder for all
@@ -104,7 +124,14 @@ class RewardTest:
             rest = np.where(is_known & np.isfinite(usual), reward - usual, np.float32(np.nan))
         is_used = np.isfinite(rest)
         rest = np.where(is_used, rest, np.float32(0.0))
-        for sums, grown in ((new, is_used), (total, rest), (square, rest * rest), (old, is_used), (old_total, rest)):
+        for sums, grown in (
+            (new, is_used),
+            (weight, is_used),
+            (total, rest),
+            (square, rest * rest),
+            (old, is_used),
+            (old_total, rest),
+        ):
             sums += grown
         mean = total / (new + TINY)
         variance = np.maximum(square / (new + TINY) - mean * mean, 0.0).astype(np.float32)
@@ -112,8 +139,9 @@ class RewardTest:
         # of all rewards less the newest: what was usual before
         before = np.maximum(old - new, 0.0)
         earlier = (old_total - total) / (before + TINY)
-        by_peers = mean / np.sqrt(variance / (new + TINY))
-        by_own = (mean - earlier) / np.sqrt(variance * (1.0 / (new + TINY) + 1.0 / (before + TINY)))
+        error = variance * weight / (new * new + TINY)
+        by_peers = mean / np.sqrt(error + TINY)
+        by_own = (mean - earlier) / np.sqrt(error + variance / (before + TINY))
         z = np.where(by_peers * by_own > 0, np.minimum(np.abs(by_peers), np.abs(by_own)), 0.0)
         is_enough = (new >= _FEWEST) & (before >= 2.0 * _FEWEST) & (groups.sizes() > 1)
         return np.where(is_enough, z / self._tuning.reward_z, 0.0).astype(np.float32)

@@ -81,6 +81,9 @@ class Rules:
         held, at = self._held, _KINDS.index(sighting.kind)
         bad, known = sighting.is_bad & sighting.is_known, sighting.is_known
         near = bad if sighting.is_near is None else sighting.is_near & sighting.is_known
+        if not (near.any() or held["frames"][at].any() or held["is_on"][at].any()):
+            held["good"][at] += known
+            return []
         counts, sizes = groups.shares(near[None, :])
         allowed = np.maximum(np.ceil(self._tuning.common_share * sizes), 1)
         is_common = (counts[0] > allowed)[groups.of]

@@ -206,7 +206,7 @@ def frames(rows: Measured) -> Iterator[Frame]:
     last = np.full(len(rows.workers), -1)
     np.minimum.at(first, worker, place)
     np.maximum.at(last, worker, place)
-    # a worker whose pieces cease stays: its peers tell whether there was work
+    # a worker whose pieces cease stays, and a rule compares it with its peers
     leaves = np.full(len(last), np.iinfo(np.int64).max) if rows.pieces else last + 1 + round(_STAYS)
     metrics = (*rows.metrics, *_OF_PIECES) if rows.pieces else rows.metrics
     ended_s, begun = np.full(len(rows.workers), -np.inf), 0

@@ -4,8 +4,8 @@ In a window of 15 minutes each healthy worker has a largest strength: evidence o
 single worker. Above ``start`` lies a share of them, with an exponential tail. A fleet of N workers
 then has one above ``start + slope ln(share N / alpha)`` in a share alpha of windows.
 
-A strength counts the persistence of an oddity by its third power. So a limit that is doubled asks
-for twice the evidence, and for a quarter more time: bursts are bounded, and alarms must not wait."""
+A strength counts the persistence of an oddity by its third power. So a doubled limit needs twice
+the evidence, and a quarter more time: bursts are bounded, and alarms must not wait."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FEWEST: Final = 500
 TIME_POWER: Final = 1.0 / 3.0
 """Power of a limit's factor by which the time grows for which an oddity must last."""
 SHIPPED: Final = Path(__file__).parent / "thresholds.json"
-"""Made by ``headrace bench watch --calibrate --detectors watch``, from benign development windows."""
+"""Made by ``headrace bench watch --calibrate --detectors watch`` from development windows."""
 
 
 @dataclass(frozen=True, slots=True)

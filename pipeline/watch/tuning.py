@@ -53,7 +53,7 @@ class Tuning:
     high: float = 3.5
     """Robust deviations above which a score is evidence."""
     high_normalised: float = 2.8
-    """The same of a metric that has the size of the work taken out: it is the strongest evidence."""
+    """The same of a metric without the size of the work, which is the strongest evidence."""
     most: float = 12.0
     """Robust deviations that one moment counts at most."""
     max_step_s: float = 60.0

@@ -211,3 +211,21 @@ def test_ignored_and_absent_columns_are_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(headrace, ["watch", "--from", str(path)])
     assert "the columns zone are ignored" in result.stderr
     assert "without role" in result.stderr
+
+
+def test_a_worker_whose_pieces_cease_while_its_peers_go_on_is_silent(tmp_path: Path) -> None:
+    def after(line: str, since_s: float) -> bool:
+        return float(line.split(",")[2]) > since_s
+
+    killed = [line for line in work_lines(5) if not (line.startswith("w3,") and after(line, 300.0))]
+    found = watched("--from", table(tmp_path / "work.csv", killed, WORK))
+    assert [(one["worker"], one["kind"]) for one in found] == [("w3", "silent")]
+    assert 290.0 <= float(str(found[0]["since_s"])) <= 310.0
+    ended = [line for line in work_lines(5) if not after(line, 300.0)]
+    assert watched("--from", table(tmp_path / "ended.csv", ended, WORK)) == []
+
+
+def test_a_worker_is_not_silent_while_it_is_at_a_long_piece_of_work(tmp_path: Path) -> None:
+    lines = [line for line in work_lines(5) if not (line.startswith("w3,") and float(line.split(",")[2]) > 300.0)]
+    lines.append("w3,score,300.5,250.0,37000,true")
+    assert watched("--from", table(tmp_path / "work.csv", lines, WORK)) == []

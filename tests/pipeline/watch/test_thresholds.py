@@ -46,7 +46,8 @@ def test_a_larger_fleet_needs_more_and_a_small_one_no_less() -> None:
     factors = [shipped().factor(size) for size in (1, 2, 8, 20, 32, 60, 128, 400, 1024, 10_000)]
     assert factors[0] >= 1.0
     assert factors == sorted(factors)
-    assert factors[-1] > 1.0
+    steep = Thresholds({128: Tail(0.6, 0.15)})
+    assert steep.factor(10_000) > steep.factor(1024) > steep.factor(128) > 1.0
 
 
 def test_a_nearby_size_lends_its_tail_and_a_lower_one_lowers_nothing() -> None:

@@ -1,0 +1,65 @@
+"""Claims about the rule on rewards: a frozen or shifted scorer is named, chance and idleness are
+not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pipeline.watch.findings import Finding
+from pipeline.watch.frame import Frame
+from pipeline.watch.watcher import Watch
+
+Reward = Callable[[int, float, np.random.Generator], float]
+
+
+def watched(
+    wrong: Reward, *, seconds: int = 360, num: int = 6, step_s: float = 1.0, is_idle: bool = False
+) -> list[Finding]:
+    """Return the findings where scorer 2 has these rewards from 200 s on."""
+    draw = np.random.default_rng(11)
+    workers, done = tuple(f"reward-{at}" for at in range(num)), np.zeros(num)
+    watch, found = Watch(), list[Finding]()
+    values = np.zeros((num, 2), np.float32)
+    for at in range(int(seconds / step_s)):
+        time_s = at * step_s
+        for worker in range(num):
+            is_wrong = worker == 2 and time_s >= 200.0
+            if not (is_wrong and is_idle):
+                done[worker] += 4
+            values[worker, 0] = wrong(4, time_s, draw) if is_wrong else healthy(4, time_s, draw)
+            values[worker, 1] = done[worker]
+        found += watch.tick(Frame(time_s, workers, ("reward",) * num, ("reward_mean", "done"), values.copy()))
+    return [one for one in found if "reward" in one.sentence]
+
+
+def healthy(pieces: int, time_s: float, draw: np.random.Generator) -> float:
+    """Return the mean of verdicts, which become rarer with time for all."""
+    return float(draw.binomial(pieces, 0.5 - time_s / 2000.0)) / pieces
+
+
+def test_a_scorer_that_always_gives_the_same_reward_is_named_within_a_minute() -> None:
+    found = watched(lambda *_: 0.5)
+    assert [(one.worker, one.kind, one.metric) for one in found] == [("reward-2", "reward", "reward_mean")]
+    assert found[0].alarm_s <= 260.0
+    assert "rewards are all 0.5" in found[0].sentence
+
+
+def test_a_scorer_whose_rewards_rise_against_its_peers_is_named() -> None:
+    found = watched(lambda pieces, at, draw: min(1.0, healthy(pieces, at, draw) + 0.35))
+    assert [(one.worker, one.kind) for one in found] == [("reward-2", "reward")]
+    assert found[0].alarm_s <= 310.0
+    assert "standard errors; the limit is 6" in found[0].sentence
+
+
+def test_rewards_that_fall_for_all_scorers_blame_none() -> None:
+    assert watched(healthy, seconds=700) == []
+
+
+def test_a_scorer_without_new_work_repeats_its_reward_and_is_not_frozen() -> None:
+    assert watched(lambda *_: 0.5, is_idle=True) == []
+
+
+def test_a_frozen_scorer_is_named_in_a_table_of_fifteen_seconds() -> None:
+    assert [one.worker for one in watched(lambda *_: 0.5, seconds=900, step_s=15.0)] == ["reward-2"]
