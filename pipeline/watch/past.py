@@ -121,7 +121,7 @@ class Past:
         offset, level = self.state["offset"], self.state["level"]
         sizes = groups.sizes()
         reference = _reference(values, groups)
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             difference = values - reference
             added = difference - offset
             usual = level - offset
@@ -135,7 +135,7 @@ class Past:
                 rare = np.abs(usual[floors.counting]) / (np.abs(reference[floors.counting]) + TINY)
                 swell[floors.normalised] *= np.sqrt(np.fmax(np.float32(1.0), rare.max(axis=0)))
             self._follow_fleet(left, swell, values, groups)
-            swell = np.clip(np.where(np.isfinite(swell), swell, 1.0), 1.0, _MOST_SWELL).astype(np.float32)
+            swell = np.clip(np.where(np.isnan(swell), 1.0, swell), 1.0, _MOST_SWELL).astype(np.float32)
             floor = floors.share * np.abs(np.where(sizes == 1, level, reference)) + floors.in_units
             near = np.fmax(groups.medians(np.abs(left))[:, groups.of], floor)
             wide = np.fmax(groups.medians(np.abs(difference))[:, groups.of], floor)

@@ -11,18 +11,20 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.config.observing import ObserverSection
 from pipeline.incidents.file import INCIDENTS_NAME, RunIncidents
 from pipeline.incidents.records import Incident
 from pipeline.runtime.flow_ring import Completion, FlowRingWriter, MessageOutcome, flow_folder
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.watch.thresholds import Tail, Thresholds
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Role
 from tests.manual_clock import ManualClock
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
 from workers.observer.observer import Observer
-from workers.observer.suspicions import AWAY_S
+from workers.observer.suspicions import AWAY_S, FleetSuspicions
 
 LIMIT_S = 20.0
 
@@ -83,11 +85,11 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def observed(run_dir: Path, *, clock: ManualClock | None = None) -> AsyncGenerator[Site]:
+async def observed(run_dir: Path, *, clock: ManualClock | None = None, thresholds: str = "") -> AsyncGenerator[Site]:
     clock = clock or ManualClock(start_s=1e9)
     registry = LeavingRegistry(clock=clock)
     async with asyncio.TaskGroup() as tasks:
-        config = small_config(run_dir)
+        config = small_config(run_dir).model_copy(update={"observer": ObserverSection(thresholds=thresholds)})
         transport = zmq_transport("observer#1")
         ctx = await context_of(config, run_dir, Role.OBSERVER, "observer", tasks, registry, transport, clock)
         observer = Observer(ctx)
@@ -116,6 +118,23 @@ async def test_a_silent_worker_is_an_incident_and_a_healthy_fleet_has_none(tmp_p
         await site.pass_s(180)
         assert [one.is_open for one in site.incidents] == [False]
         assert site.observer.ctx.counters == site.observer.ctx.counters | {"incidents": 1, "incidents_open": 0}
+
+
+async def test_an_observer_judges_by_the_thresholds_of_its_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Thresholds] = []
+    monkeypatch.setattr(FleetSuspicions, "judge_by", lambda self, thresholds: taken.append(thresholds))
+    written = Thresholds({8: Tail(2.0, 0.5)})
+    written.write(tmp_path / "own.json")
+    async with observed(tmp_path, thresholds=str(tmp_path / "own.json")) as site:
+        await site.pass_s(1)
+    assert taken == [written]
+    # a file that cannot be read stops no observer
+    async with observed(tmp_path, thresholds=str(tmp_path / "absent.json")) as site:
+        await site.pass_s(2)
+        assert site.num_looked >= 2
+    assert taken == [written]
 
 
 async def test_a_registry_without_an_answer_is_an_incident_and_blames_no_worker(
