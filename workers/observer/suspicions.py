@@ -1,6 +1,6 @@
-"""The suspicions of a moment: findings of the watch and of the flow, joined by component, and
-workers that were replaced (``workers.observer.replacements``).
+"""The suspicions of a moment: findings of the watch and of the flow, joined by component.
 
+Replaced workers, and the faults that workers report of themselves, are certain and stand beside.
 The watch (``pipeline.watch``) finds odd workers. The flow (``pipeline.flow``) finds where progress
 stops, and has the causes. Both about one component are one suspicion, with the causes of the flow.
 A worker that the watch finds hung, slow, odd or stale, and that waits for a named cause, is
@@ -27,6 +27,7 @@ from pipeline.watch.frame import Frame
 from pipeline.watch.heartbeats import FrameMaker
 from pipeline.watch.thresholds import Thresholds
 from pipeline.watch.watcher import Watch
+from workers.observer.own_reports import OwnReports
 from workers.observer.refusals import Refusals
 from workers.observer.replacements import Replacements
 
@@ -54,7 +55,7 @@ class FleetSuspicions:
             RowMaker(max_lag=max_lag, swaps_in_windows=swaps_in_windows),
             FlowWatch(least_slow=LEAST_SLOW_LIVE),
         )
-        self._replacements, self._refusals = Replacements(), Refusals()
+        self._replacements, self._refusals, self._reports = Replacements(), Refusals(), OwnReports()
         self._links: dict[tuple[str, str], str] = {}
         """By worker and kind: the link that is blamed in the worker's place, or ""."""
         self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
@@ -87,12 +88,12 @@ class FleetSuspicions:
             published: newest policy version; -1 for none."""
         self.tables = {}
         frame = self._frames.frame(now_s, beats, published)
-        replaced = self._replacements.look(now_s, at_s, beats)
+        certain = [*self._replacements.look(now_s, at_s, beats), *self._reports.look(now_s, at_s, beats)]
         self._refusals.look(now_s, beats)
         flow_s = self._flow_time(now_s, beats)
         if flow_s is None:
-            return frame, replaced
-        odd = [*self._odd(now_s, at_s, frame), *replaced]
+            return frame, certain
+        odd = [*self._odd(now_s, at_s, frame), *certain]
         states, links = self._rows.rows(flow_s, beats, published)
         self.tables = recorded(states, links, ahead_s=at_s - flow_s, given_s=at_s)
         for incident in self._flow.tick(flow_s, states, links):

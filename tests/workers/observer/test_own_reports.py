@@ -1,0 +1,55 @@
+"""A worker's own report of a fault is an incident of its component, once it has lasted."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pipeline.incidents.book import Suspicion
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from protocol.ids import Incarnation, Role
+from tests.pipeline.runtime.registries import beat_of
+from workers.observer.own_reports import OwnReports
+from workers.observer.suspicions import FleetSuspicions
+
+
+def beat(worker: str, role: Role, **changes: object) -> Heartbeat:
+    return msgspec.structs.replace(beat_of(Incarnation(role, worker, 1)), **changes)
+
+
+def refusing(number: int, of: int = 3) -> list[Heartbeat]:
+    waits = [WaitingFor.QUARANTINE] * number + [WaitingFor.COMPUTE] * (of - number)
+    return [
+        beat(f"generator-{n}", Role.GENERATOR, waiting_for=kind, detail="v7 is not as published")
+        for n, kind in enumerate(waits)
+    ]
+
+
+def names(found: list[Suspicion]) -> list[tuple[str, str]]:
+    return [(one.component, one.kind) for one in found]
+
+
+def test_a_generator_that_refuses_its_weights_for_long_is_named_and_a_moment_is_not() -> None:
+    reports = OwnReports()
+    assert not reports.look(1.0, 101.0, refusing(1))
+    assert not reports.look(2.0, 102.0, refusing(0))
+    assert not reports.look(3.0, 103.0, refusing(1))
+    assert not reports.look(4.0, 104.0, refusing(1))
+    (only,) = reports.look(5.0, 105.0, refusing(1))
+    assert (only.component, only.kind, only.since_s) == ("generator-0", "quarantine", 103.0)
+    assert "v7" in only.sentence
+
+
+def test_weights_that_most_generators_refuse_are_the_learners() -> None:
+    reports = OwnReports()
+    reports.look(1.0, 1.0, refusing(2))
+    assert names(reports.look(4.0, 4.0, refusing(2))) == [("learner", "quarantine")]
+    lonely = OwnReports()
+    lonely.look(1.0, 1.0, refusing(1, of=1))
+    assert names(lonely.look(4.0, 4.0, refusing(1, of=1))) == [("generator-0", "quarantine")]
+
+
+def test_a_worker_whose_disk_refuses_is_named_with_its_words_by_the_observer() -> None:
+    full = beat("learner", Role.LEARNER, refused="No space left on device: /run/checkpoints")
+    _, found = FleetSuspicions().look(1.0, 1.0, [full], -1)
+    assert names(found) == [("learner", "disk")]
+    assert "/run/checkpoints" in found[0].sentence
