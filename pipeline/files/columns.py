@@ -164,7 +164,7 @@ def read_columns(path: Path, columns: Sequence[Column]) -> Columns:
     return Columns(path, num_rows, numbers, texts, unknown, absent)
 
 
-def _arrow(module: str = "") -> Any:
+def arrow(module: str = "") -> Any:
     """Return pyarrow, or a module of it, which comes without types. It is imported late: a command
     without tables starts without it."""
     return importlib.import_module(f"pyarrow{module}")
@@ -201,7 +201,7 @@ class _CsvFile:
             raise DataError(f"{path}: an empty file; expected a header and rows") from None
 
     def _lines(self) -> Any:
-        pa = _arrow()
+        pa = arrow()
 
         raw = pa.input_stream(str(self.path), compression="gzip" if self.path.name.lower().endswith(".gz") else None)
         return io.TextIOWrapper(raw, encoding="utf-8-sig", errors="replace", newline="")
@@ -224,8 +224,8 @@ class _CsvFile:
         return (record for record in self._records() if record[1] > self._header_lines)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        pa = _arrow()
-        arrow_csv = _arrow(".csv")
+        pa = arrow()
+        arrow_csv = arrow(".csv")
 
         if not indices:
             return []
@@ -262,8 +262,8 @@ class _CsvFile:
 
 class _ParquetFile:
     def __init__(self, path: Path) -> None:
-        pa = _arrow()
-        pq = _arrow(".parquet")
+        pa = arrow()
+        pq = arrow(".parquet")
 
         self.path = path
         try:
@@ -272,8 +272,8 @@ class _ParquetFile:
             raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        pa = _arrow()
-        pq = _arrow(".parquet")
+        pa = arrow()
+        pq = arrow(".parquet")
 
         try:
             with pq.ParquetFile(self.path) as file:
@@ -301,8 +301,8 @@ def _open(path: Path) -> _CsvFile | _ParquetFile:
 
 
 def _words(source: _CsvFile | _ParquetFile, column: Column, array: Any) -> WordColumn:
-    pa = _arrow()
-    pc = _arrow(".compute")
+    pa = arrow()
+    pc = arrow(".compute")
 
     text = pc.utf8_trim_whitespace(_as_text(source, column, array)).combine_chunks()
     text = pc.fill_null(text, "")
@@ -323,8 +323,8 @@ def _words(source: _CsvFile | _ParquetFile, column: Column, array: Any) -> WordC
 
 
 def _as_text(source: _CsvFile | _ParquetFile, column: Column, array: Any) -> Any:
-    pa = _arrow()
-    pc = _arrow(".compute")
+    pa = arrow()
+    pc = arrow(".compute")
 
     kind: Any = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
@@ -337,8 +337,8 @@ def _as_text(source: _CsvFile | _ParquetFile, column: Column, array: Any) -> Any
 
 
 def _numbers(source: _CsvFile | _ParquetFile, column: Column, array: Any) -> NDArray[np.float64]:
-    pa = _arrow()
-    pc = _arrow(".compute")
+    pa = arrow()
+    pc = arrow(".compute")
 
     kind: Any = array.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
@@ -368,8 +368,8 @@ def _numbers(source: _CsvFile | _ParquetFile, column: Column, array: Any) -> NDA
 
 def _parsed(source: _CsvFile | _ParquetFile, column: Column, text: Any) -> NDArray[np.float64]:
     """Return numbers of cells in lower case [rows]; NaN for empty ones."""
-    pa = _arrow()
-    pc = _arrow(".compute")
+    pa = arrow()
+    pc = arrow(".compute")
 
     none: Any = pa.scalar(None, pa.string())
     text = pc.if_else(pc.is_in(text, value_set=pa.array(_EMPTY_WORDS)), none, text)
@@ -393,8 +393,8 @@ def _parsed(source: _CsvFile | _ParquetFile, column: Column, text: Any) -> NDArr
 
 def _dates(text: Any) -> NDArray[np.float64] | None:
     """Return ISO dates as seconds since 1970; None for anything else."""
-    pa = _arrow()
-    pc = _arrow(".compute")
+    pa = arrow()
+    pc = arrow(".compute")
 
     upper = pc.utf8_upper(text)
     for kind in (pa.timestamp("us", tz="UTC"), pa.timestamp("us")):

@@ -8,7 +8,6 @@ file that cannot be read is left out, and counted."""
 from __future__ import annotations
 
 import contextlib
-import importlib
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+from pipeline.files.columns import arrow
 from pipeline.flow.rows import LinkRow, StateRow
 from pipeline.observability.history import HISTORY_NAME, HistoryTail, UpdateRow
 from pipeline.runtime.flow_ring import MessageOutcome
@@ -89,7 +89,7 @@ class _Table:
     """One table's file, made with its first rows."""
 
     def __init__(self, folder: Path, name: str, *, as_csv: bool) -> None:
-        pa = _arrow()
+        pa = arrow()
         kinds = {"ok": pa.bool_()}
         self._schema: Any = pa.schema(
             [(column, pa.string() if column in _TEXTS else kinds.get(column, pa.float64())) for column in COLUMNS[name]]
@@ -101,7 +101,7 @@ class _Table:
 
     def add(self, rows: Any) -> None:
         """Write rows; columns that they lack are empty. Raises DataError."""
-        pa = _arrow()
+        pa = arrow()
         try:
             columns = [
                 _cast(rows.column(column.name), column.type)
@@ -115,9 +115,9 @@ class _Table:
             return
         if self._writer is None:
             self._writer = (
-                _arrow(".csv").CSVWriter(str(self._path), self._schema)
+                arrow(".csv").CSVWriter(str(self._path), self._schema)
                 if self._as_csv
-                else _arrow(".parquet").ParquetWriter(str(self._path), self._schema, compression="zstd")
+                else arrow(".parquet").ParquetWriter(str(self._path), self._schema, compression="zstd")
             )
         self._writer.write_table(pa.table(columns, schema=self._schema))
         self.num_rows += rows.num_rows
@@ -128,20 +128,15 @@ class _Table:
             self._writer.close()
 
 
-def _arrow(module: str = "") -> Any:
-    """Return pyarrow, or a module of it, which comes without types."""
-    return importlib.import_module(f"pyarrow{module}")
-
-
 def _cast(column: Any, kind: Any) -> Any:
     """Return a column as another type; numbers may lose digits."""
-    return _arrow(".compute").cast(column, kind, safe=False)
+    return arrow(".compute").cast(column, kind, safe=False)
 
 
 def _read(file: Path) -> Any:
-    pa = _arrow()
+    pa = arrow()
     try:
-        return _arrow(".parquet").read_table(file)
+        return arrow(".parquet").read_table(file)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as Parquet: {error}") from error
 
@@ -149,7 +144,7 @@ def _read(file: Path) -> Any:
 def _work_of(messages: Any) -> Any:
     """Return the pieces of work whose result the ledger has. Failures are counted in the metrics:
     here they look like work that was not wanted any more."""
-    pa, pc = _arrow(), _arrow(".compute")
+    pa, pc = arrow(), arrow(".compute")
     try:
         stored = pc.equal(messages.column("outcome"), MessageOutcome.STORED.name.lower())
         worker = _cast(messages.column("worker"), pa.string())
@@ -183,4 +178,4 @@ def _updates(run_dir: Path, report: ExportReport) -> Iterator[Any]:
             )
             for row in rows
         ]  # fmt: skip
-        yield _arrow().table(dict(zip(WORK_COLUMNS, map(list, zip(*cells, strict=True)), strict=True)))
+        yield arrow().table(dict(zip(WORK_COLUMNS, map(list, zip(*cells, strict=True)), strict=True)))
