@@ -3,7 +3,9 @@
 Three kinds of links:
 
 * generator > scorer: S by the sender's heartbeat, R and D by an earlier one of the receiver. So R
-  is never ahead of S merely since the two report at different moments.
+  is never ahead of S merely since the two report at different moments. All count from the moment at
+  which both ends have been there for a while: what a dead process had is no message under way. A
+  receiver whose main loop stands, or stood just now, explains its links itself.
 * scorer > learner: the ledger carries scores, and has each at once. The link only shows who waits.
 * learner > generator: versions as counts. A version is sent when the generator should have it
   (``weights.max_generator_lag``) and has had two turns to take it; received when it serves it.
@@ -17,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import nan
+from math import inf, nan
 from typing import Final
 
 from pipeline.flow.rows import LinkRow, StateRow
@@ -36,8 +38,10 @@ from protocol.ids import Role
 
 STEP_SHARE: Final = 1e-3
 """A finished step of long work is so much of a piece: it is progress, and hardly a piece."""
-_STILL_MS: Final = 2000.0
+_STILL_MS: Final = 1000.0
 """A main loop whose timer is late by so much stands still, whatever its last word was."""
+_SETTLES_S: Final = 5.0
+"""A new process at either end has its links and its first messages after so long."""
 _KEPT_REPORTS: Final = 4
 _REPORTS_OLD_S: Final = 0.6
 """Counters of links in a heartbeat are at most so much older than the heartbeat."""
@@ -66,6 +70,12 @@ class _LastBeats:
     beat: Heartbeat
     time_s: float
     """Arrival of the newest, by the reader's clock."""
+    began_s: float
+    """When its present incarnation was first seen."""
+    still_from_s: float | None = None
+    """Since when its main loop stands; None while it turns."""
+    backlog_until_s: float = -inf
+    """Its mailbox is as old as its main loop stood, for as long."""
     reports: deque[tuple[float, Reports]] = field(default_factory=lambda: deque(maxlen=_KEPT_REPORTS))
     size: float = 0.0
     """Of its finished work, in usual pieces."""
@@ -73,6 +83,22 @@ class _LastBeats:
     """Version that it should serve by now."""
     lagging_turns: float | None = None
     """Turns that it had made when it began to lag; None while it does not."""
+
+    def note(self, beat: Heartbeat) -> None:
+        """Take a new heartbeat in, that came at ``time_s``."""
+        if beat.who.epoch != self.beat.who.epoch:
+            self.began_s, self.still_from_s = self.time_s, None
+            self.reports.clear()
+        self.beat = beat
+        mine = link_name("", beat.who.worker)
+        self.reports.append((self.time_s, {link.name: link for link in beat.links if link.name.endswith(mine)}))
+        lag_ms = beat.vitals.loop_lag_ms if beat.vitals is not None else 0.0
+        if lag_ms >= _STILL_MS:
+            began_s = self.time_s - lag_ms / 1e3
+            self.still_from_s = began_s if self.still_from_s is None else self.still_from_s
+        elif self.still_from_s is not None:
+            self.backlog_until_s = 2 * self.time_s - self.still_from_s
+            self.still_from_s = None
 
     def reports_at(self, time_s: float) -> Reports | None:
         """Return its newest reports that are not later than ``time_s``."""
@@ -89,6 +115,8 @@ class RowMaker:
         self._seen: dict[str, _LastBeats] = {}
         self._usual_tokens: dict[Role, float] = {}
         """Of one piece of a role's work."""
+        self._bases: dict[str, tuple[tuple[int, int], LinkReport]] = {}
+        """By link: the epochs of its ends, and the counts from which it counts."""
 
     def rows(self, now_s: float, beats: Sequence[Heartbeat], published: int) -> tuple[list[StateRow], list[LinkRow]]:
         """Return the rows of this moment.
@@ -109,16 +137,14 @@ class RowMaker:
         arrived_s = now_s - beat.silent_s
         seen = self._seen.get(beat.who.worker)
         if seen is None:
-            seen = self._seen[beat.who.worker] = _LastBeats(beat, arrived_s)
+            seen = self._seen[beat.who.worker] = _LastBeats(beat, arrived_s, arrived_s)
         elif (beat.who.epoch, beat.at_s, beat.turns) == (seen.beat.who.epoch, seen.beat.at_s, seen.beat.turns):
             return
         else:
             seen.time_s = max(arrived_s, seen.time_s + 1e-3)
             if beat.who.epoch == seen.beat.who.epoch:
                 seen.size += self._size(beat.who.role, _service(seen.beat), _service(beat))
-        seen.beat = beat
-        mine = link_name("", beat.who.worker)
-        seen.reports.append((seen.time_s, {link.name: link for link in beat.links if link.name.endswith(mine)}))
+        seen.note(beat)
 
     def _size(self, role: Role, before: ServiceSums, now: ServiceSums) -> float:
         """Return the work between two heartbeats, in usual pieces: by their number or by their
@@ -142,8 +168,7 @@ class RowMaker:
             is_behind=beat.policy_version < published, knows_disk=beat.storing.slowest_s > 0,
         )  # fmt: skip
         held = beat.held
-        is_still = vitals is not None and vitals.loop_lag_ms >= _STILL_MS
-        if is_still and beat.waiting_for in (WaitingFor.INPUT, WaitingFor.CREDIT):
+        if seen.still_from_s is not None and beat.waiting_for in (WaitingFor.INPUT, WaitingFor.CREDIT):
             word, held = "compute", max(1, held)
         # a worker that waits for input gathers a batch, or has nothing
         depth = 0 if beat.waiting_for is WaitingFor.INPUT or vitals is None else vitals.input_depth
@@ -166,18 +191,21 @@ class RowMaker:
 
     def _links(self, names: FleetNames, published: int) -> Iterator[LinkRow]:
         short = {name[:MAX_LINK_NAME_CHARS]: name for name in names.workers}
+        there = set[str]()
         for name, seen in self._seen.items():
             role = seen.beat.who.role
             mine = link_name(name, "")
             for report in seen.beat.links:
                 receiver = short.get(report.name[len(mine) :]) if report.name.startswith(mine) else None
                 if receiver is not None and not report.produced:
+                    there.add(report.name)
                     yield from self._messages(seen, report, self._seen[receiver])
             if role in _SCORERS and names.learner:
                 count = seen.beat.progress
                 yield LinkRow(seen.time_s, name, names.learner, count, count, count, count)
             if role is Role.GENERATOR and names.learner:
                 yield self._versions(seen, names.learner, published)
+        self._bases = {name: base for name, base in self._bases.items() if name in there}
 
     def _messages(self, seen: _LastBeats, sent: LinkReport, receiver: _LastBeats) -> Iterator[LinkRow]:
         reports = receiver.reports_at(seen.time_s - _REPORTS_OLD_S)
@@ -185,10 +213,22 @@ class RowMaker:
         # The receiver counts it among others, or its heartbeat is not that old.
         if reports is None or (sent.name not in reports and others in reports):
             return
+        settled_s = max(seen.began_s, receiver.began_s) + _SETTLES_S
+        if seen.time_s < max(settled_s, receiver.backlog_until_s) or receiver.still_from_s is not None:
+            return
         got = reports.get(sent.name, _NO_REPORT)
+        epochs = (seen.beat.who.epoch, receiver.beat.who.epoch)
+        known, base = self._bases.get(sent.name, (None, _NO_REPORT))
+        if known != epochs:
+            base = LinkReport(name=sent.name, sent=sent.sent, received=got.received, done=got.done)
+            self._bases[sent.name] = (epochs, base)
+        # Messages under way at that moment are counted as received alone.
+        num_sent = 1 + sent.sent - base.sent
+        num_received = min(num_sent, 1 + max(0, got.received - base.received))
+        num_done = min(num_received, 1 + max(0, got.done - base.done))
         yield LinkRow(
             seen.time_s, seen.beat.who.worker, receiver.beat.who.worker,
-            sent.sent, sent.sent, got.received, got.done, got.oldest_age_s,
+            num_sent, num_sent, num_received, num_done, got.oldest_age_s,
         )  # fmt: skip
 
     def _versions(self, seen: _LastBeats, learner: str, published: int) -> LinkRow:

@@ -121,9 +121,45 @@ def test_a_link_has_the_counts_of_both_ends_and_never_a_later_one_of_the_receive
         got = LinkReport(name=name, received=received, done=received - 1, open=1, oldest_age_s=0.5)
         return maker.rows(now_s, [sender, beat("reward-0", now_s, links=(got,), silent_s=0.0)], published=-1)
 
-    assert rows(1.0, 10, 12)[1] == [], "the receiver's only counts are newer than the sender's"
-    found = link(rows(2.0, 20, 22), name)
-    assert (found.time_s, found.sent, found.received, found.done) == (1.9, 20, 12, 11)
+    for second in range(1, 7):
+        assert rows(second, 10 * second, 10 * second + 2)[1] == [], "both ends are new"
+    first = link(rows(7.0, 70, 72), name)
+    assert (first.time_s, first.sent, first.received, first.done) == (6.9, 1, 1, 1), "it counts from here"
+    found = link(rows(8.0, 80, 82), name)
+    assert (found.time_s, found.sent, found.received, found.done) == (7.9, 11, 11, 11)
+    found = link(rows(9.0, 80, 97), name)
+    assert (found.sent, found.received) == (11, 11), "never more than was sent"
+    found = link(rows(10.0, 120, 130), name)
+    assert (found.sent, found.received) == (51, 36), "of the receiver's heartbeat before"
+
+
+def test_a_dead_processs_messages_are_not_under_way_and_not_received_twice() -> None:
+    maker, name = RowMaker(), link_name("generator-0", "reward-0")
+    counts = list[tuple[float, float, float]]()
+    # the sender dies with 30 messages that never arrive; its next process counts from 0
+    for second in range(30):
+        epoch, sent = (1, 900 + 10 * second) if second < 12 else (2, 10 * (second - 12))
+        received = 10 * second if second < 6 else 60 + max(0, 10 * (second - 12))
+        sender = beat("generator-0", second, epoch=epoch, links=(LinkReport(name=name, sent=sent),))
+        receiver = beat("reward-0", second, links=(LinkReport(name=name, received=received, done=received),))
+        rows = [row for row in maker.rows(second, [sender, receiver], published=-1)[1] if row.sender == "generator-0"]
+        counts += [(second, row.sent, row.received) for row in rows]
+    assert [second for second, *_ in counts] == [*range(5, 12), *range(17, 30)]
+    assert max(sent - received for second, sent, received in counts if second < 12) >= 30
+    assert min(sent for _, sent, _ in counts) == 1, "it counts from a moment on"
+    assert all(0 <= sent - received <= 10 for second, sent, received in counts if second >= 17)
+
+
+def test_a_receiver_whose_main_loop_stands_or_stood_explains_its_links_itself() -> None:
+    maker, name, there = RowMaker(), link_name("generator-0", "reward-0"), list[int]()
+    for second in range(30):
+        lag_ms = 1e3 * (second - 10) if 10 < second < 16 else 0.0
+        sender = beat("generator-0", second, links=(LinkReport(name=name, sent=second),))
+        got = LinkReport(name=name, received=second, done=second)
+        receiver = beat("reward-0", second, links=(got,), vitals=Vitals(loop_lag_ms=lag_ms))
+        if any(row.sender == "generator-0" for row in maker.rows(second, [sender, receiver], published=-1)[1]):
+            there.append(second)
+    assert there == [*range(5, 11), *range(22, 30)]
 
 
 def test_a_receiver_that_knows_no_such_sender_has_received_nothing_of_it() -> None:
@@ -132,11 +168,12 @@ def test_a_receiver_that_knows_no_such_sender_has_received_nothing_of_it() -> No
     sent = LinkReport(name=name, sent=5)
     of_role = LinkReport(name=link_name("generator-0", "reward"), produced=9, open=2)
     found: list[list[LinkRow]] = []
-    for now_s, known in ((1.0, ()), (2.0, ()), (3.0, (others,)), (4.0, (others,))):
+    for now_s, known in ((1.0, ()), (7.0, ()), (8.0, ()), (9.0, (others,)), (10.0, (others,))):
         sender = beat("generator-0", now_s, links=(sent, of_role))
+        sent = LinkReport(name=name, sent=sent.sent + 4)
         found.append(list(maker.rows(now_s, [sender, beat("reward-0", now_s, links=known)], published=-1)[1]))
-    assert [(row.sent, row.received) for row in found[1]] == [(5, 0)]
-    assert found[3] == [], "it may be among the others, whose counts are one sum"
+    assert [(row.sent, row.received) for row in found[2]] == [(5, 1)]
+    assert found[4] == [], "it may be among the others, whose counts are one sum"
 
 
 def test_a_version_is_on_its_way_once_a_generator_had_two_turns_to_take_it() -> None:
