@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pipeline.watch.evidence import Evidence
 from pipeline.watch.frame import Frame
 from pipeline.watch.groups import Groups
 from pipeline.watch.metrics import metric
-from pipeline.watch.past import Floors, Past, believed
+from pipeline.watch.past import Deviations, Floors, Past, believed
+from pipeline.watch.thresholds import NO_THRESHOLDS
 from pipeline.watch.tuning import Tuning
 from pipeline.watch.watcher import Watch
-from tests.pipeline.watch.fleets import findings, fleet, named
+from tests.pipeline.watch.fleets import fleet, named
 
 STEP = {"step_ms": 30.0}
 LONE = ("learner", *["generator"] * 6)
@@ -70,16 +72,23 @@ def test_more_workers_than_fail_at_once_are_common_in_a_large_role() -> None:
     assert len(named(fleet(40, seconds=330, levels=STEP, change=odd(0, 1, 2)))) == 3
 
 
-def test_while_a_whole_role_moves_the_evidence_against_one_neither_grows_nor_falls() -> None:
-    def change(time_s: float, values: np.ndarray) -> None:
-        if time_s >= 150.0:
-            values[5, 0] *= 3.0
-        if 200.0 <= time_s < 235.0:
-            values[:5, 0] *= 3.0 + 0.2 * np.arange(5)
+def test_while_an_oddity_is_common_the_evidence_neither_grows_nor_falls() -> None:
+    groups, tuning = Groups.by(("r",) * 10), Tuning()
+    evidence, floors = Evidence(tuning, NO_THRESHOLDS, 150.0, 70.0, 0.0), Floors([metric("heat")], tuning)
+    evidence.align(("heat",), tuple("abcdefghij"), groups)
+    none, all_of = np.zeros((1, 10), bool), np.ones((1, 10), bool)
 
-    found = findings(fleet(10, seconds=330, levels=STEP, change=change))
-    assert [one.worker for one in found] == ["generator-5"]
-    assert found[0].alarm_s <= 280.0
+    def judge(time_s: float, num_odd: int) -> list[float]:
+        left, one = np.array([[10.0] * num_odd + [0.0] * (10 - num_odd)], np.float32), np.ones((1, 10), np.float32)
+        evidence.judge(
+            time_s, 1.0, Deviations(left, left, left, one, one), left, np.abs(left), groups, floors, all_of, none[0]
+        )
+        return [float(evidence.state[name][0, 0]) for name in ("evidence", "persisted_s")]
+
+    alone = [judge(float(at), 1) for at in range(20)][-1]
+    assert alone == [20 * 6.5, 20.0]
+    assert [judge(20.0 + at, 4) for at in range(10)][-1] == alone
+    assert judge(30.0, 0) == [20 * 6.5 - 3.5, 17.0]
 
 
 def test_a_lone_worker_is_not_silent_when_most_of_the_fleet_is() -> None:

@@ -42,6 +42,14 @@ def test_memory_that_grows_for_the_whole_role_is_no_leak() -> None:
     assert watched(leak(6e6, *range(8))) == []
 
 
+def test_growth_is_counted_above_that_of_the_peers() -> None:
+    def change(time_s: float, values: np.ndarray) -> None:
+        leak(4e6, *range(8))(time_s, values)
+        leak(1e6, 0)(time_s, values)
+
+    assert watched(change) == []
+
+
 def test_memory_that_rises_and_falls_in_turn_is_no_leak() -> None:
     def change(time_s: float, values: np.ndarray) -> None:
         values[0, 0] += 6e6 * (time_s % 75.0)

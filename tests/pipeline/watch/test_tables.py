@@ -225,7 +225,10 @@ def test_a_worker_whose_pieces_cease_while_its_peers_go_on_is_silent(tmp_path: P
     assert watched("--from", table(tmp_path / "ended.csv", ended, WORK)) == []
 
 
-def test_a_worker_is_not_silent_while_it_is_at_a_long_piece_of_work(tmp_path: Path) -> None:
-    lines = [line for line in work_lines(5) if not (line.startswith("w3,") and float(line.split(",")[2]) > 300.0)]
-    lines.append("w3,score,300.5,250.0,37000,true")
-    assert watched("--from", table(tmp_path / "work.csv", lines, WORK)) == []
+def test_a_worker_at_a_piece_of_work_is_not_idle_and_the_longest_piece_is_known(tmp_path: Path) -> None:
+    lines = ["a,score,0,2,1,true", "a,score,3,4,1,true", *(f"b,score,{at},1,1,true" for at in range(12))]
+    rows, _ = read_rows([table(tmp_path / "work.csv", lines, WORK)], TableForm.WORK)
+    seen = {frame.time_s: dict(zip(frame.metrics, frame.values[0].tolist(), strict=True)) for frame in frames(rows)}
+    assert [one["finished_age_s"] for at, one in seen.items() if 2.0 <= at < 7.0] == [0.0, 0.0, 0.0, 0.0, 0.0]
+    assert seen[9.0]["finished_age_s"] == 2.0
+    assert {one["longest_piece_s"] for one in seen.values()} == {4.0}
