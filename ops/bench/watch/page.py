@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ops.bench.table import prose, show
-from ops.bench.watch.cases import BENIGN, CONCURRENT, FLEETS, SINGLE, Control
+from ops.bench.watch.cases import BENIGN, CONCURRENT, EXPLICIT_S, FLEETS, SINGLE, Control
 from ops.bench.watch.contenders import NAMES
-from ops.bench.watch.scoring import CURVE_S, Outcome, Summary, summarise
+from ops.bench.watch.scoring import CURVE_S, Outcome, Summary, quantile, summarise
 
 _BARS = {"f1": 0.96, "f1 at 10,000": 0.90, "concurrent": 0.85, "blamed": 0.02}
 
@@ -137,9 +137,19 @@ def _verdicts(given: Sequence[Outcome]) -> str:
         names = "F1" if size >= 4096 else "Precision, recall and F1"
         lines.append(
             f"* {size:,} workers: {names} of at least {bar:.2f}: **{'holds' if held else 'does not hold'}**. "
-            f"Blame in at most 2 % of benign windows: **{'holds' if blame else 'does not hold'}**."
+            f"Blame in at most 2 % of benign windows: **{'holds' if blame else 'does not hold'}**. "
+            f"{_gray(given, size)}"
         )
     return "\n".join(prose(line) for line in lines)
+
+
+def _gray(given: Sequence[Outcome], size: int) -> str:
+    single = [one for one in given if one.size == size and one.label in SINGLE and one.limits_s[0] > EXPLICIT_S]
+    if not single:
+        return "No gray fault."
+    delay = quantile([one.delays_s[0] for one in single], 0.9)
+    held = "holds" if delay <= 120.0 else "does not hold"
+    return f"P90 of gray faults within 120 s: **{held}** ({_seconds(delay)}{' s' if math.isfinite(delay) else ''})."
 
 
 def _by_kind(given: Sequence[Outcome]) -> str:
@@ -201,7 +211,19 @@ def _concurrent(given: Sequence[Outcome]) -> str:
     )
 
 
+def seen_by_all(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[Outcome]]:
+    """Return the outcomes of the windows that every detector has seen."""
+
+    def window(outcome: Outcome) -> tuple[str, int, str, int]:
+        return outcome.fleet, outcome.size, outcome.label, outcome.index
+
+    windows = [{window(outcome) for outcome in given} for given in outcomes.values()]
+    common = set.intersection(*windows) if windows else set()
+    return {name: [outcome for outcome in given if window(outcome) in common] for name, given in outcomes.items()}
+
+
 def _by_detector(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
+    outcomes = seen_by_all(outcomes)
     sizes = sorted({outcome.size for given in outcomes.values() for outcome in given})
     rows = []
     for name, given in outcomes.items():
@@ -212,7 +234,8 @@ def _by_detector(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
             by_size.append(f"{summarise(own).f1.share:.2f}" if own else "")
         rows.append((name, total.precision, total.recall, f"{total.f1.share:.3f}", total.blamed, *by_size))
     head = ("detector", "precision", "recall", "F1", "benign blamed", *(f"F1 at {size:,}" for size in sizes))
-    tables = [_table(head, rows)]
+    num = max((len(given) for given in outcomes.values()), default=0)
+    tables = [f"Windows that every detector has seen: {num}.", _table(head, rows)]
     kinds = []
     for label in SINGLE:
         cells = []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ops.bench.watch.cases import BENIGN, CONCURRENT, Case, Fault, Kind, Truth
+from ops.bench.watch.page import page, seen_by_all
 from ops.bench.watch.raw import read_raw, write_raw
 from ops.bench.watch.scoring import Alarm, Outcome, is_decided, judge, quantile, summarise, wilson
 
@@ -122,3 +124,18 @@ def test_raw_outcomes_come_back_as_they_were(tmp_path: Path) -> None:
     about, back = read_raw(tmp_path / "raw.json")
     assert back == results
     assert about["tick_cost"] == {"p99_ms": 1.0}
+
+
+def test_detectors_are_compared_on_the_windows_that_all_of_them_have_seen() -> None:
+    one = outcome(SLOW, (400.0, "a"))
+    rows = {"watch": [one, replace(one, index=7)], "heartbeat": [replace(one, index=7, num_wrong=1)]}
+    assert {name: [each.index for each in given] for name, given in seen_by_all(rows).items()} == {
+        "watch": [7],
+        "heartbeat": [7],
+    }
+
+
+@pytest.mark.parametrize(("delay_s", "verdict"), [(100.0, "**holds** (100 s)"), (200.0, "**does not hold** (200 s)")])
+def test_the_page_says_whether_gray_faults_are_found_within_two_minutes(delay_s: float, verdict: str) -> None:
+    one = replace(outcome(SLOW, (400.0, "a")), delays_s=(delay_s,), limits_s=(240.0,))
+    assert f"P90 of gray faults within 120 s: {verdict}" in " ".join(page({}, {"watch": [one] * 3}, {}).split())
