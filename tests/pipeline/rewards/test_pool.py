@@ -12,7 +12,6 @@ import pytest
 from pipeline.config.learning import RewardSection
 from pipeline.ledger.url import without_ledger_password
 from pipeline.process.records import process_runs
-from pipeline.process.work import Meter, listening
 from pipeline.rewards import registry
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import VerifierSpec
@@ -371,42 +370,6 @@ async def test_a_sandbox_ends_with_its_parent_in_the_middle_of_a_call(tmp_path: 
     await until_gone([sandbox])
 
 
-async def test_every_verdict_of_a_batch_is_told_as_it_comes() -> None:
-    meter = Meter()
-    with listening(meter), meter.task("scoring", 3.0, "responses"):
-        await judge(*(response("1", by=f"{USER}:equals") for _ in range(3)))
-        report = meter.report()
-    assert (report.steps, report.share) == (3, pytest.approx(1.0))
-
-
-def together(outcome: VerifierOutcome) -> float:
-    assert isinstance(outcome, Verdict)
-    return outcome.parts["together"]
-
-
-async def test_a_verifier_of_several_responses_a_call_gets_them_shared_among_processes() -> None:
-    async with VerifierPool(Limits(processes=2), configured=EVERYTHING) as pool:
-        asked = [response(str(n), by=f"{USER}:counts_its_batch") for n in range(6)]
-        sizes = sorted(together(outcome) for outcome in await pool.score(asked))
-        assert max(sizes) <= 3.0, "an equal share for each process"
-        assert max(sizes) > 1.0
-        (alone,) = await pool.score(asked[:1])
-        assert together(alone) == 1.0
-    async with VerifierPool(Limits(), configured=EVERYTHING) as pool:
-        assert [together(outcome) for outcome in await pool.score(asked)] == [4.0] * 4 + [2.0] * 2
-
-
-@pytest.mark.parametrize("how", ["raise", "hang", "die"])
-async def test_one_response_of_a_batch_spoils_no_other(how: str) -> None:
-    asked = [response(text, by=f"{USER}:counts_its_batch") for text in ("a", how, "b")]
-    first, culprit, last = await judge(*asked, limits=Limits(timeout_s=1.0))
-    assert together(first) == together(last) == 1.0
-    if how == "hang":
-        assert isinstance(culprit, Verdict) and not culprit.judged
-    else:
-        assert failure(culprit).kind is (VerifierFailureKind.RAISED if how == "raise" else VerifierFailureKind.DIED)
-
-
 async def test_a_reward_function_of_trl_is_sandboxed_and_an_unknown_signature_is_refused() -> None:
     async with VerifierPool(Limits(), configured=EVERYTHING) as pool:
         asked = [response("1", by=f"{USER}:trl_reward"), response("2", by=f"{USER}:trl_reward")]
@@ -450,11 +413,3 @@ async def test_a_module_that_is_not_imported_in_time_is_a_failure_and_no_wrong_a
     monkeypatch.setattr("pipeline.rewards.process.STARTUP_TIMEOUT_S", 0.3)
     (outcome,) = await judge(response("1", "1", by="tests.pipeline.rewards.slow_import:judge"))
     assert failure(outcome).kind is VerifierFailureKind.NOT_LOADED
-
-
-async def test_every_call_is_a_piece_of_work_also_when_a_batch_is_judged_one_by_one() -> None:
-    meter = Meter()
-    with listening(meter), meter.task("scoring", 3.0, "responses"):
-        await judge(*(response(text, by=f"{USER}:counts_its_batch") for text in ("a", "raise", "b")))
-        report = meter.report()
-    assert (report.steps, report.share) == (4, pytest.approx(1.0))
