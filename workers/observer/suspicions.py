@@ -69,8 +69,6 @@ class FleetSuspicions:
         self._away_since_s: float | None = None
         """When the registry's last answer came, while it gives none."""
         self._back_s: float | None = None
-        self._stood_s = 0.0
-        """Time without answers: for the flow it has not passed."""
 
     def judge_by(self, thresholds: Thresholds) -> None:
         """Use these thresholds of the watch from now on; it begins anew."""
@@ -90,23 +88,22 @@ class FleetSuspicions:
         frame = self._frames.frame(now_s, beats, published)
         certain = [*self._replacements.look(now_s, at_s, beats), *self._reports.look(now_s, at_s, beats)]
         self._refusals.look(now_s, beats)
-        flow_s = self._flow_time(now_s, beats)
-        if flow_s is None:
+        if self._comes_back(now_s, beats):
             return frame, certain
         odd = [*self._odd(now_s, at_s, frame), *certain]
-        states, links = self._rows.rows(flow_s, beats, published)
-        self.tables = recorded(states, links, ahead_s=at_s - flow_s, given_s=at_s)
-        for incident in self._flow.tick(flow_s, states, links):
+        states, links = self._rows.rows(now_s, beats, published)
+        self.tables = recorded(states, links, ahead_s=at_s - now_s, given_s=at_s)
+        for incident in self._flow.tick(now_s, states, links):
             best, *others = incident.causes
-            self._stalls[best.component] = _stall(incident, incident.causes, at_s - flow_s)
-            self._rivals |= {cause.component: (flow_s, _stall(incident, (cause,), at_s - flow_s)) for cause in others}
-        self._look_at_rivals(flow_s)
+            self._stalls[best.component] = _stall(incident, incident.causes, at_s - now_s)
+            self._rivals |= {cause.component: (now_s, _stall(incident, (cause,), at_s - now_s)) for cause in others}
+        self._look_at_rivals(now_s)
         self._stalls = {name: stall for name, stall in self._stalls.items() if self._flow.is_named(name)}
         # a cause that comes and goes is not named anew
         present = {name: stall for name, stall in self._stalls.items() if self._flow.lasts(name)}
         return frame, joined(present.values(), odd, lambda name: self._flow.behind(name, present))
 
-    def _look_at_rivals(self, flow_s: float) -> None:
+    def _look_at_rivals(self, now_s: float) -> None:
         """Take a further cause of an incident for a fault of its own, once it has lasted on and
         waits for no other one."""
         for name, (named_s, stall) in list(self._rivals.items()):
@@ -117,7 +114,7 @@ class FleetSuspicions:
             )
             if not is_own or name in self._stalls:
                 del self._rivals[name]
-            elif flow_s - named_s >= _RIVAL_S:
+            elif now_s - named_s >= _RIVAL_S:
                 self._stalls[name] = stall
 
     def away(self, now_s: float, at_s: float, asked_s: float, reason: str) -> list[Suspicion]:
@@ -156,16 +153,16 @@ class FleetSuspicions:
             for key, (finding, _) in self._held.items()
         ]
 
-    def _flow_time(self, now_s: float, beats: Sequence[Heartbeat]) -> float | None:
-        """Return the flow's time; None while heartbeats come back after an outage."""
-        if self._away_since_s is not None:
-            self._back_s = now_s if self._back_s is None else self._back_s
-            are_fresh = all(beat.silent_s < _FRESH_S for beat in beats)
-            if not are_fresh and now_s - self._back_s < _BACK_S:
-                return None
-            self._stood_s += now_s - self._away_since_s
-            self._away_since_s = self._back_s = None
-        return now_s - self._stood_s
+    def _comes_back(self, now_s: float, beats: Sequence[Heartbeat]) -> bool:
+        """Return whether heartbeats come back after an outage; the flow waits until then."""
+        if self._away_since_s is None:
+            return False
+        self._back_s = now_s if self._back_s is None else self._back_s
+        are_fresh = all(beat.silent_s < _FRESH_S for beat in beats)
+        if not are_fresh and now_s - self._back_s < _BACK_S:
+            return True
+        self._away_since_s = self._back_s = None
+        return False
 
 
 def joined(stalls: Iterable[Suspicion], odd: Iterable[Suspicion], behind: Callable[[str], str]) -> list[Suspicion]:
