@@ -356,6 +356,9 @@ def _clock(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: 
         ahead_ms = np.where(is_old, np.float32(np.nan), ahead_ms)
     usual = float(medians(ahead_ms)) if len(ahead_ms) > 2 else 0.0
     off_ms = np.abs(ahead_ms - np.float32(usual))
+    if (rtt_ms := column.get("ledger_rtt_ms")) is not None:
+        # a slow answer delays the heartbeat by which the clock is read
+        off_ms = np.maximum(off_ms - np.nan_to_num(rtt_ms), np.float32(0.0))
     limit = rules.tuning.clock_ms
     words = lambda at: (  # noqa: E731
         f"its clock differs by {off_ms[at]:.0f} ms from those of most workers; the limit is {limit:.0f} ms"

@@ -161,6 +161,13 @@ def test_a_heartbeat_that_waited_for_a_stopped_ledger_is_no_slow_clock() -> None
     assert found == []
 
 
+def test_a_heartbeat_that_a_slow_ledger_delays_is_no_slow_clock() -> None:
+    slow: dict[str, Cell] = {"clock_ahead_ms": one_of(-600.0, 20.0), "ledger_rtt_ms": one_of(500.0, 2.0)}
+    assert [one for one in watched(slow) if one.kind == "clock"] == []
+    skewed = slow | {"ledger_rtt_ms": one_of(100.0, 2.0)}
+    assert [one.worker for one in watched(skewed) if one.kind == "clock"] == ["reward-3"]
+
+
 def test_a_clock_is_judged_by_fresh_heartbeats_between_old_ones() -> None:
     ages: Cell = lambda worker, at: 0.5 + at % 2  # noqa: E731
     found = only(watched({"clock_ahead_ms": one_of(-400.0, 20.0), "heartbeat_age_s": ages}))
