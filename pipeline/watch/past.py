@@ -62,7 +62,9 @@ def _is_weak(one: Metric, metrics: list[Metric]) -> bool:
 def _patience(one: Metric, metrics: list[Metric]) -> float:
     if one.shows_size:
         return _ENDLESS
-    return _PATIENCE if _is_weak(one, metrics) else 1.0
+    # a worker with less to do is used less, and is not slow for its work
+    is_idle = one.is_use and any(each.is_normalised for each in metrics)
+    return _PATIENCE if is_idle or _is_weak(one, metrics) else 1.0
 
 
 def _small_patience(one: Metric, metrics: list[Metric]) -> float:

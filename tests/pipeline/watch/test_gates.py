@@ -117,8 +117,17 @@ def test_a_worker_with_larger_pieces_of_work_is_busy_and_not_odd() -> None:
         return change
 
     assert named(fleet(8, seconds=520, levels=levels, change=busy(6.0, 1.0))) == []
-    assert named(fleet(8, seconds=520, levels=levels, change=busy(1.0, 1.0))) == [("generator-5", "slow")]
+    assert [name for name, _ in named(fleet(8, seconds=520, levels=levels, change=busy(1.0, 1.0)))] == ["generator-5"]
     assert named(fleet(8, seconds=520, levels=levels, change=busy(6.0, 3.0))) == [("generator-5", "slow")]
+
+
+def test_a_worker_with_less_to_do_for_a_minute_is_idle_and_not_odd() -> None:
+    def change(time_s: float, values: np.ndarray) -> None:
+        values[5, 0] *= 0.5 if 200.0 <= time_s < 275.0 else 1.0
+
+    sized = {"gpu_util": 0.8, "service_ratio": 1.0}
+    assert named(fleet(8, seconds=360, levels=sized, change=change)) == []
+    assert named(fleet(8, seconds=360, levels={"gpu_util": 0.8}, change=change)) == [("generator-5", "slow")]
 
 
 def test_a_slow_ledger_makes_no_worker_of_a_small_role_odd() -> None:
