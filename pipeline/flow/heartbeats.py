@@ -33,7 +33,8 @@ from pipeline.runtime.registry.contract import (
     WaitingFor,
     link_name,
 )
-from pipeline.weights import PARTS, TURNS
+from pipeline.watch.heartbeats import steps_of
+from pipeline.weights import TURNS
 from protocol.ids import Role
 
 STEP_SHARE: Final = 1e-3
@@ -178,7 +179,7 @@ class RowMaker:
             worker=beat.who.worker,
             role=str(role),
             waiting_for=word,
-            done=beat.progress + STEP_SHARE * _steps(beat),
+            done=beat.progress + STEP_SHARE * steps_of(beat),
             in_flight=held,
             oldest_age_s=nan if vitals is None else vitals.oldest_age_s,
             input_depth=nan if depth is None else depth,
@@ -245,10 +246,6 @@ class RowMaker:
         # A generator that starts serves none, and has not gone back.
         taken = served + 1 if served >= 0 else nan
         return LinkRow(seen.time_s, learner, seen.beat.who.worker, seen.due + 1, seen.due + 1, taken, taken)
-
-
-def _steps(beat: Heartbeat) -> float:
-    return beat.work.steps + beat.storing.steps + beat.counters.get(PARTS, 0.0)
 
 
 def _service(beat: Heartbeat) -> ServiceSums:

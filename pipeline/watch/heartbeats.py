@@ -1,6 +1,7 @@
 """Heartbeats of a live run to frames: the metrics of every worker at one moment.
 
-Counters stay counters; the watch makes rates of them. Three metrics need more than one heartbeat:
+Counters stay counters; the watch makes rates of them. ``steps`` counts inside a piece of work, such
+as the layers of a pass or the tensors that load. Three metrics need more than one heartbeat:
 
 * ``service_ratio``: seconds a token of the work finished since the last frame, over the usual value
   of the role for that kind of work. The usual value follows the role's median slowly, so that
@@ -21,10 +22,11 @@ from numpy.typing import NDArray
 from pipeline.process.work import ServiceSums
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.watch.frame import Frame
+from pipeline.weights import PARTS
 from protocol.ids import Role
 
 METRICS: Final = (
-    "heartbeat_age_s", "progress", "turns", "done", "in_flight", "oldest_age_s", "input_depth", "output_depth",
+    "heartbeat_age_s", "progress", "turns", "steps", "done", "in_flight", "oldest_age_s", "input_depth", "output_depth",
     "loop_lag_ms", "cpu", "rss_bytes", "num_fds", "disk_free_bytes", "disk_free_share", "gpu_util", "gpu_mem_bytes",
     "gpu_power_w", "service_ratio", "errors", "retries", "refused", "version_lag", "clock_ahead_ms", "ledger_rtt_ms",
     "loss",
@@ -104,6 +106,12 @@ class FrameMaker:
         return math.exp(before)
 
 
+def steps_of(beat: Heartbeat) -> float:
+    """Return the steps inside pieces of work: of a computation, of a write to the disk, and of
+    versions that come."""
+    return beat.work.steps + beat.storing.steps + beat.counters.get(PARTS, 0.0)
+
+
 def _refused_steps(beat: Heartbeat) -> float:
     return beat.counters.get("refused_steps", 0.0)
 
@@ -118,7 +126,7 @@ def _row(beat: Heartbeat, published: int) -> tuple[float | None, ...]:
     """Return one worker's values in the order of ``METRICS``; None where there is no sample."""
     vitals = beat.vitals
     is_serving = beat.who.role is Role.GENERATOR and beat.policy_version >= 0
-    own: tuple[float | None, ...] = (beat.silent_s, beat.progress, beat.turns)
+    own: tuple[float | None, ...] = (beat.silent_s, beat.progress, beat.turns, steps_of(beat))
     lag = max(0, published - beat.policy_version) if is_serving else None
     ahead_ms = 1000.0 * beat.clock_ahead_s
     if vitals is None:

@@ -45,6 +45,8 @@ class Metric:
     """Whether it counts finished pieces of work: so many are in a mean over them."""
     shows_size: bool = False
     """Whether it rises when a worker has larger pieces of work. It explains, and is no evidence."""
+    is_filled: bool = False
+    """Whether it rises once, as work of a new kind begins: memory of a first update."""
     is_shared: bool = False
     """Whether it measures what all workers share: when it rises for all, others follow."""
 
@@ -55,6 +57,7 @@ _ALL: Final = (
     Metric("longest_piece_s", "s", is_compared=False),
     Metric("progress", "steps", Direction.LOW, 0.10, is_counter=True, kind="slow", is_load=True),
     Metric("turns", "turns", Direction.LOW, 0.10, is_counter=True, kind="slow", is_load=True),
+    Metric("steps", "steps", is_counter=True, is_compared=False),
     Metric("done", "pieces", Direction.LOW, 0.10, is_counter=True, kind="slow", is_load=True, counts_work=True),
     Metric("in_flight", "pieces", Direction.HIGH, 0.10, 1.0, is_load=True),
     Metric("oldest_age_s", "s", Direction.HIGH, 0.20, 1.0, kind="slow", shows_size=True),
@@ -62,12 +65,12 @@ _ALL: Final = (
     Metric("output_depth", "pieces", Direction.HIGH, 0.20, 2.0, is_load=True),
     Metric("loop_lag_ms", "ms", Direction.HIGH, 0.20, 5.0, kind="slow"),
     Metric("cpu", "cores", Direction.BOTH, 0.05, 0.02, is_use=True),
-    Metric("rss_bytes", "bytes", Direction.HIGH, 0.03, 1e8, kind="leak"),
+    Metric("rss_bytes", "bytes", Direction.HIGH, 0.03, 1e8, kind="leak", is_filled=True),
     Metric("num_fds", "files", Direction.HIGH, 0.10, 4.0, kind="leak"),
     Metric("disk_free_bytes", "bytes", Direction.LOW, 0.05, kind="disk"),
     Metric("disk_free_share", "share", Direction.LOW, 0.05, 0.02, kind="disk"),
     Metric("gpu_util", "share", Direction.LOW, 0.05, kind="slow", is_use=True),
-    Metric("gpu_mem_bytes", "bytes", Direction.HIGH, 0.03, 1e8, kind="leak"),
+    Metric("gpu_mem_bytes", "bytes", Direction.HIGH, 0.03, 1e8, kind="leak", is_filled=True),
     Metric("gpu_power_w", "W", Direction.BOTH, 0.05, 5.0, is_use=True),
     Metric("tokens_per_s", "tokens/s", Direction.LOW, kind="slow", is_use=True),
     Metric("service_ratio", "ratio", Direction.HIGH, 0.08, kind="slow", is_normalised=True),

@@ -69,7 +69,9 @@ def _patience(one: Metric, metrics: list[Metric]) -> float:
 
 def _small_patience(one: Metric, metrics: list[Metric]) -> float:
     """Few workers may all be idle for others' faults: beside a metric that knows sizes, neither
-    their load nor their use is evidence."""
+    their load nor their use is evidence. Memory filled once is compared with peers alone."""
+    if one.is_filled:
+        return _ENDLESS
     if any(each.is_normalised for each in metrics) and (one.is_load or one.is_use):
         return _ENDLESS
     return _SMALL_PATIENCE * _patience(one, metrics)

@@ -34,7 +34,9 @@ class Rules:
         held.add("is_on", 0.0)
         held.add("since_s", np.nan, np.float64)
         self._own = own = WorkerArrays()
-        for name in ("finished_age_s", "done", "progress", "errors", "refused", "free_then", "usual_norm", "norm"):
+        for name in ("finished_age_s", "done", "progress", "steps", "errors", "refused"):
+            own.add(name, np.nan)
+        for name in ("free_then", "usual_norm", "norm"):
             own.add(name, np.nan)
         for name in ("evidence", "error_rate", "refusals", "falling_s", "num_norms", "num_large"):
             own.add(name, 0.0)
@@ -204,7 +206,7 @@ def _ceased(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s:
 
 def _hung(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
     """It holds work, and neither finishes any nor moves."""
-    counters = [name for name in ("progress", "done") if name in column]
+    counters = [name for name in ("progress", "steps", "done") if name in column]
     if not counters or not ("in_flight" in column or "oldest_age_s" in column):
         return None
     moved_at_s = rules.own("moved_at_s")

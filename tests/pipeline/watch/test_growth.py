@@ -55,3 +55,10 @@ def test_memory_that_rises_and_falls_in_turn_is_no_leak() -> None:
         values[0, 0] += 6e6 * (time_s % 75.0)
 
     assert [one for one in watched(change, seconds=700) if "steadily" in one.sentence] == []
+
+
+def test_memory_that_a_lone_worker_takes_at_its_first_large_work_is_no_leak() -> None:
+    def change(time_s: float, values: np.ndarray) -> None:
+        values[0, 0] += 6e9 * (time_s >= 250.0)
+
+    assert watched(change, seconds=700, num=1) == []

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.process.work import ServiceSums
+from pipeline.process.work import ServiceSums, WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.vitals import Vitals
 from pipeline.watch.frame import Frame
 from pipeline.watch.heartbeats import METRICS, FrameMaker
 from pipeline.watch.metrics import CATALOGUE
+from pipeline.weights import PARTS
 from protocol.ids import Incarnation, Role
 
 
@@ -44,14 +45,15 @@ def test_every_number_of_a_heartbeat_is_in_its_column() -> None:
     )  # fmt: skip
     one = beat(
         "generator-0", Role.GENERATOR, silent_s=19.0, turns=20, held=21, rss_bytes=22, policy_version=3,
-        clock_ahead_s=0.025, vitals=vitals,
+        clock_ahead_s=0.025, vitals=vitals, work=WorkReport(steps=30), storing=WorkReport(steps=2),
+        counters={PARTS: 1.0},
     )  # fmt: skip
     frame = FrameMaker().frame(1.0, [one], published=5)
     expected = {
         "loop_lag_ms": 1, "cpu": 2, "num_fds": 3, "disk_free_bytes": 4, "disk_free_share": 0.5, "gpu_util": 0.6,
         "gpu_mem_bytes": 7, "gpu_power_w": 8, "done": 11, "errors": 12, "retries": 13, "refused": 14,
         "ledger_rtt_ms": 15, "oldest_age_s": 16, "input_depth": 17, "output_depth": 18, "heartbeat_age_s": 19,
-        "turns": 20, "in_flight": 21, "rss_bytes": 22, "version_lag": 2, "clock_ahead_ms": 25, "progress": 7,
+        "turns": 20, "steps": 33, "in_flight": 21, "rss_bytes": 22, "version_lag": 2, "clock_ahead_ms": 25, "progress": 7,
         "service_ratio": math.nan, "loss": math.nan,
     }  # fmt: skip
     assert set(expected) == set(METRICS) <= set(CATALOGUE)

@@ -67,8 +67,9 @@ def test_a_worker_without_work_is_idle_and_not_hung() -> None:
     assert watched({"done": count(0.0, 1.0), "in_flight": one_of(0.0, 4.0)}, seconds=100) == []
 
 
-def test_progress_inside_one_long_piece_of_work_is_no_hang() -> None:
-    long_piece = {"done": count(0.0, 1.0), "progress": count(5.0, 5.0), "in_flight": lambda worker, at: 4.0}
+@pytest.mark.parametrize("counter", ["progress", "steps"])
+def test_progress_inside_one_long_piece_of_work_is_no_hang(counter: str) -> None:
+    long_piece = {"done": count(0.0, 1.0), counter: count(5.0, 5.0), "in_flight": lambda worker, at: 4.0}
     assert [one for one in watched(long_piece, seconds=100) if one.kind == "hung"] == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline.flow.heartbeats import RowMaker
 from pipeline.incidents.book import Suspicion
 from pipeline.ledger.types import REFUSAL_WORDS, Refusal
-from pipeline.process.work import ServiceSums
+from pipeline.process.work import ServiceSums, WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
 from protocol.ids import Role
 from tests.workers.observer.live_fleet import BREAKS_S, LiveFleet, blamed, standing, with_counts
@@ -243,6 +243,21 @@ def first_checkpoint(fleet: LiveFleet) -> None:
     fleet.wait(GENERATORS, WaitingFor.CREDIT, REFUSAL_WORDS[Refusal.NO_CREDIT], for_s=30)
 
 
+def long_update(fleet: LiveFleet) -> None:
+    """The learner's first update takes minutes and gigabytes, and goes on layer by layer."""
+
+    def change(since: int, beat: Heartbeat) -> Heartbeat:
+        still = standing(beat, since, WaitingFor.COMPILE, "update", held=2)
+        assert still.vitals is not None
+        vitals = msgspec.structs.replace(still.vitals, oldest_age_s=float(since))
+        work, grown = WorkReport(steps=still.work.steps + since // 2), (1 << 28) + (6 << 30) * (since > 5)
+        return msgspec.structs.replace(still, work=work, rss_bytes=grown, vitals=vitals)
+
+    fleet.change("learner", change)
+    fleet.wait(REWARDS, WaitingFor.INPUT, "its mailbox")
+    fleet.wait(GENERATORS, WaitingFor.CREDIT, REFUSAL_WORDS[Refusal.NO_CREDIT])
+
+
 def critic_first(fleet: LiveFleet) -> None:
     """The critic is trained first: the learner claims and drops, and takes no step."""
     fleet.published_stands = True
@@ -271,6 +286,12 @@ def test_a_healthy_fleet_that_waits_or_changes_is_not_blamed(control: Callable[[
     fleet = LiveFleet()
     control(fleet)
     assert fleet.suspected() == []
+
+
+def test_a_first_update_of_minutes_that_goes_on_layer_by_layer_is_not_blamed() -> None:
+    fleet = LiveFleet()
+    long_update(fleet)
+    assert fleet.suspected(until_s=BREAKS_S + 200) == []
 
 
 # -- the two engines -------------------------------------------------------------------------------
