@@ -53,7 +53,7 @@ class WatchedRun:
 
     seed: int
     tokens_per_s: float
-    """Trained, from the first update to the last."""
+    """Trained after the watchers' start; alone over the same time."""
     start_cpu_s: float
     """Processor seconds in which ``top`` and the dashboard started; 0 alone."""
     cpu_share: float
@@ -194,10 +194,18 @@ def measure(work: Path, *, seed: int, num_updates: int, is_watched: bool) -> Wat
     if is_watched and not (watchers and all(seen) and not watchers[0].error):
         why = "it had no update" if not watchers else watchers[0].error or f"events, views, bytes drawn: {seen}"
         raise DataError(f"the run was not watched: {why}; see {run_dir}")
-    rows = _updates(run_dir)
-    tokens = sum(row.num_trained_tokens for row in rows[1:])
-    took_s = rows[-1].at_s - rows[0].at_s
-    return WatchedRun(seed, tokens / took_s, start_cpu_s, share, *seen)
+    return WatchedRun(seed, tokens_per_s(_updates(run_dir)), start_cpu_s, share, *seen)
+
+
+def tokens_per_s(rows: Sequence[UpdateRow]) -> float:
+    """Return trained tokens a second, of the updates after the time in which watchers start."""
+    after = [row for row in rows if row.at_s >= rows[0].at_s + _STARTED_S]
+    if len(after) < 2:
+        raise DataError(
+            f"{len(after)} updates ended more than {_STARTED_S:g} s after the first, expected two or more: give "
+            "--updates a larger number"
+        )
+    return sum(row.num_trained_tokens for row in after[1:]) / (after[-1].at_s - after[0].at_s)
 
 
 def _updates(run_dir: Path) -> list[UpdateRow]:

@@ -65,6 +65,8 @@ _NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "failed": ("failed_scores_total", "Chunks on which the scorer failed."),
     "overdue": ("overdue_chunks_total", "Chunks taken from the ledger after their deadline."),
     "not_judged": ("unjudged_responses_total", "Responses without a verdict in time."),
+    "judged": ("judged_responses_total", "Responses with an accuracy."),
+    "judged_accuracy": ("judged_accuracy_total", "Sum of these responses' accuracies."),
     "waited_for_endpoint": ("endpoint_waits_total", "Responses put off, since their endpoint was away."),
     "waited_for_group": ("group_waits_total", "Responses put off until their group is finished."),
     "finished": ("value_waiting_trajectories", "Finished responses that wait for the critic."),

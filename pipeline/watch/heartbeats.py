@@ -1,12 +1,14 @@
 """Heartbeats of a live run to frames: the metrics of every worker at one moment.
 
 Counters stay counters; the watch makes rates of them. ``steps`` counts inside a piece of work, such
-as the layers of a pass or the tensors that load. Three metrics need more than one heartbeat:
+as the layers of a pass or the tensors that load. Four metrics need more than one heartbeat:
 
 * ``service_ratio``: seconds a token of the work finished since the last frame, over the usual value
   of the role for that kind of work. The usual value follows the role's median slowly, so that
   longer responses for all change nothing.
 * ``version_lag``: the published version less the served one; only generators have it.
+* ``reward_mean``: mean accuracy of the responses that a reward worker has judged since the last
+  frame.
 * ``loss``: of the learner's newest update; infinite while steps were refused as not finite, since
   no heartbeat can hold such a number."""
 
@@ -29,7 +31,7 @@ METRICS: Final = (
     "heartbeat_age_s", "progress", "turns", "steps", "done", "in_flight", "oldest_age_s", "input_depth", "output_depth",
     "loop_lag_ms", "cpu", "rss_bytes", "num_fds", "disk_free_bytes", "disk_free_share", "gpu_util", "gpu_mem_bytes",
     "gpu_power_w", "service_ratio", "errors", "retries", "refused", "version_lag", "clock_ahead_ms", "ledger_rtt_ms",
-    "loss",
+    "loss", "reward_mean",
 )  # fmt: skip
 """Of a live run, in the order of a frame's columns."""
 _FOLLOWS: Final = 0.02
@@ -48,6 +50,8 @@ class FrameMaker:
         """Epoch and sums of each worker at the last frame."""
         self._refused_steps: dict[str, float] = {}
         """Optimiser steps that were not finite, of each worker at the last frame."""
+        self._judged: dict[str, tuple[int, float, float]] = {}
+        """Epoch, judged responses and the sum of their accuracies, by worker, at the last frame."""
         self._usual: dict[tuple[Role, str], float] = {}
         """Natural logarithm of the usual seconds a token, by role and kind of work."""
 
@@ -67,6 +71,8 @@ class FrameMaker:
             row[:] = [math.nan if value is None else value for value in _row(beat, published)]
         values[:, METRICS.index("service_ratio")] = self._service_ratios(beats)
         values[:, METRICS.index("loss")] = [self._loss(beat) for beat in beats]
+        values[:, METRICS.index("reward_mean")] = [self._reward_mean(beat) for beat in beats]
+        self._judged = {beat.who.worker: _judged(beat) for beat in beats}
         self._refused_steps = {beat.who.worker: _refused_steps(beat) for beat in beats}
         phases = tuple("starting" if beat.waiting_for in _STARTING else "" for beat in beats)
         return Frame(now_s, self._workers, self._roles, METRICS, values, phases)
@@ -75,6 +81,13 @@ class FrameMaker:
         if _refused_steps(beat) > self._refused_steps.get(beat.who.worker, math.inf):
             return math.inf
         return beat.counters.get("loss", math.nan)
+
+    def _reward_mean(self, beat: Heartbeat) -> float:
+        epoch, number, total = _judged(beat)
+        epoch_before, number_before, total_before = self._judged.get(beat.who.worker, (epoch, number, total))
+        if epoch != epoch_before or number <= number_before:
+            return math.nan
+        return (total - total_before) / (number - number_before)
 
     def _service_ratios(self, beats: Sequence[Heartbeat]) -> NDArray[np.float32]:
         found: dict[tuple[Role, str], list[tuple[int, float, float]]] = {}
@@ -112,6 +125,10 @@ def steps_of(beat: Heartbeat) -> float:
     return beat.work.steps + beat.storing.steps + beat.counters.get(PARTS, 0.0)
 
 
+def _judged(beat: Heartbeat) -> tuple[int, float, float]:
+    return beat.who.epoch, beat.counters.get("judged", 0.0), beat.counters.get("judged_accuracy", 0.0)
+
+
 def _refused_steps(beat: Heartbeat) -> float:
     return beat.counters.get("refused_steps", 0.0)
 
@@ -130,11 +147,12 @@ def _row(beat: Heartbeat, published: int) -> tuple[float | None, ...]:
     lag = max(0, published - beat.policy_version) if is_serving else None
     ahead_ms = 1000.0 * beat.clock_ahead_s
     if vitals is None:
-        return (*own, *[None] * 7, beat.rss_bytes or None, *[None] * 10, lag, ahead_ms, None, None)
+        return (*own, *[None] * 7, beat.rss_bytes or None, *[None] * 10, lag, ahead_ms, None, None, None)
     done = sum(sums.pieces for sums in vitals.service.values()) if vitals.service else None
     return (
         *own, done, beat.held, vitals.oldest_age_s, vitals.input_depth, vitals.output_depth,
         vitals.loop_lag_ms, vitals.cpu, beat.rss_bytes or None, vitals.num_fds, vitals.disk_free_bytes,
         vitals.disk_free_share, vitals.gpu_util, vitals.gpu_mem_bytes, vitals.gpu_power_w,
         None, vitals.errors, vitals.retries, vitals.refused, lag, ahead_ms, vitals.ledger_rtt_ms or None, None,
+        None,
     )  # fmt: skip

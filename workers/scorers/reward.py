@@ -23,6 +23,7 @@ the response. It stays here and is judged again, as often as that takes.
 Counters in the heartbeat: ``scored``, ``not_judged`` (of those, the answers that were wrong because
 of the time limit), ``failed``, ``overdue`` (picked up from the ledger), ``duplicates``,
 ``scored_tokens`` (of judged responses).
+``judged`` counts responses with an accuracy, ``judged_accuracy`` is the sum of these.
 ``waited_for_group`` counts responses put off until their group has ended, ``waited_for_endpoint``
 those that an endpoint did not judge by its deadline since it was down. Those of endpoints are in
 ``pipeline.rewards.endpoint``."""
@@ -237,6 +238,8 @@ class Reward(Scorer):
                 model_part=None if score is None else self._weight * score,
             )
             scored.append((chunk, shaped))
+            self.ctx.count("judged")
+            self.ctx.count("judged_accuracy", shaped.accuracy)
         await self.write_all(scored)
         self.ctx.count("scored_tokens", sum(chunk.response_length for chunk, _ in scored))
 

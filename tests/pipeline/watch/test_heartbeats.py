@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from pipeline.process.work import ServiceSums, WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.runtime.registry.vitals import Vitals
+from pipeline.watch.findings import Finding
 from pipeline.watch.frame import Frame
 from pipeline.watch.heartbeats import METRICS, FrameMaker
 from pipeline.watch.metrics import CATALOGUE
+from pipeline.watch.watcher import Watch
 from pipeline.weights import PARTS
 from protocol.ids import Incarnation, Role
 
@@ -54,7 +56,7 @@ def test_every_number_of_a_heartbeat_is_in_its_column() -> None:
         "gpu_mem_bytes": 7, "gpu_power_w": 8, "done": 11, "errors": 12, "retries": 13, "refused": 14,
         "ledger_rtt_ms": 15, "oldest_age_s": 16, "input_depth": 17, "output_depth": 18, "heartbeat_age_s": 19,
         "turns": 20, "steps": 33, "in_flight": 21, "rss_bytes": 22, "version_lag": 2, "clock_ahead_ms": 25, "progress": 7,
-        "service_ratio": math.nan, "loss": math.nan,
+        "service_ratio": math.nan, "loss": math.nan, "reward_mean": math.nan,
     }  # fmt: skip
     assert set(expected) == set(METRICS) <= set(CATALOGUE)
     found = {name: value(frame, "generator-0", name) for name in METRICS}
@@ -141,3 +143,31 @@ def test_the_order_of_heartbeats_changes_nothing(names: list[str]) -> None:
     beats = [beat(name, silent_s=float(name[-1])) for name in names]
     frame = FrameMaker().frame(1.0, beats, -1)
     assert np.array_equal(frame.values[:, 0], [0.0, 1.0, 2.0])
+
+
+def test_the_mean_reward_is_of_the_responses_judged_since_the_last_frame() -> None:
+    def mean(maker: FrameMaker, at_s: float, judged: float, accuracy: float, *, epoch: int = 1) -> float:
+        counters = {"judged": judged, "judged_accuracy": accuracy}
+        return value(maker.frame(at_s, [beat(counters=counters, epoch=epoch)], published=0), "reward-0", "reward_mean")
+
+    maker = FrameMaker()
+    assert math.isnan(mean(maker, 1.0, 100.0, 40.0))
+    assert mean(maker, 2.0, 108.0, 42.0) == 0.25
+    assert math.isnan(mean(maker, 3.0, 108.0, 42.0))
+    assert mean(maker, 4.0, 109.0, 43.0) == 1.0
+    assert math.isnan(mean(maker, 5.0, 110.0, 43.0, epoch=2))
+
+
+def test_a_reward_worker_whose_verdicts_are_always_the_same_is_named_in_a_live_fleet() -> None:
+    maker, watch, generator = FrameMaker(), Watch(), np.random.default_rng(7)
+    sums, found = [0.0, 0.0, 0.0], list[Finding]()
+    for second in range(200):
+        for at in range(3):
+            sums[at] += 8.0 if at == 1 and second >= 60 else float(generator.binomial(8, 0.4))
+        beats = [
+            beat(f"reward-{at}", counters={"judged": 8.0 * (second + 1), "judged_accuracy": sums[at]}, silent_s=0.3)
+            for at in range(3)
+        ]
+        found += watch.tick(maker.frame(float(second), beats, published=0))
+    assert {(one.worker, one.kind) for one in found} == {("reward-1", "reward")}
+    assert min(one.alarm_s for one in found) <= 120.0

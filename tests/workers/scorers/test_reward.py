@@ -134,7 +134,9 @@ async def test_an_answer_not_judged_in_time_is_wrong_and_counted_and_no_dead_let
             assert (late.accuracy, fine.accuracy) == (0.0, 1.0)
             assert late.reward == config.reward.wrong
             assert await ctx.ledger.dead_letters() == []
-            assert worker.ctx.counters == {"scored": 2, "not_judged": 1, "scored_tokens": 6}
+            assert worker.ctx.counters == {
+                "scored": 2, "not_judged": 1, "scored_tokens": 6, "judged": 2, "judged_accuracy": 1.0,
+            }  # fmt: skip
         finally:
             await worker.teardown()
 
