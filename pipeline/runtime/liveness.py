@@ -81,6 +81,11 @@ def is_silent(silent_s: float) -> bool:
     return silent_s > SILENT_AFTER_S
 
 
+def is_recent(silent_s: float) -> bool:
+    """Return whether a heartbeat is no older than the longest interval and its way allow."""
+    return silent_s < 1.25 * HEARTBEAT_WITHIN_S
+
+
 def clock_differs(clock_ahead_s: float) -> bool:
     """Return whether a worker's clock differs from the ledger's by more than a heartbeat's way."""
     return abs(clock_ahead_s) > CLOCK_DIFFERS_S

@@ -21,6 +21,7 @@ from pipeline.flow.rows import GRAVITY, FlowCause, FlowIncident, Symptom
 from pipeline.flow.watcher import LEAST_SLOW_LIVE, FlowWatch
 from pipeline.incidents.book import Suspicion
 from pipeline.incidents.records import FoundCause
+from pipeline.runtime.liveness import is_recent
 from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.watch.findings import Finding
 from pipeline.watch.frame import Frame
@@ -37,7 +38,6 @@ HELD_S: Final = 60.0
 """A finding of similarity holds for so long; then the watch may find it again."""
 LEDGER: Final = "ledger"
 _EVERY_S: Final = 1.0
-_FRESH_S: Final = 2.5
 _BACK_S: Final = 10.0
 """After an outage of the registry, heartbeats have so long to come back."""
 _RIVAL_S: Final = 2.0
@@ -158,7 +158,7 @@ class FleetSuspicions:
         if self._away_since_s is None:
             return False
         self._back_s = now_s if self._back_s is None else self._back_s
-        are_fresh = all(beat.silent_s < _FRESH_S for beat in beats)
+        are_fresh = all(is_recent(beat.silent_s) for beat in beats)
         if not are_fresh and now_s - self._back_s < _BACK_S:
             return True
         self._away_since_s = self._back_s = None

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from pipeline.flow.graph import Graph
 from pipeline.observability.status import Health, WorkerRow
-from pipeline.observability.why.graph import graph_of, waited_for
 from pipeline.runtime.liveness import RESTARTED_WITHIN_S
 from protocol.ids import Role
 
 if TYPE_CHECKING:
+    from pipeline.flow.graph import Graph
     from pipeline.incidents.records import Incident
     from pipeline.ledger.admin import Waits
     from pipeline.ledger.types import QueueStat, Totals
@@ -145,16 +144,17 @@ class Snapshot:
     """Those that are open, the oldest first."""
     now_s: float = 0.0
     """Wall-clock seconds since 1970, to which incidents' ages count."""
-    wait_graph: Graph = field(init=False)
-    """Which worker waits for which, by ``workers``."""
-
-    def __post_init__(self) -> None:
-        """Make the graph."""
-        object.__setattr__(self, "wait_graph", graph_of(self.workers))
+    _graphs: list[Graph] = field(default_factory=list["Graph"], init=False, repr=False, compare=False)
+    """Which worker waits for which, by ``workers``; empty before the first question."""
 
     def awaited(self, row: WorkerRow) -> list[WorkerRow]:
-        """Return the workers that a worker waits for, by the graph."""
-        names = waited_for(self.wait_graph, row.worker)
+        """Return the workers that a worker waits for, by the wait-for graph."""
+        # Deferred: it imports numpy, and an answer without a ledger needs no graph.
+        from pipeline.observability.why.graph import graph_of, waited_for
+
+        if not self._graphs:
+            self._graphs.append(graph_of(self.workers))
+        names = waited_for(self._graphs[0], row.worker)
         return [other for other in self.workers if other.worker in names]
 
     def row(self, worker: str) -> WorkerRow | None:
