@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,7 @@ async def test_a_beating_thread_does_not_hide_a_dead_loop_and_ends_it_when_fence
     identity = records.identify(process.pid)
     assert identity is not None
     records.write_started(run.folder, "reward-0", records.Started(identity, "reward"))
-    look = (await asyncio.to_thread(request_stacks, run.folder)).looks["reward-0"]
+    look = (await asyncio.to_thread(partial(request_stacks, run.folder, answer_s=_PATIENCE_S))).looks["reward-0"]
     main = look.stack("main")
     assert look.is_whole and main is not None
     assert str(main.frames[0]).startswith("run (runtime/tiny_actors.py:")

@@ -21,6 +21,8 @@ from pipeline.process.stacks.dump import StackDump, stack_file
 from pipeline.process.stacks.parse import parse_dump
 from pipeline.process.stacks.request import request_stacks, stand_of
 
+PATIENT_S = 20.0
+"""For an answer that comes; on a busy machine it may take long."""
 _PROGRAM = """
 import asyncio, re, sys, threading, time
 from pathlib import Path
@@ -98,19 +100,19 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 
 def test_a_waiting_worker_shows_what_its_task_awaits_the_innermost_first(workers: Workers):
     workers.start("generator-0")
-    look = request_stacks(workers.folder).looks["generator-0"]
+    look = request_stacks(workers.folder, answer_s=PATIENT_S).looks["generator-0"]
     assert look.is_whole and look.role == "generator"
     life = look.stack("task life")
     assert life is not None
     assert [frame.function for frame in life.frames] == ["wait", "deep_wait", "life"]
     assert {"main", "heartbeat"} <= {stack.name for stack in look.stacks}
-    again = request_stacks(workers.folder).looks["generator-0"].stack("task life")
+    again = request_stacks(workers.folder, answer_s=PATIENT_S).looks["generator-0"].stack("task life")
     assert again == life
 
 
 def test_a_worker_whose_loop_is_held_up_answers(workers: Workers):
     workers.start("generator-0", "spins")
-    main = request_stacks(workers.folder).looks["generator-0"].stack("main")
+    main = request_stacks(workers.folder, answer_s=PATIENT_S).looks["generator-0"].stack("main")
     assert main is not None
     assert main.frames[0].function == "spin_for_ever"
 
@@ -126,11 +128,11 @@ def test_a_call_that_holds_the_interpreters_lock_is_shown_by_its_threads_alone(w
 def test_the_odd_worker_is_told_from_its_role(workers: Workers):
     for name, kind in (("generator-0", "waits"), ("generator-1", "spins"), ("generator-2", "waits")):
         workers.start(name, kind)
-    odd = stand_of(workers.folder, "generator-1")
+    odd = stand_of(workers.folder, "generator-1", answer_s=PATIENT_S)
     assert odd is not None
     assert (odd.workers, odd.where, odd.is_unlike) == (("generator-1",), "main", True)
     assert odd.calls[0].startswith("spin_for_ever")
-    usual = stand_of(workers.folder, "generator-0")
+    usual = stand_of(workers.folder, "generator-0", answer_s=PATIENT_S)
     assert usual is not None
     assert (usual.workers, usual.where, usual.is_unlike) == (("generator-0", "generator-2"), "task life", False)
 
@@ -143,7 +145,7 @@ def test_a_frozen_worker_is_missing_with_a_reason_and_goes_on_later(workers: Wor
     assert not answers.looks
     assert "frozen" in answers.missing["generator-0"]
     process.send_signal(signal.SIGCONT)
-    assert "generator-0" in request_stacks(workers.folder).looks
+    assert "generator-0" in request_stacks(workers.folder, answer_s=PATIENT_S).looks
     assert process.poll() is None
 
 
