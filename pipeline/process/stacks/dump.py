@@ -14,6 +14,7 @@ import faulthandler
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +33,8 @@ TASK = "Task "
 END = "End of a dump"
 _MAX_BYTES = 4 << 20
 """A larger file begins anew."""
+_MOMENT_S = 0.03
+_MOST_LOOKS = 10
 _MAX_TASKS = 200
 _MAX_DEPTH = 100
 _AWAITABLE: tuple[tuple[type[Any], str, str], ...] = (
@@ -71,12 +74,22 @@ class StackDump:
             size = os.fstat(self._file.fileno()).st_size
             if size == self._size:
                 return
+            # the handler writes line by line, and must be done
+            for _ in range(_MOST_LOOKS):
+                before, size = size, self._grown(size)
+                if size == before:
+                    break
             if size > _MAX_BYTES:
                 os.ftruncate(self._file.fileno(), self._head)
             else:
                 self._file.write("".join(f"{line}\n" for line in _tail(loop)))
                 self._file.flush()
             self._size = os.fstat(self._file.fileno()).st_size
+
+    def _grown(self, size: int) -> int:
+        """Return the file's size a moment later."""
+        time.sleep(_MOMENT_S)
+        return max(size, os.fstat(self._file.fileno()).st_size)
 
     def close(self) -> None:
         """Ignore the signal from now on."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +85,14 @@ class Workers:
         identity = records.identify(process.pid)
         assert identity is not None
         records.write_started(self.folder, worker, Started(identity, "generator"))
+        # once its loop waits, nothing of it moves any more
+        deadline = time.monotonic() + PATIENT_S
+        while kind == "waits" and not self._is_idle(worker):
+            assert time.monotonic() < deadline, f"{worker} does not wait"
+
+    def _is_idle(self, worker: str) -> bool:
+        main = request_stacks(self.folder, [worker], answer_s=PATIENT_S).looks[worker].stack("main")
+        return main is not None and main.frames[0].function == "select"
 
     def end(self) -> None:
         for process in self.processes.values():
