@@ -5,7 +5,8 @@ from __future__ import annotations
 from pipeline.ledger.admin import Holder, Lack, Place, WaitedTrajectory, WaitedUnit, Waits
 from pipeline.ledger.types import LatePolicy, QueueStat, Totals, Unit
 from pipeline.observability.status import Health, WorkerRow
-from pipeline.observability.why.types import CriticNeeds, Snapshot
+from pipeline.observability.why.explain import explain
+from pipeline.observability.why.types import Cause, CriticNeeds, Outlook, Snapshot
 from pipeline.runtime.registry.contract import RunState, WaitingFor
 from protocol.ids import Role
 from protocol.trajectory import Field
@@ -108,3 +109,11 @@ def scene(workers: list[WorkerRow], view: Waits | None = None, **more: object) -
     settings: dict[str, object] = {"wanted": FLEET, "totals": totals(), "queues": {}, "has_supervisor": True}
     settings |= {"state": RunState.RUNNING, "detail": ""}
     return Snapshot(run="runs/demo", workers=list(rows.values()), waits=view or waits(), **(settings | more))  # type: ignore[arg-type]
+
+
+AWAITED = waits(unit("81", trajectory("t.81.4")), running=3)
+
+
+def root(s: Snapshot) -> tuple[Cause, str, Outlook]:
+    chain = explain(s).chains[0]
+    return chain.cause, chain.who, chain.outlook
