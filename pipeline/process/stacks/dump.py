@@ -69,8 +69,10 @@ class StackDump:
         self._size = self._head = os.fstat(opened).st_size
 
     def poll(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Complete what a signal has begun; called from another thread than the loop's."""
-        with suppress(OSError, ValueError):
+        """Complete what a signal has begun; called from another thread than the loop's. The
+        next call does again what has failed: heartbeats go on."""
+        # RuntimeError: the loop's tasks changed while they were listed
+        with suppress(OSError, ValueError, RuntimeError):
             size = os.fstat(self._file.fileno()).st_size
             if size == self._size:
                 return

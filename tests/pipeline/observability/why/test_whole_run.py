@@ -1,4 +1,4 @@
-"""Claims about explanations of a whole run: its end, its server, and what else is told."""
+"""Claims about explanations of a whole run: its end, its server, and further troubles."""
 
 from __future__ import annotations
 

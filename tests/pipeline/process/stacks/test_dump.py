@@ -18,7 +18,7 @@ import pytest
 from pipeline.process import records
 from pipeline.process.records import ProcessIdentity, Started
 from pipeline.process.stacks import request
-from pipeline.process.stacks.dump import StackDump, stack_file
+from pipeline.process.stacks.dump import END, StackDump, stack_file
 from pipeline.process.stacks.parse import parse_dump
 from pipeline.process.stacks.request import request_stacks, stand_of
 
@@ -184,6 +184,33 @@ def test_a_signal_after_the_end_of_the_dump_does_not_end_the_process(tmp_path: P
     dump = StackDump(tmp_path, "reward-0")
     dump.close()
     os.kill(os.getpid(), signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_tasks_that_change_while_they_are_listed_are_listed_by_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    before, all_tasks, calls = signal.getsignal(signal.SIGUSR1), asyncio.all_tasks, list[int]()
+
+    def changing(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[object]]:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("Set changed size during iteration")
+        return all_tasks(loop)
+
+    monkeypatch.setattr("pipeline.process.stacks.dump.asyncio.all_tasks", changing)
+    dump = StackDump(tmp_path, "reward-0")
+
+    async def look() -> None:
+        loop = asyncio.get_running_loop()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await asyncio.to_thread(dump.poll, loop)
+        assert END not in stack_file(tmp_path, "reward-0").read_text()
+        await asyncio.to_thread(dump.poll, loop)
+
+    asyncio.run(look())
+    assert END in stack_file(tmp_path, "reward-0").read_text()
+    dump.close()
     signal.signal(signal.SIGUSR1, before)
 
 
