@@ -106,7 +106,9 @@ class Host:
         self.run("ip", "link", "set", "lo", "up")
         self.run("ip", "link", "set", _DEVICE, "mtu", str(_MTU), "up")
         for version, address in self.addresses.items():
-            self.run("ip", "address", "add", f"{address}/{_PREFIX[version]}", "dev", _DEVICE)
+            # no search for doubles: until its end it would drop packets
+            at_once = ["nodad"] if version == 6 else []
+            self.run("ip", "address", "add", f"{address}/{_PREFIX[version]}", "dev", _DEVICE, *at_once)
             # a way out, by which a host knows its own address
             self.run("ip", f"-{version}", "route", "add", "default", "dev", _DEVICE)
         return device

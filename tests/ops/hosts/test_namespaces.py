@@ -76,6 +76,12 @@ def test_hosts_reach_each_other_by_their_addresses(three: HostNetwork, echo: Hos
         ask(three[name], echo, version=version)
 
 
+def test_an_address_takes_packets_as_soon_as_its_host_is_there(three: HostNetwork) -> None:
+    for host in three.hosts.values():
+        shown = [line for line in host.run("ip", "-6", "address").splitlines() if host.addresses[6] in line]
+        assert len(shown) == 1 and "nodad" in shown[0] and "tentative" not in shown[0]
+
+
 def test_hosts_that_are_apart_have_names_and_hidden_folders_of_their_own(three: HostNetwork, hidden: Path) -> None:
     made = list(three.hosts.values())
     assert [host.run("hostname").strip() for host in made] == ["host-a", "host-b", "host-c"]
