@@ -29,7 +29,6 @@ from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
 from pipeline.runtime.registry.contract import (
     MAX_REACHING,
-    Drain,
     Fleet,
     FleetGlance,
     Heartbeat,
@@ -40,6 +39,7 @@ from pipeline.runtime.registry.contract import (
     Topic,
     WeightsAnnouncement,
 )
+from pipeline.runtime.registry.fleet_form import decoded, encoded
 from pipeline.runtime.registry.memory import check_grows, check_newest, is_wanted
 from pipeline.runtime.registry.scripts import SCRIPTS
 from protocol.ids import Incarnation, Role
@@ -59,12 +59,6 @@ _KEEP_EVERY = 4
 A server that begins anew, or replica that becomes the master, has mailboxes' times of these. With
 one every eight seconds none of a live worker is older than ``UNLISTED_AFTER_S``."""
 _heartbeats = msgspec.json.Decoder(Heartbeat)
-
-
-_BY_HAND: Final = "by_hand"
-_DEMAND: Final = "demand"
-_DRAINS: Final = "drains"
-_fleet_fields = msgspec.json.Decoder(dict[str, int | str])
 
 
 class _Endpoint(msgspec.Struct, frozen=True):
@@ -203,16 +197,16 @@ class RedisRegistry:
 
     async def set_fleet(self, fleet: Fleet) -> None:
         """Set the desired fleet."""
-        await self._run("set_fleet", wanted=_encoded(fleet), present=b"")
+        await self._run("set_fleet", wanted=encoded(fleet), present=b"")
 
     async def replace_fleet(self, present: Fleet, wanted: Fleet) -> bool:
         """Set the desired fleet if it is still ``present``."""
-        return bool(await self._run("set_fleet", wanted=_encoded(wanted), present=_encoded(present)))
+        return bool(await self._run("set_fleet", wanted=encoded(wanted), present=encoded(present)))
 
     async def fleet(self) -> Fleet | None:
         """Return the desired fleet."""
         blob = await self._command("GET", self._keys["fleet"])
-        return None if blob is None else _fleet(blob)
+        return None if blob is None else decoded(blob)
 
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
         """Publish a version; a repeat changes nothing. Raises ValueError and Fenced."""
@@ -406,26 +400,6 @@ def _pairs(found: Sequence[Any]) -> dict[bytes, bytes]:
     """Return members and scores: pairs by RESP 3, one list by RESP 2."""
     is_flat = not found or not isinstance(found[0], list)
     return dict(zip(found[::2], found[1::2], strict=True) if is_flat else found)
-
-
-def _encoded(fleet: Fleet) -> bytes:
-    """Return a fleet as one object: its counts by role, what is known of demand, and drains."""
-    more = ({_BY_HAND: 1} if fleet.is_by_hand else {}) | ({_DEMAND: fleet.demand} if fleet.demand else {})
-    if fleet.drains:
-        more |= {_DRAINS: " ".join(f"{one.worker}#{one.epoch}{'+' * one.is_replaced}" for one in fleet.drains)}
-    return msgspec.json.encode({str(role): count for role, count in fleet.counts.items()} | more)
-
-
-def _fleet(blob: bytes) -> Fleet:
-    found = _fleet_fields.decode(blob)
-    by_hand, demand = bool(found.pop(_BY_HAND, 0)), str(found.pop(_DEMAND, ""))
-    drains = tuple(map(_drain, str(found.pop(_DRAINS, "")).split()))
-    return Fleet({Role(role): int(count) for role, count in found.items()}, by_hand, demand, drains)
-
-
-def _drain(text: str) -> Drain:
-    worker, _, epoch = text.removesuffix("+").rpartition("#")
-    return Drain(worker, int(epoch), text.endswith("+"))
 
 
 def _seconds(answer: Sequence[bytes]) -> float:

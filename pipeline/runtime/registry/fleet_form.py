@@ -1,0 +1,36 @@
+"""The desired fleet as the registry's server keeps it: one JSON object."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from pipeline.runtime.registry.contract import Drain, Fleet
+from protocol.ids import Role
+
+_BY_HAND: Final = "by_hand"
+_DEMAND: Final = "demand"
+_DRAINS: Final = "drains"
+_fleet_fields = msgspec.json.Decoder(dict[str, int | str])
+
+
+def encoded(fleet: Fleet) -> bytes:
+    """Return a fleet as one object: its counts by role, what is known of demand, and drains."""
+    more = ({_BY_HAND: 1} if fleet.is_by_hand else {}) | ({_DEMAND: fleet.demand} if fleet.demand else {})
+    if fleet.drains:
+        more |= {_DRAINS: " ".join(f"{one.worker}#{one.epoch}{'+' * one.is_replaced}" for one in fleet.drains)}
+    return msgspec.json.encode({str(role): count for role, count in fleet.counts.items()} | more)
+
+
+def decoded(blob: bytes) -> Fleet:
+    """Return the fleet that ``encoded`` wrote."""
+    found = _fleet_fields.decode(blob)
+    by_hand, demand = bool(found.pop(_BY_HAND, 0)), str(found.pop(_DEMAND, ""))
+    drains = tuple(map(_drain, str(found.pop(_DRAINS, "")).split()))
+    return Fleet({Role(role): int(count) for role, count in found.items()}, by_hand, demand, drains)
+
+
+def _drain(text: str) -> Drain:
+    worker, _, epoch = text.removesuffix("+").rpartition("#")
+    return Drain(worker, int(epoch), text.endswith("+"))
