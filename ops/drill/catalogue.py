@@ -310,7 +310,7 @@ CATALOGUE: tuple[CatalogueEntry, ...] = (
     CatalogueEntry(
         "F13", "constant reward", _verifier("constant"), (Role.REWARD,), frozenset({"reward", "odd"}), GRAY_S, stops=False
     ),
-    CatalogueEntry("F19", "failed task", _fail, _MOVERS, _ERRORS | _DEAD),
+    CatalogueEntry("F19", "failed task", _fail, _MOVERS, frozenset({"failed"})),
     CatalogueEntry("F19", "dead engine that reports success", _ordered(dead=True), (Role.GENERATOR,), _HUNG),
     CatalogueEntry(
         "F20", "garbage tokens", _ordered(garbage=True), (Role.GENERATOR,),

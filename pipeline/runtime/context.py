@@ -21,6 +21,7 @@ from pipeline.ledger.contract import Ledger
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.work import Meter, listening, piece_limit_s
 from pipeline.runtime.clock import Clock
+from pipeline.runtime.first_error import FirstError
 from pipeline.runtime.flow_recorder import FlowRecorder
 from pipeline.runtime.flow_ring import FlowRingWriter, LinkSide, LinkState
 from pipeline.runtime.notifications import Notifications
@@ -108,6 +109,7 @@ class ActorContext:
         log_context: dict[str, object] | None = None,
         spans: Spans | None = None,
         ring: FlowRingWriter | None = None,
+        first_error: FirstError | None = None,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
@@ -126,6 +128,7 @@ class ActorContext:
         self.flow.watch_worker(self._flow_state)
         self.finished: tuple[ExitCode, str] | None = None
         self.delivered = 0
+        self._first_error = first_error or FirstError()
         self._log_context = {} if log_context is None else log_context
         self._compute_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"compute-{who.worker}")
         self._storage_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"storage-{who.worker}")
@@ -328,12 +331,13 @@ class ActorContext:
             thread.shutdown(wait=False, cancel_futures=True)
 
     async def _watched(self, name: str, coroutine: Coroutine[Any, Any, None], endless: bool) -> None:
-        await coroutine
-        if endless and not self.draining.is_set():
-            raise RuntimeError(
-                f"task {name} of {self.who} returned before the drain: return only when ctx.draining is set, or spawn it with "
-                "endless=False"
-            )
+        with self._first_error.noted():
+            await coroutine
+            if endless and not self.draining.is_set():
+                raise RuntimeError(
+                    f"task {name} of {self.who} returned before the drain: return only when ctx.draining is set, or spawn "
+                    "it with endless=False"
+                )
 
     async def _on(
         self, thread: ThreadPoolExecutor, name: str, meter: Meter, function: Callable[..., T], args: tuple[Any, ...]

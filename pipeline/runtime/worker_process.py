@@ -40,6 +40,7 @@ from pipeline.process.stacks.dump import StackDump
 from pipeline.process.work import listening
 from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.context import ActorContext
+from pipeline.runtime.first_error import FirstError
 from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.life_record import LifeRecord
 from pipeline.runtime.lifecycle import Lifecycle
@@ -183,6 +184,7 @@ class Host:
         self._is_fenced = False
         self._context: ActorContext | None = None
         self._watches: list[asyncio.Task[None]] = []
+        self._first_error = FirstError()
         self.error: BaseException | None = None
         """The error that ended it, if one did."""
 
@@ -239,6 +241,7 @@ class Host:
             log_context=self._worker_log.context,
             spans=spans,
             ring=open_ring(self._config, self._run_dir, who, self._log),
+            first_error=self._first_error,
         )
         ledger.on_trouble(ctx.worker_state.ledger_trouble)
         self._worker_log.context["epoch"] = who.epoch
@@ -254,7 +257,7 @@ class Host:
         self._watch(tasks, "links", self._read_links(ctx))
         self._watch(tasks, "flow", ctx.flow.run())
         try:
-            with listening(ctx.work):
+            with listening(ctx.work), self._first_error.noted():
                 await self._act(self._actor_class(ctx), ctx)
         finally:
             host_watch.stop()
@@ -346,10 +349,10 @@ class Host:
         )
 
     async def _depart(self, registry: Registry, who: Incarnation) -> None:
-        """Leave the registry, so that the worker's place is free at once."""
+        """Leave the registry with what ended the worker, so that its place is free at once."""
         try:
             async with asyncio.timeout(self._at_most(_DEPART_S)):
-                await registry.depart(who)
+                await registry.depart(who, self._first_error.report(who))
         except (TimeoutError, LedgerError) as error:
             self._log.warning("departure_not_registered", reason=str(error))
 
@@ -421,7 +424,7 @@ class Host:
             lag.woke()
 
     def _watch(self, tasks: asyncio.TaskGroup, name: str, coroutine: Coroutine[None, None, None]) -> None:
-        self._watches.append(tasks.create_task(coroutine, name=name))
+        self._watches.append(tasks.create_task(self._first_error.noting(coroutine), name=name))
 
     def _explain(self, group: BaseExceptionGroup[BaseException]) -> ExitCode:
         """Log why the worker ended: an expected error in a sentence, another with its traceback."""

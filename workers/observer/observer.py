@@ -97,6 +97,7 @@ class Observer(Actor):
             async with asyncio.timeout(ANSWER_S):
                 beats = await self.ctx.registry.heartbeats()
                 weights = await self.ctx.registry.weights()
+                failures = await self.ctx.registry.failures()
         except (LedgerError, TimeoutError) as error:
             reason = str(error) or f"no answer within {ANSWER_S:g} s"
             suspicions = self._fleet.away(clock.monotonic(), clock.time(), asked_s, reason)
@@ -106,7 +107,7 @@ class Observer(Actor):
             published = -1 if weights is None else weights.policy_version
             others = [beat for beat in beats if beat.who.role is not Role.OBSERVER]
             records = await self.ctx.compute(self._records.read, now_s, at_s)
-            frame, suspicions = self._fleet.look(now_s, at_s, others, published)
+            frame, suspicions = self._fleet.look(now_s, at_s, others, published, failures)
             self._segments.add(at_s, frame, self._fleet.tables | records)
             self.ctx.counters["records_lost"] = self._records.num_lost
             self.ctx.count("moments")

@@ -1,10 +1,10 @@
 """The suspicions of a moment: findings of the watch and of the flow, joined by component.
 
-Replaced workers, and the faults that workers report of themselves, are certain and stand beside.
-The watch (``pipeline.watch``) finds odd workers. The flow (``pipeline.flow``) finds where progress
-stops, and has the causes. Both about one component are one suspicion, with the causes of the flow.
-A worker that the watch finds hung, slow, odd or stale, and that waits for a named cause, is
-evidence for that cause. Pure: times are arguments."""
+Failed and replaced workers, and faults that workers report of themselves, are certain and stand
+beside. The watch (``pipeline.watch``) finds odd workers. The flow (``pipeline.flow``) finds where
+progress stops, and has the causes. Both about one component are one suspicion, with the causes of
+the flow. A worker that the watch finds hung, slow, odd or stale, and that waits for a named cause,
+is evidence for that cause. Pure: times are arguments."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from pipeline.flow.watcher import LEAST_SLOW_LIVE, FlowWatch
 from pipeline.incidents.book import Suspicion
 from pipeline.incidents.records import FoundCause
 from pipeline.runtime.liveness import is_recent
-from pipeline.runtime.registry.contract import Heartbeat
+from pipeline.runtime.registry.contract import FailureReport, Heartbeat
 from pipeline.watch.findings import Finding
 from pipeline.watch.frame import Frame
 from pipeline.watch.heartbeats import FrameMaker
 from pipeline.watch.thresholds import Thresholds
 from pipeline.watch.watcher import Watch
+from workers.observer.failures import Failures
 from workers.observer.own_reports import OwnReports
 from workers.observer.refusals import Refusals
 from workers.observer.replacements import Replacements
@@ -56,6 +57,7 @@ class FleetSuspicions:
             FlowWatch(least_slow=LEAST_SLOW_LIVE),
         )
         self._replacements, self._refusals, self._reports = Replacements(), Refusals(), OwnReports()
+        self._failures = Failures()
         self._links: dict[tuple[str, str], str] = {}
         """By worker and kind: the link that is blamed in the worker's place, or ""."""
         self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
@@ -75,7 +77,12 @@ class FleetSuspicions:
         self._watch = Watch(thresholds=thresholds)
 
     def look(
-        self, now_s: float, at_s: float, beats: Sequence[Heartbeat], published: int
+        self,
+        now_s: float,
+        at_s: float,
+        beats: Sequence[Heartbeat],
+        published: int,
+        failures: Sequence[FailureReport] = (),
     ) -> tuple[Frame, list[Suspicion]]:
         """Return the frame of this moment, and what is suspected.
 
@@ -83,10 +90,15 @@ class FleetSuspicions:
             now_s: monotonic seconds.
             at_s: the same moment by the wall clock.
             beats: the last heartbeat of each worker.
-            published: newest policy version; -1 for none."""
+            published: newest policy version; -1 for none.
+            failures: the newest errors that ended workers."""
         self.tables = {}
         frame = self._frames.frame(now_s, beats, published)
-        certain = [*self._replacements.look(now_s, at_s, beats), *self._reports.look(now_s, at_s, beats)]
+        certain = [
+            *self._failures.look(at_s, failures),
+            *self._replacements.look(now_s, at_s, beats),
+            *self._reports.look(now_s, at_s, beats),
+        ]
         self._refusals.look(now_s, beats)
         if self._comes_back(now_s, beats):
             return frame, certain

@@ -53,6 +53,7 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:versions`` | zset | registry: workers by role and policy version, as one number | until it departs |
 | ``{run}:reaching`` | set | registry: generators that reach their scorers | while so |
 | ``{run}:seen`` | zset | registry: workers by the server's time of their last sign of life | until it departs |
+| ``{run}:failures`` | zset | registry: errors that ended workers, by the server's time, the newest 32 | the run |
 | ``{run}:fleet`` | string | registry: the desired number of workers by role | the run |
 | ``{run}:weights`` | string | registry: the newest published weights | the run |
 | ``{run}:relays`` | hash | registry: worker -> epoch, and where it serves weights | while it gives signs of life |
@@ -130,6 +131,7 @@ heartbeats = _one("heartbeats")
 versions = _one("versions")
 reaching = _one("reaching")
 seen = _one("seen")
+failures = _one("failures")
 fleet = _one("fleet")
 weights = _one("weights")
 relays = _one("relays")

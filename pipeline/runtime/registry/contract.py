@@ -59,6 +59,8 @@ MAX_LINK_NAME_CHARS = 32
 MAX_DETAIL_CHARS = 240
 MAX_REACHING = 16
 """Generators that ``reaching_generators`` returns."""
+MAX_FAILURES = 32
+"""Newest failures that a registry keeps."""
 OTHER_LINKS = "(others)"
 """Name of the peers in the sum of other links."""
 
@@ -151,6 +153,18 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether this is a generator with weights that names no scorer as unreachable."""
         unreached = unreached_workers(self.unreached) - {Role.LEARNER}
         return self.who.role is Role.GENERATOR and self.policy_version >= 0 and not unreached
+
+
+class FailureReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker that ended by an error of its own, as it reports at its departure."""
+
+    who: Incarnation
+    error: str
+    """Class of the error."""
+    message: str
+    """Its sentence, in at most ``MAX_DETAIL_CHARS``."""
+    ago_s: float = 0.0
+    """Set by the registry when it is read: seconds since the departure, by the registry's clock."""
 
 
 class WeightsAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,8 +307,13 @@ class Registry(Protocol):
         """
         ...
 
-    async def depart(self, who: Incarnation) -> None:
-        """Remove endpoint and heartbeat, at a good end."""
+    async def depart(self, who: Incarnation, failure: FailureReport | None = None) -> None:
+        """Remove endpoint and heartbeat. ``failure``: the error that ends the worker; None after a
+        drain. Of a fenced incarnation nothing is removed or kept."""
+        ...
+
+    async def failures(self) -> list[FailureReport]:
+        """Return the newest failures, at most ``MAX_FAILURES``, the newest first."""
         ...
 
     async def heartbeats(self, role: Role | None = None, *, below_version: int | None = None) -> list[Heartbeat]:

@@ -12,7 +12,9 @@ import msgspec
 from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
 from pipeline.runtime.registry.contract import (
+    MAX_FAILURES,
     MAX_REACHING,
+    FailureReport,
     Fleet,
     FleetGlance,
     Heartbeat,
@@ -55,6 +57,8 @@ class MemoryRegistry:
     _weights: WeightsAnnouncement | None = None
     _relays: dict[str, tuple[int, RelayAnnouncement]] = field(default_factory=dict[str, tuple[int, RelayAnnouncement]])
     """Worker -> epoch and announcement, in the order in which they came."""
+    _failures: list[tuple[float, FailureReport]] = field(default_factory=list[tuple[float, FailureReport]])
+    """Times by the monotonic clock, and failures, the newest first."""
     _status: RunStatus = field(default_factory=lambda: RunStatus(RunState.STARTING))
     _notifications: Counter[Topic] = field(default_factory=Counter[Topic])
     _rung: asyncio.Event = field(default_factory=asyncio.Event)
@@ -91,11 +95,18 @@ class MemoryRegistry:
             if known.role is role and known.endpoint is not None and known.seen_s >= since
         }
 
-    async def depart(self, who: Incarnation) -> None:
-        """Remove endpoint and heartbeat, unless a newer incarnation exists."""
+    async def depart(self, who: Incarnation, failure: FailureReport | None = None) -> None:
+        """Remove endpoint and heartbeat, unless a newer incarnation exists; keep a failure."""
         known = self._workers.get(who.worker)
         if known is not None and known.epoch == who.epoch:
             self._forget(known)
+            if failure is not None:
+                self._failures = [(self.clock.monotonic(), failure), *self._failures][:MAX_FAILURES]
+
+    async def failures(self) -> list[FailureReport]:
+        """Return the newest failures, the newest first."""
+        now_s = self.clock.monotonic()
+        return [msgspec.structs.replace(failure, ago_s=now_s - at_s) for at_s, failure in self._failures]
 
     async def heartbeats(self, role: Role | None = None, *, below_version: int | None = None) -> list[Heartbeat]:
         """Return the last heartbeats, by name."""

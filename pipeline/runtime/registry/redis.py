@@ -28,7 +28,9 @@ from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
 from pipeline.runtime.registry.contract import (
+    MAX_FAILURES,
     MAX_REACHING,
+    FailureReport,
     Fleet,
     FleetGlance,
     Heartbeat,
@@ -138,9 +140,17 @@ class RedisRegistry:
             if entry.role is role and name not in self._silent
         }
 
-    async def depart(self, who: Incarnation) -> None:
-        """Remove endpoint and heartbeat, unless a newer incarnation exists."""
-        await self._run("depart", worker=who.worker, epoch=who.epoch)
+    async def depart(self, who: Incarnation, failure: FailureReport | None = None) -> None:
+        """Remove endpoint and heartbeat, unless a newer incarnation exists; keep a failure."""
+        said = b"" if failure is None else msgspec.json.encode(failure)
+        await self._run("depart", worker=who.worker, epoch=who.epoch, failure=said, max_failures=MAX_FAILURES)
+
+    async def failures(self) -> list[FailureReport]:
+        """Return the newest failures, the newest first."""
+        with ledger_faults("registry failures"):
+            asked = ("ZREVRANGE", self._keys["failures"], 0, -1, "WITHSCORES")
+            now, kept = await self._connection.ask_all([("TIME",), asked])
+        return [_failure(blob, _seconds(now) - float(at)) for blob, at in _pairs(kept).items()]
 
     async def heartbeats(self, role: Role | None = None, *, below_version: int | None = None) -> list[Heartbeat]:
         """Return the last heartbeats, by name."""
@@ -402,6 +412,10 @@ def _pairs(found: Sequence[Any]) -> dict[bytes, bytes]:
     return dict(zip(found[::2], found[1::2], strict=True) if is_flat else found)
 
 
+def _failure(blob: bytes, ago_s: float) -> FailureReport:
+    return msgspec.structs.replace(msgspec.json.decode(blob, type=FailureReport), ago_s=max(0.0, ago_s))
+
+
 def _seconds(answer: Sequence[bytes]) -> float:
     """Return TIME's answer in seconds since 1970."""
     return int(answer[0]) + int(answer[1]) / 1e6
@@ -409,7 +423,17 @@ def _seconds(answer: Sequence[bytes]) -> float:
 
 def _keys_of(run: str) -> dict[str, str]:
     """Return the registry's keys of one run, as the scripts' headers name them."""
-    names = ("epochs", "endpoints", "endpoint_changes", "mailboxes", "heartbeats", "seen", "versions", "reaching")
+    names = (
+        "epochs",
+        "endpoints",
+        "endpoint_changes",
+        "mailboxes",
+        "heartbeats",
+        "seen",
+        "versions",
+        "reaching",
+        "failures",
+    )
     plain = (*names, "fleet", "weights", "relays", "relay_order", "run_status")
     news = {_NEWS[topic]: keys.notifications(run, topic) for topic in Topic}
     return {name: getattr(keys, name)(run) for name in plain} | news

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.runtime.registry.contract import (
+    MAX_FAILURES,
     MAX_REACHING,
     Drain,
+    FailureReport,
     Fleet,
     RunState,
     RunStatus,
@@ -163,6 +165,32 @@ async def test_one_that_departs_leaves_nothing_but_its_epoch(subject: Subject):
     assert await subject.registry.endpoints(Role.REWARD) == {}
     assert await subject.registry.heartbeats() == []
     assert await subject.registry.epoch("reward-0") == 1
+
+
+async def test_a_failure_stays_when_its_worker_has_departed_and_a_drain_leaves_none(subject: Subject):
+    registry = subject.registry
+    first = await registry.register(Role.REWARD, "reward-0")
+    await registry.depart(first)
+    assert await registry.failures() == []
+    second = await registry.register(Role.REWARD, "reward-0")
+    said = FailureReport(who=second, error="ValueError", message="no such file")
+    await registry.depart(second, said)
+    # a repeat, after a lost answer
+    await registry.depart(second, said)
+    third = await registry.register(Role.REWARD, "reward-0")
+    (kept,) = {one.who: one for one in await registry.failures()}.values()
+    assert msgspec.structs.replace(kept, ago_s=0.0) == said and 0.0 <= kept.ago_s < 60.0
+    await registry.depart(second, msgspec.structs.replace(said, message="from a fenced incarnation"))
+    assert await registry.epoch("reward-0") == third.epoch
+    assert {one.message for one in await registry.failures()} == {"no such file"}
+
+
+async def test_only_the_newest_failures_are_kept_the_newest_first(subject: Subject):
+    for number in range(MAX_FAILURES + 3):
+        who = await subject.registry.register(Role.GENERATOR, f"generator-{number}")
+        await subject.registry.depart(who, FailureReport(who=who, error="OSError", message=str(number)))
+    kept = [int(one.message) for one in await subject.registry.failures()]
+    assert kept == list(range(MAX_FAILURES + 2, 2, -1))
 
 
 async def test_published_versions_only_grow(subject: Subject):

@@ -25,7 +25,7 @@ from pipeline.process import records
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.stacks.request import request_stacks
 from pipeline.runtime.flow_ring import FlowRingReader, flow_folder
-from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor
+from pipeline.runtime.registry.contract import FailureReport, Heartbeat, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor import leftovers
 from protocol.errors import LedgerUnavailable
@@ -109,6 +109,14 @@ async def beat_when(registry: RedisRegistry, holds: Callable[[Heartbeat], bool],
     raise AssertionError(f"no heartbeat ever had {what}")
 
 
+async def _failures(run: Run) -> list[FailureReport]:
+    registry = run.registry()
+    try:
+        return await registry.failures()
+    finally:
+        await registry.aclose()
+
+
 async def test_a_sigterm_drains_and_departs(run: Run):
     process = run.start("Ticking")
     registry = run.registry()
@@ -126,7 +134,7 @@ async def test_a_sigterm_drains_and_departs(run: Run):
     process.send_signal(signal.SIGTERM)
     assert process.wait(_PATIENCE_S) == ExitCode.OK
     assert run.marks() == ["setup", "run", "drain", "teardown"]
-    assert await registry.heartbeats() == []
+    assert await registry.heartbeats() == await registry.failures() == []
     last = run.log()[-1]
     assert (last["event"], last["reason"], last["code"]) == ("worker_ended", "received SIGTERM", "OK")
     assert (last["role"], last["worker"], last["run"], last["policy_version"]) == ("reward", "reward-0", run.name, 3)
@@ -143,6 +151,7 @@ def test_a_second_signal_is_immediate(run: Run):
     assert process.wait(_PATIENCE_S) == ExitCode.INTERRUPTED
     # its drain would take a minute
     assert time.monotonic() - began < 20.0
+    assert asyncio.run(_failures(run)) == [], "a person ended it"
     assert "drained" not in run.marks()
 
 
@@ -164,6 +173,8 @@ def test_a_drain_ends_at_its_deadline(tmp_path: Path):
         assert process.wait(_PATIENCE_S) == ExitCode.DRAIN_TIMEOUT
         assert run.marks() == ["setup", "run", "drain", "teardown"]
         assert "made no progress for 0.3 s" in run.log()[-1]["reason"]
+        (told,) = asyncio.run(_failures(run))
+        assert told.error == "DrainTimeout"
     finally:
         run.end()
 
@@ -177,9 +188,11 @@ def test_a_crash_is_a_failure_with_its_traceback_in_the_log(run: Run):
     assert run.marks() == ["setup", "run", "teardown"]
 
 
-def test_a_spawned_task_that_fails_ends_the_worker(run: Run):
+async def test_a_spawned_task_that_fails_ends_the_worker_and_the_registry_has_the_reason(run: Run):
     assert run.start("LosingATask").wait(_PATIENCE_S) == ExitCode.FAILURE
     assert any("LookupError: a bug in a task" in line.get("exception", "") for line in run.log())
+    (told,) = await _failures(run)
+    assert (str(told.who), told.error, told.message) == ("reward-0#1", "LookupError", "a bug in a task")
 
 
 def test_a_main_loop_that_returns_is_a_crash(run: Run):

@@ -15,7 +15,7 @@ from pipeline.config.observing import ObserverSection
 from pipeline.incidents.file import INCIDENTS_NAME, RunIncidents
 from pipeline.incidents.records import Incident
 from pipeline.runtime.flow_ring import Completion, FlowRingWriter, MessageOutcome, flow_folder
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import FailureReport, Heartbeat, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.watch.thresholds import Tail, Thresholds
 from protocol.errors import LedgerUnavailable
@@ -118,6 +118,17 @@ async def test_a_silent_worker_is_an_incident_and_a_healthy_fleet_has_none(tmp_p
         await site.pass_s(180)
         assert [one.is_open for one in site.incidents] == [False]
         assert site.observer.ctx.counters == site.observer.ctx.counters | {"incidents": 1, "incidents_open": 0}
+
+
+async def test_an_observer_reads_the_failures_of_workers_from_the_registry(tmp_path: Path) -> None:
+    async with observed(tmp_path) as site:
+        await site.add(Role.REFERENCE, "reference-0", "reference-1")
+        await site.pass_s(3)
+        who = site.beats.pop("reference-1").who
+        await site.registry.depart(who, FailureReport(who=who, error="RuntimeError", message="a task was lost"))
+        await site.pass_s(2)
+        (only,) = site.incidents
+        assert (only.component, only.kind) == ("reference-1", "failed")
 
 
 async def test_an_observer_judges_by_the_thresholds_of_its_setting(
