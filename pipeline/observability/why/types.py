@@ -150,7 +150,7 @@ class Snapshot:
     def awaited(self, row: WorkerRow) -> list[WorkerRow]:
         """Return the workers that a worker waits for, by the wait-for graph."""
         # Deferred: it imports numpy, and an answer without a ledger needs no graph.
-        from pipeline.observability.why.graph import graph_of, waited_for
+        from pipeline.observability.wait_graph import graph_of, waited_for
 
         if not self._graphs:
             self._graphs.append(graph_of(self.workers))
