@@ -1,12 +1,13 @@
 """The wait-for graph: worker -> link -> worker, from wait reasons and link counters.
 
-A full outbox waits for downstream. An empty input waits for all live upstreams. A wait that names a
+A full outbox waits for downstream. An empty input waits for all live upstreams: the senders of its
+links, and of a moment without links the workers of the roles that feed its role. A wait that names a
 worker waits for it alone. A worker that computes waits for none: it is where waits end."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from pipeline.flow.fleet import FleetTracks
@@ -14,21 +15,35 @@ from pipeline.flow.words import Awaited
 from pipeline.flow.workers import WorkerTrack
 
 Graph = Mapping[str, AbstractSet[str]]
-"""Node -> the nodes that it waits for. A node is a worker or a link, ``sender>receiver``."""
+"""Node -> the nodes that it waits for. A node is a worker, a link, ``sender>receiver``, or any
+worker of a role, ``>role``."""
 
 _HARD = frozenset({Awaited.ROOM, Awaited.LOCK, Awaited.WEIGHTS})
 """Waits of a worker that has work. An idle worker's wait for input is no part of a deadlock."""
 
 
-def wait_graph(fleet: FleetTracks, ledger: str = "") -> Graph:
-    """Return who waits for whom. ``ledger``: its name, where waits for it count."""
+def wait_graph(fleet: FleetTracks, ledger: str = "", feeds: Mapping[str, Collection[str]] | None = None) -> Graph:
+    """Return who waits for whom.
+
+    Args:
+        fleet: Its tracks.
+        ledger: Its name, where waits for it count.
+        feeds: Role -> the roles that feed it, where links are not known."""
     graph: dict[str, set[str]] = defaultdict(set)
+    fed = set[str]()
     for track in fleet.live():
-        if not track.has_own_work:
-            for node, target in _waits_for(fleet, track, ledger):
-                graph[track.worker].add(node)
-                if node != target:
-                    graph[node].add(target)
+        if track.has_own_work:
+            continue
+        for node, target in _waits_for(fleet, track, ledger):
+            graph[track.worker].add(node)
+            if node != target:
+                graph[node].add(target)
+        if feeds and track.wait is Awaited.INPUT and not track.target:
+            feeding = feeds.get(fleet.role_of(track.worker), ())
+            graph[track.worker].update(f">{role}" for role in feeding)
+            fed.update(feeding)
+    for role in fed:
+        graph[f">{role}"].update(track.worker for track in fleet.members(role))
     return graph
 
 
@@ -76,6 +91,19 @@ def reached(graph: Graph, start: str) -> set[str]:
             seen.add(node)
             todo.extend(graph.get(node, ()))
     return seen
+
+
+def ways(graph: Graph, start: str) -> dict[str, str]:
+    """Return the nodes that ``start`` waits for, the nearest first, each with the node before it on
+    the shortest way."""
+    before, todo = dict[str, str](), deque([start])
+    while todo:
+        node = todo.popleft()
+        for following in sorted(graph.get(node, ())):
+            if following not in before and following != start:
+                before[following] = node
+                todo.append(following)
+    return before
 
 
 def waiters(graph: Graph, node: str, workers: Iterable[str]) -> int:

@@ -23,9 +23,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.observability.bottleneck import bottleneck
 from pipeline.observability.history import HISTORY_NAME, HistoryTail
 from pipeline.observability.progress import RunProgress, course, interval, sparkline
-from pipeline.observability.status import RunSnapshot, WorkerRow, bottleneck, in_minutes, worker_rows
+from pipeline.observability.status import RunSnapshot, WorkerRow, in_minutes, worker_rows
 from pipeline.observability.tables import groups_line, tokens_line
 from pipeline.runtime.registry.contract import RunState
 from protocol.printable import printable_line

@@ -27,7 +27,6 @@ ROLE_ORDER = (Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VA
 _LONG = {WaitingFor.COMPILE, WaitingFor.DISK, WaitingFor.QUARANTINE, WaitingFor.STARTING}
 _PATIENT = _LONG | {WaitingFor.DRAINING, WaitingFor.STOPPED}
 """Waits with time limits of their own (``pipeline.supervisor.watchdog``)."""
-_ENDS = _PATIENT | {WaitingFor.COMPUTE, WaitingFor.ENDPOINT}
 
 
 class Health(StrEnum):
@@ -259,32 +258,6 @@ def _is_sender(beat: Heartbeat, link: LinkReport) -> bool:
     return link.name.startswith(link_name(beat.who.worker, ""))
 
 
-def bottleneck(workers: Sequence[WorkerRow]) -> str:
-    """Return one sentence with the edge that everything waits for, and the worker at its far end.
-
-    The chain: the learner waits for input from generators; generators for room at scorers, or for
-    credit from the learner; scorers for input from generators. Its end is a worker that does not
-    wait."""
-    unwell = [row for row in workers if row.health is not Health.LIVE and row.role is not Role.OBSERVER]
-    if unwell:
-        row = unwell[0]
-        age = row.since_heartbeat_s if row.health is Health.SILENT else row.since_progress_s
-        return f"{row.worker} is {row.health} for {age:.0f} s ({row.waiting_for})"
-    if not workers:
-        return "no worker has a heartbeat"
-    row, seen = workers[0], [workers[0].worker]
-    while row.waiting_for not in _ENDS:
-        following = _waited_for(row, workers)
-        if following is None or following.worker in seen:
-            break
-        row = following
-        seen.append(row.worker)
-    what = doing(row)
-    if row.waiting_for is WaitingFor.INPUT and not any(other.role is Role.GENERATOR for other in workers):
-        what += "; no generator has a heartbeat"
-    return f"{' waits for '.join(seen)}, which is at {what}" if len(seen) > 1 else f"{row.worker} is at {what}"
-
-
 def pause_words(pause: Pause, *, has_ended: bool = False) -> str:
     """Return an operator's pause as a phrase, with the local time of its beginning."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(pause.since_s))
@@ -299,27 +272,3 @@ def doing(row: WorkerRow) -> str:
     parts = [row.detail, row.work.in_words() if row.work else "", row.storing.in_words() if row.storing else ""]
     details = "; ".join(part for part in parts if part)
     return f"{row.waiting_for}{f': {details}' if details else ''}"
-
-
-def _waited_for(row: WorkerRow, workers: Sequence[WorkerRow]) -> WorkerRow | None:
-    """Return the worker that can end this wait: one that an endpoint holds up, the busiest, or
-    the one longest still."""
-    match row.waiting_for:
-        case WaitingFor.INPUT:
-            scorers_too = {Role.REWARD, Role.REFERENCE, Role.VALUE} if row.role is Role.LEARNER else set[Role]()
-            roles = {Role.GENERATOR, *scorers_too}
-        case WaitingFor.ROOM:
-            roles = {Role.REWARD, Role.REFERENCE, Role.VALUE}
-        case WaitingFor.CREDIT:
-            roles = {Role.LEARNER}
-        case WaitingFor.WEIGHTS:
-            roles = {Role.GENERATOR} if row.role is Role.LEARNER else {Role.LEARNER}
-        case _:
-            return None
-    candidates = [other for other in workers if other.role in roles]
-    if not candidates:
-        return None
-    order = (WaitingFor.COMPUTE, WaitingFor.ENDPOINT)
-    return max(
-        candidates, key=lambda other: (*(other.waiting_for is at for at in reversed(order)), other.since_progress_s)
-    )

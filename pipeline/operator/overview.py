@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from pipeline.observability.bottleneck import bottleneck
 from pipeline.observability.incidents import IncidentReader, IncidentRow
 from pipeline.observability.progress import RunProgress
 from pipeline.observability.status import (
     ROLE_ORDER,
     Health,
     WorkerRow,
-    bottleneck,
     clock_words,
     pause_words,
     role_rows,

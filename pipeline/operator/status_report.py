@@ -43,7 +43,8 @@ class StatusReport:
 
 async def read_status(at: Attached) -> StatusReport:
     """Read workers, progress and waits of a connected run."""
-    from pipeline.observability.status import bottleneck, clock_words, role_rows, worker_rows
+    from pipeline.observability.bottleneck import bottleneck
+    from pipeline.observability.status import clock_words, role_rows, worker_rows
     from pipeline.supervisor.run_folder import supervisor_pid
 
     beats = await at.registry.heartbeats()

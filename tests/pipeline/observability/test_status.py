@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.ledger.types import QueueStat
 from pipeline.observability.demand import LearnerWaits
-from pipeline.observability.status import Health, bottleneck, clock_words, queue_rows, role_rows, worker_rows
+from pipeline.observability.status import Health, clock_words, doing, queue_rows, role_rows, worker_rows
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
 from protocol.ids import Incarnation, Role
@@ -33,13 +33,12 @@ def test_workers_are_listed_by_role_then_in_the_order_people_count():
 def test_a_beating_thread_does_not_hide_a_dead_loop():
     (row,) = rows(beat("learner-0", WaitingFor.COMPUTE, still_s=61.0))
     assert row.health is Health.STUCK
-    assert bottleneck([row]) == "learner-0 is stuck for 61 s (compute)"
 
 
 def test_long_work_tells_its_share_its_rate_and_its_estimated_end():
     work = WorkReport(steps=9, kind="update", share=0.25, amount=2400.0, unit="tokens", elapsed_s=100.0)
     (row,) = rows(beat("learner-0", WaitingFor.COMPILE, work=work))
-    assert bottleneck([row]) == "learner-0 is at compile: update 25 %, 6.0 tokens/s, 5:00 left"
+    assert doing(row) == "compile: update 25 %, 6.0 tokens/s, 5:00 left"
     assert row.work is not None
     assert (row.work.share, row.work.remaining_s, row.work.per_s) == (0.25, 300.0, 6.0)
     (quick,) = rows(beat("learner-0", WaitingFor.COMPUTE, work=WorkReport(kind="update", share=0.25, elapsed_s=1.0)))
@@ -90,42 +89,6 @@ def test_status_names_the_worker_and_the_host_whose_clock_differs():
     assert words.endswith(
         "and 1 more hosts. Work is not affected; times in logs and histories are. Set these clocks (NTP)"
     )
-
-
-def test_the_bottleneck_is_the_worker_at_the_end_of_the_waits():
-    workers = rows(
-        beat("learner-0", WaitingFor.INPUT),
-        beat("generator-0", WaitingFor.ROOM),
-        beat("generator-1", WaitingFor.CREDIT),
-        beat("reward-0", WaitingFor.COMPUTE, detail="16 responses"),
-    )
-    assert bottleneck(workers) == "learner-0 waits for reward-0, which is at compute: 16 responses"
-
-
-def test_a_run_that_no_generator_has_joined_yet_is_shown_as_such():
-    workers = rows(beat("learner-0", WaitingFor.INPUT), beat("reward-0", WaitingFor.INPUT, detail="its mailbox"))
-    told = "learner-0 waits for reward-0, which is at input: its mailbox; no generator has a heartbeat"
-    assert bottleneck(workers) == told
-
-
-def test_a_judge_that_is_down_is_what_everything_waits_for():
-    workers = rows(
-        beat("learner-0", WaitingFor.INPUT),
-        beat("generator-0", WaitingFor.CREDIT, still_s=9.0),
-        beat("reference-0", WaitingFor.COMPUTE),
-        beat("reward-0", WaitingFor.ENDPOINT, detail="endpoint quality, which does not answer"),
-    )
-    told = "learner-0 waits for reward-0, which is at endpoint: endpoint quality, which does not answer"
-    assert bottleneck(workers) == told
-
-
-def test_waits_that_form_a_ring_are_named_and_do_not_hang():
-    workers = rows(beat("learner-0", WaitingFor.WEIGHTS), beat("generator-0", WaitingFor.WEIGHTS))
-    assert bottleneck(workers) == "learner-0 waits for generator-0, which is at weights"
-
-
-def test_nobody_is_said_to_be_nobody():
-    assert bottleneck([]) == "no worker has a heartbeat"
 
 
 def test_a_link_holds_what_was_sent_and_not_received():
