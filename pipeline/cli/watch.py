@@ -32,13 +32,13 @@ the observer found later are added.
 
 \b
 A table of metrics has the columns
-  time_s, worker, metric, value, and if known role
+  time_s, worker, metric, value, and if known role and phase
 A table of finished work has
   worker, start_s, duration_s, and if known kind, size, ok
 in CSV or Parquet files; several files of a kind are one table. Other columns are ignored, and
 named. `headrace export RUN --tables FOLDER` writes such tables of a run.
 
-Workers are compared inside a role, and each with its own past. Names of metrics are free; those of
+Workers are compared inside a role and phase, and each with its own past. Names of metrics are free; those of
 a run's history have rules of their own. Rows may be in any order."""
 
 

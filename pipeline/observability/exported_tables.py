@@ -23,10 +23,10 @@ from pipeline.watch.segments import observed_files
 from protocol.errors import ConfigError, DataError
 from protocol.ids import Role
 
-_TEXTS: Final = frozenset({"worker", "role", "metric", "waiting_for", "sender", "receiver", "kind"})
+_TEXTS: Final = frozenset({"worker", "role", "phase", "metric", "waiting_for", "sender", "receiver", "kind"})
 WORK_COLUMNS: Final = ("worker", "kind", "start_s", "duration_s", "size", "ok")
 COLUMNS: Final = {
-    "metrics": ("time_s", "worker", "role", "metric", "value"),
+    "metrics": ("time_s", "worker", "role", "phase", "metric", "value"),
     "states": (*(one.name for one in fields(StateRow)), "given_s"),
     "links": (*(one.name for one in fields(LinkRow)), "given_s"),
     "work": WORK_COLUMNS,

@@ -13,7 +13,7 @@ from pipeline.incidents.file import RunIncidents
 from pipeline.watch.findings import Finding
 from pipeline.watch.frame import Frame
 from pipeline.watch.segments import observed_files
-from pipeline.watch.tables import TableForm, frames, read_rows
+from pipeline.watch.tables import MOST_PHASES, TableForm, frames, read_rows
 from pipeline.watch.thresholds import Thresholds
 from pipeline.watch.tuning import Tuning
 from pipeline.watch.watcher import Watch
@@ -39,6 +39,8 @@ def watch_table(
     rows, table = read_rows(paths, kind)
     path = paths[0] if len(paths) == 1 else paths[0].parent
     notes = [f"{path}: the columns {', '.join(table.unknown)} are ignored"] if table.unknown else []
+    if rows.phase is None and "phase" in table.texts and "phase" not in table.absent:
+        notes.append(f"{path}: the column phase has more than {MOST_PHASES} words, and is ignored")
     if table.absent:
         notes.append(f"{path}: without {', '.join(table.absent)}")
     tuning = tuning or Tuning()
@@ -54,6 +56,7 @@ _METRICS = (
     Column("time_s", Cell.SECONDS),
     Column("worker", Cell.TEXT),
     Column("role", Cell.TEXT, ""),
+    Column("phase", Cell.TEXT, ""),
     Column("metric", Cell.TEXT),
     Column("value"),
 )
@@ -96,10 +99,12 @@ def watch_run(
 def recorded_frames(file: Path) -> Iterator[Frame]:
     """Yield the frames that an observer recorded in one file of metrics. Raises DataError."""
     table = read_columns(file, _METRICS)
-    worker, metric, role = table.texts["worker"], table.texts["metric"], table.texts["role"]
+    worker, metric, role, phase = (table.texts[name] for name in ("worker", "metric", "role", "phase"))
     order = np.argsort(table.numbers["time_s"], kind="stable")
     time_s = table.numbers["time_s"][order]
-    worker_codes, metric_codes, role_codes = (column.codes[order] for column in (worker, metric, role))
+    worker_codes, metric_codes, role_codes, phase_codes = (
+        column.codes[order] for column in (worker, metric, role, phase)
+    )
     value = table.numbers["value"][order].astype(np.float32)
     starts = np.flatnonzero(np.diff(time_s, prepend=-np.inf))
     present, names, roles = np.empty(0, np.intp), tuple[str, ...](), tuple[str, ...]()
@@ -110,6 +115,7 @@ def recorded_frames(file: Path) -> Iterator[Frame]:
             present = there
             names = tuple(worker.words[code] for code in there)
             roles = tuple(role.words[role_codes[begin + at]] for at in first)
+        phases = tuple(phase.words[code] for code in phase_codes[begin + first])
         values = np.full((len(there), len(metric.words)), np.nan, np.float32)
         values[np.searchsorted(there, mine), metric_codes[begin:end]] = value[begin:end]
-        yield Frame(float(time_s[begin]), names, roles, metric.words, values)
+        yield Frame(float(time_s[begin]), names, roles, metric.words, values, phases)

@@ -33,7 +33,9 @@ _MAX_ROWS: Final = 500_000
 """Rows of further tables that wait for the disk at most."""
 _DUE_ROWS: Final = 200_000
 """So many rows of further tables make a file, before its time."""
-_TEXT: Final = frozenset({"worker", "role", "metric", "sender", "receiver", "waiting_for", "link", "outcome", "wait"})
+_TEXT: Final = frozenset(
+    {"worker", "role", "phase", "metric", "sender", "receiver", "waiting_for", "link", "outcome", "wait"}
+)
 FurtherRows: TypeAlias = "Sequence[Mapping[str, Any]] | NDArray[np.void]"
 """Rows by column, or a structured array."""
 
@@ -139,7 +141,7 @@ def _begin_ms(file: Path) -> int:
 
 
 def _metrics(moments: Sequence[_Moment]) -> pa.Table:
-    """Return the rows ``time_s, worker, role, metric, value`` of all samples."""
+    """Return the rows ``time_s, worker, role, phase, metric, value`` of all samples."""
     import pyarrow as pa
 
     parts: list[pa.Table] = []
@@ -152,6 +154,7 @@ def _metrics(moments: Sequence[_Moment]) -> pa.Table:
                     "time_s": pa.array(np.full(len(at), moment.at_s)),
                     "worker": _coded(at, frame.workers),
                     "role": _coded(at, frame.roles),
+                    "phase": _coded(at, frame.phases or ("",) * len(frame.workers)),
                     "metric": _coded(column, frame.metrics),
                     "value": pa.array(frame.values[at, column]),
                 }

@@ -27,6 +27,8 @@ _STAYS = 3.0
 """Intervals for which a worker is in the frames after its last row."""
 _SHORTEST_S, _LONGEST_S = 0.5, 60.0
 _MAX_FRAMES = 200_000
+MOST_PHASES = 32
+"""Of more words a column of phases would leave hardly a worker with peers."""
 _OF_PIECES = ("finished_age_s", "longest_piece_s")
 
 
@@ -60,6 +62,9 @@ class Measured:
     roles: tuple[str, ...]
     """Of each worker."""
     metrics: tuple[str, ...]
+    phase: NDArray[np.intp] | None = None
+    """Of the worker at that time; None of a table without phases."""
+    phases: tuple[str, ...] = ()
     pieces: Pieces | None = None
     """Of a table of finished work: each frame then has the time since a worker's last piece."""
 
@@ -88,6 +93,7 @@ def _metric_rows(paths: Sequence[Path]) -> tuple[Measured, Columns]:
             Column("time_s", Cell.SECONDS),
             Column("worker", Cell.TEXT),
             Column("role", Cell.TEXT, ""),
+            Column("phase", Cell.TEXT, ""),
             Column("metric", Cell.TEXT),
             Column("value", Cell.NUMBER, math.nan),
         ],
@@ -103,10 +109,15 @@ def _metric_rows(paths: Sequence[Path]) -> tuple[Measured, Columns]:
         if name in ("loss", "grad_norm"):
             value[(metric_codes == at) & np.isnan(value)] = np.inf
     kept = ~np.isnan(value)
+    phases, phase_codes = _by_name(table.texts["phase"].words, table.texts["phase"].codes)
+    has_phases = 1 < len(phases) <= MOST_PHASES
     return (
-        Measured(table.numbers["time_s"][kept], codes[kept], metric_codes[kept], value[kept], workers, roles, metrics),
+        Measured(
+            table.numbers["time_s"][kept], codes[kept], metric_codes[kept], value[kept], workers, roles, metrics,
+            phase_codes[kept] if has_phases else None, phases if has_phases else (),
+        ),
         table,
-    )
+    )  # fmt: skip
 
 
 def _work_rows(paths: Sequence[Path]) -> tuple[Measured, Columns]:
@@ -138,7 +149,9 @@ def _work_rows(paths: Sequence[Path]) -> tuple[Measured, Columns]:
     np.add.at(counts, (codes, kind_codes), 1)
     roles = tuple(kinds[at] for at in counts.argmax(axis=1)) if kinds else ()
     pieces = _pieces(codes, roles, table.numbers["start_s"], durations)
-    return Measured(made.time_s, made.worker, made.metric, made.value, workers, roles, made.metrics, pieces), table
+    return Measured(
+        made.time_s, made.worker, made.metric, made.value, workers, roles, made.metrics, pieces=pieces
+    ), table
 
 
 def _pieces(
@@ -200,8 +213,10 @@ def frames(rows: Measured) -> Iterator[Frame]:
     begin_s = float(rows.time_s.min())
     place = np.rint((rows.time_s - begin_s) / step_s).astype(np.int64)
     value = _from_first(rows)
-    order = np.lexsort((value, rows.time_s, place))
+    phase = np.zeros(len(place), np.intp) if rows.phase is None else rows.phase
+    order = np.lexsort((value, phase, rows.time_s, place))
     place, worker, metric, value = place[order], rows.worker[order], rows.metric[order], value[order]
+    phase, phase_of = phase[order], np.zeros(len(rows.workers), np.intp)
     first = np.full(len(rows.workers), np.iinfo(np.int64).max)
     last = np.full(len(rows.workers), -1)
     np.minimum.at(first, worker, place)
@@ -229,8 +244,10 @@ def frames(rows: Measured) -> Iterator[Frame]:
             # while a piece is worked on, its worker is not idle
             full[:, -2] = np.where(np.isinf(ended_s), np.nan, np.maximum(now_s - ended_s, 0.0))
             full[:, -1] = rows.pieces.longest_s
+        phase_of[worker[begin:end]] = phase[begin:end]
         begin = end
-        yield Frame(begin_s + at * step_s, names, roles, metrics, full[present])
+        phases = tuple(rows.phases[phase_of[one]] for one in present) if rows.phase is not None else None
+        yield Frame(begin_s + at * step_s, names, roles, metrics, full[present], phases)
 
 
 def _from_first(rows: Measured) -> NDArray[np.float64]:

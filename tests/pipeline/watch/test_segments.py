@@ -34,7 +34,9 @@ def test_every_sample_that_is_a_number_is_a_row_of_the_offline_table(tmp_path: P
     writer.add(1001.0, frame(2, workers=("learner-0", "value-0", "x-0")), {})
     writer.take()()
     rows = written(tmp_path, "metrics")
-    assert rows[0] == {"time_s": 1000.0, "worker": "generator-0", "role": "generator", "metric": "cpu", "value": 1.0}
+    assert rows[0] == {
+        "time_s": 1000.0, "worker": "generator-0", "role": "generator", "phase": "", "metric": "cpu", "value": 1.0,
+    }  # fmt: skip
     assert [(row["worker"], row["metric"]) for row in rows] == [
         ("generator-0", "cpu"), ("reward-0", "errors"),
         ("learner-0", "cpu"), ("value-0", "cpu"), ("value-0", "errors"), ("x-0", "errors"),
