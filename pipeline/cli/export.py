@@ -69,6 +69,7 @@ def export(
 
 
 def _export_tables(run_dir: Path, folder: Path, as_csv: bool, as_json: bool) -> None:
+    from pipeline.flow.host_records import unrecorded_words
     from pipeline.observability.exported_tables import export_tables
     from pipeline.process.progress_bar import progress
 
@@ -81,6 +82,8 @@ def _export_tables(run_dir: Path, folder: Path, as_csv: bool, as_json: bool) -> 
     lines = [f"{folder / name}.{suffix}: {number:,} rows" for name, number in report.rows.items()]
     if report.num_skipped:
         lines.append(f"{report.num_skipped:,} damaged files or lines were skipped")
+    if missing := unrecorded_words(report.without_messages):
+        lines.append(missing)
     answer(as_json, {"run": run_dir, "tables": folder, "report": report}, *lines)
 
 

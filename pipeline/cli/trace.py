@@ -111,6 +111,7 @@ def in_lines(incidents: Sequence[FlowIncident]) -> list[str]:
 
 
 def _draw(run: Path | None, out: Path, last_min: float | None, as_json: bool) -> None:
+    from pipeline.flow.host_records import unrecorded_words
     from pipeline.observability.timeline.timeline import write_timeline
     from pipeline.operator.attached import find_run
     from pipeline.process.progress_bar import progress
@@ -133,4 +134,6 @@ def _draw(run: Path | None, out: Path, last_min: float | None, as_json: bool) ->
         lines.append(f"{report.num_skipped:,} damaged files or lines were skipped")
     if report.num_not_drawn:
         lines.append(f"{report.num_not_drawn:,} messages are not drawn: too many at once at one worker")
+    if missing := unrecorded_words(report.without_messages):
+        lines.append(missing)
     answer(as_json, {"out": out, "report": report}, *lines)

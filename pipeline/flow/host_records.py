@@ -3,12 +3,16 @@
 A ring holds the newest records of a worker (``pipeline.runtime.flow_ring``); the observer reads all
 rings once a second, so that none is lost. A message's end at one end of its link becomes a row of
 *messages*. The states of a worker's main loop become *waits*: one row for each stretch in which the
-wait was the same. Times become wall-clock seconds, by the reader's clocks."""
+wait was the same. Times become wall-clock seconds, by the reader's clocks.
+
+Rings of joined hosts stay there: no process reads another host's files, and heartbeats bring what
+finds a fault, of all hosts alike. Messages serve pictures and tables, which name the workers whose
+messages they lack."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,6 +39,7 @@ _HOLDS_S: Final = 0.35
 _LONGEST_S: Final = 30.0
 """A longer wait becomes several rows, so that a reader need not look far back."""
 _KINDS: Final = tuple(WaitingFor)
+_MOST_NAMED: Final = 8
 
 
 @dataclass(slots=True)
@@ -117,6 +122,19 @@ class HostRecordReader:
         if before is not None and now_s - before.last_s > 2.0 * _HOLDS_S:
             yield _waited(worker, before, before.last_s, ahead_s)
             del self._stretches[worker]
+
+
+def unrecorded_words(workers: Collection[str]) -> str:
+    """Return a sentence on workers whose metrics are recorded and whose messages are not; empty
+    without any."""
+    if not workers:
+        return ""
+    named = sorted(workers)
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    return (
+        f"no messages are recorded of {', '.join(named[:_MOST_NAMED])}{more}: those of joined hosts stay there, and "
+        "supervisor.flow_records = false leaves all out; metrics, states and links have these workers too"
+    )
 
 
 def _message(worker: str, done: Completion, ahead_s: float) -> tuple[object, ...]:

@@ -43,6 +43,8 @@ class ExportReport:
     """Rows of each table; a table without rows has no file."""
     num_skipped: int = 0
     """Damaged files of ``observed``, and damaged lines of the history."""
+    without_messages: list[str] = field(default_factory=list[str])
+    """Workers with states and without messages: ``work`` lacks their pieces."""
 
 
 def export_tables(
@@ -56,6 +58,7 @@ def export_tables(
         raise ConfigError(f"--tables {out} exists; give a new or an empty folder")
     files = {name: observed_files(run_dir, source) for name, source in _SOURCES.items()}
     report, num_files, num_read = ExportReport(), sum(map(len, files.values())), 0
+    seen: dict[str, set[str]] = {name: set[str]() for name in files}
     partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial")
     partial.mkdir(parents=True)
     try:
@@ -63,7 +66,10 @@ def export_tables(
             with contextlib.closing(_Table(partial, name, as_csv=as_csv)) as table:
                 for file in sources:
                     try:
-                        table.add(_work_of(_read(file)) if name == "work" else _read(file))
+                        rows = _read(file)
+                        if "worker" in rows.column_names:
+                            seen[name].update(map(str, arrow(".compute").unique(rows.column("worker")).to_pylist()))
+                        table.add(_work_of(rows) if name == "work" else rows)
                     except DataError:
                         report.num_skipped += 1
                     num_read += 1
@@ -73,6 +79,7 @@ def export_tables(
                         table.add(rows)
             if table.num_rows:
                 report.rows[name] = table.num_rows
+        report.without_messages = sorted(seen["states"] - seen["work"])
         if not report.rows:
             raise DataError(
                 f"{run_dir} has recorded nothing that can be read: the observer writes files every two minutes, and at "

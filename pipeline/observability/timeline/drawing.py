@@ -68,6 +68,8 @@ class TimelineReport:
     """Messages for which their worker had no track left."""
     num_skipped: int = 0
     """Damaged files of ``observed``, and damaged lines of the history."""
+    without_messages: tuple[str, ...] = ()
+    """Workers whose states are drawn, and of which no message or wait is recorded."""
 
 
 @dataclass(slots=True)
@@ -89,6 +91,8 @@ class Drawing:
         self._loops: dict[str, WaitTrack] = {}
         self._lanes: dict[str, Lanes] = {}
         self._serving: dict[str, _Serving] = {}
+        self._looked, self._recorded = set[str](), set[str]()
+        """Workers with a state; workers with a message or wait."""
         self._updates: dict[int, tuple[Slice, Moment]] = {}
         """Of each version: its update, and the begin of its publishing."""
         self._updated_us = 0
@@ -126,11 +130,13 @@ class Drawing:
 
     def wait(self, worker: str, begin_s: float, end_s: float, word: str) -> None:
         """Take a wait of a main loop."""
+        self._recorded.add(worker)
         self._loop(worker).wait(microseconds(begin_s), microseconds(end_s), word)
 
     def look(self, row: StateLook) -> None:
         """Take a heartbeat's word, and the version that a generator serves."""
         at_us = microseconds(row.time_s)
+        self._looked.add(row.worker)
         if row.waiting_for:
             self._loop(row.worker).look(at_us, row.waiting_for)
         if self._worker(row.worker)[1] != Role.GENERATOR or not row.policy_version >= 0:
@@ -145,6 +151,7 @@ class Drawing:
 
     def message(self, row: MessageRow) -> None:
         """Draw a message at one end of its link, with the arrow that ends here."""
+        self._recorded.add(row.worker)
         pid, role = self._worker(row.worker)
         if role == LEARNER:
             self._claimed(row)
@@ -206,6 +213,7 @@ class Drawing:
             told = {"number": one.number, "kinds": list(one.kinds), "sentence": one.sentence, "causes": causes}
             name = f"{one.component}: {one.kind}"
             self._events.slice(pid, lane + 1, name, "incident", begin_us, end_us, told)
+        self.report.without_messages = tuple(sorted(self._looked - self._recorded))
         self.report.num_workers = len(self._workers)
         self.report.num_events = self._events.num_events
 

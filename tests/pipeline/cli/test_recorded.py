@@ -173,6 +173,22 @@ def test_exported_work_is_the_scored_messages_and_the_updates(run_dir: Path, tmp
     assert "no worker" in ran("watch", "--from", tmp_path / "out" / "work.csv").output
 
 
+def test_workers_whose_messages_stay_on_their_host_are_named_by_picture_and_tables(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    record(run_dir, MadeFleet())
+    workers = {row.worker for row in MadeFleet().states(0)}
+    away = sorted(workers - {"generator-0", "reward-0", "learner"})
+    assert found("trace", run_dir, "--perfetto", tmp_path / "a.json")["report"]["without_messages"] == away
+    assert found("export", run_dir, "--tables", tmp_path / "a")["report"]["without_messages"] == away
+    for words in (
+        ("trace", run_dir, "--perfetto", tmp_path / "b.json"),
+        ("export", run_dir, "--tables", tmp_path / "b"),
+    ):
+        said = ran(*words).output
+        assert f"no messages are recorded of {', '.join(away)}: those of joined hosts stay there" in said
+
+
 def test_damaged_files_are_skipped_and_counted_by_every_reader(run_dir: Path, tmp_path: Path) -> None:
     record(run_dir, broken())
     for kind in ("metrics", "states", "messages"):

@@ -104,6 +104,7 @@ def test_each_worker_has_a_track_of_its_words_and_messages_as_slices(two_minutes
     assert sorted(found.processes.values()) == ["generator-0", "generator-1", "learner", "reward-0"]
     assert two_minutes.report.num_skipped == two_minutes.report.num_not_drawn == 0
     assert {event["name"] for event in found.of("generator-1", "main loop")} == {"compute"}
+    assert two_minutes.report.without_messages == ("generator-1",), "as on a joined host"
     words = found.of("reward-0", "main loop")
     assert [event["name"] for event in words] == ["input", "compute"] * 120
     assert words[1]["ts"] == pytest.approx((BEGAN_S + 0.4) * 1e6, abs=1) and words[1]["dur"] == 500_000
