@@ -33,6 +33,18 @@ def test_a_wait_that_names_a_worker_leads_to_it_and_not_to_another_of_its_role()
     assert bottleneck(workers) == "learner-0 waits for generator-1 waits for reward-0, which is at compute"
 
 
+def test_of_two_ways_to_the_end_of_the_waits_the_shorter_is_told():
+    workers = rows(
+        beat(
+            "learner-0", WaitingFor.WEIGHTS, detail="generator-0 (version 3), generator-1 (version 3) to take version 4"
+        ),
+        beat("generator-0", WaitingFor.COMPUTE),
+        beat("generator-1", WaitingFor.ROOM, detail="reward-0 to read"),
+        beat("reward-0", WaitingFor.INPUT),
+    )
+    assert bottleneck(workers) == "learner-0 waits for generator-0, which is at compute"
+
+
 def test_of_workers_at_work_the_one_longest_still_is_named():
     workers = rows(
         beat("learner-0", WaitingFor.INPUT),

@@ -75,7 +75,7 @@ def test_a_table_without_roles_has_one_for_each_kind_of_name(tmp_path: Path) -> 
     lines = [f"{at},{name}-{one},cpu,1.5" for at in range(3) for name in ("gpu", "cpu") for one in range(4)]
     rows, read = read_rows([table(tmp_path / "t.csv", lines, "time_s,worker,metric,value")], TableForm.METRICS)
     assert dict(zip(rows.workers, rows.roles, strict=True))["gpu-2"] == "gpu-"
-    assert read.absent == ("role",)
+    assert read.absent == ("role", "phase")
 
 
 def test_a_counter_keeps_its_small_steps_however_large_it_is(tmp_path: Path) -> None:
