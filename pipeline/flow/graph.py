@@ -1,8 +1,9 @@
 """The wait-for graph: worker -> link -> worker, from wait reasons and link counters.
 
-A full outbox waits for downstream. An empty input waits for all live upstreams: the senders of its
-links, and of a moment without links the workers of the roles that feed its role. A wait that names a
-worker waits for it alone. A worker that computes waits for none: it is where waits end."""
+A full outbox waits for downstream. An empty input waits for all live upstreams. They are the
+senders of its links, and in a moment without links the workers of the roles that feed its role. A
+wait that names a worker waits for it alone. A worker that computes waits for none: it is where
+waits end."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pipeline.runtime.registry.contract import WaitingFor
 from protocol.ids import Role
 
 _LIKELY = (WaitingFor.COMPUTE, WaitingFor.ENDPOINT)
-"""What limits a run at the end of the waits, the likelier the later."""
+"""Ends of waits that limit a run, the likelier the later."""
 
 
 def bottleneck(workers: Sequence[WorkerRow]) -> str:

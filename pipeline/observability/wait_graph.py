@@ -1,8 +1,8 @@
 """The wait-for graph of ``pipeline.flow`` at one moment, from the workers of a snapshot.
 
 The observer looks at the same graph second by second. A moment has no counters of links: a link is
-taken for full when the words of a wait name its receiver, and an empty input waits for any worker
-of the roles that feed it. ``why`` does not follow waits for input, since the ledger's view names the
+taken for full when the words of a wait name its receiver. An empty input waits for any worker of
+the roles that feed it. ``why`` does not follow waits for input, since the ledger's view names the
 work that is waited for. The sentence of ``status`` has no such view, and does."""
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _FEEDS = {Role.LEARNER: (Role.GENERATOR, *_SCORERS)} | dict.fromkeys(_SCORERS, (
 
 
 def graph_of(workers: Sequence[WorkerRow]) -> Graph:
-    """Return who waits for whom among these workers. A worker that does not reach a mailbox waits for
-    the network, and for no worker."""
+    """Return who waits for whom among these workers. A worker that does not reach a mailbox waits
+    for the network, and for no worker."""
     names = fleet_names([(row.worker, row.role) for row in workers])
     states, links = list[StateRow](), list[LinkRow]()
     for row in workers:
