@@ -7,7 +7,7 @@ work that is waited for. The sentence of ``status`` has no such view, and does."
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.flow.fleet import FleetTracks
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 _SCORERS = (Role.REWARD, Role.REFERENCE, Role.VALUE)
-_FEEDS = {Role.LEARNER: (Role.GENERATOR, *_SCORERS)} | dict.fromkeys(_SCORERS, (Role.GENERATOR,))
+_FEEDS: Mapping[str, tuple[str, ...]] = {Role.LEARNER: (Role.GENERATOR, *_SCORERS)} | dict.fromkeys(
+    _SCORERS, (Role.GENERATOR,)
+)
 """Role -> the roles whose work it waits for."""
 
 
