@@ -7,7 +7,7 @@ work that is waited for. The sentence of ``status`` has no such view, and does."
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.flow.fleet import FleetTracks
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from pipeline.observability.status import WorkerRow
 
 
-_SCORERS = (Role.REWARD, Role.REFERENCE, Role.VALUE)
-_FEEDS: Mapping[str, tuple[str, ...]] = {Role.LEARNER: (Role.GENERATOR, *_SCORERS)} | dict.fromkeys(
-    _SCORERS, (Role.GENERATOR,)
-)
+_SCORERS = tuple(map(str, (Role.REWARD, Role.REFERENCE, Role.VALUE)))
+_FEEDS = {str(Role.LEARNER): (str(Role.GENERATOR), *_SCORERS)} | dict.fromkeys(_SCORERS, (str(Role.GENERATOR),))
 """Role -> the roles whose work it waits for."""
 
 
