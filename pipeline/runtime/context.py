@@ -259,6 +259,21 @@ class ActorContext:
         Cancelling the wait does not stop the function. Its first call is reported as ``COMPILE``.
         Work within a wait with a time limit of its own is reported as that wait. Each has its limit
         in ``pipeline.supervisor.watchdog``."""
+        result = await self._computed_by(function, args, is_piece=True, begins=True)
+        self.progress()
+        return result
+
+    async def turn(self, function: Callable[..., T], /, *args: Any, begins: bool) -> T:
+        """Run one turn of an endless loop on the compute thread, as ``compute`` does.
+
+        Its end counts as no progress: an engine may return without having done anything. Only the
+        pieces that it reports count. ``begins``: whether the time before it does not count; not so
+        while earlier turns gave nothing."""
+        return await self._computed_by(function, args, is_piece=False, begins=begins)
+
+    async def _computed_by(
+        self, function: Callable[..., T], args: tuple[Any, ...], *, is_piece: bool, begins: bool
+    ) -> T:
         name = str(getattr(function, "__qualname__", function))
         kind = WaitingFor.COMPUTE if name in self._computed else WaitingFor.COMPILE
         self._computed.add(name)
@@ -266,9 +281,9 @@ class ActorContext:
         with self.worker_state.waiting(
             self.worker_state.kind if is_part else kind, self.worker_state.detail if is_part else ""
         ):
-            result = await self._on(self._compute_thread, "compute", self.work, function, args)
-        self.progress()
-        return result
+            return await self._on(
+                self._compute_thread, "compute", self.work, function, args, is_piece=is_piece, begins=begins
+            )
 
     async def store(self, function: Callable[..., T], /, *args: Any) -> T:
         """Run a blocking write to the disk on the storage thread, and return its result.
@@ -340,17 +355,27 @@ class ActorContext:
                 )
 
     async def _on(
-        self, thread: ThreadPoolExecutor, name: str, meter: Meter, function: Callable[..., T], args: tuple[Any, ...]
+        self,
+        thread: ThreadPoolExecutor,
+        name: str,
+        meter: Meter,
+        function: Callable[..., T],
+        args: tuple[Any, ...],
+        *,
+        is_piece: bool = True,
+        begins: bool = True,
     ) -> T:
         def run() -> T:
             # Each thread has a name of its own in this set.
             self._busy.add(name)
-            meter.begin()
+            if begins:
+                meter.begin()
             try:
                 with listening(meter):
                     return function(*args)
             finally:
-                meter.step()
+                if is_piece:
+                    meter.step()
                 self._busy.discard(name)
 
         return await asyncio.get_running_loop().run_in_executor(thread, run)

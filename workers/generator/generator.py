@@ -10,6 +10,9 @@ decodes (``workers.generator.chunk_writer``). Between them are one bounded queue
 each trajectory (``workers.generator.held_trajectories``). New weights are brought and verified
 beside both (``workers.generator.weight_receiver``).
 
+Tokens are progress, and turns without one are not: an engine that is dead may report success
+(``workers.generator.standstill``).
+
 Counters in the heartbeat: ``sampled_tokens`` (after a drain each is written or refused),
 ``prefill_tokens``, ``decode_steps``, ``turns``, ``decode_s`` (seconds in the engine), ``live`` and
 ``slots`` (trajectories in the engine, and the most). Those of the writers and of the weights
@@ -30,7 +33,7 @@ from pipeline.ledger.types import REFUSAL_WORDS, Lease
 from pipeline.observability.regenerated_tokens import SampledTokenCounts
 from pipeline.preflight.model_folder import loading
 from pipeline.process import work
-from pipeline.process.work import TIMES_SLOWEST
+from pipeline.process.work import TIMES_SLOWEST, piece_limit_s
 from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.context import WorkInHand
 from pipeline.runtime.liveness import is_silent
@@ -43,6 +46,7 @@ from workers.engines.build import build_generation_engine
 from workers.engines.generation.seam import GenerationEngine, SampledWindow
 from workers.generator.chunk_writer import ChunkWriter
 from workers.generator.held_trajectories import Held, HeldTrajectories, Renewal
+from workers.generator.standstill import Standstill
 from workers.generator.weight_receiver import WeightReceiver
 
 _IDLE_S = 0.02
@@ -112,6 +116,7 @@ class Generator(Actor):
         self._credit = Backoff(least_s=_IDLE_S, most_s=_LONGEST_REFUSAL_S)
         self._neighbours = Neighbours(ctx)
         self._decode_s = 0.0
+        self._standstill = Standstill()
         self._pace = ""
         # From setup to teardown.
         self._source: PromptSource
@@ -202,16 +207,26 @@ class Generator(Actor):
             await self._lease_and_resume()
             self.ctx.held = len(self._held)
             if self._engine.stats().num_live == 0:
+                self._standstill.rest()
                 if self._held:
                     self._writer.report_wait()
                 await self.ctx.clock.sleep(_IDLE_S)
                 continue
             self.ctx.waiting_for(WaitingFor.COMPUTE, self._pace)
-            started, before = time.perf_counter(), self._engine.stats()
-            windows = await self.ctx.compute(self._sample)
+            began_s, before = self.ctx.clock.monotonic(), self._engine.stats()
+            started = time.perf_counter()
+            windows = await self.ctx.turn(self._sample, begins=not self._standstill.is_on)
             took_s = time.perf_counter() - started
             self._decode_s += took_s
             stats = self._engine.stats()
+            has_tokens = self._standstill.look(
+                before,
+                stats,
+                num_windows=len(windows),
+                began_s=began_s,
+                now_s=self.ctx.clock.monotonic(),
+                limit_s=self._longest_standstill_s(),
+            )
             num_tokens, num_steps = (
                 stats.num_sampled_tokens - before.num_sampled_tokens,
                 stats.num_decode_steps - before.num_decode_steps,
@@ -223,7 +238,13 @@ class Generator(Actor):
                 await self._writer.pass_on(window)
             self._count()
             self.ctx.count(TURNS)
-            self.ctx.progress()
+            if has_tokens:
+                self.ctx.progress()
+
+    def _longest_standstill_s(self) -> float:
+        """Return the longest time without a token: half of what the supervisor's watchdog
+        allows."""
+        return 0.5 * piece_limit_s(self.ctx.work.report().slowest_s, self.ctx.config.supervisor.stuck_after_s)
 
     def _sample(self) -> list[SampledWindow]:
         """Decode for a turn. Each step is recorded, so the tokens of a killed generator are known
