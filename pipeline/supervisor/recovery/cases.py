@@ -1,0 +1,73 @@
+"""A case: one worker with its present rung, from the first sign until it is repaired or out."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from pipeline.supervisor.recovery.rungs import FINAL, Rung
+from protocol.ids import Role
+
+
+@dataclass(slots=True)
+class Case:
+    """One worker under repair."""
+
+    number: int
+    worker: str
+    role: Role
+    rung: Rung
+    deadline_s: float
+    """Of the rung; infinite for a final one, and for advice until its incident ends."""
+    reason: str
+    is_own: bool = False
+    """Whether the supervisor has seen the loss itself."""
+    incidents: set[int] = field(default_factory=set[int])
+    """Numbers of the open ones about it."""
+    num_losses: int = 0
+    is_down: bool = False
+    """From a loss, or an ordered restart, to the next start."""
+    worked_s: float | None = None
+    """When it came back to work; None while it is not."""
+    is_advised: bool = False
+    """The policy only says what it would do, or a person decides: nothing is ordered any more."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no rung follows."""
+        return self.rung in FINAL
+
+    @property
+    def is_repairing(self) -> bool:
+        """Whether a repair is under way, and no work is seen yet."""
+        return self.rung is not Rung.TOLERATE and self.worked_s is None and self.waits
+
+    @property
+    def is_out(self) -> bool:
+        """Whether its worker cannot be counted on now."""
+        is_suspected_only = self.rung is Rung.TOLERATE or (self.is_advised and not self.is_own)
+        return self.is_down or (self.worked_s is None and not is_suspected_only)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has a deadline."""
+        return not math.isinf(self.deadline_s)
+
+
+class Window:
+    """Counts events within the last seconds."""
+
+    def __init__(self, length_s: float) -> None:
+        self._length_s = length_s
+        self._times: deque[float] = deque()
+
+    def add(self, now_s: float) -> None:
+        """Count one event."""
+        self._times.append(now_s)
+
+    def count(self, now_s: float) -> int:
+        """Return the events within the window."""
+        while self._times and self._times[0] <= now_s - self._length_s:
+            self._times.popleft()
+        return len(self._times)

@@ -1,0 +1,75 @@
+"""Fault domains beyond one worker: its links, its device and its host. Pure.
+
+A link has two ends, and its incident alone does not say which is at fault. The end that most of the
+recent incidents share is taken, a receiver before a sender. A host goes as a whole where nearly all
+of its workers are sick and each of their roles works elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from pipeline.supervisor.recovery.rungs import Member
+from protocol.ids import Role
+
+MOST_HEALTHY: Final = 1
+"""Healthy workers that may go with a sick host or device."""
+_LEAST_SICK: Final = 2
+
+
+class LinkAlarms:
+    """Remembers the incidents about links within a window."""
+
+    def __init__(self, tolerated: int, window_s: float) -> None:
+        self._tolerated, self._window_s = tolerated, window_s
+        self._alarms: deque[tuple[float, str]] = deque()
+
+    def alarm(self, now_s: float, link: str, roster: Mapping[str, Member]) -> tuple[str, str]:
+        """Note an incident about ``sender>receiver``.
+
+        Returns the worker to repair and why, or "" and why none is repaired yet."""
+        self._alarms.append((now_s, link))
+        while self._alarms[0][0] <= now_s - self._window_s:
+            self._alarms.popleft()
+        counts = Counter[str]()
+        for _, name in self._alarms:
+            counts.update({end for end in name.split(">") if end in roster})
+        sender, _, receiver = link.partition(">")
+        ends = [end for end in (receiver, sender) if end in roster]
+        end = max(ends, key=lambda one: counts[one], default="")
+        allowed = f"{self._tolerated} within {self._window_s:g} s are tolerated"
+        if not end:
+            return "", "none of its ends is a worker of this run"
+        if counts[end] <= self._tolerated:
+            return "", f"{counts[end]} incidents of links at {end}; {allowed}"
+        return end, f"{counts[end]} incidents of links at {end}; {allowed}"
+
+
+def others_at_work(worker: str, role: Role, roster: Mapping[str, Member], left_out: Collection[str]) -> list[str]:
+    """Return the other workers of a role that do their work, without those of ``left_out``."""
+    return [
+        name
+        for name, member in roster.items()
+        if member.role is role and name != worker and member.is_at_work and name not in left_out
+    ]
+
+
+def one_missing(role: Role) -> str:
+    """Return why the last worker of a role is not evicted."""
+    return f"no other {role} does its work, and without any the run stands still"
+
+
+def host_to_evict(worker: str, roster: Mapping[str, Member], sick: Collection[str]) -> str:
+    """Return the joined host that goes as a whole with a worker, or "".
+
+    At most one healthy worker goes with it, and each of its roles works elsewhere."""
+    host = roster[worker].host if worker in roster else ""
+    mates = {name: member for name, member in roster.items() if host and member.host == host}
+    num_sick = sum(name in sick for name in mates)
+    is_joined = bool(mates) and all(member.is_guest for member in mates.values())
+    if not is_joined or num_sick < _LEAST_SICK or len(mates) - num_sick > MOST_HEALTHY:
+        return ""
+    roles = {member.role for member in mates.values()}
+    is_elsewhere = all(others_at_work("", role, roster, {*mates, *sick}) for role in roles)
+    return host if is_elsewhere else ""

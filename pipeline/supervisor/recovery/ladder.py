@@ -1,0 +1,391 @@
+"""The ladder of repair. Pure: times and signs are arguments, orders are returned.
+
+    an incident opens ──> tolerate ──it ends──> (passed)
+                             │ it lasts
+                             ▼
+    a worker is lost ──> isolate, restart ──work for steady_s──> (repaired)
+                             │ no work by the deadline, too many losses, or the incident lasts on
+                             ▼
+                         replace ──> evict, where others of the role work: until `headrace readmit`
+                             │ an eviction would leave the role empty, or exceed the budget
+                             ▼
+                         role_restart ──> rollback ──> replay ──> whole_run: the run ends
+
+The supervisor restarts dead and stuck workers by itself (``fleet_plan``, ``watchdog``). The ladder
+follows these repairs, and orders only what comes after them. It orders restarts itself where an
+incident alone is the sign. A rung without the means for it is skipped with a sentence.
+
+A worker without a case costs nothing here. At most one case is open for a worker, and an incident is
+part of one case: so it evicts at most one worker, or one sick host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.supervisor.recovery.cases import Case, Window
+from pipeline.supervisor.recovery.domains import LinkAlarms, host_to_evict, one_missing, others_at_work
+from pipeline.supervisor.recovery.rungs import (
+    LADDER,
+    OF_LINKS,
+    RESTART_MENDS,
+    Abilities,
+    LadderLimits,
+    Member,
+    RepairOrder,
+    RepairPolicy,
+    RepairStep,
+    Rung,
+    StepOutcome,
+    left_to,
+    within,
+)
+from protocol.ids import Role
+
+_LIMITS = LadderLimits()
+_NONE = Abilities()
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentSign:
+    """An open incident, as far as the ladder reads it."""
+
+    number: int
+    component: str
+    """A worker, a link ``sender>receiver``, or ``ledger``."""
+    kind: str
+    sentence: str
+
+
+class Ladder:
+    """The cases of one run."""
+
+    def __init__(self, policy: RepairPolicy, limits: LadderLimits = _LIMITS, *, next_case: int = 1) -> None:
+        """``next_case``: number of the next case; earlier supervisors of the run had those below."""
+        self._policy, self._limits = policy, limits
+        self._next = next_case
+        self._cases: dict[str, Case] = {}
+        self._roster: Mapping[str, Member] = {}
+        self._abilities = Abilities()
+        self._known: dict[int, str] = {}
+        """Open incidents that were read, with the worker whose case has them, or ""."""
+        self._links = LinkAlarms(limits.link_alarms, limits.link_window_s)
+        self._restarts: dict[str, Window] = {}
+        self._evictions = Window(limits.window_s)
+        self._steps: list[RepairStep] = []
+        self._orders: list[RepairOrder] = []
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """The open cases."""
+        return tuple(self._cases.values())
+
+    def taken_steps(self) -> list[RepairStep]:
+        """Return the steps since the last call: the lines of the record."""
+        steps, self._steps = self._steps, []
+        return steps
+
+    # -- the supervisor's own signs ----------------------------------------------------------------
+
+    def lost(self, now_s: float, worker: str, role: Role, reason: str) -> None:
+        """Note a process that ended, froze or stood still, and that the supervisor starts again.
+        Until its next start, further ends of it are the same loss."""
+        case = self._cases.get(worker)
+        if case is None:
+            case = self._open(worker, role, Rung.TOLERATE, math.inf, reason)
+        if case.is_down or (case.is_final and not case.is_advised):
+            return
+        if not case.is_own:
+            # what was advised of an incident is overtaken
+            case.rung = Rung.RESTART if case.is_advised or case.rung is Rung.TOLERATE else case.rung
+            case.is_own, case.is_advised = True, False
+        case.is_down, case.worked_s = True, None
+        case.reason = reason
+        case.num_losses += 1
+        if case.rung is Rung.RESTART and case.num_losses > self._limits.max_repairs:
+            self._follow(case, now_s)
+            limit = f"none followed by {self._limits.steady_s:g} s of work; {self._limits.max_repairs} are allowed"
+            self._hand_on(case, now_s, f"{case.num_losses} losses in a row, {limit}")
+            return
+        self._follow(case, now_s)
+        self._note(case, Rung.ISOLATE, StepOutcome.DONE, "its epoch is fenced: others go on with what it held")
+        self._note(case, case.rung, StepOutcome.BEGUN, f"the supervisor starts it again: {reason}", now_s)
+
+    def started(self, now_s: float, worker: str) -> None:
+        """Note the start of a process; it matters where one was lost."""
+        if (case := self._cases.get(worker)) is not None and case.rung is not Rung.TOLERATE:
+            case.is_down = False
+            self._follow(case, now_s)
+
+    def moved(self, now_s: float, worker: str) -> None:
+        """Note a sign of loading: the deadline begins anew."""
+        if (case := self._cases.get(worker)) is not None and case.is_repairing and not case.is_down:
+            self._follow(case, now_s)
+
+    def works(self, now_s: float, worker: str) -> None:
+        """Note that a worker does its work, or is ready for it."""
+        if (case := self._cases.get(worker)) is not None and case.is_repairing and not case.is_down:
+            case.worked_s = now_s
+            case.deadline_s = now_s + self._limits.steady_s
+            self._note(case, case.rung, StepOutcome.DONE, "it works again", now_s)
+
+    def left(self, worker: str) -> None:
+        """Note a worker that is not wanted any more: its case is closed."""
+        if (case := self._cases.pop(worker, None)) is not None:
+            for number in case.incidents:
+                self._known[number] = ""
+
+    def exhausted(self, now_s: float, worker: str, role: Role, reason: str, *, is_its_own: bool) -> bool:
+        """Return whether a worker that must not be started again is evicted; else the run ends.
+
+        Args:
+            now_s: The ladder's time.
+            worker: Its name.
+            role: Its role.
+            reason: Why it is not started again: a budget, or an error that repeats.
+            is_its_own: Whether all failures that count were this worker's."""
+        case = self._cases.get(worker) or self._open(worker, role, Rung.RESTART, math.inf, reason)
+        case.is_own, case.is_down, case.reason = True, True, reason
+        if case.rung is Rung.EVICT:
+            return True
+        self._note(case, Rung.RESTART, StepOutcome.FAILED, reason)
+        case.rung = Rung.EVICT
+        refusal = self._refusal(case, now_s)
+        if not is_its_own:
+            refusal = "other workers of the role failed in the same way, so the fault is not its own"
+        if not refusal and self._policy is not RepairPolicy.ADVISE:
+            self._evict(case, now_s)
+            return True
+        if refusal:
+            self._note(case, Rung.EVICT, StepOutcome.REFUSED, refusal)
+        else:
+            words = "recovery.policy is advise; otherwise it would be evicted, and the run would go on"
+            self._note(case, Rung.EVICT, StepOutcome.ADVISED, words)
+        case.rung, case.deadline_s = Rung.WHOLE_RUN, math.inf
+        self._note(case, Rung.WHOLE_RUN, StepOutcome.BEGUN, f"the run ends: {worker} {reason}")
+        return False
+
+    # -- incidents ---------------------------------------------------------------------------------
+
+    def see_incidents(self, now_s: float, open_now: Mapping[int, IncidentSign]) -> None:
+        """Take in the open incidents, by number: those that are new, and those that have ended."""
+        for number in [number for number in self._known if number not in open_now]:
+            self._ended(self._known.pop(number), number)
+        for number, sign in open_now.items():
+            if number not in self._known:
+                self._known[number] = self._suspect(now_s, sign)
+
+    def _suspect(self, now_s: float, sign: IncidentSign) -> str:
+        """Begin or extend the case of an incident; return its worker, or "" without one."""
+        worker, kind = sign.component, sign.kind
+        reason = f"incident {sign.number}: {worker} is {kind}: {sign.sentence}"
+        if ">" in worker:
+            found, words = self._links.alarm(now_s, worker, self._roster)
+            if kind not in OF_LINKS or not found:
+                self._remark(sign, words if kind in OF_LINKS else left_to(kind))
+                return ""
+            worker, reason = found, f"{reason}; {words}"
+        elif kind not in RESTART_MENDS or worker not in self._roster:
+            self._remark(sign, left_to(kind))
+            return ""
+        case = self._cases.get(worker)
+        if case is None:
+            deadline_s = now_s + self._limits.tolerate_s
+            case = self._open(worker, self._roster[worker].role, Rung.TOLERATE, deadline_s, reason)
+            self._note(case, Rung.TOLERATE, StepOutcome.BEGUN, reason, now_s)
+        case.incidents.add(sign.number)
+        return worker
+
+    def _ended(self, worker: str, number: int) -> None:
+        case = self._cases.get(worker)
+        if case is None:
+            return
+        case.incidents.discard(number)
+        is_waiting = case.rung is Rung.TOLERATE or (case.is_advised and not case.is_own)
+        if not case.incidents and is_waiting:
+            self._note(case, case.rung, StepOutcome.DONE, "its incident has ended by itself")
+            del self._cases[worker]
+
+    def _remark(self, sign: IncidentSign, words: str) -> None:
+        outcome = StepOutcome.LEFT
+        sentence = f"incident {sign.number}: {sign.component} is {sign.kind}; {words}"
+        self._steps.append(RepairStep(0, sign.component, "", Rung.TOLERATE, outcome, sentence))
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def blind(self, now_s: float) -> None:
+        """Note that nothing could be read: all deadlines begin anew."""
+        for case in self._cases.values():
+            if case.waits:
+                rest_s = self._limits.tolerate_s if case.rung is Rung.TOLERATE else self._limits.restart_timeout_s
+                case.deadline_s = max(case.deadline_s, now_s + rest_s)
+
+    def tick(self, now_s: float, roster: Mapping[str, Member], abilities: Abilities = _NONE) -> list[RepairOrder]:
+        """Return what is to be done now.
+
+        Args:
+            now_s: The ladder's time.
+            roster: All workers that are there or wanted, by name. Cases of others are closed.
+            abilities: What the higher rungs have."""
+        self._roster, self._abilities = roster, abilities
+        for worker in [worker for worker in self._cases if worker not in roster]:
+            self.left(worker)
+        for case in list(self._cases.values()):
+            if now_s >= case.deadline_s:
+                self._overdue(case, now_s)
+        self._forget(now_s)
+        orders, self._orders = self._orders, []
+        return orders
+
+    def failed(self, now_s: float, order: RepairOrder, why: str) -> None:
+        """Note that an order could not be carried out; the next rung follows."""
+        case = self._cases.get(order.worker)
+        if case is not None and case.number == order.case and case.rung is order.rung:
+            case.worked_s = None
+            self._hand_on(case, now_s, why)
+
+    def _overdue(self, case: Case, now_s: float) -> None:
+        if case.rung is Rung.TOLERATE:
+            self._restart(case, now_s)
+        elif case.worked_s is None:
+            self._hand_on(case, now_s, f"no work within {self._limits.restart_timeout_s:g} s of its last sign")
+        elif case.incidents and self._policy is RepairPolicy.ACT:
+            numbers = ", ".join(str(number) for number in sorted(case.incidents))
+            self._hand_on(case, now_s, f"incident {numbers} is still open {self._limits.steady_s:g} s later")
+        else:
+            self._note(case, case.rung, StepOutcome.DONE, f"it has worked for {self._limits.steady_s:g} s: repaired")
+            self.left(case.worker)
+
+    def _forget(self, now_s: float) -> None:
+        for worker in [name for name, window in self._restarts.items() if not window.count(now_s)]:
+            del self._restarts[worker]
+
+    # -- the rungs ---------------------------------------------------------------------------------
+
+    def _restart(self, case: Case, now_s: float) -> None:
+        """Restart a worker on incidents alone, within the budget."""
+        if not self._acts(case):
+            self._advise(case, now_s, Rung.RESTART)
+            return
+        window = self._restarts.setdefault(case.worker, Window(self._limits.window_s))
+        if (num := window.count(now_s)) >= self._limits.incident_restarts:
+            case.rung = Rung.RESTART
+            within_s = f"within {self._limits.window_s:g} s, {self._limits.incident_restarts} are allowed"
+            self._hand_on(case, now_s, f"incidents have restarted it {num} times {within_s}")
+            return
+        window.add(now_s)
+        case.rung, case.is_down, case.worked_s = Rung.RESTART, True, None
+        self._follow(case, now_s)
+        self._note(case, Rung.ISOLATE, StepOutcome.BEGUN, "its epoch is fenced: others go on with what it held")
+        self._order(case, Rung.ISOLATE, (case.worker,))
+        self._note(case, Rung.RESTART, StepOutcome.BEGUN, case.reason, now_s)
+        self._order(case, Rung.RESTART, (case.worker,))
+
+    def _hand_on(self, case: Case, now_s: float, why: str) -> None:
+        """Go to the next rung that there are means for."""
+        if case.is_advised:
+            self._follow(case, now_s)
+            return
+        self._note(case, case.rung, StepOutcome.FAILED, why)
+        case.reason = why
+        for rung in LADDER[LADDER.index(case.rung) + 1 :]:
+            case.rung = rung
+            if self._climbed(case, rung, now_s):
+                return
+
+    def _climbed(self, case: Case, rung: Rung, now_s: float) -> bool:
+        """Return whether a case stays on this rung."""
+        means = {
+            Rung.REPLACE: (self._abilities.num_standbys > 0, "no standby is there"),
+            Rung.ROLLBACK: (self._abilities.may_roll_back, "no update of code or settings is there to go back from"),
+            Rung.REPLAY: (self._abilities.may_replay, "dual-phase replay is not at hand"),
+        }
+        is_possible, lack = means.get(rung, (True, ""))
+        if not is_possible:
+            self._note(case, rung, StepOutcome.SKIPPED, lack)
+            return False
+        if rung is Rung.EVICT and (refusal := self._refusal(case, now_s)):
+            self._note(case, rung, StepOutcome.REFUSED, refusal)
+            return False
+        if rung is Rung.WHOLE_RUN and not case.is_own:
+            self._note(case, rung, StepOutcome.LEFT, "incidents alone do not end a run: a person decides")
+            case.is_advised, case.deadline_s = True, math.inf
+            return True
+        if not self._acts(case):
+            self._advise(case, now_s, rung)
+            return True
+        if rung is Rung.EVICT:
+            self._evict(case, now_s)
+            return True
+        case.worked_s = None
+        workers = self._idle_of(case.role) if rung is Rung.ROLE_RESTART else (case.worker,)
+        case.deadline_s = math.inf if rung is Rung.WHOLE_RUN else now_s + self._limits.restart_timeout_s
+        self._note(case, rung, StepOutcome.BEGUN, case.reason, now_s)
+        self._order(case, rung, workers)
+        return True
+
+    def _advise(self, case: Case, now_s: float, rung: Rung) -> None:
+        """Say once what would follow. The supervisor's own restarts of the worker go on."""
+        words = f"recovery.policy is {self._policy}; `act` would do this now: {case.reason}"
+        self._note(case, rung, StepOutcome.ADVISED, words)
+        case.is_advised = True
+        case.rung, case.deadline_s = Rung.RESTART, math.inf
+        if case.is_own:
+            self._follow(case, now_s)
+
+    def _evict(self, case: Case, now_s: float) -> None:
+        case.rung, case.deadline_s = Rung.EVICT, math.inf
+        self._evictions.add(now_s)
+        host = host_to_evict(case.worker, self._roster, self._out())
+        words = f"evicted with its host {host}" if host else "evicted"
+        until = f"`headrace readmit {f'--host {host}' if host else case.worker}` takes it back"
+        self._note(case, Rung.EVICT, StepOutcome.BEGUN, f"{words}: {case.reason}; {until}")
+        members = tuple(name for name, member in self._roster.items() if host and member.host == host)
+        self._order(case, Rung.EVICT, members or (case.worker,), host=host)
+
+    def _refusal(self, case: Case, now_s: float) -> str:
+        """Return why a worker is not evicted, or ""."""
+        others = others_at_work(case.worker, case.role, self._roster, self._out())
+        if not others:
+            return one_missing(case.role)
+        num = self._evictions.count(now_s)
+        if num >= self._limits.max_evictions:
+            allowed = f"recovery.max_evictions = {self._limits.max_evictions} are allowed"
+            return f"{num} workers were evicted within {self._limits.window_s:g} s, {allowed}: look for a common cause"
+        return ""
+
+    def _out(self) -> set[str]:
+        return {case.worker for case in self._cases.values() if case.is_out}
+
+    def _idle_of(self, role: Role) -> tuple[str, ...]:
+        """Return the role's workers that neither work nor are being started, nor were evicted."""
+        down = {case.worker for case in self._cases.values() if case.is_down or case.rung is Rung.EVICT}
+        return tuple(
+            name
+            for name, member in self._roster.items()
+            if member.role is role and not member.is_at_work and name not in down
+        )
+
+    def _acts(self, case: Case) -> bool:
+        """Whether the policy lets the ladder order something in this case."""
+        return self._policy is RepairPolicy.ACT or (self._policy is RepairPolicy.OWN_SIGNS and case.is_own)
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def _open(self, worker: str, role: Role, rung: Rung, deadline_s: float, reason: str) -> Case:
+        case = self._cases[worker] = Case(self._next, worker, role, rung, deadline_s, reason)
+        self._next += 1
+        return case
+
+    def _follow(self, case: Case, now_s: float) -> None:
+        """Begin the deadline of a repair anew."""
+        if not case.is_final and (case.is_own or not case.is_advised):
+            case.deadline_s = now_s + self._limits.restart_timeout_s
+
+    def _order(self, case: Case, rung: Rung, workers: tuple[str, ...], host: str = "") -> None:
+        self._orders.append(RepairOrder(rung, case.number, case.worker, case.reason, case.deadline_s, workers, host))
+
+    def _note(self, case: Case, rung: Rung, outcome: StepOutcome, words: str, now_s: float | None = None) -> None:
+        limit_s = None if now_s is None else within(case.deadline_s, now_s)
+        self._steps.append(RepairStep(case.number, case.worker, str(case.role), rung, outcome, words, limit_s))

@@ -1,0 +1,176 @@
+"""The words of the ladder: its rungs, limits, orders and steps, and what it knows of workers.
+
+Each rung but the last two has a deadline. A rung that does not bring the worker back by then
+hands the case on to the next one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from protocol.ids import Role
+
+
+class Rung(StrEnum):
+    """One repair. The order is that of the ladder."""
+
+    TOLERATE = "tolerate"
+    """Wait: it may pass."""
+    ISOLATE = "isolate"
+    """Fence the epoch: leases open, and others go on with the work and its prefix."""
+    RESTART = "restart"
+    """End the process, and start a new one in its place."""
+    REPLACE = "replace"
+    """Let a standby take over."""
+    EVICT = "evict"
+    """Take it out until a person readmits it. Final, where others of its role work."""
+    ROLE_RESTART = "role_restart"
+    """Restart all workers of the role that do not work; a learner from its newest checkpoint."""
+    ROLLBACK = "rollback"
+    """Go back to the code or configuration before the last update of it."""
+    REPLAY = "replay"
+    """Find the faulty one by dual-phase replay."""
+    WHOLE_RUN = "whole_run"
+    """End the run with a sentence; the last rung."""
+
+
+LADDER: Final = tuple(Rung)
+FINAL: Final = frozenset({Rung.EVICT, Rung.WHOLE_RUN})
+
+
+class RepairPolicy(StrEnum):
+    """Which signs the ladder acts on. The supervisor restarts dead and stuck workers in any case."""
+
+    ACT = "act"
+    """On incidents, and on the supervisor's own signs."""
+    OWN_SIGNS = "own_signs"
+    """On the supervisor's own signs: ends and standstills. On incidents it advises."""
+    ADVISE = "advise"
+    """On none: it writes what it would do."""
+
+
+class StepOutcome(StrEnum):
+    """What became of a rung, in the record."""
+
+    BEGUN = "begun"
+    DONE = "done"
+    """It brought the worker back, or the sign has passed."""
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    """There is nothing to do it with."""
+    REFUSED = "refused"
+    """It would do harm."""
+    ADVISED = "advised"
+    """The policy only says so."""
+    LEFT = "left"
+    """It is left to a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class LadderLimits:
+    """Deadlines in seconds, and budgets."""
+
+    tolerate_s: float = 10.0
+    """How long an incident about a worker may last before a repair."""
+    restart_timeout_s: float = 360.0
+    """From a loss, a start or a sign of loading to work."""
+    steady_s: float = 120.0
+    """A worker that worked for so long is repaired."""
+    max_repairs: int = 5
+    """Losses in a row, none of them ``steady_s`` of work after the one before."""
+    link_alarms: int = 2
+    """Incidents about the links of one worker that are tolerated within ``link_window_s``."""
+    link_window_s: float = 300.0
+    incident_restarts: int = 3
+    """Restarts of one worker that incidents may order within ``window_s``."""
+    max_evictions: int = 2
+    """Within ``window_s``, of the whole run."""
+    window_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker as the supervisor sees it at one moment."""
+
+    role: Role
+    host: str = ""
+    is_guest: bool = False
+    """Of a joined host, with a supervisor of its own."""
+    is_at_work: bool = False
+    """A fresh heartbeat, past its start, and with work done."""
+    device: str = ""
+    """The accelerator that it uses; empty where it is unknown or there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What the higher rungs have to work with."""
+
+    num_standbys: int = 0
+    may_roll_back: bool = False
+    may_replay: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RepairOrder:
+    """What is to be done now."""
+
+    rung: Rung
+    case: int
+    worker: str
+    reason: str
+    deadline_s: float
+    """By the ladder's clock; infinite for a final rung."""
+    workers: tuple[str, ...] = ()
+    """Those that it is carried out on."""
+    host: str = ""
+    """An eviction of all workers of this host."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairStep:
+    """One line of the record."""
+
+    case: int
+    worker: str
+    role: str
+    rung: Rung
+    outcome: StepOutcome
+    sentence: str
+    limit_s: float | None = None
+    """Until its deadline, in seconds; None for none."""
+
+
+RESTART_MENDS: Final = frozenset({"silent", "hung", "stuck", "slow", "leak", "stale", "errors"})
+"""Kinds of incidents about a worker that a new process may mend."""
+OF_LINKS: Final = frozenset(
+    {"undelivered", "sender_blocked", "unacknowledged", "never_started", "slow_link", "refused", "silent", "errors"}
+)
+"""Kinds of incidents about a link that a new process at one end may mend."""
+_NO_RUNG: Final[Mapping[str, str]] = {
+    "clock": "set the clock of its host (NTP); no decision depends on it",
+    "deadlock": "workers wait for one another in a circle: `headrace stacks` shows where",
+    "disk": "make room or grant rights on its disk; a restart does neither",
+    "endpoint": "start the outside service, or ask less of it",
+    "ledger": "the supervisor keeps the ledger's server alive; a person mends an external one",
+    "numeric": "look at the batch and the learning rate; the step was not committed",
+    "odd": "it differs from its role, and nothing says that this is a fault",
+    "order": "counters of a link contradict one another, and the ledger decides what is true",
+    "quarantine": "the learner publishes the version again",
+    "replaced": "the supervisor has replaced it already",
+    "reward": "look at the verifier and at samples of responses",
+}
+"""Kinds that a person or another part mends, and how."""
+
+
+def left_to(kind: str) -> str:
+    """Return what helps against a kind of incident that no rung repairs."""
+    return _NO_RUNG.get(kind, "no rung repairs this kind: look at the incident's evidence")
+
+
+def within(deadline_s: float, now_s: float) -> float | None:
+    """Return the seconds until a deadline; None for an infinite one."""
+    return None if math.isinf(deadline_s) else deadline_s - now_s

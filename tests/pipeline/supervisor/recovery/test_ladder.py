@@ -1,0 +1,520 @@
+"""Claims about the ladder of repair, on paper: times are numbers, and a small model of a fleet
+carries its orders out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pipeline.supervisor.recovery.ladder import IncidentSign, Ladder
+from pipeline.supervisor.recovery.rungs import (
+    LADDER,
+    Abilities,
+    LadderLimits,
+    Member,
+    RepairOrder,
+    RepairPolicy,
+    RepairStep,
+    Rung,
+    StepOutcome,
+)
+from protocol.ids import Role
+
+LIMITS = LadderLimits(
+    tolerate_s=10.0, restart_timeout_s=60.0, steady_s=100.0, max_repairs=3, incident_restarts=2, max_evictions=1,
+    window_s=1000.0,
+)  # fmt: skip
+
+
+def role_of(worker: str) -> Role:
+    return Role(worker.partition("-")[0])
+
+
+def roster(*at_work: str, idle: tuple[str, ...] = (), host: str = "here") -> dict[str, Member]:
+    return {name: Member(role_of(name), host, is_at_work=name in at_work) for name in (*at_work, *idle)}
+
+
+FLEET = roster("learner", "generator-0", "generator-1", "reward-0")
+
+
+def ladder(policy: RepairPolicy = RepairPolicy.ACT, limits: LadderLimits = LIMITS) -> Ladder:
+    made = Ladder(policy, limits)
+    assert made.tick(0.0, FLEET) == []
+    return made
+
+
+def suspected(worker: str = "generator-1", kind: str = "hung", number: int = 1) -> dict[int, IncidentSign]:
+    return {number: IncidentSign(number, worker, kind, "no progress for 9 s")}
+
+
+def rungs(steps: list[RepairStep]) -> list[tuple[str, str]]:
+    return [(str(step.rung), str(step.outcome)) for step in steps]
+
+
+def lose(made: Ladder, now_s: float, worker: str = "generator-1", *, starts: bool = True) -> None:
+    made.lost(now_s, worker, role_of(worker), "killed by SIGKILL")
+    if starts:
+        made.started(now_s + 1.0, worker)
+
+
+# -- the supervisor's own signs --------------------------------------------------------------------
+
+
+def test_a_lost_worker_that_works_again_is_repaired_without_an_order():
+    made = ladder()
+    lose(made, 10.0)
+    made.works(20.0, "generator-1")
+    assert made.tick(119.0, FLEET) == [] and len(made.cases) == 1
+    assert made.tick(120.0, FLEET) == [] and made.cases == ()
+    steps = made.taken_steps()
+    assert rungs(steps) == [("isolate", "done"), ("restart", "begun"), ("restart", "done"), ("restart", "done")]
+    assert steps[-1].sentence == "it has worked for 100 s: repaired"
+    assert {step.case for step in steps} == {1} and steps[1].limit_s == 60.0
+
+
+def test_a_flapping_worker_is_evicted_with_a_sentence_instead_of_a_loop():
+    made = ladder()
+    for number in range(4):
+        assert made.tick(50.0 * number, FLEET) == []
+        lose(made, 50.0 * number)
+        made.works(50.0 * number + 10.0, "generator-1")
+    (order,) = made.tick(151.0, FLEET)
+    assert (order.rung, order.workers, order.worker) == (Rung.EVICT, ("generator-1",), "generator-1")
+    said = made.taken_steps()[-1].sentence
+    assert "4 losses in a row, none followed by 100 s of work; 3 are allowed" in said
+    assert "`headrace readmit generator-1`" in said
+    lose(made, 160.0)
+    assert made.tick(10_000.0, FLEET) == [] and made.taken_steps() == [], "it is out until a person readmits it"
+
+
+def test_a_worker_that_is_lost_now_and_then_is_never_evicted():
+    made = ladder()
+    for number in range(50):
+        lose(made, 150.0 * number)
+        made.works(150.0 * number + 10.0, "generator-1")
+        assert made.tick(150.0 * number + 140.0, FLEET) == [] and made.cases == ()
+
+
+def test_the_last_worker_of_a_role_is_never_evicted_and_says_why():
+    made = ladder()
+    for number in range(4):
+        lose(made, 10.0 * number, "reward-0")
+    assert made.tick(32.0, FLEET) == [RepairOrder(Rung.ROLE_RESTART, 1, "reward-0", made.cases[0].reason, 90.0, ())]
+    refused = [step.sentence for step in made.taken_steps() if step.outcome is StepOutcome.REFUSED]
+    assert refused == ["no other reward does its work, and without any the run stands still"]
+
+
+def test_a_learner_that_flaps_and_works_between_goes_on_for_ever():
+    made = ladder()
+    for number in range(100):
+        lose(made, 20.0 * number, "learner")
+        made.works(20.0 * number + 10.0, "learner")
+        assert all(
+            order.rung is Rung.ROLE_RESTART and order.workers == () for order in made.tick(20.0 * number + 11.0, FLEET)
+        )
+    assert not any(step.rung is Rung.WHOLE_RUN for step in made.taken_steps())
+
+
+def test_a_learner_that_never_comes_back_climbs_to_the_whole_run():
+    made = ladder()
+    lose(made, 0.0, "learner")
+    assert made.tick(60.0, FLEET) == []
+    (role,) = made.tick(61.0, FLEET)
+    (run,) = made.tick(role.deadline_s, roster("generator-0", idle=("learner",)))
+    assert (role.rung, run.rung) == (Rung.ROLE_RESTART, Rung.WHOLE_RUN)
+    assert rungs(made.taken_steps())[3:] == [
+        ("replace", "skipped"), ("evict", "refused"), ("role_restart", "begun"), ("role_restart", "failed"),
+        ("rollback", "skipped"), ("replay", "skipped"), ("whole_run", "begun"),
+    ]  # fmt: skip
+
+
+def test_signs_of_loading_and_an_absent_ledger_move_the_deadline():
+    made = ladder()
+    lose(made, 0.0, "learner")
+    for now in range(0, 600, 50):
+        made.moved(float(now), "learner")
+        assert made.tick(now + 49.0, FLEET) == []
+    made.blind(600.0)
+    assert made.tick(659.0, FLEET) == []
+    assert [order.rung for order in made.tick(660.0, FLEET)] == [Rung.ROLE_RESTART]
+
+
+def test_ends_of_one_process_before_its_successor_count_once():
+    made = ladder()
+    for now in (0.0, 0.1, 0.2, 0.3, 0.4):
+        lose(made, now, starts=False)
+    assert made.cases[0].num_losses == 1
+
+
+def test_a_worker_that_is_not_wanted_any_more_has_no_case():
+    made = ladder()
+    lose(made, 0.0)
+    made.left("generator-1")
+    made.left("generator-1")
+    assert made.cases == () and made.tick(1000.0, FLEET) == []
+
+
+# -- a worker that is given up ---------------------------------------------------------------------
+
+
+def given_up(made: Ladder, worker: str = "generator-1", *, own: bool = True) -> bool:
+    return made.exhausted(5.0, worker, role_of(worker), "ended twice by the same error", is_its_own=own)
+
+
+def test_a_worker_that_a_restart_does_not_repair_is_evicted_while_another_works():
+    made = ladder(RepairPolicy.OWN_SIGNS)
+    made.lost(5.0, "generator-1", Role.GENERATOR, "failure")
+    assert given_up(made) and given_up(made)
+    assert [order.rung for order in made.tick(6.0, FLEET)] == [Rung.EVICT]
+    assert "ended twice by the same error" in made.taken_steps()[-1].sentence
+
+
+@pytest.mark.parametrize(
+    ("at_work", "own", "why"),
+    [
+        (("learner", "generator-1"), True, "no other generator does its work"),
+        (("learner", "generator-0", "generator-1"), False, "other workers of the role failed in the same way"),
+    ],
+)
+def test_the_run_ends_where_an_eviction_would_not_help(at_work: tuple[str, ...], own: bool, why: str):
+    made = ladder()
+    made.tick(1.0, roster(*at_work, idle=("generator-0",) if "generator-0" not in at_work else ()))
+    assert not given_up(made, own=own)
+    assert made.tick(6.0, FLEET) == [], "the plan itself ends the run"
+    steps = made.taken_steps()
+    assert why in next(step.sentence for step in steps if step.outcome is StepOutcome.REFUSED)
+    assert steps[-1].rung is Rung.WHOLE_RUN and "generator-1 ended twice by the same error" in steps[-1].sentence
+
+
+def test_evictions_have_a_budget_over_the_whole_run():
+    made = ladder()
+    fleet = roster("learner", "generator-0", "generator-1", "generator-2")
+    made.tick(1.0, fleet)
+    assert given_up(made, "generator-1") and not given_up(made, "generator-2")
+    assert "look for a common cause" in next(s for s in made.taken_steps() if s.outcome is StepOutcome.REFUSED).sentence
+
+
+def test_a_peer_that_is_down_is_no_reason_to_evict():
+    made = ladder()
+    lose(made, 1.0, "generator-0", starts=False)
+    assert not given_up(made, "generator-1")
+
+
+# -- incidents -------------------------------------------------------------------------------------
+
+
+def test_an_incident_that_passes_within_the_tolerance_costs_nothing():
+    made = ladder()
+    made.see_incidents(0.0, suspected())
+    assert made.tick(9.9, FLEET) == []
+    made.see_incidents(9.9, {})
+    assert made.tick(10.0, FLEET) == [] and made.cases == ()
+    assert rungs(made.taken_steps()) == [("tolerate", "begun"), ("tolerate", "done")]
+
+
+def test_an_incident_that_lasts_isolates_first_and_restarts_then():
+    made = ladder()
+    made.see_incidents(0.0, suspected())
+    isolate, restart = made.tick(10.0, FLEET)
+    assert (isolate.rung, restart.rung) == (Rung.ISOLATE, Rung.RESTART)
+    assert isolate.workers == restart.workers == ("generator-1",) and restart.deadline_s == 70.0
+    assert restart.reason == "incident 1: generator-1 is hung: no progress for 9 s"
+    made.lost(10.2, "generator-1", Role.GENERATOR, "killed by SIGKILL")
+    assert made.cases[0].num_losses == 0, "the end that was ordered is no loss"
+
+
+def test_an_incident_that_a_restart_did_not_end_leads_to_an_eviction():
+    made = ladder()
+    made.see_incidents(0.0, suspected())
+    made.tick(10.0, FLEET)
+    made.started(12.0, "generator-1")
+    made.works(15.0, "generator-1")
+    assert made.tick(114.0, FLEET) == []
+    (order,) = made.tick(115.0, FLEET)
+    assert order.rung is Rung.EVICT and "incident 1 is still open 100 s later" in order.reason
+
+
+def test_incidents_that_come_back_after_each_restart_lead_to_an_eviction():
+    made, orders = ladder(), list[RepairOrder]()
+    for number in range(1, 4):
+        begun_s = 200.0 * number
+        made.see_incidents(begun_s, suspected(number=number))
+        orders += made.tick(begun_s + 10.0, FLEET)
+        made.started(begun_s + 11.0, "generator-1")
+        made.works(begun_s + 12.0, "generator-1")
+        made.see_incidents(begun_s + 50.0, {})
+        orders += made.tick(begun_s + 150.0, FLEET)
+    assert [str(order.rung) for order in orders] == ["isolate", "restart", "isolate", "restart", "evict"]
+    assert "incidents have restarted it 2 times within 1000 s, 2 are allowed" in orders[-1].reason
+
+
+@pytest.mark.parametrize(("kind", "word"), [("disk", "make room"), ("odd", "nothing says"), ("sideways", "evidence")])
+def test_what_no_rung_repairs_is_left_to_a_person_once(kind: str, word: str):
+    made = ladder()
+    for now in range(5):
+        made.see_incidents(float(now), suspected(kind=kind))
+        assert made.tick(float(now) + 1000.0, FLEET) == []
+    (step,) = made.taken_steps()
+    assert step.outcome is StepOutcome.LEFT and word in step.sentence and step.case == 0
+
+
+def test_two_alarms_of_links_are_tolerated_and_the_third_names_the_shared_end():
+    made = ladder()
+    fleet = roster("generator-0", "generator-1", "reward-0", "reward-1", "reference-0")
+    made.tick(0.0, fleet)
+    found = dict[int, IncidentSign]()
+    for number, link in enumerate(
+        ("generator-0>reward-0", "generator-1>reward-1", "generator-0>reference-0", "generator-0>reward-1"), 1
+    ):
+        assert made.cases == ()
+        found[number] = IncidentSign(number, link, "undelivered", "4 messages were not received")
+        made.see_incidents(float(number), found)
+    assert [case.worker for case in made.cases] == ["generator-0"]
+    later = ladder()
+    for number, now in enumerate((0.0, 301.0, 602.0), 1):
+        later.see_incidents(now, {number: IncidentSign(number, "generator-0>reward-0", "undelivered", "lost")})
+    assert later.cases == (), "alarms that are far apart are tolerated each"
+
+
+def test_incidents_alone_never_end_a_run():
+    made = ladder()
+    made.see_incidents(0.0, suspected("learner"))
+    made.tick(10.0, FLEET)
+    made.started(11.0, "learner")
+    orders = [order for now in range(20, 2000, 20) for order in made.tick(float(now), roster(idle=("learner",)))]
+    assert {order.rung for order in orders} == {Rung.ROLE_RESTART}
+    made.see_incidents(2000.0, {})
+    assert made.cases == ()
+
+
+@pytest.mark.parametrize("policy", [RepairPolicy.OWN_SIGNS, RepairPolicy.ADVISE])
+def test_without_act_an_incident_leads_to_advice_alone(policy: RepairPolicy):
+    made = ladder(policy)
+    made.see_incidents(0.0, suspected())
+    assert [order for now in range(0, 5000, 7) for order in made.tick(float(now), FLEET)] == []
+    begun, advised = made.taken_steps()
+    assert begun.rung is Rung.TOLERATE and (advised.rung, advised.outcome) == (Rung.RESTART, StepOutcome.ADVISED)
+    made.see_incidents(6000.0, {})
+    assert made.cases == ()
+
+
+def test_advice_on_a_flapping_worker_is_given_once_and_its_restarts_are_followed():
+    made = ladder(RepairPolicy.ADVISE)
+    for number in range(20):
+        lose(made, 10.0 * number)
+        assert made.tick(10.0 * number + 5.0, FLEET) == []
+    advised = [step for step in made.taken_steps() if step.outcome is StepOutcome.ADVISED]
+    assert [(step.rung, step.worker) for step in advised] == [(Rung.EVICT, "generator-1")]
+    assert advised[0].sentence.startswith("recovery.policy is advise; `act` would do this now: 4 losses in a row")
+    made.works(200.0, "generator-1")
+    assert made.tick(300.0, FLEET) == [] and made.cases == ()
+
+
+def test_a_loss_after_advice_is_followed_like_any_other():
+    made = ladder(RepairPolicy.OWN_SIGNS)
+    made.see_incidents(0.0, suspected())
+    made.tick(10.0, FLEET)
+    lose(made, 20.0)
+    made.works(30.0, "generator-1")
+    assert made.tick(130.0, FLEET) == [] and made.cases == ()
+    assert rungs(made.taken_steps())[-1] == ("restart", "done")
+
+
+# -- standbys, hosts -------------------------------------------------------------------------------
+
+
+def test_a_standby_takes_over_before_anything_is_evicted():
+    made = Ladder(RepairPolicy.ACT, LIMITS)
+    made.tick(0.0, FLEET, Abilities(num_standbys=1))
+    for number in range(4):
+        lose(made, float(2 * number))
+    (replace,) = made.tick(8.0, FLEET, Abilities(num_standbys=1))
+    assert (replace.rung, replace.workers) == (Rung.REPLACE, ("generator-1",))
+    made.failed(9.0, replace, "the standby ended")
+    assert [one.rung for one in made.tick(9.0, FLEET)] == [Rung.EVICT]
+
+
+def guests(num: int, *, at_work: tuple[int, ...] = ()) -> dict[str, Member]:
+    return {f"generator-b-{n}": Member(Role.GENERATOR, "b", is_guest=True, is_at_work=n in at_work) for n in range(num)}
+
+
+@pytest.mark.parametrize(("num_healthy", "host"), [(0, "b"), (1, "b"), (2, "")])
+def test_a_sick_joined_host_is_evicted_as_a_whole_with_at_most_one_healthy_worker(num_healthy: int, host: str):
+    made = ladder()
+    fleet = FLEET | guests(4, at_work=tuple(range(num_healthy)))
+    made.tick(0.0, fleet)
+    for number in range(num_healthy, 4):
+        made.lost(1.0, f"generator-b-{number}", Role.GENERATOR, "frozen")
+    assert made.exhausted(2.0, "generator-b-3", Role.GENERATOR, "is given up", is_its_own=True)
+    (order,) = made.tick(2.0, fleet)
+    assert order.host == host
+    assert set(order.workers) == ({f"generator-b-{n}" for n in range(4)} if host else {"generator-b-3"})
+
+
+def test_the_runs_own_host_is_never_evicted_as_a_whole():
+    made = ladder()
+    made.tick(0.0, roster("generator-0", "generator-1", idle=("generator-2", "generator-3")))
+    for name in ("generator-2", "generator-3"):
+        lose(made, 1.0, name, starts=False)
+    assert given_up(made, "generator-3")
+    assert [order.host for order in made.tick(6.0, FLEET)] == [""]
+
+
+# -- anything at all -------------------------------------------------------------------------------
+
+WORKERS = ("learner", "generator-0", "generator-1", "generator-2", "reward-0", "reward-1")
+KINDS = ("hung", "slow", "disk", "silent")
+
+
+@dataclass
+class Process:
+    """A worker's place in the model: which of its processes may still write."""
+
+    writing: set[int] = field(default_factory=lambda: {1})
+    newest: int = 1
+    is_down: bool = False
+    has_worked: bool = True
+
+
+class LadderMachine(RuleBasedStateMachine):
+    """A fleet whose workers are lost, suspected, start and work in any order."""
+
+    @initialize(policy=st.sampled_from(RepairPolicy))
+    def begin(self, policy: RepairPolicy) -> None:
+        self.policy, self.now = policy, 0.0
+        self.ladder = Ladder(policy, LIMITS)
+        self.there = {name: Process() for name in WORKERS}
+        self.open: dict[int, IncidentSign] = {}
+        self.next_incident = 1
+        self.restarted: dict[str, list[float]] = {name: [] for name in WORKERS}
+        self.evicted: list[tuple[float, str]] = []
+        self.evicted_for: list[int] = []
+        self.promised: set[str] = set()
+        """Evictions that were decided since the last tick."""
+        self.tick(0.0)
+
+    def has_peer_at_work(self, name: str) -> bool:
+        members = self.members().items()
+        return any(one.role is role_of(name) and one.is_at_work for other, one in members if other != name)
+
+    def members(self) -> dict[str, Member]:
+        return {
+            name: Member(role_of(name), "here", is_at_work=not one.is_down and one.has_worked)
+            for name, one in self.there.items()
+        }
+
+    @rule(passed=st.sampled_from([0.0, 1.0, 11.0, 61.0, 101.0]))
+    def tick(self, passed: float) -> None:
+        self.now += passed
+        members = self.members()
+        cases = {case.worker: set(case.incidents) for case in self.ladder.cases}
+        for order in self.ladder.tick(self.now, members):
+            assert self.policy is not RepairPolicy.ADVISE
+            for name in order.workers:
+                self.carry_out(order, name, members, cases.get(name, set()))
+
+    def carry_out(self, order: RepairOrder, name: str, members: dict[str, Member], incidents: set[int]) -> None:
+        process = self.there[name]
+        match order.rung:
+            case Rung.ISOLATE:
+                process.writing.clear()
+            case Rung.RESTART:
+                assert not process.writing, "fenced before it is started again"
+                self.restarted[name].append(self.now)
+                process.is_down = True
+            case Rung.ROLE_RESTART:
+                assert not members[name].is_at_work
+                process.writing.clear()
+                process.is_down = True
+            case Rung.EVICT:
+                assert any(role_of(other) is role_of(name) for other in self.there if other != name), "never empty"
+                assert name in self.promised or self.has_peer_at_work(name)
+                assert not set(self.evicted_for) & incidents, "one worker an incident"
+                self.evicted_for += incidents
+                self.evicted.append((self.now, name))
+                del self.there[name]
+                self.ladder.left(name)
+            case _:
+                assert order.rung is Rung.WHOLE_RUN
+
+    @rule(name=st.sampled_from(WORKERS))
+    def is_lost(self, name: str) -> None:
+        if (process := self.there.get(name)) is not None:
+            process.writing.clear()
+            process.is_down, process.has_worked = True, False
+            self.ladder.lost(self.now, name, role_of(name), "killed")
+
+    @rule(name=st.sampled_from(WORKERS), works=st.booleans())
+    def starts(self, name: str, works: bool) -> None:
+        process = self.there.get(name)
+        if process is not None and process.is_down:
+            process.newest += 1
+            process.writing.add(process.newest)
+            process.is_down, process.has_worked = False, works
+            self.ladder.started(self.now, name)
+            if works:
+                self.ladder.works(self.now, name)
+
+    @rule(name=st.sampled_from(WORKERS), own=st.booleans())
+    def is_given_up(self, name: str, own: bool) -> None:
+        process = self.there.get(name)
+        if process is None or not process.is_down or self.policy is RepairPolicy.ADVISE:
+            return
+        case = next((case for case in self.ladder.cases if case.worker == name), None)
+        if case is None or not case.is_final:
+            if self.ladder.exhausted(self.now, name, role_of(name), "too often", is_its_own=own):
+                assert own and self.has_peer_at_work(name)
+                self.promised.add(name)
+
+    @rule(name=st.sampled_from(WORKERS), kind=st.sampled_from(KINDS))
+    def opens(self, name: str, kind: str) -> None:
+        self.open[self.next_incident] = IncidentSign(self.next_incident, name, kind, "seen")
+        self.next_incident += 1
+        self.ladder.see_incidents(self.now, self.open)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def ends(self, data: st.DataObject) -> None:
+        del self.open[data.draw(st.sampled_from(sorted(self.open)))]
+        self.ladder.see_incidents(self.now, self.open)
+
+    @rule()
+    def nothing_can_be_read(self) -> None:
+        self.ladder.blind(self.now)
+
+    @invariant()
+    def at_most_one_process_of_a_worker_may_write(self) -> None:
+        if hasattr(self, "there"):
+            assert all(len(process.writing) <= 1 for process in self.there.values())
+
+    @invariant()
+    def every_rung_that_is_not_the_last_has_a_deadline(self) -> None:
+        if hasattr(self, "ladder"):
+            cases = self.ladder.cases
+            assert len({case.worker for case in cases}) == len(cases)
+            for case in cases:
+                assert case.waits or case.is_final or (case.is_advised and case.incidents and not case.is_own)
+                longest = max(LIMITS.restart_timeout_s, LIMITS.steady_s)
+                assert not case.waits or case.deadline_s <= self.now + longest
+
+    @invariant()
+    def budgets_bound_restarts_and_evictions(self) -> None:
+        if hasattr(self, "restarted"):
+            since = self.now - LIMITS.window_s
+            for times in self.restarted.values():
+                assert sum(at > since for at in times) <= LIMITS.incident_restarts
+            assert sum(at > since for at, _ in self.evicted) <= LIMITS.max_evictions
+
+    @invariant()
+    def steps_go_up_the_ladder_and_name_a_rung_of_it(self) -> None:
+        if hasattr(self, "ladder"):
+            for step in self.ladder.taken_steps():
+                assert step.rung in LADDER and step.sentence
+
+
+LadderMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLadder = LadderMachine.TestCase
