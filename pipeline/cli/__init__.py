@@ -26,6 +26,8 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "down": ("pipeline.cli.control", "Drain a run and end it."),
     "scale": ("pipeline.cli.control", "Change how many workers a role has."),
     "drain": ("pipeline.cli.control", "Have one worker finish its work and leave."),
+    "evict": ("pipeline.cli.evict", "Take a worker or a joined host out at once."),
+    "readmit": ("pipeline.cli.evict", "Let an evicted worker or host work again."),
     "pause": ("pipeline.cli.control", "Admit no new groups; work in flight is finished."),
     "resume": ("pipeline.cli.control", "Admit new groups again, after pause."),
     "status": ("pipeline.cli.inspect", "Show workers, progress and what each waits for."),

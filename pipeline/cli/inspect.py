@@ -56,6 +56,7 @@ def _status_lines(at: Attached, found: StatusReport) -> Iterator[Any]:
         yield found.waits
     if found.demand:
         yield printable_line(found.demand)
+    yield from found.evicted
     if found.clocks:
         yield found.clocks
     yield groups_line(found.totals)

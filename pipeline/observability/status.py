@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING
 
 from pipeline.process.work import WorkReport, piece_limit_s
 from pipeline.runtime.liveness import clock_differs, is_silent
-from pipeline.runtime.registry.contract import OTHER_LINKS, Heartbeat, LinkReport, RunStatus, WaitingFor, link_name
+from pipeline.runtime.registry.contract import (
+    OTHER_LINKS,
+    Eviction,
+    Heartbeat,
+    LinkReport,
+    RunStatus,
+    WaitingFor,
+    link_name,
+)
 from protocol.ids import Role
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
     from pipeline.ledger.types import Pause, QueueStat, Totals
+    from pipeline.runtime.registry.contract import Fleet
 
 _A_MOMENT_S = 2.0
 _MAX_CLOCKS = 4
@@ -265,6 +274,18 @@ def pause_words(pause: Pause, *, has_ended: bool = False) -> str:
     return (
         f"admission {'was' if has_ended else 'is'} paused by an operator since {since}, {printable_line(pause.by)}{why}"
     )
+
+
+def eviction_words(fleet: Fleet | None) -> tuple[str, ...]:
+    """Return a sentence on each evicted worker or host, with the local time and the way back."""
+    return () if fleet is None else tuple(map(_evicted, fleet.evictions))
+
+
+def _evicted(one: Eviction) -> str:
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.at_s))
+    named, back = (f"host {one.host}", f"--host {one.host}") if one.host else (one.worker, one.worker)
+    words = f"{named} is evicted by {one.by} since {since}: {one.reason}; `headrace readmit {back}` takes it back"
+    return printable_line(words)
 
 
 def doing(row: WorkerRow) -> str:

@@ -21,6 +21,7 @@ from pipeline.observability.status import (
     Health,
     WorkerRow,
     clock_words,
+    eviction_words,
     pause_words,
     role_rows,
     worker_rows,
@@ -168,6 +169,8 @@ class RunOverview:
     """Workers whose clocks differ from the ledger's, in one sentence; empty without any."""
     demand: str = ""
     """How many generators the learner needs, and why; empty where the number is fixed."""
+    evicted: tuple[str, ...] = ()
+    """A sentence on each evicted worker and host."""
 
 
 class OverviewReader:
@@ -265,6 +268,7 @@ class OverviewReader:
             waits=bottleneck(workers),
             clocks=clock_words(workers),
             demand="" if fleet is None else printable_line(fleet.demand),
+            evicted=eviction_words(fleet),
         )
 
     def _rates(self, totals: Totals, beats: Sequence[Heartbeat], now_s: float) -> Rates:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 async def snapshot_of(at: Attached) -> Snapshot:
     """Return an attached run's present state."""
-    from pipeline.observability.status import worker_rows
+    from pipeline.observability.status import eviction_words, worker_rows
     from pipeline.observability.why.exits import read_exits
     from pipeline.observability.why.types import CriticNeeds, Snapshot
     from pipeline.supervisor.fleet_plan import wanted_names
@@ -48,6 +48,7 @@ async def snapshot_of(at: Attached) -> Snapshot:
         unwritten=unwritten,
         replaced_after_s=settings.silent_after_s,
         incidents=incidents,
+        evicted=eviction_words(fleet),
         now_s=time.time(),
     )
 

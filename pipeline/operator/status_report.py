@@ -37,6 +37,8 @@ class StatusReport:
     """Workers whose clocks differ from the ledger's, in one sentence; empty without any."""
     demand: str = ""
     """How many generators the learner needs, and why; empty where the number is fixed."""
+    evicted: Sequence[str] = ()
+    """A sentence on each evicted worker and host."""
     copies: MirrorRecord | None = None
     """The copies at the run's mirror; None without any."""
 
@@ -44,7 +46,7 @@ class StatusReport:
 async def read_status(at: Attached) -> StatusReport:
     """Read workers, progress and waits of a connected run."""
     from pipeline.observability.bottleneck import bottleneck
-    from pipeline.observability.status import clock_words, role_rows, worker_rows
+    from pipeline.observability.status import clock_words, eviction_words, role_rows, worker_rows
     from pipeline.supervisor.run_folder import supervisor_pid
 
     beats = await at.registry.heartbeats()
@@ -62,6 +64,7 @@ async def read_status(at: Attached) -> StatusReport:
         waits=bottleneck(workers),
         clocks=clock_words(workers),
         demand=_demand(fleet),
+        evicted=eviction_words(fleet),
         copies=_copies(at.run_dir),
     )
 

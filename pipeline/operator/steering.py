@@ -34,7 +34,7 @@ async def pause(at: Attached, reason: str = "") -> Pause:
         raise ConfigError(f"the reason has {len(reason)} characters; expected at most {_MAX_REASON_CHARS}: shorten it")
     if (await at.ledger.totals()).is_closed:
         raise ConfigError(f"{at.run_dir} admits no group any more: it has all its updates; `headrace down` ends a run")
-    return await at.admin.pause(by=_operator(), reason=" ".join(reason.split()))
+    return await at.admin.pause(by=operator(), reason=" ".join(reason.split()))
 
 
 async def resume(at: Attached) -> Pause | None:
@@ -42,7 +42,7 @@ async def resume(at: Attached) -> Pause | None:
     return await at.admin.resume()
 
 
-def _operator() -> str:
+def operator() -> str:
     """Return this process's user and host."""
     try:
         user = getpass.getuser()
@@ -56,7 +56,7 @@ async def change_fleet(at: Attached, wanted: Mapping[Role, int | None]) -> Fleet
     """Set how many workers of some roles a running run has; return the whole fleet that is wanted.
     None for generators: as many as the learner needs. Raises ConfigError: the run does not run,
     lacks such a role, or the fleet is too large."""
-    return await _replace_fleet(at, lambda present: _changed(at, present, wanted))
+    return await replace_fleet(at, lambda present: _changed(at, present, wanted))
 
 
 async def drain(at: Attached, worker: str, replace: bool = False) -> Fleet:
@@ -79,7 +79,7 @@ async def drain(at: Attached, worker: str, replace: bool = False) -> Fleet:
         role = _drainable(at, present, beats, one)
         return drained(present, one, role, beats)
 
-    return await _replace_fleet(at, change)
+    return await replace_fleet(at, change)
 
 
 def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Drain) -> Role:
@@ -89,13 +89,7 @@ def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Dr
 
     there = {beat.who.worker: beat.who for beat in beats}
     own = wanted_names(present.counts, present.left_out)
-    roles = {name: who.role for name, who in there.items()} | own
-    role = roles.get(one.worker)
-    if role is None:
-        known = sorted(roles)
-        more = f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
-        names = printable_line(", ".join(known[:_MAX_NAMED]) or "none")
-        raise ConfigError(f"{at.run_dir} has no worker {printable_line(one.worker)}; it has: {names}{more}")
+    role = role_of(at, present, beats, one.worker)
     if role not in ELASTIC_ROLES:
         raise ConfigError(
             f"{one.worker} is the run's only {role}, and everything waits for it: it is not drained. `headrace pause` stops "
@@ -105,7 +99,7 @@ def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Dr
         raise ConfigError(f"{one.worker} is not there: the supervisor starts it, or it has left")
     if one.is_replaced:
         return role
-    others = sum(beat.who.role is role and beat.who.worker != one.worker for beat in _staying_guests(present, beats))
+    others = sum(beat.who.role is role and beat.who.worker != one.worker for beat in staying_guests(present, beats))
     left = present.counts.get(role, 0) - (one.worker in own) + others
     if left < 1:
         raise ConfigError(
@@ -122,7 +116,21 @@ def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Dr
     return role
 
 
-def _staying_guests(present: Fleet, beats: Sequence[Heartbeat]) -> list[Heartbeat]:
+def role_of(at: Attached, present: Fleet, beats: Sequence[Heartbeat], worker: str) -> Role:
+    """Return the role of a worker that is wanted or there. Raises ConfigError."""
+    from pipeline.supervisor.fleet_plan import wanted_names
+
+    roles = {beat.who.worker: beat.who.role for beat in beats} | wanted_names(present.counts, present.left_out)
+    role = roles.get(worker)
+    if role is None:
+        known = sorted(roles)
+        more = f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
+        names = printable_line(", ".join(known[:_MAX_NAMED]) or "none")
+        raise ConfigError(f"{at.run_dir} has no worker {printable_line(worker)}; it has: {names}{more}")
+    return role
+
+
+def staying_guests(present: Fleet, beats: Sequence[Heartbeat]) -> list[Heartbeat]:
     """Return the heartbeats of joined hosts' workers that are neither silent nor leaving. The run's
     own are not among them: ``Fleet.counts`` has those that stay."""
     from pipeline.runtime.liveness import is_silent
@@ -137,11 +145,26 @@ def _staying_guests(present: Fleet, beats: Sequence[Heartbeat]) -> list[Heartbea
         and not is_silent(beat.silent_s)
         and beat.waiting_for not in (WaitingFor.DRAINING, WaitingFor.STOPPED)
         and beat.who.epoch > leaving.get(beat.who.worker, 0)
+        and present.eviction_of(beat.who.worker, beat.host) is None
     ]
 
 
-async def _replace_fleet(at: Attached, change: Callable[[Fleet], Fleet]) -> Fleet:
-    """Change the desired fleet of a running run; return it. Raises ConfigError."""
+async def replace_fleet(at: Attached, change: Callable[[Fleet], Fleet], *, needs_supervisor: bool = True) -> Fleet:
+    """Change the desired fleet of a running run; return it. ``needs_supervisor``: whether a change
+    without one is refused. Raises ConfigError."""
+    if needs_supervisor:
+        await _check_running(at)
+    for _ in range(_MAX_TRIES):
+        present = await at.registry.fleet()
+        if present is None:
+            break
+        fleet = change(present)
+        if fleet == present or await at.registry.replace_fleet(present, fleet):
+            return fleet
+    raise ConfigError(f"the fleet of {at.run_dir} is being changed by others; try again")
+
+
+async def _check_running(at: Attached) -> None:
     from pipeline.runtime.registry.contract import RunState
     from pipeline.supervisor.run_folder import supervisor_pid
 
@@ -151,14 +174,6 @@ async def _replace_fleet(at: Attached, change: Callable[[Fleet], Fleet]) -> Flee
     if supervisor_pid(at.run_dir) is None:
         resume = f"`headrace up --resume {at.run_dir}` starts one"
         raise ConfigError(f"{at.run_dir} has no supervisor to change its fleet; {resume}")
-    for _ in range(_MAX_TRIES):
-        present = await at.registry.fleet()
-        if present is None:
-            break
-        fleet = change(present)
-        if fleet == present or await at.registry.replace_fleet(present, fleet):
-            return fleet
-    raise ConfigError(f"the fleet of {at.run_dir} is being changed by others; try again")
 
 
 def _changed(at: Attached, present: Fleet, wanted: Mapping[Role, int | None]) -> Fleet:

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
+import structlog
+
 from pipeline.config.schema import RunConfig
-from pipeline.runtime.machine import Machine
+from pipeline.runtime.machine import Machine, this_machine
 from protocol.errors import ConfigError
 from protocol.ids import Role
 
 WORKERS_PER_CORE = 16
 BYTES_PER_WORKER = 256 << 20
 LEAST_WORKERS = 8
+
+log = structlog.get_logger(__name__)
 
 
 def desired_counts(config: RunConfig) -> dict[Role, int]:
@@ -63,3 +67,24 @@ def check_fleet_size(
         f"{source if configured is None else 'fleet.max_workers is that'}; start the others on other hosts, "
         "request fewer, or set fleet.max_workers"
     )
+
+
+class SizeGuard:
+    """Refuses fleets that are too large for this machine; clients may not have checked."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._limit, self._elsewhere = config.fleet.max_workers, config.launch.elsewhere
+        self._refused: Mapping[Role, int] | None = None
+
+    def allows(self, counts: Mapping[Role, int]) -> bool:
+        """Return whether a fleet fits; a refusal is logged once."""
+        if counts == self._refused:
+            return False
+        try:
+            check_fleet_size(counts, self._limit, this_machine(), self._elsewhere)
+        except ConfigError as error:
+            log.error("fleet_refused", reason=str(error), action="the fleet stays as it is")
+            self._refused = counts
+            return False
+        self._refused = None
+        return True

@@ -52,6 +52,22 @@ class HostFleet:
         self._timeouts = _timeouts(config)
         self.watchdog = Watchdog(self._timeouts)
         self._repairs = RepairWatch()
+        self._expelled: dict[str, int] = {}
+        """Process ids of evicted workers that were ended, by name."""
+
+    async def expel(self, registry: Registry, evicted: Collection[str]) -> None:
+        """Fence and kill evicted workers that run. ``follow`` does not start them again."""
+        pids = self.processes.pids
+        self._expelled = {worker: pid for worker, pid in self._expelled.items() if pids.get(worker) == pid}
+        for worker in pids.keys() & evicted:
+            if self._expelled.get(worker) != pids[worker]:
+                await registry.fence(worker)
+                self._expelled[worker] = pids[worker]
+                self._repairs.left(worker)
+                self.processes.stop(worker, now=True)
+                log.warning(
+                    "worker_evicted", worker=worker, action="fenced and ended; `headrace readmit` takes it back"
+                )
 
     def follow(
         self,

@@ -41,15 +41,15 @@ from pipeline.observability.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.process.records import process_runs
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.machine import this_machine
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.run_ledger import RunLedger, run_ledger
 from pipeline.runtime.signals import leave_terminals, obeying
 from pipeline.supervisor import leftovers
+from pipeline.supervisor.evictions import carried_over
 from pipeline.supervisor.fleet_plan import FleetFailure
 from pipeline.supervisor.fleet_recorder import FleetRecorder
-from pipeline.supervisor.fleet_size import check_fleet_size, desired_counts
+from pipeline.supervisor.fleet_size import SizeGuard, desired_counts
 from pipeline.supervisor.host_fleet import DIED_WELL, HostFleet, meaning
 from pipeline.supervisor.launchers.seam import Exit, Launcher
 from pipeline.supervisor.mirror_choice import mirroring
@@ -114,7 +114,7 @@ class Supervisor:
         """For the thread that opens the ledger before the loop turns."""
         self._next_look_s = self._next_cut_s = 0.0
         self._is_starved = False
-        self._refused: dict[Role, int] | None = None
+        self._size = SizeGuard(config)
         self._demand = _generator_demand(config)
         self._failed_code = ExitCode.LEDGER_UNAVAILABLE
         self._learner_drain_code = int(ExitCode.OK)
@@ -249,14 +249,15 @@ class Supervisor:
             command = starter_command(self._run_dir)
             forked = partial(forks, self._config)
             await asyncio.to_thread(self._processes.prepare, command, forked, self._stop_requested.is_set)
-        wanted = Fleet(desired_counts(self._config))
+        before = await registry.fleet()
+        wanted = carried_over(Fleet(desired_counts(self._config)), () if before is None else before.evictions)
         if adopted and earlier is not None:
             if not works_the_same(earlier, self._config):
                 log.warning("workers_restarted", why="they were started with other settings", workers=adopted)
                 self._fleet.carry_out(self._plan.recycle(time.monotonic()))
             # As `headrace scale` left it.
             elif earlier.fleet == self._config.fleet:
-                wanted = await registry.fleet() or wanted
+                wanted = before or wanted
         await registry.set_fleet(wanted)
         await asyncio.to_thread(self._record, self._start)
         await registry.set_run_status(RunStatus(RunState.RUNNING))
@@ -369,23 +370,10 @@ class Supervisor:
                 if self._demand is not None:
                     own = [worker.name for worker in self._plan.workers]
                     fleet = await self._demand.follow(registry, fleet, beats, own, now, is_paused=is_paused)
-                if self._is_allowed(fleet):
+                await self._fleet.expel(registry, fleet.evicted)
+                if self._size.allows(fleet.counts):
                     self._fleet.follow(fleet.counts, fleet.drains, beats, now, fleet.left_out)
         return status
-
-    def _is_allowed(self, fleet: Fleet) -> bool:
-        """Whether the fleet fits this machine; other clients may not have checked."""
-        if fleet.counts == self._refused:
-            return False
-        try:
-            elsewhere = self._config.launch.elsewhere
-            check_fleet_size(fleet.counts, self._config.fleet.max_workers, this_machine(), elsewhere)
-        except ConfigError as error:
-            log.error("fleet_refused", reason=str(error), action="the fleet stays as it is")
-            self._refused = fleet.counts
-            return False
-        self._refused = None
-        return True
 
     async def _fence_silent(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
         """Fence workers that another process started, once they have fallen silent."""

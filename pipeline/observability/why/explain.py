@@ -273,6 +273,7 @@ def _also(s: Snapshot, chains: list[Chain]) -> list[str]:
     words = [_incident(s, incident) for incident in incidents[:_MAX_INCIDENTS]]
     if more := len(incidents[_MAX_INCIDENTS:]):
         words.append(f"{count(more, 'more open incident')}: `headrace incidents list --open {s.run}`")
+    words += () if s.state in _OVER else s.evicted
     words += [worker_chain(s, row).links[0] for row in unwell(s.workers) if row.worker not in told]
     if s.waits is not None and s.state not in _OVER and s.has_supervisor:
         words += [absent_chain(s, name).links[0] for name in s.absent() if name not in told]

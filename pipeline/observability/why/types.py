@@ -142,6 +142,8 @@ class Snapshot:
     """Seconds of silence before the supervisor replaces a worker."""
     incidents: Sequence[Incident] = ()
     """Those that are open, the oldest first."""
+    evicted: Sequence[str] = ()
+    """A sentence on each evicted worker and host."""
     now_s: float = 0.0
     """Wall-clock seconds since 1970, to which incidents' ages count."""
     _graphs: list[Graph] = field(default_factory=list["Graph"], init=False, repr=False, compare=False)

@@ -68,7 +68,7 @@ def head(run: RunOverview) -> list[tuple[str, str]]:
         lines.append((", ".join(progress.learning()), ""))
     if run.waits:
         lines.append((run.waits, _WAITS))
-    lines += [(words, "") for words in (run.demand, run.clocks) if words]
+    lines += [(words, "") for words in (run.demand, *run.evicted, run.clocks) if words]
     return lines
 
 

@@ -238,6 +238,28 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Eviction:
+    """One worker, or all of one joined host, that is not started until it is readmitted."""
+
+    worker: str = ""
+    """Empty for a host."""
+    host: str = ""
+    """Empty for a worker."""
+    reason: str = ""
+    by: str = ""
+    """``supervisor``, or an operator's user and host."""
+    at_s: float = 0.0
+    """Seconds since 1970."""
+    is_counted: bool = False
+    """Whether its role has one worker fewer for it."""
+
+    @property
+    def name(self) -> str:
+        """The worker, or the host."""
+        return self.worker or self.host
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """Desired number of workers by role."""
 
@@ -248,11 +270,23 @@ class Fleet:
     """Why there are so many generators, where their number follows demand."""
     drains: tuple[Drain, ...] = ()
     """Of single workers (``pipeline.supervisor.drains``)."""
+    evictions: tuple[Eviction, ...] = ()
+    """Of workers and joined hosts (``pipeline.supervisor.evictions``)."""
 
     @property
     def left_out(self) -> frozenset[str]:
-        """Workers that drain and are not replaced."""
-        return frozenset(drain.worker for drain in self.drains if not drain.is_replaced)
+        """Workers that drain and are not replaced, and evicted ones."""
+        return frozenset(drain.worker for drain in self.drains if not drain.is_replaced) | self.evicted
+
+    @property
+    def evicted(self) -> frozenset[str]:
+        """Evicted workers; those of evicted hosts apart."""
+        return frozenset(one.worker for one in self.evictions if one.worker)
+
+    def eviction_of(self, worker: str, host: str) -> Eviction | None:
+        """Return the eviction of a worker on a host, or of all of that host; None without one."""
+        named = {(worker, ""), ("", host)} - {("", "")}
+        return next((one for one in self.evictions if (one.worker, one.host) in named), None)
 
 
 class Topic(StrEnum):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.join_board import JoinBoard
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.runtime.liveness import is_silent
-from pipeline.runtime.registry.contract import Drain, Heartbeat, Registry, RunState, WaitingFor
+from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunState, WaitingFor
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.run_ledger import RunLedger, run_ledger
 from pipeline.runtime.signals import leave_terminals, obeying
@@ -205,20 +206,31 @@ class JoinedSupervisor:
             return "the ledger has no record of the run any more: its server was emptied or lost its file"
         if fleet.plan.is_stopping:
             return ""
-        # The job of a launcher is drained as a whole, by the run's supervisor.
-        drains = () if wanted is None or self._folder.name else wanted.drains
-        return self._follow(drains, beats, now)
+        # The job of a launcher is drained or evicted as a whole, by the run's supervisor.
+        is_launched = wanted is None or bool(self._folder.name)
+        try:
+            return await self._follow(registry, Fleet() if wanted is None or is_launched else wanted, beats, now)
+        except LedgerError:
+            return ""
 
-    def _follow(self, drains: Sequence[Drain], beats: Sequence[Heartbeat], now: float) -> str:
+    async def _follow(self, registry: Registry, wanted: Fleet, beats: Sequence[Heartbeat], now: float) -> str:
         """Carry out this host's part of the desired fleet; return why that ends it, or empty."""
         there = self._fleet.incarnations(beats)
-        for drain in drains:
+        for drain in wanted.drains:
             if not drain.is_replaced and there.get(drain.worker, drain.epoch + 1) <= drain.epoch:
                 self._left_out.add(drain.worker)
-        counts = {role: count - len(self._left_out) for role, count in self._counts.items()}
-        if not any(counts.values()):
-            return "its workers were drained by an operator; the run and other hosts go on"
-        self._fleet.follow(counts, drains, beats, now, self._left_out)
+        host = wanted.eviction_of("", socket.gethostname())
+        evicted = {name for name in wanted.evicted if self._folder.is_own(name)}
+        await self._fleet.expel(registry, self._fleet.processes.pids if host else evicted)
+        if host is not None:
+            back = f"`headrace readmit --host {host.host}` on the run's host takes it back"
+            return f"this host is evicted by {host.by}: {host.reason}; {back}; the run and other hosts go on"
+        left_out = self._left_out | evicted
+        counts = {role: count - len(left_out) for role, count in self._counts.items()}
+        if not any(count > 0 for count in counts.values()):
+            how = "evicted" if evicted else "drained by an operator"
+            return f"its workers were {how}; the run and other hosts go on"
+        self._fleet.follow(counts, wanted.drains, beats, now, left_out)
         return ""
 
     async def _overdue(self, ledger: RunLedger, now: float) -> dict[Role, float]:

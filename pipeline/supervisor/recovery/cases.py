@@ -31,7 +31,7 @@ class Case:
     worked_s: float | None = None
     """When it came back to work; None while it is not."""
     is_advised: bool = False
-    """The policy only says what it would do, or a person decides: nothing is ordered any more."""
+    """The policy allows words alone, or a person decides: nothing is ordered any more."""
 
     @property
     def is_final(self) -> bool:

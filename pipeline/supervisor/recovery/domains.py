@@ -1,6 +1,6 @@
 """Fault domains beyond one worker: its links, its device and its host. Pure.
 
-A link has two ends, and its incident alone does not say which is at fault. The end that most of the
+A link has two ends, and its incident alone leaves open which is at fault. The end that most of the
 recent incidents share is taken, a receiver before a sender. A host goes as a whole where nearly all
 of its workers are sick and each of their roles works elsewhere."""
 

@@ -15,8 +15,8 @@ The supervisor restarts dead and stuck workers by itself (``fleet_plan``, ``watc
 follows these repairs, and orders only what comes after them. It orders restarts itself where an
 incident alone is the sign. A rung without the means for it is skipped with a sentence.
 
-A worker without a case costs nothing here. At most one case is open for a worker, and an incident is
-part of one case: so it evicts at most one worker, or one sick host."""
+At most one case is open for a worker. An incident is part of one case. So it evicts at most one
+worker, or one sick host."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Ladder:
     """The cases of one run."""
 
     def __init__(self, policy: RepairPolicy, limits: LadderLimits = _LIMITS, *, next_case: int = 1) -> None:
-        """``next_case``: number of the next case; earlier supervisors of the run had those below."""
+        """``next_case``: number of the next case; earlier supervisors had those below."""
         self._policy, self._limits = policy, limits
         self._next = next_case
         self._cases: dict[str, Case] = {}
@@ -227,7 +227,7 @@ class Ladder:
         Args:
             now_s: The ladder's time.
             roster: All workers that are there or wanted, by name. Cases of others are closed.
-            abilities: What the higher rungs have."""
+            abilities: Means of the higher rungs."""
         self._roster, self._abilities = roster, abilities
         for worker in [worker for worker in self._cases if worker not in roster]:
             self.left(worker)
@@ -326,7 +326,7 @@ class Ladder:
         return True
 
     def _advise(self, case: Case, now_s: float, rung: Rung) -> None:
-        """Say once what would follow. The supervisor's own restarts of the worker go on."""
+        """Advise once what would follow. The supervisor's own restarts of the worker go on."""
         words = f"recovery.policy is {self._policy}; `act` would do this now: {case.reason}"
         self._note(case, rung, StepOutcome.ADVISED, words)
         case.is_advised = True

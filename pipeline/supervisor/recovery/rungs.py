@@ -42,7 +42,7 @@ FINAL: Final = frozenset({Rung.EVICT, Rung.WHOLE_RUN})
 
 
 class RepairPolicy(StrEnum):
-    """Which signs the ladder acts on. The supervisor restarts dead and stuck workers in any case."""
+    """Signs that the ladder acts on. Dead and stuck workers are restarted in any case."""
 
     ACT = "act"
     """On incidents, and on the supervisor's own signs."""
@@ -53,7 +53,7 @@ class RepairPolicy(StrEnum):
 
 
 class StepOutcome(StrEnum):
-    """What became of a rung, in the record."""
+    """The outcome of a rung, in the record."""
 
     BEGUN = "begun"
     DONE = "done"
@@ -64,7 +64,7 @@ class StepOutcome(StrEnum):
     REFUSED = "refused"
     """It would do harm."""
     ADVISED = "advised"
-    """The policy only says so."""
+    """The policy allows words alone."""
     LEFT = "left"
     """It is left to a person."""
 
@@ -107,7 +107,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What the higher rungs have to work with."""
+    """Means of the higher rungs."""
 
     num_standbys: int = 0
     may_roll_back: bool = False
@@ -116,7 +116,7 @@ class Abilities:
 
 @dataclass(frozen=True, slots=True)
 class RepairOrder:
-    """What is to be done now."""
+    """One repair to carry out now."""
 
     rung: Rung
     case: int
@@ -157,7 +157,7 @@ _NO_RUNG: Final[Mapping[str, str]] = {
     "endpoint": "start the outside service, or ask less of it",
     "ledger": "the supervisor keeps the ledger's server alive; a person mends an external one",
     "numeric": "look at the batch and the learning rate; the step was not committed",
-    "odd": "it differs from its role, and nothing says that this is a fault",
+    "odd": "it differs from its role, which is not a fault by itself",
     "order": "counters of a link contradict one another, and the ledger decides what is true",
     "quarantine": "the learner publishes the version again",
     "replaced": "the supervisor has replaced it already",

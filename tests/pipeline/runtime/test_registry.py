@@ -14,6 +14,7 @@ from pipeline.runtime.registry.contract import (
     MAX_FAILURES,
     MAX_REACHING,
     Drain,
+    Eviction,
     FailureReport,
     Fleet,
     RunState,
@@ -243,6 +244,13 @@ async def test_a_fleet_is_replaced_only_while_it_is_the_one_that_was_read(subjec
     drained = Fleet({Role.GENERATOR: 4}, drains=drains)
     assert await registry.replace_fleet(by_hand, drained)
     assert await registry.fleet() == drained
+    entries = (
+        Eviction("generator-1", "", 'it said "no"; 3 times', "supervisor", 1.5, is_counted=True),
+        Eviction(host="hostb", by="a@b"),
+    )
+    evicted = Fleet({Role.GENERATOR: 4}, drains=drains, evictions=entries)
+    assert await registry.replace_fleet(drained, evicted)
+    assert await registry.fleet() == evicted
 
 
 @settings(max_examples=40, deadline=None)

@@ -52,7 +52,7 @@ export class WorkersTab {
       if (input && document.activeElement !== input) input.value = String(row.num_wanted);
       for (const control of element.querySelectorAll("input, button")) control.disabled = !canAct;
     });
-    say(this.fleet.note, overview.demand || (canAct ? "" : "workers can be changed while the run runs"));
+    say(this.fleet.note, [overview.demand, ...(overview.evicted ?? [])].filter(Boolean).join("; ") || (canAct ? "" : "workers can be changed while the run runs"));
     const rows = overview.workers ?? [];
     const unwell = rows.filter((row) => row.health !== "live");
     const shown = [...unwell, ...rows.filter((row) => row.health === "live")].slice(0, MOST_ROWS);
