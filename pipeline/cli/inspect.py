@@ -49,6 +49,8 @@ def _status_lines(at: Attached, found: StatusReport) -> Iterator[Any]:
     yield progress.in_words(time.time())
     if skipped := skipped_words(tail.num_skipped, HISTORY_NAME):
         yield skipped
+    if found.effective_time is not None:
+        yield found.effective_time.in_words()
     if found.workers:
         if len(found.workers) > _MAX_ROWS:
             yield roles_line(found.roles)

@@ -1,4 +1,4 @@
-"""How much of a run's time became updates: the effective training time ratio, by steps. Pure.
+"""How much of a run's time became updates: the effective training time ratio. Pure.
 
 A run with n updates has been effective for n times the usual time from one update to the next. The
 ratio is that over the time in which the run was up. Updates that a resumed learner makes again
@@ -42,15 +42,26 @@ class EffectiveTime:
     usual_s: float
     """From one update to the next."""
     up_s: float
+    by_device: float | None = None
+    """Productive time of all workers, over their time (``device_time``). None when not known."""
+
+    def in_words(self) -> str:
+        """Return ``effective time: 97.1 % by steps (last hour 96.0 %), 41.0 % by device``."""
+        hour = f" (last hour {100 * self.last_hour:.1f} %)" if self.up_s >= WINDOW_S else ""
+        device = "" if self.by_device is None else f", {100 * self.by_device:.1f} % by device"
+        return f"effective time: {100 * self.by_steps:.1f} % by steps{hour}{device}"
 
 
-def effective_time(updates_at_s: Sequence[float], spans: Sequence[UpSpan]) -> EffectiveTime | None:
+def effective_time(
+    updates_at_s: Sequence[float], spans: Sequence[UpSpan], by_device: float | None = None
+) -> EffectiveTime | None:
     """Return the ratios; None before three updates of one span.
 
     Args:
         updates_at_s: Ends of updates, in order.
         spans: Times in which the run was up, in order, none over another. Time between them counts
-            for nothing."""
+            for nothing.
+        by_device: The share of the workers' time, if known."""
     up_s = sum(span.end_s - span.begin_s for span in spans)
     distances = [
         after - before
@@ -66,7 +77,7 @@ def effective_time(updates_at_s: Sequence[float], spans: Sequence[UpSpan]) -> Ef
     hours = [
         (bisect_right(at_s, end) - bisect_right(at_s, end - WINDOW_S)) * usual_s / WINDOW_S for end in _ends(at_s, up_s)
     ]
-    return EffectiveTime(whole, min(hours, default=whole), hours[-1] if hours else whole, usual_s, up_s)
+    return EffectiveTime(whole, min(hours, default=whole), hours[-1] if hours else whole, usual_s, up_s, by_device)
 
 
 def _up_before(when_s: float, spans: Sequence[UpSpan]) -> float:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_ROWS = 240
-_WAIT_COLOURS = dict(zip(IN_WORDS, WIDE, strict=False))
+_WAIT_COLOURS = dict(zip(IN_WORDS, WIDE, strict=True))
 
 
 def draw_fleet(rows: Sequence[FleetRow]) -> dict[str, list[str]]:

@@ -26,6 +26,8 @@ EVERY_S: Final = 5.0
 """Seconds of a new row."""
 SILENT: Final = "silent"
 """Stands for the wait of a worker without a recent heartbeat."""
+ABSENT: Final = "absent"
+"""Stands for the wait of a wanted worker without a heartbeat: its process starts, or is started."""
 _MAX_BYTES = 2 << 20
 _MAX_COUNTED = 4096
 """Workers whose counters are known, those that ended among them."""
@@ -46,9 +48,10 @@ class RoleTime:
     """A role in one interval."""
 
     workers: float
-    """Mean number with a heartbeat."""
+    """Mean number with a heartbeat, or wanted."""
     shares: dict[str, float]
-    """Of the workers' time, at each wait (``WaitingFor``, or ``silent``); they add up to 1."""
+    """Of the workers' time, at each wait (``WaitingFor``, ``silent``, ``absent``); they add up to
+    1."""
     tokens: int = 0
     """Written, scored or trained; those of a reward worker are of the judged responses."""
     rss_bytes: int = 0
@@ -108,18 +111,24 @@ class FleetMeter:
         self._counted: dict[str, tuple[int, float]] = {}
         """Epoch of each worker, and its counter at the last look."""
 
-    def see(self, beats: Iterable[Heartbeat], now_s: float) -> None:
-        """Take a look at the heartbeats at ``now_s``."""
+    def see(self, beats: Iterable[Heartbeat], now_s: float, wanted: Mapping[str, Role] | None = None) -> None:
+        """Take a look at the heartbeats at ``now_s``. ``wanted``: workers that run or start, with
+        their roles; one without a heartbeat counts as absent."""
         step_s = min(max(0.0, now_s - self._seen_s), _MAX_GAP_S)
         self._seen_s = now_s
+        missing = dict(wanted or {})
         rss = dict[Role, int]()
         for beat in beats:
             role = beat.who.role
+            missing.pop(beat.who.worker, None)
             wait = SILENT if is_silent(beat.silent_s) else str(beat.waiting_for)
             time = self._time.setdefault(role, {})
             time[wait] = time.get(wait, 0.0) + step_s
             rss[role] = rss.get(role, 0) + beat.rss_bytes
             self._tokens[role] = self._tokens.get(role, 0) + self._new_tokens(beat, now_s)
+        for role in missing.values():
+            time = self._time.setdefault(role, {})
+            time[ABSENT] = time.get(ABSENT, 0.0) + step_s
         # of workers that have ended, the last is kept
         self._rss |= rss
         while len(self._counted) > _MAX_COUNTED:

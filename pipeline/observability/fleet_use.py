@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.observability.fleet_history import SILENT, FleetRow, thinned
+from pipeline.observability.fleet_history import ABSENT, SILENT, FleetRow, thinned
 from pipeline.observability.status import ROLE_ORDER
 from pipeline.runtime.registry.contract import WaitingFor
 
@@ -26,6 +26,7 @@ IN_WORDS: dict[str, str] = {
     WaitingFor.DRAINING: "the end of its drain",
     WaitingFor.STOPPED: "nothing: stopped",
     SILENT: "nothing: silent",
+    ABSENT: "its next process",
 }
 """Each wait in words, in the order in which waits are shown."""
 

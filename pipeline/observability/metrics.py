@@ -13,6 +13,7 @@ Every metric has the label ``run``, but ``headrace_build_info``. Those of a work
     headrace_queue_*{queue}             a ledger's queue: entries, limit, age of the oldest
     headrace_ledger_*                   admitted, dropped by reason, credit, tokens
     headrace_learner_input_wait_ratio   share of recent time that the learner waits for units
+    headrace_effective_time_ratio{by}   time that became updates: by steps, last_hour, device
     headrace_run_info, headrace_build_info"""
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from prometheus_client.registry import Collector
 
 from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.demand import LearnerWaits
+from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.metric_names import (
     ENDPOINT_METRICS,
     PREFIX,
@@ -133,16 +135,23 @@ class HeartbeatCollector(Collector):
         self._heartbeats: tuple[Heartbeat, ...] = ()
         self._queues: tuple[QueueStat, ...] = ()
         self._totals: Totals | None = None
+        self._effective: EffectiveTime | None = None
         self._waits = LearnerWaits()
         self._read_s = clock.monotonic()
 
     def update(
-        self, heartbeats: Iterable[Heartbeat], queues: Iterable[QueueStat], totals: Totals | None = None
+        self,
+        heartbeats: Iterable[Heartbeat],
+        queues: Iterable[QueueStat],
+        totals: Totals | None = None,
+        effective: EffectiveTime | None = None,
     ) -> None:
-        """Set the latest heartbeats, queues and totals; without totals, the last ones stay."""
+        """Set the latest heartbeats, queues, totals and effective time; without the last two, the
+        last ones stay."""
         self._heartbeats, self._read_s = tuple(heartbeats), self._clock.monotonic()
         self._queues = tuple(queues)
         self._totals = totals or self._totals
+        self._effective = effective or self._effective
         if self._is_paused:
             self._waits.skip()
         else:
@@ -167,6 +176,8 @@ class HeartbeatCollector(Collector):
             _add_totals(families, self._totals)
         waits = "Share of recent time that the learner waits for units, from 0 to 1; 0 in a pause."
         families.gauge("learner_input_wait_ratio", waits, 0.0 if self._is_paused else self._waits.share)
+        if self._effective is not None:
+            _add_effective(families, self._effective)
         build = GaugeMetricFamily(f"{PREFIX}build_info", "The program; its value is always 1.", labels=["version"])
         build.add_metric([version("headrace")], 1.0)
         return [build, *families.all()]
@@ -195,10 +206,14 @@ class MetricsServer:
         return int(self._server.server_port)
 
     def update(
-        self, heartbeats: Iterable[Heartbeat], queues: Iterable[QueueStat] = (), totals: Totals | None = None
+        self,
+        heartbeats: Iterable[Heartbeat],
+        queues: Iterable[QueueStat] = (),
+        totals: Totals | None = None,
+        effective: EffectiveTime | None = None,
     ) -> None:
-        """Set the latest heartbeats, queues and totals."""
-        self._collector.update(heartbeats, queues, totals)
+        """Set the latest heartbeats, queues, totals and effective time."""
+        self._collector.update(heartbeats, queues, totals, effective)
 
     def close(self) -> None:
         """Stop listening."""
@@ -212,6 +227,13 @@ class MetricsServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _add_effective(families: _Families, time: EffectiveTime) -> None:
+    shares = {"steps": time.by_steps, "last_hour": time.last_hour, "device": time.by_device}
+    for by, share in shares.items():
+        if share is not None:
+            families.gauge("effective_time_ratio", "Share of the time up that became updates.", share, by=by)
 
 
 def _add_worker(families: _Families, beat: Heartbeat, since_s: float) -> None:

@@ -167,6 +167,7 @@ def _cards(summary: Summary, records: RunRecords) -> list[_Card]:
     last: UpdateRow | None = records.updates[-1] if records.updates else None
     time = records.effective_time
     hour = f"lowest hour {percent(time.lowest_hour)}, " if time and time.up_s >= WINDOW_S else ""
+    device = f"{percent(time.by_device)} by device, " if time and time.by_device is not None else ""
     number = records.num_ends
     ends = f"{number or 'no'} {'end' if number == 1 else 'ends'} of workers" if records.has_log else "no log"
     return [
@@ -177,7 +178,7 @@ def _cards(summary: Summary, records: RunRecords) -> list[_Card]:
         _Card(
             "effective time",
             percent(time.by_steps if time else None),
-            f"{hour}an update takes {time.usual_s:.1f} s as a rule" if time else "too few updates",
+            f"{hour}{device}an update takes {time.usual_s:.1f} s as a rule" if time else "too few updates",
         ),
         _Card("staleness", f"≤ {summary.max_staleness}", "versions, at most"),
         _Card("reward, last update", "–" if last is None else f"{last.reward:+.2f}", "mean of the batch"),

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.public import public_tree
-from pipeline.observability.effective_time import EffectiveTime, effective_time
+from pipeline.observability.effective_reader import run_effective_time
+from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.fleet_history import FLEET_HISTORY_NAME, FleetRow, read_fleet_history
 from pipeline.observability.fleet_use import RoleUse, role_uses
 from pipeline.observability.history import (
@@ -27,7 +28,7 @@ from pipeline.observability.history import (
 from pipeline.observability.incidents import IncidentReader, IncidentRow
 from pipeline.observability.repairs import REPAIRS_NAME, RepairRow, RoleRepairs, read_repairs, role_repairs
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, read_samples
-from pipeline.observability.start_record import STARTS_NAME, RunStart, read_starts, up_spans
+from pipeline.observability.start_record import STARTS_NAME, RunStart, read_starts
 
 _MOST_INCIDENTS = 10_000
 """More than the megabyte of the log has that is read."""
@@ -79,9 +80,11 @@ class RunRecords:
     @property
     def effective_time(self) -> EffectiveTime | None:
         """The share of the time up that became updates; None before there are a few."""
-        last_s = [rows[-1].at_s for rows in (self.updates, self.fleet) if rows]
-        until_s = max(last_s, default=0.0)
-        return effective_time([row.at_s for row in self.updates], up_spans(self.starts, until_s))
+        return run_effective_time(
+            [row.at_s for row in self.updates], self.starts, self.fleet,
+            num_response_tokens=sum(row.num_response_tokens for row in self.updates),
+            num_trained_tokens=sum(row.num_trained_tokens for row in self.updates),
+        )  # fmt: skip
 
     @property
     def repaired(self) -> list[RoleRepairs]:

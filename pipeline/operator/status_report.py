@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from pipeline.operator.attached import Attached
 
 if TYPE_CHECKING:
     from pipeline.ledger.types import Totals
+    from pipeline.observability.effective_time import EffectiveTime
     from pipeline.observability.status import RoleRow, WorkerRow
     from pipeline.runtime.registry.contract import Fleet, RunState
     from pipeline.training.mirror.record import MirrorRecord
@@ -39,6 +41,8 @@ class StatusReport:
     """How many generators the learner needs, and why; empty where the number is fixed."""
     evicted: Sequence[str] = ()
     """A sentence on each evicted worker and host."""
+    effective_time: EffectiveTime | None = None
+    """Shares of the time up that became updates; None before a few."""
     copies: MirrorRecord | None = None
     """The copies at the run's mirror; None without any."""
 
@@ -65,6 +69,7 @@ async def read_status(at: Attached) -> StatusReport:
         clocks=clock_words(workers),
         demand=_demand(fleet),
         evicted=eviction_words(fleet),
+        effective_time=_effective_time(at.run_dir),
         copies=_copies(at.run_dir),
     )
 
@@ -76,6 +81,14 @@ def _demand(fleet: Fleet | None) -> str:
         count = fleet.counts.get(Role.GENERATOR, 0)
         return f"generators by hand: {count} wanted, whatever the demand; `headrace scale generator=auto` ends that"
     return "" if fleet is None else fleet.demand
+
+
+def _effective_time(run_dir: Path) -> EffectiveTime | None:
+    from pipeline.observability.effective_reader import EffectiveTimeReader
+
+    with suppress(OSError):
+        return EffectiveTimeReader(run_dir).read()
+    return None
 
 
 def _copies(run_dir: Path) -> MirrorRecord | None:

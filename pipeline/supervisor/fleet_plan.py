@@ -59,6 +59,9 @@ class WorkerPhase(StrEnum):
     """Ended well, and not wanted again (a learner that is done)."""
 
 
+_WITHOUT_PROCESS = (WorkerPhase.ABSENT, WorkerPhase.BACKOFF)
+
+
 class Verb(StrEnum):
     """Action on a worker."""
 
@@ -165,7 +168,13 @@ class FleetPlan:
     @property
     def absent(self) -> list[str]:
         """Wanted workers without a process, which are started now or after a pause."""
-        return [w.name for w in self._workers.values() if w.phase in (WorkerPhase.ABSENT, WorkerPhase.BACKOFF)]
+        return [w.name for w in self._workers.values() if w.phase in _WITHOUT_PROCESS]
+
+    @property
+    def wanted(self) -> dict[str, Role]:
+        """Workers that run, or are started now or after a pause, with their roles."""
+        phases = {WorkerPhase.RUNNING, *_WITHOUT_PROCESS}
+        return {w.name: w.role for w in self._workers.values() if w.phase in phases and not w.is_given_up}
 
     def is_draining(self, name: str) -> bool:
         """Whether this worker drains."""

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
 from pipeline.ledger.types import QueueStat
+from pipeline.observability.effective_reader import EffectiveTimeReader
+from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.fleet_history import FleetHistoryFile, FleetMeter
 from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.runtime.run_ledger import RunLedger
+from protocol.ids import Role
 
+_EFFECTIVE_EVERY_S = 30.0
 _LEAST_S = 0.5
 """Least length of a run's last interval."""
 
@@ -32,12 +37,29 @@ class FleetRecorder:
         self._history = FleetHistoryFile(run_dir)
         self._clock = clock
         self._is_refused = False
+        self._effective_time = EffectiveTimeReader(run_dir)
+        self._next_effective_s = 0.0
+
+    async def effective_time(self, now_s: float) -> EffectiveTime | None:
+        """Return how much of the run's time became updates, every half minute; None in between."""
+        if now_s < self._next_effective_s:
+            return None
+        self._next_effective_s = now_s + _EFFECTIVE_EVERY_S
+        with suppress(OSError):
+            return await asyncio.to_thread(self._effective_time.read)
+        return None
 
     async def look(
-        self, beats: Iterable[Heartbeat], ledger: RunLedger, queues: Sequence[QueueStat], now_s: float
+        self,
+        beats: Iterable[Heartbeat],
+        wanted: Mapping[str, Role],
+        ledger: RunLedger,
+        queues: Sequence[QueueStat],
+        now_s: float,
     ) -> None:
-        """Take a look at the heartbeats, and write a row when it is due. Raises LedgerError."""
-        self._meter.see(beats, now_s)
+        """Take a look at the heartbeats, and write a row when it is due. ``wanted``: workers
+        that run or start. Raises LedgerError."""
+        self._meter.see(beats, now_s, wanted)
         if self._meter.is_due(now_s):
             await self._write(ledger, queues, now_s)
 

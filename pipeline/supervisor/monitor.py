@@ -143,9 +143,10 @@ class Monitor:
         """Update the metrics endpoint, the fleet's history and, when the time has come, the view. A
         new state is shown at once: it may be the last."""
         if self._metrics is not None:
-            self._metrics.update(beats, self._queues, self._totals)
+            effective = await self._recorder.effective_time(now) if self._recorder is not None else None
+            self._metrics.update(beats, self._queues, self._totals, effective)
         if self._recorder is not None:
-            await self._recorder.look(beats, self._ledger, self._queues, now)
+            await self._recorder.look(beats, plan.wanted, self._ledger, self._queues, now)
         is_due = now >= self._next_watch_s or status.state is not self._shown
         if self._watch is None or not is_due:
             return

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,6 +29,7 @@ from pipeline.cli import headrace
 from pipeline.ledger.address import read_address, write_address
 from pipeline.ledger.server import copy as server_copy
 from pipeline.ledger.server.embedded import EmbeddedServer, server_runs
+from pipeline.observability.start_record import StartRow, add_row
 from pipeline.observability.why.silence import silence, whereabouts
 from pipeline.operator.attached import Attached
 from pipeline.process.records import identify
@@ -37,6 +39,8 @@ from protocol.trajectory import Field
 from tests.mute import Manner, mute_server
 from tests.pipeline.ledger.builders import make_chunk
 from tests.pipeline.made_run import stopped_run
+from tests.pipeline.observability.rows import update_row
+from tests.pipeline.observability.test_device_time import write_history
 
 pytestmark = pytest.mark.timeout(120)
 LOOKS = (
@@ -104,6 +108,18 @@ def test_a_look_at_a_run_without_a_server_leaves_its_folder_as_it_was(run_dir: P
     assert isinstance(invoke("peek t.7.0.0 --run", run_dir).exception, ConfigError)
     assert contents(run_dir) == before
     assert "no boxed answer" in invoke("dead-letters show t.0.0.0 --run", run_dir).output
+
+
+def test_status_has_the_effective_time_of_a_run_with_updates(run_dir: Path, place: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(run_dir, other)
+    add_row(other, StartRow(at_s=0.0))
+    write_history(other, *[replace(update_row(n), at_s=10.0 * n) for n in range(1, 11)])
+    done = invoke("status", other)
+    assert done.exception is None
+    assert "effective time: 100.0 % by steps" in done.output
+    figures = json.loads(invoke("status --json", other).output)["effective_time"]
+    assert (figures["by_steps"], figures["usual_s"], figures["by_device"]) == (1.0, 10.0, None)
 
 
 def test_a_report_is_written_and_nothing_else(run_dir: Path, place: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.observability.effective_time import UpSpan, effective_time
+from pipeline.observability.effective_time import EffectiveTime, UpSpan, effective_time
 from pipeline.observability.start_record import EndRow, RunStart, StartRow, up_spans
 
 HOUR_S = 3600.0
@@ -72,3 +72,10 @@ def test_a_longer_standstill_never_helps_and_the_clocks_zero_does_not_matter(
     assert before is not None and after is not None
     assert after.by_steps <= before.by_steps + 1e-9
     assert 0.0 <= after.lowest_hour <= after.last_hour + 1e-9 or after.lowest_hour <= after.by_steps + 1e-9
+
+
+def test_the_three_shares_are_one_sentence_and_the_hour_is_left_out_of_a_short_run():
+    short = EffectiveTime(0.971, 0.9, 0.96, 10.0, 600.0)
+    assert short.in_words() == "effective time: 97.1 % by steps"
+    long = EffectiveTime(0.971, 0.9, 0.96, 10.0, 2 * HOUR_S, 0.41)
+    assert long.in_words() == "effective time: 97.1 % by steps (last hour 96.0 %), 41.0 % by device"

@@ -79,6 +79,17 @@ def test_what_an_adopted_worker_had_done_before_is_not_counted_again() -> None:
     assert taken(meter, 2.0).roles["generator"].tokens == 100
 
 
+def test_a_wanted_worker_without_a_heartbeat_counts_as_absent() -> None:
+    meter = FleetMeter(0.0)
+    wanted = {"generator-0": Role.GENERATOR, "generator-1": Role.GENERATOR, "learner": Role.LEARNER}
+    for now in (1.0, 2.0, 3.0, 4.0):
+        there = [beat(Role.GENERATOR, WaitingFor.COMPUTE)]
+        meter.see(there if now < 4.0 else [], now, wanted)
+    row = taken(meter, 4.0)
+    assert row.roles["generator"].shares == {"compute": 0.375, "absent": 0.625}
+    assert (row.roles["generator"].workers, row.roles["learner"].shares) == (2.0, {"absent": 1.0})
+
+
 def test_a_silent_worker_counts_as_silent_and_a_gap_between_looks_for_little() -> None:
     meter = FleetMeter(0.0)
     meter.see([beat(Role.GENERATOR, WaitingFor.COMPUTE, silent_s=60.0)], 1.0)

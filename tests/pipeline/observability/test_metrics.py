@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ops.docs.whole_fleet import whole_collector
 from pipeline.ledger.types import Pause, QueueStat
+from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.metric_names import ENDPOINT_METRICS, WORKER_METRICS
 from pipeline.observability.metrics import HeartbeatCollector, MetricsServer
 from pipeline.runtime.registry.contract import LinkReport, WaitingFor
@@ -61,6 +62,20 @@ def test_every_counter_of_a_worker_is_a_metric() -> None:
 def test_no_metric_is_of_a_counter_that_no_worker_has() -> None:
     found = {name.removeprefix("ENDPOINT:") for name in counters_in_code()}
     assert {*WORKER_METRICS, *ENDPOINT_METRICS} - found == set()
+
+
+def test_the_effective_time_is_there_by_its_three_measures(whole_page: str) -> None:
+    for by, share in (("steps", 1.0), ("last_hour", 1.0), ("device", 0.5)):
+        assert f'headrace_effective_time_ratio{{by="{by}",run="run"}} {share}' in whole_page
+
+
+def test_without_a_new_effective_time_the_last_one_stays() -> None:
+    collector = HeartbeatCollector(ManualClock(), "run")
+    assert "effective_time" not in page(collector)
+    collector.update([], [], None, EffectiveTime(0.75, 0.5, 0.5, 10.0, 100.0))
+    collector.update([], [])
+    found = [line for line in page(collector).splitlines() if line.startswith("headrace_effective_time_ratio")]
+    assert len(found) == 2 and any(line.endswith(" 0.75") for line in found)
 
 
 def test_names_follow_prometheus_conventions(families: list[Metric]) -> None:

@@ -438,6 +438,9 @@ def test_the_report_has_the_share_of_time_that_became_updates(tmp_path: Path) ->
     figures = json.loads((tmp_path / "report.json").read_text())["effective_time"]
     assert (figures["usual_s"], figures["up_s"]) == (10.0, 1010.0)
     assert figures["by_steps"] == pytest.approx(100 / 1010)
+    # 2000 tokens were written and 1200 trained; ten updates had more of both
+    assert figures["by_device"] == pytest.approx((2.5 * 0.6 + 0.75) / 3.5)
+    assert "64.3 % by device" in page
     assert "effective time" in page and "9.9 %" in page and "an update takes 10.0 s as a rule" in page
 
 

@@ -179,6 +179,7 @@ def test_a_newer_wish_replaces_what_was_not_started_of_the_older_at_once() -> No
     drained = _names(plan.want({Role.GENERATOR: 2}, 0.1), Verb.DRAIN)
     assert drained == [f"generator-{number}" for number in range(2, MAX_STARTS_A_TURN)]
     assert plan.absent == []
+    assert plan.wanted == {"generator-0": Role.GENERATOR, "generator-1": Role.GENERATOR}
     assert plan.due(0.2) == []
 
 

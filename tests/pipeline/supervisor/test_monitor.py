@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from pipeline.ledger.types import Totals
+from pipeline.observability.effective_time import EffectiveTime
+from pipeline.observability.start_record import StartRow, add_row
 from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
+from pipeline.supervisor.fleet_recorder import FleetRecorder
 from pipeline.supervisor.monitor import Monitor
+from tests.pipeline.observability.rows import update_row
+from tests.pipeline.observability.test_device_time import write_history
 from tests.pipeline.observability.test_live_view import TOTALS
+
+
+class Shown:
+    """Metrics that keep what they are given."""
+
+    def __init__(self) -> None:
+        self.effective: list[EffectiveTime | None] = []
+
+    def update(self, _beats: object, _queues: object, _totals: object, effective: EffectiveTime | None) -> None:
+        self.effective.append(effective)
 
 
 class Counted:
@@ -30,3 +47,19 @@ async def test_a_new_state_is_shown_at_once_and_else_one_picture_an_interval() -
     for status, now in ((running, 5.0), (running, 5.5), (finished, 5.75), (finished, 6.0), (finished, 6.75)):
         await around.show(status, [], plan, now)
     assert [picture.status for picture in shown] == [running, finished, finished]
+
+
+async def test_the_metrics_have_the_effective_time_of_the_runs_folder_every_half_minute(tmp_path: Path) -> None:
+    write_history(tmp_path, *[replace(update_row(n), at_s=10.0 * n) for n in range(1, 11)])
+    add_row(tmp_path, StartRow(at_s=0.0))
+    metrics = Shown()
+    around = Monitor(
+        cast("Any", None), cast("Any", Counted()), None, cast("Any", metrics), None, 1.0, 1.0, server_patience_s=1.0,
+        recorder=FleetRecorder(tmp_path, 5.0, clock=lambda: 100.0),
+    )  # fmt: skip
+    plan = cast("FleetPlan", type("Plan", (), {"absent": (), "wanted": {}})())
+    for now in (5.0, 20.0, 34.5, 35.0):
+        await around.show(RunStatus(RunState.RUNNING), [], plan, now)
+    first, *between, last = metrics.effective
+    assert between == [None, None] and first == last
+    assert first is not None and first.by_steps == 1.0

@@ -1,0 +1,68 @@
+"""Reads a run's effective training time from its folder, again and again.
+
+The files are the learner's history, the supervisor's starts and the fleet's history. Of the first,
+a reading takes the new lines alone, and keeps three numbers a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.files.growing_file import GrowingFile
+from pipeline.observability.device_time import device_share
+from pipeline.observability.effective_time import EffectiveTime, effective_time
+from pipeline.observability.fleet_history import FleetRow, read_fleet_history
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, row_of
+from pipeline.observability.start_record import RunStart, read_starts, up_spans
+
+
+class EffectiveTimeReader:
+    """One run's reader. Blocking; any thread, one call at a time."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._history = GrowingFile(run_dir / HISTORY_NAME)
+        self._num_replaced = 0
+        self._clear()
+
+    def read(self) -> EffectiveTime | None:
+        """Return the ratios up to now; None before a few updates. Damaged lines are left out.
+        Raises OSError."""
+        lines = self._history.read()
+        # a resumed learner has taken back updates
+        if self._history.num_replaced != self._num_replaced:
+            self._num_replaced = self._history.num_replaced
+            self._clear()
+        for line in lines:
+            try:
+                row = row_of(line)
+            except (ValueError, TypeError, KeyError):
+                continue
+            if isinstance(row, UpdateRow):
+                self._at_s.append(row.at_s)
+                self._num_response_tokens += row.num_response_tokens
+                self._num_trained_tokens += row.num_trained_tokens
+        fleet, _ = read_fleet_history(self._run_dir)
+        starts, _ = read_starts(self._run_dir)
+        return run_effective_time(
+            self._at_s, starts, fleet,
+            num_response_tokens=self._num_response_tokens, num_trained_tokens=self._num_trained_tokens,
+        )  # fmt: skip
+
+    def _clear(self) -> None:
+        self._at_s = list[float]()
+        self._num_response_tokens = self._num_trained_tokens = 0
+
+
+def run_effective_time(
+    updates_at_s: Sequence[float],
+    starts: Sequence[RunStart],
+    fleet: Sequence[FleetRow],
+    *,
+    num_response_tokens: int,
+    num_trained_tokens: int,
+) -> EffectiveTime | None:
+    """Return a run's ratios up to its last record; None before a few updates."""
+    last_s = [*updates_at_s[-1:], *(row.at_s for row in fleet[-1:])]
+    by_device = device_share(fleet, num_response_tokens=num_response_tokens, num_trained_tokens=num_trained_tokens)
+    return effective_time(updates_at_s, up_spans(starts, max(last_s, default=0.0)), by_device)
