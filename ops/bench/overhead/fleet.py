@@ -152,13 +152,13 @@ def measure(num_generators: int, work: Path, *, num_updates: int, settings: Sequ
         role, samples = _read_probe(path)
         num_workers += role not in ("", "supervisor")
         for part in PARTS:
-            cpu_s[part] += _between([(at_s, spent.get(part, 0.0)) for at_s, spent in samples], begin, end) / 1e6
+            cpu_s[part] += between([(at_s, spent.get(part, 0.0)) for at_s, spent in samples], begin, end) / 1e6
     if num_workers < num_generators:
         raise DataError(
             f"{probes}: {num_workers} workers were probed; expected the fleet's, {num_generators} generators among them"
         )
-    cpu_s[SERVER] = _between(watch.server, begin, end)
-    tokens = _between(watch.tokens, begin, end)
+    cpu_s[SERVER] = between(watch.server, begin, end)
+    tokens = between(watch.tokens, begin, end)
     if tokens <= 0:
         raise DataError(
             f"{config.run_dir}: no generator was seen sampling between {begin} and {end}; give it more updates"
@@ -172,7 +172,7 @@ def _read_probe(path: Path) -> tuple[str, list[tuple[float, dict[str, float]]]]:
     return role, [(line["at_s"], by_part(role, line["us"])) for line in lines]
 
 
-def _between(series: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+def between(series: Sequence[tuple[float, float]], begin: float, end: float) -> float:
     """Return how much a growing number grew between two times, interpolated."""
     return _at(series, end) - _at(series, begin)
 

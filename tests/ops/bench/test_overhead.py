@@ -10,7 +10,6 @@ import pytest
 import redis.asyncio
 
 from ops.bench.overhead.fleet import CONFIG, TOKENS_PER_S, Cost, _Watch, measure
-from ops.bench.overhead.observing import _OFF, Pair
 from ops.bench.overhead.parts import (
     HEARTBEAT,
     LEDGER,
@@ -120,17 +119,3 @@ def test_a_fleet_is_measured(tmp_path: Path) -> None:
     assert cost.cpu_s.keys() == set(PARTS)
     assert all(cost.cpu_s[part] > 0 for part in (LEDGER, SERVER, HEARTBEAT, SUPERVISOR, OBSERVER))
     assert sum(cost.cpu_s.values()) < 10 * cost.seconds
-
-
-def test_a_pairs_loss_is_the_share_of_the_rate_that_observing_took() -> None:
-    off = Cost(2, 5, 10.0, 40_000.0, {WIRE: 1.0})
-    pair = Pair(on=Cost(2, 5, 10.0, 39_600.0, {WIRE: 1.089}), off=off)
-    assert pair.rate_loss == pytest.approx(0.01)
-    assert pair.more_cpu == pytest.approx(0.10)
-    assert Pair(off, off).rate_loss == Pair(off, off).more_cpu == 0.0
-
-
-def test_observing_can_be_turned_off_by_the_settings_that_the_bench_gives() -> None:
-    on, off = load_config([CONFIG]), load_config([CONFIG], _OFF)
-    assert (on.supervisor.flow_records, off.supervisor.flow_records) == (True, False)
-    assert (on.observer.enabled, off.observer.enabled) == (True, False)
