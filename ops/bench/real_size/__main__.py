@@ -1,8 +1,9 @@
 """Run the smallest real model with default settings, and report its times and memory.
 
 *Consumes* the number of updates, and the load beside them. *Produces* a run under ``runs/``, and
-its figures as JSON: seconds an update, memory by role, replaced workers. *Waits for* the run's end.
-The exit code is 1 when a worker was replaced, or an update was lost.
+its figures as JSON: seconds an update, memory by role, replaced workers, incidents. A table of the
+incidents goes to standard error. *Waits for* the run's end. The exit code is 1 when a worker was
+replaced, an update was lost, or an incident blamed a healthy worker.
 
     python -m ops.bench.real_size                     # three updates on an otherwise idle machine
     python -m ops.bench.real_size --neighbours        # ... beside as many busy processes as there are cores
@@ -24,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ops.bench.real_size.blame import Blame, as_table, blames_of_run
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
 from pipeline.training.checkpoints import CHECKPOINTS, list_checkpoints
 
@@ -57,11 +59,20 @@ class Figures:
     """In the newest checkpoint."""
     seen: list[str] = field(default_factory=list)
     """The lines of the plain view about work that took long, once a minute."""
+    incidents: list[Blame] = field(default_factory=list[Blame])
+    """What the observer found, and whom it blamed."""
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing was replaced and every finished update is kept."""
-        return self.exit_code == 0 and not self.trouble and self.kept_updates == len(self.updates_s)
+        """Whether nothing was replaced, every finished update is kept, and no healthy worker was
+        blamed."""
+        is_kept = self.kept_updates == len(self.updates_s)
+        return self.exit_code == 0 and not self.trouble and is_kept and not self.false_blames
+
+    @property
+    def false_blames(self) -> list[Blame]:
+        """Incidents that blamed healthy workers alone."""
+        return [one for one in self.incidents if one.is_healthy]
 
 
 @contextmanager
@@ -89,7 +100,7 @@ def run(name: str, num_updates: int, *, interrupt: float | None, settings: Seque
     command = [sys.executable, "-m", "pipeline.cli", "up", "configs/real-size.toml", "--plain"]
     command += [word for setting in words for word in ("--set", setting)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    started = time.monotonic()
+    started, began_s = time.monotonic(), time.time()
     with output.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
         try:
@@ -106,6 +117,7 @@ def run(name: str, num_updates: int, *, interrupt: float | None, settings: Seque
         figures.exit_code = process.wait()
     figures.wall_s = time.monotonic() - started
     _conclude(figures, run_dir, output.read_text(errors="replace"))
+    figures.incidents = blames_of_run(run_dir, began_s=began_s, trouble=figures.trouble)
     return figures
 
 
@@ -172,6 +184,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with neighbours(os.cpu_count() or 1 if options.neighbours else 0):
         figures = run(options.name, options.updates, interrupt=options.interrupt, settings=options.settings)
     print(json.dumps(asdict(figures), indent=2))
+    print(as_table(figures.incidents), file=sys.stderr)
+    if figures.false_blames:
+        named = ", ".join(f"{one.number} ({one.blamed})" for one in figures.false_blames)
+        print(f"incidents that blamed a healthy worker: {named}; expected none", file=sys.stderr)
     return 0 if figures.is_well else 1
 
 
