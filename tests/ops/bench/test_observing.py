@@ -14,24 +14,25 @@ from pipeline.config.load import load_config
 from protocol.errors import DataError
 from tests.pipeline.observability.rows import update_row
 
+SUPERVISOR, STARTER, LEARNER, REWARD, VERIFIER, SERVER, ANOTHERS = range(10, 17)
 FLEET = {
     1: ProcessTime(0, 900.0),
-    10: ProcessTime(1, 1.0),  # the supervisor, with its ended children
-    11: ProcessTime(10, 0.5),  # the starter
-    12: ProcessTime(11, 7.0),  # a learner
-    13: ProcessTime(11, 2.0),  # a reward worker, and its verifier
-    14: ProcessTime(13, 3.0),
-    15: ProcessTime(1, 4.0),  # the ledger's server
-    16: ProcessTime(1, 50.0),  # another's
+    SUPERVISOR: ProcessTime(1, 1.0),
+    STARTER: ProcessTime(SUPERVISOR, 0.5),
+    LEARNER: ProcessTime(STARTER, 7.0),
+    REWARD: ProcessTime(STARTER, 2.0),
+    VERIFIER: ProcessTime(REWARD, 3.0),
+    SERVER: ProcessTime(1, 4.0),
+    ANOTHERS: ProcessTime(1, 50.0),
 }
-ROLES = {10: "supervisor", 12: "learner", 13: "reward", 15: "ledger server"}
+ROLES = {SUPERVISOR: "supervisor", LEARNER: "learner", REWARD: "reward", SERVER: "ledger server"}
 
 
 def test_a_process_without_a_role_counts_for_the_nearest_one_above_it_that_has_one() -> None:
     assert by_role(FLEET, ROLES) == {"supervisor": 1.5, "learner": 7.0, "reward": 5.0, "ledger server": 4.0}
 
 
-def test_a_role_whose_process_has_ended_took_nothing_and_a_reused_number_is_no_circle() -> None:
+def test_an_ended_process_took_nothing_and_a_circle_of_parents_ends() -> None:
     circle = {20: ProcessTime(21, 1.0), 21: ProcessTime(20, 1.0)}
     assert by_role(FLEET | circle, ROLES | {99: "value"})["value"] == 0.0
 

@@ -67,7 +67,7 @@ def test_the_supervisors_log_names_the_workers_that_were_in_trouble() -> None:
     assert troubled_workers([]) == set()
 
 
-def test_an_incident_blames_its_first_cause_and_a_worker_that_was_replaced_is_not_healthy(tmp_path: Path) -> None:
+def test_an_incident_blames_its_first_cause_and_a_replaced_worker_is_not_healthy(tmp_path: Path) -> None:
     found = blamed(
         tmp_path,
         opened(1, "reward-0"),
@@ -84,7 +84,7 @@ def test_an_incident_blames_its_first_cause_and_a_worker_that_was_replaced_is_no
     assert [(one.after_s, one.lasted_s) for one in found] == [(60.0, None)] * 3 + [(60.0, 30.0)]
 
 
-def test_a_healthy_worker_that_was_blamed_fails_the_run_and_one_in_trouble_is_no_false_blame(tmp_path: Path) -> None:
+def test_a_blamed_healthy_worker_fails_the_run_and_one_in_trouble_does_not(tmp_path: Path) -> None:
     found = blamed(tmp_path, opened(1, "reward-0"), opened(2, "learner"), trouble=[REPLACED])
     run = Figures("run", updates_s=[1.0], kept_updates=1, incidents=found)
     assert [one.blamed for one in run.false_blames] == ["reward-0"]
