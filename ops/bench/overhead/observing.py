@@ -3,9 +3,9 @@
     python -m ops.bench.overhead.observing --json ops/results/observing.json
 
 With: an observer, and flow records of every worker, as is the default. Without: neither. The fleet
-is the demo's, which learns on the processor, so that processor time is its rate. A pair takes three
-minutes on two cores, so 20 pairs take an hour: a minute of each run is measured, from 15 s after
-its first update on. Run it on an idle machine.
+is the demo's, which learns on the processor, so that processor time is its rate. A minute of each
+run is measured, from 15 s after its first update on. A pair takes three to four minutes on two idle
+cores, and 20 pairs take 70 minutes. Run it on an idle machine.
 
 Two wall-clock rates of one kind differ by 6 %, so few pairs of them show nothing. Processor seconds
 a trained token are sharper. They are user and system time of all of a fleet's processes, by role.

@@ -2,5 +2,5 @@
 
 material  seed -> model, tokenizer, prompts
 verifier  about half of all responses are right
-blame     incidents of the run, and whether they blamed a healthy worker
-__main__  the run, alone, beside neighbours, and interrupted; what it took"""
+blame     its incidents
+__main__  the run, alone, beside neighbours, or interrupted"""

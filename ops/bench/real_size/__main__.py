@@ -60,7 +60,7 @@ class Figures:
     seen: list[str] = field(default_factory=list)
     """The lines of the plain view about work that took long, once a minute."""
     incidents: list[Blame] = field(default_factory=list[Blame])
-    """What the observer found, and whom it blamed."""
+    """By the observer, each with the component that it blamed."""
 
     @property
     def is_well(self) -> bool:
