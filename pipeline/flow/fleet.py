@@ -56,8 +56,12 @@ class FleetTracks:
             self._read_link(row, now_s)
         if links:
             self._derive(now_s, shares)
+        newest = max(
+            (track.row.policy_version for track in self.workers.values() if track.row.policy_version >= 0), default=-1
+        )
         for name, track in self.workers.items():
             track.block(self._is_blocked(name, track))
+            track.follow_version(newest)
         self._forget(now_s)
         self._late = {name for name, track in self.workers.items() if track.silent_s(now_s) > track.late_s}
         self._members = defaultdict(list)

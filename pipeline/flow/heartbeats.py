@@ -4,7 +4,8 @@ Three kinds of links:
 
 * generator > scorer: S by the sender's heartbeat, R and D by an earlier one of the receiver. So R
   is never ahead of S merely since the two report at different moments. All count from the moment at
-  which both ends have been there for a while: what a dead process had is no message under way. A
+  which both ends have been there for a while: what a dead process had is no message under way.
+  Neither is a message that the receiver refused, or knows to be lost by a later one's number. A
   receiver whose main loop stands, or stood just now, explains its links itself.
 * scorer > learner: the ledger carries scores, and has each at once. The link only shows who waits.
 * learner > generator: versions as counts. A version is sent when the generator should have it
@@ -46,6 +47,8 @@ _SETTLES_S: Final = 5.0
 _KEPT_REPORTS: Final = 4
 _REPORTS_OLD_S: Final = 0.6
 """Counters of links in a heartbeat are at most so much older than the heartbeat."""
+_EXCESS_ROWS: Final = 10
+"""In so many rows the receiver's older count is at least once not ahead, but for an excess."""
 _FOLLOWS: Final = 0.05
 """Share of a new size that the usual one takes up."""
 _TURNS_TO_TAKE: Final = 2
@@ -106,6 +109,37 @@ class _LastBeats:
         return next((reports for at_s, reports in reversed(self.reports) if at_s <= time_s), None)
 
 
+@dataclass(slots=True)
+class _LinkCounts:
+    """The counters of one link since both its ends are there."""
+
+    epochs: tuple[int, int]
+    """Of sender and receiver."""
+    sent_before: int
+    arrived_before: int
+    ended_before: int
+    least_excess: int = 0
+    num_rows: int = 0
+    """So many rows is the least excess of."""
+
+    def since(self, sent: LinkReport, got: LinkReport) -> tuple[int, int, int]:
+        """Return S, R and D by both ends' newest reports. Messages under way at the beginning are
+        counted as received alone; so is a number that damage has made large. They stay in excess,
+        and are left out from then on."""
+        num_sent = 1 + sent.sent - self.sent_before
+        arrived = 1 + max(0, _arrived(got) - self.arrived_before)
+        ended = 1 + max(0, _ended(got) - self.ended_before)
+        excess = arrived - num_sent
+        self.least_excess = min(self.least_excess, excess) if self.num_rows else excess
+        self.num_rows += 1
+        if self.num_rows == _EXCESS_ROWS:
+            self.arrived_before += max(0, self.least_excess)
+            self.ended_before += max(0, self.least_excess)
+            self.num_rows = 0
+        num_received = min(num_sent, arrived)
+        return num_sent, num_received, min(num_received, ended)
+
+
 class RowMaker:
     """Makes rows of a run's heartbeats. The workers of the last moment bound its memory."""
 
@@ -116,8 +150,8 @@ class RowMaker:
         self._seen: dict[str, _LastBeats] = {}
         self._usual_tokens: dict[Role, float] = {}
         """Of one piece of a role's work."""
-        self._bases: dict[str, tuple[tuple[int, int], LinkReport]] = {}
-        """By link: the epochs of its ends, and the counts from which it counts."""
+        self._counts: dict[str, _LinkCounts] = {}
+        """By link."""
 
     def rows(self, now_s: float, beats: Sequence[Heartbeat], published: int) -> tuple[list[StateRow], list[LinkRow]]:
         """Return the rows of this moment.
@@ -206,7 +240,7 @@ class RowMaker:
                 yield LinkRow(seen.time_s, name, names.learner, count, count, count, count)
             if role is Role.GENERATOR and names.learner:
                 yield self._versions(seen, names.learner, published)
-        self._bases = {name: base for name, base in self._bases.items() if name in there}
+        self._counts = {name: counts for name, counts in self._counts.items() if name in there}
 
     def _messages(self, seen: _LastBeats, sent: LinkReport, receiver: _LastBeats) -> Iterator[LinkRow]:
         reports = receiver.reports_at(seen.time_s - _REPORTS_OLD_S)
@@ -219,14 +253,10 @@ class RowMaker:
             return
         got = reports.get(sent.name, _NO_REPORT)
         epochs = (seen.beat.who.epoch, receiver.beat.who.epoch)
-        known, base = self._bases.get(sent.name, (None, _NO_REPORT))
-        if known != epochs:
-            base = LinkReport(name=sent.name, sent=sent.sent, received=got.received, done=got.done)
-            self._bases[sent.name] = (epochs, base)
-        # Messages under way at that moment are counted as received alone.
-        num_sent = 1 + sent.sent - base.sent
-        num_received = min(num_sent, 1 + max(0, got.received - base.received))
-        num_done = min(num_received, 1 + max(0, got.done - base.done))
+        counts = self._counts.get(sent.name)
+        if counts is None or counts.epochs != epochs:
+            counts = self._counts[sent.name] = _LinkCounts(epochs, sent.sent, _arrived(got), _ended(got))
+        num_sent, num_received, num_done = counts.since(sent, got)
         yield LinkRow(
             seen.time_s, seen.beat.who.worker, receiver.beat.who.worker,
             num_sent, num_sent, num_received, num_done, got.oldest_age_s,
@@ -246,6 +276,15 @@ class RowMaker:
         # A generator that starts serves none, and has not gone back.
         taken = served + 1 if served >= 0 else nan
         return LinkRow(seen.time_s, learner, seen.beat.who.worker, seen.due + 1, seen.due + 1, taken, taken)
+
+
+def _arrived(got: LinkReport) -> int:
+    """Return the messages that are not under way any more: received, refused or lost."""
+    return got.received + got.refused + got.gaps
+
+
+def _ended(got: LinkReport) -> int:
+    return got.done + got.refused + got.gaps
 
 
 def _service(beat: Heartbeat) -> ServiceSums:

@@ -14,7 +14,10 @@ sent and not received was sent when S first exceeded the present R. Ages in rows
 | R > D | the receiver's state explains it |
 | D > A | the way of acknowledgements |
 | P = S = D > 0 | nothing is under way: the sender's state explains it |
-| S > P, R > S, D > R or A > D | the counters contradict one another |"""
+| S > P, R > S, D > R or A > D, and it grows | the counters contradict one another |
+
+An end may count a few messages twice, or not at all, at a restart. That is no fault of the link:
+the difference stays as it is. The counters contradict one another while the difference grows."""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ _SPARE_ROWS = 50
 """So many more are kept before the oldest go together."""
 _COUNTERS = ("produced", "sent", "received", "done", "acknowledged")
 _ORDER_S = 10.0
-"""Counters of two ends are read at two moments: they contradict when it lasts so long."""
+"""Counters of two ends are read at two moments. They contradict when the difference exceeds for so
+long the largest of a time before that was as long."""
 
 
 class LinkSign(StrEnum):
@@ -121,6 +125,9 @@ class LinkTrack:
         self.moved_s = row.time_s
         """When any counter last grew."""
         self.contradicts_since_s: float | None = None
+        self._usual_excess = 0.0
+        """Largest difference of contradicting counters in the time before."""
+        self._grows_since_s: float | None = None
         self._past = CounterPast(row)
         self._spacings: deque[float] = deque(maxlen=15)
         self._interval_s = 1.0
@@ -154,7 +161,7 @@ class LinkTrack:
             self._interval_s = sorted(self._spacings)[len(self._spacings) // 2]
         if is_restarted:
             self._past.clear()
-            self.contradicts_since_s = None
+            self.contradicts_since_s = self._grows_since_s = None
             self.received_s = self.sent_s = self.done_s = self.produced_s = self.moved_s = row.time_s
         else:
             self._note_delays(row)
@@ -170,9 +177,26 @@ class LinkTrack:
             self.done_s = self.moved_s = row.time_s
         self.row = row
         self._past.append(row)
-        self.contradicts_since_s = (
-            None if _excess(row) <= 0 else row.time_s if self.contradicts_since_s is None else self.contradicts_since_s
-        )
+        self._follow_excess(row)
+
+    def _follow_excess(self, row: LinkRow) -> None:
+        """Follow by how much the counters contradict one another, and whether it grows."""
+        excess = _excess(row)
+        if excess <= 0.0:
+            self.contradicts_since_s, self._usual_excess, self._grows_since_s = None, 0.0, None
+            return
+        if self.contradicts_since_s is None:
+            self.contradicts_since_s = row.time_s
+        if row.time_s - self.contradicts_since_s <= self._order_s:
+            self._usual_excess = max(self._usual_excess, excess)
+        elif excess <= self._usual_excess:
+            self._grows_since_s = None
+        elif self._grows_since_s is None:
+            self._grows_since_s = row.time_s
+
+    @property
+    def _order_s(self) -> float:
+        return _ORDER_S + 2 * self._interval_s
 
     def _note_delays(self, row: LinkRow) -> None:
         """Count how long the messages took whose counter has grown now. A delay above the limit
@@ -223,7 +247,7 @@ class LinkTrack:
             has_room: the receiver lives, and takes messages or is idle.
             is_awaited: the sender waits for this receiver."""
         row, pair, interval = self.row, self.pair, self._interval_s
-        if self.contradicts_since_s is not None and row.time_s - self.contradicts_since_s > _ORDER_S + 2 * interval:
+        if self._grows_since_s is not None and row.time_s - self._grows_since_s > self._order_s:
             return LinkSign.CONTRADICTS
         if not (row.produced > 0 or row.sent > 0 or row.received > 0):
             return LinkSign.NEVER_STARTED if is_awaited and pair.has_started else LinkSign.QUIET

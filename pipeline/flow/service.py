@@ -13,12 +13,15 @@ An observation is a stretch of at least two rows in which the worker computed, w
 piece finished in it. Before a role has enough of them, expected is the time between two pieces by
 its past rate, idle time included. A worker with work all the time that finishes less than it used
 to is slow. Where rows carry cumulative seconds and sizes of service, an observation is their
-ratio."""
+ratio.
+
+The workers of a small role become slow by a common cause one after the other. So one of them is
+blamed only when another is known to take the usual time meanwhile (``slow_workers``)."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from math import exp, inf, log
 from statistics import median
 
@@ -27,6 +30,8 @@ import numpy as np
 DRIFT = 0.8
 CAP = 4.0
 BOUND = 12.0
+_MOST = 2 * BOUND
+"""Evidence that is kept: a worker that recovered is soon not slow any more."""
 SIGMA_FLOOR = 0.25
 _MAD_TO_SIGMA = 1.4826
 _KEPT_ROLE = 200
@@ -43,6 +48,15 @@ _MANY_NOW = 100
 _KEPT_YOUNG = 5000
 _SIGMA_BY_RATE = 0.4
 _LATELY = 5
+_COMMON = 0.3
+_SMALL = 5
+"""Below so many workers a role has no median by which a common cause shows."""
+_CLEARLY = 2.0
+"""Ratio of service from which on slowness is no habit of a worker."""
+_RISING = 0.5
+"""Of the bound: in a small role a worker with so much evidence is counted as slow."""
+_WITNESS_S = 20.0
+"""A small role's other workers have so long to finish a piece. Then they have no work."""
 
 
 class RoleService:
@@ -102,6 +116,10 @@ class ServiceSum:
 
     def __init__(self, worker: str) -> None:
         self.total = 0.0
+        self.since_s = inf
+        """When evidence began to add up, by the reader's clock; infinite without any."""
+        self.seen_s = -inf
+        """Time of the last observation, by the reader's clock."""
         self.ratio = 1.0
         """Service of the last observation over the expected one."""
         self._ratios: deque[float] = deque(maxlen=_LATELY)
@@ -141,8 +159,12 @@ class ServiceSum:
             expected, sigma = known
             self.ratio = exp(value - expected)
             self._ratios.append(self.ratio)
-            self.total = max(0.0, self.total + min((value - expected) / sigma, CAP) - DRIFT)
-        self._own.append((now_s, value))
+            self.total = min(_MOST, max(0.0, self.total + min((value - expected) / sigma, CAP) - DRIFT))
+            self.since_s = inf if self.total <= 0.0 else min(self.since_s, now_s)
+        self.seen_s = now_s
+        if self.total < BOUND or self.lately < _CLEARLY or len(self._own) < _FEWEST_OWN:
+            # what is clearly slow does not become usual
+            self._own.append((now_s, value))
         role.add(now_s, value, self._worker)
 
     def evidence(self, now_s: float, role: RoleService) -> float:
@@ -162,8 +184,38 @@ class ServiceSum:
         return (max(known[0], median(own)) if len(own) >= _FEWEST_OWN else known[0]), known[1]
 
 
-def fleet_is_slow(sums: Iterable[float]) -> bool:
-    """Return whether more than 30 % of a role (three workers or more) are slow: a common cause, so
-    that none of them is blamed."""
-    totals = list(sums)
-    return len(totals) >= 3 and sum(total >= BOUND for total in totals) > 0.3 * len(totals)
+def slow_workers(of_role: Sequence[tuple[ServiceSum, float]], now_s: float, part: float = 1.0) -> list[ServiceSum]:
+    """Return the workers of a role that are slow by no common cause.
+
+    A cause is common when more than 30 % of the role are slow, and two at least.
+
+    Args:
+        of_role: of each worker its CUSUM and its present evidence.
+        now_s: by the reader's clock.
+        part: share of the bound from which on a worker is slow."""
+    bound = part * BOUND
+    slow = [one for one, evidence in of_role if evidence >= bound]
+    most = max(1.0, _COMMON * len(of_role))
+    if len(of_role) >= _SMALL:
+        return slow if len(slow) <= most else []
+    found = list[ServiceSum]()
+    for suspect in slow:
+        alike = [one for one, evidence in of_role if evidence >= _RISING * bound and _is_alike(one, suspect)]
+        others = [one for one, _ in of_role if one is not suspect]
+        if len(alike) <= most and (not others or _has_witness(suspect, others, now_s)):
+            found.append(suspect)
+    return found
+
+
+def _is_alike(one: ServiceSum, suspect: ServiceSum) -> bool:
+    """Return whether a worker is about as slow as the suspect, on a scale of ratios."""
+    return max(one.lately, one.ratio) ** 2 > max(suspect.lately, suspect.ratio)
+
+
+def _has_witness(suspect: ServiceSum, others: Sequence[ServiceSum], now_s: float) -> bool:
+    """Return whether another worker took the usual time since the suspect is slow. Others that
+    finish nothing for long have no work."""
+    since = [one for one in others if one.seen_s > suspect.since_s]
+    if not since:
+        return now_s - suspect.since_s > _WITNESS_S
+    return any(one.ratio**2 <= max(suspect.lately, suspect.ratio) for one in since)

@@ -35,6 +35,7 @@ _ENDPOINT_ALONE = 10.0
 """A single worker's wait for an outside service may take so many times the limit: a slow tool."""
 _DEADLOCK_S = 10.0
 _LATE_VERSIONS = 2
+_COMMON_SHARE = 0.3
 _ALL_LINKS = 3
 """From so many links of one worker on, all of them undelivered mean the worker's network."""
 
@@ -73,7 +74,7 @@ def suspects(
         *_deadlock(fleet),
         *_erring(fleet),
         *_stale(fleet),
-        *_slow(fleet, _STALLED_PART if is_stalled else 1.0, least_slow),
+        *_slow(fleet, now_s, _STALLED_PART if is_stalled else 1.0, least_slow),
     ):
         before = found.get(suspect.component)
         if before is None or suspect.gravity < before.gravity:
@@ -345,6 +346,7 @@ def _stale(fleet: FleetTracks) -> Iterator[FlowSuspect]:
             continue
         members = [track for track in fleet.members(role) if not isnan(track.row.policy_version)]
         live = [track for track in members if not fleet.is_late(track.worker) and track.row.policy_version >= 0]
+        yield from _not_taken(fleet, live)
         if len(live) < 2:
             continue
         usual = median(track.row.policy_version for track in live)
@@ -359,6 +361,25 @@ def _stale(fleet: FleetTracks) -> Iterator[FlowSuspect]:
             yield FlowSuspect(_weights_link(fleet, track), Symptom.STALE, stands_s, lag / _LATE_VERSIONS, words)
 
 
+def _not_taken(fleet: FleetTracks, live: list[WorkerTrack]) -> Iterator[FlowSuspect]:
+    """Yield workers that wait for a version which is there, and do not take it. Where they may be
+    few versions behind, they fall no further behind. Of many workers the source is the cause."""
+    late = list[tuple[WorkerTrack, float]]()
+    for track in live:
+        limit_s = track.role.behind.limit_s(track.interval_s, floor_s=SILENT_S)
+        if track.wait in (Awaited.START, Awaited.WEIGHTS) and track.behind_s() > limit_s:
+            late.append((track, limit_s))
+    if len(late) > max(1.0, _COMMON_SHARE * len(live)):
+        return
+    for track, limit_s in late:
+        waits_s = track.behind_s()
+        words = (
+            f"{track.worker} serves version {track.row.policy_version:.0f} and waits for a newer one, "
+            f"which is there for {waits_s:.0f} s; its role's limit is {limit_s:.0f} s"
+        )
+        yield FlowSuspect(_weights_link(fleet, track), Symptom.STALE, waits_s, waits_s / limit_s, words)
+
+
 def _weights_link(fleet: FleetTracks, track: WorkerTrack) -> str:
     """Return the link that brings weights, where links show one that stands; else the worker."""
     for link in fleet.incoming(track.worker):
@@ -367,16 +388,13 @@ def _weights_link(fleet: FleetTracks, track: WorkerTrack) -> str:
     return track.worker
 
 
-def _slow(fleet: FleetTracks, part: float, least_ratio: float) -> Iterator[FlowSuspect]:
+def _slow(fleet: FleetTracks, now_s: float, part: float, least_ratio: float) -> Iterator[FlowSuspect]:
     for role, track_of in fleet.roles.items():
         tracks = [track for track in fleet.members(role) if not fleet.is_late(track.worker)]
-        sums = [track.service.evidence(track.row.time_s, track_of.service) for track in tracks]
-        if service.fleet_is_slow(sums):
-            continue
-        for track, total in zip(tracks, sums, strict=True):
-            if total >= part * service.BOUND and track.service.lately >= least_ratio:
-                words = (
-                    f"{track.worker} needs {track.service.ratio:.1f} times as long a piece as its role, for its size"
-                )
+        sums = [(track.service, track.service.evidence(track.row.time_s, track_of.service)) for track in tracks]
+        slow = service.slow_workers(sums, now_s, part)
+        for track, (of_track, total) in zip(tracks, sums, strict=True):
+            if of_track in slow and of_track.lately >= least_ratio:
+                words = f"{track.worker} needs {of_track.ratio:.1f} times as long a piece as its role, for its size"
                 stalled_s = track.row.time_s - track.progressed_s
                 yield FlowSuspect(track.worker, Symptom.SLOW, stalled_s, total / service.BOUND, words)

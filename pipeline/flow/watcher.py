@@ -26,6 +26,8 @@ _RIVAL = 0.6
 _OTHER_END = 0.1
 _LASTS_S = 30.0
 """A cause that was not seen for so long may be named anew."""
+_FOLLOWS_S = 10.0
+"""After a cause was seen for the last time: slowness, errors and old weights may follow from it."""
 
 
 class FlowWatch:
@@ -92,11 +94,12 @@ class FlowWatch:
         self._named = {name: seen for name, seen in self._named.items() if now_s - seen[1] <= _LASTS_S}
         if not self._named:
             return ranked
+        follows = any(now_s - seen_s <= _FOLLOWS_S for _, seen_s in self._named.values())
         return [
             suspect
             for suspect in ranked
             if suspect.component not in self._named
-            and suspect.gravity <= 1
+            and (suspect.gravity <= 1 or not follows)
             and not reached(graph, suspect.component) & self._named.keys()
             and not any(_touch(suspect.component, name) for name in self._named)
         ]

@@ -49,6 +49,8 @@ class RoleTrack:
     gathers a batch."""
     moves_version: bool = False
     """Whether a version ever changed."""
+    behind: UsualLimit = field(default_factory=UsualLimit)
+    """Times from a newer version in the fleet until a worker serves another one."""
 
 
 class WorkerTrack:
@@ -79,6 +81,8 @@ class WorkerTrack:
         self.errors = ErrorTest()
         self.version_s = row.time_s
         """When its version last changed."""
+        self._behind_since_s: float | None = None
+        self._behind_version = row.policy_version
         self._spacings: deque[float] = deque(maxlen=15)
         self._interval_s = 1.0
         self._history: deque[tuple[float, float]] = deque(maxlen=_KEPT_ROWS)
@@ -168,6 +172,22 @@ class WorkerTrack:
         self.is_blocked = is_blocked
         if is_blocked:
             self.spell_since_s = None
+
+    def follow_version(self, newest: float) -> None:
+        """Note how long a newer version than its own is there; ``newest`` is the fleet's."""
+        row = self.row
+        if row.policy_version > self._behind_version:
+            # without a begin it was quicker than its rows show
+            since_s = row.time_s if self._behind_since_s is None else self._behind_since_s
+            self.role.behind.add_capped(row.time_s - since_s)
+        if row.policy_version != self._behind_version:
+            self._behind_since_s, self._behind_version = None, row.policy_version
+        if self._behind_since_s is None and 0 <= row.policy_version < newest:
+            self._behind_since_s = row.time_s
+
+    def behind_s(self) -> float:
+        """Return how long a newer version has been there while it serves the same; 0 for none."""
+        return 0.0 if self._behind_since_s is None else self.row.time_s - self._behind_since_s
 
     def past_rate(self, now_s: float) -> float:
         """Return pieces a second of the time that is settled, by the reader's clock; 0: too few."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -148,6 +149,35 @@ def test_a_dead_processs_messages_are_not_under_way_and_not_received_twice() -> 
     assert max(sent - received for second, sent, received in counts if second < 12) >= 30
     assert min(sent for _, sent, _ in counts) == 1, "it counts from a moment on"
     assert all(0 <= sent - received <= 10 for second, sent, received in counts if second >= 17)
+
+
+def test_lost_and_refused_messages_are_not_under_way() -> None:
+    maker, name = RowMaker(), link_name("generator-0", "reward-0")
+    counts = dict[int, float]()
+    # 30 messages are lost, as a later one's number shows, and 20 are refused; then a number lies
+    for second in range(60):
+        lost, refused, lie = 30 * (second >= 10), 20 * (second >= 15), 10**12 * (second >= 20)
+        received = 10 * second - lost - refused - 50 * (second >= 40)
+        got = LinkReport(name=name, received=received, done=received, refused=refused, gaps=lost + lie)
+        sender = beat("generator-0", second, links=(LinkReport(name=name, sent=10 * second),))
+        rows = maker.rows(second, [sender, beat("reward-0", second, links=(got,))], published=-1)[1]
+        for row in rows:
+            counts[second] = row.sent - row.received
+    assert all(under_way <= 10 for second, under_way in counts.items() if second < 40), counts
+    assert counts[59] == 50, "what is lost after a lie is under way"
+
+
+def test_counts_of_two_ends_that_are_read_at_two_moments_lose_no_message() -> None:
+    maker, name, rng = RowMaker(), link_name("generator-0", "reward-0"), random.Random(3)
+    under_way = list[float]()
+    for second in range(200):
+        # each end's report is up to a second older than its heartbeat; the sender stops in the end
+        sent = 5 * min(180.0, max(0.0, second - rng.random()))
+        got = LinkReport(name=name, received=int(received := 5 * min(180.0, max(0.0, second - rng.random()))))
+        sender = beat("generator-0", second, links=(LinkReport(name=name, sent=max(int(sent), int(received) - 3)),))
+        rows = maker.rows(second, [sender, beat("reward-0", second, links=(got,))], published=-1)[1]
+        under_way += [row.sent - row.received for row in rows if row.sender == "generator-0"]
+    assert max(under_way) <= 10 and under_way[-15:] == [0] * 15
 
 
 def test_a_receiver_whose_main_loop_stands_or_stood_explains_its_links_itself() -> None:

@@ -12,7 +12,7 @@ from pipeline.flow.fleet import FleetTracks, role_by_name
 from pipeline.flow.graph import reached, wait_graph, waiters
 from pipeline.flow.limits import UsualLimit
 from pipeline.flow.rows import GRAVITY, LinkRow, StateRow, Symptom
-from pipeline.flow.service import BOUND, RoleService, ServiceSum, fleet_is_slow
+from pipeline.flow.service import BOUND, RoleService, ServiceSum, slow_workers
 from pipeline.flow.suspects import FlowSuspect
 from pipeline.flow.watcher import rank
 from pipeline.flow.words import Awaited, is_unknown, read_wait
@@ -125,10 +125,53 @@ def test_a_worker_that_was_always_slower_is_not_slow_now() -> None:
     assert old.total < BOUND
 
 
-def test_a_role_of_which_a_third_is_slow_has_a_common_cause() -> None:
-    assert fleet_is_slow([BOUND, BOUND, 0])
-    assert not fleet_is_slow([BOUND, 0, 0, 0])
-    assert not fleet_is_slow([BOUND, BOUND])
+def role_of(slow: dict[int, float], size: int, *, seconds: int = 8, idle: tuple[int, ...] = ()) -> list[int]:
+    """Return the workers that are slow after so many seconds, in which some take so many times as
+    long; idle ones finish nothing."""
+    role, rng = RoleService(), random.Random(2)
+    sums = [ServiceSum(str(number)) for number in range(size)]
+    for second in range(200 + seconds):
+        for number, one in enumerate(sums):
+            if second < 200 or number not in idle:
+                times = slow.get(number, 1.0) if second >= 200 else 1.0
+                observed(one, role, second, times * rng.lognormvariate(0, 0.1))
+    found = slow_workers([(one, one.evidence(200 + seconds, role)) for one in sums], 200 + seconds)
+    return [number for number, one in enumerate(sums) if one in found]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_one_slow_worker_of_a_role_of_any_size_is_blamed(size: int) -> None:
+    assert role_of({1: 6.0}, size) == [1]
+
+
+def test_workers_that_are_slow_by_a_common_cause_are_not_blamed() -> None:
+    assert role_of({0: 6.0, 1: 6.0}, 2) == []
+    assert role_of({0: 6.0, 1: 6.0, 2: 6.0}, 3) == []
+    assert role_of(dict.fromkeys(range(4), 6.0), 8) == []
+
+
+def test_of_two_workers_neither_is_blamed_before_the_other_has_shown_its_pace() -> None:
+    assert role_of({0: 6.0}, 2, seconds=8, idle=(1,)) == []
+    assert role_of({0: 6.0}, 2, seconds=30, idle=(1,)) == [0], "the other has no work at all"
+
+
+def test_a_worker_that_is_a_little_slow_hides_no_much_slower_one() -> None:
+    assert role_of({0: 2.0, 1: 10.0}, 3, seconds=20) == [1]
+
+
+def test_what_is_clearly_slow_does_not_become_usual() -> None:
+    assert role_of({1: 4.0}, 3, seconds=500) == [1]
+
+
+def test_a_worker_that_recovers_is_soon_not_slow_any_more() -> None:
+    role, one = RoleService(), ServiceSum("one")
+    for second in range(200):
+        role.add(second, 0.0, "others")
+    for second in range(200, 400):
+        observed(one, role, second, 8.0)
+    for second in range(400, 420):
+        observed(one, role, second, 1.0)
+    assert one.total < BOUND
 
 
 def test_errors_far_above_those_of_the_role_are_named_and_usual_ones_not() -> None:

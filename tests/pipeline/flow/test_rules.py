@@ -221,9 +221,21 @@ def test_a_batch_that_is_gathered_is_no_stall_of_the_worker_that_gathers(fleet: 
 
 
 @pytest.mark.parametrize("counter", ["sent", "received", "done", "acknowledged"])
-def test_a_counter_above_the_one_before_it_is_a_finding(counter: str, fleet: MadeFleet) -> None:
-    fleet.link_changes["generator-1", "reward-1"] = lambda second, row: replace(row, **{counter: second + 3})
-    assert blamed(fleet.incidents()) == [("generator-1>reward-1", "order")]
+def test_a_counter_that_runs_away_from_the_one_before_it_is_a_finding(counter: str, fleet: MadeFleet) -> None:
+    fleet.link_changes["generator-1", "reward-1"] = lambda second, row: replace(
+        row, **{counter: second + 0.5 * (second - BREAKS_S + 1)}
+    )
+    # what is counted twice as sent looks as if it did not arrive, sooner
+    kind = {"sent": "slow_link", "done": "unacknowledged"}.get(counter, "order")
+    assert blamed(fleet.incidents()) == [("generator-1>reward-1", kind)]
+
+
+@pytest.mark.parametrize("counter", ["received", "done", "acknowledged"])
+def test_a_few_messages_that_were_counted_twice_once_are_no_finding(counter: str, fleet: MadeFleet) -> None:
+    fleet.link_changes["generator-1", "reward-1"] = lambda second, row: replace(
+        row, **{counter: second + 3 + second % 2}
+    )
+    assert fleet.incidents(200) == []
 
 
 def test_counters_that_were_read_at_two_moments_do_not_contradict(fleet: MadeFleet) -> None:
@@ -307,6 +319,27 @@ def test_workers_with_work_that_wait_in_a_circle_are_a_deadlock(fleet: MadeFleet
 def test_a_worker_that_stays_at_an_old_version_is_stale(fleet: MadeFleet) -> None:
     fleet.changes["generator-1"] = lambda _, row: replace(row, policy_version=BREAKS_S // 5 - 1)
     assert blamed(fleet.incidents(links=False)) == [("generator-1", "stale")]
+
+
+def test_a_worker_that_leaves_a_version_it_waits_for_is_stale_and_a_role_is_not(fleet: MadeFleet) -> None:
+    rows = MadeFleet.states
+    waiting, last = {"generator-1"}, BREAKS_S // 5
+
+    def waits(second: int) -> list[StateRow]:
+        # none is further ahead than one version: the learner waits, too
+        found = [replace(row, policy_version=min(row.policy_version, last)) for row in rows(fleet, second)]
+        return [
+            replace(row, waiting_for="loading", done=BREAKS_S - 1, in_flight=0, policy_version=last - 1)
+            if row.worker in waiting and second >= BREAKS_S
+            else row
+            for row in found
+        ]
+
+    fleet.states = waits  # type: ignore[method-assign]
+    assert blamed(fleet.incidents(links=False)) == [("generator-1", "stale")]
+    assert fleet.incidents(BREAKS_S + 6, links=False) == [], "it has a moment to take it"
+    waiting |= {"generator-2", "generator-3"}
+    assert fleet.incidents(links=False) == []
 
 
 def test_weights_that_do_not_arrive_blame_the_link_that_brings_them(fleet: MadeFleet) -> None:

@@ -138,6 +138,18 @@ def test_a_cause_that_lasts_is_named_once() -> None:
     assert len(fleet.incidents(300)) == 1
 
 
+def test_a_slow_worker_is_named_soon_after_another_cause_has_ended() -> None:
+    fleet = MadeFleet()
+    ends_s = BREAKS_S + 20
+    fleet.changes["learner"] = lambda second, row: row if second >= ends_s else replace(row, done=BREAKS_S - 1)
+    fleet.changes["generator-1"] = lambda second, row: replace(
+        row, done=min(second, ends_s) + max(0, second - ends_s) // 4
+    )
+    found = fleet.incidents(ends_s + 60, links=False)
+    assert blamed(found) == [("learner", "stuck"), ("generator-1", "slow")]
+    assert found[1].named_s < ends_s + 25
+
+
 def test_clocks_of_workers_may_differ() -> None:
     fleet = MadeFleet()
     rows = MadeFleet.states
