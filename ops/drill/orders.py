@@ -188,7 +188,10 @@ def _weight_receiver(module: Any, orders: OrderReader) -> None:
     look = module.WeightReceiver.look
 
     async def deaf_look(self: Any) -> None:
-        if not orders.get("stale"):
+        if orders.get("stale"):
+            # without it the next wait would end at once, for ever, and the main loop would stand
+            self._announced.clear()
+        else:
             await look(self)
 
     module.WeightReceiver.look = deaf_look

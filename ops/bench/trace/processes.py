@@ -10,6 +10,7 @@ in any run. Its findings are read here from ``incidents.jsonl``."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -31,8 +32,12 @@ from ops.drill.faults import Site, small_disk
 from ops.drill.fleet import RUN, DrillFleet, until
 from pipeline.incidents.file import INCIDENTS_NAME
 from pipeline.incidents.records import IncidentRecord, decode, folded
+from pipeline.ledger.address import read_ledger_url
 from pipeline.ledger.redis import keys
-from protocol.ids import Role
+from pipeline.ledger.redis.client import connect
+from pipeline.runtime.registry.redis import RedisRegistry
+from protocol.errors import Fenced, LedgerUnavailable
+from protocol.ids import Incarnation, Role
 
 SETTINGS = (
     "run.num_updates=1000000",
@@ -174,9 +179,21 @@ class TrialFleet:
                 if found["role"] not in _SCORERS:
                     continue
                 address = self.edges.stand_before(name.decode(), found["endpoint"])
-                if address is not None:
-                    fresh = msgspec.json.encode(found | {"endpoint": address})
-                    self.fleet.ledger("HSET", keys.endpoints(RUN), name, fresh)
+                epoch = None if address is None else self.fleet.ledger("HGET", keys.epochs(RUN), name)
+                if address is not None and epoch is not None:
+                    who = Incarnation(Role(found["role"]), name.decode(), int(epoch))
+                    with contextlib.suppress(Fenced, LedgerUnavailable):
+                        asyncio.run(_register(read_ledger_url(self.fleet.run_dir), who, address))
+
+
+async def _register(url: str, who: Incarnation, address: str) -> None:
+    """Register a relay's address as the worker registers its own: senders that know the mailbox's
+    read it as a change."""
+    registry = RedisRegistry(connect(url), RUN)
+    try:
+        await registry.set_endpoint(who, address)
+    finally:
+        await registry.aclose()
 
 
 def try_all(

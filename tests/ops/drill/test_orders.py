@@ -129,13 +129,26 @@ def test_a_deaf_receiver_sees_nothing_and_a_damaged_version_has_another_digest()
     looked = list[str]()
 
     class Receiver:
+        def __init__(self) -> None:
+            self._announced = asyncio.Event()
+            self._announced.set()
+
         async def look(self) -> None:
             looked.append("looked")
+
+        async def wait(self) -> bool:
+            return self._announced.is_set()
 
     orders = Orders(stale=True, damage=True)
     module = SimpleNamespace(WeightReceiver=Receiver, digest_buffer=lambda _: "xxh3-128:0123456789")
     PLACES["workers.generator.weight_receiver"](module, orders)  # type: ignore[arg-type]
-    asyncio.run(Receiver().look())
+
+    async def looks() -> bool:
+        receiver = Receiver()
+        await receiver.look()
+        return await receiver.wait()
+
+    assert not asyncio.run(looks()), "the next wait would end at once, and the main loop would hang"
     assert not looked and module.digest_buffer(b"") == "xxh3-128:012345dead"
     orders.given = {}
     asyncio.run(Receiver().look())
