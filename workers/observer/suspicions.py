@@ -1,10 +1,11 @@
 """The suspicions of a moment: findings of the watch and of the flow, joined by component.
 
-Failed and replaced workers, and faults that workers report of themselves, are certain and stand
-beside. The watch (``pipeline.watch``) finds odd workers. The flow (``pipeline.flow``) finds where
+Failed and replaced workers, main loops that stand, and faults that workers report of themselves are
+certain. The watch (``pipeline.watch``) finds odd workers. The flow (``pipeline.flow``) finds where
 progress stops, and has the causes. Both about one component are one suspicion, with the causes of
 the flow. A worker that the watch finds hung, slow, odd or stale, and that waits for a named cause,
-is evidence for that cause. Pure: times are arguments."""
+is evidence for that cause. While the ledger answers slowly, slowness elsewhere and clocks that
+differ are evidence for that alone. Pure: times are arguments."""
 
 from __future__ import annotations
 
@@ -29,6 +30,8 @@ from pipeline.watch.heartbeats import FrameMaker
 from pipeline.watch.thresholds import Thresholds
 from pipeline.watch.watcher import Watch
 from workers.observer.failures import Failures
+from workers.observer.ledger_pace import LEDGER, LedgerPace
+from workers.observer.main_loops import MainLoops
 from workers.observer.own_reports import OwnReports
 from workers.observer.refusals import Refusals
 from workers.observer.replacements import Replacements
@@ -37,13 +40,14 @@ AWAY_S: Final = 3.0
 """A registry without an answer for so long is an incident."""
 HELD_S: Final = 60.0
 """A finding of similarity holds for so long; then the watch may find it again."""
-LEDGER: Final = "ledger"
 _EVERY_S: Final = 1.0
 _BACK_S: Final = 10.0
 """After an outage of the registry, heartbeats have so long to come back."""
 _RIVAL_S: Final = 2.0
 _FOLLOWING: Final = frozenset({"hung", "slow", "odd", "stale"})
 """Kinds of the watch that a cause elsewhere may explain."""
+_SLOWED: Final = frozenset({"slow", "slow_link", "odd", "clock"})
+"""Kinds that a slow ledger explains."""
 
 
 class FleetSuspicions:
@@ -58,6 +62,7 @@ class FleetSuspicions:
         )
         self._replacements, self._refusals, self._reports = Replacements(), Refusals(), OwnReports()
         self._failures = Failures()
+        self._pace, self._loops = LedgerPace(), MainLoops()
         self._links: dict[tuple[str, str], str] = {}
         """By worker and kind: the link that is blamed in the worker's place, or ""."""
         self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
@@ -98,8 +103,10 @@ class FleetSuspicions:
             *self._failures.look(at_s, failures),
             *self._replacements.look(now_s, at_s, beats),
             *self._reports.look(now_s, at_s, beats),
+            *self._loops.look(at_s, beats),
         ]
         self._refusals.look(now_s, beats)
+        slow_ledger = self._pace.look(now_s, at_s, beats)
         if self._comes_back(now_s, beats):
             return frame, certain
         odd = [*self._odd(now_s, at_s, frame), *certain]
@@ -113,7 +120,8 @@ class FleetSuspicions:
         self._stalls = {name: stall for name, stall in self._stalls.items() if self._flow.is_named(name)}
         # a cause that comes and goes is not named anew
         present = {name: stall for name, stall in self._stalls.items() if self._flow.lasts(name)}
-        return frame, joined(present.values(), odd, lambda name: self._flow.behind(name, present))
+        found = joined(present.values(), odd, lambda name: self._flow.behind(name, present))
+        return frame, explained(found, slow_ledger) if self._pace.explain(now_s) else found
 
     def _look_at_rivals(self, now_s: float) -> None:
         """Take a further cause of an incident for a fault of its own, once it has lasted on and
@@ -196,6 +204,18 @@ def joined(stalls: Iterable[Suspicion], odd: Iterable[Suspicion], behind: Callab
         said = one.sentence if cause == one.component else f"{one.component} is {one.kind}: {one.sentence}"
         found[cause] = replace(stall, since_s=since_s, role=stall.role or one.role, evidence=(*stall.evidence, said))
     return [*found.values(), *others]
+
+
+def explained(found: Sequence[Suspicion], slow_ledger: Sequence[Suspicion]) -> list[Suspicion]:
+    """Return the suspicions of a moment at which the ledger answers slowly.
+
+    Args:
+        found: all others; slowness among them is evidence for the ledger's.
+        slow_ledger: of the ledger; nothing before it is certain, and while it recovers."""
+    slowed = [one for one in found if one.kind in _SLOWED and one.component != LEDGER]
+    said = tuple(f"{one.component} is {one.kind}: {one.sentence}" for one in slowed)
+    ledger = [replace(one, evidence=(*one.evidence, *said)) for one in slow_ledger]
+    return [*ledger, *(one for one in found if one not in slowed)]
 
 
 def _stall(incident: FlowIncident, causes: Sequence[FlowCause], ahead_s: float) -> Suspicion:

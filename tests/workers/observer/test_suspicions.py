@@ -116,11 +116,10 @@ def test_a_generator_that_takes_no_weights_is_named_by_their_link_or_itself() ->
     assert {one.component for one in others} <= {"generator-2"}
 
 
-@pytest.mark.parametrize(("times", "is_named"), [(1.6, False), (6.0, True)])
-def test_a_worker_that_is_several_times_slower_than_its_role_is_named(times: float, is_named: bool) -> None:
-    fleet = LiveFleet()
+def slower(times: float) -> Callable[[int, Heartbeat], Heartbeat]:
+    """Its pieces take so many times as long, and it has work all the time."""
 
-    def slower(since: int, beat: Heartbeat) -> Heartbeat:
+    def change(since: int, beat: Heartbeat) -> Heartbeat:
         slow = with_counts(beat, since)
         assert slow.vitals is not None
         (kind, sums), made = next(iter(slow.vitals.service.items())), int(4 * since / times)
@@ -128,9 +127,39 @@ def test_a_worker_that_is_several_times_slower_than_its_role_is_named(times: flo
         vitals = msgspec.structs.replace(slow.vitals, service=service)
         return msgspec.structs.replace(slow, vitals=vitals, progress=slow.progress + made, links=beat.links)
 
-    fleet.change("generator-2", slower)
+    return change
+
+
+@pytest.mark.parametrize(("times", "is_named"), [(1.6, False), (6.0, True)])
+@pytest.mark.parametrize("generators", [2, 3, 4])
+def test_a_worker_that_is_several_times_slower_than_its_role_is_named(
+    generators: int, times: float, is_named: bool
+) -> None:
+    fleet = LiveFleet(generators=generators)
+    fleet.change("generator-1", slower(times))
     found = fleet.suspected(BREAKS_S + 30)
-    assert {one.component for one in found} == ({"generator-2"} if is_named else set())
+    assert {one.component for one in found} == ({"generator-1"} if is_named else set())
+
+
+@pytest.mark.parametrize("rewards", [2, 3])
+def test_workers_of_a_small_role_that_become_slow_together_are_not_blamed(rewards: int) -> None:
+    fleet = LiveFleet(rewards=rewards)
+    fleet.change(REWARDS, slower(6.0))
+    assert fleet.suspected(BREAKS_S + 60) == []
+
+
+def test_a_slow_ledger_is_named_alone() -> None:
+    """N4: every answer of the ledger takes 200 ms, and everything goes at half the pace."""
+    fleet = LiveFleet()
+
+    def waits(since: int, beat: Heartbeat) -> Heartbeat:
+        half = with_counts(beat, since // 2)
+        assert half.vitals is not None
+        return msgspec.structs.replace(half, vitals=msgspec.structs.replace(half.vitals, ledger_rtt_ms=200.0))
+
+    for role in (GENERATORS, REWARDS, Role.LEARNER):
+        fleet.change(role, waits)
+    assert blamed(fleet.suspected()) == [(LEDGER, "slow")]
 
 
 def test_an_outage_of_the_registry_names_the_ledger_and_no_worker_afterwards() -> None:
@@ -189,18 +218,6 @@ def weight_sync(fleet: LiveFleet) -> None:
 def collection(fleet: LiveFleet) -> None:
     """N3: one process stands for two seconds."""
     fleet.change("reward-1", lambda since, beat: still(beat, since) if since < 3 else beat)
-
-
-def slow_ledger(fleet: LiveFleet) -> None:
-    """N4: every answer of the ledger takes 200 ms, and everything goes at half the pace."""
-
-    def slower(since: int, beat: Heartbeat) -> Heartbeat:
-        half = with_counts(beat, since // 2)
-        assert half.vitals is not None
-        return msgspec.structs.replace(half, vitals=msgspec.structs.replace(half.vitals, ledger_rtt_ms=200.0))
-
-    for role in (GENERATORS, REWARDS, Role.LEARNER):
-        fleet.change(role, slower)
 
 
 def load(fleet: LiveFleet) -> None:
@@ -276,7 +293,7 @@ def drain(fleet: LiveFleet) -> None:
 
 
 CONTROLS = (
-    long_tail, weight_sync, collection, slow_ledger, load, evaluation, scale, slow_tool, first_checkpoint,
+    long_tail, weight_sync, collection, load, evaluation, scale, slow_tool, first_checkpoint,
     critic_first, drain,
 )  # fmt: skip
 
