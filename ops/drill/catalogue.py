@@ -314,7 +314,7 @@ CATALOGUE: tuple[CatalogueEntry, ...] = (
     CatalogueEntry("F19", "dead engine that reports success", _ordered(dead=True), (Role.GENERATOR,), _HUNG),
     CatalogueEntry(
         "F20", "garbage tokens", _ordered(garbage=True), (Role.GENERATOR,),
-        frozenset({"odd", "garbage", "reward", "numeric"}), GRAY_S, stops=False,
+        frozenset({"mismatch"}), GRAY_S, stops=False,
     ),
     CatalogueEntry("N1", "long-tailed prompts", _all(Role.GENERATOR, tail=6.0), within_s=CONTROL_S),
     CatalogueEntry("N2", "pause for weights", _weight_sync, within_s=CONTROL_S),

@@ -409,6 +409,11 @@ class LearnerSection(Section):
         "on CUDA.",
     )
     threads: Positive = setting(1, "Torch threads on a CPU.")
+    logprob_check_share: Fraction = setting(
+        0.01,
+        "Share of trained chunks whose log-probs the learner computes a second time, as a check of the generators: about "
+        "a third of this share of an update's time. The observer names a generator that differs from its peers. 0: off.",
+    )
     max_bad_steps: Positive = setting(
         3, "The learner gives up after this many non-finite steps in a row. Each is refused."
     )

@@ -98,6 +98,7 @@ _BY_KEY: Final[Mapping[str, str]] = {
     "value.clip_high": "value",
     "value.clip_low": "value",
     "reward.max_in_flight": "responses",
+    "learner.logprob_check_share": "share of chunks",
     "supervisor.heartbeats_per_s": "heartbeats a second",
 }
 

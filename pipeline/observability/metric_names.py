@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pipeline.runtime.registry.contract import LOGPROB_GAP, LOGPROB_USUAL_GAP
+
 PREFIX: Final = "headrace_"
 
 
@@ -84,6 +86,7 @@ _NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "incidents": ("incidents_total", "Incidents that were opened."),
     "incidents_open": ("open_incidents", "Incidents that have not ended."),
     # learner
+    "checked_chunks": ("checked_chunks_total", "Chunks whose log-probs the learner computed a second time."),
     "updates": ("updates", "Updates in the policy; fewer after a restart from a checkpoint."),
     "num_updates": ("wanted_updates", "Updates after which the run is finished."),
     "trained_tokens": ("trained_tokens_total", "Response tokens that carried loss."),
@@ -129,3 +132,10 @@ ENDPOINT_METRICS: Final = {of: MetricName(PREFIX + name, text) for of, (name, te
 REWARD_PART: Final = MetricName(f"{PREFIX}train_reward_part", "Mean of a summand of the newest update's reward.")
 """Of counters ``reward_NAME``."""
 REWARD_PART_COUNTER: Final = "reward_"
+GENERATOR_METRICS: Final = {
+    LOGPROB_GAP: MetricName(
+        f"{PREFIX}logprob_gap_nats", "Mean gap of a generator's log-probs to the learner's, a token."
+    ),
+    LOGPROB_USUAL_GAP: MetricName(f"{PREFIX}logprob_usual_gap_nats", "The same of its peers at the same lags."),
+}
+"""By the begin of a counter that a generator's name follows."""

@@ -32,6 +32,7 @@ from pipeline.observability.demand import LearnerWaits
 from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.metric_names import (
     ENDPOINT_METRICS,
+    GENERATOR_METRICS,
     PREFIX,
     REWARD_PART,
     REWARD_PART_COUNTER,
@@ -272,6 +273,8 @@ def _add_counters(families: _Families, beat: Heartbeat) -> None:
             families.add(metric, value, **of)
         elif endpoint and (metric := ENDPOINT_METRICS.get(what)) is not None:
             families.add(metric, value, **of, endpoint=endpoint)
+        elif (begin := GENERATOR_METRICS.get(f"{endpoint}:")) is not None:
+            families.add(begin, value, **of, generator=what)
         elif name.startswith(REWARD_PART_COUNTER):
             families.add(REWARD_PART, value, **of, part=name.removeprefix(REWARD_PART_COUNTER))
 

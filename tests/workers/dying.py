@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 from structlog.typing import FilteringBoundLogger
@@ -183,6 +184,8 @@ class World:
     """More settings of ``[evaluation]``."""
     accuracy_of: Callable[[int], float] = lambda version: 0.0
     """Held-out accuracy by policy version."""
+    sampler: str = ""
+    """Incarnation that samples the chunks, for the check of log-probs."""
     published: dict[int, list[str]] = field(default_factory=dict)
     """Version -> the weights of that name."""
     num_lives: int = 0
@@ -233,7 +236,7 @@ class World:
         while (grant := await self.ledger.lease(GENERATOR, max_trajectories=64)).leases:
             for lease in grant.leases:
                 version = self.ledger.state.version
-                chunk = make_chunk(lease.trajectory, version=version)
+                chunk = msgspec.structs.replace(make_chunk(lease.trajectory, version=version), worker=self.sampler)
                 await self.ledger.write_chunk(GENERATOR, chunk)
                 asked = lease.evaluation
                 accuracy = self.accuracy_of(asked.policy_version) if asked else lease.trajectory.member % 2

@@ -14,7 +14,8 @@ with reason ``value_warmup``: generation goes on and credit returns.
 
 Counters in the heartbeat: ``updates``, ``num_updates`` (wanted), ``ready``, ``needed``,
 ``trained_tokens``, ``accuracy``, ``reward``, ``reward_<part>``, ``evaluation_accuracy``,
-``refused_steps``, ``checkpoint_version``, ``failed_checkpoints``."""
+``refused_steps``, ``checkpoint_version``, ``failed_checkpoints``, and those of the check of
+log-probs (``workers.learner.logprob_check``)."""
 
 from __future__ import annotations
 
@@ -48,9 +49,10 @@ from workers.learner.ending import Ending
 from workers.learner.evaluations import Evaluations
 from workers.learner.forecast import Forecast
 from workers.learner.hopeless import HopelessData
+from workers.learner.logprob_check import LogprobCheck
 from workers.learner.policy_update import PolicyUpdate
 from workers.learner.update_recorder import SEGMENT_KEY, UpdateRecorder
-from workers.learner.update_row import update_row
+from workers.learner.update_row import show, update_row
 from workers.learner.weight_publisher import WeightPublisher
 from workers.learner.work_wait import Chore, NotYet, WorkWait
 
@@ -81,6 +83,7 @@ class Learner(Actor):
         self._folder: CheckpointFolder
         self._writer: CheckpointWriter
         self._updates: PolicyUpdate
+        self._check: LogprobCheck
         self._recorder: UpdateRecorder
         self._publisher: WeightPublisher
         self._history: History
@@ -122,6 +125,7 @@ class Learner(Actor):
             self.ctx.starting(f"loading checkpoint {checkpoint.path.name}")
             await self.ctx.compute(self._backend.load, checkpoint.path)
         self._updates = PolicyUpdate(config, self._backend)
+        self._check = LogprobCheck(self.ctx, self._backend)
         self._recorder = UpdateRecorder(config, self.ctx.run_dir, self.ctx.who, self._backend)
         loaded = checkpoint.path if checkpoint else None
         await self.ctx.compute(self._recorder.begin, loaded, int(state.get("policy_version", 0)))
@@ -232,6 +236,7 @@ class Learner(Actor):
             self.ctx.log.error("non_finite_unit", unit=refused.unit, error=str(refused))
             await self.ctx.ledger.drop(self.ctx.who, claim, refused.unit, DropReason.NON_FINITE)
         samples = prepared.samples
+        await self._check.look(units, self._version_history.updates_of, self._num_updates)
         self._chunks.begun()
         with self.ctx.work.task("update", float(sum(sample.tokens.size for sample in samples)), "tokens"):
             with self.ctx.work.part(0.9):
@@ -434,12 +439,8 @@ class Learner(Actor):
         )
 
     def _show(self, row: UpdateRow) -> None:
-        counters = self.ctx.counters
-        counters.update(updates=row.update, num_updates=self.ctx.config.run.num_updates)
-        counters.update(accuracy=row.accuracy, reward=row.reward, loss=row.loss, response_length=row.response_length)
-        counters.update(staleness_mean=row.staleness_mean, staleness_max=row.staleness_max)
-        if len(row.reward_parts) > 1:
-            counters.update({f"reward_{name}": value for name, value in row.reward_parts.items()})
+        show(row, self.ctx.counters)
+        self.ctx.counters["num_updates"] = self.ctx.config.run.num_updates
         self.ctx.count("trained_tokens", row.num_trained_tokens)
         self.ctx.count("refused_steps", row.num_refused_steps)
         self.ctx.log.info(

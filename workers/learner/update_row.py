@@ -62,6 +62,15 @@ def update_row(
     )
 
 
+def show(row: UpdateRow, counters: dict[str, float]) -> None:
+    """Put an update's summary into the counters of a heartbeat."""
+    counters.update(updates=row.update, accuracy=row.accuracy, reward=row.reward, loss=row.loss)
+    counters.update(response_length=row.response_length)
+    counters.update(staleness_mean=row.staleness_mean, staleness_max=row.staleness_max)
+    if len(row.reward_parts) > 1:
+        counters.update({f"reward_{name}": value for name, value in row.reward_parts.items()})
+
+
 def histogram(values: np.ndarray) -> Histogram | None:
     """Count numbers in at most 20 bins of equal width; whole numbers that are close together in a
     bin each. None for no finite number."""

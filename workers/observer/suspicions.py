@@ -32,6 +32,7 @@ from pipeline.watch.watcher import Watch
 from workers.observer.failures import Failures
 from workers.observer.ledger_pace import LEDGER, LedgerPace
 from workers.observer.main_loops import MainLoops
+from workers.observer.mismatches import Mismatches
 from workers.observer.own_reports import OwnReports
 from workers.observer.refusals import Refusals
 from workers.observer.replacements import Replacements
@@ -61,8 +62,8 @@ class FleetSuspicions:
             FlowWatch(least_slow=LEAST_SLOW_LIVE),
         )
         self._replacements, self._refusals, self._reports = Replacements(), Refusals(), OwnReports()
-        self._failures = Failures()
         self._pace, self._loops = LedgerPace(), MainLoops()
+        self._failures, self._mismatches = Failures(), Mismatches()
         self._links: dict[tuple[str, str], str] = {}
         """By worker and kind: the link that is blamed in the worker's place, or ""."""
         self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
@@ -104,6 +105,7 @@ class FleetSuspicions:
             *self._replacements.look(now_s, at_s, beats),
             *self._reports.look(now_s, at_s, beats),
             *self._loops.look(at_s, beats),
+            *self._mismatches.look(now_s, at_s, beats),
         ]
         self._refusals.look(now_s, beats)
         slow_ledger = self._pace.look(now_s, at_s, beats)

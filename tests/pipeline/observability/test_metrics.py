@@ -115,7 +115,13 @@ def test_promtool_finds_nothing_wrong(whole_page: str) -> None:
 def test_a_scrape_has_the_whole_fleet() -> None:
     clock = ManualClock(start_s=NOW)
     links = (LinkReport(name="generator-0>reward-0", sent=12),)
-    counters = {"chunks": 8.0, "judge:requests": 3.0, "reward_length": -0.5, "of_a_later_version": 1.0}
+    counters = {
+        "chunks": 8.0,
+        "judge:requests": 3.0,
+        "logprob_gap:generator-1": 0.25,
+        "reward_length": -0.5,
+        "of_a_later_version": 1.0,
+    }
     with MetricsServer(0, clock, run="demo", info={"algorithm": "dapo"}) as server:
         server.update(
             [
@@ -134,6 +140,7 @@ def test_a_scrape_has_the_whole_fleet() -> None:
         f'headrace_worker_waiting{{for="room",{worker}}} 1.0',
         f"headrace_written_chunks_total{{{worker}}} 8.0",
         f'headrace_endpoint_requests_total{{endpoint="judge",{worker}}} 3.0',
+        f'headrace_logprob_gap_nats{{generator="generator-1",{worker}}} 0.25',
         f'headrace_train_reward_part{{part="length",{worker}}} -0.5',
         'headrace_link_sent_messages_total{link="generator-0>reward-0",run="demo"} 12.0',
         'headrace_queue_depth{queue="reward",run="demo"} 12.0',

@@ -252,3 +252,20 @@ async def test_each_update_begins_from_the_version_that_the_learner_is_at(
     assert [objective.proximal_version for _, objective in backend.steps] == before
     for (samples, _), version in zip(backend.steps, before, strict=True):
         assert version - 1 <= min(int(sample.versions.min()) for sample in samples) <= version
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+async def test_the_check_of_log_probs_is_made_before_an_update_and_changes_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    world = World(tmp_path, monkeypatch, num_updates=3, sampler="generator-0#1")
+    learner = world.config.learner.model_copy(update={"logprob_check_share": share})
+    world.config = world.config.model_copy(update={"learner": learner})
+    backend = RecordingTraining()
+    monkeypatch.setattr(workers.learner.learner, "build_training_backend", lambda _: backend)
+    assert await world.live(Reaper(None))
+    trained = [[sample.name for sample in samples] for samples, _ in backend.steps]
+    assert len(trained) == 3 and all(s.old_logprobs is None for samples, _ in backend.steps for s in samples)
+    asked = [(num_steps, sorted(sample.name for sample in samples)) for num_steps, samples in backend.asked]
+    expected = [(number, sorted(f"{name}.0" for name in names)) for number, names in enumerate(trained)]
+    assert asked == (expected if share else [])

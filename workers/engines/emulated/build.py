@@ -18,6 +18,7 @@ from workers.engines.emulated.value import EmulatedValue
 if TYPE_CHECKING:
     from pipeline.config.running import EmulationSection
     from pipeline.config.schema import RunConfig
+    from pipeline.data.tokenizer import TextTokenizer
 
 _BYTES_PER_WEIGHT = 4
 
@@ -26,12 +27,11 @@ def build_emulated(config: RunConfig, model_path: Path) -> EmulatedEngine:
     """Make the generation engine. Raises DataError for a folder without model or tokenizer."""
     tokenizer = load_text_tokenizer(model_path)
     settings = config.emulation
-    stops = {*config.generation.stop_token_ids, *filter(None.__ne__, [tokenizer.eos_token_id])}
     positions = read_model_config(model_path, with_weights=False).get("max_position_embeddings")
     return EmulatedEngine(
         num_slots=config.generation.num_slots,
         lengths=length_law(settings),
-        tokens=TokenLaw.of(tokenizer.num_tokens, stops),
+        tokens=token_law(config, tokenizer),
         vocabulary=tokenizer.num_tokens,
         positions=positions if isinstance(positions, int) else None,
         costs=EngineCosts(
@@ -55,6 +55,8 @@ def build_emulated_training(config: RunConfig) -> EmulatedTraining:
         step_s=settings.step_s,
         token_s=settings.training_token_s,
         scoring_token_s=settings.scoring_token_s,
+        law=token_law(config, load_text_tokenizer(config.model.path)),
+        seed=config.run.seed,
     )
 
 
@@ -71,6 +73,12 @@ def build_emulated_value(config: RunConfig) -> EmulatedValue:
 def length_law(settings: EmulationSection) -> LengthLaw:
     """Return how long a run's emulated responses are."""
     return LengthLaw(settings.lengths, settings.median_tokens, settings.tail)
+
+
+def token_law(config: RunConfig, tokenizer: TextTokenizer) -> TokenLaw:
+    """Return the tokens of a run's emulated responses."""
+    stops = {*config.generation.stop_token_ids, *filter(None.__ne__, [tokenizer.eos_token_id])}
+    return TokenLaw.of(tokenizer.num_tokens, stops)
 
 
 def num_weights(settings: EmulationSection) -> int:

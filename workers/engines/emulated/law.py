@@ -70,6 +70,12 @@ class TokenLaw:
             tokens[max(0, length - 1 - begin)] = self.stop
         return tokens
 
+    def is_own(self, seed: int, trajectory: TrajectoryId, begin: int, tokens: np.ndarray) -> np.ndarray:
+        """Return bool [tokens]: whether the policy could have sampled them from position ``begin``
+        on. A stop token may stand anywhere."""
+        places = _draw(stream_key(seed, trajectory), begin, begin + tokens.size) * self.words.size
+        return (tokens == self.words[places.astype(np.int64)]) | (tokens == self.stop)
+
     def logprobs(self, seed: int, trajectory: TrajectoryId, begin: int, end: int) -> np.ndarray:
         """Return float32 [end - begin]: log-probs, exponentially distributed with mean -1."""
         return np.log(_draw(stream_key(seed, trajectory) ^ _LOGPROB_STREAM, begin, end)).astype(np.float32)

@@ -12,7 +12,9 @@ import numpy as np
 
 from pipeline.algorithms.batching import TrainingSample
 from protocol.errors import EngineError
+from protocol.ids import TrajectoryId
 from workers.engines.emulated import weights
+from workers.engines.emulated.law import TokenLaw
 from workers.engines.emulated.pace import Pace
 from workers.engines.emulated.state import LearnedState
 from workers.engines.training.seam import StepResult
@@ -22,24 +24,48 @@ if TYPE_CHECKING:
     from pipeline.weights.tensorfile import Publication
 
 
+_UNLIKELY = -12.0
+"""Log-prob of a token that the policy would not have sampled."""
+
+
 class EmulatedTraining:
     """A :class:`workers.engines.training.seam.TrainingBackend`."""
 
     def __init__(
-        self, *, num_weights: int, step_s: float = 0.0, token_s: float = 0.0, scoring_token_s: float = 0.0
+        self,
+        *,
+        num_weights: int,
+        step_s: float = 0.0,
+        token_s: float = 0.0,
+        scoring_token_s: float = 0.0,
+        law: TokenLaw | None = None,
+        seed: int = 0,
     ) -> None:
-        """Begin untrained. A step takes ``step_s``, and ``token_s`` for each of its tokens."""
+        """Begin untrained. A step takes ``step_s``, and ``token_s`` for each of its tokens.
+
+        ``law`` and the run's ``seed``: the policy, for samples that may be another's; None: all are
+        its own."""
         self._num_weights = num_weights
         self._step_s = step_s
         self._token_s = token_s
         self._scoring_token_s = scoring_token_s
+        self._law, self._seed = law, seed
         self._pace = Pace()
         self.state = LearnedState()
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Return each sample's behaviour log-probs: an emulated policy never moves."""
+        """Return each sample's behaviour log-probs: an emulated policy never moves. Tokens that it
+        would not have sampled are unlikely."""
         self._pace.spend(self._scoring_token_s * _num_tokens(samples))
-        return [sample.behavior_logprobs for sample in samples]
+        return [self._logprobs(sample) for sample in samples]
+
+    def _logprobs(self, sample: TrainingSample) -> np.ndarray:
+        if self._law is None:
+            return sample.behavior_logprobs
+        begin, tokens = sample.num_context_tokens, sample.tokens[sample.prompt_length :]
+        trajectory = TrajectoryId.parse(".".join(sample.name.split(".")[:3]))
+        is_own = self._law.is_own(self._seed, trajectory, begin, tokens)
+        return np.where(is_own, sample.behavior_logprobs, _UNLIKELY).astype(np.float32)
 
     def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
         """Take one step. Raises EngineError when there is no sample."""
