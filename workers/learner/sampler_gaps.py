@@ -1,11 +1,13 @@
 """How far each generator's log-probs are from the learner's, against those of its peers. Pure.
 
 The *gap* of a chunk is the mean of |log p of the learner - log p of the generator| over its tokens,
-in nats. At equal weights it is the difference of two engines. Tokens of an older policy version
-differ for an honest reason, too: the policy has moved. So a chunk is compared with chunks of other
-generators at the same lag in versions. A lone generator is compared with its own past.
+in nats. A token counts 3 nats at most: a policy that moves makes few tokens very unlikely, and
+garbage nearly all.
 
-Chunks at a lag that no peer has are not judged: stale weights are found by other means."""
+At equal weights the gap is the difference of two engines. Tokens of an older policy version differ
+for an honest reason, too: the policy has moved. So a chunk is compared with chunks of other
+generators at the same lag in versions. A lone generator is compared with its own past. Chunks at a
+lag that no peer has are not judged: stale weights are found by other means."""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ from typing import Final
 
 import numpy as np
 
-LAST_CHUNKS: Final = 8
+LAST_CHUNKS: Final = 10
 """Newest judged chunks of a generator, over which its gap is a mean."""
-FEWEST_CHUNKS: Final = 3
-"""Judged chunks without which nothing is reported."""
+FEWEST_CHUNKS, FEWEST_TOKENS = 3, 32
+"""Judged chunks, and tokens in them, without which nothing is reported."""
+MOST_OF_TOKEN: Final = 3.0
+"""Nats that one token counts at most."""
 _FEWEST_PEERS, _FEWEST_OWN = 3, 8
 """Chunks at a lag that make a usual gap: of others, and of a lone generator itself."""
 _LAST_OF_LAG: Final = 64
@@ -47,6 +51,11 @@ class _Judged:
     chunks: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=LAST_CHUNKS))
     """Gap, usual gap and tokens of each."""
 
+    @property
+    def is_enough(self) -> bool:
+        """Whether a mean over them is reported."""
+        return len(self.chunks) >= FEWEST_CHUNKS and sum(tokens for _, _, tokens in self.chunks) >= FEWEST_TOKENS
+
 
 class SamplerGaps:
     """Remembers the newest checked chunks. The generators of a run bound its memory."""
@@ -70,6 +79,7 @@ class SamplerGaps:
         self._judged.move_to_end(worker)
         if len(self._judged) > _MAX_GENERATORS:
             self._judged.popitem(last=False)
+        gaps = np.minimum(gaps, np.float32(MOST_OF_TOKEN))
         buckets = np.array([_bucket(int(lag)) for lag in lags])
         gap = usual = 0.0
         num_tokens = 0
@@ -86,9 +96,7 @@ class SamplerGaps:
 
     def worst(self, number: int) -> list[GeneratorGap]:
         """Return the generators with the largest gaps above the usual ones, at most so many."""
-        known = [
-            _mean(worker, seen.chunks) for worker, seen in self._judged.items() if len(seen.chunks) >= FEWEST_CHUNKS
-        ]
+        known = [_mean(worker, seen.chunks) for worker, seen in self._judged.items() if seen.is_enough]
         return sorted(known, key=lambda one: -one.excess)[:number]
 
     def _usual(self, worker: str, bucket: int) -> float | None:

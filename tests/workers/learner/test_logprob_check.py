@@ -77,7 +77,7 @@ async def test_the_heartbeat_has_the_generator_whose_tokens_are_not_the_policys(
             chunks = [chunk_of(20 * turn + n, f"generator-{n % 4}#1", garbage=n % 4 == 2) for n in range(20)]
             await check.look([unit_of(*chunks)], updates_of, 0)
         gaps = {name: value for name, value in ctx.counters.items() if name.startswith(LOGPROB_GAP)}
-        assert gaps[f"{LOGPROB_GAP}generator-2"] > 5.0
+        assert gaps[f"{LOGPROB_GAP}generator-2"] > 2.9
         assert {value for name, value in gaps.items() if not name.endswith("-2")} == {0.0}
         assert ctx.counters[f"{LOGPROB_USUAL_GAP}generator-2"] == 0.0
         assert ctx.counters["checked_chunks"] == 120
