@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from pipeline.incidents.book import Suspicion
-from pipeline.runtime.registry.contract import LOGPROB_GAP, LOGPROB_USUAL_GAP, Heartbeat
+from pipeline.runtime.registry.contract import Heartbeat
+from pipeline.runtime.registry.counter_names import LOGPROB_GAP, LOGPROB_USUAL_GAP
 from protocol.ids import Role
 
 MOST_NATS: Final = 0.3

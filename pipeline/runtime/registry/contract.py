@@ -47,12 +47,6 @@ class WaitingFor(StrEnum):
 UNUSABLE_IN_A_ROW = "unusable_in_a_row"
 """Counter of the learner: groups that were dropped one after another with nothing to learn from."""
 
-LOGPROB_GAP = "logprob_gap:"
-"""Begin of counters of the learner: a generator's name follows. Mean of |log p of the learner - log
-p of the generator| over the tokens of its newest checked chunks, in nats."""
-LOGPROB_USUAL_GAP = "logprob_usual_gap:"
-"""The same of other generators' chunks, at the same lags in versions."""
-
 MAY_HOLD = frozenset({WaitingFor.CREDIT, WaitingFor.WEIGHTS, WaitingFor.STOPPED})
 """Waits in which a worker may hold work without progress: others end these waits,
 with deadlines."""

@@ -14,7 +14,7 @@ import pytest
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry.contract import LOGPROB_GAP, LOGPROB_USUAL_GAP
+from pipeline.runtime.registry.counter_names import LOGPROB_GAP, LOGPROB_USUAL_GAP
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Role, TrajectoryId
 from protocol.trajectory import Segment, TrajectoryChunk

@@ -1,0 +1,11 @@
+"""Names of counters in a learner's heartbeat that other workers read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+LOGPROB_GAP: Final = "logprob_gap:"
+"""Begin of counters of the learner: a generator's name follows. Mean of |log p of the learner - log
+p of the generator| over the tokens of its newest checked chunks, in nats."""
+LOGPROB_USUAL_GAP: Final = "logprob_usual_gap:"
+"""The same of other generators' chunks, at the same lags in versions."""
