@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.runtime.flow_ring import SUFFIX, Completion, FlowRingReader, LinkSide, LinkState
+from pipeline.runtime.flow_ring import SUFFIX, Completion, FlowRingReader, LinkSide, LinkState, MessageOutcome
 from pipeline.runtime.registry.contract import WaitingFor
 
 MESSAGES: Final = np.dtype(
@@ -40,6 +40,7 @@ _LONGEST_S: Final = 30.0
 """A longer wait becomes several rows, so that a reader need not look far back."""
 _KINDS: Final = tuple(WaitingFor)
 _MOST_NAMED: Final = 8
+_OUTCOME_WORDS: Final = {outcome: outcome.name.lower() for outcome in MessageOutcome}
 
 
 @dataclass(slots=True)
@@ -138,10 +139,8 @@ def unrecorded_words(workers: Collection[str]) -> str:
 
 
 def _message(worker: str, done: Completion, ahead_s: float) -> tuple[object, ...]:
-    return (
-        *(done.at_s + ahead_s, worker, done.link, done.outcome.name.lower(), done.key, done.size),
-        *(done.waited_s, done.service_s, done.storing_s, done.policy_version),
-    )
+    at_s, link, outcome, *rest = done
+    return (at_s + ahead_s, worker, link, _OUTCOME_WORDS[outcome], *rest)
 
 
 def _waited(worker: str, stretch: _Stretch, end_s: float, ahead_s: float) -> tuple[object, ...]:

@@ -19,7 +19,6 @@ first. It reads by ``pread``: a file that was cut cannot kill it."""
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import secrets
@@ -29,7 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 import xxhash
@@ -57,6 +56,8 @@ _HEAD_BYTES: Final = 128
 _NAME_BYTES: Final = 80
 _SLOTS_AT: Final = _HEAD_BYTES + MAX_NAMES * _NAME_BYTES
 _SLOT_BYTES: Final = 64
+_SLOT: Final = struct.Struct("<8s48sI4x")
+"""sequence, body, checksum"""
 _SEQUENCE: Final = struct.Struct("<Q")
 _NUMBER: Final = struct.Struct("<I")
 _COMPLETION: Final = struct.Struct("<BBHIdQfffi8x")
@@ -97,8 +98,7 @@ class LinkSide(IntEnum):
     """counts: progress, held, index of the wait in ``WaitingFor``"""
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(NamedTuple):
     """One message at its end, at one end of its link."""
 
     at_s: float
@@ -119,8 +119,7 @@ class Completion:
     policy_version: int
 
 
-@dataclass(frozen=True, slots=True)
-class LinkState:
+class LinkState(NamedTuple):
     """One end of a link, or a whole worker, while something was open."""
 
     at_s: float
@@ -136,6 +135,9 @@ class LinkState:
 
 
 FlowRecord: TypeAlias = Completion | LinkState
+_OUTCOMES: Final = {int(outcome): outcome for outcome in MessageOutcome}
+_SIDES: Final = {int(side): side for side in LinkSide}
+"""By number: calls of an enumeration take ten times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,17 +326,18 @@ class FlowRingReader:
             slots = _bytes_at(self._fd, num_slots * _SLOT_BYTES, _SLOTS_AT + first % NUM_SLOTS * _SLOT_BYTES)
             for number in range(first, first + num_slots):
                 self._next = number + 1
-                at = (number - first) * _SLOT_BYTES
-                record = self._record(self._fd, number, slots[at : at + _SLOT_BYTES])
+                record = self._record(self._fd, number, slots, (number - first) * _SLOT_BYTES)
                 if record is not None:
                     yield record
 
-    def _record(self, fd: int, number: int, slot: bytes) -> FlowRecord | None:
-        body = _whole(slot, number)
+    def _record(self, fd: int, number: int, slots: bytes, at: int) -> FlowRecord | None:
+        body = _whole(slots, at, number)
         if body is not None:
-            with contextlib.suppress(ValueError):
-                # a kind of a later version is a ValueError
+            try:
                 return self._decoded(fd, body)
+            except KeyError:
+                # a kind of a later version
+                pass
         # The writer has come to this slot again, or fills it right now.
         if self._written(fd) >= number + NUM_SLOTS:
             self.num_overwritten += 1
@@ -345,13 +348,13 @@ class FlowRingReader:
     def _decoded(self, fd: int, body: bytes) -> FlowRecord:
         if body[0] == _SlotKind.COMPLETION:
             _, outcome, link, size, at_s, key, waited_s, service_s, storing_s, version = _COMPLETION.unpack(body)
-            name = self._name(fd, link)
-            return Completion(at_s, name, MessageOutcome(outcome), key, size, waited_s, service_s, storing_s, version)
+            name = self._names.get(link) or self._name(fd, link)
+            return Completion(at_s, name, _OUTCOMES[outcome], key, size, waited_s, service_s, storing_s, version)
         if body[0] == _SlotKind.STATE:
             _, end, link, num_open, at_s, first, second, third, age_s, version = _STATE.unpack(body)
-            counts = (first, second, third)
-            return LinkState(at_s, self._name(fd, link), LinkSide(end), counts, num_open, age_s, version)
-        raise ValueError(f"record kind {body[0]}")
+            name = self._names.get(link) or self._name(fd, link)
+            return LinkState(at_s, name, _SIDES[end], (first, second, third), num_open, age_s, version)
+        raise KeyError(f"record kind {body[0]}")
 
     def _name(self, fd: int, index: int) -> str:
         if index >= MAX_NAMES:
@@ -369,13 +372,13 @@ class FlowRingReader:
         return _SEQUENCE.unpack(found)[0] if len(found) == 8 else 0
 
 
-def _whole(slot: bytes, number: int) -> bytes | None:
-    """Return a slot's body; None unless it holds record ``number`` whole."""
-    if len(slot) < _SLOT_BYTES or _SEQUENCE.unpack_from(slot)[0] != number + 1:
+def _whole(slots: bytes, at: int, number: int) -> bytes | None:
+    """Return the body of the slot at a place; None unless it holds record ``number`` whole."""
+    if len(slots) < at + _SLOT_BYTES:
         return None
-    body = slot[8 : 8 + _BODY_BYTES]
-    (told,) = _NUMBER.unpack_from(slot, 8 + _BODY_BYTES)
-    return body if told == crc32(body, crc32(slot[:8])) else None
+    sequence, body, told = _SLOT.unpack_from(slots, at)
+    is_whole = sequence == _SEQUENCE.pack(number + 1) and told == crc32(body, crc32(sequence))
+    return body if is_whole else None
 
 
 def _head(fd: int, num_bytes: int) -> RingHead | None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
@@ -206,6 +207,24 @@ def test_a_damaged_slot_is_left_out_and_counted(writer: FlowRingWriter, reader: 
             file.write(bytes([found[0] ^ 0xFF]))
     assert reader.read() == [record(number) for number in range(10) if number not in (2, 4, 6)]
     assert (reader.num_read, reader.num_overwritten, reader.num_damaged) == (7, 0, 3)
+
+
+def test_records_of_kinds_that_a_later_version_has_are_left_out_and_counted(
+    writer: FlowRingWriter, reader: FlowRingReader
+) -> None:
+    kind, outcome, side = 0, 1, 1
+    for number, (make, at) in enumerate(((completion, kind), (completion, outcome), (state, side))):
+        write(writer, number)
+        slot = SLOTS_AT + 64 * (2 * number + 1)
+        (writer.complete if make is completion else writer.state)(make(number))  # type: ignore[arg-type]
+        with writer.path.open("r+b") as file:
+            file.seek(slot)
+            sequence, body = file.read(8), bytearray(file.read(48))
+            body[at] = 99
+            file.seek(slot + 8)
+            file.write(bytes(body) + crc32(body, crc32(sequence)).to_bytes(4, "little"))
+    assert reader.read() == [record(number) for number in range(3)]
+    assert (reader.num_overwritten, reader.num_damaged) == (0, 3)
 
 
 def test_a_slot_that_is_being_filled_anew_is_overwritten_and_not_damaged(
