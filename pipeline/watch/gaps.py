@@ -1,4 +1,4 @@
-"""Usual lengths of standstills of a role, as a histogram of bounded size."""
+"""Usual lengths of standstills of a role, as a histogram of bounded size, and who stands longer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.watch.arrays import WorkerArrays
+from pipeline.watch.frame import Frame
+from pipeline.watch.groups import Floats, Groups, medians
+from pipeline.watch.tuning import Tuning
+
+LONGER = 1.5
+"""By which a hang exceeds the longest standstill that its role has had."""
 _EDGES_S = np.geomspace(0.25, 7200.0, 96)
 _FEWEST = 5
 _KNOWN_S = 300.0
@@ -51,3 +58,48 @@ class Gaps:
 
 def _edge(at: int) -> float:
     return float(_EDGES_S[min(at, len(_EDGES_S) - 1)])
+
+
+class Standstill:
+    """How long each worker has not moved, and how long its role's pauses are.
+
+    A pause ends at a move. The time between two samples is part of it up to the usual one: a worker
+    may have moved unseen."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+        self._gaps = Gaps()
+        self._state = state = WorkerArrays()
+        state.add("moved_at_s", np.nan, np.float64)
+        state.add("seen_at_s", np.nan, np.float64)
+
+    def look(
+        self,
+        frame: Frame,
+        groups: Groups,
+        moved: NDArray[np.bool_],
+        known: NDArray[np.bool_],
+        holds: NDArray[np.bool_],
+    ) -> tuple[Floats, Floats]:
+        """Return how long each worker has stood, and the limit of its role, [workers], seconds.
+
+        All [workers]: who moved in this frame, who has a sample, who holds work. A worker without
+        work is idle, and does not stand."""
+        state = self._state
+        state.align(("",), frame.workers)
+        self._gaps.keep(frame.roles)
+        moved_at_s, seen_at_s = state["moved_at_s"][0], state["seen_at_s"][0]
+        unseen_s = frame.time_s - seen_at_s
+        usual_s = medians(np.where(known, unseen_s, np.nan).astype(np.float32))
+        paused_s = (seen_at_s - moved_at_s) + np.fmin(unseen_s, LONGER * usual_s)
+        limits = np.empty(len(groups.members), np.float32)
+        for at, members in enumerate(groups.members):
+            role = groups.names[at][0]
+            ended = members[moved[members] & np.isfinite(paused_s[members])]
+            if len(ended):
+                self._gaps.add(role, paused_s[ended])
+            usual, longest = self._gaps.usual_s(role), self._gaps.longest_s(role)
+            limits[at] = max(self._tuning.hung_s, self._tuning.hung_gaps * usual, LONGER * longest)
+        np.copyto(moved_at_s, frame.time_s, where=moved | (known & (~holds | np.isnan(moved_at_s))))
+        np.copyto(seen_at_s, frame.time_s, where=known)
+        return (frame.time_s - moved_at_s).astype(np.float32), limits[groups.of]

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from pipeline.watch.arrays import WorkerArrays
 from pipeline.watch.findings import Finding
 from pipeline.watch.frame import Frame
-from pipeline.watch.gaps import Gaps
+from pipeline.watch.gaps import LONGER, Gaps, Standstill
 from pipeline.watch.groups import Floats, Groups, medians
 from pipeline.watch.growth import MemoryGrowth
 from pipeline.watch.rewards import RewardTest
-from pipeline.watch.sightings import Columns, Sighting, of_peers
+from pipeline.watch.sightings import Columns, Sighting, first_of_each, of_peers
 from pipeline.watch.tuning import Tuning
 
 
@@ -26,7 +26,10 @@ class Rules:
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
-        self._gaps = Gaps()
+        self.standstill = Standstill(tuning)
+        """No work moves."""
+        self.stillness = Standstill(tuning)
+        """Neither does the main loop."""
         self._held = held = WorkerArrays()
         held.add("bad_s", 0.0)
         held.add("frames", 0.0)
@@ -34,13 +37,12 @@ class Rules:
         held.add("is_on", 0.0)
         held.add("since_s", np.nan, np.float64)
         self._own = own = WorkerArrays()
-        for name in ("finished_age_s", "done", "progress", "steps", "errors", "refused"):
+        for name in ("finished_age_s", "done", "progress", "steps", "turns", "errors", "refused"):
             own.add(name, np.nan)
         for name in ("free_then", "usual_norm", "norm"):
             own.add(name, np.nan)
         for name in ("evidence", "error_rate", "refusals", "falling_s", "num_norms", "num_large"):
             own.add(name, 0.0)
-        own.add("moved_at_s", np.nan, np.float64)
         own.add("free_at_s", np.nan, np.float64)
         self._growth = MemoryGrowth(tuning)
         self._rewards = RewardTest(tuning)
@@ -55,7 +57,6 @@ class Rules:
         self._workers = frame.workers
         self._held.align(_KINDS, frame.workers)
         self._own.align(("",), frame.workers)
-        self._gaps.keep(frame.roles)
         self._ceased.keep(frame.roles)
         step_s = frame.time_s - self._time_s
         self._time_s = frame.time_s
@@ -86,10 +87,10 @@ class Rules:
         if not (near.any() or held["frames"][at].any() or held["is_on"][at].any()):
             held["good"][at] += known
             return []
-        counts, sizes = groups.shares(near[None, :])
+        counts, sizes = groups.shares(first_of_each(near, sighting.shared)[None, :])
         allowed = np.maximum(np.ceil(self._tuning.common_share * sizes), 1)
         is_common = (counts[0] > allowed)[groups.of]
-        if sighting.kind == "silent":
+        if sighting.kind == "silent" or sighting.shared is not None:
             is_common |= np.count_nonzero(near) > max(1, math.ceil(self._tuning.common_share * len(bad)))
         known = known & ~is_common
         bad_s, frames, good = held["bad_s"][at], held["frames"][at], held["good"][at]
@@ -102,7 +103,11 @@ class Rules:
         good[:] = np.where(known, np.where(bad, 0.0, good + 1), good)
         least_frames = 3 if sighting.hold_s > 0 else 1
         alarms = bad & known & (bad_s >= sighting.hold_s) & (frames >= least_frames) & (held["is_on"][at] == 0)
+        was_on = held["is_on"][at] > 0
         held["is_on"][at][alarms] = 1.0
+        if sighting.shared is not None:
+            alarms &= ~np.isin(sighting.shared, sighting.shared[was_on])
+            alarms = first_of_each(alarms, sighting.shared)
         held["is_on"][at][(good >= _GOOD_FRAMES) & (held["is_on"][at] > 0)] = 0.0
         return [
             Finding(
@@ -134,11 +139,6 @@ class Rules:
             return np.where(grown >= 0, grown, np.float32(np.nan))
 
     @property
-    def gaps(self) -> Gaps:
-        """Usual standstills of each role."""
-        return self._gaps
-
-    @property
     def ceased(self) -> Gaps:
         """Usual times between two finished pieces of work, of each role."""
         return self._ceased
@@ -153,8 +153,6 @@ _KINDS = ("silent", "hung", "errors", "refused", "stale", "disk", "clock", "nume
 _GOOD_FRAMES = 5
 """Good frames in a row after which the same can be found again."""
 _MOST_SCORE = 1000.0
-_LONGER = 1.5
-"""By which a hang exceeds the longest standstill that its role has had."""
 
 
 def _silent(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
@@ -189,12 +187,12 @@ def _ceased(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s:
         ended = members[age_s[members] < before_s[members]]
         rules.ceased.add(role, before_s[ended].astype(np.float64) + step_s)
         usual_s, longest_s = rules.ceased.usual_s(role), rules.ceased.longest_s(role)
-        limits[at] = max(rules.tuning.silent_s, rules.tuning.hung_gaps * usual_s, _LONGER * longest_s)
+        limits[at] = max(rules.tuning.silent_s, rules.tuning.hung_gaps * usual_s, LONGER * longest_s)
     np.copyto(before_s, age_s, where=known)
     limit = limits[groups.of]
     if (longest_s := column.get("longest_piece_s")) is not None:
         # it may be at a piece of work that never ended
-        limit = np.maximum(limit, np.float32(_LONGER) * longest_s)
+        limit = np.maximum(limit, np.float32(LONGER) * longest_s)
     words = lambda at: (  # noqa: E731
         f"has finished no piece of work for {age_s[at]:.0f} s, while its peers have; the limit is {limit[at]:.0f} s"
     )
@@ -205,11 +203,11 @@ def _ceased(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s:
 
 
 def _hung(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
-    """It holds work, and neither finishes any nor moves."""
+    """It holds work, and neither finishes any nor moves. A main loop that stands still, too, is
+    judged by the usual pauses of both, which are shorter."""
     counters = [name for name in ("progress", "steps", "done") if name in column]
     if not counters or not ("in_flight" in column or "oldest_age_s" in column):
         return None
-    moved_at_s = rules.own("moved_at_s")
     moved = np.zeros(len(frame.workers), bool)
     known = np.zeros(len(frame.workers), bool)
     for name in counters:
@@ -220,19 +218,12 @@ def _hung(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: f
     in_flight, oldest_s = column.get("in_flight"), column.get("oldest_age_s")
     with np.errstate(invalid="ignore"):
         holds = np.ones(len(frame.workers), bool) if in_flight is None else in_flight > 0
-    stood_s = (frame.time_s - moved_at_s).astype(np.float32)
-    idle = known & ~holds
-    limits = np.empty(len(groups.members), np.float32)
-    for at, members in enumerate(groups.members):
-        role = groups.names[at][0]
-        ended = members[moved[members] & np.isfinite(stood_s[members])]
-        if len(ended):
-            rules.gaps.add(role, stood_s[ended].astype(np.float64))
-        usual_s, longest_s = rules.gaps.usual_s(role), rules.gaps.longest_s(role)
-        limits[at] = max(rules.tuning.hung_s, rules.tuning.hung_gaps * usual_s, _LONGER * longest_s)
-    np.copyto(moved_at_s, frame.time_s, where=moved | idle | (known & np.isnan(moved_at_s)))
-    stood_s = (frame.time_s - moved_at_s).astype(np.float32)
-    limit = limits[groups.of]
+    stood_s, limit = rules.standstill.look(frame, groups, moved, known, holds)
+    if (turns := column.get("turns")) is not None:
+        stirred = moved | (np.isfinite(turns) & ~(rules.increase("turns", turns) == 0))
+        still_s, shorter = rules.stillness.look(frame, groups, stirred, known, holds)
+        is_still = still_s > shorter
+        stood_s, limit = np.where(is_still, still_s, stood_s), np.where(is_still, shorter, limit)
     with np.errstate(invalid="ignore"):
         bad = (stood_s > limit) & holds
         if oldest_s is not None:
@@ -343,7 +334,18 @@ def _disk(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: f
     if not known.any():
         return None
     name = "disk_free_share" if share is not None else "disk_free_bytes"
-    return Sighting("disk", name, bad, known, score.astype(np.float32), words, 5.0)
+    shared = None if free is None else _alike(free, bad, _SAME_DISK)
+    return Sighting("disk", name, bad, known, score.astype(np.float32), words, 5.0, shared=shared)
+
+
+def _alike(values: Floats, bad: NDArray[np.bool_], share: float) -> NDArray[np.intp]:
+    """Return a number for each worker: bad ones with about the same value share one."""
+    order = np.argsort(np.where(bad, values, np.float32(np.nan)))
+    ordered = np.where(bad[order], values[order], np.float32(np.nan))
+    is_next = ~(np.abs(np.diff(ordered, prepend=np.float32(np.nan))) <= share * np.abs(ordered))
+    numbers = np.empty(len(values), np.intp)
+    numbers[order] = np.cumsum(is_next)
+    return numbers
 
 
 def _clock(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
@@ -368,7 +370,10 @@ def _clock(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: 
     with np.errstate(invalid="ignore"):
         bad = off_ms > limit
     score = (off_ms / np.float32(limit)).astype(np.float32)
-    return Sighting("clock", "clock_ahead_ms", bad, np.isfinite(off_ms), score, words, 5.0)
+    # workers of a host have one clock; a reader that many find wrong may be wrong itself
+    is_host = np.count_nonzero(bad) <= _HOST_SHARE * len(bad)
+    shared = _alike(ahead_ms - np.float32(usual), bad, _SAME_CLOCK) if is_host else None
+    return Sighting("clock", "clock_ahead_ms", bad, np.isfinite(off_ms), score, words, 5.0, shared=shared)
 
 
 def _numeric(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: float) -> Sighting | None:
@@ -412,5 +417,11 @@ def _numeric(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s
 
 _FRESH_STEPS = 1.5
 """Age of a heartbeat, in seconds or frames, up to which its clock is judged."""
+_SAME_DISK = 1e-4
+"""Difference of free bytes, as a share, up to which two workers have one disk."""
+_SAME_CLOCK = 0.02
+"""Difference of two clocks' errors, as a share, up to which two workers have one clock."""
+_HOST_SHARE = 0.1
+"""Largest share of a fleet that has one clock."""
 _FEWEST_NORMS = 10
 """Steps before a gradient norm is compared with the usual one."""

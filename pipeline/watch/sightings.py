@@ -36,6 +36,18 @@ class Sighting:
     """[workers]: near the limit, too. Workers cross a limit one by one when all stand still."""
     lasted_s: Floats | None = None
     """[workers]: since when it is bad, seconds ago, where the metric knows."""
+    shared: NDArray[np.intp] | None = None
+    """[workers]: workers with one number share what is bad. They count once, and one is named."""
+
+
+def first_of_each(flags: Flags, shared: NDArray[np.intp] | None) -> Flags:
+    """Return the flags, of workers that share something only the first one's."""
+    if shared is None:
+        return flags
+    places = np.flatnonzero(flags)
+    first = np.zeros(len(flags), bool)
+    first[places[np.unique(shared[places], return_index=True)[1]]] = True
+    return first
 
 
 def of_peers(values: Floats, groups: Groups) -> Floats:

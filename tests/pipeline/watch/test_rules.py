@@ -89,6 +89,27 @@ def test_no_worker_is_hung_when_the_whole_role_stands_still() -> None:
     assert watched(still) == []
 
 
+def test_time_without_samples_is_no_pause_of_a_role() -> None:
+    lost = lambda worker, at: 12.0 * worker <= at < 12.0 * worker + 7.0  # noqa: E731
+    work: dict[str, Cell] = {
+        "done": lambda worker, at: np.nan if lost(worker, at) else count(0.0, 3.0, since_s=120.0)(worker, at),
+        "in_flight": lambda worker, at: 4.0,
+    }
+    found = only(watched(work, seconds=160))
+    assert (found.worker, found.kind) == ("reward-3", "hung")
+    assert found.alarm_s <= 130.0
+
+
+def test_a_main_loop_that_stands_still_is_a_hang_though_work_often_pauses_as_long() -> None:
+    def steps(turns: Cell) -> dict[str, Cell]:
+        done: Cell = lambda worker, at: float((min(at, 120.0) if worker == 3 else at) // 9.0)  # noqa: E731
+        return {"done": done, "turns": turns, "in_flight": lambda worker, at: 4.0}
+
+    found = only(watched(steps(count(0.0, 20.0, since_s=120.0)), seconds=132))
+    assert (found.worker, found.kind) == ("reward-3", "hung")
+    assert watched(steps(count(20.0, 20.0)), seconds=132) == []
+
+
 def test_a_burst_of_errors_of_one_worker_is_named_within_ten_seconds() -> None:
     found = only(watched({"errors": count(3.0, 0.0)}))
     assert (found.worker, found.kind) == ("reward-3", "errors")
@@ -144,10 +165,34 @@ def test_a_checkpoint_that_is_written_fills_no_disk() -> None:
     assert watched(free, seconds=200) == []
 
 
+def test_two_workers_of_a_role_with_one_disk_are_one_finding_and_not_a_common_one() -> None:
+    filling = lambda worker, at: 4e11 - 1e9 * max(0.0, at - 60.0)  # noqa: E731
+    free: dict[str, Cell] = {
+        "disk_free_bytes": lambda worker, at: filling(worker, at) if worker < 3 else 3e11 + 1e10 * worker
+    }
+    found = [one for one in watched(free, seconds=200) if "full in about" in one.sentence]
+    assert only(found).worker == "reward-0"
+
+
+def test_a_disk_that_most_workers_have_blames_none_of_them() -> None:
+    assert watched({"disk_free_bytes": lambda worker, at: 4e11 - 1e9 * max(0.0, at - 60.0)}, seconds=200) == []
+
+
 def test_a_clock_that_differs_from_the_fleet_is_named() -> None:
     found = only(watched({"clock_ahead_ms": one_of(-400.0, 20.0)}))
     assert (found.worker, found.kind) == ("reward-3", "clock")
     assert "differs by 420 ms" in found.sentence
+
+
+def test_a_host_with_a_wrong_clock_is_one_finding_though_it_has_a_third_of_a_role() -> None:
+    workers = tuple(f"{role}-{at}" for role in ("reward", "generator") for at in range(10 if role == "reward" else 40))
+    roles = tuple(name.split("-")[0] for name in workers)
+    watch, found, draw = Watch(), list[Finding](), np.random.default_rng(0)
+    for second in range(120):
+        ahead = draw.normal(0.0, 2.0, (50, 1)).astype(np.float32)
+        ahead[:4] -= 10.0 * max(0, second - 60)
+        found += watch.tick(Frame(float(second), workers, roles, ("clock_ahead_ms",), ahead))
+    assert only(found).worker in workers[:4]
 
 
 def test_a_heartbeat_that_waited_for_a_stopped_ledger_is_no_slow_clock() -> None:
