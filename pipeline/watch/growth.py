@@ -22,7 +22,8 @@ _USUAL_TIMES = 6.5
 _LEAST_SHARE = 0.015
 """Of a worker's memory, which it grows at least."""
 _NUM_BAD = 3
-"""Blocks in a row in which a leak is seen."""
+"""Blocks in a row in which a leak is seen; of larger fleets one more for each doubling."""
+_FEW_WORKERS = 128
 _EARLY_S = 120.0
 """Time in which all growth is taken for usual."""
 _LEAST_PART = 1.0 / 6.0
@@ -101,8 +102,9 @@ class MemoryGrowth:
                 f" the limit is {limit[at] / 1e6:.0f} MB"
             )
 
+        num_needed = _NUM_BAD + max(0, round(math.log2(len(growth) / _FEW_WORKERS)))
         lasted: Floats = np.full(len(growth), long_s, np.float32)
         score = np.nan_to_num(excess / limit)
         return Sighting(
-            "leak", "rss_bytes", num_bad >= _NUM_BAD, is_known, score, words, is_near=is_large, lasted_s=lasted
+            "leak", "rss_bytes", num_bad >= num_needed, is_known, score, words, is_near=is_large, lasted_s=lasted
         )  # fmt: skip

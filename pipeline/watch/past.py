@@ -6,6 +6,7 @@ itself. A worker is odd only when none of them explains it."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,8 @@ _GATE = np.float32(2.0)
 """A deviation is at most twice the distance to the peers, and twice the worker's own movement."""
 
 
+_FEW_WORKERS = 64
+"""Workers up to which each one's past is believed as it is."""
 _FEWEST_OTHERS = 3
 """Workers of other roles by which the fleet's movement is known."""
 
@@ -119,6 +122,7 @@ class Past:
         state.add("offset", np.nan)
         state.add("level", np.nan)
         state.add("age_s", 0.0)
+        state.add("learned_s", 0.0)
 
     def deviations(self, values: Floats, groups: Groups, floors: Floors) -> Deviations:
         """Return how far each worker is from where its peers and its past would have it."""
@@ -170,7 +174,9 @@ class Past:
         age_s = state["age_s"]
         age_s += np.where(is_known, np.float32(step_s), np.float32(0.0))
         share = np.float32(step_s) / np.clip(age_s, step_s, self._tuning.memory_s)
-        rate = np.where(is_known & ~is_odd, share, np.float32(0.0)).astype(np.float32)
+        is_usual = is_known & ~is_odd
+        state["learned_s"] += np.where(is_usual, np.float32(step_s), np.float32(0.0))
+        rate = np.where(is_usual, share, np.float32(0.0)).astype(np.float32)
         for name, now in (("offset", difference), ("level", values)):
             old = np.where(np.isnan(state[name]), now, state[name])
             with np.errstate(invalid="ignore"):
@@ -179,6 +185,15 @@ class Past:
     def is_warm(self, floors: Floors) -> NDArray[np.bool_]:
         """Return where a worker has enough of a past, [metrics, workers]."""
         return self.state["age_s"] >= np.float32(self._tuning.warm_up_s) * floors.past
+
+    def doubt(self, num_workers: int) -> Floats:
+        """Return how much less a deviation from a short past counts, [metrics, workers]: 1 or more.
+
+        The first minute of some workers is unlike them. The larger the fleet, the more such workers
+        it has, and the longer a past must be to be believed."""
+        doubt_s = self._tuning.doubt_s * math.log(max(1.0, num_workers / _FEW_WORKERS))
+        learned_s = np.maximum(self.state["learned_s"], np.float32(self._tuning.warm_up_s))
+        return np.sqrt(np.float32(1.0) + np.float32(doubt_s) / learned_s)
 
     def is_shared_move(self, values: Floats, groups: Groups, floors: Floors) -> bool:
         """Return whether what all workers share has at least doubled, for most of them."""

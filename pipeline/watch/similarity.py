@@ -80,7 +80,7 @@ class Similarity:
         with np.errstate(invalid="ignore"):
             mean = state["mean"] = np.where(np.isfinite(mean), mean + weight * (value - mean), value)
         now = self.past.deviations(mean, groups, self._floors)
-        size = believed(now.left, now.apart, now.moved, self._floors.bad)
+        size = believed(now.left, now.apart, now.moved, self._floors.bad) / self.past.doubt(len(workers))
         is_warm = self._is_judged(mean, groups)
         self.fast.judge(time_s, step_s, now, now.left, size, groups, self._floors, is_warm, is_named)
         found = self.fast.suspects(groups, is_named, self._floors)
@@ -125,7 +125,7 @@ class Similarity:
         blocks = np.moveaxis(state["blocks"][newest], 0, -1)
         left = medians(blocks)
         left[np.count_nonzero(np.isfinite(blocks), axis=-1) < 0.7 * num] = np.nan
-        size = believed(left, state["apart"], state["moved"], self._floors.bad)
+        size = believed(left, state["apart"], state["moved"], self._floors.bad) / self.past.doubt(len(groups.of))
         now = replace(now, swell=np.fmax(now.swell, state["swell"]))
         is_warm = self._is_judged(block, groups)
         self.slow.judge(time_s, block_s, now, left, size, groups, self._floors, is_warm, is_named)

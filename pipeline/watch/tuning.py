@@ -42,6 +42,8 @@ class Tuning:
     """Of each worker: its own past before it is compared."""
     memory_s: float = 600.0
     """Time over which a worker's own usual level is learned anew."""
+    doubt_s: float = 45.0
+    """Time by which a short past is doubted, for each time that a fleet is larger by a factor e."""
     fast_s: float = 6.0
     """Time constant of the fast view."""
     block_s: float = 5.0

@@ -31,6 +31,11 @@ def test_a_leak_of_five_megabytes_a_second_is_named_within_two_minutes(step_s: f
     assert "grown steadily" in found[0].sentence
 
 
+def test_a_large_fleet_waits_longer_for_a_leak_of_one_worker() -> None:
+    small, large = (watched(leak(8e6, 0), num=num, seconds=330)[0].alarm_s for num in (8, 1024))
+    assert small + 10.0 <= large <= 320.0
+
+
 def test_memory_that_jumps_once_is_no_leak() -> None:
     def change(time_s: float, values: np.ndarray) -> None:
         values[0, 0] += 4e8 * (time_s >= 200.0)

@@ -46,6 +46,15 @@ def test_a_burst_of_45_seconds_blames_no_worker() -> None:
     assert named(fleet(seconds=400, change=scale("service_ratio", 4.0, 5, end_s=195.0))) == []
 
 
+@pytest.mark.parametrize(("num", "blamed"), [(16, ["generator-3"]), (2000, [])])
+def test_an_unusual_first_minute_misleads_a_small_fleet_and_not_a_large_one(num: int, blamed: list[str]) -> None:
+    def change(time_s: float, values: np.ndarray) -> None:
+        values[3, 0] *= 1.0 if time_s < 60.0 else 1.3
+
+    found = findings(fleet(num, seconds=160, levels={"heat": 40.0}, change=change))
+    assert [one.worker for one in found] == blamed
+
+
 def test_a_pause_of_the_whole_role_blames_no_worker() -> None:
     assert named(fleet(seconds=400, change=scale("tokens_per_s", 0.0, end_s=300.0))) == []
 
