@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.watch.frame import Frame
 from pipeline.watch.tables import TableForm, frames, read_rows
-from pipeline.watch.thresholds import FEWEST, NO_THRESHOLDS, Thresholds, fit
+from pipeline.watch.thresholds import FEWEST, NO_THRESHOLDS, Tail, Thresholds, fit
 from pipeline.watch.watcher import Watch
 from protocol.errors import DataError
 
@@ -75,7 +75,14 @@ def calibrated(fleets: Iterable[Strengths]) -> Thresholds:
     lacking = missing({size: sum(len(one.largest) for one in of) for size, of in by_size.items()})
     if lacking:
         raise DataError("; ".join(lacking))
-    return Thresholds({size: fit(np.concatenate([one.largest for one in of])) for size, of in by_size.items()})
+    return Thresholds({size: fitted(of) for size, of in by_size.items()})
+
+
+def fitted(fleets: Sequence[Strengths]) -> Tail:
+    """Return the tail of fleets of about one size."""
+    highest = [float(one.max()) for each in fleets for one in np.array_split(each.largest, each.num_windows)]
+    num_workers = int(np.median([each.num_workers for each in fleets]))
+    return fit(np.concatenate([each.largest for each in fleets]), highest, num_workers)
 
 
 def missing(counts: Mapping[int, int]) -> list[str]:

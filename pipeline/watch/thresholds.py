@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -23,10 +23,14 @@ from protocol.errors import DataError
 
 ALPHA: Final = 0.01
 """Share of benign windows of 15 minutes in which a fleet may blame a worker."""
-SHARE: Final = 0.02
-"""Share of the workers' largest strengths that the tail is fitted to."""
+SHARE, LEAST_SHARE, NUM_IN_TAIL = 0.02, 0.002, 30
+"""Largest and smallest share of the workers' largest strengths that the tail is fitted to, and how
+many it should have. Far out a tail may be heavier than near."""
 FEWEST: Final = 500
 """Strengths, one a worker and window, that a fit needs: ten lie in the tail."""
+FEWEST_WINDOWS: Final = 12
+"""Windows from which on the largest strength of a whole fleet is fitted."""
+_EULER: Final = 0.5772
 TIME_POWER: Final = 1.0 / 3.0
 """Power of a limit's factor by which the time grows for which an oddity must last."""
 SHIPPED: Final = Path(__file__).parent / "thresholds.json"
@@ -40,6 +44,7 @@ class Tail:
     start: float
     slope: float
     share: float = SHARE
+    """Of the strengths, that are above ``start``."""
     num_strengths: int = 0
     """Healthy workers and windows of which it was fitted."""
 
@@ -89,18 +94,28 @@ def read_thresholds(path: Path) -> Thresholds:
     return Thresholds(tails)
 
 
-def fit(strengths: NDArray[np.floating]) -> Tail:
+def fit(strengths: NDArray[np.floating], highest: Sequence[float] = (), num_workers: int = 1) -> Tail:
     """Fit the tail to the largest strengths of healthy workers, one a worker and window.
 
-    Raises DataError for fewer than ``FEWEST``."""
+    ``highest``: the largest of each window, if ``num_workers`` were in each. Windows differ as
+    wholes, and the workers of one share that. So from ``FEWEST_WINDOWS`` on these are fitted, too,
+    by Gumbel's distribution (1958). The tail that needs more holds. Raises DataError for fewer
+    strengths than ``FEWEST``."""
     if len(strengths) < FEWEST:
         raise DataError(
             f"{len(strengths)} workers and windows of 15 minutes; expected at least {FEWEST} of healthy workers"
         )
     ordered = np.sort(strengths)[::-1]
-    above = ordered[: round(SHARE * len(ordered))]
+    share = min(SHARE, max(LEAST_SHARE, NUM_IN_TAIL / len(ordered)))
+    above = ordered[: round(share * len(ordered))]
     start = float(above[-1])
-    return Tail(round(start, 4), round(float(np.mean(above) - start), 4), SHARE, len(ordered))
+    tail = Tail(round(start, 4), round(float(np.mean(above) - start), 4), round(share, 6), len(ordered))
+    if len(highest) < FEWEST_WINDOWS:
+        return tail
+    slope = float(np.std(highest, ddof=1)) * math.sqrt(6.0) / math.pi
+    start = float(np.mean(highest)) - _EULER * slope
+    whole = Tail(max(0.0, round(start, 4)), round(slope, 4), 1.0 / num_workers, len(ordered))
+    return max(tail, whole, key=lambda one: one.strength(num_workers))
 
 
 def merged(parts: Iterable[Thresholds]) -> Thresholds:

@@ -20,8 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ops.bench.table import provenance
 from ops.bench.watch.cases import SPLITS, WINDOW_S, Case, cases, in_turn
 from ops.bench.watch.contenders import (
@@ -40,20 +38,27 @@ from ops.bench.watch.page import page, print_summary
 from ops.bench.watch.raw import read_raw, write_raw
 from ops.bench.watch.scoring import Outcome
 from pipeline.watch import watcher
-from pipeline.watch.calibration import largest_strengths
-from pipeline.watch.thresholds import SHIPPED, Thresholds, fit, merged
+from pipeline.watch.calibration import fitted, largest_strengths
+from pipeline.watch.thresholds import SHIPPED, Thresholds, merged
 from pipeline.watch.thresholds import read_thresholds as read_watch_thresholds
 from protocol.errors import HeadraceError
 
 SIZES = (8, 32, 128, 512, 1024, 4096, 10_000)
 
 
-def planned(split: str, size: int, windows: int, labels: tuple[str, ...] = ()) -> list[Case]:
+def planned(split: str, size: int, windows: int, labels: tuple[str, ...] = (), first: int = 0) -> list[Case]:
     """Return the windows of one size: that many with one fault, as many benign, and a fifth as many
     with several faults."""
     half = windows // 2
     given = cases(
-        split, size, single=windows, concurrent=windows // 5, benign=windows - half, controls=half, labels=labels
+        split,
+        size,
+        single=windows,
+        concurrent=windows // 5,
+        benign=windows - half,
+        controls=half,
+        labels=labels,
+        first=first,
     )
     return in_turn(given)
 
@@ -112,6 +117,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--detectors", type=names, default=NAMES, help=", ".join(NAMES))
     parser.add_argument("--part", type=part, default=(1, 1), help="such as 2/3: every third window, from the second")
     parser.add_argument("--labels", type=names, default=(), help="only windows of these kinds")
+    parser.add_argument("--first", type=int, default=0, help="number of each kind's first window: others, other seeds")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="a size: begin no window after that")
     parser.add_argument("--json", type=Path, help="write every window's outcome here")
     parser.add_argument("--page", type=Path, help="write the page here")
@@ -130,7 +136,7 @@ def _measured(
     outcomes: dict[str, list[Outcome]] = {name: [] for name in chosen.detectors}
     check_distinct(make_all(chosen.detectors, min(chosen.sizes), thresholds))
     for size in chosen.sizes:
-        plan = planned(chosen.seeds, size, chosen.windows, chosen.labels)
+        plan = planned(chosen.seeds, size, chosen.windows, chosen.labels, chosen.first)
         check_windows_distinct(plan)
         number, of = chosen.part
         plan = plan[number - 1 :: of]
@@ -171,7 +177,9 @@ def _calibrate(chosen: argparse.Namespace) -> int:
     names = [name for name in TUNED if name in chosen.detectors]
     for size in chosen.sizes:
         half = chosen.windows // 2
-        benign = in_turn(cases("dev", size, single=0, concurrent=0, benign=chosen.windows - half, controls=half))
+        benign = in_turn(
+            cases("dev", size, single=0, concurrent=0, benign=chosen.windows - half, controls=half, first=chosen.first)
+        )
         if "watch" in chosen.detectors:
             _calibrate_watch(size, benign)
         if not names:
@@ -192,7 +200,7 @@ def _calibrate_watch(size: int, benign: Sequence[Case]) -> None:
     for number, case in enumerate(benign, 1):
         found.append(largest_strengths(open_fleet(case).frames(), WINDOW_S - 1.0))
         print(f"\r{size} workers, window {number} of {len(benign)}", end="", file=sys.stderr, flush=True)
-    tail = fit(np.concatenate([one.largest for one in found]))
+    tail = fitted(found)
     merged([read_watch_thresholds(SHIPPED), Thresholds({size: tail})]).write(SHIPPED)
     print(f"\nwatch at {size}: {tail}, limits times {tail.strength(size):.2f}, from {len(found)} windows", flush=True)
 

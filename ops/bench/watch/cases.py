@@ -119,16 +119,25 @@ class Case:
 
 
 def cases(
-    split: str, size: int, *, single: int, concurrent: int, benign: int, controls: int, labels: tuple[str, ...] = ()
+    split: str,
+    size: int,
+    *,
+    single: int,
+    concurrent: int,
+    benign: int,
+    controls: int,
+    labels: tuple[str, ...] = (),
+    first: int = 0,
 ) -> Iterator[Case]:
     """Yield that many windows of each sort, kinds in turn, fleets in turn within a kind; with
-    ``labels`` only those."""
+    ``labels`` only those. ``first`` is the number of the first window of each label: windows with
+    other numbers have other seeds."""
     for label, number in _shares(single, concurrent, benign, controls):
         if labels and label not in labels:
             continue
         # kinds that come once are shared among the fleets, too
         shift = sum(label.encode()) % len(FLEETS)
-        for index in range(number):
+        for index in range(first, first + number):
             yield Case(split, FLEETS[(index + shift) % len(FLEETS)], size, label, index)
 
 
@@ -147,9 +156,10 @@ def in_turn(given: Iterator[Case]) -> list[Case]:
     """Return the windows so that any first part of them has all labels in about their shares."""
     windows = list(given)
     number = Counter(case.label for case in windows)
+    first = min((case.index for case in windows), default=0)
 
     def place(case: Case) -> float:
         digest = hashlib.sha256(f"{case.label}|{case.index}".encode()).digest()
-        return (case.index + int.from_bytes(digest[:4], "big") / 2**32) / number[case.label]
+        return (case.index - first + int.from_bytes(digest[:4], "big") / 2**32) / number[case.label]
 
     return sorted(windows, key=place)

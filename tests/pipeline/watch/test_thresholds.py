@@ -41,6 +41,22 @@ def test_a_fleet_exceeds_its_strength_in_the_promised_share_of_windows() -> None
     assert np.mean(drawn.max(axis=1) > limit) == pytest.approx(ALPHA, rel=0.3)
 
 
+def test_fleets_that_differ_as_wholes_need_more_than_their_workers_alone_show() -> None:
+    draw = np.random.default_rng(3)
+    strengths, highest = draw.uniform(0.0, 0.3, 5000), draw.gumbel(0.5, 0.1, (2000, 4))
+    tail = fit(strengths, highest.ravel().tolist(), 1000)
+    assert np.mean(highest > tail.strength(1000)) == pytest.approx(ALPHA, rel=0.3)
+    assert np.mean(highest.max(axis=1) > tail.strength(4000)) == pytest.approx(ALPHA, rel=0.3)
+    # fewer windows are not fitted, and calm ones lower nothing
+    assert fit(strengths, highest.ravel()[:11].tolist(), 1000) == fit(strengths)
+    assert fit(strengths, [0.1] * 20, 1000) == fit(strengths)
+
+
+def test_of_many_strengths_the_tail_is_fitted_far_out() -> None:
+    few, many = fit(np.arange(1000.0)), fit(np.arange(100_000.0))
+    assert (few.share, many.share) == (0.02, 0.002)
+
+
 def test_a_larger_fleet_needs_more_and_a_small_one_no_less() -> None:
     assert Tail(0.5, 0.1).strength(1000) > Tail(0.5, 0.1).strength(100)
     factors = [shipped().factor(size) for size in (1, 2, 8, 20, 32, 60, 128, 400, 1024, 10_000)]
