@@ -60,7 +60,7 @@ def _edge(at: int) -> float:
     return float(_EDGES_S[min(at, len(_EDGES_S) - 1)])
 
 
-class Standstill:
+class Stillness:
     """How long each worker has not moved, and how long its role's pauses are.
 
     A pause ends at a move. The time between two samples is part of it up to the usual one: a worker

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipeline.watch.arrays import WorkerArrays
 from pipeline.watch.findings import Finding
 from pipeline.watch.frame import Frame
-from pipeline.watch.gaps import LONGER, Gaps, Standstill
+from pipeline.watch.gaps import LONGER, Gaps, Stillness
 from pipeline.watch.groups import Floats, Groups, medians
 from pipeline.watch.growth import MemoryGrowth
 from pipeline.watch.rewards import RewardTest
@@ -26,9 +26,9 @@ class Rules:
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
-        self.standstill = Standstill(tuning)
+        self.standstill = Stillness(tuning)
         """No work moves."""
-        self.stillness = Standstill(tuning)
+        self.stillness = Stillness(tuning)
         """Neither does the main loop."""
         self._held = held = WorkerArrays()
         held.add("bad_s", 0.0)
