@@ -363,7 +363,7 @@ class Generator(Actor):
         does not fit."""
         if not (self._is_swapping() and self._engine.stats().num_live):
             before = self._engine.policy_version
-            await self._taker.swap()
+            await self._taker.swap(counts=not self._engine.stats().num_live)
             if self._engine.policy_version != before:
                 # A published version is credit for later work.
                 self._credit.reset()

@@ -31,10 +31,10 @@ import asyncio
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -55,6 +55,8 @@ from workers.engines.generation.seam import GenerationEngine
 
 if TYPE_CHECKING:
     from workers.generator.host_weights import HostWeights
+
+T = TypeVar("T")
 
 _RETRY_S = 1.0
 """Seconds until a refused version is tried again: the learner may have published it anew."""
@@ -176,8 +178,11 @@ class WeightReceiver:
             self._ctx.counters["rejected_version"] = -1
             self._ctx.count("weights_s", time.perf_counter() - started)
 
-    async def swap(self) -> None:
+    async def swap(self, *, counts: bool = True) -> None:
         """Put the staged version into the engine, if there is one.
+
+        ``counts``: whether that is progress. Not so while trajectories are live: an engine that
+        samples nothing takes versions all the same.
 
         Raises:
             WeightsRejected: A version was refused since the last call, or does not fit the model.
@@ -192,8 +197,8 @@ class WeightReceiver:
         version = staged.announcement.policy_version
         before = [self._serving.pages()] if self._serving is not None and self._serving.pages is not None else []
         try:
-            await self._ctx.compute(self._engine.load_weights, staged.tensors, version)
-            await self._check_served(staged.tensors, version)
+            await self._on_engine(counts, self._engine.load_weights, staged.tensors, version)
+            await self._check_served(staged.tensors, version, counts=counts)
         except BaseException:
             self._release(staged)
             raise
@@ -209,13 +214,19 @@ class WeightReceiver:
         self._serving = replace(staged, tensors={}, merged=None, pages=pages)
         self._ctx.policy_version = version
         self._ctx.count("weight_swaps")
-        self._ctx.progress()
+        if counts:
+            self._ctx.progress()
 
-    async def _check_served(self, tensors: Mapping[str, Any], version: int) -> None:
+    async def _on_engine(self, counts: bool, function: Callable[..., T], *arguments: Any) -> T:
+        if counts:
+            return await self._ctx.compute(function, *arguments)
+        return await self._ctx.turn(function, *arguments, begins=False)
+
+    async def _check_served(self, tensors: Mapping[str, Any], version: int, *, counts: bool) -> None:
         """Raise ParityFailed when the engine serves other weights than it was just given.
 
         The engine's own report is not trusted."""
-        unserved = await self._ctx.compute(self._engine.unserved, tensors)
+        unserved = await self._on_engine(counts, self._engine.unserved, tensors)
         if not unserved and self._engine.policy_version == version:
             return
         self._ctx.count("stale_swaps")

@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.ledger.types import Unit
 from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.weights.store import WeightsStore
 from protocol.errors import EngineDied
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, Prompt
@@ -24,7 +25,7 @@ from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
 from workers.engines.emulated.generation import EmulatedEngine
 from workers.engines.emulated.law import LengthLaw, TokenLaw
-from workers.engines.emulated.weights import TENSOR, make_tensor
+from workers.engines.emulated.weights import TENSOR, make_tensor, publish_tensors
 from workers.engines.generation.seam import EngineStats, SampledWindow
 from workers.generator.generator import Generator
 from workers.generator.standstill import MAX_EMPTY_TURNS, Standstill
@@ -161,6 +162,28 @@ async def test_turns_without_tokens_are_no_progress_and_end_in_an_error(tmp_path
 async def expect_death(generator: Generator) -> None:
     with pytest.raises(EngineDied, match="returned no token"):
         await generator.run()
+
+
+async def test_a_dead_engine_that_takes_new_weights_makes_no_progress(tmp_path: Path) -> None:
+    async with generating(tmp_path, silent_engine(num_good=20)) as (generator, clock):
+        ctx = generator.ctx
+        learner = await ctx.registry.register(Role.LEARNER, "learner")
+        store = WeightsStore(tmp_path / "weights", keep=2, max_part_bytes=1 << 20)
+        running = ctx.tasks.create_task(expect_death(generator))
+        while generator._engine.num_good:  # type: ignore[attr-defined]
+            await passing(clock, running, 1)
+        await passing(clock, running, 2)
+        before, moved_s = ctx.worker_state.heartbeat(), ctx.moved_s
+        for version in range(1, 6):
+            stored = store.publish(version, publish_tensors([(TENSOR, make_tensor(f"0{version}", 8))]))
+            await ctx.registry.announce_weights(learner, store.announcement(stored, endpoint=""))
+            await generator._taker.look()
+            await passing(clock, running, 2)
+            assert ctx.policy_version == version
+        after = ctx.worker_state.heartbeat()
+        assert (after.progress, after.work.steps, ctx.moved_s) == (before.progress, before.work.steps, moved_s)
+        await passing(clock, running, 60)
+        await running
 
 
 async def test_an_error_of_the_engine_ends_the_worker_and_is_not_lost(tmp_path: Path) -> None:
