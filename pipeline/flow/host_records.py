@@ -12,7 +12,7 @@ messages they lack."""
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.runtime.flow_ring import SUFFIX, Completion, FlowRingReader, LinkSide, LinkState, MessageOutcome
+from pipeline.runtime.flow_ring import SUFFIX, FlowRingReader, LinkSide, MessageOutcome, RingSlots, SlotKind
 from pipeline.runtime.registry.contract import WaitingFor
 
 MESSAGES: Final = np.dtype(
@@ -40,7 +40,20 @@ _LONGEST_S: Final = 30.0
 """A longer wait becomes several rows, so that a reader need not look far back."""
 _KINDS: Final = tuple(WaitingFor)
 _MOST_NAMED: Final = 8
-_OUTCOME_WORDS: Final = {outcome: outcome.name.lower() for outcome in MessageOutcome}
+_OUTCOMES: Final = np.array(["", *(outcome.name.lower() for outcome in MessageOutcome)], object)
+"""By number."""
+_SLOTS: Final = np.dtype(
+    {
+        "names": ["kind", "what", "link", "size", "time_s", "key", "waited_s", "service_s", "storing_s",
+                  "policy_version", "wait"],
+        "formats": ["u1", "u1", "u2", "u4", "f8", "u8", "f4", "f4", "f4", "i4", "u8"],
+        "offsets": [8, 9, 10, 12, 16, 24, 32, 36, 40, 44, 40],
+        "itemsize": 64,
+    }
+)  # fmt: skip
+"""The slots of ``pipeline.runtime.flow_ring``: completions; and of states kind, ``what``, time, and
+``wait``, the last count."""
+_LINKS: Final = 1 << 16
 
 
 @dataclass(slots=True)
@@ -70,20 +83,29 @@ class HostRecordReader:
         ``now_s`` and ``at_s``: this moment by the monotonic clock and by the wall clock."""
         self._discover()
         ahead_s = at_s - now_s
-        messages, waits = list[tuple[object, ...]](), list[tuple[object, ...]]()
-        for worker, ring in self._rings.items():
-            for record in ring.read():
-                if isinstance(record, Completion):
-                    messages.append(_message(worker, record, ahead_s))
-                elif record.end is LinkSide.WORKER:
-                    waits += self._take(worker, record, ahead_s)
+        found = [(worker, slots) for worker, ring in self._rings.items() for slots in ring.take()]
+        slots = np.frombuffer(b"".join(one.data for _, one in found), _SLOTS)
+        of = np.repeat(np.arange(len(found)), [len(one.data) // _SLOTS.itemsize for _, one in found])
+        is_message = slots["kind"] == SlotKind.COMPLETION
+        messages = _messages(slots[is_message], of[is_message], found, ahead_s)
+        waits = self._waits(slots[~is_message], of[~is_message], found, ahead_s)
+        for worker in self._rings:
             waits += self._over(worker, now_s, ahead_s)
         self._num_left_out += max(0, len(messages) - MAX_ROWS) + max(0, len(waits) - MAX_ROWS)
-        tables = {
-            "messages": np.array(messages[-MAX_ROWS:], dtype=MESSAGES),
-            "waits": np.array(waits[-MAX_ROWS:], dtype=WAITS),
-        }
+        tables = {"messages": messages[-MAX_ROWS:], "waits": np.array(waits[-MAX_ROWS:], dtype=WAITS)}
         return {name: rows for name, rows in tables.items() if len(rows)}
+
+    def _waits(
+        self, states: NDArray[np.void], of: NDArray[np.intp], found: Sequence[tuple[str, RingSlots]], ahead_s: float
+    ) -> list[tuple[object, ...]]:
+        own = states["what"] == LinkSide.WORKER
+        rows = list[tuple[object, ...]]()
+        for at_s, index, place in zip(
+            states["time_s"][own].tolist(), states["wait"][own].tolist(), of[own].tolist(), strict=True
+        ):
+            wait = str(_KINDS[index]) if index < len(_KINDS) else ""
+            rows += self._take(found[place][0], wait, at_s, ahead_s)
+        return rows
 
     def close(self) -> None:
         """Close all rings. Repeated calls do nothing."""
@@ -103,10 +125,8 @@ class HostRecordReader:
             if worker not in self._rings:
                 self._rings[worker] = FlowRingReader(self._folder / name)
 
-    def _take(self, worker: str, state: LinkState, ahead_s: float) -> Iterator[tuple[object, ...]]:
-        index = state.counts[2]
-        wait = str(_KINDS[index]) if index < len(_KINDS) else ""
-        before, at_s = self._stretches.get(worker), state.at_s
+    def _take(self, worker: str, wait: str, at_s: float, ahead_s: float) -> Iterator[tuple[object, ...]]:
+        before = self._stretches.get(worker)
         if before is not None and before.wait == wait and 0.0 <= at_s - before.last_s <= _HOLDS_S:
             before.last_s = at_s
             if at_s - before.begin_s >= _LONGEST_S:
@@ -138,9 +158,21 @@ def unrecorded_words(workers: Collection[str]) -> str:
     )
 
 
-def _message(worker: str, done: Completion, ahead_s: float) -> tuple[object, ...]:
-    at_s, link, outcome, *rest = done
-    return (at_s + ahead_s, worker, link, _OUTCOME_WORDS[outcome], *rest)
+def _messages(
+    ends: NDArray[np.void], of: NDArray[np.intp], found: Sequence[tuple[str, RingSlots]], ahead_s: float
+) -> NDArray[np.void]:
+    """Return completions as rows. ``of``: the place of each one's ring in ``found``."""
+    rows = np.empty(len(ends), MESSAGES)
+    for name in ("key", "size", "waited_s", "service_s", "storing_s", "policy_version"):
+        rows[name] = ends[name]
+    rows["time_s"] = ends["time_s"] + ahead_s
+    rows["outcome"] = _OUTCOMES[ends["what"]]
+    if len(ends):
+        rows["worker"] = np.array([worker for worker, _ in found], object)[of]
+        links, place = np.unique(of * _LINKS + ends["link"], return_inverse=True)
+        names = [found[link // _LINKS][1].names.get(link % _LINKS, "") for link in links.tolist()]
+        rows["link"] = np.array(names, object)[place]
+    return rows
 
 
 def _waited(worker: str, stretch: _Stretch, end_s: float, ahead_s: float) -> tuple[object, ...]:

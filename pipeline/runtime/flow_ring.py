@@ -24,7 +24,8 @@ import os
 import secrets
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -56,20 +57,22 @@ _HEAD_BYTES: Final = 128
 _NAME_BYTES: Final = 80
 _SLOTS_AT: Final = _HEAD_BYTES + MAX_NAMES * _NAME_BYTES
 _SLOT_BYTES: Final = 64
-_SLOT: Final = struct.Struct("<8s48sI4x")
-"""sequence, body, checksum"""
+_SLOT: Final = struct.Struct("<QBBH44xI4x")
+"""sequence; of the body its kind, its outcome or side, and its link; checksum"""
 _SEQUENCE: Final = struct.Struct("<Q")
 _NUMBER: Final = struct.Struct("<I")
 _COMPLETION: Final = struct.Struct("<BBHIdQfffi8x")
 _STATE: Final = struct.Struct("<BBHIdQQQfi")
-_BODY_BYTES: Final = 48
+_BODY_END: Final = 56
 _COUNT_LIMIT: Final = 2**32 - 1
 _FILE_BYTES: Final = _SLOTS_AT + NUM_SLOTS * _SLOT_BYTES
 _READ_SLOTS: Final = 256
 """Slots of one call: the writer overwrites few of them meanwhile."""
 
 
-class _SlotKind(IntEnum):
+class SlotKind(IntEnum):
+    """The content of a slot."""
+
     COMPLETION = 1
     STATE = 2
 
@@ -135,9 +138,36 @@ class LinkState(NamedTuple):
 
 
 FlowRecord: TypeAlias = Completion | LinkState
-_OUTCOMES: Final = {int(outcome): outcome for outcome in MessageOutcome}
-_SIDES: Final = {int(side): side for side in LinkSide}
-"""By number: calls of an enumeration take ten times as long."""
+_KNOWN: Final = frozenset(
+    {(int(SlotKind.COMPLETION), int(outcome)) for outcome in MessageOutcome}
+    | {(int(SlotKind.STATE), int(side)) for side in LinkSide}
+)
+"""Kind, and outcome or side, of records that this version can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingSlots:
+    """Whole slots of one incarnation, in order."""
+
+    data: bytes
+    """64 bytes each."""
+    names: Mapping[int, str]
+    """Of their links, by index."""
+
+    def records(self) -> Iterator[FlowRecord]:
+        """Yield their records."""
+        for at in range(8, len(self.data), _SLOT_BYTES):
+            if self.data[at] == SlotKind.COMPLETION:
+                _, outcome, link, size, at_s, key, waited_s, *took_s, version = _COMPLETION.unpack_from(self.data, at)
+                name, (service_s, storing_s) = self.names.get(link, ""), took_s
+                yield Completion(
+                    at_s, name, MessageOutcome(outcome), key, size, waited_s, service_s, storing_s, version
+                )
+            else:
+                _, end, link, num_open, at_s, *counts, age_s, version = _STATE.unpack_from(self.data, at)
+                first, second, third = counts
+                name = self.names.get(link, "")
+                yield LinkState(at_s, name, LinkSide(end), (first, second, third), num_open, age_s, version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +230,7 @@ class FlowRingWriter:
         self._write(
             _COMPLETION.pack(
                 *(
-                    _SlotKind.COMPLETION,
+                    SlotKind.COMPLETION,
                     done.outcome,
                     self._index_of(done.link),
                     min(done.size, _COUNT_LIMIT),
@@ -215,7 +245,7 @@ class FlowRingWriter:
         self._write(
             _STATE.pack(
                 *(
-                    _SlotKind.STATE,
+                    SlotKind.STATE,
                     state.end,
                     self._index_of(state.link),
                     min(state.num_open, _COUNT_LIMIT),
@@ -273,10 +303,14 @@ class FlowRingReader:
 
     def read(self) -> list[FlowRecord]:
         """Return the records since the last call, in order."""
+        return [record for slots in self.take() for record in slots.records()]
+
+    def take(self) -> list[RingSlots]:
+        """Return the whole slots since the last call, in order. Many are read faster so."""
         found = list(self._rest())
         if self._is_replaced() and self._open():
             found += self._rest()
-        self.num_read += len(found)
+        self.num_read += sum(len(slots.data) for slots in found) // _SLOT_BYTES
         return found
 
     def close(self) -> None:
@@ -312,7 +346,7 @@ class FlowRingReader:
         self._next, self._names = 0, {}
         return True
 
-    def _rest(self) -> Iterator[FlowRecord]:
+    def _rest(self) -> Iterator[RingSlots]:
         if self._fd is None:
             return
         written = self._written(self._fd)
@@ -324,61 +358,53 @@ class FlowRingReader:
             # up to the end of the file, whose next slot is the first one
             num_slots = min(written - first, NUM_SLOTS - first % NUM_SLOTS, _READ_SLOTS)
             slots = _bytes_at(self._fd, num_slots * _SLOT_BYTES, _SLOTS_AT + first % NUM_SLOTS * _SLOT_BYTES)
-            for number in range(first, first + num_slots):
-                self._next = number + 1
-                record = self._record(self._fd, number, slots, (number - first) * _SLOT_BYTES)
-                if record is not None:
-                    yield record
+            links, whole = _whole(slots, first)
+            for link in links - self._names.keys():
+                self._learn(self._fd, link)
+            self._next = first + num_slots
+            if len(whole) < num_slots:
+                self._miss(self._fd, set(range(first, self._next)) - set(whole))
+                slots = b"".join(slots[at : at + _SLOT_BYTES] for at in ((n - first) * _SLOT_BYTES for n in whole))
+            if slots:
+                yield RingSlots(slots, self._names)
 
-    def _record(self, fd: int, number: int, slots: bytes, at: int) -> FlowRecord | None:
-        body = _whole(slots, at, number)
-        if body is not None:
-            try:
-                return self._decoded(fd, body)
-            except KeyError:
-                # a kind of a later version
-                pass
-        # The writer has come to this slot again, or fills it right now.
-        if self._written(fd) >= number + NUM_SLOTS:
-            self.num_overwritten += 1
-        else:
-            self.num_damaged += 1
-        return None
+    def _miss(self, fd: int, numbers: AbstractSet[int]) -> None:
+        """Count records whose slots are not whole."""
+        # The writer has come to these slots again, or fills one right now.
+        written = self._written(fd)
+        overwritten = sum(written >= number + NUM_SLOTS for number in numbers)
+        self.num_overwritten += overwritten
+        self.num_damaged += len(numbers) - overwritten
 
-    def _decoded(self, fd: int, body: bytes) -> FlowRecord:
-        if body[0] == _SlotKind.COMPLETION:
-            _, outcome, link, size, at_s, key, waited_s, service_s, storing_s, version = _COMPLETION.unpack(body)
-            name = self._names.get(link) or self._name(fd, link)
-            return Completion(at_s, name, _OUTCOMES[outcome], key, size, waited_s, service_s, storing_s, version)
-        if body[0] == _SlotKind.STATE:
-            _, end, link, num_open, at_s, first, second, third, age_s, version = _STATE.unpack(body)
-            name = self._names.get(link) or self._name(fd, link)
-            return LinkState(at_s, name, _SIDES[end], (first, second, third), num_open, age_s, version)
-        raise KeyError(f"record kind {body[0]}")
-
-    def _name(self, fd: int, index: int) -> str:
+    def _learn(self, fd: int, index: int) -> None:
+        """Read the name of a link."""
         if index >= MAX_NAMES:
-            return ""
-        if index not in self._names:
-            found = _bytes_at(fd, _NAME_BYTES, _HEAD_BYTES + index * _NAME_BYTES)
-            end = 1 + found[0] if found else 0
-            if end > _NAME_BYTES - 4 or found[end : end + 4] != _NUMBER.pack(crc32(found[:end])):
-                return ""
+            return
+        found = _bytes_at(fd, _NAME_BYTES, _HEAD_BYTES + index * _NAME_BYTES)
+        end = 1 + found[0] if found else 0
+        if end <= _NAME_BYTES - 4 and found[end : end + 4] == _NUMBER.pack(crc32(found[:end])):
             self._names[index] = found[1:end].decode(errors="replace")
-        return self._names[index]
 
     def _written(self, fd: int) -> int:
         found = _bytes_at(fd, 8, _WRITTEN_AT)
         return _SEQUENCE.unpack(found)[0] if len(found) == 8 else 0
 
 
-def _whole(slots: bytes, at: int, number: int) -> bytes | None:
-    """Return the body of the slot at a place; None unless it holds record ``number`` whole."""
-    if len(slots) < at + _SLOT_BYTES:
-        return None
-    sequence, body, told = _SLOT.unpack_from(slots, at)
-    is_whole = sequence == _SEQUENCE.pack(number + 1) and told == crc32(body, crc32(sequence))
-    return body if is_whole else None
+def _whole(slots: bytes, first: int) -> tuple[set[int], list[int]]:
+    """Return the links and the numbers of the records that are whole. ``first``: the number that
+    belongs into the first slot."""
+    num_slots = len(slots) // _SLOT_BYTES
+    links, whole = set[int](), list[int]()
+    view = memoryview(slots)[: num_slots * _SLOT_BYTES]
+    number, at = first, 0
+    for sequence, kind, what, link, told in _SLOT.iter_unpack(view):
+        # the checksum is that of sequence and body
+        if sequence == number + 1 and told == crc32(view[at : at + _BODY_END]) and (kind, what) in _KNOWN:
+            whole.append(number)
+            links.add(link)
+        number += 1
+        at += _SLOT_BYTES
+    return links, whole
 
 
 def _head(fd: int, num_bytes: int) -> RingHead | None:

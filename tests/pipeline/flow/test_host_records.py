@@ -12,6 +12,7 @@ import pytest
 from pipeline.flow import host_records
 from pipeline.flow.host_records import HostRecordReader
 from pipeline.runtime.flow_ring import (
+    MAX_NAMES,
     NUM_SLOTS,
     Completion,
     FlowRingWriter,
@@ -75,6 +76,22 @@ def test_a_message_is_a_row_once_by_the_wall_clock(host: Host) -> None:
     host.ring("reward-1").complete(ended(103.0))
     found = host.read(104.0)["messages"]
     assert [(row[0] - WALL_S, row[1]) for row in found] == [(103.0, "reward-0"), (103.0, "reward-1")]
+
+
+def test_every_outcome_and_link_of_several_rings_is_in_its_row(host: Host) -> None:
+    expected = list[tuple[Any, ...]]()
+    for place, worker in enumerate(("reward-0", "reward-1")):
+        ring = host.ring(worker)
+        for number in range(300):
+            link = f"generator-{(number + 7 * place) % 80}>{worker}"
+            outcome = MessageOutcome(1 + number % 4)
+            done = Completion(float(number), link, outcome, number**7, number, 0.5, 0.25 * number, 0.125, number - 1)
+            ring.complete(done)
+            ring.state(LinkState(float(number), link, LinkSide.SENDER, (1, 2, 3), 4, 5.0, 6))
+            named = link if number % 80 < MAX_NAMES else ""
+            expected.append((done.at_s + WALL_S, worker, named, outcome.name.lower(), *done[3:]))
+    rows = host.read(500.0)
+    assert rows == {"messages": expected}
 
 
 def test_a_worker_waits_in_stretches_which_end_where_the_next_begins(host: Host) -> None:

@@ -209,6 +209,21 @@ def test_a_damaged_slot_is_left_out_and_counted(writer: FlowRingWriter, reader: 
     assert (reader.num_read, reader.num_overwritten, reader.num_damaged) == (7, 0, 3)
 
 
+def test_a_later_record_is_not_taken_for_the_one_that_was_in_its_slot(
+    writer: FlowRingWriter, reader: FlowRingReader
+) -> None:
+    for number in range(3):
+        write(writer, number)
+    with writer.path.open("r+b") as file:
+        # whole, and written after the reader has looked at the number of records
+        file.seek(SLOTS_AT + 64 + 8)
+        body = file.read(48)
+        sequence = (NUM_SLOTS + 2).to_bytes(8, "little")
+        file.seek(SLOTS_AT + 64)
+        file.write(sequence + body + crc32(body, crc32(sequence)).to_bytes(4, "little"))
+    assert reader.read() == [record(0), record(2)]
+
+
 def test_records_of_kinds_that_a_later_version_has_are_left_out_and_counted(
     writer: FlowRingWriter, reader: FlowRingReader
 ) -> None:
