@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.runtime.flow_ring import SUFFIX, FlowRingReader, LinkSide, MessageOutcome, RingSlots, SlotKind
+from pipeline.runtime.flow_ring import SUFFIX, FlowRingReader, LinkSide, MessageOutcome, RingSlice, SlotKind
 from pipeline.runtime.registry.contract import WaitingFor
 
 MESSAGES: Final = np.dtype(
@@ -96,7 +96,7 @@ class HostRecordReader:
         return {name: rows for name, rows in tables.items() if len(rows)}
 
     def _waits(
-        self, states: NDArray[np.void], of: NDArray[np.intp], found: Sequence[tuple[str, RingSlots]], ahead_s: float
+        self, states: NDArray[np.void], of: NDArray[np.intp], found: Sequence[tuple[str, RingSlice]], ahead_s: float
     ) -> list[tuple[object, ...]]:
         own = states["what"] == LinkSide.WORKER
         rows = list[tuple[object, ...]]()
@@ -159,7 +159,7 @@ def unrecorded_words(workers: Collection[str]) -> str:
 
 
 def _messages(
-    ends: NDArray[np.void], of: NDArray[np.intp], found: Sequence[tuple[str, RingSlots]], ahead_s: float
+    ends: NDArray[np.void], of: NDArray[np.intp], found: Sequence[tuple[str, RingSlice]], ahead_s: float
 ) -> NDArray[np.void]:
     """Return completions as rows. ``of``: the place of each one's ring in ``found``."""
     rows = np.empty(len(ends), MESSAGES)

@@ -146,7 +146,7 @@ _KNOWN: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class RingSlots:
+class RingSlice:
     """Whole slots of one incarnation, in order."""
 
     data: bytes
@@ -305,7 +305,7 @@ class FlowRingReader:
         """Return the records since the last call, in order."""
         return [record for slots in self.take() for record in slots.records()]
 
-    def take(self) -> list[RingSlots]:
+    def take(self) -> list[RingSlice]:
         """Return the whole slots since the last call, in order. Many are read faster so."""
         found = list(self._rest())
         if self._is_replaced() and self._open():
@@ -346,7 +346,7 @@ class FlowRingReader:
         self._next, self._names = 0, {}
         return True
 
-    def _rest(self) -> Iterator[RingSlots]:
+    def _rest(self) -> Iterator[RingSlice]:
         if self._fd is None:
             return
         written = self._written(self._fd)
@@ -366,7 +366,7 @@ class FlowRingReader:
                 self._miss(self._fd, set(range(first, self._next)) - set(whole))
                 slots = b"".join(slots[at : at + _SLOT_BYTES] for at in ((n - first) * _SLOT_BYTES for n in whole))
             if slots:
-                yield RingSlots(slots, self._names)
+                yield RingSlice(slots, self._names)
 
     def _miss(self, fd: int, numbers: AbstractSet[int]) -> None:
         """Count records whose slots are not whole."""
