@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.runtime.flow_ring import SUFFIX, FlowRingReader, LinkSide, MessageOutcome, RingSlice, SlotKind
+from pipeline.runtime.flow_ring import SUFFIX, FlowRingReader, LinkSide, MessageOutcome, RingSlice, SlotForm
 from pipeline.runtime.registry.contract import WaitingFor
 
 MESSAGES: Final = np.dtype(
@@ -86,7 +86,7 @@ class HostRecordReader:
         found = [(worker, slots) for worker, ring in self._rings.items() for slots in ring.take()]
         slots = np.frombuffer(b"".join(one.data for _, one in found), _SLOTS)
         of = np.repeat(np.arange(len(found)), [len(one.data) // _SLOTS.itemsize for _, one in found])
-        is_message = slots["kind"] == SlotKind.COMPLETION
+        is_message = slots["kind"] == SlotForm.COMPLETION
         messages = _messages(slots[is_message], of[is_message], found, ahead_s)
         waits = self._waits(slots[~is_message], of[~is_message], found, ahead_s)
         for worker in self._rings:

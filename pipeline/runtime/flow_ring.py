@@ -70,8 +70,8 @@ _READ_SLOTS: Final = 256
 """Slots of one call: the writer overwrites few of them meanwhile."""
 
 
-class SlotKind(IntEnum):
-    """The content of a slot."""
+class SlotForm(IntEnum):
+    """The record that a slot holds."""
 
     COMPLETION = 1
     STATE = 2
@@ -139,8 +139,8 @@ class LinkState(NamedTuple):
 
 FlowRecord: TypeAlias = Completion | LinkState
 _KNOWN: Final = frozenset(
-    {(int(SlotKind.COMPLETION), int(outcome)) for outcome in MessageOutcome}
-    | {(int(SlotKind.STATE), int(side)) for side in LinkSide}
+    {(int(SlotForm.COMPLETION), int(outcome)) for outcome in MessageOutcome}
+    | {(int(SlotForm.STATE), int(side)) for side in LinkSide}
 )
 """Kind, and outcome or side, of records that this version can read."""
 
@@ -157,7 +157,7 @@ class RingSlice:
     def records(self) -> Iterator[FlowRecord]:
         """Yield their records."""
         for at in range(8, len(self.data), _SLOT_BYTES):
-            if self.data[at] == SlotKind.COMPLETION:
+            if self.data[at] == SlotForm.COMPLETION:
                 _, outcome, link, size, at_s, key, waited_s, *took_s, version = _COMPLETION.unpack_from(self.data, at)
                 name, (service_s, storing_s) = self.names.get(link, ""), took_s
                 yield Completion(
@@ -230,7 +230,7 @@ class FlowRingWriter:
         self._write(
             _COMPLETION.pack(
                 *(
-                    SlotKind.COMPLETION,
+                    SlotForm.COMPLETION,
                     done.outcome,
                     self._index_of(done.link),
                     min(done.size, _COUNT_LIMIT),
@@ -245,7 +245,7 @@ class FlowRingWriter:
         self._write(
             _STATE.pack(
                 *(
-                    SlotKind.STATE,
+                    SlotForm.STATE,
                     state.end,
                     self._index_of(state.link),
                     min(state.num_open, _COUNT_LIMIT),
