@@ -3,7 +3,8 @@ peers give.
 
 *Frozen*: so many equal rewards in a row that they are no chance, by how often the role repeats a
 reward. *Apart*: two means differ by six standard errors, its newest rewards from the peers' and
-from its own earlier ones. Only samples of new work count."""
+from its own earlier ones. Of two scorers each differs from the other: the one whose rewards have
+changed by six standard errors is meant. Only samples of new work count."""
 
 from __future__ import annotations
 
@@ -46,6 +47,8 @@ class RewardTest:
             "new_square",
             "old",
             "old_sum",
+            "own_sum",
+            "own_old_sum",
         ):
             state.add(name, 0.0)
 
@@ -107,6 +110,7 @@ class RewardTest:
         state = self._state
         new, total, square = state["new"][0], state["new_sum"][0], state["new_square"][0]
         old, old_total = state["old"][0], state["old_sum"][0]
+        own_total, own_old_total = state["own_sum"][0], state["own_old_sum"][0]
         # squares of the weights: so many samples a mean of weighted ones is worth
         weight = state["new_weight"][0]
         for sums, tau_s in (
@@ -116,6 +120,8 @@ class RewardTest:
             (square, _NEW_S),
             (old, _OLD_S),
             (old_total, _OLD_S),
+            (own_total, _NEW_S),
+            (own_old_total, _OLD_S),
         ):
             sums *= np.float32(math.exp(-step_s / tau_s))
         with np.errstate(invalid="ignore"):
@@ -124,6 +130,7 @@ class RewardTest:
             rest = np.where(is_known & np.isfinite(usual), reward - usual, np.float32(np.nan))
         is_used = np.isfinite(rest)
         rest = np.where(is_used, rest, np.float32(0.0))
+        own = np.where(is_used, reward, np.float32(0.0))
         for sums, grown in (
             (new, is_used),
             (weight, is_used),
@@ -131,6 +138,8 @@ class RewardTest:
             (square, rest * rest),
             (old, is_used),
             (old_total, rest),
+            (own_total, own),
+            (own_old_total, own),
         ):
             sums += grown
         mean = total / (new + TINY)
@@ -143,5 +152,9 @@ class RewardTest:
         by_peers = mean / np.sqrt(error + TINY)
         by_own = (mean - earlier) / np.sqrt(error + variance / (before + TINY))
         z = np.where(by_peers * by_own > 0, np.minimum(np.abs(by_peers), np.abs(by_own)), 0.0)
+        change = (own_total / (new + TINY) - (own_old_total - own_total) / (before + TINY)) / np.sqrt(
+            error + variance / (before + TINY) + TINY
+        )
+        z = np.where(groups.sizes() > 2, z, np.minimum(z, np.abs(change)))
         is_enough = (new >= _FEWEST) & (before >= 2.0 * _FEWEST) & (groups.sizes() > 1)
         return np.where(is_enough, z / self._tuning.reward_z, 0.0).astype(np.float32)

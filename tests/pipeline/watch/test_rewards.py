@@ -17,7 +17,7 @@ Reward = Callable[[int, float, np.random.Generator], float]
 def watched(
     wrong: Reward, *, seconds: int = 360, num: int = 6, step_s: float = 1.0, is_idle: bool = False
 ) -> list[Finding]:
-    """Return the findings where scorer 2 has these rewards from 200 s on."""
+    """Return the findings where scorer 2, or the last one, has these rewards from 200 s on."""
     draw = np.random.default_rng(11)
     workers, done = tuple(f"reward-{at}" for at in range(num)), np.zeros(num)
     watch, found = Watch(), list[Finding]()
@@ -25,7 +25,7 @@ def watched(
     for at in range(int(seconds / step_s)):
         time_s = at * step_s
         for worker in range(num):
-            is_wrong = worker == 2 and time_s >= 200.0
+            is_wrong = worker == min(2, num - 1) and time_s >= 200.0
             if not (is_wrong and is_idle):
                 done[worker] += 4
             values[worker, 0] = wrong(4, time_s, draw) if is_wrong else healthy(4, time_s, draw)
@@ -53,8 +53,23 @@ def test_a_scorer_whose_rewards_rise_against_its_peers_is_named() -> None:
     assert "standard errors; the limit is 6" in found[0].sentence
 
 
+def test_of_two_scorers_the_one_that_always_gives_the_same_reward_is_named() -> None:
+    for constant in (0.5, 1.0):
+        found = watched(lambda *_, constant=constant: constant, num=2)
+        assert [(one.worker, one.kind) for one in found] == [("reward-1", "reward")]
+        assert found[0].alarm_s <= 230.0
+
+
+def test_of_two_scorers_the_one_whose_own_rewards_have_changed_is_named() -> None:
+    found = watched(lambda _, __, draw: 0.75 + 0.25 * float(draw.integers(2)), num=2)
+    assert [(one.worker, one.kind) for one in found] == [("reward-1", "reward")]
+    assert found[0].alarm_s <= 310.0
+    assert "standard errors; the limit is 6" in found[0].sentence
+
+
 def test_rewards_that_fall_for_all_scorers_blame_none() -> None:
-    assert watched(healthy, seconds=700) == []
+    for num in (2, 6):
+        assert watched(healthy, seconds=700, num=num) == []
 
 
 def test_a_scorer_without_new_work_repeats_its_reward_and_is_not_frozen() -> None:
