@@ -154,7 +154,7 @@ def _row(name: str, values: Sequence[float]) -> tuple[object, ...]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; return 1 when the bar does not hold."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench.overhead.observing", description=__doc__)
-    parser.add_argument("--updates", type=int, default=80, help="of a run (default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=100, help="of a run (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=20, help="of runs (default: %(default)s)")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--work", type=Path, default=Path("bench-results/observing"), help="(default: %(default)s)")
