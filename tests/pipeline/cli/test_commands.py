@@ -53,6 +53,7 @@ def test_status_says_how_the_run_ended(run_dir: Path) -> None:
         "clocks",
         "copies",
         "demand",
+        "effective_time",
         "evicted",
     }
     assert found["state"] == "stopping"
