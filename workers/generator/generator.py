@@ -15,8 +15,8 @@ Tokens are progress, and turns without one are not: an engine that is dead may r
 
 Counters in the heartbeat: ``sampled_tokens`` (after a drain each is written or refused),
 ``prefill_tokens``, ``decode_steps``, ``turns``, ``decode_s`` (seconds in the engine), ``live`` and
-``slots`` (trajectories in the engine, and the most). Those of the writers and of the weights
-are added."""
+``slots`` (trajectories in the engine, and the most). ``standstill_s`` is the time of the newest
+turns without a token. Those of the writers and of the weights are added."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.context import WorkInHand
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import WaitingFor
+from pipeline.runtime.registry.counter_names import STANDSTILL
 from pipeline.runtime.role_sender import RoleSender
 from pipeline.weights import TURNS
 from protocol.errors import EngineDied, ParityFailed, WeightsRejected
@@ -208,6 +209,7 @@ class Generator(Actor):
             self.ctx.held = len(self._held)
             if self._engine.stats().num_live == 0:
                 self._standstill.rest()
+                self.ctx.counters[STANDSTILL] = 0.0
                 if self._held:
                     self._writer.report_wait()
                 await self.ctx.clock.sleep(_IDLE_S)
@@ -274,6 +276,7 @@ class Generator(Actor):
             slots=self._engine.num_slots,
             decode_s=self._decode_s,
         )
+        self.ctx.counters[STANDSTILL] = self._standstill.stood_s
 
     # -- leases --
 

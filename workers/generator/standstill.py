@@ -22,6 +22,8 @@ class Standstill:
     def __init__(self) -> None:
         self._num_empty = 0
         self._since_s = 0.0
+        self.stood_s = 0.0
+        """Time of the newest turns without a token, in seconds; 0 after one with tokens."""
 
     @property
     def is_on(self) -> bool:
@@ -51,15 +53,15 @@ class Standstill:
         Raises:
             EngineDied: too many turns, over more than ``limit_s``, gave none."""
         if num_windows or _counts(before) != _counts(after):
-            self._num_empty = 0
+            self.rest()
             return True
         if not self._num_empty:
             self._since_s = began_s
         self._num_empty += 1
-        stood_s = now_s - self._since_s
-        if self._num_empty > MAX_EMPTY_TURNS and stood_s > limit_s:
+        self.stood_s = now_s - self._since_s
+        if self._num_empty > MAX_EMPTY_TURNS and self.stood_s > limit_s:
             raise EngineDied(
-                f"the engine returned no token in {self._num_empty} turns over {stood_s:.0f} s, and no error, with "
+                f"the engine returned no token in {self._num_empty} turns over {self.stood_s:.0f} s, and no error, with "
                 f"{after.num_live} trajectories in it; expected tokens within {limit_s:.0f} s: it is dead or hangs, and a new "
                 "engine takes its place"
             )
@@ -68,6 +70,7 @@ class Standstill:
     def rest(self) -> None:
         """Nothing is live: no tokens are expected."""
         self._num_empty = 0
+        self.stood_s = 0.0
 
 
 def _counts(stats: EngineStats) -> tuple[int, int, int]:

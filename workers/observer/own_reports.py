@@ -1,7 +1,8 @@
 """Faults that workers report of themselves: a disk that refuses them, weights that are not as they
-were published. Pure; time is an argument.
+were published, an engine without tokens. Pure; time is an argument.
 
-Both are facts and need no comparison. Damaged weights of most generators are the learner's."""
+All are facts and need no comparison. Damaged weights of most generators are the learner's. An
+engine may stand for several times its slowest piece of work, and for 8 s."""
 
 from __future__ import annotations
 
@@ -9,11 +10,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from pipeline.incidents.book import Suspicion
+from pipeline.process.work import TIMES_SLOWEST
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.counter_names import STANDSTILL
 from protocol.ids import Role
 
 QUARANTINED_S: Final = 2.0
 """A version that was read while it was replaced is refused for a moment alone."""
+STANDSTILL_S: Final = 8.0
+"""Turns of a generator's engine without a token that are never a fault."""
 _MOST: Final = 0.5
 """Share of generators above which damaged weights are the learner's."""
 
@@ -37,6 +42,7 @@ class OwnReports:
         found = [
             _reported(beat, "disk", at_s, f"its disk refuses it: {beat.refused}") for beat in beats if beat.refused
         ]
+        found += [_without_tokens(beat, at_s) for beat in beats if beat.counters.get(STANDSTILL, 0.0) > _limit_s(beat)]
         num = sum(beat.who.role is Role.GENERATOR for beat in beats)
         if len(lasting) > 1 and len(lasting) > _MOST * num:
             return [*found, _published_damaged(lasting, at_s)]
@@ -48,6 +54,18 @@ class OwnReports:
 
 def _reported(beat: Heartbeat, kind: str, since_s: float, sentence: str) -> Suspicion:
     return Suspicion(beat.who.worker, kind, since_s, sentence, role=str(beat.who.role), score=1.0)
+
+
+def _limit_s(beat: Heartbeat) -> float:
+    return max(STANDSTILL_S, TIMES_SLOWEST * beat.work.slowest_s)
+
+
+def _without_tokens(beat: Heartbeat, at_s: float) -> Suspicion:
+    stood_s = beat.counters[STANDSTILL]
+    sentence = (
+        f"its engine has returned no token for {stood_s:.0f} s, and no error; the limit is {_limit_s(beat):.0f} s"
+    )
+    return _reported(beat, "hung", at_s - beat.silent_s - stood_s, sentence)
 
 
 def _published_damaged(beats: Sequence[Heartbeat], at_s: float) -> Suspicion:

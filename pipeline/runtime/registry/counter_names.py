@@ -1,4 +1,4 @@
-"""Names of counters in a learner's heartbeat that other workers read."""
+"""Names of counters in heartbeats that the observer reads."""
 
 from __future__ import annotations
 
@@ -9,3 +9,5 @@ LOGPROB_GAP: Final = "logprob_gap:"
 p of the generator| over the tokens of its newest checked chunks, in nats."""
 LOGPROB_USUAL_GAP: Final = "logprob_usual_gap:"
 """The same of other generators' chunks, at the same lags in versions."""
+STANDSTILL: Final = "standstill_s"
+"""Counter of a generator: seconds of the newest turns of its engine without a token, in a row."""

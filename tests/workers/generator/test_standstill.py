@@ -65,8 +65,9 @@ def test_time_without_live_trajectories_is_no_standstill() -> None:
     watched = Standstill()
     for number in range(3 * MAX_EMPTY_TURNS):
         turn(watched, 0.01 * number)
+    assert watched.stood_s > 1.0
     watched.rest()
-    assert not watched.is_on
+    assert not watched.is_on and watched.stood_s == 0.0
     assert not turn(watched, 1e6)
 
 
@@ -150,6 +151,7 @@ async def test_turns_without_tokens_are_no_progress_and_end_in_an_error(tmp_path
         assert after.turns > before.turns, "the loop turns on"
         assert (after.progress, after.work.steps) == (before.progress, before.work.steps)
         assert after.counters["turns"] > before.counters["turns"]
+        assert 9.0 < after.counters["standstill_s"] < 15.0 and state.counters["standstill_s"] > 0.0
         assert generator.ctx.moved_s == moved_s, "so its leases run out"
         await passing(clock, running, 120)
         assert running.done(), "it ends by itself"

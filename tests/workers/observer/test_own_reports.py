@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from pipeline.incidents.book import Suspicion
+from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.counter_names import STANDSTILL
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.registries import beat_of
 from workers.observer.own_reports import OwnReports
@@ -53,3 +55,26 @@ def test_a_worker_whose_disk_refuses_is_named_with_its_words_by_the_observer() -
     _, found = FleetSuspicions().look(1.0, 1.0, [full], -1)
     assert names(found) == [("learner", "disk")]
     assert "/run/checkpoints" in found[0].sentence
+
+
+def standing(stood_s: float, slowest_s: float = 0.1) -> list[Heartbeat]:
+    work = WorkReport(steps=9, slowest_s=slowest_s)
+    return [
+        beat("generator-0", Role.GENERATOR, counters={STANDSTILL: stood_s}, work=work, silent_s=0.5),
+        beat("generator-1", Role.GENERATOR, counters={STANDSTILL: 0.0}, work=work),
+    ]
+
+
+def test_a_generator_whose_engine_gives_no_tokens_is_named_after_eight_seconds() -> None:
+    reports = OwnReports()
+    assert not reports.look(1.0, 101.0, standing(7.9))
+    (only,) = reports.look(2.0, 102.0, standing(9.0))
+    assert (only.component, only.kind, only.since_s) == ("generator-0", "hung", 92.5)
+    assert "no token for 9 s" in only.sentence and "the limit is 8 s" in only.sentence
+    assert not reports.look(3.0, 103.0, standing(0.0))
+
+
+def test_an_engine_with_slow_pieces_may_stand_for_several_of_them() -> None:
+    reports = OwnReports()
+    assert not reports.look(1.0, 1.0, standing(45.0, slowest_s=10.0))
+    assert names(reports.look(2.0, 2.0, standing(51.0, slowest_s=10.0))) == [("generator-0", "hung")]
