@@ -57,7 +57,7 @@ def test_a_turn_with_tokens_of_a_prompt_or_response_ends_a_standstill(field: str
         moves = number % (MAX_EMPTY_TURNS - 1) == 0
         after = replace(STATS, **{field: getattr(STATS, field) + 1}) if moves else STATS
         assert turn(watched, 10.0 * number, after) is moves
-        assert watched.is_on is not moves
+        assert watched.is_on is not moves and (watched.stood_s > 0.0) is not moves
     assert turn(watched, 1e5, num_windows=1)
 
 
@@ -126,14 +126,14 @@ def silent_engine(num_good: int = 0) -> Silent:
     return engine
 
 
-async def passing(clock: ManualClock, running: asyncio.Task[None], seconds: int) -> None:
-    """Let time pass while the loop turns, or until it ends."""
+async def passing(generator: Generator, clock: ManualClock, running: asyncio.Task[None], seconds: int) -> None:
+    """Let time pass, with a turn of the loop at least every tenth of a second, or until it ends."""
     for _ in range(10 * seconds):
-        if running.done():
-            return
+        num_turns = generator.ctx.counters.get("turns", 0)
         await clock.advance(0.1)
-        for _ in range(20):
-            await asyncio.sleep(0)
+        async with asyncio.timeout(20.0):
+            while not running.done() and generator.ctx.counters.get("turns", 0) == num_turns:  # noqa: ASYNC110
+                await asyncio.sleep(0.0)
 
 
 async def test_turns_without_tokens_are_no_progress_and_end_in_an_error(tmp_path: Path) -> None:
@@ -141,19 +141,19 @@ async def test_turns_without_tokens_are_no_progress_and_end_in_an_error(tmp_path
         state = generator.ctx.worker_state
         running = generator.ctx.tasks.create_task(expect_death(generator))
         while generator._engine.num_good:  # type: ignore[attr-defined]
-            await passing(clock, running, 1)
-        await passing(clock, running, 2)
+            await passing(generator, clock, running, 1)
+        await passing(generator, clock, running, 2)
         before, moved_s = state.heartbeat(), generator.ctx.moved_s
         held = {one.trajectory for one in generator._held._held.values()}
         assert before.progress > 5 and before.work.steps > 5 and before.held == 4
-        await passing(clock, running, 10)
+        await passing(generator, clock, running, 10)
         after = state.heartbeat()
         assert after.turns > before.turns, "the loop turns on"
         assert (after.progress, after.work.steps) == (before.progress, before.work.steps)
         assert after.counters["turns"] > before.counters["turns"]
         assert 9.0 < after.counters["standstill_s"] < 15.0 and state.counters["standstill_s"] > 0.0
         assert generator.ctx.moved_s == moved_s, "so its leases run out"
-        await passing(clock, running, 120)
+        await passing(generator, clock, running, 120)
         assert running.done(), "it ends by itself"
         await running
         other = Incarnation(Role.GENERATOR, "generator-1", 1)
@@ -173,18 +173,19 @@ async def test_a_dead_engine_that_takes_new_weights_makes_no_progress(tmp_path: 
         store = WeightsStore(tmp_path / "weights", keep=2, max_part_bytes=1 << 20)
         running = ctx.tasks.create_task(expect_death(generator))
         while generator._engine.num_good:  # type: ignore[attr-defined]
-            await passing(clock, running, 1)
-        await passing(clock, running, 2)
+            await passing(generator, clock, running, 1)
+        await passing(generator, clock, running, 2)
         before, moved_s = ctx.worker_state.heartbeat(), ctx.moved_s
         for version in range(1, 6):
             stored = store.publish(version, publish_tensors([(TENSOR, make_tensor(f"0{version}", 8))]))
             await ctx.registry.announce_weights(learner, store.announcement(stored, endpoint=""))
             await generator._taker.look()
-            await passing(clock, running, 2)
-            assert ctx.policy_version == version
+            async with asyncio.timeout(20.0):
+                while ctx.policy_version < version:
+                    await passing(generator, clock, running, 1)
         after = ctx.worker_state.heartbeat()
         assert (after.progress, after.work.steps, ctx.moved_s) == (before.progress, before.work.steps, moved_s)
-        await passing(clock, running, 60)
+        await passing(generator, clock, running, 60)
         await running
 
 
@@ -193,7 +194,7 @@ async def test_an_error_of_the_engine_ends_the_worker_and_is_not_lost(tmp_path: 
     engine.fails_with = ValueError("a broken kernel")
     async with generating(tmp_path, engine) as (generator, clock):
         running = generator.ctx.tasks.create_task(lost(generator))
-        await passing(clock, running, 60)
+        await passing(generator, clock, running, 60)
         assert running.done()
 
 
