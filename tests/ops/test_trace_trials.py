@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ops.bench.trace import __main__ as bench
 from ops.bench.trace import processes
-from ops.bench.trace.processes import planned
+from ops.bench.trace.processes import PlannedTrial, planned
 from ops.bench.trace.trials import SaidRecord, TrialRecord, bars, misses, read_trials, said_of, score, tables, written
 from ops.drill.catalogue import CATALOGUE
 from pipeline.incidents.records import FoundCause, IncidentRecord, IncidentStep
@@ -124,3 +125,18 @@ def test_the_page_has_the_tables_of_its_raw_data(name: str) -> None:
     trials = read_trials((results / name).read_text(encoding="utf-8"))
     page = (results / "trace.md").read_text(encoding="utf-8")
     assert tables(trials) in page and misses(trials) in page
+
+
+@pytest.mark.parametrize(("words", "seeds"), [([], [1000]), (["--first", "1004"], [1004]), (["--development"], [0])])
+def test_trials_begin_at_the_seed_that_is_asked_for(
+    words: list[str], seeds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list[int]()
+
+    def noted(order: list[PlannedTrial], *, limit_s: float) -> list[TrialRecord]:
+        found.extend(dict.fromkeys(each.seed for each in order))
+        return []
+
+    monkeypatch.setattr(bench, "try_all", noted)
+    bench.main(["--seeds", "1", *words])
+    assert found == seeds

@@ -1,6 +1,7 @@
 """``headrace bench trace``: whether the cause of a fault is named, on real and on emulated fleets.
 
     headrace bench trace --seeds 2 --json bench-results/trace-processes.json
+    headrace bench trace --first 1002 --seeds 2 --json bench-results/trace-processes-2.json
     headrace bench trace --only "cut edge" "frozen learner"
     headrace bench trace --emulated --json bench-results/trace.json
     headrace bench trace --emulated --shown bench-results/trace.json
@@ -169,12 +170,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SHAPES), choices=list(SHAPES), help="of fleets")
     parser.add_argument("--seeds", type=int, default=10, help="runs of each kind; a third of them with 98 workers")
     parser.add_argument("--development", action="store_true", help="seeds from 0 on, on which limits are chosen")
+    parser.add_argument("--first", type=int, metavar="SEED", help="the first seed; the default is 1000, or 0")
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two rows of a worker")
     parser.add_argument("--no-baselines", action="store_true", help="the analysis alone")
     parser.add_argument("--shown", type=Path, nargs="+", metavar="FILE", help="show answers of earlier runs instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer")
     given = parser.parse_args(arguments)
-    first = 0 if given.development else FROZEN
+    first = given.first if given.first is not None else 0 if given.development else FROZEN
     if not given.emulated:
         return on_processes(given, arguments, range(first, first + given.seeds))
     answers = list[Answer]()
