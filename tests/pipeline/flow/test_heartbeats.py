@@ -171,13 +171,14 @@ def test_counts_of_two_ends_that_are_read_at_two_moments_lose_no_message() -> No
     maker, name, rng = RowMaker(), link_name("generator-0", "reward-0"), random.Random(3)
     under_way = list[float]()
     for second in range(200):
-        # each end's report is up to a second older than its heartbeat; the sender stops in the end
-        sent = 5 * min(180.0, max(0.0, second - rng.random()))
-        got = LinkReport(name=name, received=int(received := 5 * min(180.0, max(0.0, second - rng.random()))))
-        sender = beat("generator-0", second, links=(LinkReport(name=name, sent=max(int(sent), int(received) - 3)),))
+        # a sender's report is now and then much older than its heartbeat; in the end it stops
+        late_s = 3.0 if second % 9 == 8 else 0.5 * rng.random()
+        sent, received = (int(5 * min(180.0, max(0.0, second - old_s))) for old_s in (late_s, rng.random()))
+        got = LinkReport(name=name, received=received, done=received)
+        sender = beat("generator-0", second, links=(LinkReport(name=name, sent=sent),))
         rows = maker.rows(second, [sender, beat("reward-0", second, links=(got,))], published=-1)[1]
         under_way += [row.sent - row.received for row in rows if row.sender == "generator-0"]
-    assert max(under_way) <= 10 and under_way[-15:] == [0] * 15
+    assert max(under_way) <= 20 and under_way[-15:] == [0] * 15
 
 
 def test_a_receiver_whose_main_loop_stands_or_stood_explains_its_links_itself() -> None:

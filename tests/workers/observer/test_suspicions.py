@@ -24,7 +24,8 @@ def still(beat: Heartbeat, since: int, kind: WaitingFor = WaitingFor.COMPUTE) ->
     stands = standing(beat, since, kind, held=4 if kind is WaitingFor.COMPUTE else 0)
     assert stands.vitals is not None
     vitals = msgspec.structs.replace(stands.vitals, loop_lag_ms=1000.0 * since)
-    return msgspec.structs.replace(stands, vitals=vitals, turns=beat.turns - 20 * since)
+    turned_at_s = beat.turned_at_s - since
+    return msgspec.structs.replace(stands, vitals=vitals, turns=beat.turns - 20 * since, turned_at_s=turned_at_s)
 
 
 def links(beat: Heartbeat, change: Callable[[LinkReport], LinkReport]) -> Heartbeat:
@@ -81,7 +82,7 @@ def test_two_faults_at_once_are_two_suspicions() -> None:
 def test_a_main_loop_that_stands_in_an_idle_wait_is_named_and_not_its_link() -> None:
     fleet = LiveFleet()
     fleet.change("reward-0", lambda since, beat: still(beat, since, WaitingFor.INPUT))
-    assert blamed(fleet.suspected()) == [("reward-0", "stuck")]
+    assert blamed(fleet.suspected()) == [("reward-0", "hung")]
 
 
 def test_a_link_that_delivers_nothing_is_named_and_neither_of_its_ends() -> None:
