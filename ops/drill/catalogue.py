@@ -304,7 +304,7 @@ CATALOGUE: tuple[CatalogueEntry, ...] = (
     ),
     CatalogueEntry("F11", "clock 5 s ahead", _ordered(clock=5.0), _MOVERS, frozenset({"clock"}), stops=False),
     CatalogueEntry("F12", "stale weights", _stale("stale"), (Role.GENERATOR,), _STALE, GRAY_S, stops=False),
-    CatalogueEntry("F12", "damaged weights", _stale("damage"), (Role.GENERATOR,), _STALE | _DEAD),
+    CatalogueEntry("F12", "damaged weights", _stale("damage"), (Role.GENERATOR,), _STALE | _DEAD | {"failed"}),
     CatalogueEntry("F13", "verifiers raise", _verifier("raise"), (Role.REWARD,), _ERRORS, stops=False),
     CatalogueEntry("F13", "verifiers time out", _verifier("hang"), (Role.REWARD,), _ERRORS | _SLOW, GRAY_S, stops=False),
     CatalogueEntry(
