@@ -24,7 +24,7 @@ SLOW_TIMES: Final = 4.0
 """Usual times of an answer from which on it is slow."""
 HOLD_S: Final = 3.0
 """Answers are slow for so long before the ledger is named."""
-FOLLOWS_S: Final = 8.0
+FOLLOWS_S: Final = 10.0
 """After the last slow answers: measurements over a while still contain them."""
 _FEWEST_LOOKS: Final = 3
 _FEWEST_WORKERS: Final = 3
@@ -81,7 +81,11 @@ class LedgerPace:
             f"usual are {self._usual_ms:.1f} ms, and {max(SLOW_MS, SLOW_TIMES * self._usual_ms):.0f} ms the limit"
         )
         score = self._now_ms / max(SLOW_MS, SLOW_TIMES * self._usual_ms)
-        return [Suspicion(LEDGER, "slow", at_s - (now_s - self._since_s), sentence, score=score)]
+        return [Suspicion(LEDGER, "ledger", at_s - (now_s - self._since_s), sentence, score=score)]
+
+    def away(self, now_s: float) -> None:
+        """Note that the ledger gives no answer at all."""
+        self._last_s = now_s
 
     def explain(self, now_s: float) -> bool:
         """Return whether slow answers may be the cause of other slowness of this moment."""

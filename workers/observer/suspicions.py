@@ -145,6 +145,7 @@ class FleetSuspicions:
         if self._away_since_s is None:
             self._away_since_s = asked_s
         self._back_s = None
+        self._pace.away(now_s)
         away_s = now_s - self._away_since_s
         if away_s < AWAY_S:
             return []

@@ -68,7 +68,7 @@ def suspicion(component: str, kind: str) -> Suspicion:
 
 
 def test_slow_workers_are_evidence_for_a_slow_ledger_and_dead_workers_are_not() -> None:
-    ledger = suspicion(LEDGER, "slow")
+    ledger = suspicion(LEDGER, "ledger")
     slowed = [suspicion("reward-0", "slow"), suspicion("reward-1", "clock"), suspicion("a>b", "slow_link")]
     others = [suspicion("reward-2", "silent"), suspicion("learner", "disk")]
     first, *rest = explained([*slowed, *others], [ledger])
@@ -95,3 +95,23 @@ def test_a_clock_that_differs_on_while_the_ledger_was_slow_is_named_afterwards()
             named.setdefault(one.component, second - BREAKS_S)
     assert named.keys() == {LEDGER, "reward-1"}
     assert named[LEDGER] < 10 and 20 + FOLLOWS_S - 2 <= named["reward-1"] <= 20 + FOLLOWS_S + 5
+
+
+def test_clocks_that_are_read_late_after_an_outage_are_not_blamed() -> None:
+    live, finder = LiveFleet(), FleetSuspicions()
+
+    def late(since: int, beat: Heartbeat) -> Heartbeat:
+        # what was under way when the server stopped is read after its return
+        ahead_s = -1.5 if since < 15 and beat.who.worker in ("reward-1", "generator-0") else 0.0
+        return msgspec.structs.replace(beat, clock_ahead_s=ahead_s)
+
+    for role in (Role.GENERATOR, Role.REWARD):
+        live.change(role, late)
+    named = set[str]()
+    for second in range(BREAKS_S + 50):
+        if BREAKS_S <= second < BREAKS_S + 12:
+            found = finder.away(second + 0.3, 1e9 + second, second, "no answer")
+        else:
+            _, found = finder.look(second + 0.3, 1e9 + second, list(live.at(second)), live.published(second))
+        named |= {one.component for one in found}
+    assert named == {LEDGER}

@@ -160,7 +160,7 @@ def test_a_slow_ledger_is_named_alone() -> None:
 
     for role in (GENERATORS, REWARDS, Role.LEARNER):
         fleet.change(role, waits)
-    assert blamed(fleet.suspected()) == [(LEDGER, "slow")]
+    assert blamed(fleet.suspected()) == [(LEDGER, "ledger")]
 
 
 def test_an_outage_of_the_registry_names_the_ledger_and_no_worker_afterwards() -> None:
