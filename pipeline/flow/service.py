@@ -123,11 +123,18 @@ class ServiceSum:
         self.ratio = 1.0
         """Service of the last observation over the expected one."""
         self._ratios: deque[float] = deque(maxlen=_LATELY)
+        self._by_role: deque[float] = deque(maxlen=_LATELY)
         self._worker = worker
         self._own: deque[tuple[float, float]] = deque(maxlen=_KEPT_OWN)
         self._busy_s = 0.0
         self._done = 0.0
         self._rows = 0
+
+    @property
+    def at_least(self) -> float | None:
+        """Lower quartile of the last observations over the role's expected ones; None without any.
+        The worker's own past does not count."""
+        return sorted(self._by_role)[len(self._by_role) // 4] if self._by_role else None
 
     @property
     def lately(self) -> float:
@@ -154,9 +161,10 @@ class ServiceSum:
 
     def observe(self, now_s: float, value: float, role: RoleService) -> None:
         """Judge one observation, ln(seconds a piece), and remember it."""
-        known = self._expected(now_s, role)
-        if known is not None:
-            expected, sigma = known
+        of_role = role.expected(now_s, self._worker)
+        if of_role is not None:
+            self._by_role.append(exp(value - of_role[0]))
+            expected, sigma = self._with_own(of_role, now_s)
             self.ratio = exp(value - expected)
             self._ratios.append(self.ratio)
             self.total = min(_MOST, max(0.0, self.total + min((value - expected) / sigma, CAP) - DRIFT))
@@ -177,11 +185,12 @@ class ServiceSum:
         return self.total + max(0.0, min(running / sigma, CAP) - DRIFT)
 
     def _expected(self, now_s: float, role: RoleService) -> tuple[float, float] | None:
-        known = role.expected(now_s, self._worker)
-        if known is None:
-            return None
+        of_role = role.expected(now_s, self._worker)
+        return None if of_role is None else self._with_own(of_role, now_s)
+
+    def _with_own(self, of_role: tuple[float, float], now_s: float) -> tuple[float, float]:
         own = [value for at_s, value in self._own if now_s - at_s > 2 * SETTLED_S]
-        return (max(known[0], median(own)) if len(own) >= _FEWEST_OWN else known[0]), known[1]
+        return (max(of_role[0], median(own)) if len(own) >= _FEWEST_OWN else of_role[0]), of_role[1]
 
 
 def slow_workers(of_role: Sequence[tuple[ServiceSum, float]], now_s: float, part: float = 1.0) -> list[ServiceSum]:

@@ -61,6 +61,12 @@ class FlowWatch:
         others = (name for name in causes if name != component)
         return next((name for name in others if name in waited or _touch(component, name)), "")
 
+    def times_as_long(self, worker: str) -> float | None:
+        """Return how many times as long as usual most of a worker's last pieces took, at least;
+        None: not known."""
+        track = self.fleet.workers.get(worker)
+        return None if track is None else track.service.at_least
+
     def suspect(self, words: str) -> None:
         """Take a finding of Watch as a sign for the next tick."""
         self._told.append(words)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.process.work import ServiceSums
-from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.runtime.registry.contract import MAY_HOLD, Heartbeat, WaitingFor
 from pipeline.watch.frame import Frame
 from pipeline.weights import PARTS
 from protocol.ids import Role
@@ -36,6 +36,9 @@ METRICS: Final = (
 """Of a live run, in the order of a frame's columns."""
 _FOLLOWS: Final = 0.02
 """Share of a new median that the usual value takes up."""
+_PAIR: Final = 2
+_MOST: Final = math.log(2.0)
+"""Deviation from the usual value that a single frame counts at most."""
 _LEAST_TOKENS: Final = 1.0
 _STARTING: Final = frozenset({WaitingFor.STARTING, WaitingFor.COMPILE})
 
@@ -52,8 +55,9 @@ class FrameMaker:
         """Optimiser steps that were not finite, of each worker at the last frame."""
         self._judged: dict[str, tuple[int, float, float]] = {}
         """Epoch, judged responses and the sum of their accuracies, by worker, at the last frame."""
-        self._usual: dict[tuple[Role, str], float] = {}
-        """Natural logarithm of the usual seconds a token, by role and kind of work."""
+        self._usual: dict[tuple[Role, str], tuple[float, int]] = {}
+        """Natural logarithm of the usual seconds a token, and of how many frames it was learned, by
+        role and kind of work."""
 
     def frame(self, now_s: float, beats: Sequence[Heartbeat], published: int) -> Frame:
         """Return the frame of this moment.
@@ -113,9 +117,13 @@ class FrameMaker:
             return np.where(expected > 0.0, taken / expected, np.nan).astype(np.float32)
 
     def _learn(self, key: tuple[Role, str], seconds_a_token: Iterable[float]) -> float:
-        median = float(np.median([math.log(value) for value in seconds_a_token]))
-        before = self._usual.get(key, median)
-        self._usual[key] = before + _FOLLOWS * (median - before)
+        seen = [math.log(value) for value in seconds_a_token]
+        before, number = self._usual.get(key, (float(np.median(seen)), 0))
+        # of two workers the one nearer to the usual pace counts
+        now = min(seen, key=lambda value: abs(value - before)) if len(seen) == _PAIR else float(np.median(seen))
+        # the first pieces of a process are slow: they must not be usual for minutes
+        share, most = (_FOLLOWS, _MOST) if number * _FOLLOWS >= 1.0 else (1.0 / (number + 1), math.inf)
+        self._usual[key] = before + share * max(-most, min(now - before, most)), number + 1
         return math.exp(before)
 
 
@@ -142,6 +150,7 @@ def _since(before: ServiceSums | None, now: ServiceSums) -> tuple[float, float]:
 def _row(beat: Heartbeat, published: int) -> tuple[float | None, ...]:
     """Return one worker's values in the order of ``METRICS``; None where there is no sample."""
     vitals = beat.vitals
+    held = 0 if beat.waiting_for in MAY_HOLD else beat.held
     is_serving = beat.who.role is Role.GENERATOR and beat.policy_version >= 0
     own: tuple[float | None, ...] = (beat.silent_s, beat.progress, beat.turns, steps_of(beat))
     lag = max(0, published - beat.policy_version) if is_serving else None
@@ -150,7 +159,7 @@ def _row(beat: Heartbeat, published: int) -> tuple[float | None, ...]:
         return (*own, *[None] * 7, beat.rss_bytes or None, *[None] * 10, lag, ahead_ms, None, None, None)
     done = sum(sums.pieces for sums in vitals.service.values()) if vitals.service else None
     return (
-        *own, done, beat.held, vitals.oldest_age_s, vitals.input_depth, vitals.output_depth,
+        *own, done, held, vitals.oldest_age_s, vitals.input_depth, vitals.output_depth,
         vitals.loop_lag_ms, vitals.cpu, beat.rss_bytes or None, vitals.num_fds, vitals.disk_free_bytes,
         vitals.disk_free_share, vitals.gpu_util, vitals.gpu_mem_bytes, vitals.gpu_power_w,
         None, vitals.errors, vitals.retries, vitals.refused, lag, ahead_ms, vitals.ledger_rtt_ms or None, None,

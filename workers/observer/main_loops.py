@@ -7,16 +7,18 @@ comparison. Loops of many workers that stand at once are the host's, and no work
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pipeline.incidents.book import Suspicion
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 
 LOOP_S: Final = 5.0
-"""A main loop that stands for so long hangs, unless its worker's loop stood as long before."""
+"""A main loop that stands for so long hangs, unless its worker's loop often stands as long."""
 _LONGER: Final = 1.5
-"""By which a hang exceeds the longest standstill that ended by itself."""
+"""By which a hang exceeds a process's usual long standstills."""
+_OFTEN: Final = 3
+"""Standstills that ended by themselves, from which on they are usual."""
 _MOST: Final = 0.3
 """Share of the fleet above which standing loops are the host's."""
 _STARTING: Final = frozenset({WaitingFor.STARTING, WaitingFor.COMPILE})
@@ -33,13 +35,14 @@ class _MainLoop:
     """Heartbeats in a row that show it standing."""
     still_s: float = 0.0
     """For how long it stands; 0 while it turns."""
-    longest_s: float = 0.0
-    """Longest standstill that ended by itself."""
+    longest_s: list[float] = field(default_factory=list[float])
+    """The longest standstills that ended by themselves, the longest first."""
 
     def read(self, beat: Heartbeat) -> None:
         """Take a heartbeat in; a repeated one changes nothing."""
         if beat.who.epoch != self.epoch:
             self.epoch, self.num_still, self.still_s = beat.who.epoch, 0, 0.0
+            self.longest_s.clear()
         elif beat.at_s == self.at_s:
             return
         self.at_s = beat.at_s
@@ -47,7 +50,9 @@ class _MainLoop:
         turned_s = beat.at_s - beat.turned_at_s if beat.turned_at_s else lag_s
         still_s = min(lag_s, turned_s) if beat.waiting_for not in _STARTING else 0.0
         if still_s < LOOP_S:
-            self.longest_s = max(self.longest_s, self.still_s)
+            if self.num_still > 1:
+                # a single heartbeat is that of a process which was stopped
+                self.longest_s = sorted([*self.longest_s, self.still_s], reverse=True)[:_OFTEN]
             self.num_still, self.still_s = 0, 0.0
         else:
             self.num_still, self.still_s = self.num_still + 1, still_s
@@ -55,7 +60,8 @@ class _MainLoop:
     @property
     def is_hung(self) -> bool:
         """Whether it stands, in two heartbeats at least."""
-        return self.num_still >= 2 and self.still_s > _LONGER * self.longest_s
+        usual_s = self.longest_s[-1] if len(self.longest_s) == _OFTEN else 0.0
+        return self.num_still > 1 and self.still_s > _LONGER * usual_s
 
 
 class MainLoops:

@@ -47,6 +47,10 @@ _BACK_S: Final = 10.0
 _RIVAL_S: Final = 2.0
 _FOLLOWING: Final = frozenset({"hung", "slow", "odd", "stale"})
 """Kinds of the watch that a cause elsewhere may explain."""
+_STOPPING: Final = frozenset({"silent", "hung", "stuck", "errors", "replaced", "failed", "endpoint"})
+"""Kinds of a worker whose work goes to the others of its role."""
+_STILL_SLOW: Final = 1.2
+"""Times as long as usual that the last pieces of a slow worker take."""
 _SLOWED: Final = frozenset({"slow", "slow_link", "odd", "clock"})
 """Kinds that a slow ledger explains."""
 
@@ -111,7 +115,7 @@ class FleetSuspicions:
         slow_ledger = self._pace.look(now_s, at_s, beats)
         if self._comes_back(now_s, beats):
             return frame, certain
-        odd = [*self._odd(now_s, at_s, frame), *certain]
+        odd = self._odd(now_s, at_s, frame)
         states, links = self._rows.rows(now_s, beats, published)
         self.tables = recorded(states, links, ahead_s=at_s - now_s, given_s=at_s)
         for incident in self._flow.tick(now_s, states, links):
@@ -122,7 +126,11 @@ class FleetSuspicions:
         self._stalls = {name: stall for name, stall in self._stalls.items() if self._flow.is_named(name)}
         # a cause that comes and goes is not named anew
         present = {name: stall for name, stall in self._stalls.items() if self._flow.lasts(name)}
-        found = joined(present.values(), odd, lambda name: self._flow.behind(name, present))
+        # what is certain is never the consequence of a cause elsewhere
+        own = [one for one in certain if one.component in present]
+        found = joined(present.values(), [*odd, *own], lambda name: self._flow.behind(name, present))
+        found += [one for one in certain if one.component not in present]
+        found = [one for one in found if not _has_more_work(one, found)]
         return frame, explained(found, slow_ledger) if self._pace.explain(now_s) else found
 
     def _look_at_rivals(self, now_s: float) -> None:
@@ -174,7 +182,16 @@ class FleetSuspicions:
                 score=finding.score,
             )
             for key, (finding, _) in self._held.items()
+            if self._is_present(finding)
         ]
+
+    def _is_present(self, finding: Finding) -> bool:
+        """Return whether a finding of slowness still holds, by the worker's last pieces. A mean
+        over minutes contains slowness that has ended."""
+        if (finding.kind, finding.metric) != ("slow", "service_ratio"):
+            return True
+        times = self._flow.times_as_long(finding.worker)
+        return times is None or times >= _STILL_SLOW
 
     def _comes_back(self, now_s: float, beats: Sequence[Heartbeat]) -> bool:
         """Return whether heartbeats come back after an outage; the flow waits until then."""
@@ -207,6 +224,17 @@ def joined(stalls: Iterable[Suspicion], odd: Iterable[Suspicion], behind: Callab
         said = one.sentence if cause == one.component else f"{one.component} is {one.kind}: {one.sentence}"
         found[cause] = replace(stall, since_s=since_s, role=stall.role or one.role, evidence=(*stall.evidence, said))
     return [*found.values(), *others]
+
+
+def _has_more_work(one: Suspicion, found: Sequence[Suspicion]) -> bool:
+    """Return whether the watch finds a worker slow or odd that has another one's work meanwhile."""
+    return (
+        one.kind in ("slow", "odd")
+        and not one.causes
+        and any(
+            other.role == one.role and other.component != one.component and other.kind in _STOPPING for other in found
+        )
+    )
 
 
 def explained(found: Sequence[Suspicion], slow_ledger: Sequence[Suspicion]) -> list[Suspicion]:

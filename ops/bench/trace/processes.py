@@ -154,8 +154,9 @@ class TrialFleet:
     def wait_until_well(self) -> float:
         """Wait until the run moves and all workers are there; return the seconds until then. Then
         wait until no record has come for a while, at most 45 s. Raises FleetUnwell."""
-        began = time.monotonic()
-        seen = len(self.fleet.updates())
+        began, seen = time.monotonic(), 0
+        # those until now may be from before the fault
+        self.fleet.updates()
         while not (seen and self._is_whole()):
             if time.monotonic() - began > _WELL_S or self.fleet.is_over():
                 raise FleetUnwell(f"no update, or a worker less, for {time.monotonic() - began:.0f} s")

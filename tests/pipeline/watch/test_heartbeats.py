@@ -112,6 +112,35 @@ def test_a_worker_is_slow_by_the_time_of_its_tokens_and_not_by_their_number() ->
     assert ratios == pytest.approx([1.0, 1.0, 4.0], rel=0.01)
 
 
+def test_slow_first_pieces_are_not_usual_for_minutes() -> None:
+    fleet, tokens = Fleet({"reward-0": 0.2, "reward-1": 0.2}), {"reward-0": 100.0, "reward-1": 100.0}
+    for _ in range(3):
+        fleet.frame(tokens)
+    fleet.paces = dict.fromkeys(tokens, 0.01)
+    ratios = [value(fleet.frame(tokens), "reward-0", "service_ratio") for _ in range(30)]
+    assert 0.7 < ratios[-1] <= 1.0
+
+
+def test_one_of_two_workers_that_is_slow_hardly_moves_what_is_usual() -> None:
+    fleet, tokens = Fleet({"reward-0": 0.01, "reward-1": 0.01}), {"reward-0": 100.0, "reward-1": 100.0}
+    for _ in range(60):
+        fleet.frame(tokens)
+    fleet.paces["reward-1"] = 3.0
+    frame = fleet.frame(tokens)
+    for second in range(30):
+        # the other one finishes a piece now and then
+        frame = fleet.frame(tokens if second % 3 else {"reward-1": 100.0})
+    assert value(frame, "reward-0", "service_ratio") > 0.8
+    assert value(frame, "reward-1", "service_ratio") > 240
+
+
+def test_work_that_is_held_while_others_must_act_is_no_hang() -> None:
+    waits = {WaitingFor.WEIGHTS: 0, WaitingFor.CREDIT: 0, WaitingFor.COMPUTE: 4, WaitingFor.ROOM: 4}
+    for kind, expected in waits.items():
+        frame = FrameMaker().frame(1.0, [beat(waiting_for=kind, held=4, vitals=Vitals())], published=-1)
+        assert value(frame, "reward-0", "in_flight") == expected, kind
+
+
 def test_without_finished_work_there_is_no_ratio() -> None:
     fleet = Fleet({"reward-0": 0.01, "reward-1": 0.01})
     fleet.frame({"reward-0": 10.0})

@@ -65,17 +65,28 @@ def test_loops_that_stand_at_once_are_the_hosts() -> None:
     assert seen(dict.fromkeys(NAMES[:2], (10, 30))) == {}
 
 
-def test_a_start_and_a_loop_that_stood_as_long_before_are_no_hang() -> None:
+def test_a_start_and_a_loop_that_often_stands_as_long_are_no_hang() -> None:
     assert seen({"reward-1": (10, 30)}, waiting_for=WaitingFor.STARTING) == {}
     loops, named = MainLoops(), list[int]()
-    for second in range(200):
+    for second in range(300):
         # sixteen of each fifty seconds; then it hangs
-        into = second % 50 if second < 100 else second - 100
-        still = {"reward-1": float(into)} if second >= 100 or into <= 16 else {}
+        into = second % 50 if second < 250 else second - 250
+        still = {"reward-1": float(into)} if second >= 250 or into <= 16 else {}
         if loops.look(second, beats(second, still)):
             named.append(second)
-    assert [second for second in named if 20 < second < 100] == [], "it stood as long before, and turned again"
-    assert named[-1] == 199 and 120 < min(second for second in named if second >= 100) < 130
+    assert {second // 50 for second in named if second < 250} == {0, 1, 2}, "then it is usual"
+    assert [second for second in named if second >= 250] == [*range(275, 300)]
+
+
+def test_a_process_that_was_stopped_is_named_when_its_loop_hangs_later() -> None:
+    loops, named = MainLoops(), list[int]()
+    for second in range(100):
+        # stopped for nine seconds, three times: one heartbeat shows it, before the loop turns
+        stopped = second in (10, 20, 30)
+        still = {"reward-1": 9.0} if stopped else {"reward-1": second - 60.0} if second > 60 else {}
+        if loops.look(second, beats(second, still)):
+            named.append(second)
+    assert named == [*range(66, 100)]
 
 
 def test_a_heartbeat_that_is_read_twice_and_a_new_process_count_anew() -> None:

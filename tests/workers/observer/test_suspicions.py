@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from pipeline.flow.heartbeats import RowMaker
 from pipeline.incidents.book import Suspicion
+from pipeline.incidents.records import FoundCause
 from pipeline.ledger.types import REFUSAL_WORDS, Refusal
 from pipeline.process.work import ServiceSums, WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
 from protocol.ids import Role
 from tests.workers.observer.live_fleet import BREAKS_S, LiveFleet, blamed, standing, with_counts
-from workers.observer.suspicions import LEDGER, FleetSuspicions, joined
+from workers.observer.suspicions import LEDGER, FleetSuspicions, _has_more_work, joined
 
 GENERATORS, REWARDS = Role.GENERATOR, Role.REWARD
 
@@ -131,6 +133,23 @@ def slower(times: float) -> Callable[[int, Heartbeat], Heartbeat]:
     return change
 
 
+def recovered(times: float, after_s: int) -> Callable[[int, Heartbeat], Heartbeat]:
+    """It was so many times slower for so long, and has its usual pace since then."""
+
+    def change(since: int, beat: Heartbeat) -> Heartbeat:
+        lost = after_s - int(after_s / times)
+        behind = with_counts(beat, lost)
+        assert behind.vitals is not None
+        (kind, sums) = next(iter(behind.vitals.service.items()))
+        # pieces that took longer
+        service = {kind: ServiceSums(sums.pieces, sums.seconds + 0.8 * lost, sums.size)}
+        return msgspec.structs.replace(
+            behind, vitals=msgspec.structs.replace(behind.vitals, service=service), links=beat.links
+        )
+
+    return change
+
+
 @pytest.mark.parametrize(("times", "is_named"), [(1.6, False), (6.0, True)])
 @pytest.mark.parametrize("generators", [2, 3, 4])
 def test_a_worker_that_is_several_times_slower_than_its_role_is_named(
@@ -161,6 +180,37 @@ def test_a_slow_ledger_is_named_alone() -> None:
     for role in (GENERATORS, REWARDS, Role.LEARNER):
         fleet.change(role, waits)
     assert blamed(fleet.suspected()) == [(LEDGER, "ledger")]
+
+
+def test_a_standing_main_loop_is_no_consequence_of_a_cause_that_it_would_wait_for() -> None:
+    fleet = LiveFleet(rewards=2)
+    fleet.change("generator-1", lambda since, beat: standing(beat, since, WaitingFor.COMPUTE, held=4))
+    fleet.change("reward-1", lambda since, beat: still(beat, since, WaitingFor.INPUT))
+    assert {one.component for one in fleet.suspected()} == {"generator-1", "reward-1"}
+
+
+def test_slowness_that_has_ended_is_not_named_by_a_mean_of_minutes() -> None:
+    fleet, finder = LiveFleet(), FleetSuspicions()
+    fleet.change("generator-1", slower(1.9))
+    named = list[int]()
+    for second in range(BREAKS_S + 400):
+        if second == BREAKS_S + 200:
+            # it is healthy again, and its counters go on
+            fleet.changes["generator-1"] = recovered(1.9, 200)
+        _, found = finder.look(second + 0.3, 1e9 + second, list(fleet.at(second)), fleet.published(second))
+        named += [second - BREAKS_S for one in found if one.component == "generator-1"]
+    assert named and named[0] < 140 and named[-1] < 210
+
+
+def test_a_worker_that_has_anothers_work_is_not_slow_by_itself() -> None:
+    errors = Suspicion("reward-1", "errors", 5.0, "errors", role="reward")
+    slow = Suspicion("reward-0", "slow", 5.0, "service_ratio", role="reward")
+    cause = FoundCause(component="reward-0", kind="slow", confidence=0.5, evidence=("six times as long",))
+    assert _has_more_work(slow, [errors, slow])
+    assert not _has_more_work(slow, [replace(errors, role="generator"), slow])
+    assert not _has_more_work(slow, [replace(errors, kind="leak"), slow])
+    assert not _has_more_work(replace(slow, causes=(cause,)), [errors, slow]), "its pieces take much longer"
+    assert not _has_more_work(errors, [errors, slow])
 
 
 def test_an_outage_of_the_registry_names_the_ledger_and_no_worker_afterwards() -> None:
