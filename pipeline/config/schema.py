@@ -17,6 +17,7 @@ from pipeline.config.judging import endpoint_verifiers
 from pipeline.config.launching import LaunchSection
 from pipeline.config.observing import ObserverSection
 from pipeline.config.rate_phases import rate_phases
+from pipeline.config.recovering import RecoverySection
 from pipeline.config.sampling import check_limits, check_punishment, check_sampling
 from pipeline.config.sinking import SinksSection
 from pipeline.config.tracing import TracingSection
@@ -62,6 +63,7 @@ class RunConfig(Section):
     wire: running.WireSection = running.WireSection()
     weights: running.WeightsSection = running.WeightsSection()
     supervisor: running.SupervisorSection = running.SupervisorSection()
+    recovery: RecoverySection = RecoverySection()
     fleet: running.FleetSection = running.FleetSection()
     launch: LaunchSection = LaunchSection()
     emulation: running.EmulationSection = running.EmulationSection()

@@ -1,21 +1,25 @@
-"""Repairs of workers: ``<run_dir>/repairs.jsonl``, a line each, by the supervisor.
+"""Repairs of workers and the steps to them: ``<run_dir>/repairs.jsonl``, by the supervisor.
 
 A repair is the way of a worker's name from its last progress to its successor's first. Its parts
-add up to its whole. The file is bounded: of very many repairs the newest are kept."""
+add up to its whole. A step is what the ladder of repair decided about one worker, in words. Lines
+are only appended, with ``kind`` "step" or without it. The file is bounded: of very many lines the
+newest are kept."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
+from typing import Any, TypeVar
 
 from pipeline.files import write_private
 
 REPAIRS_NAME = "repairs.jsonl"
 _MAX_BYTES = 1 << 20
+_STEP = "step"
 PARTS = ("detect_s", "replace_s", "reload_s", "repeat_s")
 
 
@@ -47,6 +51,23 @@ class RepairRow:
 
 
 @dataclass(frozen=True, slots=True)
+class StepRow:
+    """One step of the ladder."""
+
+    at_s: float
+    """In seconds since 1970."""
+    case: int
+    """Steps of one case have one number; 0: of an incident that makes no case."""
+    worker: str
+    role: str
+    rung: str
+    outcome: str
+    sentence: str
+    limit_s: float | None = None
+    """Until its deadline, in seconds; None without one."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoleRepairs:
     """All repairs of a role."""
 
@@ -64,6 +85,9 @@ class RoleRepairs:
         return ", ".join(f"{part} {100 * share:.0f} %" for part, share in shares if share >= 0.005) or "no time"
 
 
+_Row = TypeVar("_Row", RepairRow, StepRow)
+
+
 def role_repairs(rows: Sequence[RepairRow]) -> list[RoleRepairs]:
     """Return the repairs by role, in the order of names."""
     found = list[RoleRepairs]()
@@ -76,31 +100,62 @@ def role_repairs(rows: Sequence[RepairRow]) -> list[RoleRepairs]:
 
 
 def add_repair(run_dir: Path, row: RepairRow) -> None:
-    """Append a row. Raises OSError."""
+    """Append a repair. Raises OSError."""
+    _append(run_dir, [asdict(row)])
+
+
+def add_steps(run_dir: Path, rows: Sequence[StepRow]) -> None:
+    """Append steps. Raises OSError."""
+    _append(run_dir, [{"kind": _STEP} | asdict(row) for row in rows])
+
+
+def _append(run_dir: Path, rows: Sequence[dict[str, Any]]) -> None:
     path = run_dir / REPAIRS_NAME
-    line = json.dumps(asdict(row)).encode() + b"\n"
-    kept = path.read_bytes() if path.exists() else b""
-    if len(kept) + len(line) > _MAX_BYTES:
-        kept = kept[len(kept) // 2 :].partition(b"\n")[2]
-    write_private(path, kept + line)
+    lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    size = path.stat().st_size if path.exists() else 0
+    if size + len(lines) > _MAX_BYTES:
+        kept = path.read_bytes()
+        write_private(path, kept[len(kept) // 2 :].partition(b"\n")[2] + lines)
+        return
+    with path.open("ab") as file:
+        file.write(lines)
 
 
 def read_repairs(run_dir: Path) -> tuple[list[RepairRow], int]:
     """Return a run's repairs, oldest first, and the number of damaged lines; nothing without a
     file."""
+    rows = [_row(RepairRow, line, lambda row: row.at_s + row.whole_s) for line in _lines(run_dir) if not _is_step(line)]
+    return [row for row in rows if row is not None], sum(row is None for row in rows)
+
+
+def read_steps(run_dir: Path) -> list[StepRow]:
+    """Return the steps of a run's ladder, oldest first; damaged lines are left out."""
+    rows = (_row(StepRow, line, lambda row: row.at_s + row.case) for line in _lines(run_dir) if _is_step(line))
+    return [row for row in rows if row is not None]
+
+
+def _is_step(line: Any) -> bool:
+    return isinstance(line, dict) and line.get("kind") == _STEP  # pyright: ignore[reportUnknownMemberType]
+
+
+def _lines(run_dir: Path) -> Iterator[Any]:
+    """Yield the values of all lines; None for a line that is no JSON."""
     try:
         data = (run_dir / REPAIRS_NAME).read_bytes()
     except FileNotFoundError:
-        return [], 0
-    names = {each.name for each in fields(RepairRow)}
-    rows, num_skipped = list[RepairRow](), 0
+        return
     for line in data.splitlines():
         try:
-            row = RepairRow(**{name: value for name, value in json.loads(line).items() if name in names})
-            if not math.isfinite(row.at_s + row.whole_s):
-                raise ValueError("a time that is no number")
-        except (ValueError, TypeError, AttributeError):
-            num_skipped += 1
-        else:
-            rows.append(row)
-    return rows, num_skipped
+            yield json.loads(line)
+        except ValueError:
+            yield None
+
+
+def _row(kind: type[_Row], line: Any, number: Callable[[_Row], float]) -> _Row | None:
+    """Return a line's row; None for a damaged one, or one whose ``number`` is not finite."""
+    names = {each.name for each in fields(kind)}
+    try:
+        row = kind(**{name: value for name, value in line.items() if name in names})
+        return row if math.isfinite(number(row)) else None
+    except (TypeError, AttributeError):
+        return None

@@ -13,7 +13,8 @@ own last checkpoint. A budget allows a number of failures within a sliding perio
 and period). Infrastructure failures count for their worker. Data failures count for the role,
 because the work that caused one goes to another worker of the role.
 
-The observer is dispensable: where another worker would fail the fleet, it is given up.
+The observer is dispensable: where another worker would fail the fleet, it is given up. A worker
+that is evicted in time (``evicts``) does not fail the fleet either.
 
 An exit that a restart cannot repair, as a wrong setting, fails the fleet the first time. A repeated
 error fails it the second time: the same error again, before any finished work or after exactly as
@@ -130,8 +131,9 @@ class Worker:
     """Ended too often, or in a way that restarts do not repair; the run goes on without it."""
     is_being_replaced: bool = False
     """Found frozen or stuck, and being killed."""
-    failures: deque[float] = field(default_factory=deque)
-    """Times of infrastructure failures within the period; of all since the last checkpoint."""
+    failures: deque[tuple[float, str]] = field(default_factory=deque)
+    """Times of infrastructure failures within the period, of all since the last checkpoint; each
+    with the worker's name."""
     kept: str | None = None
     """Newest checkpoint at its last failure."""
     stuck_with: str | None = None
@@ -143,13 +145,20 @@ class Worker:
 class FleetPlan:
     """The desired fleet and the present one."""
 
-    def __init__(self, policy: RestartPolicy, name: Callable[[Role, int], str] | None = None) -> None:
+    def __init__(
+        self,
+        policy: RestartPolicy,
+        name: Callable[[Role, int], str] | None = None,
+        evicts: Callable[[str, Role, str, bool], bool] | None = None,
+    ) -> None:
         """``name``: role and number -> a worker's name, which ends in the number; by default
-        ``worker_name``."""
+        ``worker_name``. ``evicts``: worker, role, reason, and whether all failures that count were
+        its own -> whether it is evicted, so that the run goes on without it."""
         self._policy = policy
         self._name = name or worker_name
+        self._evicts = evicts
         self._workers: dict[str, Worker] = {}
-        self._data_failures: dict[Role, deque[float]] = {}
+        self._data_failures: dict[Role, deque[tuple[float, str]]] = {}
         self.is_stopping = False
         self.failure: FleetFailure | None = None
         self.given_up: list[FleetFailure] = []
@@ -302,27 +311,31 @@ class FleetPlan:
             failures = self._data_failures.setdefault(worker.role, deque())
         else:
             intensity, whose, failures = self._policy.infrastructure, "it", worker.failures
-        failures.append(now_s)
+        failures.append((now_s, worker.name))
         is_for_nothing, worker.kept = kept is not None and kept == worker.kept, kept
-        while failures[0] <= now_s - intensity.period_s and not is_for_nothing:
+        while failures[0][0] <= now_s - intensity.period_s and not is_for_nothing:
             failures.popleft()
         if len(failures) > intensity.max_failures:
             between = "without a checkpoint between them" if is_for_nothing else f"within {intensity.period_s:g} s"
             times = f"{len(failures)} {kind} failures of {whose} {between}"
-            self._fail(worker, exit_code, f"is given up: {times}, {intensity.max_failures} are allowed{_words(error)}")
+            reason = f"is given up: {times}, {intensity.max_failures} are allowed{_words(error)}"
+            self._fail(worker, exit_code, reason, is_its_own=all(name == worker.name for _, name in failures))
             return
         factor = min(2 ** (len(failures) - 1), _MAX_BACKOFF_FACTOR)
         worker.phase = WorkerPhase.BACKOFF
         worker.start_at_s = now_s + factor * self._policy.backoff_s
         worker.num_restarts += 1
 
-    def _fail(self, worker: Worker, exit_code: int, reason: str) -> None:
+    def _fail(self, worker: Worker, exit_code: int, reason: str, *, is_its_own: bool = True) -> None:
         worker.phase = WorkerPhase.ENDED
         if worker.role in _DISPENSABLE:
             worker.is_given_up = True
             self.given_up.append(FleetFailure(worker.name, exit_code, reason))
         elif self.failure is None:
-            self.failure = FleetFailure(worker.name, exit_code, reason)
+            if self._evicts is not None and self._evicts(worker.name, worker.role, reason, is_its_own):
+                worker.is_given_up = True
+            else:
+                self.failure = FleetFailure(worker.name, exit_code, reason)
 
     def _retire(self, worker: Worker, now_s: float) -> list[Action]:
         if worker.phase is WorkerPhase.RUNNING:

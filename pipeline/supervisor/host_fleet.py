@@ -21,6 +21,7 @@ from pipeline.runtime.registry.contract import Drain, Heartbeat, Registry
 from pipeline.supervisor.fleet_plan import Action, FleetPlan, Intensity, RestartPolicy, Verb, worker_name
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.processes import Command, Processes
+from pipeline.supervisor.recovery.ladder import Ladder
 from pipeline.supervisor.repair_watch import RepairWatch
 from pipeline.supervisor.watchdog import Timeouts, Watchdog
 from pipeline.training.checkpoints import CHECKPOINTS, VALUE_CHECKPOINTS, newest_name
@@ -28,7 +29,8 @@ from protocol.ids import Role
 
 _STACKS_S = 1.5
 """Most time that a stuck worker's stacks may take before its end."""
-DIED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED, ExitCode.FENCED})
+ENDED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED})
+DIED_WELL = ENDED_WELL | {ExitCode.FENCED}
 
 log = structlog.get_logger(__name__)
 
@@ -43,17 +45,41 @@ class HostFleet:
         command: Command,
         name: Callable[[Role, int], str] = worker_name,
         processes: Processes | None = None,
+        ladder: Ladder | None = None,
     ) -> None:
         """``name``: role and number -> a worker's name. ``processes``: others than of this host
-        alone."""
+        alone. ``ladder``: learns of losses and starts, and decides about evictions."""
         self._run_dir = run_dir
         self.processes = processes or Processes(run_dir, command)
-        self.plan = FleetPlan(_restart_policy(config), name)
+        self._ladder = ladder
+        self.plan = FleetPlan(_restart_policy(config), name, None if ladder is None else self._evicts)
         self._timeouts = _timeouts(config)
         self.watchdog = Watchdog(self._timeouts)
         self._repairs = RepairWatch()
         self._expelled: dict[str, int] = {}
         """Process ids of evicted workers that were ended, by name."""
+
+    def _evicts(self, worker: str, role: Role, reason: str, is_its_own: bool) -> bool:
+        now_s = time.monotonic()
+        return self._ladder is not None and self._ladder.exhausted(now_s, worker, role, reason, is_its_own=is_its_own)
+
+    def blind(self, now_s: float) -> None:
+        """Record that heartbeats could not be read: all limits start again."""
+        self.watchdog.blind(now_s)
+        if self._ladder is not None:
+            self._ladder.blind(now_s)
+
+    async def restart(self, worker: str, reason: str) -> None:
+        """Kill a fenced worker, which is started again."""
+        if worker in self.processes.pids:
+            stands = await self._stands(worker)
+            self.processes.stop(worker, now=True)
+            self.plan.replace(worker, reason)
+            log.error("worker_replaced", worker=worker, reason=reason, **stands)
+
+    async def _stands(self, worker: str) -> dict[str, object]:
+        group = await asyncio.to_thread(stand_of, self._run_dir, worker, answer_s=_STACKS_S)
+        return {} if group is None else {"stands_in": group.where, "calls": group.calls, "alike": group.workers}
 
     async def expel(self, registry: Registry, evicted: Collection[str]) -> None:
         """Fence and kill evicted workers that run. ``follow`` does not start them again."""
@@ -95,7 +121,9 @@ class HostFleet:
             match action.verb:
                 case Verb.START:
                     self.processes.start(action.role, action.worker)
-                    self._repairs.started(action.worker, time.monotonic())
+                    self._repairs.started(action.worker, now := time.monotonic())
+                    if self._ladder is not None:
+                        self._ladder.started(now, action.worker)
                 case Verb.DRAIN:
                     self.processes.stop(action.worker)
                 case Verb.KILL:
@@ -111,6 +139,8 @@ class HostFleet:
             self._repairs.left(exit_.worker)
         else:
             self._repairs.lost(exit_.worker, exit_.role, meaning(code), now)
+        if self._ladder is not None and not was_draining and code not in ENDED_WELL:
+            self._ladder.lost(now, exit_.worker, exit_.role, meaning(code))
         kept = self._kept(exit_.worker)
         self.plan.exited(exit_.worker, code, now, error=exit_.error, delivered=exit_.delivered, kept=kept)
         if code not in (ExitCode.OK, ExitCode.STARVED):
@@ -138,10 +168,11 @@ class HostFleet:
         for worker, reason in self.watchdog.look(beats, self.processes.pids, now, overdue_s).items():
             is_silent = self.watchdog.is_silent(worker, now)
             # a frozen process cannot answer
-            group = None if is_silent else await asyncio.to_thread(stand_of, self._run_dir, worker, answer_s=_STACKS_S)
-            stands = {} if group is None else {"stands_in": group.where, "calls": group.calls, "alike": group.workers}
+            stands = {} if is_silent else await self._stands(worker)
             if worker in roles and (moved_s := self.watchdog.moved_s(worker)) is not None:
                 self._repairs.lost(worker, roles[worker], reason, now, stood_s=now - moved_s)
+            if self._ladder is not None and worker in roles:
+                self._ladder.lost(now, worker, roles[worker], reason)
             await registry.fence(worker)
             self.processes.stop(worker, now=True)
             if self.plan.replace(worker, reason, kept=None if is_silent else self._kept(worker)):

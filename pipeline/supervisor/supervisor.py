@@ -56,6 +56,7 @@ from pipeline.supervisor.mirror_choice import mirroring
 from pipeline.supervisor.monitor import Monitor
 from pipeline.supervisor.processes import Command, Processes, worker_command
 from pipeline.supervisor.pulse import Pulse
+from pipeline.supervisor.repairing import Repairing, made_ladder
 from pipeline.supervisor.run_folder import server_lock
 from pipeline.supervisor.sinking import Sinking
 from pipeline.supervisor.starter import forks, starter_command
@@ -105,7 +106,9 @@ class Supervisor:
         """``launcher``: starts the workers of ``launch.roles``; None: all are of this host."""
         self._config, self._run_dir, self._spec = config, run_dir, spec
         places = None if launcher is None else _places(config, run_dir, command, launcher)
-        self._fleet = HostFleet(config, run_dir, command, processes=places)
+        ladder = made_ladder(config, run_dir)
+        self._fleet = HostFleet(config, run_dir, command, processes=places, ladder=ladder)
+        self._repairing = Repairing(ladder, self._fleet, run_dir)
         self._processes, self._plan = self._fleet.processes, self._fleet.plan
         self._is_forking = command is worker_command and config.supervisor.preload
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
@@ -280,6 +283,7 @@ class Supervisor:
     async def _conclude(self, registry: Registry, ledger: RunLedger, status: RunStatus) -> None:
         """Write the last state and the report, unless the ledger is away. A report that cannot be
         written (full disk, changed program) does not change the run's end."""
+        await self._repairing.record()
         await asyncio.to_thread(self._record, lambda: EndRow(RealClock().time(), str(status.state), status.detail))
         try:
             await registry.set_run_status(status)
@@ -332,15 +336,17 @@ class Supervisor:
             await self._fleet.fence_exited(monitor.registry, ended, beats)
             await self._fleet.replace(monitor.registry, beats, now, await monitor.overdue(now))
             await self._fence_silent(monitor.registry, beats, now)
+            if status.state is RunState.RUNNING:
+                await self._repairing.look(monitor.registry, beats, now)
             await monitor.show(status, beats, self._plan, now)
         except LedgerRefused as error:
-            self._fleet.watchdog.blind(now)
+            self._fleet.blind(now)
             if status.state is RunState.RUNNING:
                 self._failed_code = ExitCode.CONFIG
                 status = self._ending() or RunStatus(RunState.FAILED, str(error))
         # The ledger is away or was emptied; workers wait for its restart too.
         except LedgerError:
-            self._fleet.watchdog.blind(now)
+            self._fleet.blind(now)
             if status.state is RunState.RUNNING:
                 status = self._ending() or status
         return status

@@ -36,9 +36,10 @@ def is_own(worker: str) -> bool:
 
 
 def works_the_same(one: RunConfig, other: RunConfig) -> bool:
-    """Whether workers of both configurations work alike; fleet size, supervision and sinks may
-    differ."""
-    same = {"fleet": other.fleet, "supervisor": other.supervisor, "sinks": other.sinks}
+    """Whether workers of both configurations work alike; fleet size, supervision, recovery and
+    sinks may differ."""
+    kept = ("fleet", "supervisor", "recovery", "sinks")
+    same = {name: getattr(other, name) for name in kept}
     return one.model_copy(update=same) == other
 
 

@@ -1,4 +1,4 @@
-"""Fault domains beyond one worker: its links, its device and its host. Pure.
+"""Fault domains beyond one worker: its links and its host. Pure.
 
 A link has two ends, and its incident alone leaves open which is at fault. The end that most of the
 recent incidents share is taken, a receiver before a sender. A host goes as a whole where nearly all
@@ -14,7 +14,7 @@ from pipeline.supervisor.recovery.rungs import Member
 from protocol.ids import Role
 
 MOST_HEALTHY: Final = 1
-"""Healthy workers that may go with a sick host or device."""
+"""Healthy workers that may go with a sick host."""
 _LEAST_SICK: Final = 2
 
 

@@ -90,7 +90,10 @@ class Ladder:
 
     def lost(self, now_s: float, worker: str, role: Role, reason: str) -> None:
         """Note a process that ended, froze or stood still, and that the supervisor starts again.
-        Until its next start, further ends of it are the same loss."""
+        Until its next start, further ends of it are the same loss. Without an observer a run goes
+        on, so that its losses make no case."""
+        if role is Role.OBSERVER:
+            return
         case = self._cases.get(worker)
         if case is None:
             case = self._open(worker, role, Rung.TOLERATE, math.inf, reason)
@@ -251,8 +254,12 @@ class Ladder:
         elif case.worked_s is None:
             self._hand_on(case, now_s, f"no work within {self._limits.restart_timeout_s:g} s of its last sign")
         elif case.incidents and self._policy is RepairPolicy.ACT:
+            settled_s = case.worked_s + self._limits.settle_s
+            if now_s < settled_s:
+                case.deadline_s = settled_s
+                return
             numbers = ", ".join(str(number) for number in sorted(case.incidents))
-            self._hand_on(case, now_s, f"incident {numbers} is still open {self._limits.steady_s:g} s later")
+            self._hand_on(case, now_s, f"incident {numbers} is still open {self._limits.settle_s:g} s later")
         else:
             self._note(case, case.rung, StepOutcome.DONE, f"it has worked for {self._limits.steady_s:g} s: repaired")
             self.left(case.worker)
@@ -268,13 +275,10 @@ class Ladder:
         if not self._acts(case):
             self._advise(case, now_s, Rung.RESTART)
             return
-        window = self._restarts.setdefault(case.worker, Window(self._limits.window_s))
-        if (num := window.count(now_s)) >= self._limits.incident_restarts:
+        if not self._has_restart(case, now_s):
             case.rung = Rung.RESTART
-            within_s = f"within {self._limits.window_s:g} s, {self._limits.incident_restarts} are allowed"
-            self._hand_on(case, now_s, f"incidents have restarted it {num} times {within_s}")
+            self._hand_on(case, now_s, self._used_up(case, now_s))
             return
-        window.add(now_s)
         case.rung, case.is_down, case.worked_s = Rung.RESTART, True, None
         self._follow(case, now_s)
         self._note(case, Rung.ISOLATE, StepOutcome.BEGUN, "its epoch is fenced: others go on with what it held")
@@ -308,31 +312,37 @@ class Ladder:
         if rung is Rung.EVICT and (refusal := self._refusal(case, now_s)):
             self._note(case, rung, StepOutcome.REFUSED, refusal)
             return False
-        if rung is Rung.WHOLE_RUN and not case.is_own:
-            self._note(case, rung, StepOutcome.LEFT, "incidents alone do not end a run: a person decides")
-            case.is_advised, case.deadline_s = True, math.inf
+        if rung is Rung.WHOLE_RUN and (why := self._goes_on(case)):
+            self._advise(case, now_s, rung, StepOutcome.LEFT, f"{why}: a person decides")
             return True
         if not self._acts(case):
             self._advise(case, now_s, rung)
             return True
+        if rung is Rung.ROLE_RESTART and not case.is_own and not self._has_restart(case, now_s):
+            self._note(case, rung, StepOutcome.REFUSED, self._used_up(case, now_s))
+            return False
         if rung is Rung.EVICT:
             self._evict(case, now_s)
             return True
         case.worked_s = None
-        workers = self._idle_of(case.role) if rung is Rung.ROLE_RESTART else (case.worker,)
+        workers = self._sick_of(case) if rung is Rung.ROLE_RESTART else (case.worker,)
         case.deadline_s = math.inf if rung is Rung.WHOLE_RUN else now_s + self._limits.restart_timeout_s
         self._note(case, rung, StepOutcome.BEGUN, case.reason, now_s)
         self._order(case, rung, workers)
         return True
 
-    def _advise(self, case: Case, now_s: float, rung: Rung) -> None:
+    def _advise(
+        self, case: Case, now_s: float, rung: Rung, outcome: StepOutcome = StepOutcome.ADVISED, why: str = ""
+    ) -> None:
         """Advise once what would follow. The supervisor's own restarts of the worker go on."""
-        words = f"recovery.policy is {self._policy}; `act` would do this now: {case.reason}"
-        self._note(case, rung, StepOutcome.ADVISED, words)
+        words = f"recovery.policy is {self._policy}; `act` would do this now"
+        self._note(case, rung, outcome, f"{why or words}: {case.reason}")
         case.is_advised = True
         case.rung, case.deadline_s = Rung.RESTART, math.inf
         if case.is_own:
             self._follow(case, now_s)
+        elif not case.incidents:
+            self.left(case.worker)
 
     def _evict(self, case: Case, now_s: float) -> None:
         case.rung, case.deadline_s = Rung.EVICT, math.inf
@@ -358,14 +368,38 @@ class Ladder:
     def _out(self) -> set[str]:
         return {case.worker for case in self._cases.values() if case.is_out}
 
-    def _idle_of(self, role: Role) -> tuple[str, ...]:
-        """Return the role's workers that neither work nor are being started, nor were evicted."""
-        down = {case.worker for case in self._cases.values() if case.is_down or case.rung is Rung.EVICT}
-        return tuple(
-            name
-            for name, member in self._roster.items()
-            if member.role is role and not member.is_at_work and name not in down
-        )
+    def _sick_of(self, case: Case) -> tuple[str, ...]:
+        """Return the role's workers under repair that are not being started; from now on they
+        are."""
+        sick = [
+            one
+            for one in self._cases.values()
+            if one.role is case.role and one.is_out and not one.is_final or one is case
+        ]
+        found = tuple(one.worker for one in sick if not one.is_down)
+        for one in sick:
+            one.is_down = True
+        return found
+
+    def _has_restart(self, case: Case, now_s: float) -> bool:
+        """Take one of the restarts that incidents may order; return whether there was one."""
+        window = self._restarts.setdefault(case.worker, Window(self._limits.window_s))
+        if window.count(now_s) >= self._limits.incident_restarts:
+            return False
+        window.add(now_s)
+        return True
+
+    def _used_up(self, case: Case, now_s: float) -> str:
+        num = self._restarts[case.worker].count(now_s)
+        allowed = f"{self._limits.incident_restarts} are allowed"
+        return f"incidents have restarted it {num} times within {self._limits.window_s:g} s, {allowed}"
+
+    def _goes_on(self, case: Case) -> str:
+        """Return why a run is not ended for this case, or ""."""
+        if not case.is_own:
+            return "incidents alone do not end a run"
+        others = others_at_work(case.worker, case.role, self._roster, self._out())
+        return f"the run goes on with {len(others)} other {case.role} at work" if others else ""
 
     def _acts(self, case: Case) -> bool:
         """Whether the policy lets the ladder order something in this case."""

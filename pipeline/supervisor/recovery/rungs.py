@@ -28,7 +28,7 @@ class Rung(StrEnum):
     EVICT = "evict"
     """Take it out until a person readmits it. Final, where others of its role work."""
     ROLE_RESTART = "role_restart"
-    """Restart all workers of the role that do not work; a learner from its newest checkpoint."""
+    """Restart all sick workers of the role at once; a learner from its newest checkpoint."""
     ROLLBACK = "rollback"
     """Go back to the code or configuration before the last update of it."""
     REPLAY = "replay"
@@ -77,8 +77,10 @@ class LadderLimits:
     """How long an incident about a worker may last before a repair."""
     restart_timeout_s: float = 360.0
     """From a loss, a start or a sign of loading to work."""
-    steady_s: float = 120.0
+    steady_s: float = 30.0
     """A worker that worked for so long is repaired."""
+    settle_s: float = 150.0
+    """An incident that is still open so long after a restart was not repaired by it."""
     max_repairs: int = 5
     """Losses in a row, none of them ``steady_s`` of work after the one before."""
     link_alarms: int = 2
@@ -101,8 +103,6 @@ class Member:
     """Of a joined host, with a supervisor of its own."""
     is_at_work: bool = False
     """A fresh heartbeat, past its start, and with work done."""
-    device: str = ""
-    """The accelerator that it uses; empty where it is unknown or there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ Words:
 - ``starve-later`` starves once the run's folder holds a file ``starve``.
 - ``still`` reports once that it waits for input, and its loop never turns again.
 - ``busy`` (generator) has weights, and samples.
+- ``breaks`` is busy until the run's folder has a file ``break-NAME``, and fails from then on.
 - ``import`` fails to import something.
 - ``raise`` ends by an error that differs in its numbers only.
 - ``raise-later`` does so after some work, more each time."""
@@ -73,8 +74,11 @@ def main() -> int:
             if options.script.startswith("raise"):
                 raise TypeError(f"nothing computes MambaForCausalLM, said process {os.getpid()}")
             ctx.waiting_for(WaitingFor.INPUT, "nothing in particular")
+            broken = ctx.run_dir / f"break-{ctx.who.worker}"
             while not ctx.draining.is_set():
-                if options.script == "busy":
+                if options.script == "breaks" and broken.exists():
+                    raise ValueError("this one is broken")
+                if options.script in ("busy", "breaks"):
                     ctx.policy_version = 0
                     ctx.waiting_for(WaitingFor.COMPUTE, "samples")
                     ctx.progress()

@@ -281,6 +281,40 @@ def test_a_budget_that_is_used_up_names_the_last_error() -> None:
     assert plan.failure.reason.endswith("2 are allowed: ValueError: part xx")
 
 
+def _evicting(answer: bool) -> tuple[FleetPlan, list[tuple[str, str, bool]]]:
+    asked: list[tuple[str, str, bool]] = []
+
+    def evicts(worker: str, role: Role, reason: str, is_its_own: bool) -> bool:
+        asked.append((worker, reason, is_its_own))
+        return answer
+
+    plan = FleetPlan(POLICY, evicts=evicts)
+    plan.want({Role.GENERATOR: 2}, 0.0)
+    return plan, asked
+
+
+def test_an_evicted_worker_fails_no_fleet_and_is_not_started_again() -> None:
+    plan, asked = _evicting(True)
+    _dies(plan, IMPORT)
+    _dies(plan, AGAIN)
+    assert [(worker, own) for worker, _, own in asked] == [("generator-0", True)]
+    assert "libcuda.so.1" in asked[0][1]
+    assert plan.failure is None and plan.want({Role.GENERATOR: 2}, 5.0) == []
+    assert plan.due(5000.0) == []
+    refused, _ = _evicting(False)
+    _dies(refused, IMPORT)
+    _dies(refused, AGAIN)
+    assert refused.failure is not None
+
+
+def test_failures_of_several_workers_of_a_role_are_no_single_ones_own() -> None:
+    plan, asked = _evicting(True)
+    for number, name in enumerate(("generator-0", "generator-1", "generator-0")):
+        plan.due(1000.0)
+        plan.exited(name, ExitCode.FAILURE, float(number), error=LastError("ValueError", f"part {'x' * number}"))
+    assert [(worker, own) for worker, _, own in asked] == [("generator-0", False)]
+
+
 def test_rare_deaths_never_exhaust_the_budget() -> None:
     plan = _plan(reward=1)
     for day in range(50):

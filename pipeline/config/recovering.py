@@ -1,0 +1,44 @@
+"""The table of a run file for repairs: the ladder of `headrace` in its deadlines and budgets."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pipeline.config.base import Positive, Section, setting
+
+
+class RecoverySection(Section):
+    """What is done about a worker that is lost or suspected, beside restarts of dead and stuck
+    ones."""
+
+    policy: Literal["act", "own_signs", "advise"] = setting(
+        "own_signs",
+        "act: incidents of the observer restart and evict workers, too. own_signs: only ends and standstills that the "
+        "supervisor sees itself do; on incidents it advises. advise: nothing is evicted, and `repairs.jsonl` has what "
+        "would be done. Dead and stuck workers are restarted under each.",
+    )
+    tolerate_s: float = setting(10.0, "An incident about a worker that ends within this is left alone.", gt=0.0)
+    restart_timeout_s: float | None = setting(
+        None,
+        "A worker that neither works nor loads anything more for this long after its loss goes to the next rung. Absent: "
+        "supervisor.start_timeout_s and a minute.",
+        gt=0.0,
+    )
+    steady_s: float = setting(30.0, "A worker is repaired once it has worked for this long.", gt=0.0)
+    settle_s: float = setting(
+        150.0, "An incident that is still open this long after a restart was not repaired by it.", gt=0.0
+    )
+    max_repairs: Positive = setting(
+        5, "Losses of one worker in a row, none followed by steady_s of work. With one more it is evicted."
+    )
+    link_alarms: int = setting(
+        2, "Incidents about the links of one worker within link_window_s that are tolerated.", ge=0
+    )
+    link_window_s: float = setting(300.0, "Time over which link_alarms counts.", gt=0.0)
+    incident_restarts: int = setting(
+        3, "Restarts of one worker within window_s that incidents may order. Then it is evicted.", ge=0
+    )
+    max_evictions: int = setting(
+        2, "Workers that the supervisor may evict within window_s. 0: none. A person may evict more.", ge=0
+    )
+    window_s: float = setting(3600.0, "Time over which incident_restarts and max_evictions count.", gt=0.0)

@@ -1,0 +1,226 @@
+"""Carries out the ladder of repair on one run: signs in, orders out, steps on the record.
+
+*Consumes* heartbeats, the plan, and the observer's incidents, twice a second, beside the
+supervisor's loop. *Produces* fences, restarts, evictions in the desired fleet, the run's end, and
+lines of ``repairs.jsonl``. *Waits for* the registry's answers. An order that the registry did not
+take is carried out at the next look.
+
+Without an observer there are no incidents, and the rest is the same. Incidents of before this
+supervisor's start count once they go on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from pipeline.config.schema import RunConfig
+from pipeline.incidents.file import RunIncidents
+from pipeline.observability.repairs import StepRow, add_steps, read_steps
+from pipeline.process.exit_codes import ExitCode
+from pipeline.runtime.liveness import is_silent
+from pipeline.runtime.registry.contract import Eviction, Fleet, Heartbeat, Registry, WaitingFor
+from pipeline.supervisor.evictions import BY_SUPERVISOR, evicted
+from pipeline.supervisor.fleet_plan import FleetFailure, WorkerPhase
+from pipeline.supervisor.host_fleet import HostFleet
+from pipeline.supervisor.recovery.ladder import IncidentSign, Ladder
+from pipeline.supervisor.recovery.rungs import (
+    LadderLimits,
+    Member,
+    RepairOrder,
+    RepairPolicy,
+    RepairStep,
+    Rung,
+    StepOutcome,
+)
+from protocol.ids import Role
+
+_AT_WORK: Final = frozenset(WaitingFor) - {
+    WaitingFor.STARTING,
+    WaitingFor.DRAINING,
+    WaitingFor.STOPPED,
+    WaitingFor.QUARANTINE,
+}
+_READY: Final = _AT_WORK - {WaitingFor.COMPUTE, WaitingFor.COMPILE, WaitingFor.DISK}
+"""Waits of a worker that has started, and that others end."""
+_MAX_TRIES: Final = 5
+_A_MINUTE_S: Final = 60.0
+
+log = structlog.get_logger(__name__)
+
+
+def made_ladder(config: RunConfig, run_dir: Path) -> Ladder:
+    """Return the ladder of a run; its cases go on counting where earlier supervisors ended."""
+    settings = config.recovery
+    limits = LadderLimits(
+        tolerate_s=settings.tolerate_s,
+        restart_timeout_s=settings.restart_timeout_s or config.supervisor.start_timeout_s + _A_MINUTE_S,
+        steady_s=settings.steady_s,
+        settle_s=settings.settle_s,
+        max_repairs=settings.max_repairs,
+        link_alarms=settings.link_alarms,
+        link_window_s=settings.link_window_s,
+        incident_restarts=settings.incident_restarts,
+        max_evictions=settings.max_evictions,
+        window_s=settings.window_s,
+    )
+    try:
+        newest = max((row.case for row in read_steps(run_dir)), default=0)
+    except OSError as error:
+        log.warning("steps_not_read", reason=str(error))
+        newest = 0
+    return Ladder(RepairPolicy(settings.policy), limits, next_case=newest + 1)
+
+
+class Repairing:
+    """The ladder's eyes and hands."""
+
+    def __init__(self, ladder: Ladder, fleet: HostFleet, run_dir: Path) -> None:
+        self._ladder, self._fleet, self._run_dir = ladder, fleet, run_dir
+        self._incidents = RunIncidents(run_dir)
+        self._since_s = time.time()
+        self._orders: deque[RepairOrder] = deque()
+        self._moved: dict[str, float] = {}
+        """Last progress of workers with a case, by the supervisor's clock."""
+
+    async def look(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
+        """Read the signs, and carry out what follows. Raises LedgerUnavailable."""
+        if any(beat.who.role is Role.OBSERVER and not is_silent(beat.silent_s) for beat in beats):
+            self._ladder.see_incidents(now, await asyncio.to_thread(self._open_incidents))
+        self._see(beats, now)
+        self._orders += self._ladder.tick(now, self._roster(beats))
+        await self.record()
+        while self._orders:
+            await self._carry_out(registry, self._orders[0], now)
+            self._orders.popleft()
+        await self.record()
+
+    # -- signs -------------------------------------------------------------------------------------
+
+    def _open_incidents(self) -> dict[int, IncidentSign]:
+        try:
+            found = self._incidents.read()
+        except OSError as error:
+            log.warning("incidents_not_read", reason=str(error))
+            return {}
+        return {
+            one.number: IncidentSign(one.number, one.component, one.kinds[-1] if one.kinds else "", one.sentence)
+            for one in found
+            if one.is_open and one.records[-1].at_s >= self._since_s
+        }
+
+    def _see(self, beats: Sequence[Heartbeat], now: float) -> None:
+        """Tell the ladder which workers under repair load or work."""
+        pids = self._fleet.processes.pids
+        repaired = {case.worker for case in self._ladder.cases if case.is_repairing and not case.is_down}
+        for beat in beats:
+            worker = beat.who.worker
+            if worker not in repaired or pids.get(worker, beat.pid) != beat.pid or is_silent(beat.silent_s):
+                continue
+            if beat.waiting_for in _READY or (beat.waiting_for in _AT_WORK and beat.progress > 0):
+                self._ladder.works(now, worker)
+            elif (moved_s := self._fleet.watchdog.moved_s(worker)) is not None and moved_s != self._moved.get(worker):
+                self._moved[worker] = moved_s
+                self._ladder.moved(now, worker)
+        self._moved = {worker: moved_s for worker, moved_s in self._moved.items() if worker in repaired}
+
+    def _roster(self, beats: Sequence[Heartbeat]) -> dict[str, Member]:
+        """Return the workers that are there or wanted. Those that drain are leaving."""
+        there = {beat.who.worker: beat for beat in beats}
+        pids, roster = self._fleet.processes.pids, dict[str, Member]()
+        for worker in self._fleet.plan.workers:
+            if worker.phase is not WorkerPhase.DRAINING:
+                beat = there.get(worker.name)
+                is_held = beat is not None and pids.get(worker.name) in (beat.pid, 0)
+                roster[worker.name] = _member(worker.role, beat if is_held else None)
+        known = {worker.name for worker in self._fleet.plan.workers}
+        for name, beat in there.items():
+            if name not in known:
+                roster[name] = _member(beat.who.role, beat, is_guest=True)
+        return roster
+
+    # -- orders ------------------------------------------------------------------------------------
+
+    async def _carry_out(self, registry: Registry, order: RepairOrder, now: float) -> None:
+        match order.rung:
+            case Rung.ISOLATE:
+                for worker in order.workers:
+                    await registry.fence(worker)
+            case Rung.RESTART | Rung.ROLE_RESTART:
+                for worker in order.workers:
+                    if order.rung is Rung.ROLE_RESTART:
+                        await registry.fence(worker)
+                    # a fenced guest ends, and its own supervisor starts it again
+                    await self._fleet.restart(worker, order.reason)
+            case Rung.EVICT:
+                await self._evict(registry, order, now)
+            case Rung.WHOLE_RUN:
+                plan, reason = self._fleet.plan, f"does not come back: {order.reason}; every rung before was tried"
+                plan.failure = plan.failure or FleetFailure(order.worker, ExitCode.STUCK, reason)
+            case _:
+                self._ladder.failed(now, order, "it is not at hand")
+
+    async def _evict(self, registry: Registry, order: RepairOrder, now: float) -> None:
+        at_s = time.time()
+        for _ in range(_MAX_TRIES):
+            present = await registry.fleet()
+            if present is None:
+                break
+            fleet = present
+            if order.host:
+                fleet = evicted(fleet, Eviction("", order.host, order.reason, BY_SUPERVISOR, at_s))
+            else:
+                for worker in order.workers:
+                    one = Eviction(worker, "", order.reason, BY_SUPERVISOR, at_s)
+                    fleet = evicted(fleet, one, self._role_of(worker, fleet))
+            if fleet == present or await registry.replace_fleet(present, fleet):
+                for worker in order.workers:
+                    if worker not in self._fleet.processes.pids:
+                        await registry.fence(worker)
+                return
+        self._ladder.failed(now, order, "the desired fleet was being changed by others")
+
+    def _role_of(self, worker: str, fleet: Fleet) -> Role | None:
+        return next((one.role for one in self._fleet.plan.workers if one.name == worker), None)
+
+    # -- the record --------------------------------------------------------------------------------
+
+    async def record(self) -> None:
+        """Log the new steps, and append them to the record."""
+        steps = self._ladder.taken_steps()
+        if not steps:
+            return
+        for step in steps:
+            _tell(step)
+        at_s = time.time()
+        rows = [
+            StepRow(
+                at_s, step.case, step.worker, step.role, str(step.rung), str(step.outcome), step.sentence, step.limit_s
+            )
+            for step in steps
+        ]
+        try:
+            await asyncio.to_thread(add_steps, self._run_dir, rows)
+        except OSError as error:
+            log.warning("steps_not_written", reason=str(error))
+
+
+def _member(role: Role, beat: Heartbeat | None, *, is_guest: bool = False) -> Member:
+    if beat is None:
+        return Member(role)
+    is_at_work = not is_silent(beat.silent_s) and beat.waiting_for in _AT_WORK and beat.progress > 0
+    return Member(role, beat.host, is_guest, is_at_work)
+
+
+def _tell(step: RepairStep) -> None:
+    """Log a step: an eviction and the run's end loudly, advice and refusals as warnings."""
+    fields = {"worker": step.worker, "case": step.case, "rung": str(step.rung), "outcome": str(step.outcome)}
+    is_grave = step.rung in (Rung.EVICT, Rung.WHOLE_RUN) and step.outcome is StepOutcome.BEGUN
+    warns = step.outcome in (StepOutcome.ADVISED, StepOutcome.REFUSED)
+    level = log.error if is_grave else log.warning if warns else log.info
+    level("repair_step", **fields, why=step.sentence)
