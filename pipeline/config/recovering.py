@@ -1,4 +1,4 @@
-"""The table of a run file for repairs: the ladder of `headrace` in its deadlines and budgets."""
+"""The table of a run file for repairs: policy, deadlines and budgets of the ladder."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pipeline.config.base import Positive, Section, setting
 
 
 class RecoverySection(Section):
-    """What is done about a worker that is lost or suspected, beside restarts of dead and stuck
-    ones."""
+    """Repairs of a worker that is lost or suspected, beyond the restarts of dead and stuck ones."""
 
     policy: Literal["act", "own_signs", "advise"] = setting(
         "own_signs",

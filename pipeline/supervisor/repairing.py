@@ -1,9 +1,9 @@
 """Carries out the ladder of repair on one run: signs in, orders out, steps on the record.
 
-*Consumes* heartbeats, the plan, and the observer's incidents, twice a second, beside the
-supervisor's loop. *Produces* fences, restarts, evictions in the desired fleet, the run's end, and
-lines of ``repairs.jsonl``. *Waits for* the registry's answers. An order that the registry did not
-take is carried out at the next look.
+The supervisor's loop calls it twice a second, with heartbeats. It reads the plan and the observer's
+incidents. Its orders are fences, restarts, evictions in the desired fleet, and the run's end. Its
+steps are lines of ``repairs.jsonl``. An order that the registry did not take is carried out at the
+next look.
 
 Without an observer there are no incidents, and the rest is the same. Incidents of before this
 supervisor's start count once they go on."""
@@ -115,7 +115,7 @@ class Repairing:
         }
 
     def _see(self, beats: Sequence[Heartbeat], now: float) -> None:
-        """Tell the ladder which workers under repair load or work."""
+        """Report workers under repair that load or work."""
         pids = self._fleet.processes.pids
         repaired = {case.worker for case in self._ladder.cases if case.is_repairing and not case.is_down}
         for beat in beats:

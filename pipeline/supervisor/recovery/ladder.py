@@ -374,7 +374,7 @@ class Ladder:
         sick = [
             one
             for one in self._cases.values()
-            if one.role is case.role and one.is_out and not one.is_final or one is case
+            if one is case or (one.role is case.role and one.is_out and not one.is_final)
         ]
         found = tuple(one.worker for one in sick if not one.is_down)
         for one in sick:

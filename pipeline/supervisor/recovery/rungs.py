@@ -144,7 +144,7 @@ class RepairStep:
     """Until its deadline, in seconds; None for none."""
 
 
-RESTART_MENDS: Final = frozenset({"silent", "hung", "stuck", "slow", "leak", "stale", "errors"})
+RESTART_MENDS: Final = frozenset({"silent", "hung", "stuck", "slow", "leak", "stale", "errors", "mismatch"})
 """Kinds of incidents about a worker that a new process may mend."""
 OF_LINKS: Final = frozenset(
     {"undelivered", "sender_blocked", "unacknowledged", "never_started", "slow_link", "refused", "silent", "errors"}
@@ -155,6 +155,7 @@ _NO_RUNG: Final[Mapping[str, str]] = {
     "deadlock": "workers wait for one another in a circle: `headrace stacks` shows where",
     "disk": "make room or grant rights on its disk; a restart does neither",
     "endpoint": "start the outside service, or ask less of it",
+    "failed": "the supervisor starts it again, and `headrace logs` has its error",
     "ledger": "the supervisor keeps the ledger's server alive; a person mends an external one",
     "numeric": "look at the batch and the learning rate; the step was not committed",
     "odd": "it differs from its role, which is not a fault by itself",

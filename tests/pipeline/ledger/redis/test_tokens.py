@@ -25,7 +25,7 @@ from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.redis.tokens import AclRefused, TokenAdmin
 from pipeline.ledger.token import ROLES, Token, ledger_url, write_token
 from pipeline.ledger.types import Refusal
-from pipeline.runtime.registry.contract import Fleet, RunState, RunStatus, WeightsAnnouncement
+from pipeline.runtime.registry.contract import Eviction, Fleet, RunState, RunStatus, WeightsAnnouncement
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.joining.host_keys import keep_tokens
 from protocol.errors import ConfigError, LedgerRefused
@@ -179,6 +179,20 @@ async def test_a_generators_token_is_refused_by_a_pause_and_ends_none(owner: Own
     assert len((await joined_ledger.lease(who, max_trajectories=2)).leases) == 2
     await registry.aclose()
     await joined_ledger.aclose()
+
+
+async def test_a_generators_token_readmits_no_evicted_worker(owner: Owner) -> None:
+    registry = RedisRegistry(owner.client, RUN)
+    fleet = Fleet({Role.GENERATOR: 2}, evictions=(Eviction(host="hostb", reason="hot", by="operator@host"),))
+    await registry.set_fleet(fleet)
+    client = connect(owner.url_of(await owner.admin.create(Role.GENERATOR)))
+    joined_registry = RedisRegistry(client, RUN)
+    assert await joined_registry.fleet() == fleet, "a joined host reads that it is evicted"
+    if await tells_reads(owner):
+        with pytest.raises(LedgerRefused):
+            await joined_registry.replace_fleet(fleet, replace(fleet, evictions=()))
+        assert await registry.fleet() == fleet
+    await joined_registry.aclose()
 
 
 async def test_a_revoked_token_ends_its_connections_and_keys_at_once(owner: Owner) -> None:
