@@ -11,7 +11,7 @@ from tests.integration.fleet import EMULATED, RunningFleet, fleet, kill
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
-LASTING = ("run.num_updates=100000", "supervisor.backoff_s=0.05", "supervisor.max_restarts=2", "observer.enabled=false")
+LASTING = ("run.num_updates=100000", "supervisor.backoff_s=0.05", "observer.enabled=false")
 
 
 def evictions(run: RunningFleet) -> list[str]:
@@ -27,10 +27,10 @@ def test_a_generator_that_ends_at_each_start_is_evicted_with_a_sentence_and_the_
         before = run.workers()
         kill(run, "generator-1")
         (sentence,) = run.wait_until(lambda: evictions(run), "the eviction")
-        assert "3 infrastructure failures of it within 60 s, 2 are allowed" in sentence
-        assert "IsADirectoryError" in sentence
+        assert "ended twice by the same error, before it had finished any work" in sentence
+        assert "IsADirectoryError" in sentence and "`headrace readmit generator-1`" in sentence
         (words,) = run.wait_until(lambda: run.status()["evicted"], "the eviction in the fleet")
-        assert words.startswith("generator-1 is evicted by supervisor since ") and sentence.split(";")[0][-40:] in words
+        assert words.startswith("generator-1 is evicted by supervisor since ") and "IsADirectoryError" in words
         assert words in run.command("why", str(run.run_dir))["also"]
         done = run.num_updates()
         run.wait_until(lambda: run.num_updates() >= done + 2, "updates without it")
