@@ -18,7 +18,7 @@ def evictions(run: RunningFleet) -> list[str]:
     return [row.sentence for row in read_steps(run.run_dir) if (row.rung, row.outcome) == ("evict", "begun")]
 
 
-def test_a_generator_that_ends_at_each_start_is_evicted_with_a_sentence_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_generator_that_ends_at_each_start_is_evicted_and_the_run_goes_on(tmp_path: Path) -> None:
     with fleet(tmp_path, *EMULATED, *LASTING) as run:
         run.wait_until(lambda: run.num_updates() >= 2, "updates")
         own_log = run.run_dir / "logs" / "generator-1.jsonl"
