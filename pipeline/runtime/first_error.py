@@ -12,6 +12,7 @@ from pipeline.process.exit_codes import ExitCode, exit_code_of
 from pipeline.process.last_error import last_error
 from pipeline.runtime.registry.contract import MAX_DETAIL_CHARS, FailureReport
 from protocol.ids import Incarnation
+from protocol.printable import printable_line
 
 _NOT_ITS_OWN: Final = frozenset({ExitCode.FENCED, ExitCode.INTERRUPTED, ExitCode.LEDGER_UNAVAILABLE})
 """Ends that others brought about: a newer incarnation, a person, the ledger's server."""
@@ -43,5 +44,5 @@ class FirstError:
         if self._error is None or exit_code_of(self._error) in _NOT_ITS_OWN:
             return None
         found = last_error(self._error)
-        message = " ".join(found.message.split())
+        message = printable_line(" ".join(found.message.split()))
         return FailureReport(who=who, error=found.type, message=message[:MAX_DETAIL_CHARS])

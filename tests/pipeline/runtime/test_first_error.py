@@ -40,6 +40,11 @@ def test_an_end_that_others_brought_about_is_not_said(error: Exception) -> None:
     assert FirstError().report(WHO) is None
 
 
+def test_a_message_that_would_steer_a_terminal_is_made_printable() -> None:
+    said = ended_by(ValueError("bad \x1b[2Jverdict")).report(WHO)
+    assert said is not None and "\x1b" not in said.message and "verdict" in said.message
+
+
 def test_a_long_message_and_a_group_of_errors_fit_into_a_report() -> None:
     said = ended_by(ExceptionGroup("several", [ValueError("x" * 5000)])).report(WHO)
     assert said is not None and (said.error, len(said.message)) == ("ValueError", MAX_DETAIL_CHARS)
