@@ -97,6 +97,8 @@ def threshold(highest: list[float]) -> float:
 def check_distinct(makes: Mapping[str, Make], size: int = 16) -> None:
     """Raise ``ConfigError`` when two detectors do the same on two probes: a worker that is killed,
     and one that is slow."""
+    if len(makes) < 2:
+        return
     alarms: dict[str, list[Alarm]] = {name: [] for name in makes}
     levels: dict[str, list[float]] = {name: [] for name in makes}
     for label in ("killed", "slow x8"):
