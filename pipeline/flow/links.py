@@ -32,10 +32,14 @@ from math import isnan
 from pipeline.flow.limits import UsualLimit
 from pipeline.flow.rows import LinkRow
 
-_KEPT_ROWS = 400
-_SPARE_ROWS = 50
+_NEW_ROWS, _OLD_ROWS = 112, 36
+"""Newest rows that are all kept, and those of the time before."""
+_ONE_OF = 8
+"""Of the rows of that time one of so many is kept: about 400 rows are looked back."""
+_SPARE_ROWS = 16
 """So many more are kept before the oldest go together."""
 _COUNTERS = ("produced", "sent", "received", "done", "acknowledged")
+_WIDTH = 1 + len(_COUNTERS)
 _ORDER_S = 10.0
 """Counters of two ends are read at two moments. They contradict when the difference exceeds for so
 long the largest of a time before that was as long."""
@@ -70,40 +74,50 @@ class PairTrack:
 
 
 class CounterPast:
-    """The counters of a link's newest rows, packed: a large fleet has thousands of links. A row of
-    them takes 48 bytes."""
+    """The counters of a link's past rows, packed: a large fleet has thousands of links. A row of
+    them takes 48 bytes. Of the rows before the newest minutes one of eight is kept."""
 
     def __init__(self, row: LinkRow) -> None:
-        self._cells = array("d")
-        self._width = 1 + len(_COUNTERS)
+        self._old, self._new = array("d"), array("d")
         self.append(row)
 
     def append(self, row: LinkRow) -> None:
         """Take a newer row."""
-        self._cells.extend((row.time_s, *(getattr(row, name) for name in _COUNTERS)))
-        if len(self._cells) > (_KEPT_ROWS + _SPARE_ROWS) * self._width:
-            del self._cells[: _SPARE_ROWS * self._width]
+        self._new.extend((row.time_s, *(getattr(row, name) for name in _COUNTERS)))
+        if len(self._new) < (_NEW_ROWS + _SPARE_ROWS) * _WIDTH:
+            return
+        for at in range(0, _SPARE_ROWS * _WIDTH, _ONE_OF * _WIDTH):
+            self._old.extend(self._new[at : at + _WIDTH])
+        del self._new[: _SPARE_ROWS * _WIDTH]
+        if (excess := len(self._old) - _OLD_ROWS * _WIDTH) > 0:
+            del self._old[:excess]
 
     def clear(self) -> None:
         """Forget all rows."""
-        del self._cells[:]
+        del self._old[:], self._new[:]
 
     def since(self, counter: str, level: float) -> float | None:
         """Return the time of the oldest row from which on a counter exceeds a level; None if it
         does not in the newest row."""
-        cells, width, at = self._cells, self._width, 1 + _COUNTERS.index(counter)
-        place = len(cells)
-        while place and cells[place - width + at] > level:
-            place -= width
-        return cells[place] if place < len(cells) else None
+        at, found = 1 + _COUNTERS.index(counter), None
+        for cells in (self._new, self._old):
+            place = len(cells)
+            while place and cells[place - _WIDTH + at] > level:
+                place -= _WIDTH
+            if place < len(cells):
+                found = cells[place]
+            if place:
+                break
+        return found
 
     def rate(self, counter: str, from_s: float, until_s: float) -> float:
         """Return a counter's growth a second between two times; 0 with less than two rows."""
-        times = self._cells[:: self._width]
+        cells = self._old + self._new if self._new and from_s < self._new[0] else self._new
+        times = cells[::_WIDTH]
         first, last = bisect_left(times, from_s), bisect_right(times, until_s) - 1
         if last <= first:
             return 0.0
-        counts = self._cells[1 + _COUNTERS.index(counter) :: self._width]
+        counts = cells[1 + _COUNTERS.index(counter) :: _WIDTH]
         return (counts[last] - counts[first]) / (times[last] - times[first])
 
 
