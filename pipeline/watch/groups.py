@@ -119,10 +119,22 @@ def _with_filler(values: Floats) -> Floats:
 
 def medians(values: Floats) -> Floats:
     """Return medians along the last axis, of all values but NaN; NaN of none."""
+    return medians_and_nearer(values, 0.5)[0]
+
+
+def medians_and_nearer(values: Floats, share: float) -> tuple[Floats, Floats]:
+    """Return medians along the last axis, and values nearer to 0. A share 1 - ``share`` lies beyond
+    these, on one side of 0; else they are 0. NaN counts nowhere."""
     num = values.shape[-1]
     ordered = np.sort(values, axis=-1).reshape(-1, num)
     rows = np.arange(len(ordered))
     last = num - 1 - np.isnan(ordered).sum(axis=-1)
     low = ordered[rows, np.maximum(last // 2, 0)]
     high = ordered[rows, np.maximum((last + 1) // 2, 0)]
-    return ((low + high) * np.float32(0.5)).reshape(values.shape[:-1])
+    middle = ((low + high) * np.float32(0.5)).reshape(values.shape[:-1])
+    if share >= 0.5:
+        return middle, middle
+    place = np.maximum((share * last).astype(np.intp), 0)
+    low, high = ordered[rows, place], ordered[rows, np.maximum(last - place, 0)]
+    nearer = np.where(low > 0, low, np.where(high < 0, high, np.float32(0.0))).reshape(values.shape[:-1])
+    return middle, np.where(np.isnan(middle), middle, nearer)

@@ -21,7 +21,7 @@ _GATE = np.float32(2.0)
 """A deviation is at most twice the distance to the peers, and twice the worker's own movement."""
 
 
-_FEW_WORKERS = 64
+FEW_WORKERS = 64
 """Workers up to which each one's past is believed as it is."""
 _FEWEST_OTHERS = 3
 """Workers of other roles by which the fleet's movement is known."""
@@ -191,7 +191,7 @@ class Past:
 
         The first minute of some workers is unlike them. The larger the fleet, the more such workers
         it has, and the longer a past must be to be believed."""
-        doubt_s = self._tuning.doubt_s * math.log(max(1.0, num_workers / _FEW_WORKERS))
+        doubt_s = self._tuning.doubt_s * math.log(max(1.0, num_workers / FEW_WORKERS))
         learned_s = np.maximum(self.state["learned_s"], np.float32(self._tuning.warm_up_s))
         return np.sqrt(np.float32(1.0) + np.float32(doubt_s) / learned_s)
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from pipeline.watch.arrays import WorkerArrays
 from pipeline.watch.evidence import Evidence, Suspect
-from pipeline.watch.groups import SMALL, Floats, Groups, medians
+from pipeline.watch.groups import SMALL, Floats, Groups, medians_and_nearer
 from pipeline.watch.metrics import metric
-from pipeline.watch.past import Floors, Past, believed
+from pipeline.watch.past import FEW_WORKERS, Floors, Past, believed
 from pipeline.watch.readings import Readings
 from pipeline.watch.thresholds import Thresholds
 from pipeline.watch.tuning import Tuning
@@ -123,9 +123,12 @@ class Similarity:
         num = min(tuning.num_blocks, 2 * math.ceil(tuning.burst_s / block_s + 1.0) + 3)
         newest = [(self._num_ended - 1 - at) % tuning.num_blocks for at in range(num)]
         blocks = np.moveaxis(state["blocks"][newest], 0, -1)
-        left = medians(blocks)
+        share = tuning.burst_share if len(groups.of) > FEW_WORKERS else 0.5
+        left, nearer = medians_and_nearer(blocks, share)
         left[np.count_nonzero(np.isfinite(blocks), axis=-1) < 0.7 * num] = np.nan
-        size = believed(left, state["apart"], state["moved"], self._floors.bad) / self.past.doubt(len(groups.of))
+        size = believed(
+            np.where(np.isnan(left), left, nearer), state["apart"], state["moved"], self._floors.bad
+        ) / self.past.doubt(len(groups.of))
         now = replace(now, swell=np.fmax(now.swell, state["swell"]))
         is_warm = self._is_judged(block, groups)
         self.slow.judge(time_s, block_s, now, left, size, groups, self._floors, is_warm, is_named)

@@ -50,6 +50,8 @@ class Tuning:
     """Length of a block of the slow view."""
     num_blocks: int = 25
     """Blocks of the slow view's running median: it ignores bursts of less than half of them."""
+    burst_share: float = 0.4
+    """Share of them that a burst may fill in a large fleet, where the others' noise adds to it."""
     filled_s: float = 15.0
     """Time that a worker's last sample stands for missing ones."""
     high: float = 3.5

@@ -8,6 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.watch.frame import Frame
+from pipeline.watch.groups import medians_and_nearer
+from pipeline.watch.thresholds import NO_THRESHOLDS
+from pipeline.watch.tuning import Tuning
 from pipeline.watch.watcher import Watch
 from tests.pipeline.watch.fleets import LEVELS, findings, fleet, named
 
@@ -53,6 +56,27 @@ def test_an_unusual_first_minute_misleads_a_small_fleet_and_not_a_large_one(num:
 
     found = findings(fleet(num, seconds=160, levels={"heat": 40.0}, change=change))
     assert [one.worker for one in found] == blamed
+
+
+@pytest.mark.parametrize(("share", "blamed"), [(Tuning().burst_share, []), (0.5, ["generator-3"])])
+def test_a_noisy_burst_of_one_worker_of_many_moves_the_median_and_is_no_evidence(
+    share: float, blamed: list[str]
+) -> None:
+    def change(time_s: float, values: np.ndarray) -> None:
+        values[3, 0] *= 3.0 if 180.0 <= time_s < 230.0 else 1.0
+
+    # only the slow view, and it needs little
+    tuning = Tuning(burst_share=share, fast_limit=1e6, slow_limit=10.0, slow_persistence_s=10.0)
+    frames = fleet(80, seconds=340, levels={"heat": 40.0}, change=change, noise=0.35)
+    assert [one.worker for one in findings(frames, Watch(tuning, NO_THRESHOLDS))] == blamed
+
+
+def test_what_most_values_exceed_lies_nearer_to_nought_than_their_median() -> None:
+    values = np.array([[9, 1, 2, 8, 3, 7, np.nan, 4, 6, 5], [-3, -1, 0, 1, 2, -2, 3, 4, -4, np.nan]], np.float32)
+    middle, nearer = medians_and_nearer(np.concatenate([values, -values, values * np.nan]), 0.25)
+    assert middle.tolist()[:4] == [5.0, 0.0, -5.0, 0.0]
+    assert nearer.tolist()[:4] == [3.0, 0.0, -3.0, 0.0]
+    assert np.isnan(middle[4]) and np.isnan(nearer[4])
 
 
 def test_a_pause_of_the_whole_role_blames_no_worker() -> None:
