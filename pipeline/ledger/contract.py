@@ -161,9 +161,16 @@ class Ledger(Protocol):
         7.2, or no permission. ``totals`` and ``audit`` count such results in a row."""
         ...
 
-    async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
+    async def recover(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
         """Settle the claims in a new learner's checkpoint; return every other claim's units to
-        ready, and their number. Called once by each new learner incarnation."""
+        ready, and their number. Called once by each new learner incarnation.
+
+        ``kept`` stay claimed: their effect is in the new learner's weights, but on no disk yet."""
+        ...
+
+    async def missing(self, claims: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those of these claims that are not there, or not whole: settled, returned or
+        lost."""
         ...
 
     async def resume_from(self, who: Incarnation, restart: Restart) -> int:

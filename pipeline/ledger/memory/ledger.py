@@ -320,15 +320,20 @@ class MemoryLedger:
         self._enter(who)
         return True
 
-    async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
-        """Settle a checkpoint's claims; return the number of other units, now ready again."""
+    async def recover(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
+        """Settle a checkpoint's claims, keep ``kept``; return the number of other units, now ready
+        again."""
         s, now = self._enter(who)
         await self.settle(who, applied)
-        returned = [name for record in s.claims.values() for name in record.units]
-        s.claims.clear()
+        others = [s.claims.pop(claim) for claim in [*s.claims] if claim not in kept]
+        returned = [name for record in others for name in record.units]
         for name in returned:
             s.make_ready(name, now)
         return len(returned)
+
+    async def missing(self, claims: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those of these claims that are not there."""
+        return tuple(claim for claim in claims if claim not in self.state.claims)
 
     async def resume_from(self, who: Incarnation, restart: Restart) -> int:
         """Count from these weights on; return the credit of the trained units given up."""

@@ -270,11 +270,23 @@ class ShardedLedger:
         """Wait until every shard's writes are on its disk; False when one cannot confirm it."""
         return all(await self._home_first(who, lambda _, shard: shard.make_durable(who)))
 
-    async def recover(self, who: Incarnation, applied: tuple[str, ...]) -> int:
-        """Settle a checkpoint's claims; return the number of other units, now ready again."""
+    async def recover(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
+        """Settle a checkpoint's claims, keep ``kept``; return the number of other units, now ready
+        again."""
         self._shares.clear()
-        parts = split_claims(applied, self.num_shards)
-        return sum(await self._home_first(who, lambda index, shard: shard.recover(who, parts[index])))
+        parts, held = split_claims(applied, self.num_shards), split_claims(kept, self.num_shards)
+        return sum(
+            await self._home_first(who, lambda index, shard: shard.recover(who, parts[index], kept=held[index]))
+        )
+
+    async def missing(self, claims: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those of these claims of which a shard's part is not there."""
+        parts = split_claims(claims, self.num_shards)
+        found = await together(shard.missing(parts[index]) for index, shard in enumerate(self._shards))
+        lost = {(index, part) for index, missed in enumerate(found) for part in missed}
+        return tuple(
+            claim for claim in claims if not (own := split_claim(claim, self.num_shards)) or lost.intersection(own)
+        )
 
     async def resume_from(self, who: Incarnation, restart: Restart) -> int:
         """Count from these weights on; return the credit of the trained units given up."""

@@ -189,6 +189,25 @@ async def test_a_new_learner_gets_back_what_its_checkpoint_does_not_hold(bench):
     assert (await ledger.claim(newer, policy_version=1)).units == lost.units
 
 
+async def test_a_new_learner_keeps_the_claims_that_its_weights_hold_and_no_disk_does(bench):
+    ledger = await bench.open(make_spec(units_per_update=2, eta=3))
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=6)).leases:
+        await finish(ledger, lease)
+    on_disk, in_memory, lost = [await ledger.claim(LEARNER, policy_version=0) for _ in range(3)]
+    ids = (on_disk.claim_id, in_memory.claim_id, lost.claim_id)
+    assert await ledger.missing((*ids, "another")) == ("another",)
+    await bench.set_epoch("learner-0", 2)
+    newer = Incarnation(Role.LEARNER, "learner-0", 2)
+    assert await ledger.recover(newer, ids[:1], kept=ids[1:2]) == len(lost.units)
+    assert await ledger.missing(ids) == (ids[0], ids[2])
+    audit = await ledger.audit()
+    assert audit.balances and audit.groups.trained == 1, "what is kept is not settled"
+    assert (await ledger.claim(newer, policy_version=0)).units == lost.units
+    assert [unit.name for unit in await ledger.fetch(in_memory)] == [*in_memory.units]
+    assert await ledger.settle(newer, ids[1:2], num_updates=2) == 1
+    assert (await ledger.audit()).groups.trained == 2
+
+
 async def test_a_unit_dropped_from_a_claim_returns_its_credit_once(bench):
     ledger = await bench.open(make_spec())
     for lease in (await ledger.lease(GENERATOR, max_trajectories=4)).leases:

@@ -1,30 +1,36 @@
--- recover.lua: settle the claims that a checkpoint holds, and return every other claim's units to
--- ready.
+-- recover.lua: settle the claims that a checkpoint holds, keep those that only a snapshot holds, and
+-- return every other claim's units to ready.
 --
 -- Uses     beginning leaving ready requests versions
 -- Writes   claims claim:* ready ready_age counters tallies asked:<who>, and all that settled units leave
 --          behind
 -- ARGV[4]  request  integer  its number
--- ARGV[5..]  claims  text  whose effect the checkpoint holds
+-- ARGV[5]  kept     integer  how many of the claims stay claimed: the first ones
+-- ARGV[6..]  claims  text  whose effect the snapshot, then those whose effect the checkpoint holds
 -- Returns  how many units came back
 
-local request = ARGV[4]
+local request, kept = ARGV[4], tonumber(ARGV[5])
 local order = order_of('recover', request)
 if order == 'late' then return LATE end
 if order == 'again' then return integer(call('HGET', ASKED, 'recover:returned')) end
 allow_growth()
-local applied, returned = {}, 0
-for i = 5, #ARGV do applied[ARGV[i]] = true end
+local stays, applied, returned = {}, {}, 0
 local versions = {}
 local stored = call('HGETALL', P .. 'claims')
 for place = 1, #stored, 2 do versions[stored[place]] = tonumber(stored[place + 1]) end
 -- those of the checkpoint in its order, as they would have been settled
 local claims = {}
-for i = 5, #ARGV do
-  if versions[ARGV[i]] then claims[#claims + 1] = ARGV[i] end
+for i = 6, #ARGV do
+  local id = ARGV[i]
+  if i < 6 + kept then
+    stays[id] = true
+  else
+    applied[id] = true
+    if versions[id] then claims[#claims + 1] = id end
+  end
 end
 for id in pairs(versions) do
-  if not applied[id] then claims[#claims + 1] = id end
+  if not applied[id] and not stays[id] then claims[#claims + 1] = id end
 end
 for _, id in ipairs(claims) do
   local made = updates_in(versions[id])
@@ -38,7 +44,7 @@ for _, id in ipairs(claims) do
     end
   end
   call('DEL', P .. 'claim:' .. id)
+  call('HDEL', P .. 'claims', id)
 end
-call('DEL', P .. 'claims')
 remember('recover', request, 'recover:returned', returned)
 return returned

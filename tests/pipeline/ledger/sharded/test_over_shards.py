@@ -95,7 +95,10 @@ async def test_a_run_over_two_ledgers_trains_in_order_and_balances_in_each(shard
     assert [unit.name for unit in await ledger.fetch(claim)] == ["0", "1", "2", "3"]
     await ledger.advance(LEARNER, 1)
     assert await ledger.make_durable(LEARNER) in (True, False)
+    assert await ledger.recover(LEARNER, (), kept=(claim.claim_id,)) == 0, "every shard keeps its part"
+    assert await ledger.missing((claim.claim_id, "another")) == ("another",)
     assert [await ledger.settle(LEARNER, (claim.claim_id,), num_updates=1) for _ in range(2)] == [1, 0]
+    assert await ledger.missing((claim.claim_id,)) == (claim.claim_id,)
     totals, audit = await ledger.totals(), await ledger.audit()
     assert (totals.credit_used, totals.policy_version, totals.credit_limit) == (8, 1, 24)
     assert audit.balances
