@@ -27,6 +27,7 @@ from ops.bench.table import interleaved_medians, show, write_json
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import Claim, ClaimedUnit, ScoredChunk, Unit
 from pipeline.training.update_log.folder import UPDATES_FOLDER
+from pipeline.training.update_log.records import Origin
 from protocol.codec import to_blob
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import (
@@ -137,7 +138,7 @@ def measure(name: str, algorithm: str, window: int, median_length: float, rounds
         backend = build_training_backend(config)
         updates = PolicyUpdate(config, backend)
         recorder = UpdateRecorder(config, config.run_dir, Incarnation(Role.LEARNER, "learner", 1), backend)
-        recorder.begin(None, 0)
+        recorder.begin(Origin.START_MODEL, None, 0)
         number = 0
 
         first_bytes = 0

@@ -124,6 +124,11 @@ class CheckpointSection(Section):
     keep: Positive = setting(
         2, "Checkpoints kept. The rest go once a newer one is complete. Also copies at the mirror."
     )
+    snapshots: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "The learner's state is copied after every update to its host's shared memory, twice as large as weights and "
+        "optimiser. A learner that dies then repeats at most one update. auto: where there is room, with one rank.",
+    )
     mirror: StoreUrl | None = setting(
         None,
         "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER. Checkpoints are copied to the folder run.name in it, in "

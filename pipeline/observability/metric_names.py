@@ -114,6 +114,10 @@ _NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "published_bytes": ("published_weights_bytes_total", "Bytes of published weights."),
     "published_s": ("publishing_seconds_total", "Time of publishing weights."),
     "checkpoint_version": ("checkpoint_version", "Version in the newest whole checkpoint."),
+    "snapshot_version": ("snapshot_version", "Version in the newest snapshot in the host's memory."),
+    "snapshots": ("snapshots_total", "Snapshots copied to the host's memory."),
+    "skipped_snapshots": ("snapshots_skipped_total", "Snapshots left out: the one before was not sealed yet."),
+    "snapshot_s": ("snapshot_seconds_total", "Time that the learner waited for its snapshots."),
     "failed_checkpoints": ("failed_checkpoints_total", "Checkpoints that the disk refused."),
 }
 

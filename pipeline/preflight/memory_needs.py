@@ -27,7 +27,7 @@ from pipeline.algorithms.batching import tokens_at_once
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.findings import CheckFinding, fine, warn
 from pipeline.preflight.model_folder import read_model_config
-from pipeline.runtime.machine import Machine
+from pipeline.runtime.machine import CONTROL_GROUPS, Machine, free_in_group
 from pipeline.weights.tensorfile import read_head
 from protocol.errors import ConfigError, WeightsDamaged
 from protocol.ids import Role
@@ -242,9 +242,10 @@ def read_shape(model: Path, config: Mapping[str, Any]) -> Shape | None:
     return Shape(num_weights, layers, hidden, intermediate, keys * head_dim, vocabulary) if num_weights else None
 
 
-def room_here(machine: Machine, meminfo: Path = Path("/proc/meminfo")) -> Room:
+def room_here(machine: Machine, meminfo: Path = Path("/proc/meminfo"), groups: Path = CONTROL_GROUPS) -> Room:
     """Return this host's memory."""
-    free = machine.memory_bytes
+    in_group = free_in_group(groups)
+    free = machine.memory_bytes if in_group is None else min(machine.memory_bytes, in_group)
     with suppress(OSError, ValueError, IndexError):
         lines = meminfo.read_text(encoding="ascii").splitlines()
         line = next(line for line in lines if line.startswith("MemAvailable"))

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_GROUPS = Path("/sys/fs/cgroup")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+"""Files of the kernel on limits and use, within a container its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Machine:
     memory_bytes: int
 
 
-def this_machine(groups: Path = _GROUPS) -> Machine:
+def this_machine(groups: Path = CONTROL_GROUPS) -> Machine:
     """Return this machine's cores and memory, as affinity and control group limit them."""
     with_affinity = getattr(os, "sched_getaffinity", None)
     cores = len(with_affinity(0)) if with_affinity else os.cpu_count() or 1
@@ -27,6 +28,24 @@ def this_machine(groups: Path = _GROUPS) -> Machine:
         cores = min(cores, max(1, share))
     limits = (_number(groups / "memory.max"), _number(groups / "memory" / "memory.limit_in_bytes"))
     return Machine(cores, min([memory, *(limit for limit in limits if limit)]))
+
+
+def free_in_group(groups: Path = CONTROL_GROUPS) -> int | None:
+    """Return the bytes that the control group (version 2, then 1) still allows, pages of files that
+    can go counted as free; None without a limit."""
+    old = groups / "memory"
+    for most, taken, stat in (
+        (_number(groups / "memory.max"), _number(groups / "memory.current"), groups / "memory.stat"),
+        (_number(old / "memory.limit_in_bytes"), _number(old / "memory.usage_in_bytes"), old / "memory.stat"),
+    ):
+        if most is None or taken is None:
+            continue
+        pages: dict[str, str] = {}
+        with suppress(OSError, ValueError):
+            pages = dict(line.split() for line in stat.read_text(encoding="ascii").splitlines())
+        can_go = int(pages.get("total_inactive_file", pages.get("inactive_file", 0)))
+        return max(0, most - taken + can_go)
+    return None
 
 
 def _core_share(groups: Path) -> int | None:

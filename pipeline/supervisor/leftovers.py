@@ -1,5 +1,5 @@
-"""Removes what a run left outside its records: published weights, flow records, sockets, temporary
-folders."""
+"""Removes what a run left outside its records: published weights, snapshots, flow records, sockets,
+temporary folders."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from pipeline.runtime.flow_ring import flow_folder
+from pipeline.training.snapshots import snapshots_folder
 from pipeline.weights.store import weight_folders
 from protocol.endpoints import run_tag, socket_folders
 
@@ -15,7 +16,8 @@ from protocol.endpoints import run_tag, socket_folders
 def remains(run_dir: Path) -> list[Path]:
     """Return the folders of a run that are worthless once its processes have ended."""
     temporary = Path(tempfile.gettempdir()).glob(f"{run_tag(run_dir)}*")
-    candidates = {*weight_folders(run_dir), flow_folder(run_dir), *socket_folders(run_dir), *temporary}
+    memory = (*weight_folders(run_dir), flow_folder(run_dir), snapshots_folder(run_dir))
+    candidates = {*memory, *socket_folders(run_dir), *temporary}
     return sorted(folder for folder in candidates if folder.is_dir() and not folder.is_symlink())
 
 

@@ -9,6 +9,7 @@
       damaged-000006.version-50/  refused at a restart, kept for a person to look at; never read again
       set-aside-000005.version-40/  newer than the one that `headrace up --resume RUN --from-version N` chose
       .lock                       held, shared, by every process that may write here
+      .identity                   a random number, by which snapshots are of this run
 
 A folder is filled under a hidden name, flushed file by file, sealed by its manifest and only then
 renamed, which is atomic. Older checkpoints are removed after that. So at any power failure the
@@ -23,6 +24,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,6 +48,7 @@ _REMOVING = ".removing-"
 _DAMAGED = "damaged-"
 _SET_ASIDE = "set-aside-"
 _LOCK = ".lock"
+_IDENTITY = ".identity"
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
@@ -90,7 +93,7 @@ class CheckpointFolder:
     def __init__(self, root: Path, *, owner: str, keep: int) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least the checkpoint being written must be kept")
-        self._root = root
+        self.root = root
         self._owner = owner
         self._keep = keep
         self._writing = root / f"{_WRITING}{owner}"
@@ -101,25 +104,58 @@ class CheckpointFolder:
     def take_over(self) -> Checkpoint | None:
         """Become the only writer; return the newest intact checkpoint, None when none was written.
         Raises DataError when all are damaged (nothing was moved), StorageFailed by the disk."""
+        self.enter()
+        return self.newest()
+
+    def enter(self) -> None:
+        """Become the only writer. Raises StorageFailed by the disk."""
         try:
-            self._root.mkdir(parents=True, exist_ok=True)
-            self._lock = _open_lock(self._root)
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._lock = _open_lock(self.root)
             fcntl.flock(self._lock, fcntl.LOCK_SH)
-            for path in self._root.iterdir():
+            for path in self.root.iterdir():
                 if path.name.startswith(_WRITING):
                     # one rename takes it out of its writer's reach; then it is removed
                     path.rename(path.with_name(f"{_REMOVING}{path.name}.{self._owner}"))
-            _flush(self._root)
+            _flush(self.root)
             self._writing.mkdir()
-            _sweep(self._root)
-            found, damaged = _newest(self._root)
+            _sweep(self.root)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def newest(self) -> Checkpoint | None:
+        """Return the newest intact checkpoint, None when none was written; set damaged ones aside.
+        Raises DataError when all are damaged (nothing was moved), StorageFailed by the disk."""
+        try:
+            found, damaged = _newest(self.root)
             for folder in damaged:
                 folder.rename(folder.with_name(f"{_DAMAGED}{folder.name}"))
         except OSError as error:
-            raise StorageFailed(
-                f"{self._root} cannot be taken over by {self._owner}: {error}; free some space or repair the disk"
-            ) from error
+            raise self._refused(error) from error
         return found
+
+    def identity(self) -> str:
+        """Return the run's random number, made once: another run may have had the same folder.
+        Raises StorageFailed by the disk."""
+        path = self.root / _IDENTITY
+        try:
+            if not path.exists():
+                partial = self._writing / _IDENTITY
+                partial.write_text(secrets.token_hex(8))
+                partial.rename(path)
+            return path.read_text()
+        except OSError as error:
+            raise self._refused(error) from error
+
+    @property
+    def last_set_aside(self) -> int:
+        """Sequence number of the newest checkpoint that was set aside; 0 without any."""
+        return max((number for number, path in _named(self.root) if path.name.startswith(_SET_ASIDE)), default=0)
+
+    def _refused(self, error: OSError) -> StorageFailed:
+        return StorageFailed(
+            f"{self.root} cannot be taken over by {self._owner}: {error}; free some space or repair the disk"
+        )
 
     def close(self) -> None:
         """Release the lock: this process writes no more."""
@@ -134,9 +170,9 @@ class CheckpointFolder:
         ``save`` fills an empty folder; ``state`` has JSON values. Raises Fenced when a newer
         incarnation has taken over, StorageFailed when the disk refused: earlier ones are intact."""
         try:
-            sequence = max((number for number, _ in _named(self._root)), default=0) + 1
+            sequence = max((number for number, _ in _named(self.root)), default=0) + 1
             partial = self._writing / f"{sequence:06d}"
-            final = self._root / f"{sequence:06d}.version-{version}"
+            final = self.root / f"{sequence:06d}.version-{version}"
             partial.mkdir()
             try:
                 with work.part(0.6):
@@ -144,20 +180,20 @@ class CheckpointFolder:
                 (partial / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
                 _seal(partial, version)
                 partial.rename(final)
-                _flush(self._root)
+                _flush(self.root)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
         except OSError as error:
             if not self._writing.is_dir():
                 raise Fenced(
                     f"checkpoint of version {version} by {self._owner} was not written: a newer incarnation has taken "
-                    f"{self._root} over; stop at once"
+                    f"{self.root} over; stop at once"
                 ) from error
             raise StorageFailed(
-                f"checkpoint of version {version} under {self._root} could not be written: {error}; the earlier checkpoints "
+                f"checkpoint of version {version} under {self.root} could not be written: {error}; the earlier checkpoints "
                 "are untouched: free some space or repair the disk, and the next one will be written"
             ) from error
-        for _, folder in _complete(self._root)[: -self._keep]:
+        for _, folder in _complete(self.root)[: -self._keep]:
             if _version(folder) not in self.spared:
                 _remove(folder)
         return final

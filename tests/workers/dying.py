@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ import pytest
 from structlog.typing import FilteringBoundLogger
 
 import pipeline.training.checkpoints
+import workers.learner.beginning
 import workers.learner.learner
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.evaluating import EvaluationSection
@@ -35,14 +36,16 @@ from pipeline.observability.history import EvaluationRow, UpdateRow, ValueRow, r
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.training.snapshots import KeptState, LiveState, SnapshotFolder
 from pipeline.weights.store import StoredWeights, WeightsStore
-from pipeline.weights.tensorfile import Publication
+from pipeline.weights.tensorfile import Publication, TensorSpec
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import GENERATOR, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import small_config
 from tests.transports import zmq_transport
 from workers.engines.training.seam import StepResult
 from workers.learner.learner import Learner
+from workers.learner.snapshot_writer import SnapshotWriter
 
 _LOOKS = {"fetch", "totals", "weights", "heartbeats", "restarts"}
 """Calls that change nothing: dying after one is dying before the next."""
@@ -50,6 +53,15 @@ _LOOKS = {"fetch", "totals", "weights", "heartbeats", "restarts"}
 GROUP_SIZE = 2
 GROUPS_PER_UPDATE = 2
 BATCH = GROUP_SIZE * GROUPS_PER_UPDATE
+
+
+_SEAL, _TAKE = SnapshotFolder.seal, SnapshotWriter.take
+
+
+async def _take_to_the_end(writer: SnapshotWriter, *args: Any, **kwargs: Any) -> None:
+    """Take a snapshot that is sealed at once, so that every life has the same points."""
+    await _TAKE(writer, *args, **kwargs)
+    await writer.wait()
 
 
 class Killed(BaseException):
@@ -136,14 +148,16 @@ class MortalContext(ActorContext):
 class Memory:
     """A training backend whose weights are the list of its training samples."""
 
-    def __init__(self) -> None:
+    def __init__(self, stepped: list[str]) -> None:
         self.trained: list[str] = []
+        self._stepped = stepped
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         return [sample.behavior_logprobs for sample in samples]
 
     def step(self, samples: Sequence[TrainingSample], objective: object) -> StepResult:
         self.trained += [sample.name for sample in samples]
+        self._stepped += [sample.name for sample in samples]
         return StepResult(True, 0.0, 1.0, 1e-3, {}, len(samples))
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
@@ -165,6 +179,17 @@ class Memory:
 
     def load(self, folder: Path) -> None:
         self.trained = json.loads((folder / "weights.json").read_text())
+
+    def live_state(self) -> LiveState:
+        text = np.frombuffer(json.dumps(self.trained).encode(), np.uint8)
+
+        def copy(pages: Sequence[np.ndarray]) -> None:
+            pages[0][:] = text
+
+        return LiveState((TensorSpec("trained", "U8", (text.size,)),), "", copy)
+
+    def put_back(self, kept: KeptState) -> None:
+        self.trained = json.loads(bytes(kept.tensors["trained"][1]))
 
     def close(self) -> None:
         pass
@@ -189,6 +214,9 @@ class World:
     published: dict[int, list[str]] = field(default_factory=dict)
     """Version -> the weights of that name."""
     num_lives: int = 0
+    snapshots: Literal["on", "off"] = "on"
+    stepped: list[str] = field(default_factory=list[str])
+    """Trained on in any life, in this order."""
 
     def __post_init__(self) -> None:
         self.registry = MemoryRegistry(RealClock())
@@ -203,7 +231,7 @@ class World:
                 "algorithm": AlgorithmSection(
                     name="grpo", group_size=GROUP_SIZE, groups_per_update=GROUPS_PER_UPDATE, max_generation_batches=0
                 ),
-                "checkpoint": CheckpointSection(every_updates=2, keep=2),
+                "checkpoint": CheckpointSection(every_updates=2, keep=2, snapshots=self.snapshots),
                 "evaluation": EvaluationSection(every_updates=1, **self.evaluation),
                 "weights": WeightsSection(shared_memory=False),
                 # digests need tensors, and here weights are a list of names
@@ -216,7 +244,8 @@ class World:
         patch(workers.learner.learner, "load_text_tokenizer", lambda _: None)
         patch(workers.learner.learner, "PromptSource", lambda *_: source)
         patch(workers.learner.learner, "ledger_spec", lambda *_: self.spec)
-        patch(workers.learner.learner, "build_training_backend", lambda _: Memory())
+        patch(workers.learner.beginning, "build_training_backend", lambda _: Memory(self.stepped))
+        patch(workers.learner.beginning, "snapshots_folder", lambda _: self.folder / "snapshots")
         publish = WeightsStore.publish
 
         def note(store: WeightsStore, version: int, publication: Publication) -> StoredWeights:
@@ -249,6 +278,8 @@ class World:
         self.epochs["learner"] = who.epoch
         self.num_lives += 1
         restore = mortal_disk(reaper)
+        self.monkeypatch.setattr(SnapshotFolder, "seal", reaper.around("seal", _SEAL))
+        self.monkeypatch.setattr(SnapshotWriter, "take", _take_to_the_end)
         learner: Learner | None = None
         context: MortalContext | None = None
         try:

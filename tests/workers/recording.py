@@ -18,6 +18,7 @@ import numpy as np
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
 from pipeline.rewards.verifier import Response, VerifierOutcome
+from pipeline.training.snapshots import KeptState, LiveState
 from pipeline.weights.tensorfile import Publication
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, Segment
@@ -245,6 +246,12 @@ class RecordingTraining:
 
     def load(self, folder: Path) -> None:
         raise AssertionError(f"nothing was kept in {folder}")
+
+    def live_state(self) -> LiveState:
+        return LiveState((), str(len(self.steps)), lambda pages: None)
+
+    def put_back(self, kept: KeptState) -> None:
+        raise AssertionError(f"nothing was kept in {kept.path}")
 
     def close(self) -> None:
         pass

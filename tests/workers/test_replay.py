@@ -25,6 +25,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import Claim, ClaimedUnit, Unit
 from pipeline.training.checkpoints import CheckpointFolder
 from pipeline.training.update_log.folder import read_log
+from pipeline.training.update_log.records import Origin
 from protocol.errors import ConfigError, DataError, Diverged
 from protocol.ids import Incarnation, Role
 from tests.pipeline.algorithms.own import own_objectives
@@ -81,7 +82,8 @@ class Learning:
             self.backend.load(checkpoint.path)
         self.updates = PolicyUpdate(config, self.backend)
         self.recorder = UpdateRecorder(tell_as or config, config.run_dir, who, self.backend)
-        self.recorder.begin(checkpoint.path if checkpoint else None, state.get("policy_version", 0))
+        origin = Origin.CHECKPOINT if checkpoint else Origin.START_MODEL
+        self.recorder.begin(origin, checkpoint.path if checkpoint else None, state.get("policy_version", 0))
         self.num_updates = state.get("num_updates", 0)
         _LIVES.append(self)
         # numbers were announced meanwhile

@@ -8,6 +8,9 @@ A batch is settled, that is counted as trained for good, only together with the 
 holds its effect. Until then it is leased to this incarnation, and comes back whole if this process
 dies. Checkpoints are written while the next update is made (``workers.checkpoint_writer``).
 
+After every update the host's memory holds a snapshot (``workers.learner.snapshot_writer``). A
+successor that goes on from it keeps the claims, and settles them with its first checkpoint.
+
 A critic has a gate before the first update. The gate opens when the value worker's heartbeat
 reports that the critic is good enough, or has had its time. Until then claimed units are dropped
 with reason ``value_warmup``: generation goes on and credit returns.
@@ -22,7 +25,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import chain
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.data.source import PromptSource
@@ -32,17 +35,17 @@ from pipeline.ledger.version_history import VersionHistory
 from pipeline.observability.best import BestEvaluation
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow, read_history
 from pipeline.observability.samples import Samples
-from pipeline.preflight.model_folder import loading
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.context import WorkInHand
 from pipeline.runtime.registry.contract import UNUSABLE_IN_A_ROW, RunState, RunStatus, WaitingFor
-from pipeline.training.checkpoints import CHECKPOINTS, CheckpointFolder
-from protocol.errors import ConfigError, LedgerError
+from pipeline.training.checkpoints import CheckpointFolder
+from pipeline.training.update_log.records import Origin
+from protocol.errors import LedgerError
 from protocol.ids import Role
 from workers.checkpoint_writer import CheckpointWriter
-from workers.engines.build import build_training_backend
 from workers.engines.training.seam import TrainingBackend
+from workers.learner.beginning import begin
 from workers.learner.claimed_chunks import ClaimedChunks
 from workers.learner.critic_watch import CriticWatch
 from workers.learner.ending import Ending
@@ -51,6 +54,7 @@ from workers.learner.forecast import Forecast
 from workers.learner.hopeless import HopelessData
 from workers.learner.logprob_check import LogprobCheck
 from workers.learner.policy_update import PolicyUpdate
+from workers.learner.snapshot_writer import SnapshotWriter
 from workers.learner.update_recorder import SEGMENT_KEY, UpdateRecorder
 from workers.learner.update_row import show, update_row
 from workers.learner.weight_publisher import WeightPublisher
@@ -82,6 +86,7 @@ class Learner(Actor):
         self._backend: TrainingBackend
         self._folder: CheckpointFolder
         self._writer: CheckpointWriter
+        self._snapshots: SnapshotWriter
         self._updates: PolicyUpdate
         self._check: LogprobCheck
         self._recorder: UpdateRecorder
@@ -105,6 +110,8 @@ class Learner(Actor):
         """When the units in hand were claimed, by the monotonic clock."""
         self._has_checkpoint = False
         self._is_resumed = False
+        self._is_on_disk = True
+        """Whether a checkpoint was begun since a restart from a snapshot: soon after it, one is."""
         self._kept_s = 0.0
         """When the last checkpoint began, by the monotonic clock."""
 
@@ -114,50 +121,35 @@ class Learner(Actor):
         self.ctx.starting("reading prompts")
         source = await self.ctx.compute(PromptSource, config, load_text_tokenizer(config.model.path))
         await self.ctx.ledger.open(ledger_spec(config, source))
-        self._folder = CheckpointFolder(
-            self.ctx.run_dir / CHECKPOINTS, owner=str(self.ctx.who), keep=config.checkpoint.keep
-        )
-        checkpoint = await self.ctx.compute(self._folder.take_over)
-        state = checkpoint.state if checkpoint else {}
-        self.ctx.starting(loading(config.model.path))
-        self._backend = await self.ctx.compute(build_training_backend, config)
-        if checkpoint is not None:
-            self.ctx.starting(f"loading checkpoint {checkpoint.path.name}")
-            await self.ctx.compute(self._backend.load, checkpoint.path)
+        begun = await begin(self.ctx)
+        self._folder, self._backend, self._snapshots, state = begun.folder, begun.backend, begun.snapshots, begun.state
         self._updates = PolicyUpdate(config, self._backend)
         self._check = LogprobCheck(self.ctx, self._backend)
         self._recorder = UpdateRecorder(config, self.ctx.run_dir, self.ctx.who, self._backend)
-        loaded = checkpoint.path if checkpoint else None
-        await self.ctx.compute(self._recorder.begin, loaded, int(state.get("policy_version", 0)))
+        resumed = int(state.get("policy_version", 0))
+        await self.ctx.compute(self._recorder.begin, begun.origin, begun.checkpoint, resumed)
         self._num_updates = int(state.get("num_updates", 0))
+        self._applied = begun.kept
         self._writer = CheckpointWriter(self.ctx, self._folder)
-        if checkpoint is not None and not await self.ctx.ledger.restarts():
-            raise ConfigError(
-                f"the ledger has no record of this run, but {checkpoint.path.name} was written with one: its server was "
-                "emptied or is another. Give the right one by ledger.url, or start a new run from the checkpoint's model"
-            )
-        returned = await self.ctx.ledger.recover(self.ctx.who, tuple(state.get("claims", ())))
         self._publisher = WeightPublisher(self.ctx)
         await self._publisher.start()
-        self._version = await self._publisher.next_version(int(state.get("policy_version", 0)))
+        self._version = await self._publisher.next_version(resumed)
         given_up = await self.ctx.ledger.resume_from(self.ctx.who, Restart(self._version, self._num_updates))
         self._version_history = VersionHistory(await self.ctx.ledger.restarts())
-        history, resumed = self.ctx.run_dir / HISTORY_NAME, int(state.get("policy_version", 0))
+        history = self.ctx.run_dir / HISTORY_NAME
         self._history = History.resume(history, last_version=resumed)
         self._samples = await self.ctx.compute(Samples, config.samples, self.ctx.run_dir, resumed)
         self._evaluations = Evaluations(
-            self.ctx,
-            self._record,
-            sets=source.evaluation_sets,
-            next_number=int(state.get("next_evaluation", 0)),
+            self.ctx, self._record, sets=source.evaluation_sets, next_number=int(state.get("next_evaluation", 0))
         )
         evaluated = [row for row in read_history(history) if isinstance(row, EvaluationRow)]
         self._best = BestEvaluation(evaluated)
         recorded = {row.number for row in evaluated}
         await self._evaluations.resume(one for one in state.get("evaluations", ()) if one[0] not in recorded)
-        has_critic = config.has_critic
-        self._critic = CriticWatch(self.ctx, was_open=bool(state.get("critic_open"))) if has_critic else None
-        self._is_resumed = self._has_checkpoint = checkpoint is not None
+        was_open = bool(state.get("critic_open"))
+        self._critic = CriticWatch(self.ctx, was_open=was_open) if config.has_critic else None
+        self._is_resumed, self._has_checkpoint = begun.origin is not Origin.START_MODEL, begun.has_checkpoint
+        self._is_on_disk = begun.origin is not Origin.SNAPSHOT
         self._kept_s = self.ctx.clock.monotonic()
         algorithm = config.algorithm
         self._hopeless = HopelessData(algorithm.max_generation_batches * algorithm.groups_per_update)
@@ -171,7 +163,11 @@ class Learner(Actor):
         self._wait = WorkWait(self.ctx, chores)
         self.ctx.watch_in_hand(self._in_hand)
         self.ctx.log.info(
-            "learner_ready", policy_version=self._version, resumed=self._is_resumed, units_returned=returned
+            "learner_ready",
+            policy_version=self._version,
+            resumed=self._is_resumed,
+            begun_from=begun.name,
+            units_returned=begun.num_returned,
         )
         if given_up:
             self.ctx.log.error(
@@ -272,6 +268,8 @@ class Learner(Actor):
             await self._evaluations.request(self._version)
         if self._is_checkpoint_due() or (is_evaluated and self.ctx.config.evaluation.keep_best):
             await self._checkpoint()
+        # after it: claims that it waited for are settled, and the snapshot holds only the others
+        await self._snapshots.take(self._backend, {**self._state(), "claims": dict(self._applied)})
         self.ctx.held, self._claimed_s = 0, None
         self.ctx.deliver()
         self.ctx.progress()
@@ -294,7 +292,7 @@ class Learner(Actor):
         checkpoint comes soon: a process that dies again and again before it would begin at the same
         place each time."""
         settings = self.ctx.config.checkpoint
-        if self._num_updates % settings.every_updates == 0:
+        if self._num_updates % settings.every_updates == 0 or not self._is_on_disk:
             return True
         since_s = self.ctx.clock.monotonic() - self._kept_s
         if not self._has_checkpoint and not self._writer.is_writing:
@@ -307,15 +305,8 @@ class Learner(Actor):
         num_updates, claims = self._num_updates, tuple(self._applied)
         self._kept_s = self.ctx.clock.monotonic()
         self._history.sync()
-        state = {
-            "policy_version": self._version,
-            "num_updates": num_updates,
-            "claims": claims,
-            "next_evaluation": self._evaluations.next_number,
-            "evaluations": self._evaluations.pending,
-            "critic_open": self._critic is not None and self._critic.is_open,
-            SEGMENT_KEY: await self.ctx.compute(self._recorder.cut),
-        }
+        self._is_on_disk = True
+        state = {**self._state(), "claims": claims, SEGMENT_KEY: await self.ctx.compute(self._recorder.cut)}
 
         async def settle() -> None:
             await self.ctx.ledger.settle(self.ctx.who, claims, num_updates=num_updates)
@@ -327,6 +318,16 @@ class Learner(Actor):
             best = {self._best.row.policy_version} if self._best.row else set[int]()
             self._folder.spared = frozenset(best | {version for _, version in self._evaluations.pending})
         await self._writer.write(self._version, self._backend.snapshot, state, settle)
+
+    def _state(self) -> dict[str, Any]:
+        """Return what a checkpoint and a snapshot hold besides weights, optimiser and claims."""
+        return {
+            "policy_version": self._version,
+            "num_updates": self._num_updates,
+            "next_evaluation": self._evaluations.next_number,
+            "evaluations": self._evaluations.pending,
+            "critic_open": self._critic is not None and self._critic.is_open,
+        }
 
     async def _settle_idle(self) -> None:
         """Checkpoint early when no work comes. Units that are trained but not settled hold memory

@@ -48,9 +48,10 @@ class UpdateRecorder:
         # now: a file may change while the learner goes on with what it imported
         self._sources = own_sources(dict(config.algorithm), config.algorithm.path)
 
-    def begin(self, checkpoint: Path | None, state_version: int) -> None:
-        """Record which state was loaded: a checkpoint of ``state_version``, or the start model."""
-        self._origin = Origin.CHECKPOINT if checkpoint else Origin.START_MODEL
+    def begin(self, origin: Origin, checkpoint: Path | None, state_version: int) -> None:
+        """Record which state was loaded: the start model, or a checkpoint or snapshot of
+        ``state_version``."""
+        self._origin = origin
         self._checkpoint = checkpoint.name if checkpoint else None
         self._state_version = state_version
         if self._config.replay.record:
@@ -110,7 +111,7 @@ class UpdateRecorder:
 
     def _start(self, *, num_updates: int, policy_version: int) -> Start:
         config = self._config
-        has_loaded = self._origin in (Origin.START_MODEL, Origin.CHECKPOINT)
+        has_loaded = self._origin in (Origin.START_MODEL, Origin.CHECKPOINT, Origin.SNAPSHOT)
         without_address = config.model_copy(update={"ledger": config.ledger.model_copy(update={"url": None})})
         return Start(
             run=config.run.name,

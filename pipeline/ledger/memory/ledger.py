@@ -321,15 +321,10 @@ class MemoryLedger:
         return True
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
-        """Settle a checkpoint's claims, keep ``kept``; return the number of other units, now ready
-        again."""
-        s, now = self._enter(who)
+        """Settle a checkpoint's claims, keep a snapshot's; return the number of other units."""
+        s, _ = self._enter(who)
         await self.settle(who, applied)
-        others = [s.claims.pop(claim) for claim in [*s.claims] if claim not in kept]
-        returned = [name for record in others for name in record.units]
-        for name in returned:
-            s.make_ready(name, now)
-        return len(returned)
+        return sum([await self.return_claim(who, claim) for claim in [*s.claims] if claim not in kept])
 
     async def missing(self, claims: tuple[str, ...]) -> tuple[str, ...]:
         """Return those of these claims that are not there."""

@@ -249,17 +249,14 @@ class RedisLedger:
         return await wait_durable(self._durable, self._counters, who)
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
-        """Settle a checkpoint's claims, keep ``kept``; return the number of other units, now ready
-        again."""
+        """Settle a checkpoint's claims, keep a snapshot's; return the number of other units."""
         async with self._requests.one_at_a_time() as number:
             return await self._call("recover", who, request=number, kept=len(kept), claims=(*kept, *applied))
 
     async def missing(self, claims: tuple[str, ...]) -> tuple[str, ...]:
         """Return those of these claims that are not there."""
-        if not claims:
-            return ()
-        (found,) = await self._pipelined("missing", [("HMGET", keys.claims(self._run), *claims)])
-        return tuple(claim for claim, version in zip(claims, found, strict=True) if version is None)
+        (there,) = await self._pipelined("missing", [("HKEYS", keys.claims(self._run))])
+        return tuple(claim for claim in claims if claim.encode() not in there)
 
     async def resume_from(self, who: Incarnation, restart: Restart) -> int:
         """Count from these weights on; return the credit of the trained units given up."""

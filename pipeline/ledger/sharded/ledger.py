@@ -271,13 +271,10 @@ class ShardedLedger:
         return all(await self._home_first(who, lambda _, shard: shard.make_durable(who)))
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
-        """Settle a checkpoint's claims, keep ``kept``; return the number of other units, now ready
-        again."""
+        """Settle a checkpoint's claims, keep a snapshot's; return the number of other units."""
         self._shares.clear()
         parts, held = split_claims(applied, self.num_shards), split_claims(kept, self.num_shards)
-        return sum(
-            await self._home_first(who, lambda index, shard: shard.recover(who, parts[index], kept=held[index]))
-        )
+        return sum(await self._home_first(who, lambda index, shard: shard.recover(who, parts[index], kept=held[index])))
 
     async def missing(self, claims: tuple[str, ...]) -> tuple[str, ...]:
         """Return those of these claims of which a shard's part is not there."""

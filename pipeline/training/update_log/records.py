@@ -39,6 +39,8 @@ class Origin(StrEnum):
 
     START_MODEL = "start_model"
     CHECKPOINT = "checkpoint"
+    SNAPSHOT = "snapshot"
+    """A state in the host's memory, which an earlier learner's updates made."""
     CONTINUED = "continued"
     """The segment before, of the same learner."""
     AFTER_FAILURE = "after_failure"

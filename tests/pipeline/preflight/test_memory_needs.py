@@ -107,8 +107,13 @@ def test_a_shape_is_read_from_the_folder_and_its_weights_are_counted_by_their_he
 def test_the_hosts_room_is_what_it_says_itself(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 100 kB\nMemAvailable:    2048 kB\n")
-    assert room_here(Machine(2, 10**9), meminfo).free == 2 << 20
-    assert room_here(Machine(2, 10**9), tmp_path / "none").free == 10**9
+    assert room_here(Machine(2, 10**9), meminfo, tmp_path).free == 2 << 20
+    assert room_here(Machine(2, 10**9), tmp_path / "none", tmp_path).free == 10**9
+    (tmp_path / "memory.max").write_text("8000\n")
+    (tmp_path / "memory.current").write_text("5000\n")
+    assert room_here(Machine(2, 8000), meminfo, tmp_path).free == 3000
+    (tmp_path / "memory.stat").write_text("anon 4000\ninactive_file 900\n")
+    assert room_here(Machine(2, 8000), meminfo, tmp_path).free == 3900, "pages of files can go"
     assert is_cpu("cpu") and not is_cpu("cuda")
     assert is_cpu("auto", tmp_path)
     (tmp_path / "nvidia0").touch()

@@ -11,7 +11,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.learning import DataSection, ModelSection
-from pipeline.config.running import LedgerSection, RunSection, SupervisorSection
+from pipeline.config.running import CheckpointSection, LedgerSection, RunSection, SupervisorSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.runtime.clock import Clock
@@ -28,6 +28,7 @@ def small_config(folder: Path, *, drain_timeout_s: float = 5.0, outage_timeout_s
         data=DataSection(train=(folder / "no-data.jsonl",)),
         ledger=LedgerSection(outage_timeout_s=outage_timeout_s),
         supervisor=SupervisorSection(drain_timeout_s=drain_timeout_s),
+        checkpoint=CheckpointSection(snapshots="off"),
     )
 
 

@@ -5,24 +5,26 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from structlog.testing import capture_logs
 
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.observability.history import EvaluationRow
 from pipeline.observability.samples import SAMPLES_NAME, read_samples
 from pipeline.runtime.registry.contract import RunState
-from pipeline.training.checkpoints import CheckpointFolder
+from pipeline.training.checkpoints import CheckpointFolder, list_checkpoints
 from protocol.errors import ConfigError, StorageFailed
+from protocol.ids import Incarnation, Role
 from tests.workers.dying import BATCH, Reaper, World
 
 NUM_UPDATES = 5
 
 
-async def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+async def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: Literal["on", "off"]) -> list[str]:
     reaper = Reaper(None)
-    world = World(tmp_path / "whole", monkeypatch, num_updates=NUM_UPDATES)
+    world = World(tmp_path / "whole", monkeypatch, num_updates=NUM_UPDATES, snapshots=snapshots)
     await check(world, reaper)
     assert world.num_lives == 1
     return reaper.points
@@ -52,17 +54,20 @@ async def check(world: World, reaper: Reaper) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("snapshots", ["on", "off"])
 async def test_a_learner_killed_at_any_point_trains_everything_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: Literal["on", "off"]
 ) -> None:
-    names = await points(tmp_path, monkeypatch)
+    names = await points(tmp_path, monkeypatch, snapshots)
     for needed in ("claim", "step", "snapshot", "flush", "rename", "settle", "announce_weights", "advance", "recover"):
         assert any(needed in name for name in names), f"no point at {needed}"
     for at, name in enumerate(names):
         folder = tmp_path / str(at)
-        world = World(folder, monkeypatch, num_updates=NUM_UPDATES)
+        world = World(folder, monkeypatch, num_updates=NUM_UPDATES, snapshots=snapshots)
         try:
             await check(world, Reaper(at))
+            if snapshots == "on":
+                assert len(world.stepped) <= (NUM_UPDATES + 1) * BATCH, "at most one update is made again"
         except BaseException as error:
             error.add_note(f"killed at point {at} of {len(names)}: {name}")
             raise
@@ -113,10 +118,12 @@ async def test_a_disk_that_refuses_checkpoints_stops_no_run_and_settles_nothing(
     assert world.num_lives == 1
 
 
+@pytest.mark.parametrize(("snapshots", "given_up"), [("off", {"rolled_back": 2 * BATCH}), ("on", {})])
 async def test_after_a_damaged_checkpoint_what_it_held_is_counted_as_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: Literal["on", "off"], given_up: dict[str, int]
 ) -> None:
-    world = World(tmp_path, monkeypatch, num_updates=4)
+    """With a snapshot of the same update, nothing is."""
+    world = World(tmp_path, monkeypatch, num_updates=4, snapshots=snapshots)
     await world.live(Reaper(None))
     newest = world.root / "000002.version-4"
     (newest / "weights.json").write_text("[]")
@@ -126,9 +133,56 @@ async def test_after_a_damaged_checkpoint_what_it_held_is_counted_as_given_up(
     audit = await world.ledger.audit()
     assert audit.balances
     assert audit.trajectories.trained == len(trained)
-    assert audit.trajectories.dropped["rolled_back"] == 2 * BATCH
-    assert (world.root / f"damaged-{newest.name}").is_dir()
+    assert {reason: count for reason, count in audit.trajectories.dropped.items() if reason != "cancelled"} == given_up
+    assert (world.root / f"damaged-{newest.name}").is_dir() is (snapshots == "off")
     assert [row.update for row in world.rows()] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_claims_in_memory_are_settled_by_the_next_checkpoint_and_by_nothing_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dead before any checkpoint, then again in the next update: the host ends, and all comes
+    back."""
+    world = World(tmp_path, monkeypatch, num_updates=4)
+    world.config = world.config.model_copy(
+        update={"checkpoint": world.config.checkpoint.model_copy(update={"every_updates": 4})}
+    )
+    assert not await world.live(Reaper(2, "before step"))
+    assert not await world.live(Reaper(0, "before step"))
+    audit = await world.ledger.audit()
+    assert audit.balances and audit.trajectories.trained == 0
+    assert len(set(world.stepped)) == len(world.stepped) == 2 * BATCH
+    shutil.rmtree(tmp_path / "snapshots")
+    trained = await world.live_until_done(Reaper(None))
+    assert len(trained) == len(set(trained)) == 4 * BATCH
+    assert (await world.ledger.audit()).trajectories.trained == 4 * BATCH
+
+
+async def test_a_learner_on_a_snapshot_writes_a_checkpoint_with_its_first_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, num_updates=4)
+    world.config = world.config.model_copy(
+        update={"checkpoint": world.config.checkpoint.model_copy(update={"every_updates": 100})}
+    )
+    await world.live_until_done(Reaper(2, "before step"))
+    kept = [checkpoint.version for checkpoint in list_checkpoints(world.root)]
+    assert kept == [4, 5], "versions 1 and 2; 2 again as 3; its first update's; the end's"
+
+
+async def test_a_snapshot_whose_claims_the_ledger_lost_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, num_updates=4)
+    assert not await world.live(Reaper(3, "before step"))
+    lost = [*world.ledger.state.claims][-2]
+    assert await world.ledger.return_claim(Incarnation(Role.LEARNER, "learner", 1), lost) == 2
+    with capture_logs() as logs:
+        trained = await world.live_until_done(Reaper(None))
+    assert len(trained) == len(set(trained)) == 4 * BATCH
+    refused = [(line["snapshot"], line["reason"]) for line in logs if line["event"] == "snapshot refused"]
+    assert [name for name, _ in refused] == ["snapshot of version 3 by learner#1"]
+    assert f"first {lost}" in refused[0][1]
 
 
 async def test_a_learner_with_a_checkpoint_refuses_a_ledger_that_does_not_know_the_run(

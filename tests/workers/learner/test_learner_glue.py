@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import workers.learner.beginning
 import workers.learner.learner
 from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample
@@ -245,7 +246,7 @@ async def test_each_update_begins_from_the_version_that_the_learner_is_at(
     would count as old."""
     world = World(tmp_path, monkeypatch, num_updates=3)
     backend = RecordingTraining()
-    monkeypatch.setattr(workers.learner.learner, "build_training_backend", lambda _: backend)
+    monkeypatch.setattr(workers.learner.beginning, "build_training_backend", lambda _: backend)
     assert await world.live(Reaper(None))
     before = [row.policy_version - 1 for row in world.rows()]
     assert len(before) == 3

@@ -33,13 +33,25 @@ class LearnedState(msgspec.Struct, frozen=True):
     def save(self, folder: Path) -> None:
         """Write it into ``folder``. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / STATE_FILE).write_bytes(msgspec.json.encode(self))
+        (folder / STATE_FILE).write_text(self.text())
 
     @classmethod
     def load(cls, folder: Path) -> LearnedState:
         """Read a state that ``save`` wrote. Raises DataError naming the file."""
         path = folder / STATE_FILE
         try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except (OSError, msgspec.MsgspecError) as error:
+            return cls.parse(path.read_bytes(), path)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error}; resume from another checkpoint") from error
+
+    def text(self) -> str:
+        """Return it as JSON."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def parse(cls, text: bytes, path: Path) -> LearnedState:
+        """Read a state's JSON, which ``path`` has. Raises DataError naming it."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as error:
             raise DataError(f"{path} cannot be read: {error}; resume from another checkpoint") from error

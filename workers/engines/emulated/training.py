@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.algorithms.batching import TrainingSample
+from pipeline.training.snapshots import KeptState, LiveState
 from protocol.errors import EngineError
 from protocol.ids import TrajectoryId
 from workers.engines.emulated import weights
@@ -116,6 +117,14 @@ class EmulatedTraining:
     def load(self, folder: Path) -> None:
         """Take back a snapshot. Raises DataError naming the file, with nothing changed."""
         self.state = LearnedState.load(folder)
+
+    def live_state(self) -> LiveState:
+        """Return the state, which has no tensors."""
+        return LiveState((), self.state.text(), lambda pages: None)
+
+    def put_back(self, kept: KeptState) -> None:
+        """Take back a ``live_state``. Raises DataError, with nothing changed."""
+        self.state = LearnedState.parse(kept.note.encode(), kept.path)
 
     def close(self) -> None:
         """There is nothing to release."""

@@ -126,14 +126,20 @@ def snapshot_optimizer(
 ) -> Callable[[Path], None]:
     """Copy state by parameter name, random streams and step count; return the copy's writer."""
     return optimizer_writer(
-        {
-            # a count may be a number; the file has tensors
-            f"{key}/{name}": copy_to_host(torch.as_tensor(value))
-            for name, kept in states.items()
-            for key, value in kept.items()
-        },
+        {label: copy_to_host(value) for label, value in optimizer_tensors(states).items()},
         state,
     )
+
+
+def optimizer_tensors(states: Mapping[str, Mapping[str, torch.Tensor | int]]) -> dict[str, torch.Tensor]:
+    """Return live state by parameter name as ``<state>/<parameter name>``: a count may be a number,
+    and files have tensors."""
+    return {f"{key}/{name}": torch.as_tensor(value) for name, kept in states.items() for key, value in kept.items()}
+
+
+def rng_tensors() -> dict[str, torch.Tensor]:
+    """Return the random streams as a file names them."""
+    return {f"{_RNG}/{device}": state for device, state in rng_states().items()}
 
 
 def optimizer_writer(states: Mapping[str, torch.Tensor], state: TrainingState) -> Callable[[Path], None]:
@@ -141,7 +147,7 @@ def optimizer_writer(states: Mapping[str, torch.Tensor], state: TrainingState) -
 
     ``states`` is ``<state>/<parameter name>`` -> tensor on the host. The function raises OSError,
     and may run on any thread."""
-    tensors = {**states, **{f"{_RNG}/{device}": state for device, state in rng_states().items()}}
+    tensors = {**states, **rng_tensors()}
 
     def write(folder: Path) -> None:
         with storage_errors(folder / OPTIMIZER_FILE):
@@ -156,8 +162,16 @@ def read_training_state(folder: Path) -> TrainingState:
     """Read ``training.json``. Raises DataError naming it."""
     path = folder / TRAINING_FILE
     try:
-        state = msgspec.json.decode(path.read_bytes(), type=TrainingState)
-    except (OSError, msgspec.MsgspecError) as error:
+        return parse_training_state(path.read_bytes(), path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}; resume from another checkpoint") from error
+
+
+def parse_training_state(text: bytes, path: Path) -> TrainingState:
+    """Read the JSON of ``training.json``, which ``path`` has. Raises DataError naming it."""
+    try:
+        state = msgspec.json.decode(text, type=TrainingState)
+    except msgspec.MsgspecError as error:
         raise DataError(f"{path} cannot be read: {error}; resume from another checkpoint") from error
     if state.format != TRAINING_FORMAT:
         raise DataError(
@@ -220,9 +234,15 @@ def read_optimizer(shapes: Mapping[str, torch.Size], folder: Path) -> OptimizerS
     path = folder / OPTIMIZER_FILE
     if not path.is_file():
         raise DataError(f"{path} is missing; resume from another checkpoint")
+    return sort_optimizer(_read_tensors(path), shapes, path)
+
+
+def sort_optimizer(tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size], path: Path) -> OptimizerState:
+    """Return ``<state>/<parameter name>`` and ``rng/<device>`` of ``path`` by parameter and device.
+    Raises DataError for one that fits no parameter of these ``shapes``."""
     states: dict[str, dict[str, torch.Tensor]] = {}
     rng: dict[str, torch.Tensor] = {}
-    for label, tensor in _read_tensors(path).items():
+    for label, tensor in tensors.items():
         key, _, name = label.partition("/")
         if key == _RNG:
             rng[name] = tensor

@@ -25,6 +25,7 @@ from workers.engines.model.checkpoint_files import (
     restore_rng,
     restored_state,
     snapshot_optimizer,
+    sort_optimizer,
 )
 from workers.engines.model.optimizers import make_optimizers
 from workers.engines.model.rate_decay import CONSTANT, RateDecay
@@ -174,15 +175,33 @@ class GuardedOptimizer:
             optimizer.state.clear()
         self.num_steps = num_steps
 
+    @property
+    def states(self) -> dict[str, dict[str, torch.Tensor | int]]:
+        """Live state by parameter name; empty before a parameter's first step."""
+        return {name: self._owners[id(value)].state.get(value, {}) for name, value in self._parameters.items()}
+
+    @property
+    def training_state(self) -> TrainingState:
+        """Optimiser and schedule at this moment, as a checkpoint records them."""
+        return self._settings.training_state(self.num_steps)
+
     def snapshot(self) -> Callable[[Path], None]:
         """Copy state, random streams and step count; return a function that writes the copy."""
-        states = {name: self._owners[id(value)].state.get(value, {}) for name, value in self._parameters.items()}
-        return snapshot_optimizer(states, self._settings.training_state(self.num_steps))
+        return snapshot_optimizer(self.states, self.training_state)
 
     def read(self, folder: Path, state: TrainingState) -> OptimizerState:
         """Read a :meth:`snapshot`, and change nothing. Raises DataError naming the file."""
         self._settings.check_state(state, folder)
-        return read_optimizer({name: value.shape for name, value in self._parameters.items()}, folder)
+        return read_optimizer(self._shapes, folder)
+
+    def sort(self, tensors: Mapping[str, torch.Tensor], state: TrainingState, path: Path) -> OptimizerState:
+        """Return the state that ``path`` has as tensors, and change nothing. Raises DataError."""
+        self._settings.check_state(state, path)
+        return sort_optimizer(tensors, self._shapes, path)
+
+    @property
+    def _shapes(self) -> dict[str, torch.Size]:
+        return {name: value.shape for name, value in self._parameters.items()}
 
     def restore(self, read: OptimizerState, state: TrainingState) -> None:
         """Put back the read state: the next step is then that of the uninterrupted run."""

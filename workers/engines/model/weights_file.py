@@ -87,6 +87,11 @@ def spec_of(name: str, tensor: torch.Tensor, floating: torch.dtype) -> TensorSpe
     return TensorSpec(name, _NAMES[dtype], tuple(tensor.shape))
 
 
+def torch_type(spec: TensorSpec) -> torch.dtype:
+    """Return the type of a tensor's numbers. Raises KeyError for one that torch has not."""
+    return _DTYPES[spec.dtype]
+
+
 def lay_out(
     specs: Iterable[TensorSpec], make: Callable[[str], torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> Publication:

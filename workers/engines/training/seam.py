@@ -13,6 +13,7 @@ from pipeline.algorithms.batching import TrainingSample
 
 if TYPE_CHECKING:
     from pipeline.algorithms.objective import Objective
+    from pipeline.training.snapshots import KeptState, LiveState
     from pipeline.weights.tensorfile import Publication
 
 
@@ -88,6 +89,15 @@ class TrainingBackend(Protocol):
 
     def load(self, folder: Path) -> None:
         """Take back a snapshot. Raises DataError naming the file that is missing or damaged."""
+        ...
+
+    def live_state(self) -> LiveState:
+        """Return the state of an exact resume where it lies, to be copied before the next step.
+        Weights that never change are left out."""
+        ...
+
+    def put_back(self, kept: KeptState) -> None:
+        """Take back a copied ``live_state``. On DataError nothing has changed."""
         ...
 
     def close(self) -> None:

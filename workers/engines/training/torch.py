@@ -16,8 +16,14 @@ from pipeline.algorithms.batching import TrainingSample, plan_micro_batches, tok
 from pipeline.config.rate_phases import rate_phases
 from pipeline.preflight.lora import check_lora
 from pipeline.process import work
-from workers.engines.model.checkpoint_files import read_training_state, snapshot_writer
+from workers.engines.model.checkpoint_files import (
+    optimizer_tensors,
+    read_training_state,
+    rng_tensors,
+    snapshot_writer,
+)
 from workers.engines.model.layers import enable_gradient_checkpointing
+from workers.engines.model.live_state import check_weights, live_state, read_kept
 from workers.engines.model.loading import load_model, resolve_device
 from workers.engines.model.micro_batches import memory_errors
 from workers.engines.model.optimizer import GRADIENT, GuardedOptimizer, OptimizerSettings
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
 
     from pipeline.algorithms.objective import Objective
     from pipeline.config.schema import RunConfig
+    from pipeline.training.snapshots import KeptState, LiveState
     from workers.engines.model.adapter import Adapter
     from workers.engines.training.lora import LoraSettings
 MEMORY_ADVICE = "lower learner.micro_batch_tokens or set model.gradient_checkpointing"
@@ -119,6 +126,21 @@ class TorchTraining(TorchPublishing):
         put_weights = self._weights.read(folder)
         optimizer = self._optimizer.read(folder, state)
         put_weights()
+        self._optimizer.restore(optimizer, state)
+
+    def live_state(self) -> LiveState:
+        """Return weights, optimiser and random streams where they lie."""
+        states = optimizer_tensors(self._optimizer.states) | rng_tensors()
+        return live_state(self._weights.changing(), states, self._optimizer.training_state)
+
+    def put_back(self, kept: KeptState) -> None:
+        """Take back a copied ``live_state``. On DataError nothing has changed."""
+        state, weights, states = read_kept(kept)
+        live = self._weights.changing()
+        check_weights(weights, {name: tensor.shape for name, tensor in live.items()}, kept.path)
+        optimizer = self._optimizer.sort(states, state, kept.path)
+        for name, tensor in live.items():
+            tensor.copy_(weights[name])
         self._optimizer.restore(optimizer, state)
 
     def close(self) -> None:

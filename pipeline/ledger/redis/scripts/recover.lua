@@ -1,5 +1,4 @@
--- recover.lua: settle the claims that a checkpoint holds, keep those that only a snapshot holds, and
--- return every other claim's units to ready.
+-- recover.lua: settle a checkpoint's claims, keep a snapshot's, and return the units of all others.
 --
 -- Uses     beginning leaving ready requests versions
 -- Writes   claims claim:* ready ready_age counters tallies asked:<who>, and all that settled units leave

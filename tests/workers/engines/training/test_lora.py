@@ -24,6 +24,7 @@ from protocol.errors import ConfigError, DataError  # noqa: E402
 from tests.workers.engines.model.test_adapter import bytes_of  # noqa: E402
 from tests.workers.engines.subjects import Settings  # noqa: E402
 from tests.workers.engines.tiny import VOCABULARY, make_samples, tiny_model, with_old  # noqa: E402
+from tests.workers.engines.training.through_memory import ThroughMemory  # noqa: E402
 from workers.engines.model.adapter import Adapter, publish_adapter, publish_base, publish_merged  # noqa: E402
 from workers.engines.model.weights_file import publish_tensors, view_weights  # noqa: E402
 from workers.engines.training.lora import LoraSettings  # noqa: E402
@@ -268,6 +269,17 @@ def test_a_resumed_run_goes_on_bitwise_as_if_never_stopped(tmp_path: Path, tied:
     resumed.load(tmp_path / "half")
     for seed in range(3, 6):
         assert through.step(make_samples(seed=seed), Objective()) == resumed.step(make_samples(seed=seed), Objective())
+    assert files(through, tmp_path / "through") == files(resumed, tmp_path / "resumed")
+
+
+def test_a_snapshot_in_memory_holds_the_adapter_alone_and_goes_on_bitwise(tmp_path: Path) -> None:
+    through, memory = trained(), ThroughMemory(tmp_path / "memory")
+    assert not [spec.name for spec in through.live_state().specs if "base_layer" in spec.name]
+    filled = memory.fill(through)
+    after = [through.step(make_samples(seed=seed), Objective()) for seed in range(3, 6)]
+    resumed = make(tiny_model(), replace(LORA, seed=77))
+    resumed.put_back(memory.read(filled))
+    assert [resumed.step(make_samples(seed=seed), Objective()) for seed in range(3, 6)] == after
     assert files(through, tmp_path / "through") == files(resumed, tmp_path / "resumed")
 
 

@@ -32,6 +32,7 @@ from tests.workers.engines.subjects import (
     forget_followers,
 )
 from tests.workers.engines.tiny import make_samples, plain_logprobs, tiny_model, with_old
+from tests.workers.engines.training.through_memory import ThroughMemory
 from workers.engines.model.weights_file import view_weights
 from workers.engines.training.ranks.launch import is_rank
 from workers.engines.training.seam import StepResult, TrainingBackend
@@ -441,6 +442,37 @@ def test_random_streams_go_on_where_they_were(make: Make, tmp_path: Path) -> Non
     torch.manual_seed(1234)
     backend.load(tmp_path)
     assert torch.equal(torch.rand(4), expected)
+
+
+def test_a_snapshot_in_memory_goes_on_bitwise_as_if_never_stopped(make: Make, tmp_path: Path) -> None:
+    settings, memory = Settings(warmup_steps=6, weight_decay=0.1), ThroughMemory(tmp_path)
+    through = make(tiny_model(), settings)
+    for seed in range(3):
+        through.step(make_samples(seed=seed), Objective())
+    filled, moment = memory.fill(through), snapshot(through)
+    drawn = torch.rand(4)
+    after = [through.step(make_samples(seed=seed), Objective()) for seed in range(3, 6)]
+    resumed = make(tiny_model(seed=77), settings)
+    resumed.step(make_samples(seed=40), Objective())
+    resumed.put_back(memory.read(filled))
+    assert same(snapshot(resumed), moment), "it is of the moment of its copy"
+    assert torch.equal(torch.rand(4), drawn)
+    assert [resumed.step(make_samples(seed=seed), Objective()) for seed in range(3, 6)] == after
+    assert same(snapshot(through), snapshot(resumed))
+
+
+def test_a_snapshot_in_memory_of_another_model_or_schedule_changes_nothing(make: Make, tmp_path: Path) -> None:
+    settings, memory = Settings(), ThroughMemory(tmp_path)
+    other = make(tiny_model(hidden_size=32), settings)
+    other.step(make_samples(), Objective())
+    kept = memory.read(memory.fill(other))
+    backend = make(tiny_model(), settings)
+    backend.step(make_samples(), Objective())
+    before = snapshot(backend)
+    for wrong in (kept, replace(kept, note="{}"), replace(kept, note=kept.note.replace("constant", "cosine 1 2"))):
+        with pytest.raises(DataError, match=r"a\.state"):
+            backend.put_back(wrong)
+    assert same(before, snapshot(backend))
 
 
 def truncate(path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from pipeline.algorithms.batching import TrainingSample, plan_ranks
+from pipeline.training.snapshots import KeptState, LiveState
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.training.ranks.messages import Command
 from workers.engines.training.ranks.sharded import ShardedModel
@@ -39,6 +40,14 @@ class RankedBackend:
     def load(self, folder: Path) -> None:
         """Take back any backend's snapshot. On DataError, naming the file, nothing has changed."""
         self._model.load(folder)
+
+    def live_state(self) -> LiveState:
+        """Gather the state of an exact resume."""
+        return self._model.live_state()
+
+    def put_back(self, kept: KeptState) -> None:
+        """Take back a copied ``live_state``. On DataError nothing has changed."""
+        self._model.put_back(kept)
 
     def close(self) -> None:
         """Let the other ranks end."""

@@ -16,16 +16,22 @@ from typing import Protocol
 
 import torch
 
+from pipeline.training.snapshots import KeptState, LiveState
 from protocol.errors import EngineError
 from workers.engines.model.adapter import Adapter
 from workers.engines.model.checkpoint_files import (
+    OptimizerState,
+    TrainingState,
     copy_to_host,
     optimizer_writer,
     read_optimizer,
     read_training_state,
     restore_rng,
+    rng_tensors,
     snapshot_writer,
+    sort_optimizer,
 )
+from workers.engines.model.live_state import check_weights, live_state, read_kept
 from workers.engines.model.optimizer import AppliedStep, OptimizerSettings
 from workers.engines.training.ranks.group import Group
 from workers.engines.training.ranks.lead import Lead
@@ -158,7 +164,31 @@ class ShardedModel:
         state = read_training_state(folder)
         self._settings.check_state(state, folder)
         weights = self._form.read(folder)
-        states, rng = read_optimizer({name: self._form.shapes[name] for name in self._trained}, folder)
+        self._put(weights, read_optimizer(self._trained_shapes, folder), state)
+
+    def live_state(self) -> LiveState:
+        """Gather weights, optimiser and random streams: copies, since no rank has all of them."""
+        gathered = self._gather(self._changing, with_optimizer=True)
+        state = self._settings.training_state(gathered.num_steps)
+        return live_state(gathered.weights, gathered.states | rng_tensors(), state)
+
+    def put_back(self, kept: KeptState) -> None:
+        """Share out a copied ``live_state``. On DataError nothing has changed."""
+        state, weights, states = read_kept(kept)
+        self._settings.check_state(state, kept.path)
+        check_weights(weights, {name: self._form.shapes[name] for name in self._changing}, kept.path)
+        self._put(weights, sort_optimizer(states, self._trained_shapes, kept.path), state)
+
+    @property
+    def _trained_shapes(self) -> dict[str, torch.Size]:
+        return {name: self._form.shapes[name] for name in self._trained}
+
+    @property
+    def _changing(self) -> list[str]:
+        return [name for name in self._form.names if name in self._trained]
+
+    def _put(self, weights: Mapping[str, torch.Tensor], optimizer: OptimizerState, state: TrainingState) -> None:
+        states, rng = optimizer
         kinds: dict[str, list[str]] = {}
         for name, kept in states.items():
             for key in kept:

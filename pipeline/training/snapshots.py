@@ -1,0 +1,330 @@
+"""Snapshots: the learner's state after an update, in its host's memory, for its next incarnation.
+
+    <run>-snapshots/                in /dev/shm; mode 0700
+      learner#3/                    of that incarnation
+        a.state  b.state            buffers, filled in turn: safetensors with weights, optimiser and random states
+        a.json   b.json             manifests: the buffer's size and digest, the worker's state, and their own digest
+      learner#2.taken-by-learner#3/ the predecessor's, until learner#3 has sealed its own first
+
+A buffer is filled only once its manifest is gone, and the manifest is renamed in last. So a buffer
+with a manifest is whole, and while one is filled, the other is there. Both are allocated once.
+
+An incarnation that takes over first renames every other folder. The former writer reaches its files
+by path alone, to remove a manifest and to rename one in. Both fail then, so it neither changes a
+sealed buffer nor seals another.
+
+A snapshot lasts as long as the host. It settles nothing: that takes a checkpoint on the disk."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import structlog
+
+from pipeline.process import work
+from pipeline.weights.digest import Digest, digest_buffer
+from pipeline.weights.tensorfile import TensorSpec, publication, read_contents
+from protocol.endpoints import run_tag
+from protocol.errors import DataError, WeightsDamaged
+from protocol.private import ensure_private_folder
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- memory-backed storage; the folder made in it is private (0700)
+_FORMAT = 1
+_SLOTS = ("a", "b")
+_TAKEN = ".taken-by-"
+_ALLOCATED_BYTES = 1 << 28
+"""Allocated, or digested, at once."""
+
+_log = structlog.get_logger(__name__)
+
+
+def snapshots_folder(run_dir: Path) -> Path:
+    """Return the folder of a run's snapshots on this host."""
+    tag = run_tag(run_dir)
+    return _SHARED_MEMORY / f"{tag}-snapshots"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    """The state of an exact resume, where it lies until the next step."""
+
+    specs: tuple[TensorSpec, ...]
+    """In the order of a file (``tensorfile.in_order``)."""
+    note: str
+    """The backend's own JSON: what is no tensor."""
+    copy: Callable[[Sequence[np.ndarray]], None]
+    """Fills uint8 [bytes] pages, one for each of ``specs``."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors."""
+        return sum(spec.num_bytes for spec in self.specs)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """The state of an exact resume, as it was read."""
+
+    path: Path
+    """Of the buffer, for errors."""
+    tensors: Mapping[str, tuple[TensorSpec, np.ndarray]]
+    """With uint8 [bytes], by name."""
+    note: str
+
+
+class _SnapshotManifest(msgspec.Struct, frozen=True):
+    """A sealed buffer."""
+
+    format: int
+    run: str
+    learner: str
+    version: int
+    num_updates: int
+    at_s: float
+    bytes: int
+    digest: str
+    set_aside: int
+    note: str
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StateSnapshot:
+    """A sealed one; its buffer is not verified yet."""
+
+    path: Path
+    """Of the buffer."""
+    manifest: _SnapshotManifest
+
+    @property
+    def name(self) -> str:
+        """How the log calls it: ``snapshot of version 12 by learner#2``."""
+        return f"snapshot of version {self.manifest.version} by {self.manifest.learner}"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The worker's state, as it was given to :meth:`SnapshotFolder.seal`."""
+        return self.manifest.state
+
+    def why_not_of(self, run: str, set_aside: int) -> str:
+        """Return why this is no snapshot of what the run is now; "" if it is."""
+        if self.manifest.run != run:
+            return "it is of another run, which had the same folder"
+        if set_aside > self.manifest.set_aside:
+            return "an older checkpoint was chosen since"
+        return ""
+
+
+class _StateBuffer:
+    """One buffer of this process."""
+
+    def __init__(self, path: Path, specs: tuple[TensorSpec, ...]) -> None:
+        """Allocate. Raises OSError without room."""
+        laid_out = publication(specs, iter(()))
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            # fails here without room; a write to a page without storage would kill the process
+            for start in range(0, laid_out.num_bytes, _ALLOCATED_BYTES):
+                os.posix_fallocate(fd, start, min(_ALLOCATED_BYTES, laid_out.num_bytes - start))
+                work.step()
+            self.data = np.frombuffer(mmap.mmap(fd, laid_out.num_bytes), np.uint8)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        self.path, self.specs = path, specs
+        end = len(laid_out.head)
+        self.data[:end] = np.frombuffer(laid_out.head, np.uint8)
+        self.pages: list[np.ndarray] = []
+        for spec in specs:
+            self.pages.append(self.data[end : end + spec.num_bytes])
+            end += spec.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FilledBuffer:
+    """A buffer with a state in it, without its manifest."""
+
+    slot: _StateBuffer
+    note: str
+
+
+class SnapshotFolder:
+    """A run's snapshots on this host, written by one incarnation, as in ``learner#3``. Blocking;
+    one call at a time."""
+
+    def __init__(self, root: Path, *, owner: str, run: str, set_aside: int = 0) -> None:
+        """``run``: a number of this run alone. ``set_aside``: that of the newest checkpoint which
+        was set aside."""
+        self._root = root
+        self._own = root / owner
+        self._owner, self._run, self._set_aside = owner, run, set_aside
+        self._slots: dict[str, _StateBuffer] = {}
+        self._sealed: set[str] = set()
+        self._next = 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether this run has, or had, snapshots on this host."""
+        return self._root.exists()
+
+    def take_over(self) -> list[StateSnapshot]:
+        """Become the only writer; return the sealed snapshots, newest first. Logs, and removes,
+        what is not whole or not of this run. Raises OSError, and ConfigError if the folder is
+        another user's."""
+        ensure_private_folder(self._root)
+        found: list[StateSnapshot] = []
+        for folder in sorted(path for path in self._root.iterdir() if path.is_dir()):
+            # one rename takes it out of its writer's reach
+            taken = folder.with_name(f"{folder.name.partition(_TAKEN)[0]}{_TAKEN}{self._owner}")
+            folder.rename(taken)
+            found += filter(None, map(self._look, sorted(taken.glob("*.state"))))
+        self._own.mkdir(mode=0o700)
+        return sorted(found, key=lambda one: (one.manifest.num_updates, one.manifest.at_s), reverse=True)
+
+    def read(self, snapshot: StateSnapshot) -> KeptState:
+        """Map and verify a snapshot's buffer. Raises DataError when it is damaged."""
+        told, path = snapshot.manifest, snapshot.path
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != told.bytes:
+                    raise DataError(f"{path} has {size} bytes, expected {told.bytes}; it was cut")
+                data = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY), np.uint8)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error}; the host's memory was cleared") from error
+        if (digest := _digest(data)) != told.digest:
+            raise DataError(f"{path} has digest {digest}, expected {told.digest}; its memory was changed")
+        try:
+            contents = read_contents(data)
+        except WeightsDamaged as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
+        tensors = {
+            placed.spec.name: (placed.spec, data[placed.start : placed.start + placed.spec.num_bytes])
+            for placed in contents.tensors
+        }
+        return KeptState(path, tensors, told.note)
+
+    def refuse(self, snapshot: StateSnapshot, reason: str) -> None:
+        """Log why a snapshot is not gone on from, and remove it."""
+        _refuse(snapshot.path, snapshot.name, reason)
+
+    def fill(self, live: LiveState) -> FilledBuffer:
+        """Copy a state into the older buffer, whose snapshot ends with that. Raises OSError: no
+        room, or the folder was taken over."""
+        name = _SLOTS[self._next]
+        path = self._own / f"{name}.state"
+        if name in self._sealed:
+            _manifest_of(path).unlink()
+            self._sealed.remove(name)
+        if name in self._slots and self._slots[name].specs != live.specs:
+            # its pages go before the new ones come
+            del self._slots[name]
+            path.unlink()
+        if name not in self._slots:
+            self._slots[name] = _StateBuffer(path, live.specs)
+        slot = self._slots[name]
+        live.copy(slot.pages)
+        return FilledBuffer(slot, live.note)
+
+    def seal(self, filled: FilledBuffer, *, version: int, num_updates: int, state: dict[str, Any]) -> None:
+        """Make a snapshot of a filled buffer. The first removes the predecessors'. Raises OSError:
+        the folder was taken over."""
+        data = filled.slot.data
+        told = _SnapshotManifest(
+            format=_FORMAT,
+            run=self._run,
+            learner=self._owner,
+            version=version,
+            num_updates=num_updates,
+            at_s=time.time(),
+            bytes=data.size,
+            digest=_digest(data),
+            set_aside=self._set_aside,
+            note=filled.note,
+            state=state,
+        )
+        path = _manifest_of(filled.slot.path)
+        partial = path.with_suffix(".partial")
+        text = msgspec.json.encode(told)
+        partial.write_bytes(b"%b\n%b" % (text, digest_buffer(text).encode()))
+        partial.replace(path)
+        is_first = not self._sealed
+        self._sealed.add(path.stem)
+        self._next = 1 - _SLOTS.index(path.stem)
+        if is_first:
+            self.remove_others()
+
+    def remove_others(self) -> None:
+        """Remove all snapshots of other incarnations."""
+        for folder in self._root.iterdir():
+            if folder != self._own:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Give the memory back: remove this incarnation's snapshots."""
+        self._slots.clear()
+        self._sealed.clear()
+        shutil.rmtree(self._own, ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove the folder, with all snapshots."""
+        self._slots.clear()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def _look(self, buffer: Path) -> StateSnapshot | None:
+        path = _manifest_of(buffer)
+        try:
+            snapshot = StateSnapshot(buffer, _read_manifest(path))
+        except FileNotFoundError:
+            _refuse(buffer, str(buffer), "its learner ended while it was written")
+            return None
+        except (DataError, OSError) as error:
+            _refuse(buffer, str(buffer), str(error))
+            return None
+        if reason := snapshot.why_not_of(self._run, self._set_aside):
+            self.refuse(snapshot, reason)
+            return None
+        return snapshot
+
+
+def _refuse(buffer: Path, name: str, reason: str) -> None:
+    _log.warning("snapshot refused", snapshot=name, reason=reason)
+    for path in (_manifest_of(buffer), buffer):
+        path.unlink(missing_ok=True)
+
+
+def _manifest_of(buffer: Path) -> Path:
+    return buffer.with_suffix(".json")
+
+
+def _read_manifest(path: Path) -> _SnapshotManifest:
+    text, _, digest = path.read_bytes().rpartition(b"\n")
+    if digest_buffer(text).encode() != digest:
+        raise DataError(f"{path} does not match its digest; it was changed, or cut off")
+    try:
+        told = msgspec.json.decode(text, type=_SnapshotManifest)
+    except msgspec.MsgspecError as error:
+        raise DataError(f"{path} cannot be read: {error}; another release wrote it") from error
+    if told.format != _FORMAT:
+        raise DataError(f"{path} has format {told.format}, expected {_FORMAT}; another release wrote it")
+    return told
+
+
+def _digest(data: np.ndarray) -> str:
+    """Return the digest of uint8 [bytes]; other threads run between its pieces."""
+    digest = Digest()
+    for start in range(0, data.size, _ALLOCATED_BYTES):
+        digest.update(data[start : start + _ALLOCATED_BYTES])
+        work.step()
+    return str(digest)

@@ -1,0 +1,76 @@
+"""A training state as named tensors, for snapshots in the host's memory.
+
+    model/<name>                weights that change
+    <state>/<parameter name>    the optimiser's, as in a checkpoint (``checkpoint_files``)
+    rng/<device>                the random streams
+
+The note is what a checkpoint has in ``training.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from pipeline.process import work
+from pipeline.training.snapshots import KeptState, LiveState
+from pipeline.weights.tensorfile import TensorSpec, in_order
+from protocol.errors import DataError
+from workers.engines.model.checkpoint_files import TrainingState, parse_training_state
+from workers.engines.model.weights_file import spec_of, torch_type
+
+_WEIGHT = "model/"
+_AT_ONCE = 64
+"""Tensors copied between two marks of progress."""
+
+
+def live_state(
+    weights: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor], state: TrainingState
+) -> LiveState:
+    """Return live ``weights`` by name, and optimiser and random ``states`` as a checkpoint names
+    them, as one state."""
+    tensors = {**{f"{_WEIGHT}{name}": tensor for name, tensor in weights.items()}, **states}
+    specs = in_order(spec_of(name, tensor, tensor.dtype) for name, tensor in tensors.items())
+    ordered = [tensors[spec.name] for spec in specs]
+
+    def copy(pages: Sequence[np.ndarray]) -> None:
+        with torch.no_grad():
+            for first in range(0, len(ordered), _AT_ONCE):
+                live = ordered[first : first + _AT_ONCE]
+                copies = [
+                    torch.from_numpy(page).view(tensor.dtype).view(tensor.shape)
+                    for page, tensor in zip(pages[first : first + _AT_ONCE], live, strict=True)
+                ]
+                torch._foreach_copy_(copies, live)  # pyright: ignore[reportPrivateImportUsage]
+                work.step()
+
+    return LiveState(tuple(specs), msgspec.json.encode(state).decode(), copy)
+
+
+def read_kept(kept: KeptState) -> tuple[TrainingState, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return note, weights by name, and optimiser and random states. Raises DataError."""
+    state = parse_training_state(kept.note.encode(), kept.path)
+    weights: dict[str, torch.Tensor] = {}
+    states: dict[str, torch.Tensor] = {}
+    for name, (spec, data) in kept.tensors.items():
+        tensor = _tensor(spec, data)
+        if name.startswith(_WEIGHT):
+            weights[name.removeprefix(_WEIGHT)] = tensor
+        else:
+            states[name] = tensor
+    return state, weights, states
+
+
+def check_weights(weights: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size], path: Path) -> None:
+    """Raise DataError when ``path`` has other weights than those of these ``shapes``."""
+    found = {name: tensor.shape for name, tensor in weights.items()}
+    if found != dict(shapes):
+        differing = sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name))
+        raise DataError(f"{path} does not fit the model of this run: {differing[:4]} differ; the model was changed")
+
+
+def _tensor(spec: TensorSpec, data: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(data).view(torch_type(spec)).view(spec.shape)
