@@ -13,7 +13,7 @@ from tests.walk_trace import Encodings, traced
 
 ROOT = Path(__file__).parents[1]
 MAX_FILES = 45
-MAX_BESIDE = 78
+MAX_BESIDE = 83
 DECLARED = frozenset({"pipeline/ledger/contract.py"})
 """Types alone, without a function that runs."""
 
@@ -23,6 +23,7 @@ FLEET = "the worker's reports, waits and neighbours"
 RECORDS = "a record for people or for replay, beside the way"
 CHECK = "a check of generators, which trains on nothing"
 ENDING = "evaluations, checkpoints and the run's end"
+SNAPSHOTS = "the learner's state between updates, which holds no chunk"
 PROMPTS = "prompts and text, before and after sampling"
 VERIFIER = "which verifier judges, and the words in which it answers"
 LOADING = "how a model lies in memory and on disk"
@@ -30,6 +31,11 @@ FORMULA = "a metric of the loss"
 DETAIL = "a step of the file before it in the walk, without a decision of its own"
 
 BESIDE = {
+    "pipeline/preflight/memory_needs.py": SNAPSHOTS,
+    "pipeline/training/snapshots.py": SNAPSHOTS,
+    "workers/engines/model/live_state.py": SNAPSHOTS,
+    "workers/learner/beginning.py": SNAPSHOTS,
+    "workers/learner/snapshot_writer.py": SNAPSHOTS,
     "workers/engines/generation/local/attention.py": FORWARD,
     "workers/engines/generation/local/cache.py": FORWARD,
     "workers/engines/generation/local/dense.py": FORWARD,
