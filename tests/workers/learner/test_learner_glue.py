@@ -263,7 +263,7 @@ async def test_the_check_of_log_probs_is_made_before_an_update_and_changes_no_st
     learner = world.config.learner.model_copy(update={"logprob_check_share": share})
     world.config = world.config.model_copy(update={"learner": learner})
     backend = RecordingTraining()
-    monkeypatch.setattr(workers.learner.learner, "build_training_backend", lambda _: backend)
+    monkeypatch.setattr(workers.learner.beginning, "build_training_backend", lambda _: backend)
     assert await world.live(Reaper(None))
     trained = [[sample.name for sample in samples] for samples, _ in backend.steps]
     assert len(trained) == 3 and all(s.old_logprobs is None for samples, _ in backend.steps for s in samples)
