@@ -12,8 +12,14 @@ from pipeline.incidents.records import IncidentRecord, IncidentStep
 from pipeline.observability.repairs import StepRow, read_steps
 from pipeline.observability.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.registry.contract import RunState
-from pipeline.supervisor.repairing import made_ladder
+from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, WaitingFor
+from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.supervisor.host_fleet import HostFleet
+from pipeline.supervisor.processes import worker_command
+from pipeline.supervisor.repairing import Repairing, made_ladder
+from protocol.errors import LedgerUnavailable
+from protocol.ids import Incarnation, Role
+from tests.pipeline.op_config import op_config
 from tests.pipeline.supervisor.supervised import Run
 
 pytestmark = pytest.mark.timeout(90)
@@ -93,3 +99,98 @@ def test_an_incident_restarts_its_worker_only_where_the_policy_says_so(
     (begun,) = steps(run, "tolerate", "begun")
     assert begun.sentence == "incident 7: generator-1 is hung: no progress for 9 s"
     assert [len(steps(run, rung, "begun")) for rung in ("isolate", "restart")] == [is_restarted] * 2
+
+
+# -- its hands, without processes ------------------------------------------------------------------
+
+
+class Desk:
+    """A ladder with its eyes and hands, a plan without processes, and a registry in memory."""
+
+    def __init__(self, folder: Path, *overrides: str) -> None:
+        config = op_config(folder, "fleet.generator=2", *overrides)
+        self.run_dir = config.run_dir
+        self.run_dir.mkdir(parents=True)
+        self.ladder = made_ladder(config, self.run_dir)
+        self.fleet = HostFleet(config, self.run_dir, worker_command, ladder=self.ladder)
+        self.fleet.plan.want({Role.LEARNER: 1, Role.GENERATOR: 2}, 0.0)
+        self.registry = MemoryRegistry()
+        self.repairing = Repairing(self.ladder, self.fleet, self.run_dir)
+
+    async def look(self, now: float, *beats: Heartbeat) -> list[tuple[str, str]]:
+        await self.repairing.look(self.registry, beats, now)
+        return [(row.rung, row.outcome) for row in read_steps(self.run_dir)]
+
+
+def beat(worker: str, waiting_for: WaitingFor = WaitingFor.COMPUTE, progress: int = 1, host: str = "here") -> Heartbeat:
+    who = Incarnation(Role(worker.partition("-")[0]), worker, 1)
+    times = {"at_s": 0.0, "started_s": 0.0, "progress_at_s": 0.0}
+    return Heartbeat(who=who, pid=1, host=host, progress=progress, waiting_for=waiting_for, **times)  # type: ignore[arg-type]
+
+
+async def test_a_worker_that_waits_for_work_again_is_repaired(
+    tmp_path: Path,
+) -> None:
+    desk = Desk(tmp_path)
+    for worker in ("learner", "generator-0"):
+        desk.ladder.lost(0.0, worker, Role(worker.partition("-")[0]), "killed")
+        desk.ladder.started(1.0, worker)
+    signs = beat("learner", WaitingFor.COMPUTE, 0), beat("generator-0", WaitingFor.CREDIT, 0)
+    await desk.look(2.0, *signs)
+    assert (await desk.look(33.0, *signs))[-1] == ("restart", "done")
+    assert [case.worker for case in desk.ladder.cases] == ["learner"]
+
+
+async def test_the_last_rung_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, "recovery.restart_timeout_s=10")
+    desk.ladder.lost(0.0, "learner", Role.LEARNER, "killed")
+    for now in (1.0, 11.0, 21.0):
+        assert desk.fleet.plan.failure is None
+        taken = await desk.look(now)
+    assert taken[-1] == ("whole_run", "begun")
+    failure = desk.fleet.plan.failure
+    assert failure is not None and (failure.worker, failure.exit_code) == ("learner", ExitCode.STUCK)
+    assert failure.reason.startswith("does not come back: no work within 10 s of its last sign")
+
+
+async def test_an_eviction_that_the_registry_did_not_take_is_made_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(tmp_path)
+    await desk.registry.set_fleet(Fleet({Role.LEARNER: 1, Role.GENERATOR: 2}))
+    peer = beat("generator-hostc-x-0", host="hostc")
+    await desk.look(0.0, peer)
+    assert desk.ladder.exhausted(1.0, "generator-1", Role.GENERATOR, "is given up", is_its_own=True)
+
+    async def is_away(*_: object) -> bool:
+        raise LedgerUnavailable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryRegistry, "replace_fleet", is_away)
+        with pytest.raises(LedgerUnavailable):
+            await desk.look(2.0, peer)
+    await desk.look(3.0, peer)
+    fleet = await desk.registry.fleet()
+    assert fleet is not None and fleet.counts[Role.GENERATOR] == 1
+    assert [(one.worker, one.by, one.reason) for one in fleet.evictions] == [
+        ("generator-1", "supervisor", "is given up")
+    ]
+    assert await desk.registry.epoch("generator-1") == 1, "fenced"
+    await desk.look(4.0, peer)
+    assert (await desk.registry.fleet()) == fleet, "once"
+
+
+async def test_a_sick_joined_host_is_evicted_by_its_name(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    await desk.registry.set_fleet(Fleet({Role.LEARNER: 1, Role.GENERATOR: 2}))
+    guests = [f"generator-hostb-x-{number}" for number in range(2)]
+    beats = [beat("generator-hostc-x-0", host="hostc"), *(beat(name, host="hostb", progress=0) for name in guests)]
+    await desk.look(0.0, *beats)
+    for name in guests:
+        desk.ladder.lost(1.0, name, Role.GENERATOR, "frozen")
+    assert desk.ladder.exhausted(2.0, guests[0], Role.GENERATOR, "is given up", is_its_own=True)
+    await desk.look(3.0, *beats)
+    fleet = await desk.registry.fleet()
+    assert fleet is not None and fleet.counts[Role.GENERATOR] == 2
+    assert [(one.worker, one.host) for one in fleet.evictions] == [("", "hostb")]
+    assert [await desk.registry.epoch(name) for name in guests] == [1, 1], "all are fenced"

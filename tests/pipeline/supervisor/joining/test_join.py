@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.address import read_ledger_url
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.records import process_runs
-from pipeline.runtime.registry.contract import Drain, Fleet, RunState
+from pipeline.runtime.registry.contract import Drain, Eviction, Fleet, RunState
 from pipeline.supervisor.joining.code_version import CodeVersion
 from pipeline.supervisor.joining.manifest import Manifest, encode_manifest
 from pipeline.supervisor.pulse import trouble
@@ -88,6 +89,39 @@ async def test_joined_workers_are_drained_and_replaced_and_the_last_ends_the_joi
         assert joining.result().exit_code == ExitCode.OK
         assert "its workers were drained by an operator" in joining.result().detail
         assert not joining.result().may_resume
+
+
+async def test_joined_workers_are_evicted_and_readmitted_and_an_evicted_host_joins_no_more(
+    tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with meeting(tmp_path, redis_server, monkeypatch) as run:
+        with run.claimed() as place:
+            first, second = (place.worker_name(Role.GENERATOR, number) for number in range(2))
+            host = Eviction(host=socket.gethostname(), reason="hot", by="operator@home")
+
+            async def are(wanted: dict[str, int]) -> bool:
+                epochs = {beat.who.worker: beat.who.epoch for beat in await run.registry.heartbeats()}
+                return epochs == wanted
+
+            async def steer() -> None:
+                await until(lambda: are({first: 1, second: 1}))
+                elsewhere = Eviction("generator-hostb-x3f9a1-0"), Eviction(host="hostb")
+                await run.registry.set_fleet(Fleet({}, evictions=(Eviction(first), *elsewhere)))
+                await until(lambda: are({second: 1}))
+                await run.registry.set_fleet(Fleet({}, evictions=elsewhere))
+                # one epoch was the fence's
+                await until(lambda: are({first: 3, second: 1}))
+                await run.registry.set_fleet(Fleet({}, evictions=(host,)))
+
+            async with asyncio.TaskGroup() as tasks:
+                joining = tasks.create_task(run.join(place, count=2))
+                tasks.create_task(steer())
+            told = joining.result().detail
+            assert told.startswith("this host is evicted by operator@home: hot; `headrace readmit --host ")
+            assert not joining.result().may_resume and await run.registry.heartbeats() == []
+            assert {await run.registry.epoch(name) for name in (first, second)} == {2, 4}, "both are fenced"
+            assert (await run.join(place, count=2)).detail == told
+            assert {await run.registry.epoch(name) for name in (first, second)} == {2, 4}, "and none was started"
 
 
 async def test_a_joined_folder_has_the_runs_prompts_and_settings_and_no_path_of_its_host(
