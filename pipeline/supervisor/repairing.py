@@ -85,6 +85,8 @@ class Repairing:
         self._incidents = RunIncidents(run_dir)
         self._since_s = time.time()
         self._orders: deque[RepairOrder] = deque()
+        self._fenced: dict[str, int] = {}
+        """Epochs of isolated workers' fences: a later one is a new start, on a joined host too."""
         self._moved: dict[str, float] = {}
         """Last progress of workers with a case, by the supervisor's clock."""
 
@@ -117,6 +119,11 @@ class Repairing:
     def _see(self, beats: Sequence[Heartbeat], now: float) -> None:
         """Report workers under repair that load or work."""
         pids = self._fleet.processes.pids
+        for beat in beats:
+            worker = beat.who.worker
+            if worker in self._fenced and beat.who.epoch > self._fenced[worker]:
+                del self._fenced[worker]
+                self._ladder.started(now, worker)
         repaired = {case.worker for case in self._ladder.cases if case.is_repairing and not case.is_down}
         for beat in beats:
             worker = beat.who.worker
@@ -150,11 +157,11 @@ class Repairing:
         match order.rung:
             case Rung.ISOLATE:
                 for worker in order.workers:
-                    await registry.fence(worker)
+                    self._fenced[worker] = await registry.fence(worker)
             case Rung.RESTART | Rung.ROLE_RESTART:
                 for worker in order.workers:
                     if order.rung is Rung.ROLE_RESTART:
-                        await registry.fence(worker)
+                        self._fenced[worker] = await registry.fence(worker)
                     # a fenced guest ends, and its own supervisor starts it again
                     await self._fleet.restart(worker, order.reason)
             case Rung.EVICT:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pipeline.incidents.file import IncidentFile
@@ -178,6 +179,24 @@ async def test_an_eviction_that_the_registry_did_not_take_is_made_at_the_next_lo
     assert await desk.registry.epoch("generator-1") == 1, "fenced"
     await desk.look(4.0, peer)
     assert (await desk.registry.fleet()) == fleet, "once"
+
+
+async def test_a_restarted_worker_of_a_joined_host_is_back_with_its_next_epoch(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, "recovery.policy=act")
+    name, watcher = "generator-hostb-x-0", beat("observer", WaitingFor.INPUT)
+    who = await desk.registry.register(Role.GENERATOR, name)
+    hung = beat(name, host="hostb")
+    await desk.look(0.0, hung, watcher)
+    record = IncidentRecord(
+        number=1, step=IncidentStep.OPENED, at_s=time.time() + 60.0, component=name, kind="hung", sentence="hung"
+    )
+    IncidentFile(desk.run_dir).append([record])
+    await desk.look(1.0, hung, watcher)
+    assert (await desk.look(11.0, hung, watcher))[-1] == ("restart", "begun")
+    assert await desk.registry.epoch(name) == who.epoch + 1
+    assert (await desk.look(12.0, hung, watcher))[-1] == ("restart", "begun"), "the old incarnation's last words"
+    fresh = msgspec.structs.replace(hung, who=await desk.registry.register(Role.GENERATOR, name))
+    assert (await desk.look(13.0, fresh, watcher))[-1] == ("restart", "done")
 
 
 async def test_a_sick_joined_host_is_evicted_by_its_name(tmp_path: Path) -> None:
