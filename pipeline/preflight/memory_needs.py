@@ -6,6 +6,7 @@
     generator    P weights in their type (on a CPU the published ones, in place) + KV cache of all slots
     reference    P weights + the activations of one layer
     /dev/shm     (weights.keep + 1) P published, once a host
+                 + the learner's weights and optimiser twice, for snapshots, where they fit or must be
     ledger       ledger.max_memory_mb
 
 P is the number of weights, tied ones once. Activations are those of a decoder layer without
@@ -35,6 +36,7 @@ from protocol.ids import Role
 PROCESS_BYTES = 350 << 20
 """Python, torch and transformers before any model."""
 PUBLISHED = "published weights"
+SNAPSHOTS = "snapshots"
 _LIGHT_BYTES = 70 << 20
 _FP32 = 4
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
@@ -65,6 +67,8 @@ class Need:
     """Bytes by purpose."""
     certain: int
     """Bytes that are needed for any data."""
+    is_optional: bool = False
+    """Whether the run goes on without it where it does not fit."""
 
     @property
     def num_bytes(self) -> int:
@@ -118,7 +122,18 @@ def needs(
     found.append(Need("ledger", {"data at its limit": ledger}, 0))
     if config.learner.backend != "emulated":
         found.append(published(config, shape))
+        found += snapshots(config, shape)
     return found
+
+
+def snapshots(config: RunConfig, shape: Shape) -> list[Need]:
+    """Return the memory of the learner's snapshots; nothing where none are taken."""
+    setting = config.checkpoint.snapshots
+    if setting == "off" or (setting == "auto" and config.learner.ranks > 1):
+        return []
+    trained = 0 if config.learner.lora.rank else shape.num_weights * _FP32
+    state = int(trained * (1.0 + _STATE_SHARE.get(config.learner.optimizer, 2.0)))
+    return [Need(SNAPSHOTS, {"2 buffers": 2 * state}, 0, is_optional=setting == "auto")]
 
 
 def published(config: RunConfig, shape: Shape) -> Need:
@@ -193,6 +208,11 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
     """Return every need, the sum, and a warning when the sum is more than is free. Raises
     ConfigError: certain needs are more than the machine's memory."""
     listed = list(found)
+    optional = [need for need in listed if need.is_optional]
+    wanted = sum(need.num_bytes for need in listed)
+    spare = room.free if room.shared is None else min(room.free, room.shared)
+    left_out = optional if wanted > room.free or sum(need.num_bytes for need in optional) > spare else []
+    listed = [need for need in listed if need not in left_out]
     total, certain = sum(need.num_bytes for need in listed), sum(need.certain for need in listed)
     lines = [fine("memory", f"memory: {need.in_words()}") for need in listed if need.num_bytes]
     if certain > room.memory:
@@ -201,6 +221,10 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
             f"the run needs {_gb(certain)} GB of memory whatever its data, most of it for the {largest.in_words()}; "
             f"this machine has {_gb(room.memory)} GB: take a smaller model, a larger machine, or an adapter (learner.lora.rank)"
         )
+    lines += [
+        fine("memory", f"memory: the {need.in_words()} do not fit, and are left out (checkpoint.snapshots)")
+        for need in left_out
+    ]
     sum_up = f"memory: {_gb(total)} GB at the highest, {_gb(room.free)} of {_gb(room.memory)} GB are free"
     if total > room.free:
         lower = (
@@ -209,6 +233,10 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
         lines.append(warn("memory", f"{sum_up}; this may not fit: {lower}"))
     else:
         lines.append(fine("memory", sum_up))
+    kept = [need for need in listed if need.name == SNAPSHOTS and not need.is_optional]
+    if room.shared is not None and kept and kept[0].num_bytes > room.shared:
+        words = f"shared memory: {kept[0].in_words()} do not fit into the {_gb(room.shared)} GB that are free"
+        lines.append(warn("shared memory", f"{words}; set checkpoint.snapshots to auto or off"))
     versions = [need for need in listed if need.name == PUBLISHED]
     if in_shared_memory and room.shared is not None and versions and versions[0].num_bytes > room.shared:
         words = f"shared memory: {versions[0].in_words()} do not fit into the {_gb(room.shared)} GB that are free"

@@ -82,6 +82,24 @@ def test_what_may_not_fit_is_warned_of_and_what_fits_is_only_told(tmp_path: Path
     assert "do not fit into the 1.0 GB that are free; set weights.shared_memory to false" in tight[-1].words
 
 
+def test_snapshots_are_counted_where_they_fit_and_left_out_in_words_where_not(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    auto, on = (
+        config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"snapshots": kind})})
+        for kind in ("auto", "on")
+    )
+    found = _needs(auto)
+    assert found["snapshots"].num_bytes == 2 * 12 * QWEN.num_weights, "weights and two moments, twice"
+    assert "snapshots" not in _needs(config)
+    plenty = judge(found.values(), Room(256 * 10**9, 200 * 10**9, 100 * 10**9), in_shared_memory=True)
+    assert any("snapshots 11.9 GB" in one.words for one in plenty)
+    tight = Room(256 * 10**9, 200 * 10**9, 8 * 10**9)
+    words = [one.words for one in judge(found.values(), tight, in_shared_memory=True)]
+    assert [text for text in words if "snapshots 11.9 GB" in text and "are left out" in text]
+    told = judge(_needs(on).values(), tight, in_shared_memory=True)[-1].words
+    assert "snapshots 11.9 GB" in told and "set checkpoint.snapshots to auto or off" in told
+
+
 def test_a_gpu_holds_the_model_and_the_host_what_a_checkpoint_copies(tmp_path: Path) -> None:
     (learner, *_) = needs(small_config(tmp_path), QWEN, FEW, on_cpu=lambda _: False)
     assert "activations" not in learner.parts
