@@ -13,7 +13,7 @@ Three kinds of links:
 
 Times are by the reader's clock: the moment at which the registry got the heartbeat. A clock that
 differs or jumps on some host changes nothing. The old row of a silent worker is given again at each
-moment. A worker without a heartbeat has left."""
+moment. A worker without a heartbeat has left: its last row has that word."""
 
 from __future__ import annotations
 
@@ -163,10 +163,11 @@ class RowMaker:
         for beat in beats:
             self._see(now_s, beat)
         there = {beat.who.worker for beat in beats}
+        left = [_departed(seen, now_s) for name, seen in self._seen.items() if name not in there]
         self._seen = {name: seen for name, seen in self._seen.items() if name in there}
         names = fleet_names([(beat.who.worker, beat.who.role) for beat in beats])
         states = [self._state(seen, names, published) for seen in self._seen.values()]
-        return states, list(self._links(names, published))
+        return [*states, *left], list(self._links(names, published))
 
     def _see(self, now_s: float, beat: Heartbeat) -> None:
         arrived_s = now_s - beat.silent_s
@@ -276,6 +277,14 @@ class RowMaker:
         # A generator that starts serves none, and has not gone back.
         taken = served + 1 if served >= 0 else nan
         return LinkRow(seen.time_s, learner, seen.beat.who.worker, seen.due + 1, seen.due + 1, taken, taken)
+
+
+def _departed(seen: _LastBeats, now_s: float) -> StateRow:
+    """Return the last row of a worker: it is not silent, and waited for by none."""
+    return StateRow(
+        max(now_s, seen.time_s + 1e-3), seen.beat.who.worker, str(seen.beat.who.role), "left",
+        done=seen.beat.progress + STEP_SHARE * steps_of(seen.beat), in_flight=0,
+    )  # fmt: skip
 
 
 def _arrived(got: LinkReport) -> int:

@@ -28,6 +28,8 @@ _SILENT_SHARE = 0.5
 """If more of the fleet's rows stop at once, the reading has stopped."""
 _MISSED_EVENTS = 4.0
 """Events that a silent worker's links would have had."""
+_FELL_SHARE = 0.5
+"""Of the time since a worker's end: others that stand because of it stand for so long at least."""
 _STALLED_PART = 0.6
 """Of a limit, that is enough while a rate has halved."""
 _SAME_TIME_S = 5.0
@@ -146,7 +148,9 @@ def _fleet_fell(fleet: FleetTracks, track: WorkerTrack, now_s: float) -> str:
         expected = other.rate(since_s) * (now_s - since_s)
         idle_s = other.row.time_s - other.progressed_s
         waits = not other.has_own_work if was_busy else other.wait is Awaited.ROOM
-        if expected >= _MISSED_EVENTS and waits and idle_s > FLOOR_S + other.interval_s:
+        # a stall long after the end has another cause
+        is_since = idle_s > max(FLOOR_S + other.interval_s, _FELL_SHARE * (now_s - since_s))
+        if expected >= _MISSED_EVENTS and waits and is_since:
             fallen += 1
     if fallen and fallen >= 0.5 * len(others):
         return f"since then {fallen} of {len(others)} workers of other roles wait and finish nothing"

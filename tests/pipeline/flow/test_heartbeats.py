@@ -111,7 +111,10 @@ def test_times_are_the_readers_whatever_the_hosts_clocks_say() -> None:
         row = state(maker.rows(now_s, [beat("reward-0", at_s, silent_s=silent_s)], published=-1), "reward-0")
         seen.append(row.time_s)
     assert seen == pytest.approx([9.8, 10.8, 10.8, 10.8])
-    assert maker.rows(14.0, [], published=-1) == ([], []), "a worker without a heartbeat has left"
+    (last,), no_links = maker.rows(14.0, [], published=-1)
+    assert (last.time_s, last.waiting_for, list(no_links)) == (14.0, "left", []), "without a heartbeat it has left"
+    assert read_wait(last.waiting_for) == (Awaited.REST, "")
+    assert maker.rows(15.0, [], published=-1) == ([], []), "its last row is given once"
 
 
 def test_a_link_has_the_counts_of_both_ends_and_never_a_later_one_of_the_receiver() -> None:

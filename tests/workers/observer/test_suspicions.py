@@ -332,6 +332,24 @@ def critic_first(fleet: LiveFleet) -> None:
     fleet.wait("learner", WaitingFor.INPUT, "its critic: explained variance 0.02 of 0.1")
 
 
+def leaves_before_a_wait(fleet: LiveFleet) -> None:
+    """A generator leaves within a second; later all wait for one long response."""
+    fleet.change("generator-3", lambda since, beat: None)
+    for who, kind, words in (
+        (GENERATORS, WaitingFor.CREDIT, REFUSAL_WORDS[Refusal.NO_CREDIT]),
+        (REWARDS, WaitingFor.INPUT, "its mailbox"),
+        ("learner", WaitingFor.INPUT, "3 of 4 ready"),
+    ):
+        for name in fleet.of(who) if isinstance(who, Role) else [who]:
+            if name != "generator-3":
+                fleet.change(
+                    name,
+                    lambda since, beat, kind=kind, words=words: (
+                        beat if since < 20 else standing(beat, since - 20, kind, words)
+                    ),
+                )
+
+
 def drain(fleet: LiveFleet) -> None:
     """All workers finish what they hold and leave."""
     for place, name in enumerate(fleet.names):
@@ -345,7 +363,7 @@ def drain(fleet: LiveFleet) -> None:
 
 CONTROLS = (
     long_tail, weight_sync, collection, load, evaluation, scale, slow_tool, first_checkpoint,
-    critic_first, drain,
+    critic_first, leaves_before_a_wait, drain,
 )  # fmt: skip
 
 
