@@ -54,11 +54,10 @@ from pipeline.runtime.run_ledger import connect_worker, run_ledger
 from pipeline.runtime.signals import stop_signals
 from pipeline.runtime.threads import limit_threads, threads_of
 from pipeline.runtime.tracing import open_spans
+from pipeline.runtime.worker_transport import open_transport
 from protocol.errors import ConfigError, Fenced, LedgerError
-from protocol.hosts import advertised
-from protocol.ids import Incarnation, Role, is_worker_name
+from protocol.ids import Incarnation, is_worker_name
 from protocol.printable import printable
-from protocol.zeromq import CurveKeys, ZmqTransport
 
 if TYPE_CHECKING:
     from pipeline.runtime.actor import Actor
@@ -133,24 +132,6 @@ def _stack_dump(run_dir: Path, worker: str, log: WorkerLog) -> StackDump | None:
     except OSError as error:
         log.logger.warning("stacks_not_written", reason=str(error))
         return None
-
-
-def open_transport(config: RunConfig, run_dir: Path, who: Incarnation) -> ZmqTransport:
-    """Return the source of a worker's mailboxes and links, as ``[wire]`` sets it."""
-    wire = config.wire
-    keys = CurveKeys.load_or_create(run_dir / "keys") if wire.transport == "tcp" else None
-    max_bytes = wire.max_message_mb << 20
-    # weights between hosts are more than one thread encrypts
-    is_heavy = keys is not None and who.role in (Role.LEARNER, Role.GENERATOR)
-    num_io_threads = min(config.weights.num_connections, os.cpu_count() or 1) if is_heavy else 1
-    return ZmqTransport(
-        str(who),
-        high_water_mark=wire.high_water_mark,
-        max_message_bytes=max_bytes,
-        keys=keys,
-        advertise_host=advertised(wire.advertise_host),
-        num_io_threads=num_io_threads,
-    )
 
 
 class Host:

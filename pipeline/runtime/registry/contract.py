@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from pipeline.process.work import WorkReport
+from pipeline.runtime.registry.announcements import RelayAnnouncement, RelayPlace, WeightsAnnouncement
 from pipeline.runtime.registry.vitals import Vitals
 from protocol.ids import Incarnation, Role
 
@@ -165,45 +166,6 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Its sentence, in at most ``MAX_DETAIL_CHARS``."""
     ago_s: float = 0.0
     """Set by the registry when it is read: seconds since the departure, by the registry's clock."""
-
-
-class WeightsAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
-    """A published policy version, or the base weights below an adapter."""
-
-    policy_version: int
-    """BASE_VERSION for base weights."""
-    digest: str
-    """xxh3-128 of all bytes of the file, as ``xxh3-128:hex``."""
-    path: str
-    """A safetensors file on the learner's host."""
-    num_bytes: int
-    host: str
-    """Host of ``path``: its generators map the file, others request it at ``endpoint``."""
-    endpoint: str = ""
-    """Where the learner serves ranges of the file over ZeroMQ; or empty."""
-    base: WeightsAnnouncement | None = None
-    """The weights that the file, an adapter, is added to. None: the file is the whole version."""
-    part_bytes: int = 0
-    """Size of all parts but the last; 0 where no other host fetches the file."""
-    parts_digest: str = ""
-    """Of the digests of all parts, in their order (``pipeline.weights.parts``); or empty."""
-
-
-class RelayAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that serves the versions that its host has."""
-
-    worker: str
-    endpoint: str
-    public_key: str = ""
-
-
-class RelayPlace(NamedTuple):
-    """A relay's place in the order in which relays came. Places below only change when one goes."""
-
-    position: int
-    """From 0."""
-    num_relays: int
-    """In all, this one included."""
 
 
 class RunState(StrEnum):

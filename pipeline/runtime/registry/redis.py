@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import redis.asyncio
 
-from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
@@ -43,16 +42,12 @@ from pipeline.runtime.registry.contract import (
 )
 from pipeline.runtime.registry.fleet_form import decoded, encoded
 from pipeline.runtime.registry.memory import check_grows, check_newest, is_wanted
+from pipeline.runtime.registry.redis_keys import NEWS, NO_BOUND, keys_of, standing
 from pipeline.runtime.registry.scripts import SCRIPTS
 from protocol.ids import Incarnation, Role
 
-_NEWS = {Topic.ENDPOINTS: "endpoint_news", Topic.WEIGHTS: "weights_news", Topic.RUN: "run_news"}
 _TOLD = (Topic.ENDPOINTS, Topic.RUN, Topic.WEIGHTS)
 """In the order of ``news.lua``'s answer."""
-_RANKS: Final = {role: rank for rank, role in enumerate(Role)}
-_ROLE_SPAN: Final = 1 << 40
-"""Between two roles; above every policy version."""
-_NO_BOUND: Final = _ROLE_SPAN - 1
 _INDEX_EVERY = 16
 """Heartbeats between two that repeat what the indexes have, against their loss."""
 _KEEP_EVERY = 4
@@ -92,7 +87,7 @@ class RedisRegistry:
         self._connection = connection or PipelinedConnection(client)
         self._listening = PipelinedConnection(client)
         """A connection of its own, since a wait for news would hold up other calls."""
-        self._keys = _keys_of(run)
+        self._keys = keys_of(run)
         self._unlisted_after_s = unlisted_after_s
         self._also_fence = also_fence
         self._mailboxes: dict[str, _Endpoint] = {}
@@ -158,7 +153,7 @@ class RedisRegistry:
             beats = await self._read_all()
         else:
             least = standing(role, -1)
-            most = standing(role, (_NO_BOUND if below_version is None else below_version) - 1)
+            most = standing(role, (NO_BOUND if below_version is None else below_version) - 1)
             beats = await self._read_some(await self._command("ZRANGEBYSCORE", self._keys["versions"], least, most))
         # one may have beaten again since the index was read
         return sorted((b for b in beats if is_wanted(b, role, below_version)), key=lambda beat: beat.who.worker)
@@ -268,7 +263,7 @@ class RedisRegistry:
 
     async def notifications(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
         """Wait until there is something new of a topic in ``seen``, or ``timeout_s`` has passed."""
-        topics = {self._keys[_NEWS[topic]].encode(): topic for topic in seen}
+        topics = {self._keys[NEWS[topic]].encode(): topic for topic in seen}
         # 0 would be for ever
         milliseconds = max(1, round(1000.0 * timeout_s))
         known = {topic: cursor.partition(" ")[::2] for topic, cursor in seen.items()}
@@ -337,7 +332,7 @@ class RedisHeartbeatWriter:
         self, url: str, run: str, *, timeout_s: float = 2.0, unlisted_after_s: float = UNLISTED_AFTER_S
     ) -> None:
         self._unlisted_after_s = unlisted_after_s
-        self._keys = _keys_of(run)
+        self._keys = keys_of(run)
         self._runner = asyncio.Runner()
         self._client = connect(url, timeout_s=timeout_s, patience_s=timeout_s)
         self._connection = PipelinedConnection(self._client)
@@ -393,11 +388,6 @@ class RedisHeartbeatWriter:
         await self._client.aclose()
 
 
-def standing(role: Role, policy_version: int) -> int:
-    """Return role and policy version as one number: a role's workers are a range of it."""
-    return _RANKS[role] * _ROLE_SPAN + policy_version + 1
-
-
 def _read(beat: Heartbeat, arrived: Mapping[bytes, bytes | None], now_s: float) -> Heartbeat:
     """Return a heartbeat with its age; ``now_s`` is the server's time of the reading, in seconds.
     Without a time of arrival it has just been removed."""
@@ -419,21 +409,3 @@ def _failure(blob: bytes, ago_s: float) -> FailureReport:
 def _seconds(answer: Sequence[bytes]) -> float:
     """Return TIME's answer in seconds since 1970."""
     return int(answer[0]) + int(answer[1]) / 1e6
-
-
-def _keys_of(run: str) -> dict[str, str]:
-    """Return the registry's keys of one run, as the scripts' headers name them."""
-    names = (
-        "epochs",
-        "endpoints",
-        "endpoint_changes",
-        "mailboxes",
-        "heartbeats",
-        "seen",
-        "versions",
-        "reaching",
-        "failures",
-    )
-    plain = (*names, "fleet", "weights", "relays", "relay_order", "run_status")
-    news = {_NEWS[topic]: keys.notifications(run, topic) for topic in Topic}
-    return {name: getattr(keys, name)(run) for name in plain} | news
