@@ -129,7 +129,7 @@ async def traced(folder: Path, server: str) -> set[str]:
             await learner.setup()
             await generator.setup()
             taken = asyncio.Event()
-            generator.ctx.worker_state.on_version = taken.set
+            generator.ctx.worker_state.on_news = taken.set
             for ctx in contexts:
                 await ctx.compute(trace.begin)
                 await ctx.store(trace.begin)

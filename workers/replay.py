@@ -15,10 +15,10 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -34,6 +34,9 @@ from protocol.errors import ConfigError, DataError, HeadraceError
 from workers.engines.build import build_training_backend
 from workers.engines.training.seam import TrainingBackend
 from workers.learner.policy_update import PolicyUpdate
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
 
 T = TypeVar("T")
 
@@ -157,7 +160,7 @@ class Replay:
 
     async def _leg(self, leg: Leg, scratch: Path, report: Report, bar: ProgressBar) -> TrainingBackend:
         start = leg.stretch.start
-        config = parse_config(start.config, f"the configuration of {start.learner}", self._request.what_if)
+        config = self._config_of(start, {})
         if config.learner.ranks > 1:
             raise ConfigError(
                 f"{start.learner} had {config.learner.ranks} ranks, and a replay is one process, which adds in another order: "
@@ -182,15 +185,26 @@ class Replay:
             if here.get(name) != there.get(name):
                 report.environment[name] = (there.get(name, "unset"), here.get(name, "unset"))
         updates = PolicyUpdate(config, backend)
+        used: dict[str, str] = {}
         for position in range(leg.begin, leg.end + 1):
             if position in leg.kept:
                 _save(backend, scratch / leg.stretch.states[position].fingerprint.hex())
             if position < leg.end:
-                await self._make(leg.stretch.updates[position], updates, backend.digests, report)
+                logged = leg.stretch.updates[position]
+                if logged.batch.settings != used:
+                    used = logged.batch.settings
+                    updates.take(self._config_of(start, used))
+                await self._make(logged, updates, backend.digests, report)
                 bar.advance()
                 if self._request.check and report.first_difference:
                     break
         return backend
+
+    def _config_of(self, start: Start, changed: Mapping[str, str]) -> RunConfig:
+        """Return the settings of an update: the learner's at its start, what was changed while it
+        ran, and over both those of ``--what-if``."""
+        given = [f"{key}={value}" for key, value in changed.items()]
+        return parse_config(start.config, f"the configuration of {start.learner}", [*given, *self._request.what_if])
 
     def _check_sources(self, start: Start, now: dict[str, str], report: Report) -> None:
         """Refuse or report an objective of one's own whose source is not what the run had."""

@@ -28,6 +28,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "drain": ("pipeline.cli.control", "Have one worker finish its work and leave."),
     "evict": ("pipeline.cli.evict", "Take a worker or a joined host out at once."),
     "readmit": ("pipeline.cli.evict", "Let an evicted worker or host work again."),
+    "update": ("pipeline.cli.update", "Change settings while the run goes on."),
     "pause": ("pipeline.cli.control", "Admit no new groups; work in flight is finished."),
     "resume": ("pipeline.cli.control", "Admit new groups again, after pause."),
     "status": ("pipeline.cli.inspect", "Show workers, progress and what each waits for."),

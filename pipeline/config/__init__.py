@@ -6,3 +6,5 @@ from typing import Final
 
 RESOLVED_NAME: Final = "config.toml"
 """The resolved configuration, in the run's folder."""
+CHANGES_NAME: Final = "settings-changes.json"
+"""The changes of a run's settings since its start, in the run's folder."""

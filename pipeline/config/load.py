@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
+import msgspec
 import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
 
-from pipeline.config import RESOLVED_NAME
+from pipeline.config import CHANGES_NAME, RESOLVED_NAME
 from pipeline.config.describe import in_toml, named_model, section_model, settings, table_model
 from pipeline.config.other_names import meant_by
 from pipeline.config.public import kept_settings
@@ -41,6 +42,13 @@ ENVIRONMENT: Final = "HEADRACE__"
 
 HUB_MODEL: Final = "hf:/"
 """Begins the path of a model on the hub, as ``pathlib`` holds hf://OWNER/NAME."""
+
+
+class _Change(msgspec.Struct):
+    """The part of a change of settings that configurations need."""
+
+    holds: dict[str, str]
+
 
 Tree = dict[str, Any]
 Origins = dict[tuple[str, ...], str]
@@ -75,21 +83,25 @@ def load_sourced(
     for path in files:
         for file, tree in _with_included(path):
             _merge(merged, tree, str(file), origins)
+        if path.name == RESOLVED_NAME:
+            for key, value in changed_settings(path.parent).items():
+                _merge(merged, _parse_override(f"{key}={value}"), str(path.parent / CHANGES_NAME), origins)
     for name, tree in _from_environment(environment or {}):
         _merge(merged, tree, name, origins)
     config = _overridden(merged, origins, "--set", overrides)
     return SourcedConfig(config, {".".join(key): origin for key, origin in origins.items()})
 
 
-def parse_config(text: str, origin: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """Check TOML text, called ``origin`` in errors, and overrides. Raises as ``load_config``."""
+def parse_config(text: str, origin: str, overrides: Iterable[str] = (), *, option: str = "--what-if") -> RunConfig:
+    """Check TOML text, called ``origin`` in errors, and overrides, given by ``option``. Raises as
+    ``load_config``."""
     merged: Tree = {}
     origins: Origins = {}
     try:
         _merge(merged, tomllib.loads(text), origin, origins)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{origin}: not TOML: {error}") from None
-    return _overridden(merged, origins, "--what-if", overrides)
+    return _overridden(merged, origins, option, overrides)
 
 
 def _overridden(merged: Tree, origins: Origins, option: str, overrides: Iterable[str]) -> RunConfig:
@@ -99,12 +111,28 @@ def _overridden(merged: Tree, origins: Origins, option: str, overrides: Iterable
 
 
 def read_resolved(run_dir: Path) -> RunConfig:
-    """Read a run's resolved configuration. Raises ConfigError when the folder holds no run."""
+    """Read a run's resolved configuration, with the changes of its settings. Raises ConfigError
+    when the folder holds no run."""
     path = run_dir / RESOLVED_NAME
     if not path.is_file():
         give = "give the folder that `headrace up` printed"
         raise ConfigError(f"{run_dir} is not a run: it has no {RESOLVED_NAME}; {give}")
     return load_config([path])
+
+
+def changed_settings(run_dir: Path) -> dict[str, str]:
+    """Return the settings that `headrace update` has changed in a run, as the supervisor wrote them
+    into its folder: values in TOML, by key. Raises ConfigError for a damaged file."""
+    path = run_dir / CHANGES_NAME
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[_Change])[-1].holds
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError, IndexError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}; a running run's supervisor writes it anew; else put it back, or remove it to "
+            "begin with config.toml"
+        ) from None
 
 
 def write_resolved(config: RunConfig, run_dir: Path) -> Path:
@@ -183,12 +211,17 @@ def _read(path: Path) -> Tree:
 
 
 def _parse_override(text: str) -> Tree:
-    key, equals, value = text.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts) or key.strip() in RunConfig.model_fields:
+    return _nested(override_key(text).split("."), _value(text.partition("=")[2]))
+
+
+def override_key(text: str) -> str:
+    """Return the key of ``section.key=value``. Raises ConfigError for other text."""
+    key, equals, _ = text.partition("=")
+    key = key.strip()
+    if not equals or not all(key.split(".")) or key in RunConfig.model_fields:
         expected = "expected section.key=value, for example --set learner.learning_rate=1e-5"
         raise ConfigError(f"--set {hide_password(text)}: {expected}")
-    return _nested(parts, _value(value))
+    return key
 
 
 def _value(text: str) -> Any:

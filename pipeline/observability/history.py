@@ -74,6 +74,8 @@ class UpdateRow:
     histograms: dict[str, Histogram] = field(default_factory=dict)
     """``length`` of finished responses in tokens, ``advantage`` and ``staleness`` of trained
     tokens. Empty in rows of earlier versions."""
+    settings_change: int = 0
+    """Number of the change of the run's settings that held; 0: those of the start."""
 
 
 @dataclass(frozen=True, slots=True)

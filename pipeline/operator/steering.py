@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 _MAX_TRIES = 10
 _MAX_NAMED = 20
-_MAX_REASON_CHARS = 300
+MAX_REASON_CHARS = 300
 
 
 async def pause(at: Attached, reason: str = "") -> Pause:
     """Stop the admission of new groups, until ``resume``; return the pause, the earlier one if
     there was one. ``reason``: in the operator's words. Work in flight is finished, and evaluation
     goes on. Raises ConfigError: the reason is too long, or all groups are admitted already."""
-    if len(reason) > _MAX_REASON_CHARS:
-        raise ConfigError(f"the reason has {len(reason)} characters; expected at most {_MAX_REASON_CHARS}: shorten it")
+    if len(reason) > MAX_REASON_CHARS:
+        raise ConfigError(f"the reason has {len(reason)} characters; expected at most {MAX_REASON_CHARS}: shorten it")
     if (await at.ledger.totals()).is_closed:
         raise ConfigError(f"{at.run_dir} admits no group any more: it has all its updates; `headrace down` ends a run")
     return await at.admin.pause(by=operator(), reason=" ".join(reason.split()))
@@ -153,7 +153,7 @@ async def replace_fleet(at: Attached, change: Callable[[Fleet], Fleet], *, needs
     """Change the desired fleet of a running run; return it. ``needs_supervisor``: whether a change
     without one is refused. Raises ConfigError."""
     if needs_supervisor:
-        await _check_running(at)
+        await check_running(at)
     for _ in range(_MAX_TRIES):
         present = await at.registry.fleet()
         if present is None:
@@ -164,7 +164,8 @@ async def replace_fleet(at: Attached, change: Callable[[Fleet], Fleet], *, needs
     raise ConfigError(f"the fleet of {at.run_dir} is being changed by others; try again")
 
 
-async def _check_running(at: Attached) -> None:
+async def check_running(at: Attached) -> None:
+    """Raise ConfigError unless the run runs, and has a supervisor."""
     from pipeline.runtime.registry.contract import RunState
     from pipeline.supervisor.run_folder import supervisor_pid
 

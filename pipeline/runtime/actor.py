@@ -32,6 +32,8 @@ class Actor(abc.ABC):
     """A worker. Override ``run``, and other methods as needed."""
 
     role: ClassVar[Role]
+    takes_settings: ClassVar[bool] = False
+    """Whether it calls ``ctx.take_settings``; else the runtime does, at once."""
 
     def __init__(self, ctx: ActorContext) -> None:
         self.ctx = ctx

@@ -7,15 +7,17 @@ threads and tasks. *Waits for* the compute thread, in ``compute``, and the stora
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 from structlog.typing import FilteringBoundLogger
 
+from pipeline.config.changing import with_settings
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import Ledger
 from pipeline.process.exit_codes import ExitCode
@@ -26,7 +28,8 @@ from pipeline.runtime.flow_recorder import FlowRecorder
 from pipeline.runtime.flow_ring import FlowRingWriter, LinkSide, LinkState
 from pipeline.runtime.notifications import Notifications
 from pipeline.runtime.open_messages import Inbox, Outbox
-from pipeline.runtime.registry.contract import LinkReport, Registry, WaitingFor
+from pipeline.runtime.registry.contract import MAX_DETAIL_CHARS, LinkReport, Registry, WaitingFor
+from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken
 from pipeline.runtime.tracing import Spans
 from pipeline.runtime.worker_state import WorkerState
 from protocol.channel import Mailbox, Requester, Responder, Sender
@@ -79,7 +82,7 @@ class ActorContext:
     loop.
 
     Attributes:
-        config: the run's resolved configuration.
+        config: the run's configuration; another one after ``take_settings``.
         run_dir: the run's folder.
         who: this incarnation, which every write to the ledger names.
         ledger: the durable ledger.
@@ -128,6 +131,7 @@ class ActorContext:
         self.flow.watch_worker(self._flow_state)
         self.finished: tuple[ExitCode, str] | None = None
         self.delivered = 0
+        self._offered: tuple[SettingsChange, RunConfig] | None = None
         self._first_error = first_error or FirstError()
         self._log_context = {} if log_context is None else log_context
         self._compute_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"compute-{who.worker}")
@@ -160,7 +164,7 @@ class ActorContext:
     def policy_version(self, version: int) -> None:
         self.worker_state.policy_version = version
         self._log_context["policy_version"] = version
-        self.worker_state.on_version()
+        self.worker_state.on_news()
 
     def deliver(self) -> None:
         """Count a finished piece of work. The first is logged: the worker is useful since then."""
@@ -249,6 +253,32 @@ class ActorContext:
         counts = (state.num_progress, state.held, _WAITS[state.kind])
         age_s = 0.0 if begun_s is None else max(0.0, now_s - begun_s)
         return LinkState(now_s, "", LinkSide.WORKER, counts, state.held, age_s, state.policy_version)
+
+    # -- changes of the settings -------------------------------------------------------------------
+
+    def offer_settings(self, change: SettingsChange) -> None:
+        """Hold a change of the run's settings ready; called by the runtime. Raises ConfigError for
+        settings that this release does not know."""
+        if change.number > self.worker_state.settings.number:
+            self._offered = change, with_settings(self.config, change.holds)
+
+    def take_settings(self, first_update: int = 0) -> SettingsChange | None:
+        """Go by the newest change from now on, in ``config``, and report it; return the change,
+        None without a new one. An actor calls this where the change may have its effect."""
+        if self._offered is None:
+            return None
+        (change, self.config), self._offered = self._offered, None
+        self.worker_state.settings = SettingsTaken(number=change.number, first_update=first_update)
+        self.worker_state.on_news()
+        return change
+
+    def give_up_settings(self, former: Mapping[str, str], failed: int, why: str) -> None:
+        """Go by ``former`` values again, and report why the change ``failed``, and those after it.
+        The supervisor then rolls them back for all workers."""
+        self.config = with_settings(self.config, former)
+        taken = self.worker_state.settings
+        self.worker_state.settings = msgspec.structs.replace(taken, failed=failed, why=why[:MAX_DETAIL_CHARS])
+        self.worker_state.on_news()
 
     # -- work --------------------------------------------------------------------------------------
 

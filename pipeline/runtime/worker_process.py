@@ -230,7 +230,9 @@ class Host:
         if self._lifecycle.is_draining:
             ctx.draining.set()
         heartbeats = self._heartbeats(ctx)
-        ctx.worker_state.on_version = heartbeats.nudge
+        ctx.worker_state.on_news = heartbeats.nudge
+        await self._hear_settings(ctx)
+        ctx.take_settings()
         host_watch = begin_vitals(ctx, ledger)
         heartbeats.start()
         self._watch(tasks, "run-watch", self._watch_run(ctx))
@@ -385,7 +387,7 @@ class Host:
                     await self._nudged.wait()
 
     async def _watch_run(self, ctx: ActorContext) -> None:
-        """Drain once the run is over."""
+        """Drain once the run is over; offer changes of its settings."""
         changed = ctx.notifications.subscribe(Topic.RUN)
         while True:
             changed.clear()
@@ -394,7 +396,20 @@ class Host:
                 status = await ctx.registry.run_status()
                 if status.state in _ENDED and not ctx.draining.is_set():
                     self._stop(f"the run is {status.state}: {status.detail}")
+                await self._hear_settings(ctx)
             await self._clock.wait(changed, LOOK_ANYWAY_S)
+
+    async def _hear_settings(self, ctx: ActorContext) -> None:
+        """Offer the last change of the run's settings; an actor that takes none goes by it now."""
+        change = await ctx.registry.last_settings_change()
+        if change is None:
+            return
+        try:
+            ctx.offer_settings(change)
+        except ConfigError as error:
+            self._log.error("settings_refused", number=change.number, reason=str(error))
+        if not self._actor_class.takes_settings:
+            ctx.take_settings()
 
     async def _read_links(self, ctx: ActorContext) -> None:
         lag = ctx.worker_state.signs.lag

@@ -22,6 +22,7 @@ from pipeline.process.records import worker_pid
 from pipeline.process.work import Meter
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.registry.contract import MAX_DETAIL_CHARS, MAY_HOLD, Heartbeat, LinkReport, WaitingFor
+from pipeline.runtime.registry.settings_change import SettingsTaken
 from pipeline.runtime.vital_signs import VitalSigns
 from protocol.ids import Incarnation
 
@@ -48,8 +49,9 @@ class WorkerState:
         self.held = 0
         self.unreached = ""
         self.refused = ""
-        self.on_version: Callable[[], None] = lambda: None
-        """Called on the loop when the policy version changes, which others wait for."""
+        self.settings = SettingsTaken()
+        self.on_news: Callable[[], None] = lambda: None
+        """Called on the loop when the policy version or the settings change: others wait for it."""
         self._clock = clock
         self._started_s = clock.time()
         self._progress = 0
@@ -159,6 +161,7 @@ class WorkerState:
             unreached=self.unreached[:MAX_DETAIL_CHARS],
             refused=self.refused[:MAX_DETAIL_CHARS],
             vitals=self.signs.take(counters, held=held),
+            settings=self.settings,
         )
 
     def _enter(self, wait: _Wait) -> None:

@@ -58,6 +58,7 @@ from pipeline.supervisor.processes import Command, Processes, worker_command
 from pipeline.supervisor.pulse import Pulse
 from pipeline.supervisor.repairing import Repairing, made_ladder
 from pipeline.supervisor.run_folder import server_lock
+from pipeline.supervisor.settings_keeper import SettingsKeeper
 from pipeline.supervisor.sinking import Sinking
 from pipeline.supervisor.starter import forks, starter_command
 from pipeline.supervisor.takeover import take_over, works_the_same
@@ -118,6 +119,7 @@ class Supervisor:
         self._next_look_s = self._next_cut_s = 0.0
         self._is_starved = False
         self._size = SizeGuard(config)
+        self._settings = SettingsKeeper(config, run_dir)
         self._demand = _generator_demand(config)
         self._failed_code = ExitCode.LEDGER_UNAVAILABLE
         self._learner_drain_code = int(ExitCode.OK)
@@ -247,6 +249,7 @@ class Supervisor:
 
             await keep_tokens(self._config, self._run_dir)
         adopted = await take_over(self._processes, self._plan, registry)
+        await self._settings.begin(registry)
         self._write_config()
         if self._is_forking:
             command = starter_command(self._run_dir)
@@ -371,6 +374,7 @@ class Supervisor:
             detail = "the ledger has no record of this run any more: its server was emptied or lost its file"
             return RunStatus(RunState.FAILED, detail)
         if status.state is RunState.RUNNING:
+            await self._settings.keep(registry, beats)
             fleet = await registry.fleet()
             if fleet is not None:
                 if self._demand is not None:

@@ -203,6 +203,7 @@ class RecordingTraining:
 
     def __init__(self) -> None:
         self.steps: list[tuple[list[TrainingSample], Objective]] = []
+        self.rates: list[float] = []
         self.asked: list[tuple[int, list[TrainingSample]]] = []
         """Steps taken before, and the samples whose log-probs were requested."""
 
@@ -213,6 +214,9 @@ class RecordingTraining:
     def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
         self.steps.append((list(samples), objective))
         return StepResult(True, 0.25, 1.0, 1e-3, {}, sum(sample.tokens.size for sample in samples))
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self.rates.append(learning_rate)
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         yield "weights", [str(len(self.steps))]

@@ -33,7 +33,7 @@ from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.types import Claim, ClaimRefused, ClaimWait, DropReason, Restart
 from pipeline.ledger.version_history import VersionHistory
 from pipeline.observability.best import BestEvaluation
-from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow, read_history
+from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, read_history
 from pipeline.observability.samples import Samples
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.actor import Actor, ActorContext
@@ -53,12 +53,13 @@ from workers.learner.evaluations import Evaluations
 from workers.learner.forecast import Forecast
 from workers.learner.hopeless import HopelessData
 from workers.learner.logprob_check import LogprobCheck
+from workers.learner.new_settings import NewSettings
 from workers.learner.policy_update import PolicyUpdate
 from workers.learner.snapshot_writer import SnapshotWriter
 from workers.learner.update_recorder import SEGMENT_KEY, UpdateRecorder
 from workers.learner.update_row import show, update_row
 from workers.learner.weight_publisher import WeightPublisher
-from workers.learner.work_wait import Chore, NotYet, WorkWait
+from workers.learner.work_wait import Chore, NotYet, WorkWait, wait_words
 
 _POLL_S = 0.02
 _FIRST_CHECKPOINT_S = 30.0
@@ -70,6 +71,7 @@ _CRITIC_EVERY_S = 0.5
 _EVALUATIONS_EVERY_S = 0.1
 _REPAIR_EVERY_S = 1.0
 _IDLE_EVERY_S = 0.25
+_SETTINGS_EVERY_S = 0.1
 _IDLE_S = 5.0
 _IDLE_CHECKPOINTS = 10.0
 """Durations of its last checkpoint, and _IDLE_S, after which an idle learner writes one."""
@@ -79,6 +81,7 @@ class Learner(Actor):
     """Trains the policy on the ledger's ready units."""
 
     role: ClassVar[Role] = Role.LEARNER
+    takes_settings: ClassVar[bool] = True
 
     def __init__(self, ctx: ActorContext) -> None:
         super().__init__(ctx)
@@ -88,6 +91,7 @@ class Learner(Actor):
         self._writer: CheckpointWriter
         self._snapshots: SnapshotWriter
         self._updates: PolicyUpdate
+        self._settings: NewSettings
         self._check: LogprobCheck
         self._recorder: UpdateRecorder
         self._publisher: WeightPublisher
@@ -126,6 +130,8 @@ class Learner(Actor):
         self._updates = PolicyUpdate(config, self._backend)
         self._check = LogprobCheck(self.ctx, self._backend)
         self._recorder = UpdateRecorder(config, self.ctx.run_dir, self.ctx.who, self._backend)
+        self._settings = NewSettings(self.ctx, self._updates, self._recorder)
+        await self._settings.begin()
         resumed = int(state.get("policy_version", 0))
         await self.ctx.compute(self._recorder.begin, begun.origin, begun.checkpoint, resumed)
         self._num_updates = int(state.get("num_updates", 0))
@@ -157,6 +163,7 @@ class Learner(Actor):
             Chore("collecting evaluations", _EVALUATIONS_EVERY_S, self._evaluations.collect),
             Chore("repairing weights", _REPAIR_EVERY_S, self._repair_weights),
             Chore("an early checkpoint", _IDLE_EVERY_S, self._settle_idle),
+            Chore("taking settings", _SETTINGS_EVERY_S, self._take_settings),
         ]
         if self._critic is not None:
             chores.append(Chore("looking at the critic", _CRITIC_EVERY_S, self._critic.look))
@@ -179,12 +186,11 @@ class Learner(Actor):
 
     async def run(self) -> None:
         """Update until there are enough, the data is exhausted or hopeless, or a stop comes."""
-        config = self.ctx.config
         if self._evaluations.is_enabled and not self._is_resumed:
             await self._evaluations.request(self._version)
             await self._evaluations.wait()
         ending = await self._wait_for_critic() or self._early_stop()
-        while ending is None and self._num_updates < config.run.num_updates and not self.ctx.draining.is_set():
+        while ending is None and self._wants_more and not self.ctx.draining.is_set():
             started = time.monotonic()
             claim = await self._wait_for_batch()
             if isinstance(claim, Claim):
@@ -208,10 +214,15 @@ class Learner(Actor):
         self._recorder.close()
         self._publisher.close()
 
+    @property
+    def _wants_more(self) -> bool:
+        return self._num_updates < self.ctx.config.run.num_updates
+
     # -- one update --
 
     async def _update(self, claim: Claim, *, wait_s: float) -> None:
         self.ctx.waiting_for(WaitingFor.COMPUTE)
+        await self._take_settings()
         self._hopeless.claimed()
         self.ctx.counters[UNUSABLE_IN_A_ROW] = 0
         self.ctx.held, self._claimed_s = len(claim.units), self.ctx.clock.monotonic()
@@ -236,7 +247,8 @@ class Learner(Actor):
         self._chunks.begun()
         with self.ctx.work.task("update", float(sum(sample.tokens.size for sample in samples)), "tokens"):
             with self.ctx.work.part(0.9):
-                stepped = await self._updates.step(samples, policy_version=self._version, compute=self.ctx.compute)
+                step = self._updates.step(samples, policy_version=self._version, compute=self.ctx.compute)
+                stepped = await self._settings.first(number, step)
             with self.ctx.work.part(0.05):
                 await self.ctx.compute(self._recorder.outcome, prepared, stepped, number, version)
             self._num_updates, self._version = number, version
@@ -255,15 +267,16 @@ class Learner(Actor):
                 self.ctx.spans.end(str(trajectory), "train", trajectory, update=number, policy_version=version)
         if samples:
             row = update_row(self._num_updates, self._version, samples, stepped.results, self._version_history)
-            row = replace(row, wait_s=wait_s, logprob_s=stepped.logprob_s, step_s=stepped.step_s, publish_s=publish_s)
+            times = {"logprob_s": stepped.logprob_s, "step_s": stepped.step_s, "publish_s": publish_s}
+            row = replace(row, settings_change=self._settings.number, wait_s=wait_s, **times)
             self._history.append(row)
-            self._show(row)
+            show(row, self.ctx)
             await self.ctx.compute(self._samples.keep, units, number, version, samples)
         await self._evaluations.collect()
         every = self.ctx.config.evaluation.every_updates
         # evaluated at the end in any case
-        is_last = self._num_updates >= self.ctx.config.run.num_updates
-        is_evaluated = bool(self._evaluations.is_enabled and every and self._num_updates % every == 0 and not is_last)
+        is_due = bool(self._evaluations.is_enabled and every and self._num_updates % every == 0)
+        is_evaluated = is_due and self._wants_more
         if is_evaluated:
             await self._evaluations.request(self._version)
         if self._is_checkpoint_due() or (is_evaluated and self.ctx.config.evaluation.keep_best):
@@ -378,19 +391,15 @@ class Learner(Actor):
 
         return await self._wait.until(ask)
 
+    async def _take_settings(self) -> None:
+        await self._settings.take(self._num_updates)
+
     async def _repair_weights(self) -> None:
         await self._publisher.repair(self._version, self._backend)
 
     def _report_wait(self, refused: ClaimRefused) -> None:
         self.ctx.counters.update(ready=refused.num_ready, needed=refused.num_needed)
-        what = f"{refused.num_ready} of {refused.num_needed} ready"
-        if refused.wait is ClaimWait.LATE_WORK:
-            what = f"{refused.oldest_running}, which would be too stale after this update"
-        elif refused.oldest_running:
-            what += f"; the oldest that is not is {refused.oldest_running}"
-        if self._critic is not None and self._critic.trouble:
-            what = f"{self._critic.trouble}; {what}"
-        self.ctx.waiting_for(WaitingFor.INPUT, what)
+        self.ctx.waiting_for(WaitingFor.INPUT, wait_words(refused, self._critic.trouble if self._critic else ""))
 
     async def _is_over(self, refused: ClaimRefused) -> Ending | None:
         """Return why no update can fill any more, or None."""
@@ -437,13 +446,4 @@ class Learner(Actor):
             self.ctx.counters["evaluation_accuracy"] = row.accuracy
         self.ctx.log.info(
             "evaluation", set=row.set, number=row.number, policy_version=row.policy_version, accuracy=row.accuracy
-        )
-
-    def _show(self, row: UpdateRow) -> None:
-        show(row, self.ctx.counters)
-        self.ctx.counters["num_updates"] = self.ctx.config.run.num_updates
-        self.ctx.count("trained_tokens", row.num_trained_tokens)
-        self.ctx.count("refused_steps", row.num_refused_steps)
-        self.ctx.log.info(
-            "update", update=row.update, accuracy=row.accuracy, loss=row.loss, staleness_max=row.staleness_max
         )

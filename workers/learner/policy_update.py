@@ -63,6 +63,13 @@ class PolicyUpdate:
         self._algorithm = build(config)
         self._num_bad_steps = 0
 
+    def take(self, config: RunConfig) -> None:
+        """Go by ``config`` from the next update on; it differs in settings that may change while a
+        run goes on (``pipeline.config.changing``). Steps refused so far still count."""
+        self._config = config
+        self._algorithm = build(config)
+        self._backend.set_learning_rate(config.learner.learning_rate)
+
     def prepare(self, units: Sequence[ClaimedUnit]) -> Prepared:
         """Make samples of all units that are finite. Raises LedgerError if one is not whole."""
         kept = list(units)

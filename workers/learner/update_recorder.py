@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from pipeline.config.changing import changed_since
 from pipeline.config.import_path import own_sources
 from pipeline.config.load import to_toml
 from pipeline.ledger.types import Claim, ClaimedUnit
@@ -45,6 +46,7 @@ class UpdateRecorder:
         self._has_failed = False
         self._checkpoint: str | None = None
         self._state_version = 0
+        self._changed: dict[str, str] = {}
         # now: a file may change while the learner goes on with what it imported
         self._sources = own_sources(dict(config.algorithm), config.algorithm.path)
 
@@ -56,6 +58,10 @@ class UpdateRecorder:
         self._state_version = state_version
         if self._config.replay.record:
             self._try(self._open)
+
+    def take(self, config: RunConfig) -> None:
+        """Record the following updates as made by ``config``, by what differs from the start's."""
+        self._changed = changed_since(self._config, config)
 
     def batch(self, claim: Claim, units: Sequence[ClaimedUnit], update: int, policy_version: int) -> None:
         """Record an update's units before it is made: weights are those of ``policy_version``."""
@@ -104,7 +110,14 @@ class UpdateRecorder:
             self._origin = Origin.CONTINUED
         names = tuple(unit.name for unit in units)
         self._writer.append(
-            Batch(update=update, policy_version=policy_version, claim=claim.claim_id, units=names, at_s=time.time())
+            Batch(
+                update=update,
+                policy_version=policy_version,
+                claim=claim.claim_id,
+                units=names,
+                at_s=time.time(),
+                settings=self._changed,
+            )
         )
         for record in pack_units(units):
             self._writer.append(record)

@@ -10,6 +10,7 @@ import numpy as np
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.ledger.version_history import VersionHistory
 from pipeline.observability.history import Histogram, UpdateRow
+from pipeline.runtime.context import ActorContext
 from workers.engines.training.seam import StepResult
 
 _MAX_BINS = 20
@@ -62,8 +63,13 @@ def update_row(
     )
 
 
-def show(row: UpdateRow, counters: dict[str, float]) -> None:
-    """Put an update's summary into the counters of a heartbeat."""
+def show(row: UpdateRow, ctx: ActorContext) -> None:
+    """Put an update's summary into the log and into the counters of the heartbeat."""
+    counters = ctx.counters
+    counters["num_updates"] = ctx.config.run.num_updates
+    ctx.count("trained_tokens", row.num_trained_tokens)
+    ctx.count("refused_steps", row.num_refused_steps)
+    ctx.log.info("update", update=row.update, accuracy=row.accuracy, loss=row.loss, staleness_max=row.staleness_max)
     counters.update(updates=row.update, accuracy=row.accuracy, reward=row.reward, loss=row.loss)
     counters.update(response_length=row.response_length)
     counters.update(staleness_mean=row.staleness_mean, staleness_max=row.staleness_max)

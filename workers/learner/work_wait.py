@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from pipeline.ledger.types import ClaimRefused, ClaimWait
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.contract import WaitingFor
 
@@ -36,6 +37,16 @@ class Chore:
     is_at_work: bool = False
     bell: asyncio.Event = field(default_factory=asyncio.Event)
     """Rung when the wait is over."""
+
+
+def wait_words(refused: ClaimRefused, trouble: str = "") -> str:
+    """Return what an update waits for; ``trouble``: of the critic, in words."""
+    what = f"{refused.num_ready} of {refused.num_needed} ready"
+    if refused.wait is ClaimWait.LATE_WORK:
+        what = f"{refused.oldest_running}, which would be too stale after this update"
+    elif refused.oldest_running:
+        what += f"; the oldest that is not is {refused.oldest_running}"
+    return f"{trouble}; {what}" if trouble else what
 
 
 class WorkWait:

@@ -58,7 +58,7 @@ WRITTEN: Final = {
     Role.LEARNER: (*_EVERY, *_WORK, *_LEARNING),
 }
 """Keys of the run, without its prefix, that a role writes. ``*`` stands for any text."""
-OWNERS: Final = ("spec", "settings", "fleet", "manifest", "keys", "keys_applied", "paused")
+OWNERS: Final = ("spec", "settings", "settings_changes", "fleet", "manifest", "keys", "keys_applied", "paused")
 """Keys of the run that the run's owner alone writes."""
 
 

@@ -55,6 +55,7 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:seen`` | zset | registry: workers by the server's time of their last sign of life | until it departs |
 | ``{run}:failures`` | zset | registry: errors that ended workers, by the server's time, the newest 32 | the run |
 | ``{run}:fleet`` | string | registry: the desired number of workers by role | the run |
+| ``{run}:settings_changes`` | list | registry: changes of the run's settings, JSON, in their order | the run |
 | ``{run}:weights`` | string | registry: the newest published weights | the run |
 | ``{run}:relays`` | hash | registry: worker -> epoch, and where it serves weights | while it gives signs of life |
 | ``{run}:relay_order`` | zset | registry: relays in the order in which they came | while so |
@@ -133,6 +134,7 @@ reaching = _one("reaching")
 seen = _one("seen")
 failures = _one("failures")
 fleet = _one("fleet")
+settings_changes = _one("settings_changes")
 weights = _one("weights")
 relays = _one("relays")
 relay_order = _one("relay_order")

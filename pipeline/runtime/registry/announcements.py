@@ -1,4 +1,4 @@
-"""What the registry announces of weights: published versions, and the workers that serve them."""
+"""Announcements of weights: published versions, and the workers that serve them."""
 
 from __future__ import annotations
 

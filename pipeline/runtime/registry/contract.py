@@ -15,6 +15,7 @@ import msgspec
 
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.announcements import RelayAnnouncement, RelayPlace, WeightsAnnouncement
+from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken
 from pipeline.runtime.registry.vitals import Vitals
 from protocol.ids import Incarnation, Role
 
@@ -148,6 +149,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Set by the registry: the worker's clock less the registry's, at its arrival."""
     vitals: Vitals | None = None
     """Measurements of its process and host; None from a worker of an earlier version."""
+    settings: SettingsTaken = SettingsTaken()
+    """Which change of the run's settings it goes by."""
 
     @property
     def reaches_scorers(self) -> bool:
@@ -257,7 +260,7 @@ class Topic(StrEnum):
     ENDPOINTS = "endpoints"
     """a mailbox was opened, or its worker was fenced, has departed, fell silent or is back"""
     RUN = "run"
-    """the run's state"""
+    """the run's state, or its settings"""
     WEIGHTS = "weights"
     """a version was published"""
 
@@ -339,6 +342,19 @@ class Registry(Protocol):
 
     async def fleet(self) -> Fleet | None:
         """Return the desired fleet; None before it is set."""
+        ...
+
+    async def add_settings_change(self, change: SettingsChange) -> bool:
+        """Append a change of the run's settings, if its number follows the last one's; return
+        whether."""
+        ...
+
+    async def settings_changes(self) -> list[SettingsChange]:
+        """Return all changes of the run's settings, in their order."""
+        ...
+
+    async def last_settings_change(self) -> SettingsChange | None:
+        """Return the last change of the run's settings; None before the first."""
         ...
 
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:

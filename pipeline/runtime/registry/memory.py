@@ -25,6 +25,7 @@ from pipeline.runtime.registry.contract import (
     Topic,
     WeightsAnnouncement,
 )
+from pipeline.runtime.registry.settings_change import SettingsChange
 from protocol.errors import Fenced
 from protocol.ids import Incarnation, Role
 
@@ -54,6 +55,7 @@ class MemoryRegistry:
     unlisted_after_s: float = UNLISTED_AFTER_S
     _workers: dict[str, _Worker] = field(default_factory=dict[str, _Worker])
     _fleet: Fleet | None = None
+    _settings_changes: list[SettingsChange] = field(default_factory=list[SettingsChange])
     _weights: WeightsAnnouncement | None = None
     _relays: dict[str, tuple[int, RelayAnnouncement]] = field(default_factory=dict[str, tuple[int, RelayAnnouncement]])
     """Worker -> epoch and announcement, in the order in which they came."""
@@ -141,6 +143,22 @@ class MemoryRegistry:
     async def fleet(self) -> Fleet | None:
         """Return the desired fleet."""
         return self._fleet
+
+    async def add_settings_change(self, change: SettingsChange) -> bool:
+        """Append a change of the settings, if it is the next one."""
+        if change.number != len(self._settings_changes) + 1:
+            return False
+        self._settings_changes.append(change)
+        self._changed(Topic.RUN)
+        return True
+
+    async def settings_changes(self) -> list[SettingsChange]:
+        """Return all changes of the settings."""
+        return list(self._settings_changes)
+
+    async def last_settings_change(self) -> SettingsChange | None:
+        """Return the last change of the settings."""
+        return self._settings_changes[-1] if self._settings_changes else None
 
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
         """Publish a version; a repeat changes nothing. Raises ValueError and Fenced."""

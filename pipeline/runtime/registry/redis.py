@@ -44,6 +44,7 @@ from pipeline.runtime.registry.fleet_form import decoded, encoded
 from pipeline.runtime.registry.memory import check_grows, check_newest, is_wanted
 from pipeline.runtime.registry.redis_keys import NEWS, NO_BOUND, keys_of, standing
 from pipeline.runtime.registry.scripts import SCRIPTS
+from pipeline.runtime.registry.settings_change import SettingsChange
 from protocol.ids import Incarnation, Role
 
 _TOLD = (Topic.ENDPOINTS, Topic.RUN, Topic.WEIGHTS)
@@ -56,6 +57,7 @@ _KEEP_EVERY = 4
 A server that begins anew, or replica that becomes the master, has mailboxes' times of these. With
 one every eight seconds none of a live worker is older than ``UNLISTED_AFTER_S``."""
 _heartbeats = msgspec.json.Decoder(Heartbeat)
+_changes = msgspec.json.Decoder(SettingsChange)
 
 
 class _Endpoint(msgspec.Struct, frozen=True):
@@ -212,6 +214,20 @@ class RedisRegistry:
         """Return the desired fleet."""
         blob = await self._command("GET", self._keys["fleet"])
         return None if blob is None else decoded(blob)
+
+    async def add_settings_change(self, change: SettingsChange) -> bool:
+        """Append a change of the settings, if it is the next one."""
+        blob = msgspec.json.encode(change)
+        return bool(await self._run("add_settings_change", change=blob, number=change.number))
+
+    async def settings_changes(self) -> list[SettingsChange]:
+        """Return all changes of the settings."""
+        return [_changes.decode(blob) for blob in await self._command("LRANGE", self._keys["settings_changes"], 0, -1)]
+
+    async def last_settings_change(self) -> SettingsChange | None:
+        """Return the last change of the settings."""
+        blob = await self._command("LINDEX", self._keys["settings_changes"], -1)
+        return None if blob is None else _changes.decode(blob)
 
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
         """Publish a version; a repeat changes nothing. Raises ValueError and Fenced."""

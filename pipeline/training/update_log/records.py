@@ -88,6 +88,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     units: tuple[str, ...]
     """Names, in order."""
     at_s: float
+    settings: dict[str, str] = {}
+    """Settings that were changed since the learner's start, which the segment's ``config`` is of:
+    values in TOML, by key."""
 
 
 class UpdateOutcome(msgspec.Struct, frozen=True, kw_only=True):

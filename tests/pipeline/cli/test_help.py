@@ -18,7 +18,7 @@ COMMANDS = [
     [],
     *([name] for name in ("up", "down", "scale", "status", "top", "why", "queues", "audit", "peek", "requeue")),
     *([name] for name in ("score", "report", "samples", "export", "check-model", "dead-letters", "logs", "runs")),
-    *([name] for name in ("groups", "versions", "drops", "trajectory", "compare", "trace")),
+    *([name] for name in ("groups", "versions", "drops", "trajectory", "compare", "trace", "update")),
     *(["dead-letters", name] for name in ("list", "show", "retry")),
     *(["tokens", *name] for name in ([], ["create"], ["list"], ["revoke"], ["rotate"])),
     ["config"],

@@ -117,10 +117,10 @@ def test_a_change_that_others_wait_for_is_told_without_waiting_for_the_next_seco
     thread = HeartbeatThread(
         script, worker_state.heartbeat, on_fenced=never, on_deaf=never, log=log, interval_of=lambda _: PATIENCE_S * 60
     )
-    worker_state.on_version = thread.nudge
+    worker_state.on_news = thread.nudge
     thread.start()
     worker_state.policy_version = 7
-    worker_state.on_version()
+    worker_state.on_news()
     assert script.reached_last.wait(PATIENCE_S)
     thread.stop()
     assert script.beats[-1].policy_version == 7

@@ -19,12 +19,14 @@ from pipeline.runtime.registry.contract import (
     Fleet,
     RunState,
     RunStatus,
+    Topic,
 )
 from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.runtime.registry.settings_change import after
 from protocol.errors import Fenced
 from protocol.ids import Incarnation, Role
 from protocol.messages import BASE_VERSION
-from tests.pipeline.runtime.registries import Subject, announcement, beat_of, heartbeats
+from tests.pipeline.runtime.registries import Subject, announcement, beat_of, caught_up, heartbeats
 
 
 async def test_epochs_of_a_worker_only_grow_and_are_its_own(subject: Subject):
@@ -273,3 +275,25 @@ async def test_only_the_newest_incarnation_is_ever_seen(steps: list[tuple[str, i
                 await registry.depart(who)
         assert all(beat.who.epoch == newest for beat in await registry.heartbeats())
     assert await registry.epoch("reward-0") == newest
+
+
+async def test_changes_of_settings_are_numbered_kept_and_never_written_twice(subject: Subject):
+    registry = subject.registry
+    assert await registry.last_settings_change() is None
+    assert await registry.settings_changes() == []
+    first = after(None, {"learner.learning_rate": "2e-4"}, {"learner.learning_rate": "1e-4"}, by="ann@a", at_s=1.0)
+    assert await registry.add_settings_change(first)
+    # two persons at once: the second looks again
+    assert not await registry.add_settings_change(first)
+    assert not await registry.add_settings_change(msgspec.structs.replace(first, number=3))
+    second = after(first, {"run.num_updates": "9"}, {"run.num_updates": "5"}, by="bo@b", at_s=2.0, reason="longer")
+    assert await registry.add_settings_change(second)
+    assert await registry.settings_changes() == [first, second]
+    assert await registry.last_settings_change() == second
+    assert second.holds == {"learner.learning_rate": "2e-4", "run.num_updates": "9"}
+
+
+async def test_a_change_of_settings_is_news_of_the_run(subject: Subject):
+    seen = await caught_up(subject.registry)
+    assert await subject.registry.add_settings_change(after(None, {"a.b": "1"}, {"a.b": "0"}, by="x", at_s=1.0))
+    assert set(await subject.registry.notifications(seen, timeout_s=5.0)) == {Topic.RUN}

@@ -83,6 +83,9 @@ class EmulatedTraining:
         loss = -sum(float((sample.advantages * weight).sum()) for sample, weight in zip(samples, by_token, strict=True))
         return StepResult(applied=True, loss=loss, grad_norm=1.0, learning_rate=0.0, metrics={}, num_tokens=num_tokens)
 
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Ignore it: an emulated step has no rate."""
+
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the one tensor."""
         yield weights.TENSOR, weights.make_tensor(self.state.digest, self._num_weights)

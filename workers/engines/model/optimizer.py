@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,6 +138,10 @@ class GuardedOptimizer:
         }
         self.num_steps = 0
         """Steps applied since the start of the run, over resumes."""
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Step at another rate after the warm-up from now on; state and step count stay."""
+        self._settings = replace(self._settings, learning_rate=learning_rate)
 
     def step(self, loss: float) -> AppliedStep:
         """Step along the gradients that lie in the parameters, if they and ``loss`` are finite."""

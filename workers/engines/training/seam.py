@@ -49,6 +49,11 @@ class TrainingBackend(Protocol):
         only step of an update."""
         ...
 
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Step at another rate from the next step on: that after the warm-up, of which the schedule
+        takes its share."""
+        ...
+
     def tensors(self) -> Iterator[tuple[str, Any]]:
         """Yield the weights by Hugging Face names, on the CPU, tied ones once (or arrays)."""
         ...

@@ -108,6 +108,10 @@ class TorchTraining(TorchPublishing):
             step.applied, totals.loss, step.grad_norm, step.learning_rate, totals.metrics, totals.num_tokens
         )
 
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Step at another rate from the next step on, by the seam's contract."""
+        self._optimizer.set_learning_rate(learning_rate)
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights, an adapter merged in; read live ones before the next step."""
         return self._weights.tensors()

@@ -66,6 +66,10 @@ class Fsdp2Shards:
         del total
         loss.backward()
 
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Step at another rate after the warm-up from now on."""
+        self._optimizer.set_learning_rate(learning_rate)
+
     def step(self, loss: float) -> AppliedStep:
         """Step along the gradients, if they and the whole batch's ``loss`` are finite."""
         return self._optimizer.step(loss)

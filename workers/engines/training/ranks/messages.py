@@ -42,6 +42,12 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     objective: Objective
 
 
+class SetRate(msgspec.Struct, frozen=True, tag=True):
+    """Step at another learning rate from now on."""
+
+    learning_rate: float
+
+
 class Evaluate(msgspec.Struct, frozen=True, tag=True):
     """Compute values."""
 
@@ -70,7 +76,7 @@ class Put(msgspec.Struct, frozen=True, tag=True):
     """State's name -> names of the parameters that have it."""
 
 
-Command = Idle | Stop | Score | Step | Evaluate | ValueStep | Gather | Put
+Command = Idle | Stop | Score | Step | SetRate | Evaluate | ValueStep | Gather | Put
 
 
 def encode(command: Command) -> bytes:

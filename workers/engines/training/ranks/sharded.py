@@ -68,6 +68,10 @@ class Shards(Protocol):
         """Step along the gradients, if they and the whole batch's ``loss`` are finite."""
         ...
 
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Step at another rate after the warm-up from now on."""
+        ...
+
     def clear(self) -> None:
         """Forget the gradients."""
         ...

@@ -22,7 +22,7 @@ from workers.engines.training.policy_gradient import (
 )
 from workers.engines.training.publishing import PublishSettings, TorchPublishing
 from workers.engines.training.ranks.backend import RankedBackend
-from workers.engines.training.ranks.messages import Command, Score, Step
+from workers.engines.training.ranks.messages import Command, Score, SetRate, Step
 from workers.engines.training.ranks.sharded import ShardedModel
 from workers.engines.training.seam import StepResult
 from workers.engines.training.torch import MEMORY_ADVICE
@@ -50,6 +50,10 @@ class RankedTraining(RankedBackend, TorchPublishing):
         check_samples(samples, objective)
         return self._lead.run(Step(list(samples), objective), self.obey)
 
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Have all ranks step at another rate, by the seam's contract."""
+        self._lead.run(SetRate(learning_rate), self.obey)
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gather the weights, an adapter merged in, then yield them by name, tied ones once."""
         return self._model.tensors()
@@ -65,6 +69,8 @@ class RankedTraining(RankedBackend, TorchPublishing):
                 return self._score(command.samples)
             case Step():
                 return self._step(command.samples, command.objective)
+            case SetRate():
+                return self._shards.set_learning_rate(command.learning_rate)
             case _:
                 return super().obey(command)
 

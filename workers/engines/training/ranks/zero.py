@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -88,6 +89,10 @@ class ZeroShards:
             self._link()
         self.num_steps += applied
         return AppliedStep(applied, float(norm) if applied else math.inf, learning_rate)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Step at another rate after the warm-up from now on."""
+        self._settings = replace(self._settings, learning_rate=learning_rate)
 
     def clear(self) -> None:
         """Do nothing: a step takes the gradients with it, whether it is applied or refused."""

@@ -1,0 +1,127 @@
+"""``headrace update``: change settings of a running run, roll a change back, and show all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.common import aligned, answer, echo_json, json_option, moment, on_run, run_argument, set_option
+from pipeline.operator.attached import attach, find_run
+from protocol.printable import printable_line
+
+if TYPE_CHECKING:
+    from pipeline.operator.attached import Attached
+    from pipeline.operator.updating import TakenChange
+    from pipeline.runtime.registry.settings_change import SettingsChange
+
+_EPILOG = """\b
+Examples:
+  headrace update --set learner.learning_rate=5e-7 --reason "loss is noisy"
+  headrace update runs/demo --set run.num_updates=2000
+  headrace update --rollback
+  headrace update --settings    # those that may change, and who takes each
+  headrace update               # all changes of the run, with their effect
+
+\b
+Exit codes:
+  0    all workers that the change concerns go by it
+  1    some do not yet, within --timeout; they take it at their next occasion
+  2    the setting may not change, or the value does not fit; nothing changed
+"""
+_NOT_ALL = 1
+
+
+@click.command(epilog=_EPILOG)
+@run_argument
+@set_option
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown wherever the change is.")
+@click.option("--rollback", is_flag=True, help="Set what held before the newest change that stands.")
+@click.option("--settings", "lists", is_flag=True, help="List the settings that may change, and end.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0.0), default=120.0, show_default=True, help="Seconds to wait."
+)
+@json_option
+def update(
+    run: Path | None,
+    overrides: tuple[str, ...],
+    reason: str,
+    rollback: bool,
+    lists: bool,
+    timeout_s: float,
+    as_json: bool,
+) -> int:
+    """Change settings of a running run; nothing ends, drains or is lost.
+
+    The command waits until every worker that a change concerns goes by it. A change lasts over
+    restarts of workers, supervisor and run. A change whose first update fails or is not finite is
+    rolled back by itself. Without --set, show all changes."""
+    if lists:
+        _list(as_json)
+        return 0
+    if rollback and overrides:
+        raise click.UsageError("--rollback sets what held before: leave out --set")
+    if not rollback and not overrides:
+        _show(find_run(run), as_json)
+        return 0
+    return on_run(attach)(_change)(
+        run=run, overrides=overrides, reason=reason, rollback=rollback, timeout_s=timeout_s, as_json=as_json
+    )
+
+
+async def _change(
+    at: Attached, overrides: tuple[str, ...], reason: str, rollback: bool, timeout_s: float, as_json: bool
+) -> int:
+    from pipeline.operator import updating
+
+    change = await (updating.roll_back(at, reason) if rollback else updating.update(at, overrides, reason))
+    found = await updating.wait_until_taken(at, change, timeout_s)
+    is_taken = all(one.is_taken for one in found)
+    answer(as_json, {"change": change, "taken": found, "is_taken": is_taken}, *_lines(change, found, timeout_s))
+    return 0 if is_taken else _NOT_ALL
+
+
+def _lines(change: SettingsChange, found: list[TakenChange], timeout_s: float) -> list[str]:
+    from pipeline.observability.settings_changes import change_words
+
+    lines = [printable_line(change_words(change))]
+    for one in found:
+        words = f"from update {one.first_update} on" if one.first_update else "goes by it"
+        if not one.is_taken:
+            words = f"has not taken it within {timeout_s:g} s; it does when it is back, or between two updates"
+        lines.append(f"  {printable_line(one.worker)}: {words}")
+    return lines
+
+
+def _show(run_dir: Path, as_json: bool) -> None:
+    from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_for_view
+    from pipeline.observability.settings_changes import change_words, effect_words, effects, read_changes
+
+    rows = read_for_view(run_dir / HISTORY_NAME).rows
+    found = effects(read_changes(run_dir), [row for row in rows if isinstance(row, UpdateRow)])
+    if as_json:
+        echo_json(found)
+        return
+    if not found:
+        click.echo(f"{run_dir} goes by the settings of its start; `headrace update --set KEY=VALUE` changes one")
+    for effect in found:
+        change = effect.change
+        why = f": {change.reason}" if change.reason else ""
+        click.echo(printable_line(change_words(change)))
+        click.echo(printable_line(f"  {moment(change.at_s)} by {change.by}{why}"))
+        for line in effect_words(effect):
+            click.echo(f"  {line}")
+
+
+def _list(as_json: bool) -> None:
+    from pipeline.config.changing import CHANGEABLE
+
+    if as_json:
+        rows: list[dict[str, Any]] = [
+            {"key": key, "role": one.role, "when": one.when, "effect": one.effect} for key, one in CHANGEABLE.items()
+        ]
+        echo_json(rows)
+        return
+    for line in aligned([(key, f"{one.role}, {one.when}", one.effect) for key, one in CHANGEABLE.items()]):
+        click.echo(line)

@@ -1,0 +1,184 @@
+"""Which settings may change while a run goes on: who takes each and when, and why others may not.
+
+``headrace update`` checks a change here. Workers and replay apply it here. All is pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from pipeline.config import RESOLVED_NAME
+from pipeline.config.describe import in_toml
+from pipeline.config.load import known_keys, override_key, parse_config, section_of, suggest, to_toml
+from pipeline.config.schema import RunConfig
+from pipeline.config.unread import unread
+from protocol.errors import ConfigError
+from protocol.ids import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Changeable:
+    """A setting that may change while a run goes on."""
+
+    role: Role
+    """Of the workers that take it."""
+    when: str
+    effect: str
+
+
+_BETWEEN: Final = "between two updates"
+CHANGEABLE: Final[Mapping[str, Changeable]] = {
+    "learner.learning_rate": Changeable(
+        Role.LEARNER, _BETWEEN, "the next step's rate; warm-up and schedule go on as shares of it"
+    ),
+    "run.num_updates": Changeable(Role.LEARNER, _BETWEEN, "the run ends after this many updates"),
+    "learner.max_bad_steps": Changeable(Role.LEARNER, _BETWEEN, "how many refused steps in a row end the run"),
+    "algorithm.clip_low": Changeable(Role.LEARNER, _BETWEEN, "the next update's lower clip bound"),
+    "algorithm.clip_high": Changeable(Role.LEARNER, _BETWEEN, "the next update's upper clip bound"),
+    "algorithm.dual_clip": Changeable(Role.LEARNER, _BETWEEN, "the next update's dual clip"),
+    "algorithm.kl_coefficient": Changeable(Role.LEARNER, _BETWEEN, "the next update's weight of the KL"),
+    "algorithm.entropy_coefficient": Changeable(Role.LEARNER, _BETWEEN, "the next update's entropy bonus"),
+    "evaluation.every_updates": Changeable(Role.LEARNER, _BETWEEN, "which updates are evaluated from now on"),
+    "evaluation.patience": Changeable(Role.LEARNER, _BETWEEN, "how many evaluations without a better one end the run"),
+    "checkpoint.every_updates": Changeable(Role.LEARNER, _BETWEEN, "which updates write a checkpoint from now on"),
+    "checkpoint.every_s": Changeable(Role.LEARNER, _BETWEEN, "the longest time between two checkpoints"),
+}
+"""The settings that a running run takes, in the order in which they are shown."""
+
+_NEW_RUN: Final = "start a new run"
+_FIXED: Final[Mapping[str, str]] = {
+    "run.name": f"the ledger's keys and the folder have this name; {_NEW_RUN}",
+    "run.seed": f"every token that is sampled follows from it; {_NEW_RUN}",
+    "run.dir": "the run's folder is there; move it when the run is down",
+    "model": f"the weights of the run are of this model; {_NEW_RUN}",
+    "data": f"the names of trajectories follow from the order of these prompts; {_NEW_RUN}",
+    "generation.temperature": (
+        "the learner computes log-probs at one temperature, and trajectories in flight were sampled at the present one; "
+        + _NEW_RUN
+    ),
+    "generation.max_response_tokens": (
+        f"trajectories in flight would end at different lengths, and their rewards depend on it; {_NEW_RUN}"
+    ),
+    "algorithm.name": f"the ledger's units follow from the rule; {_NEW_RUN}",
+    "algorithm.group_size": f"groups in flight have the present size; {_NEW_RUN}",
+    "algorithm.groups_per_update": f"the ledger was opened with this size of an update; {_NEW_RUN}",
+    "algorithm.oversampling": f"the ledger was opened with it; {_NEW_RUN}",
+    "algorithm.dynamic_sampling": f"the ledger was opened with it; {_NEW_RUN}",
+    "staleness": f"the ledger was opened with it, and every lease follows from it; {_NEW_RUN}",
+    "reward": "rewards of one group must be comparable, and groups are in flight",
+    "learner.lora": f"the checkpoints hold this adapter; {_NEW_RUN}",
+    "learner.freeze": f"the optimiser has state of these parameters; {_NEW_RUN}",
+    "learner.optimizer": f"the checkpoints hold this optimiser's state; {_NEW_RUN}",
+    "learner.schedule": f"the checkpoints hold this schedule; change learner.learning_rate, or {_NEW_RUN}",
+    "fleet": "`headrace scale` changes it in a running run",
+    "ledger": "all workers are connected to this ledger, and agreed on its limits",
+}
+"""Why a setting, or a whole section, may not change; the longest name counts."""
+_AT_A_START: Final = (
+    "workers read it when they start; `headrace down`, then `headrace up --resume RUN --set {key}=VALUE`"
+)
+
+
+def refusal(key: str) -> str | None:
+    """Return why a setting may not change in a running run; None for one that may. Raises
+    ConfigError for a key that is no setting."""
+    if key in CHANGEABLE:
+        return None
+    if not _is_known(key):
+        raise ConfigError(f"unknown key `{key}`{suggest(key)}")
+    parts = key.split(".")
+    for length in range(len(parts), 0, -1):
+        if why := _FIXED.get(".".join(parts[:length])):
+            return why
+    return _AT_A_START.format(key=key)
+
+
+def with_settings(config: RunConfig, settings: Mapping[str, str], origin: str = "--set") -> RunConfig:
+    """Return a configuration with other values (in TOML) of some settings. Raises ConfigError by
+    the schema, cross-checks included."""
+    if not settings:
+        return config
+    given = [f"{key}={value}" for key, value in settings.items()]
+    found = parse_config(to_toml(config), RESOLVED_NAME, given, option=origin)
+    # the address of the ledger, with its password, is in no file
+    return found.model_copy(update={"ledger": config.ledger})
+
+
+def value_of(config: RunConfig, key: str) -> str:
+    """Return a setting's value in TOML, as ``with_settings`` takes it."""
+    section, _, name = key.rpartition(".")
+    held: Any = section_of(config, section)
+    return in_toml(getattr(held, name))
+
+
+def checked(config: RunConfig, overrides: Sequence[str], *, num_updates: int) -> dict[str, str]:
+    """Return what ``overrides`` (``section.key=value``) change in a running run that has made
+    ``num_updates``: values in TOML, by key.
+
+    Raises ConfigError: a setting is unknown, may not change, or has this value already; a value
+    does not fit, by itself or with the others."""
+    keys = [override_key(text) for text in overrides]
+    for key in keys:
+        if (why := refusal(key)) is not None:
+            raise ConfigError(
+                f"{key} cannot change while the run goes on: {why}. `headrace update --settings` lists those that can"
+            )
+    wanted = parse_config(to_toml(config), "the run's settings", overrides, option="--set")
+    sets = {key: value_of(wanted, key) for key in dict.fromkeys(keys) if _held(wanted, key) != _held(config, key)}
+    if not sets:
+        given = ", ".join(f"{key}={value_of(config, key)}" for key in dict.fromkeys(keys))
+        raise ConfigError(f"{given} holds already; nothing is changed")
+    if useless := {key: why for key, why in unread(wanted).items() if key in sets}:
+        key, why = next(iter(useless.items()))
+        raise ConfigError(f"{key} would change nothing: {why}")
+    _check_together(config, wanted, num_updates)
+    return sets
+
+
+def changed_since(start: RunConfig, now: RunConfig) -> dict[str, str]:
+    """Return the settings that may change and differ from ``start``, as ``with_settings`` takes
+    them."""
+    return {key: value_of(now, key) for key in CHANGEABLE if _held(now, key) != _held(start, key)}
+
+
+def takers(sets: Mapping[str, str]) -> set[Role]:
+    """Return the roles that take these settings; those of a later version have none here."""
+    return {CHANGEABLE[key].role for key in sets if key in CHANGEABLE}
+
+
+def _check_together(present: RunConfig, wanted: RunConfig, num_updates: int) -> None:
+    updates = wanted.run.num_updates
+    if updates != present.run.num_updates:
+        if updates <= num_updates:
+            raise ConfigError(
+                f"run.num_updates={updates}, but the run has made {num_updates} updates: expected more; "
+                "`headrace down` ends it now"
+            )
+        if present.learner.schedule != "constant" and present.learner.schedule_updates is None:
+            raise ConfigError(
+                f"run.num_updates cannot change while the run goes on: learner.schedule {present.learner.schedule} falls "
+                "over the run's length, and the checkpoints hold that schedule. A run that may grow sets "
+                "learner.schedule_updates at its start"
+            )
+    if wanted.needs_reference != present.needs_reference:
+        now = present.algorithm.kl_coefficient
+        raise ConfigError(
+            f"algorithm.kl_coefficient cannot change from {now:g} to {wanted.algorithm.kl_coefficient:g} while the run goes "
+            "on: whether reference workers score every chunk was agreed with the ledger; expected above 0 in both, or "
+            "reference.always from the start"
+        )
+
+
+def _held(config: RunConfig, key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    held = section_of(config, section)
+    return getattr(held, name) if isinstance(held, BaseModel) else None
+
+
+def _is_known(key: str) -> bool:
+    known = set(known_keys())
+    # a table of the user's own names: [reward.functions.NAME]
+    return key in known or any(name.split(".NAME")[0] + "." in key + "." for name in known if ".NAME" in name)

@@ -1,0 +1,136 @@
+"""Changes of a running run's settings by an operator (``pipeline.config.changing`` has the rules).
+
+A change is a numbered entry of the run's registry. Workers take it where it may have its effect,
+and report it in their heartbeats."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.operator.attached import Attached
+from pipeline.operator.steering import MAX_REASON_CHARS, check_running, operator
+from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
+    from pipeline.runtime.clock import Clock
+    from pipeline.runtime.registry.contract import Heartbeat
+    from pipeline.runtime.registry.settings_change import SettingsChange
+
+_LOOK_S = 0.05
+_MAX_CHANGES = 1000
+"""Of one run. Each is a few hundred bytes in the registry."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenChange:
+    """A worker's answer to a change, or the lack of one."""
+
+    worker: str
+    is_taken: bool
+    first_update: int = 0
+    """The learner's first update with it; 0 of other workers."""
+
+
+async def update(at: Attached, overrides: Sequence[str], reason: str = "") -> SettingsChange:
+    """Change settings (``section.key=value``) of a running run; return the change. Raises
+    ConfigError: the run does not run, a setting may not change, or a value does not fit."""
+    from pipeline.config.changing import checked, value_of
+    from pipeline.runtime.registry.settings_change import after
+
+    if len(reason) > MAX_REASON_CHARS:
+        raise ConfigError(f"the reason has {len(reason)} characters; expected at most {MAX_REASON_CHARS}: shorten it")
+    await check_running(at)
+    last = await at.registry.last_settings_change()
+    present = present_config(at, last)
+    sets = checked(present, overrides, num_updates=await _num_updates(at))
+    former = {key: value_of(present, key) for key in sets}
+    return await _add(at, after(last, sets, former, by=operator(), at_s=time.time(), reason=" ".join(reason.split())))
+
+
+async def roll_back(at: Attached, reason: str = "") -> SettingsChange:
+    """Set what held before the newest change that stands; return the change that does so. Raises
+    ConfigError: the run does not run, or no change stands."""
+    from pipeline.config.changing import checked
+    from pipeline.runtime.registry.settings_change import standing, undoing
+
+    await check_running(at)
+    changes = await at.registry.settings_changes()
+    found = standing(changes)
+    if not found:
+        raise ConfigError(f"{at.run_dir} goes by the settings of its start: no change stands, so none is rolled back")
+    words = " ".join(reason.split())
+    undone = undoing(changes[-1], found[-1:], by=operator(), at_s=time.time(), reason=words)
+    given = [f"{key}={value}" for key, value in undone.sets.items()]
+    checked(present_config(at, changes[-1]), given, num_updates=await _num_updates(at))
+    return await _add(at, undone)
+
+
+def present_config(at: Attached, last: SettingsChange | None) -> RunConfig:
+    """Return the settings that hold after the last change."""
+    from pipeline.config.changing import with_settings
+
+    return at.config if last is None else with_settings(at.config, last.holds)
+
+
+async def wait_until_taken(
+    at: Attached, change: SettingsChange, timeout_s: float, clock: Clock | None = None
+) -> list[TakenChange]:
+    """Wait until the supervisor and every worker that the change concerns have taken it, at most
+    ``timeout_s``; return their answers."""
+    from pipeline.runtime.clock import RealClock
+
+    clock = clock or RealClock()
+    end_s = clock.monotonic() + timeout_s
+    while True:
+        found = await taken(at, change)
+        if all(one.is_taken for one in found) or clock.monotonic() >= end_s:
+            return found
+        await clock.sleep(_LOOK_S)
+
+
+async def taken(at: Attached, change: SettingsChange) -> list[TakenChange]:
+    """Return which of the concerned workers go by a change, the supervisor first. A role without a
+    worker has not taken it."""
+    from pipeline.config.changing import takers
+
+    found = [TakenChange("supervisor", _written(at) >= change.number)]
+    for role in sorted(takers(change.sets)):
+        beats = await at.registry.heartbeats(role)
+        found += [_answer(beat, change) for beat in beats] or [TakenChange(str(role), False)]
+    return found
+
+
+def _answer(beat: Heartbeat, change: SettingsChange) -> TakenChange:
+    has = beat.settings.number >= change.number
+    is_exact = beat.settings.number == change.number
+    return TakenChange(beat.who.worker, has, beat.settings.first_update if is_exact else 0)
+
+
+def _written(at: Attached) -> int:
+    from pipeline.observability.settings_changes import read_changes
+
+    changes = read_changes(at.run_dir)
+    return changes[-1].number if changes else 0
+
+
+async def _add(at: Attached, change: SettingsChange) -> SettingsChange:
+    if change.number > _MAX_CHANGES:
+        raise ConfigError(f"{at.run_dir} has had {_MAX_CHANGES} changes of its settings, the most that a run keeps")
+    if not await at.registry.add_settings_change(change):
+        raise ConfigError(f"the settings of {at.run_dir} are being changed by others; look at them, then try again")
+    return change
+
+
+async def _num_updates(at: Attached) -> int:
+    """Return how many updates the run has made, by its history and its learner."""
+    from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_for_view
+    from protocol.ids import Role
+
+    rows = read_for_view(at.run_dir / HISTORY_NAME).rows
+    made = max((row.update for row in rows if isinstance(row, UpdateRow)), default=0)
+    beats = await at.registry.heartbeats(Role.LEARNER)
+    return max([made, *(int(beat.counters.get("updates", 0)) for beat in beats)])

@@ -1,0 +1,85 @@
+"""Keeps the changes of a run's settings in its folder, and rolls back one that failed.
+
+The changes are in the registry, and the learner's heartbeat reports one that failed. From
+``settings-changes.json`` a resume and every view of the run read what holds. This module alone
+writes that file."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from pipeline.config import CHANGES_NAME
+from pipeline.config.changing import value_of
+from pipeline.config.load import changed_settings
+from pipeline.config.schema import RunConfig
+from pipeline.files import write_private
+from pipeline.runtime.registry.contract import Heartbeat, Registry
+from pipeline.runtime.registry.settings_change import SettingsChange, after, standing, undoing
+
+log = structlog.get_logger(__name__)
+
+_BY = "supervisor"
+_AT_RESUME = "given to `headrace up --resume`"
+
+
+class SettingsKeeper:
+    """The supervisor's part in changes of a run's settings."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, now_s: Callable[[], float] = time.time) -> None:
+        """``config``: the run's settings of this start."""
+        self._config, self._path, self._now_s = config, run_dir / CHANGES_NAME, now_s
+        self._number = 0
+        """The last change in the file."""
+        self._has_failed = False
+
+    async def begin(self, registry: Registry) -> None:
+        """Make a change of what this start sets otherwise than a change had set it, so that it
+        holds for workers of every start. Raises OSError when the folder cannot be written to."""
+        holds = await asyncio.to_thread(changed_settings, self._path.parent)
+        last = await registry.last_settings_change()
+        given = {key: value_of(self._config, key) for key in holds}
+        sets = {key: value for key, value in given.items() if value != holds[key]}
+        if last is not None and sets:
+            former = {key: last.holds[key] for key in sets}
+            await registry.add_settings_change(after(last, sets, former, by=_BY, at_s=self._now_s(), reason=_AT_RESUME))
+        await self._write(await registry.settings_changes())
+
+    async def keep(self, registry: Registry, beats: Sequence[Heartbeat]) -> None:
+        """Write new changes into the folder; roll back those that a worker has given up."""
+        last = await registry.last_settings_change()
+        if last is None:
+            return
+        if last.number != self._number:
+            changes = await registry.settings_changes()
+            try:
+                await self._write(changes)
+            except OSError as error:
+                if not self._has_failed:
+                    log.error("settings_changes_not_written", reason=str(error), do="make room; it is tried again")
+                self._has_failed = True
+            else:
+                self._has_failed = False
+                log.info("settings_changed", number=last.number, sets=last.sets, by=last.by, reason=last.reason)
+        for beat in beats:
+            if beat.settings.failed:
+                await self._roll_back(registry, beat)
+
+    async def _roll_back(self, registry: Registry, beat: Heartbeat) -> None:
+        changes = await registry.settings_changes()
+        failed = [change for change in standing(changes) if change.number >= beat.settings.failed]
+        if not failed:
+            return
+        undone = undoing(changes[-1], failed, by=beat.who.worker, at_s=self._now_s(), reason=beat.settings.why)
+        if await registry.add_settings_change(undone):
+            log.error("settings_rolled_back", number=failed[0].number, back_to=undone.sets, reason=undone.reason)
+
+    async def _write(self, changes: Sequence[SettingsChange]) -> None:
+        if changes:
+            await asyncio.to_thread(write_private, self._path, msgspec.json.encode(changes))
+            self._number = changes[-1].number

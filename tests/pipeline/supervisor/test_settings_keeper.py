@@ -1,0 +1,82 @@
+"""Claims about the supervisor's part in changes of a run's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pipeline.config import CHANGES_NAME
+from pipeline.config.changing import with_settings
+from pipeline.config.load import read_resolved, write_resolved
+from pipeline.config.schema import RunConfig
+from pipeline.observability.settings_changes import read_changes
+from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.runtime.registry.settings_change import SettingsTaken, after, standing
+from pipeline.supervisor.settings_keeper import SettingsKeeper
+from protocol.errors import ConfigError
+from protocol.ids import Incarnation, Role
+from tests.pipeline.op_config import op_config
+from tests.pipeline.runtime.registries import beat_of
+
+KEY = "learner.learning_rate"
+LEARNER = Incarnation(Role.LEARNER, "learner", 1)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    config = op_config(tmp_path)
+    config.run_dir.mkdir(parents=True)
+    write_resolved(config, config.run_dir)
+    return config
+
+
+async def changed(config: RunConfig, registry: MemoryRegistry, *values: str) -> None:
+    for value in values:
+        last = await registry.last_settings_change()
+        former = last.holds[KEY] if last else "1e-06"
+        assert await registry.add_settings_change(after(last, {KEY: value}, {KEY: former}, by="ann@a", at_s=1.0))
+    await SettingsKeeper(config, config.run_dir).keep(registry, [])
+
+
+async def test_a_runs_configuration_has_its_changes(config: RunConfig) -> None:
+    registry = MemoryRegistry()
+    await changed(config, registry, "0.5", "0.25")
+    assert read_changes(config.run_dir) == await registry.settings_changes()
+    assert read_resolved(config.run_dir).learner.learning_rate == 0.25
+    assert with_settings(config, {KEY: "0.25"}) == read_resolved(config.run_dir)
+
+
+def test_a_damaged_file_of_changes_is_refused_by_name(config: RunConfig) -> None:
+    (config.run_dir / CHANGES_NAME).write_bytes(b"[{")
+    with pytest.raises(ConfigError, match=CHANGES_NAME):
+        read_resolved(config.run_dir)
+
+
+async def test_a_resume_keeps_what_holds_and_its_own_set_is_a_new_change(config: RunConfig) -> None:
+    registry = MemoryRegistry()
+    await changed(config, registry, "0.5")
+    await SettingsKeeper(read_resolved(config.run_dir), config.run_dir).begin(registry)
+    assert len(await registry.settings_changes()) == 1
+    given = with_settings(read_resolved(config.run_dir), {KEY: "0.125"})
+    await SettingsKeeper(given, config.run_dir).begin(registry)
+    last = await registry.last_settings_change()
+    assert last is not None
+    assert (last.number, last.sets, last.former) == (2, {KEY: "0.125"}, {KEY: "0.5"})
+    assert read_resolved(config.run_dir).learner.learning_rate == 0.125
+
+
+async def test_changes_that_a_learner_gave_up_are_rolled_back_once(config: RunConfig) -> None:
+    registry, keeper = MemoryRegistry(), SettingsKeeper(config, config.run_dir)
+    await changed(config, registry, "0.5", "0.25", "0.125")
+    taken = SettingsTaken(number=3, first_update=7, failed=2, why="a step was not finite")
+    beats = [msgspec.structs.replace(beat_of(LEARNER), settings=taken)]
+    for _ in range(3):
+        await keeper.keep(registry, beats)
+    changes = await registry.settings_changes()
+    assert len(changes) == 4
+    assert (changes[-1].sets, changes[-1].undoes, changes[-1].by) == ({KEY: "0.5"}, 2, "learner")
+    assert changes[-1].reason == "a step was not finite"
+    assert [change.number for change in standing(changes)] == [1]
+    assert read_changes(config.run_dir) == changes

@@ -1,0 +1,91 @@
+"""The learner's part in a change of the run's settings: it takes one between two updates, and tries
+it with one update.
+
+An update that fails, or has a step that is not finite, ends the trial. The learner then goes on
+with what held before, and the supervisor rolls the change back. A refused step changed nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable
+
+from pipeline.runtime.context import ActorContext
+from pipeline.runtime.registry.settings_change import SettingsChange
+from protocol.errors import LedgerError
+from workers.learner.policy_update import PolicyUpdate, Stepped
+from workers.learner.update_recorder import UpdateRecorder
+
+_ROLLBACK_S = 5.0
+"""Longest wait of a learner that ends with an error for the change to be rolled back."""
+_LOOK_S = 0.1
+
+
+class NewSettings:
+    """Takes changes for the learner's parts, and judges each by its first update."""
+
+    def __init__(self, ctx: ActorContext, updates: PolicyUpdate, recorder: UpdateRecorder) -> None:
+        self._ctx, self._updates, self._recorder = ctx, updates, recorder
+        self._on_trial: list[SettingsChange] = []
+        """Changes without an update yet, in their order."""
+
+    @property
+    def number(self) -> int:
+        """Number of the change that holds; 0 for none."""
+        return self._ctx.worker_state.settings.number
+
+    async def begin(self) -> None:
+        """Go by what the runtime took before the actor's start; other ranks do not know of it."""
+        if self.number:
+            await self._use()
+
+    async def take(self, num_updates: int) -> None:
+        """Take a change, if there is one, between update ``num_updates`` and the next."""
+        if (change := self._ctx.take_settings(first_update=num_updates + 1)) is None:
+            return
+        await self._use()
+        self._on_trial = [] if change.undoes else [*self._on_trial, change]
+        self._ctx.log.info("settings_taken", number=change.number, sets=change.sets, first_update=num_updates + 1)
+
+    async def first(self, update: int, step: Awaitable[Stepped]) -> Stepped:
+        """Make an update, and judge the changes that wait for one by it."""
+        if not self._on_trial:
+            return await step
+        try:
+            stepped = await step
+        except Exception as error:
+            await self._give_up(f"update {update}, the first with it, failed: {error}")
+            await self._wait_for_rollback()
+            raise
+        bad = [result for result in stepped.results if not result.applied or not math.isfinite(result.loss)]
+        if bad:
+            found = f"loss {bad[0].loss:g}, gradient norm {bad[0].grad_norm:g}"
+            await self._give_up(f"a step of update {update}, the first with it, was not finite: {found}")
+        self._on_trial = []
+        return stepped
+
+    async def _give_up(self, why: str) -> None:
+        former: dict[str, str] = {}
+        for change in reversed(self._on_trial):
+            former |= change.former
+        first = self._on_trial[0].number
+        self._ctx.give_up_settings(former, first, why)
+        self._ctx.log.error("settings_given_up", number=first, back_to=former, reason=why)
+        await self._use()
+
+    async def _use(self) -> None:
+        await self._ctx.compute(self._updates.take, self._ctx.config)
+        self._recorder.take(self._ctx.config)
+
+    async def _wait_for_rollback(self) -> None:
+        """Wait until the change is rolled back: this process ends, and the next one would take it
+        again."""
+        failed, clock = self._on_trial[0].number, self._ctx.clock
+        end_s = clock.monotonic() + _ROLLBACK_S
+        while clock.monotonic() < end_s:
+            try:
+                last = await self._ctx.registry.last_settings_change()
+            except LedgerError:
+                return
+            if last is not None and 0 < last.undoes <= failed:
+                return
+            await clock.sleep(_LOOK_S)
