@@ -3,9 +3,9 @@ updates with it and without.
 
 *Consumes* the demo's model, and a model with random weights of a chosen size. *Produces* two
 tables. The first has updates on one backend, by the learner's own lines
-(``workers.learner.policy_update``) and the snapshots' own folder. With and without take turns. A seal
-goes on beside the next update, as in a learner. The second has whole runs of the demo, in pairs that
-begin with either kind in turn. Run it on an idle machine.
+(``workers.learner.policy_update``) and the snapshots' own folder. With and without take turns. A
+seal goes on beside the next update, as in a learner. The second has whole runs of the demo, in
+pairs that begin with either kind in turn. Run it on an idle machine.
 
     python -m ops.bench.snapshots --pairs 10 --updates 60 --json bench-results/snapshots.json"""
 
@@ -96,7 +96,7 @@ def random_model(folder: Path, millions: int, vocabulary: int) -> Path:
 
 
 def measure(name: str, path: Path, *, response: float, rounds: int) -> UpdateCost:
-    """Measure updates of the model in ``path``, on 8 groups of 8 responses of this median length."""
+    """Measure updates of the model in ``path``, on 64 responses of this median length."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as beside:
         config = _config(Path(folder), path)
         units = make_units(

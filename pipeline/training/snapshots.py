@@ -21,7 +21,7 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,15 @@ def snapshots_folder(run_dir: Path) -> Path:
     return _SHARED_MEMORY / f"{tag}-snapshots"
 
 
+@dataclass(frozen=True, eq=False)
+class BufferPages:
+    """The pages of one buffer, by tensor. Views of them are kept by weak references, and so go with
+    the buffer."""
+
+    arrays: list[np.ndarray]
+    """uint8 [bytes]"""
+
+
 @dataclass(frozen=True, slots=True)
 class LiveState:
     """The state of an exact resume, where it lies until the next step."""
@@ -61,8 +70,8 @@ class LiveState:
     """In the order of a file (``tensorfile.in_order``)."""
     note: str
     """The backend's own JSON: what is no tensor."""
-    copy: Callable[[Sequence[np.ndarray]], None]
-    """Fills uint8 [bytes] pages, one for each of ``specs``."""
+    copy: Callable[[BufferPages], None]
+    """Fills the pages, one for each of ``specs``."""
 
     @property
     def num_bytes(self) -> int:
@@ -145,9 +154,9 @@ class _StateBuffer:
         self.path, self.specs = path, specs
         end = len(laid_out.head)
         self.data[:end] = np.frombuffer(laid_out.head, np.uint8)
-        self.pages: list[np.ndarray] = []
+        self.pages = BufferPages([])
         for spec in specs:
-            self.pages.append(self.data[end : end + spec.num_bytes])
+            self.pages.arrays.append(self.data[end : end + spec.num_bytes])
             end += spec.num_bytes
 
 

@@ -36,7 +36,7 @@ from pipeline.observability.history import EvaluationRow, UpdateRow, ValueRow, r
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
-from pipeline.training.snapshots import KeptState, LiveState, SnapshotFolder
+from pipeline.training.snapshots import BufferPages, KeptState, LiveState, SnapshotFolder
 from pipeline.weights.store import StoredWeights, WeightsStore
 from pipeline.weights.tensorfile import Publication, TensorSpec
 from protocol.ids import Role
@@ -183,8 +183,8 @@ class Memory:
     def live_state(self) -> LiveState:
         text = np.frombuffer(json.dumps(self.trained).encode(), np.uint8)
 
-        def copy(pages: Sequence[np.ndarray]) -> None:
-            pages[0][:] = text
+        def copy(pages: BufferPages) -> None:
+            pages.arrays[0][:] = text
 
         return LiveState((TensorSpec("trained", "U8", (text.size,)),), "", copy)
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.training.snapshots import LiveState, SnapshotFolder, StateSnapshot
+from pipeline.training.snapshots import BufferPages, LiveState, SnapshotFolder, StateSnapshot
 from pipeline.weights.tensorfile import TensorSpec
 from protocol.errors import ConfigError, DataError
 
@@ -20,9 +18,9 @@ SIZE = 5000
 
 
 def live(value: int, size: int = SIZE) -> LiveState:
-    def copy(pages: Sequence[np.ndarray]) -> None:
-        pages[0][:] = value
-        pages[1][:] = value + 1
+    def copy(pages: BufferPages) -> None:
+        pages.arrays[0][:] = value
+        pages.arrays[1][:] = value + 1
 
     return LiveState((TensorSpec("wide", "F32", (size // 4,)), TensorSpec("bytes", "U8", (7,))), f"note {value}", copy)
 

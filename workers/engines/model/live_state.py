@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
 import torch
 
 from pipeline.process import work
-from pipeline.training.snapshots import KeptState, LiveState
+from pipeline.training.snapshots import BufferPages, KeptState, LiveState
 from pipeline.weights.tensorfile import TensorSpec, in_order
 from protocol.errors import DataError
 from workers.engines.model.checkpoint_files import TrainingState, parse_training_state
@@ -27,27 +28,45 @@ _AT_ONCE = 64
 """Tensors copied between two marks of progress."""
 
 
-def live_state(
-    weights: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor], state: TrainingState
-) -> LiveState:
-    """Return live ``weights`` by name, and optimiser and random ``states`` as a checkpoint names
-    them, as one state."""
-    tensors = {**{f"{_WEIGHT}{name}": tensor for name, tensor in weights.items()}, **states}
-    specs = in_order(spec_of(name, tensor, tensor.dtype) for name, tensor in tensors.items())
-    ordered = [tensors[spec.name] for spec in specs]
+class StateCopier:
+    """Makes live states of one model. Layout and views of the pages are kept from one to the next:
+    to make them takes longer than a small model's copy."""
 
-    def copy(pages: Sequence[np.ndarray]) -> None:
-        with torch.no_grad():
-            for first in range(0, len(ordered), _AT_ONCE):
-                live = ordered[first : first + _AT_ONCE]
-                copies = [
-                    torch.from_numpy(page).view(tensor.dtype).view(tensor.shape)
-                    for page, tensor in zip(pages[first : first + _AT_ONCE], live, strict=True)
-                ]
-                torch._foreach_copy_(copies, live)  # pyright: ignore[reportPrivateImportUsage]
-                work.step()
+    def __init__(self) -> None:
+        self._key: list[tuple[str, torch.dtype, torch.Size]] = []
+        self._specs: tuple[TensorSpec, ...] = ()
+        self._views: WeakKeyDictionary[BufferPages, list[torch.Tensor]] = WeakKeyDictionary()
 
-    return LiveState(tuple(specs), msgspec.json.encode(state).decode(), copy)
+    def live_state(
+        self, weights: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor], state: TrainingState
+    ) -> LiveState:
+        """Return live ``weights`` by name, and optimiser and random ``states`` as a checkpoint
+        names them, as one state."""
+        tensors = {**{f"{_WEIGHT}{name}": tensor for name, tensor in weights.items()}, **states}
+        key = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+        if key != self._key:
+            self._key, self._views = key, WeakKeyDictionary()
+            self._specs = tuple(in_order(spec_of(name, tensor, tensor.dtype) for name, tensor in tensors.items()))
+        ordered = [tensors[spec.name] for spec in self._specs]
+
+        def copy(pages: BufferPages) -> None:
+            views = self._views_of(pages, ordered)
+            with torch.no_grad():
+                for first in range(0, len(ordered), _AT_ONCE):
+                    part = slice(first, first + _AT_ONCE)
+                    torch._foreach_copy_(views[part], ordered[part])  # pyright: ignore[reportPrivateImportUsage]
+                    work.step()
+
+        return LiveState(self._specs, msgspec.json.encode(state).decode(), copy)
+
+    def _views_of(self, pages: BufferPages, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return pages as tensors of the types and shapes of ``like``."""
+        if pages not in self._views:
+            self._views[pages] = [
+                torch.from_numpy(page).view(tensor.dtype).view(tensor.shape)
+                for page, tensor in zip(pages.arrays, like, strict=True)
+            ]
+        return self._views[pages]
 
 
 def read_kept(kept: KeptState) -> tuple[TrainingState, dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -23,7 +23,7 @@ from workers.engines.model.checkpoint_files import (
     snapshot_writer,
 )
 from workers.engines.model.layers import enable_gradient_checkpointing
-from workers.engines.model.live_state import check_weights, live_state, read_kept
+from workers.engines.model.live_state import StateCopier, check_weights, read_kept
 from workers.engines.model.loading import load_model, resolve_device
 from workers.engines.model.micro_batches import memory_errors
 from workers.engines.model.optimizer import GRADIENT, GuardedOptimizer, OptimizerSettings
@@ -80,6 +80,7 @@ class TorchTraining(TorchPublishing):
             enable_gradient_checkpointing(model)
         self._optimizer = GuardedOptimizer(self._weights.parameters, optimizer, embedding_names(model))
         self.publishing = publishing or PublishSettings()
+        self._copier = StateCopier()
 
     @property
     def num_steps(self) -> int:
@@ -135,16 +136,17 @@ class TorchTraining(TorchPublishing):
     def live_state(self) -> LiveState:
         """Return weights, optimiser and random streams where they lie."""
         states = optimizer_tensors(self._optimizer.states) | rng_tensors()
-        return live_state(self._weights.changing(), states, self._optimizer.training_state)
+        return self._copier.live_state(self._weights.changing, states, self._optimizer.training_state)
 
     def put_back(self, kept: KeptState) -> None:
         """Take back a copied ``live_state``. On DataError nothing has changed."""
         state, weights, states = read_kept(kept)
-        live = self._weights.changing()
+        live = self._weights.changing
         check_weights(weights, {name: tensor.shape for name, tensor in live.items()}, kept.path)
         optimizer = self._optimizer.sort(states, state, kept.path)
-        for name, tensor in live.items():
-            tensor.copy_(weights[name])
+        with torch.no_grad():
+            for name, tensor in live.items():
+                tensor.copy_(weights[name])
         self._optimizer.restore(optimizer, state)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ adapter. Whole tensors come from a live model (:class:`TrainedModel`), or are ga
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -109,17 +110,18 @@ class TrainedModel:
 
     def snapshot(self) -> Callable[[Path], None]:
         """Copy the weights; return their writer, which runs on any thread and raises OSError."""
-        live, changing = self._live(), self.changing()
+        live, changing = self._live(), self.changing
         # frozen ones never change
         copies = {name: live[name].detach().to("cpu") for name in self._form.names if name not in changing}
         copies |= {name: copy_to_host(tensor) for name, tensor in changing.items()}
         return self._form.writer(copies)
 
+    @cached_property
     def changing(self) -> dict[str, torch.Tensor]:
-        """Return the live tensors that are not frozen, tied ones once."""
+        """The live tensors that are not frozen, tied ones once: they change in place."""
         frozen = {name for name, parameter in self._model.named_parameters() if not parameter.requires_grad}
         live = self._live()
-        return {name: live[name].detach() for name in self._form.names if name not in frozen}
+        return {name: live[name] for name in self._form.names if name not in frozen}
 
     def read(self, folder: Path) -> Callable[[], None]:
         """Read the weights; return a function that puts them in place. DataError names the file."""

@@ -17,6 +17,7 @@ from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
 from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective, Rejection, RejectionLevel, Surrogate
 from pipeline.process.work import Meter, listening
+from pipeline.training.snapshots import SnapshotFolder
 from protocol.errors import ConfigError, DataError, EngineError
 from tests.workers.engines.generation_contract import bytes_of
 from tests.workers.engines.subjects import (
@@ -459,6 +460,16 @@ def test_a_snapshot_in_memory_goes_on_bitwise_as_if_never_stopped(make: Make, tm
     assert torch.equal(torch.rand(4), drawn)
     assert [resumed.step(make_samples(seed=seed), Objective()) for seed in range(3, 6)] == after
     assert same(snapshot(through), snapshot(resumed))
+
+
+def test_a_backend_holds_no_buffer_whose_snapshots_are_given_up(make: Make, tmp_path: Path) -> None:
+    backend, folder = make(tiny_model(), Settings()), SnapshotFolder(tmp_path, owner="learner#1", run="run")
+    folder.take_over()
+    folder.fill(backend.live_state())
+    maps = Path("/proc/self/maps")
+    assert str(tmp_path) in maps.read_text()
+    folder.clear()
+    assert str(tmp_path) not in maps.read_text(), "its pages would stay in memory"
 
 
 def test_a_snapshot_in_memory_of_another_model_or_schedule_changes_nothing(make: Make, tmp_path: Path) -> None:

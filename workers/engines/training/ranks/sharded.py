@@ -31,7 +31,7 @@ from workers.engines.model.checkpoint_files import (
     snapshot_writer,
     sort_optimizer,
 )
-from workers.engines.model.live_state import check_weights, live_state, read_kept
+from workers.engines.model.live_state import StateCopier, check_weights, read_kept
 from workers.engines.model.optimizer import AppliedStep, OptimizerSettings
 from workers.engines.training.ranks.group import Group
 from workers.engines.training.ranks.lead import Lead
@@ -142,6 +142,7 @@ class ShardedModel:
         self._trained = set(trained)
         self._dtype = dtype
         self._loaded: _Loaded | None = None
+        self._copier = StateCopier()
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gather the weights, then yield them by name, tied ones once: copies, on the CPU."""
@@ -174,7 +175,7 @@ class ShardedModel:
         """Gather weights, optimiser and random streams: copies, since no rank has all of them."""
         gathered = self._gather(self._changing, with_optimizer=True)
         state = self._settings.training_state(gathered.num_steps)
-        return live_state(gathered.weights, gathered.states | rng_tensors(), state)
+        return self._copier.live_state(gathered.weights, gathered.states | rng_tensors(), state)
 
     def put_back(self, kept: KeptState) -> None:
         """Share out a copied ``live_state``. On DataError nothing has changed."""
