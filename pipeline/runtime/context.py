@@ -83,6 +83,8 @@ class ActorContext:
 
     Attributes:
         config: the run's configuration; another one after ``take_settings``.
+        start_config: the one that this host's folder had at the worker's start, as other ranks
+            read it.
         run_dir: the run's folder.
         who: this incarnation, which every write to the ledger names.
         ledger: the durable ledger.
@@ -114,7 +116,7 @@ class ActorContext:
         ring: FlowRingWriter | None = None,
         first_error: FirstError | None = None,
     ) -> None:
-        self.config = config
+        self.config = self.start_config = config
         self.run_dir = run_dir
         self.who = who
         self.ledger = ledger
