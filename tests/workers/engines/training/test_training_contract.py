@@ -304,6 +304,14 @@ def test_warm_up_is_linear_and_then_the_rate_is_constant(make: Make) -> None:
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
 
 
+def test_another_rate_holds_from_the_next_step_on_and_the_warm_up_goes_on(make: Make) -> None:
+    backend = make(tiny_model(), Settings(learning_rate=1e-3, warmup_steps=4))
+    rates = [backend.step(make_samples(), Objective()).learning_rate for _ in range(2)]
+    backend.set_learning_rate(1e-2)
+    rates += [backend.step(make_samples(), Objective()).learning_rate for _ in range(3)]
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-2, 1e-2, 1e-2])
+
+
 def test_a_warm_up_step_moves_less(make: Make) -> None:
     def distance(warmup_steps: int) -> float:
         backend = make(tiny_model(), Settings(warmup_steps=warmup_steps))
