@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from pipeline.runtime.actor import Actor
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.training.snapshots import snapshots_folder
+from pipeline.weights.store import weight_folders
 from protocol.trajectory import TrajectoryChunk
 from tests.byte_tokenizer import NUM_TOKENS, write_byte_tokenizer
 from tests.transports import zmq_transport
@@ -151,4 +154,7 @@ async def traced(folder: Path, server: str) -> set[str]:
             ctx.close()
             await ctx.ledger.aclose()
             await ctx.registry.aclose()
+        # a supervisor's work, which this run has not
+        for left in (*weight_folders(run_dir), snapshots_folder(run_dir)):
+            shutil.rmtree(left, ignore_errors=True)
     return trace.files
