@@ -39,6 +39,10 @@ _NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "decode_s": ("decode_seconds_total", "Time inside decode steps."),
     "live": ("live_sequences", "Sequences in the engine, waiting ones too."),
     "slots": ("engine_slots", "Sequences that the engine decodes at once."),
+    "longest_standstill_s": (
+        "engine_longest_standstill_seconds",
+        "Longest time without a token that tokens have ended.",
+    ),
     "standstill_s": ("engine_standstill_seconds", "Time of the newest turns without a token; 0 after one with tokens."),
     "turns": ("generator_turns_total", "Turns of the generator's loop."),
     "chunks": ("written_chunks_total", "Chunks stored in the ledger."),

@@ -16,7 +16,8 @@ Tokens are progress, and turns without one are not: an engine that is dead may r
 Counters in the heartbeat: ``sampled_tokens`` (after a drain each is written or refused),
 ``prefill_tokens``, ``decode_steps``, ``turns``, ``decode_s`` (seconds in the engine), ``live`` and
 ``slots`` (trajectories in the engine, and the most). ``standstill_s`` is the time of the newest
-turns without a token. Those of the writers and of the weights are added."""
+turns without a token, ``longest_standstill_s`` the longest that tokens have ended. Those of the
+writers and of the weights are added."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ from pipeline.runtime.actor import Actor, ActorContext
 from pipeline.runtime.context import WorkInHand
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import WaitingFor
-from pipeline.runtime.registry.counter_names import STANDSTILL
+from pipeline.runtime.registry.counter_names import LONGEST_STANDSTILL, STANDSTILL
 from pipeline.runtime.role_sender import RoleSender
 from pipeline.weights import TURNS
 from protocol.errors import EngineDied, ParityFailed, WeightsRejected
@@ -277,6 +278,7 @@ class Generator(Actor):
             decode_s=self._decode_s,
         )
         self.ctx.counters[STANDSTILL] = self._standstill.stood_s
+        self.ctx.counters[LONGEST_STANDSTILL] = self._standstill.longest_s
 
     # -- leases --
 

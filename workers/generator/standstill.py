@@ -24,6 +24,8 @@ class Standstill:
         self._since_s = 0.0
         self.stood_s = 0.0
         """Time of the newest turns without a token, in seconds; 0 after one with tokens."""
+        self.longest_s = 0.0
+        """The longest such time that tokens have ended."""
 
     @property
     def is_on(self) -> bool:
@@ -53,6 +55,7 @@ class Standstill:
         Raises:
             EngineDied: too many turns, over more than ``limit_s``, gave none."""
         if num_windows or _counts(before) != _counts(after):
+            self.longest_s = max(self.longest_s, self.stood_s)
             self.rest()
             return True
         if not self._num_empty:

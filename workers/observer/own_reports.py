@@ -2,7 +2,7 @@
 were published, an engine without tokens. Pure; time is an argument.
 
 All are facts and need no comparison. Damaged weights of most generators are the learner's. An
-engine may stand for several times its slowest piece of work, and for 8 s."""
+engine may stand for 8 s, and longer than it has stood before by half."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from pipeline.incidents.book import Suspicion
-from pipeline.process.work import TIMES_SLOWEST
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.runtime.registry.counter_names import STANDSTILL
+from pipeline.runtime.registry.counter_names import LONGEST_STANDSTILL, STANDSTILL
 from protocol.ids import Role
 
 QUARANTINED_S: Final = 2.0
 """A version that was read while it was replaced is refused for a moment alone."""
 STANDSTILL_S: Final = 8.0
 """Turns of a generator's engine without a token that are never a fault."""
+_LONGER: Final = 1.5
+"""By which a standstill exceeds the longest one that ended by itself."""
 _MOST: Final = 0.5
 """Share of generators above which damaged weights are the learner's."""
 
@@ -57,7 +58,7 @@ def _reported(beat: Heartbeat, kind: str, since_s: float, sentence: str) -> Susp
 
 
 def _limit_s(beat: Heartbeat) -> float:
-    return max(STANDSTILL_S, TIMES_SLOWEST * beat.work.slowest_s)
+    return max(STANDSTILL_S, _LONGER * beat.counters.get(LONGEST_STANDSTILL, 0.0))
 
 
 def _without_tokens(beat: Heartbeat, at_s: float) -> Suspicion:

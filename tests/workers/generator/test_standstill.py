@@ -57,6 +57,7 @@ def test_a_turn_with_tokens_of_a_prompt_or_response_ends_a_standstill(field: str
         moves = number % (MAX_EMPTY_TURNS - 1) == 0
         after = replace(STATS, **{field: getattr(STATS, field) + 1}) if moves else STATS
         assert turn(watched, 10.0 * number, after) is moves
+        assert watched.longest_s == (pytest.approx(970.1) if number >= MAX_EMPTY_TURNS - 1 else 0.0)
         assert watched.is_on is not moves and (watched.stood_s > 0.0) is not moves
     assert turn(watched, 1e5, num_windows=1)
 
@@ -67,7 +68,7 @@ def test_time_without_live_trajectories_is_no_standstill() -> None:
         turn(watched, 0.01 * number)
     assert watched.stood_s > 1.0
     watched.rest()
-    assert not watched.is_on and watched.stood_s == 0.0
+    assert not watched.is_on and watched.stood_s == watched.longest_s == 0.0
     assert not turn(watched, 1e6)
 
 

@@ -7,7 +7,7 @@ import msgspec
 from pipeline.incidents.book import Suspicion
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.runtime.registry.counter_names import STANDSTILL
+from pipeline.runtime.registry.counter_names import LONGEST_STANDSTILL, STANDSTILL
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.registries import beat_of
 from workers.observer.own_reports import OwnReports
@@ -57,11 +57,11 @@ def test_a_worker_whose_disk_refuses_is_named_with_its_words_by_the_observer() -
     assert "/run/checkpoints" in found[0].sentence
 
 
-def standing(stood_s: float, slowest_s: float = 0.1) -> list[Heartbeat]:
-    work = WorkReport(steps=9, slowest_s=slowest_s)
+def standing(stood_s: float, longest_s: float = 0.1) -> list[Heartbeat]:
+    counters = {STANDSTILL: stood_s, LONGEST_STANDSTILL: longest_s}
     return [
-        beat("generator-0", Role.GENERATOR, counters={STANDSTILL: stood_s}, work=work, silent_s=0.5),
-        beat("generator-1", Role.GENERATOR, counters={STANDSTILL: 0.0}, work=work),
+        beat("generator-0", Role.GENERATOR, counters=counters, silent_s=0.5, work=WorkReport(slowest_s=30.0)),
+        beat("generator-1", Role.GENERATOR, counters={STANDSTILL: 0.0}),
     ]
 
 
@@ -74,7 +74,7 @@ def test_a_generator_whose_engine_gives_no_tokens_is_named_after_eight_seconds()
     assert not reports.look(3.0, 103.0, standing(0.0))
 
 
-def test_an_engine_with_slow_pieces_may_stand_for_several_of_them() -> None:
+def test_an_engine_that_has_stood_before_may_stand_longer_by_half() -> None:
     reports = OwnReports()
-    assert not reports.look(1.0, 1.0, standing(45.0, slowest_s=10.0))
-    assert names(reports.look(2.0, 2.0, standing(51.0, slowest_s=10.0))) == [("generator-0", "hung")]
+    assert not reports.look(1.0, 1.0, standing(29.0, longest_s=20.0))
+    assert names(reports.look(2.0, 2.0, standing(31.0, longest_s=20.0))) == [("generator-0", "hung")]
