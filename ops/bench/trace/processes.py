@@ -154,14 +154,13 @@ class TrialFleet:
     def wait_until_well(self) -> float:
         """Wait until the run moves and all workers are there; return the seconds until then. Then
         wait until no record has come for a while, at most 45 s. Raises FleetUnwell."""
-        began, seen = time.monotonic(), 0
-        # those until now may be from before the fault
-        self.fleet.updates()
-        while not (seen and self._is_whole()):
+        began = time.monotonic()
+        # those until now may be from before the fault's end
+        num_before = len(self.fleet.updates())
+        while not (len(self.fleet.updates()) > num_before and self._is_whole()):
             if time.monotonic() - began > _WELL_S or self.fleet.is_over():
                 raise FleetUnwell(f"no update, or a worker less, for {time.monotonic() - began:.0f} s")
             time.sleep(0.3)
-            seen += len(self.fleet.updates())
         healed_s = time.monotonic() - began
         until(lambda: time.time() - max((r.at_s for r in self.records()), default=0.0) > QUIET_S, _CALM_S, poll_s=0.5)
         return healed_s
