@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable
+from contextlib import suppress
 
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry.settings_change import SettingsChange
+from pipeline.runtime.registry.settings_change import standing
 from protocol.errors import LedgerError
 from workers.learner.policy_update import PolicyUpdate, Stepped
 from workers.learner.update_recorder import UpdateRecorder
@@ -25,8 +26,9 @@ class NewSettings:
 
     def __init__(self, ctx: ActorContext, updates: PolicyUpdate, recorder: UpdateRecorder) -> None:
         self._ctx, self._updates, self._recorder = ctx, updates, recorder
-        self._on_trial: list[SettingsChange] = []
-        """Changes without an update yet, in their order."""
+        self._tried = self.number
+        """The last change with an update; those after it, up to ``number``, are on trial."""
+        self._is_on_trial = False
 
     @property
     def number(self) -> int:
@@ -43,31 +45,41 @@ class NewSettings:
         if (change := self._ctx.take_settings(first_update=num_updates + 1)) is None:
             return
         await self._use()
-        self._on_trial = [] if change.undoes else [*self._on_trial, change]
+        self._is_on_trial = not change.undoes
+        if change.undoes:
+            self._tried = change.number
         self._ctx.log.info("settings_taken", number=change.number, sets=change.sets, first_update=num_updates + 1)
 
     async def first(self, update: int, step: Awaitable[Stepped]) -> Stepped:
         """Make an update, and judge the changes that wait for one by it."""
-        if not self._on_trial:
+        if not self._is_on_trial:
             return await step
         try:
             stepped = await step
         except Exception as error:
-            await self._give_up(f"update {update}, the first with it, failed: {error}")
-            await self._wait_for_rollback()
+            # without the ledger the change stays, and the next learner tries it again
+            with suppress(LedgerError):
+                await self._give_up(f"update {update}, the first with it, failed: {error}")
+                await self._wait_for_rollback()
             raise
         bad = [result for result in stepped.results if not result.applied or not math.isfinite(result.loss)]
         if bad:
             found = f"loss {bad[0].loss:g}, gradient norm {bad[0].grad_norm:g}"
             await self._give_up(f"a step of update {update}, the first with it, was not finite: {found}")
-        self._on_trial = []
+        self._tried, self._is_on_trial = self.number, False
         return stepped
 
     async def _give_up(self, why: str) -> None:
+        """Go back to what held before the changes on trial, but for those that a person has rolled
+        back meanwhile."""
+        changes = await self._ctx.registry.settings_changes()
+        on_trial = [change for change in standing(changes) if self._tried < change.number <= self.number]
         former: dict[str, str] = {}
-        for change in reversed(self._on_trial):
+        for change in reversed(on_trial):
             former |= change.former
-        first = self._on_trial[0].number
+        if not on_trial:
+            return
+        first = on_trial[0].number
         self._ctx.give_up_settings(former, first, why)
         self._ctx.log.error("settings_given_up", number=first, back_to=former, reason=why)
         await self._use()
@@ -77,15 +89,12 @@ class NewSettings:
         self._recorder.take(self._ctx.config)
 
     async def _wait_for_rollback(self) -> None:
-        """Wait until the change is rolled back: this process ends, and the next one would take it
-        again."""
-        failed, clock = self._on_trial[0].number, self._ctx.clock
+        """Wait until what was given up is rolled back: this process ends, and the next one would
+        take it again."""
+        failed, clock = self._ctx.worker_state.settings.failed, self._ctx.clock
         end_s = clock.monotonic() + _ROLLBACK_S
-        while clock.monotonic() < end_s:
-            try:
-                last = await self._ctx.registry.last_settings_change()
-            except LedgerError:
-                return
+        while failed and clock.monotonic() < end_s:
+            last = await self._ctx.registry.last_settings_change()
             if last is not None and 0 < last.undoes <= failed:
                 return
             await clock.sleep(_LOOK_S)
