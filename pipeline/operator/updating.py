@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.operator.attached import Attached
 from pipeline.operator.steering import MAX_REASON_CHARS, check_running, operator
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, LedgerUnavailable
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
@@ -80,13 +80,23 @@ async def wait_until_taken(
     at: Attached, change: SettingsChange, timeout_s: float, clock: Clock | None = None
 ) -> list[TakenChange]:
     """Wait until the supervisor and every worker that the change concerns have taken it, at most
-    ``timeout_s``; return their answers."""
+    ``timeout_s``; return their answers. A ledger that does not answer has until then, too. Raises
+    ConfigError: the run has ended meanwhile."""
     from pipeline.runtime.clock import RealClock
+    from pipeline.supervisor.run_folder import supervisor_pid
 
     clock = clock or RealClock()
     end_s = clock.monotonic() + timeout_s
+    found = [TakenChange("supervisor", is_taken=False)]
     while True:
-        found = await taken(at, change)
+        try:
+            found = await taken(at, change)
+        except LedgerUnavailable:
+            if supervisor_pid(at.run_dir) is None:
+                raise ConfigError(
+                    f"{at.run_dir} has ended before all had answered; change {change.number} is recorded: "
+                    f"`headrace update {at.run_dir}` shows what came of it"
+                ) from None
         if all(one.is_taken for one in found) or clock.monotonic() >= end_s:
             return found
         await clock.sleep(_LOOK_S)

@@ -71,7 +71,7 @@ def test_a_running_run_takes_new_settings_keeps_them_and_replays(tmp_path: Path)
         assert shown[0]["before"]["learning_rate"] == pytest.approx(1e-4)
         assert shown[0]["after"]["learning_rate"] == pytest.approx(3e-4)
         # and ends by a number of updates that was not known at its start
-        end = run.num_updates() + 4
+        end = run.num_updates() + 40
         run.command("update", folder, "--set", f"run.num_updates={end}")
         assert run.finish() == ExitCode.OK
     assert updates(run.run_dir)[-1]["update"] == end

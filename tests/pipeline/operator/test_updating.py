@@ -12,10 +12,12 @@ import pytest
 
 from pipeline.operator import updating
 from pipeline.operator.attached import Attached
+from pipeline.runtime.registry.contract import Heartbeat
+from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.settings_change import SettingsTaken
 from pipeline.supervisor.run_folder import run_lock
 from pipeline.supervisor.settings_keeper import SettingsKeeper
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, LedgerUnavailable
 from protocol.ids import Role
 from tests.pipeline.operator.small_run import SmallRun, small_run
 
@@ -97,3 +99,35 @@ async def test_the_wait_has_a_deadline_and_names_who_has_not_taken_the_change(ru
         await run.clock.advance(5.1)
         found = await waiting
     assert [(one.worker, one.is_taken) for one in found] == [("supervisor", False), ("learner", False)]
+
+
+async def test_a_ledger_without_an_answer_is_asked_again_while_the_run_goes_on(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = await updating.update(at(run), [f"{KEY}=0.5"])
+
+    async def mute(*_: object) -> list[Heartbeat]:
+        raise LedgerUnavailable("no answer")
+
+    async with asyncio.TaskGroup() as tasks:
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryRegistry, "heartbeats", mute)
+            waiting = tasks.create_task(updating.wait_until_taken(at(run), change, 5.0, run.clock))
+            await run.clock.advance(3.0)
+            assert not waiting.done()
+        await run.clock.advance(2.5)
+        assert [one.worker for one in await waiting] == ["supervisor", "learner"]
+
+
+async def test_a_run_that_ends_before_all_have_answered_is_called_so(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = await updating.update(at(run), [f"{KEY}=0.5"])
+
+    async def gone(*_: object) -> list[Heartbeat]:
+        raise LedgerUnavailable("no such socket")
+
+    monkeypatch.setattr(MemoryRegistry, "heartbeats", gone)
+    monkeypatch.setattr("pipeline.supervisor.run_folder.supervisor_pid", lambda _: None)
+    with pytest.raises(ConfigError, match=r"has ended before all had answered; change 1 is recorded"):
+        await updating.wait_until_taken(at(run), change, 60.0, run.clock)
