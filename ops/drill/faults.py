@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from ops.drill.addresses import mailbox_addresses, put_address
 from ops.drill.events import Ending, Event, Faulted, Killed, Left, SupervisorEnded, Told
 from ops.drill.fleet import RUN, DrillFleet, until
 from ops.drill.leftovers import leftovers
@@ -38,7 +37,7 @@ from ops.hosts.namespaces import HostNetwork
 from ops.hosts.switch import CUT, WHOLE
 from pipeline.ledger.redis import keys
 from pipeline.runtime.registry.contract import Heartbeat
-from protocol.ids import Role
+from protocol.ids import Incarnation, Role
 
 FLEET_HOST, GUEST_HOST = "fleet", "guest"
 """Where the supervisor, its workers and the ledger are, and where one more generator is."""
@@ -422,12 +421,14 @@ class Striking:
         site, worker = self._site, beat.who.worker
         nowhere = Nowhere(self._rng)
         self._site.nowhere[worker] = nowhere.endpoint
-        before = _register(site.fleet, worker, nowhere.endpoint)
+        who, before = _mailbox(site.fleet, worker)
+        if who is not None:
+            put_address(site.fleet, who, nowhere.endpoint)
 
         def back() -> None:
             site.nowhere.pop(worker)
-            if before is not None and _endpoint(site.fleet, worker) == nowhere.endpoint:
-                _register(site.fleet, worker, before)
+            if who is not None and _mailbox(site.fleet, worker) == (who, nowhere.endpoint):
+                put_address(site.fleet, who, before)
 
         self._undo += [nowhere.close, back]
 
@@ -467,19 +468,10 @@ def look_for_leftovers(site: Site, after: str) -> None:
     site.events += [Left(what, after) for what in leftovers(site.fleet.run_dir) if what not in told]
 
 
-def _endpoint(fleet: DrillFleet, worker: str) -> str | None:
-    blob = fleet.ledger("HGET", keys.endpoints(RUN), worker)
-    return msgspec.json.decode(blob)["endpoint"] if blob else None
-
-
-def _register(fleet: DrillFleet, worker: str, endpoint: str) -> str | None:
-    """Put an address in the place of a worker's; return the old one, or None."""
-    blob = fleet.ledger("HGET", keys.endpoints(RUN), worker)
-    if not blob:
-        return None
-    entry = msgspec.json.decode(blob)
-    fleet.ledger("HSET", keys.endpoints(RUN), worker, msgspec.json.encode(entry | {"endpoint": endpoint}))
-    return entry["endpoint"]
+def _mailbox(fleet: DrillFleet, worker: str) -> tuple[Incarnation | None, str]:
+    """Return a worker's incarnation and registered address; None and "" without one."""
+    found = ((who, address) for who, address in mailbox_addresses(fleet).items() if who.worker == worker)
+    return next(found, (None, ""))
 
 
 def interpose(site: Site) -> None:
@@ -487,10 +479,8 @@ def interpose(site: Site) -> None:
     relays, fleet = site.relays, site.fleet
     if relays is None:
         return
-    endpoints = fleet.ledger("HGETALL", keys.endpoints(RUN))
-    for name, blob in (endpoints or {}).items():
-        entry = msgspec.json.decode(blob)
-        if name.decode() in site.nowhere:
+    for who, endpoint in mailbox_addresses(fleet).items():
+        if who.worker in site.nowhere or who.role not in _SCORERS:
             continue
-        if entry["role"] in _SCORERS and (address := relays.stand_before(name.decode(), entry["endpoint"])):
-            fleet.ledger("HSET", keys.endpoints(RUN), name, msgspec.json.encode(entry | {"endpoint": address}))
+        if address := relays.stand_before(who.worker, endpoint):
+            put_address(fleet, who, address)

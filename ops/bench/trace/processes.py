@@ -10,7 +10,6 @@ in any run. Its findings are read here from ``incidents.jsonl``."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import random
@@ -23,21 +22,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
 from ops.bench.trace.trials import TrialRecord, said_of
+from ops.drill.addresses import mailbox_addresses, put_address
 from ops.drill.catalogue import CATALOGUE, LEDGER, VERDICT_S, CatalogueEntry, inject
 from ops.drill.edges import EdgeRelays
 from ops.drill.faults import Site, small_disk
-from ops.drill.fleet import RUN, DrillFleet, until
+from ops.drill.fleet import DrillFleet, until
 from pipeline.incidents.file import INCIDENTS_NAME
 from pipeline.incidents.records import IncidentRecord, decode, folded
-from pipeline.ledger.address import read_ledger_url
-from pipeline.ledger.redis import keys
-from pipeline.ledger.redis.client import connect
-from pipeline.runtime.registry.redis import RedisRegistry
-from protocol.errors import Fenced, LedgerUnavailable
-from protocol.ids import Incarnation, Role
+from protocol.ids import Role
 
 SETTINGS = (
     "run.num_updates=1000000",
@@ -174,26 +167,11 @@ class TrialFleet:
     def _stand_before_all(self) -> None:
         while not self._stopped.wait(0.2):
             self._pids = {beat.pid: worker for worker, beat in self.fleet.beats().items()} or self._pids
-            for name, blob in (self.fleet.ledger("HGETALL", keys.endpoints(RUN)) or {}).items():
-                found = msgspec.json.decode(blob)
-                if found["role"] not in _SCORERS:
+            for who, endpoint in mailbox_addresses(self.fleet).items():
+                if who.role not in _SCORERS:
                     continue
-                address = self.edges.stand_before(name.decode(), found["endpoint"])
-                epoch = None if address is None else self.fleet.ledger("HGET", keys.epochs(RUN), name)
-                if address is not None and epoch is not None:
-                    who = Incarnation(Role(found["role"]), name.decode(), int(epoch))
-                    with contextlib.suppress(Fenced, LedgerUnavailable):
-                        asyncio.run(_register(read_ledger_url(self.fleet.run_dir), who, address))
-
-
-async def _register(url: str, who: Incarnation, address: str) -> None:
-    """Register a relay's address as the worker registers its own: senders that know the mailbox's
-    read it as a change."""
-    registry = RedisRegistry(connect(url), RUN)
-    try:
-        await registry.set_endpoint(who, address)
-    finally:
-        await registry.aclose()
+                if (address := self.edges.stand_before(who.worker, endpoint)) is not None:
+                    put_address(self.fleet, who, address)
 
 
 def try_all(

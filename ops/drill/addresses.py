@@ -1,0 +1,45 @@
+"""Puts a drill's address in the place of a mailbox's, as the worker registers its own.
+
+Senders that know the mailbox's address read the new one as a change. The address alone, written
+without that, would reach new senders only, and the fault would strike the others never."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import msgspec
+
+from ops.drill.fleet import RUN, DrillFleet
+from pipeline.ledger.address import read_ledger_url
+from pipeline.ledger.redis import keys
+from pipeline.ledger.redis.client import connect
+from pipeline.runtime.registry.redis import RedisRegistry
+from protocol.errors import Fenced, LedgerUnavailable
+from protocol.ids import Incarnation, Role
+
+
+def mailbox_addresses(fleet: DrillFleet) -> dict[Incarnation, str]:
+    """Return the registered mailboxes with their addresses, by their present incarnations."""
+    found = dict[Incarnation, str]()
+    for name, blob in (fleet.ledger("HGETALL", keys.endpoints(RUN)) or {}).items():
+        entry = msgspec.json.decode(blob)
+        epoch = fleet.ledger("HGET", keys.epochs(RUN), name)
+        if epoch is not None:
+            found[Incarnation(Role(entry["role"]), name.decode(), int(epoch))] = entry["endpoint"]
+    return found
+
+
+def put_address(fleet: DrillFleet, who: Incarnation, address: str) -> None:
+    """Register an address as an incarnation's mailbox. Nothing happens where it has a successor, or
+    the ledger does not answer."""
+    with contextlib.suppress(Fenced, LedgerUnavailable):
+        asyncio.run(_put(read_ledger_url(fleet.run_dir), who, address))
+
+
+async def _put(url: str, who: Incarnation, address: str) -> None:
+    registry = RedisRegistry(connect(url), RUN)
+    try:
+        await registry.set_endpoint(who, address)
+    finally:
+        await registry.aclose()
