@@ -99,7 +99,10 @@ class Starter:
     def wait(self, given_up: Callable[[], bool] = lambda: False) -> None:
         """Wait until the imports are done. Raises StarterEnded."""
         deadline = time.monotonic() + _READY_S
-        while not select.select([self._channel], [], [], _LOOK_S)[0]:
+        # select() refuses descriptors from 1024 on.
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        while not poll.poll(1000 * _LOOK_S):
             if given_up() or time.monotonic() > deadline:
                 self._process.kill()
                 raise StarterEnded("it was still importing")

@@ -58,8 +58,7 @@ async def _heartbeat_while(
             seen.append(ctx.worker_state.heartbeat())
             raise _Stopped
 
-        owner, _, name = function.rpartition(".")
-        monkeypatch.setattr(getattr(module, owner) if owner else module, name, build)
+        monkeypatch.setattr(function if "." in function else f"{kind.__module__}.{function}", build)
         actor = kind(ctx)
         with pytest.raises(_Stopped):
             await actor.setup()
@@ -74,7 +73,7 @@ async def _heartbeat_while(
     ("kind", "function", "model"),
     [
         (Generator, "build_generation_engine", "policy"),
-        (Learner, "build_training_backend", "policy"),
+        (Learner, "workers.learner.beginning.build_training_backend", "policy"),
         (Reference, "build_scoring_engine", "frozen"),
         (Value, "build_value_engine", "critic"),
         (Reward, "build_reward_model", "judge"),

@@ -38,6 +38,7 @@ _UPDATE: Final[Mapping[str, str]] = {
     "grad_norm": "train/grad_norm",
     "learning_rate": "train/learning_rate",
     "num_refused_steps": "train/num_refused_steps",
+    "settings_change": "train/settings_change",
     "wait_s": "time/wait_s",
     "logprob_s": "time/logprob_s",
     "step_s": "time/step_s",

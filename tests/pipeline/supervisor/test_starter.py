@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -154,6 +156,18 @@ def test_a_killed_starter_costs_no_worker_and_no_start(run_dir: Path) -> None:
         assert set(processes.pids) == {"learner", "generator-0"}
     finally:
         processes.close()
+
+
+def test_a_supervisor_with_more_than_a_thousand_open_files_has_a_starter(run_dir: Path) -> None:
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2048:
+        pytest.skip("fewer files may be open here")
+    with ExitStack() as held:
+        for _ in range(1100):
+            held.enter_context(open(os.devnull, "rb"))  # noqa: PTH123
+        made = Starter(run_dir, COMMAND)
+        held.callback(made.close)
+        made.wait()
+        assert process_runs(made.pid)
 
 
 def test_a_wait_that_is_given_up_leaves_no_starter(run_dir: Path) -> None:

@@ -16,8 +16,9 @@ OF_WORKERS = (
     "pipeline/ledger/redis/ledger.py",
     "pipeline/ledger/redis/durable.py",
 )
-OF_OPERATORS = {"INFO", "CONFIG"}
-"""Sent by ``unwritten`` alone, for `headrace why`."""
+OF_OPERATORS = {"INFO", "CONFIG", "RPUSH"}
+"""Sent by ``unwritten`` alone, for `headrace why`, and by ``add_settings_change``, for `headrace
+update` and supervisors: no worker of a token changes settings."""
 _SENT = re.compile(r"""\(\s*["']([A-Z]{3,}(?:[A-Z]|\b))["'],""")
 _CALLED = re.compile(r"""redis\.call\(\s*["'](\w+)["']""")
 
