@@ -18,7 +18,7 @@ from protocol.ids import Role
 
 
 class Fleet:
-    """The parts of a drill's fleet that are asked."""
+    """The parts of a drill's fleet that addresses need."""
 
     def __init__(self, run_dir: Path, server: str) -> None:
         self.run_dir = run_dir
