@@ -31,15 +31,17 @@ def mailbox_addresses(fleet: DrillFleet) -> dict[Incarnation, str]:
 
 
 def put_address(fleet: DrillFleet, who: Incarnation, address: str) -> None:
-    """Register an address as an incarnation's mailbox. Nothing happens where it has a successor, or
-    the ledger does not answer."""
+    """Register an address as an incarnation's mailbox, with the key that the mailbox has. Nothing
+    happens where it has a successor, or the ledger does not answer."""
+    blob = fleet.ledger("HGET", keys.endpoints(RUN), who.worker)
+    key = msgspec.json.decode(blob).get("public_key", "") if blob else ""
     with contextlib.suppress(Fenced, LedgerUnavailable):
-        asyncio.run(_put(read_ledger_url(fleet.run_dir), who, address))
+        asyncio.run(_put(read_ledger_url(fleet.run_dir), who, address, key))
 
 
-async def _put(url: str, who: Incarnation, address: str) -> None:
+async def _put(url: str, who: Incarnation, address: str, public_key: str) -> None:
     registry = RedisRegistry(connect(url), RUN)
     try:
-        await registry.set_endpoint(who, address)
+        await registry.set_endpoint(who, address, public_key=public_key)
     finally:
         await registry.aclose()

@@ -40,20 +40,20 @@ def test_a_sender_that_knows_the_mailbox_reads_the_drills_address_as_a_change(
     async def register() -> None:
         registry = RedisRegistry(connect(redis_server), RUN)
         who = await registry.register(Role.REWARD, "reward-0")
-        await registry.set_endpoint(who, "ipc:///own")
+        await registry.set_endpoint(who, "ipc:///own", public_key="its key")
         await registry.aclose()
 
-    async def endpoints(sender: RedisRegistry) -> str:
-        return (await sender.endpoints(Role.REWARD))["reward-0"][0]
+    async def endpoints(sender: RedisRegistry) -> tuple[str, str]:
+        return (await sender.endpoints(Role.REWARD))["reward-0"]
 
     asyncio.run(register())
     with asyncio.Runner() as runner:
         sender = RedisRegistry(connect(redis_server), RUN)
-        assert runner.run(endpoints(sender)) == "ipc:///own"
+        assert runner.run(endpoints(sender)) == ("ipc:///own", "its key")
         ((who, address),) = mailbox_addresses(fleet).items()
         assert (who.worker, who.role, address) == ("reward-0", Role.REWARD, "ipc:///own")
         runner.run(asyncio.to_thread(put_address, fleet, who, "ipc:///drill"))
-        assert runner.run(endpoints(sender)) == "ipc:///drill"
+        assert runner.run(endpoints(sender)) == ("ipc:///drill", "its key")
         runner.run(sender.aclose())
 
 
