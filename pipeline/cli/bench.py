@@ -21,6 +21,7 @@ _NAMES = {
     "engine": "The local engine against transformers and vLLM.",
     "fleet_memory": "Resident memory of the demo's fleet.",
     "hosts": "The demo over three hosts that share nothing, against one.",
+    "hot_update": "A setting changed in a run, against drain and resume.",
     "join": "A joining worker, from its command to its first work.",
     "judge": "Generators with a judge of two seconds, against none.",
     "learner": "The packed step against a padded one, and TRL's.",

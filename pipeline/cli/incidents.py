@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _HEAD = ("number", "state", "since", "lasted", "component", "kind", "cause")
 _LAST = 20
+_CHANGED = "settings_changed"
+"""A row of the supervisor's log that may explain an incident of any component."""
 _BEFORE_S, _AFTER_S = 5.0, 60.0
 """Seconds before an incident's begin, and after its end, of which the supervisor's log is shown."""
 
@@ -156,5 +158,5 @@ def _supervised(run_dir: Path, one: Incident) -> list[dict[str, Any]]:
     return [
         {"at_s": row.at_s, "worker": row.worker, "words": row.words}
         for row in SupervisorLogReader(run_dir).read()
-        if row.worker in names and one.since_s - _BEFORE_S <= row.at_s <= end_s
+        if (row.worker in names or row.event == _CHANGED) and one.since_s - _BEFORE_S <= row.at_s <= end_s
     ]

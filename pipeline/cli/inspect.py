@@ -59,6 +59,8 @@ def _status_lines(at: Attached, found: StatusReport) -> Iterator[Any]:
     if found.demand:
         yield printable_line(found.demand)
     yield from found.evicted
+    if found.settings_change:
+        yield printable_line(f"settings: {found.settings_change}")
     if found.clocks:
         yield found.clocks
     yield groups_line(found.totals)

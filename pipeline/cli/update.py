@@ -98,8 +98,9 @@ def _show(run_dir: Path, as_json: bool) -> None:
     from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_for_view
     from pipeline.observability.settings_changes import change_words, effect_words, effects, read_changes
 
+    changes = read_changes(run_dir)
     rows = read_for_view(run_dir / HISTORY_NAME).rows
-    found = effects(read_changes(run_dir), [row for row in rows if isinstance(row, UpdateRow)])
+    found = effects(changes, [row for row in rows if isinstance(row, UpdateRow)])
     if as_json:
         echo_json(found)
         return

@@ -91,6 +91,8 @@ class SupervisorLogReader:
                 if ended_s is None:
                     return None
                 words = f"was started again after {max(0.0, at_s - ended_s):.1f} s"
+            case "settings_changed":
+                words = _changed(fields)
             case _:
                 if line.level == "info":
                     return None
@@ -113,6 +115,13 @@ def _finding(incident: Incident) -> IncidentRow:
     worker, kind = printable_line(incident.component), printable_line(incident.kind)
     level = "warning" if incident.is_open else "info"
     return IncidentRow(incident.opened_s, level, worker, kind, printable_line(f"{number}: {words}")[:_MAX_WORDS_CHARS])
+
+
+def _changed(fields: Mapping[str, Any]) -> str:
+    sets = fields.get("sets")
+    given = ", ".join(f"{key} {value}" for key, value in sets.items()) if isinstance(sets, dict) else "settings"
+    why = f": {reason}" if (reason := fields.get("reason")) else ""
+    return f"change {fields.get('number')} of the settings: {given}, by {fields.get('by')}{why}"
 
 
 def _exited(fields: Mapping[str, Any]) -> str:

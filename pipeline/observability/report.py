@@ -25,6 +25,7 @@ from pipeline.observability.history import EvaluationRow, UpdateRow
 from pipeline.observability.pages import render_page, write_whole
 from pipeline.observability.report_data import RunRecords, read_records
 from pipeline.observability.samples import spread
+from pipeline.observability.settings_changes import effect_figures
 from pipeline.observability.start_record import in_words
 
 _MOST_UPDATES_SHOWN = 12
@@ -106,6 +107,7 @@ def write_report(run_dir: Path, *, title: str, detail: str, audit: Audit | None)
         reasons=sorted({reason for _, balance in balances for reason in balance.dropped}),
         has_log=records.has_log,
         repaired=records.repaired,
+        changes=records.change_rows(),
         incidents=records.incident_rows(),
         num_incidents=records.num_incidents,
         starts=records.start_rows(),
@@ -144,6 +146,7 @@ def _figures(summary: Summary, records: RunRecords, missing: list[str]) -> dict[
         "effective_time": asdict(time) if (time := records.effective_time) else None,
         "roles": [asdict(use) for use in records.uses],
         "num_incidents": records.num_incidents,
+        "settings_changes": effect_figures(records.effects),
         "start": asdict(records.starts[-1].start) if records.starts else None,
         "num_starts": len(records.starts),
         "num_skipped_lines": sum(records.skipped.values()),

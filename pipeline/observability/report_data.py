@@ -28,6 +28,7 @@ from pipeline.observability.history import (
 from pipeline.observability.incidents import IncidentReader, IncidentRow
 from pipeline.observability.repairs import REPAIRS_NAME, RepairRow, RoleRepairs, read_repairs, role_repairs
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, read_samples
+from pipeline.observability.settings_changes import Effect, change_words, effect_words, read_effects
 from pipeline.observability.start_record import STARTS_NAME, RunStart, read_starts
 
 _MOST_INCIDENTS = 10_000
@@ -61,6 +62,8 @@ class RunRecords:
     starts: Sequence[RunStart]
     incidents: Sequence[IncidentRow]
     repairs: Sequence[RepairRow]
+    effects: Sequence[Effect]
+    """Changes of the settings while the run went on, each with the updates around it."""
     has_log: bool
     """Whether the supervisor's log is there."""
     samples: list[ResponseSample]
@@ -131,6 +134,15 @@ class RunRecords:
         """Return the newest incidents with their times, the newest last."""
         return [(_moment(each.at_s), each) for each in self.incidents[-_MOST_SHOWN:]]
 
+    def change_rows(self) -> list[tuple[str, str, str, str]]:
+        """Return the newest changes of the settings: time, change, by and why, effect."""
+        found = list[tuple[str, str, str, str]]()
+        for effect in self.effects[-_MOST_SHOWN:]:
+            change = effect.change
+            by = f"{change.by}: {change.reason}" if change.reason else change.by
+            found.append((_moment(change.at_s), change_words(change), by, "; ".join(effect_words(effect))))
+        return found
+
     def start_rows(self) -> list[StartCells]:
         """Return the newest starts, the newest last."""
         newest = self.starts[-1] if self.starts else None
@@ -196,6 +208,7 @@ def read_records(run_dir: Path) -> RunRecords:
         starts=starts,
         incidents=IncidentReader(run_dir, max_incidents=_MOST_INCIDENTS).read(),
         repairs=repairs,
+        effects=read_effects(run_dir),
         has_log=(run_dir / "logs" / "supervisor.jsonl").is_file(),
         samples=list(read_samples(run_dir / SAMPLES_NAME)),
         skipped={name: number for name, number in sorted(skipped.items()) if number},

@@ -9,11 +9,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from pipeline.config import CHANGES_NAME
-from pipeline.observability.history import UpdateRow
+from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_for_view
 from pipeline.runtime.registry.settings_change import SettingsChange
 from protocol.errors import DataError
 
@@ -70,6 +71,29 @@ def effects(changes: Iterable[SettingsChange], updates: Sequence[UpdateRow]) -> 
         after = updates[first : min(end, first + NUM_COMPARED)]
         found.append(Effect(change, updates[first].update, _means(before), _means(after)))
     return found
+
+
+def read_effects(run_dir: Path) -> list[Effect]:
+    """Return each change of a run's settings with its effect, by the run's files; none where the
+    changes cannot be read."""
+    try:
+        changes = read_changes(run_dir)
+    except DataError:
+        return []
+    rows = read_for_view(run_dir / HISTORY_NAME).rows if changes else ()
+    return effects(changes, [row for row in rows if isinstance(row, UpdateRow)])
+
+
+def in_words(effect: Effect) -> str:
+    """Return a change and its effect as one sentence."""
+    why = f" ({effect.change.reason})" if effect.change.reason else ""
+    return f"{change_words(effect.change)}, by {effect.change.by}{why}; {'; '.join(effect_words(effect))}"
+
+
+def effect_figures(found: Sequence[Effect]) -> list[dict[str, Any]]:
+    """Return changes with their effects as plain values for JSON; a mean that is not finite is
+    None."""
+    return msgspec.json.decode(msgspec.json.encode(list(found)))
 
 
 def _means(rows: Sequence[UpdateRow]) -> Means | None:

@@ -45,6 +45,8 @@ class StatusReport:
     """Shares of the time up that became updates; None before a few."""
     copies: MirrorRecord | None = None
     """The copies at the run's mirror; None without any."""
+    settings_change: str = ""
+    """The newest change of the run's settings, with its effect; empty without any."""
 
 
 async def read_status(at: Attached) -> StatusReport:
@@ -71,7 +73,15 @@ async def read_status(at: Attached) -> StatusReport:
         evicted=eviction_words(fleet),
         effective_time=_effective_time(at.run_dir),
         copies=_copies(at.run_dir),
+        settings_change=_settings_change(at.run_dir),
     )
+
+
+def _settings_change(run_dir: Path) -> str:
+    from pipeline.observability.settings_changes import in_words, read_effects
+
+    effects = read_effects(run_dir)
+    return in_words(effects[-1]) if effects else ""
 
 
 def _demand(fleet: Fleet | None) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipeline.runtime.registry.contract import Heartbeat
     from pipeline.runtime.registry.settings_change import SettingsChange
 
-_LOOK_S = 0.05
+_LOOK_S = 0.02
 _MAX_CHANGES = 1000
 """Of one run. Each is a few hundred bytes in the registry."""
 

@@ -1,15 +1,18 @@
 """Keeps the changes of a run's settings in its folder, and rolls back one that failed.
 
-The changes are in the registry, and the learner's heartbeat reports one that failed. From
-``settings-changes.json`` a resume and every view of the run read what holds. This module alone
-writes that file."""
+*Consumes* the registry's changes, and the heartbeats, which report one that failed. *Produces*
+``settings-changes.json``, from which a resume and every view of the run read what holds; rollbacks.
+*Waits for* news of the run: the command waits for the file. The supervisor's looks repeat a write
+that failed. This module alone writes that file."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -19,8 +22,13 @@ from pipeline.config.changing import value_of
 from pipeline.config.load import changed_settings
 from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
-from pipeline.runtime.registry.contract import Heartbeat, Registry
+from pipeline.runtime.clock import RealClock
+from pipeline.runtime.notifications import LOOK_ANYWAY_S, Notifications
+from pipeline.runtime.registry.contract import Heartbeat, Registry, Topic
 from pipeline.runtime.registry.settings_change import SettingsChange, after, standing, undoing
+from protocol.errors import LedgerError
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +45,7 @@ class SettingsKeeper:
         self._number = 0
         """The last change in the file."""
         self._has_failed = False
+        self._writing = asyncio.Lock()
 
     async def begin(self, registry: Registry) -> None:
         """Make a change of what this start sets otherwise than a change had set it, so that it
@@ -50,12 +59,44 @@ class SettingsKeeper:
             await registry.add_settings_change(after(last, sets, former, by=_BY, at_s=self._now_s(), reason=_AT_RESUME))
         await self._write(await registry.settings_changes())
 
+    async def beside(self, registry: Registry, work: Awaitable[T]) -> T:
+        """Write new changes as soon as they are made, until ``work`` is done; return its result."""
+        clock = RealClock()
+        notifications = Notifications(registry, clock)
+        made = notifications.subscribe(Topic.RUN)
+
+        async def write() -> None:
+            while True:
+                made.clear()
+                # the supervisor's own looks meet the outage, too
+                with suppress(LedgerError):
+                    await self._keep_file(registry)
+                await clock.wait(made, LOOK_ANYWAY_S)
+
+        failed: Exception | None = None
+        async with asyncio.TaskGroup() as tasks:
+            beside = [tasks.create_task(write()), tasks.create_task(notifications.watch())]
+            try:
+                return await work
+            except Exception as error:  # noqa: BLE001  the work's own, which a TaskGroup would wrap
+                failed = error
+            finally:
+                for task in beside:
+                    task.cancel()
+        raise failed
+
     async def keep(self, registry: Registry, beats: Sequence[Heartbeat]) -> None:
         """Write new changes into the folder; roll back those that a worker has given up."""
-        last = await registry.last_settings_change()
-        if last is None:
-            return
-        if last.number != self._number:
+        await self._keep_file(registry)
+        for beat in beats:
+            if beat.settings.failed:
+                await self._roll_back(registry, beat)
+
+    async def _keep_file(self, registry: Registry) -> None:
+        async with self._writing:
+            last = await registry.last_settings_change()
+            if last is None or last.number == self._number:
+                return
             changes = await registry.settings_changes()
             try:
                 await self._write(changes)
@@ -66,9 +107,6 @@ class SettingsKeeper:
             else:
                 self._has_failed = False
                 log.info("settings_changed", number=last.number, sets=last.sets, by=last.by, reason=last.reason)
-        for beat in beats:
-            if beat.settings.failed:
-                await self._roll_back(registry, beat)
 
     async def _roll_back(self, registry: Registry, beat: Heartbeat) -> None:
         changes = await registry.settings_changes()

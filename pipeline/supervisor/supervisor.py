@@ -164,7 +164,7 @@ class Supervisor:
             try:
                 with self._other_hosts():
                     await self._begin(registry)
-                    status = await self._supervise(monitor)
+                    status = await self._settings.beside(registry, self._supervise(monitor))
                 # Report and copies have limits of their own.
                 self._pulse.end()
                 await monitor.end_record(time.monotonic())

@@ -71,7 +71,7 @@ _CRITIC_EVERY_S = 0.5
 _EVALUATIONS_EVERY_S = 0.1
 _REPAIR_EVERY_S = 1.0
 _IDLE_EVERY_S = 0.25
-_SETTINGS_EVERY_S = 0.1
+_SETTINGS_EVERY_S = 0.02
 _IDLE_S = 5.0
 _IDLE_CHECKPOINTS = 10.0
 """Durations of its last checkpoint, and _IDLE_S, after which an idle learner writes one."""

@@ -26,6 +26,7 @@ import redis
 from click.testing import CliRunner, Result
 
 from pipeline.cli import headrace
+from pipeline.config import CHANGES_NAME
 from pipeline.ledger.address import read_address, write_address
 from pipeline.ledger.server import copy as server_copy
 from pipeline.ledger.server.embedded import EmbeddedServer, server_runs
@@ -33,6 +34,7 @@ from pipeline.observability.start_record import StartRow, add_row
 from pipeline.observability.why.silence import silence, whereabouts
 from pipeline.operator.attached import Attached
 from pipeline.process.records import identify
+from pipeline.runtime.registry.settings_change import after
 from protocol.errors import ConfigError, LedgerUnavailable
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field
@@ -120,6 +122,18 @@ def test_status_has_the_effective_time_of_a_run_with_updates(run_dir: Path, plac
     assert "effective time: 100.0 % by steps" in done.output
     figures = json.loads(invoke("status --json", other).output)["effective_time"]
     assert (figures["by_steps"], figures["usual_s"], figures["by_device"]) == (1.0, 10.0, None)
+
+
+def test_status_has_the_newest_change_of_the_settings_with_its_effect(run_dir: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(run_dir, other)
+    write_history(other, *[replace(update_row(n), settings_change=int(n > 3)) for n in range(1, 7)])
+    one = after(None, {"learner.learning_rate": "0.5"}, {"learner.learning_rate": "0.1"}, by="ann@a", at_s=3.0)
+    (other / CHANGES_NAME).write_bytes(msgspec.json.encode([one]))
+    words = json.loads(invoke("status --json", other).output)["settings_change"]
+    assert words.startswith("change 1: learner.learning_rate 0.5, was 0.1, by ann@a; before: 3 updates")
+    assert f"settings: {words}" in invoke("status", other).output.replace("\n", " ").replace("  ", " ")
+    assert json.loads(invoke("status --json", run_dir).output)["settings_change"] == ""
 
 
 def test_a_report_is_written_and_nothing_else(run_dir: Path, place: Path) -> None:

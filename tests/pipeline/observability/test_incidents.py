@@ -57,3 +57,11 @@ def test_what_a_worker_names_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     (incident,) = IncidentReader(tmp_path).read()
     assert "\x1b" not in incident.worker + incident.words
     assert "\n" not in incident.words
+
+
+def test_a_change_of_the_settings_stands_among_the_incidents(tmp_path: Path) -> None:
+    sets = {"learner.learning_rate": "3e-4"}
+    log(tmp_path, line("settings_changed", 5, number=2, sets=sets, by="ann@a", reason="noisy"))
+    (row,) = IncidentReader(tmp_path).read()
+    assert (row.level, row.worker) == ("info", "supervisor")
+    assert row.words == "change 2 of the settings: learner.learning_rate 3e-4, by ann@a: noisy"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from pipeline.config import CHANGES_NAME
 from pipeline.ledger.types import Audit, Balance
 from pipeline.observability.charts import draw_updates
 from pipeline.observability.fleet_history import FleetHistoryFile, FleetRow, RoleTime
@@ -20,6 +23,7 @@ from pipeline.observability.report import summarize, write_report
 from pipeline.observability.report_data import read_records
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample
 from pipeline.observability.start_record import EndRow, StartRow, add_row
+from pipeline.runtime.registry.settings_change import after
 from tests.pipeline.observability.rows import evaluation_row, update_row, value_row
 
 AUDIT = Audit(
@@ -442,6 +446,17 @@ def test_the_report_has_the_share_of_time_that_became_updates(tmp_path: Path) ->
     assert figures["by_device"] == pytest.approx((2.5 * 0.6 + 0.75) / 3.5)
     assert "64.3 % by device" in page
     assert "effective time" in page and "9.9 %" in page and "an update takes 10.0 s as a rule" in page
+
+
+def test_changes_of_settings_are_in_the_report_with_their_effect(tmp_path: Path) -> None:
+    one = after(None, {"learner.learning_rate": "0.5"}, {"learner.learning_rate": "0.1"}, by="ann@<a>", at_s=1004.5)
+    (tmp_path / CHANGES_NAME).write_bytes(msgspec.json.encode([one]))
+    rows = [replace(update_row(n), settings_change=int(n > 4), loss=math.nan if n > 4 else 0.1) for n in range(1, 9)]
+    page = _page(_run(tmp_path, *rows))
+    assert "change 1: learner.learning_rate 0.5, was 0.1" in page and "ann@&lt;a&gt;" in page
+    assert "before: 4 updates, 1 updates/s" in page and "from update 5: 4 updates, 1 updates/s" in page
+    (figure,) = json.loads((tmp_path / "report.json").read_text())["settings_changes"]
+    assert (figure["first_update"], figure["before"]["loss"], figure["after"]["loss"]) == (5, pytest.approx(0.1), None)
 
 
 def test_repairs_are_on_the_page_by_role_with_their_parts(page: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -80,3 +81,26 @@ async def test_changes_that_a_learner_gave_up_are_rolled_back_once(config: RunCo
     assert changes[-1].reason == "a step was not finite"
     assert [change.number for change in standing(changes)] == [1]
     assert read_changes(config.run_dir) == changes
+
+
+async def test_a_change_is_written_as_soon_as_it_is_made_and_the_work_goes_on(config: RunConfig) -> None:
+    registry, keeper = MemoryRegistry(), SettingsKeeper(config, config.run_dir)
+
+    async def work() -> str:
+        assert await registry.add_settings_change(after(None, {KEY: "0.5"}, {KEY: "1e-06"}, by="ann@a", at_s=1.0))
+        for _ in range(1000):
+            if read_changes(config.run_dir):
+                return "done"
+            # a thread writes the file
+            await asyncio.sleep(0.005)
+        return "not written"
+
+    assert await keeper.beside(registry, work()) == "done"
+
+
+async def test_an_error_of_the_work_beside_comes_out_as_it_is(config: RunConfig) -> None:
+    async def work() -> None:
+        raise ConfigError("of the work")
+
+    with pytest.raises(ConfigError, match="of the work"):
+        await SettingsKeeper(config, config.run_dir).beside(MemoryRegistry(), work())
