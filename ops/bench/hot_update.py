@@ -1,8 +1,8 @@
 """A setting changed in a running fleet, against drain and resume with the new value, in turns.
 
 Both change ``learner.learning_rate`` of one run of the demo. A change is *in force* when the
-learner goes by it: for ``headrace update`` the command's end, for a resume the learner's "ready"
-line in its log. Both count from the command's start. The *gap* is the longest time between the ends
+learner goes by it. That is the end of ``headrace update``, or the "ready" line of the resumed
+learner's log. Both count from the command's start. The *gap* is the longest time between the ends
 of two updates around the change, and shows what the run lost.
 
 *Consumes* the demo's files. *Produces* a table, and JSON with every turn. *Waits for* commands and
