@@ -31,7 +31,7 @@ _MAX_UNWRITTEN: Final = 600
 """Moments that wait for the disk at most; beyond it the oldest are left out, and counted."""
 _MAX_ROWS: Final = 500_000
 """Rows of further tables that wait for the disk at most."""
-_DUE_ROWS: Final = 200_000
+_DUE_ROWS: Final = 100_000
 """So many rows of further tables make a file, before its time."""
 _TEXT: Final = frozenset(
     {"worker", "role", "phase", "metric", "sender", "receiver", "waiting_for", "link", "outcome", "wait"}
@@ -147,7 +147,8 @@ def _metrics(moments: Sequence[_Moment]) -> pa.Table:
     parts: list[pa.Table] = []
     for moment in moments:
         frame = moment.frame
-        at, column = np.nonzero(np.isfinite(frame.values))
+        # an infinite loss is a sample; NaN is none
+        at, column = np.nonzero(~np.isnan(frame.values))
         parts.append(
             pa.table(
                 {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def written(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [row for file in files for row in pq.read_table(file).to_pylist()]
 
 
-def test_every_sample_that_is_a_number_is_a_row_of_the_offline_table(tmp_path: Path) -> None:
+def test_every_sample_an_infinite_one_too_is_a_row_of_the_offline_table(tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path, keep_bytes=1 << 20)
     writer.add(1000.0, frame(1), {})
     writer.add(1001.0, frame(2, workers=("learner-0", "value-0", "x-0")), {})
@@ -37,9 +38,9 @@ def test_every_sample_that_is_a_number_is_a_row_of_the_offline_table(tmp_path: P
     assert rows[0] == {
         "time_s": 1000.0, "worker": "generator-0", "role": "generator", "phase": "", "metric": "cpu", "value": 1.0,
     }  # fmt: skip
-    assert [(row["worker"], row["metric"]) for row in rows] == [
-        ("generator-0", "cpu"), ("reward-0", "errors"),
-        ("learner-0", "cpu"), ("value-0", "cpu"), ("value-0", "errors"), ("x-0", "errors"),
+    assert [(row["worker"], row["metric"], row["value"]) for row in rows] == [
+        ("generator-0", "cpu", 1.0), ("reward-0", "cpu", inf), ("reward-0", "errors", 1.0), ("learner-0", "cpu", 2.0),
+        ("value-0", "cpu", 2.0), ("value-0", "errors", 2.0), ("x-0", "cpu", inf), ("x-0", "errors", 2.0),
     ]  # fmt: skip
     assert not list((tmp_path / "observed").glob("*.partial"))
 

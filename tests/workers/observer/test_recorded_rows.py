@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from pipeline.flow.offline import causes_in_run
+from pipeline.observability.exported_tables import export_tables
+from pipeline.runtime.registry.contract import Heartbeat
 from pipeline.watch.frame import Frame
+from pipeline.watch.offline import watch_run, watch_table
 from pipeline.watch.segments import SegmentWriter
+from pipeline.watch.tables import TableForm
 from tests.workers.observer.live_fleet import BREAKS_S, UNTIL_S, LiveFleet
 from tests.workers.observer.test_suspicions import still
 from workers.observer.suspicions import FleetSuspicions
@@ -55,3 +60,26 @@ def test_recorded_rows_name_the_cause_that_the_live_ones_named(
     assert seen.notes == []
     assert {one.causes[0].component for one in seen.incidents} == live == ({component} if component else set())
     assert all(AHEAD_S + BREAKS_S < one.named_s < AHEAD_S + BREAKS_S + 30 for one in seen.incidents)
+
+
+@pytest.mark.parametrize("num_refused", [1, 0])
+def test_a_refused_step_is_found_in_a_finished_run_and_in_its_exported_tables(tmp_path: Path, num_refused: int) -> None:
+    def refusing(since: int, beat: Heartbeat) -> Heartbeat:
+        counters = {"loss": 0.3, "refused_steps": float(num_refused if since >= 5 else 0)}
+        return msgspec.structs.replace(beat, counters=counters)
+
+    fleet, finder = LiveFleet(), FleetSuspicions()
+    fleet.change("learner", refusing)
+    segments = SegmentWriter(tmp_path, keep_bytes=1 << 30)
+    for second in range(BREAKS_S + 10):
+        now_s = second + 0.3
+        frame, _ = finder.look(now_s, now_s + AHEAD_S, list(fleet.at(second)), fleet.published(second))
+        segments.add(now_s + AHEAD_S, frame, {})
+    segments.take()()
+    export_tables(tmp_path, tmp_path / "tables", as_csv=True)
+    found = [
+        *watch_run(tmp_path).findings,
+        *watch_table([tmp_path / "tables" / "metrics.csv"], TableForm.METRICS).findings,
+    ]
+    assert [(one.worker, one.kind) for one in found] == [("learner", "numeric")] * 2 * num_refused
+    assert all(one.alarm_s == pytest.approx(AHEAD_S + BREAKS_S + 5.3, abs=1.1) for one in found)
