@@ -23,11 +23,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import deque
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from math import isnan
+from operator import add, attrgetter, sub
 
 from pipeline.flow.limits import UsualLimit
 from pipeline.flow.rows import LinkRow
@@ -39,7 +39,12 @@ _ONE_OF = 8
 _SPARE_ROWS = 16
 """So many more are kept before the oldest go together."""
 _COUNTERS = ("produced", "sent", "received", "done", "acknowledged")
-_WIDTH = 1 + len(_COUNTERS)
+_WIDTH = len(_COUNTERS)
+_counters = attrgetter(*_COUNTERS)
+_MOST_COUNT = float(1 << 22)
+"""Growth since the row from which counters are counted; beyond it they are counted anew."""
+_SPACINGS = 15
+"""Times between two rows, of which the usual one is the median."""
 _ORDER_S = 10.0
 """Counters of two ends are read at two moments. They contradict when the difference exceeds for so
 long the largest of a time before that was as long."""
@@ -75,50 +80,78 @@ class PairTrack:
 
 class CounterPast:
     """The counters of a link's past rows, packed: a large fleet has thousands of links. A row of
-    them takes 48 bytes. Of the rows before the newest minutes one of eight is kept."""
+    them takes 28 bytes. Of the rows before the newest minutes one of eight is kept.
+
+    Counters are kept as float32, less those of a row of this past: whole numbers stay exact."""
+
+    __slots__ = ("_counts", "_times", "_zero")
 
     def __init__(self, row: LinkRow) -> None:
-        self._old, self._new = array("d"), array("d")
+        self._times = (array("d"), array("d"))
+        """Of the old rows and of the new ones, seconds."""
+        self._counts = (array("f"), array("f"))
+        """The same rows' counters, in the order of ``_COUNTERS``."""
+        self._zero: tuple[float, ...] = ()
         self.append(row)
 
     def append(self, row: LinkRow) -> None:
         """Take a newer row."""
-        self._new.extend((row.time_s, *(getattr(row, name) for name in _COUNTERS)))
-        if len(self._new) < (_NEW_ROWS + _SPARE_ROWS) * _WIDTH:
+        times, counts = self._times[1], self._counts[1]
+        if not times:
+            self._zero = tuple(0.0 if isnan(count) else count for count in _counters(row))
+        times.append(row.time_s)
+        counts.extend(map(sub, _counters(row), self._zero))
+        if len(times) < _NEW_ROWS + _SPARE_ROWS:
             return
-        for at in range(0, _SPARE_ROWS * _WIDTH, _ONE_OF * _WIDTH):
-            self._old.extend(self._new[at : at + _WIDTH])
-        del self._new[: _SPARE_ROWS * _WIDTH]
-        if (excess := len(self._old) - _OLD_ROWS * _WIDTH) > 0:
-            del self._old[:excess]
+        for at in range(0, _SPARE_ROWS, _ONE_OF):
+            self._times[0].append(times[at])
+            self._counts[0].extend(counts[at * _WIDTH : (at + 1) * _WIDTH])
+        del times[:_SPARE_ROWS], counts[: _SPARE_ROWS * _WIDTH]
+        if (excess := len(self._times[0]) - _OLD_ROWS) > 0:
+            del self._times[0][:excess], self._counts[0][: excess * _WIDTH]
+        if any(count > _MOST_COUNT for count in counts[-_WIDTH:]):
+            self._move_zero()
+
+    def _move_zero(self) -> None:
+        """Count from the oldest row on: float32 is exact up to 16 million."""
+        oldest = [0.0 if isnan(count) else count for count in self._counts[0][:_WIDTH]]
+        self._zero = tuple(map(add, self._zero, oldest))
+        for counts in self._counts:
+            for at in range(len(counts)):
+                counts[at] -= oldest[at % _WIDTH]
 
     def clear(self) -> None:
         """Forget all rows."""
-        del self._old[:], self._new[:]
+        for cells in (*self._times, *self._counts):
+            del cells[:]
 
     def since(self, counter: str, level: float) -> float | None:
         """Return the time of the oldest row from which on a counter exceeds a level; None if it
         does not in the newest row."""
-        at, found = 1 + _COUNTERS.index(counter), None
-        for cells in (self._new, self._old):
-            place = len(cells)
-            while place and cells[place - _WIDTH + at] > level:
-                place -= _WIDTH
-            if place < len(cells):
-                found = cells[place]
+        at, found = _COUNTERS.index(counter), None
+        # rounded as the counters are, so that equal numbers stay equal
+        over = array("f", (level - self._zero[at],))[0]
+        for times, counts in zip(reversed(self._times), reversed(self._counts), strict=True):
+            place = len(times)
+            while place and counts[(place - 1) * _WIDTH + at] > over:
+                place -= 1
+            if place < len(times):
+                found = times[place]
             if place:
                 break
         return found
 
     def rate(self, counter: str, from_s: float, until_s: float) -> float:
         """Return a counter's growth a second between two times; 0 with less than two rows."""
-        cells = self._old + self._new if self._new and from_s < self._new[0] else self._new
-        times = cells[::_WIDTH]
+        (old, new), at = self._times, _COUNTERS.index(counter)
+        is_long = bool(new) and from_s < new[0]
+        times = old + new if is_long else new
         first, last = bisect_left(times, from_s), bisect_right(times, until_s) - 1
         if last <= first:
             return 0.0
-        counts = cells[1 + _COUNTERS.index(counter) :: _WIDTH]
-        return (counts[last] - counts[first]) / (times[last] - times[first])
+        counts = self._counts[0] + self._counts[1] if is_long else self._counts[1]
+        grown = counts[last * _WIDTH + at] - counts[first * _WIDTH + at]
+        return grown / (times[last] - times[first])
 
 
 class LinkTrack:
@@ -143,7 +176,7 @@ class LinkTrack:
         """Largest difference of contradicting counters in the time before."""
         self._grows_since_s: float | None = None
         self._past = CounterPast(row)
-        self._spacings: deque[float] = deque(maxlen=15)
+        self._spacings = array("f")
         self._interval_s = 1.0
         self._slow_since_s: float | None = None
 
@@ -171,6 +204,7 @@ class LinkTrack:
             row = _since_base(row, self._base)
         self.arrived_s = now_s
         self._spacings.append(passed_s)
+        del self._spacings[:-_SPACINGS]
         if abs(passed_s - self._interval_s) > 0.1 * self._interval_s:
             self._interval_s = sorted(self._spacings)[len(self._spacings) // 2]
         if is_restarted:
