@@ -1,7 +1,7 @@
 """The suspicions of a moment: findings of the watch and of the flow, joined by component.
 
-Failed and replaced workers, main loops that stand, and faults that workers report of themselves are
-certain. The watch (``pipeline.watch``) finds odd workers. The flow (``pipeline.flow``) finds where
+Failed and replaced workers, main loops and computations that stand, and faults that workers report
+of themselves are certain. The watch (``pipeline.watch``) finds odd workers. The flow (``pipeline.flow``) finds where
 progress stops, and has the causes. Both about one component are one suspicion, with the causes of
 the flow. A worker that the watch finds hung, slow, odd or stale, and that waits for a named cause,
 is evidence for that cause. While the ledger answers slowly, slowness elsewhere and clocks that
@@ -36,6 +36,7 @@ from workers.observer.mismatches import Mismatches
 from workers.observer.own_reports import OwnReports
 from workers.observer.refusals import Refusals
 from workers.observer.replacements import Replacements
+from workers.observer.standing_work import StandingWork
 
 AWAY_S: Final = 3.0
 """A registry without an answer for so long is an incident."""
@@ -67,7 +68,7 @@ class FleetSuspicions:
         )
         self._replacements, self._refusals, self._reports = Replacements(), Refusals(), OwnReports()
         self._pace, self._loops = LedgerPace(), MainLoops()
-        self._failures, self._mismatches = Failures(), Mismatches()
+        self._failures, self._mismatches, self._work = Failures(), Mismatches(), StandingWork()
         self._links: dict[tuple[str, str], str] = {}
         """By worker and kind: the link that is blamed in the worker's place, or ""."""
         self._held: dict[tuple[str, str], tuple[Finding, float]] = {}
@@ -110,6 +111,7 @@ class FleetSuspicions:
             *self._reports.look(now_s, at_s, beats),
             *self._loops.look(at_s, beats),
             *self._mismatches.look(now_s, at_s, beats),
+            *self._work.look(at_s, beats),
         ]
         self._refusals.look(now_s, beats)
         slow_ledger = self._pace.look(now_s, at_s, beats)
