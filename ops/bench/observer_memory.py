@@ -3,10 +3,11 @@
     python -m ops.bench.observer_memory --json ops/results/observer-memory.json
     python -m ops.bench.observer_memory --links all --minutes 20
 
-This process makes the heartbeats of a fleet that is well, and looks at them as the observer does:
-the watch, the flow, incidents, and files of all tables. The clock is driven, so two hours pass as
-fast as the looks do. *History* is what the process holds beyond its imports and its first minute:
-it grows until every past is full, and no further. The bar is 200 MB for the whole process.
+This process makes the heartbeats of a fleet that is well, and looks at them as the observer does.
+It has the watch, the flow, the incidents, and files of all tables. The clock is driven, so two
+hours pass as fast as the looks do. *History* is what the process holds beyond its imports and its
+first minute: it grows until every past is full, and no further. The bar is 200 MB for the whole
+process.
 
 *Consumes* nothing. *Produces* a table, JSON, and exit code 1 when the bar does not hold. *Waits
 for* nothing. Linux only."""
@@ -57,7 +58,7 @@ class Reading:
     anonymous_mb: float
     """Without the pages of libraries, which other processes on the host share."""
     links: int
-    """Whose counters this look has."""
+    """Links whose counters the look has."""
     ms_a_look: float
 
 

@@ -5,8 +5,8 @@ A worker counts the pieces inside its work, such as the layers of a pass, and it
 time of the last one. The learner has no peers with whom it could be compared, so its own past sets
 the limit: 6 s, twice its longest standstill that was no finding, and 1.5 times the third of those
 that were. Five pieces of progress come first, in which whatever is usual is seen: a piece may take
-long in every update. A first computation has a wait of its own, and does not count. Neither does the
-time in which the ledger gives the worker no answer."""
+long in every update. A first computation has a wait of its own, and does not count. Neither does
+the time in which the ledger gives the worker no answer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ KNOWN: Final = 5
 _LONGER: Final = 2.0
 """By which a hang exceeds the longest usual standstill."""
 _OFTEN, _LONGER_THAN_FOUND = 3, 1.5
-"""Standstills that were findings and ended by themselves, from which on they are usual; and by
-which a hang exceeds the shortest of the longest three."""
+"""So many findings that ended by themselves are usual. A hang is so much longer than the third."""
 _NO_ANSWER_MS: Final = 1000.0
 """A call of the ledger, at its usual pace or without an answer yet, that explains a standstill."""
 _PAUSE_S: Final = 0.05

@@ -1,11 +1,11 @@
 """The suspicions of a moment: findings of the watch and of the flow, joined by component.
 
 Failed and replaced workers, main loops and computations that stand, and faults that workers report
-of themselves are certain. The watch (``pipeline.watch``) finds odd workers. The flow (``pipeline.flow``) finds where
-progress stops, and has the causes. Both about one component are one suspicion, with the causes of
-the flow. A worker that the watch finds hung, slow, odd or stale, and that waits for a named cause,
-is evidence for that cause. While the ledger answers slowly, slowness elsewhere and clocks that
-differ are evidence for that alone. Pure: times are arguments."""
+of themselves are certain. The watch (``pipeline.watch``) finds odd workers. The flow
+(``pipeline.flow``) finds where progress stops, and has the causes. Both about one component are one
+suspicion, with the causes of the flow. A worker that the watch finds hung, slow, odd or stale, and
+that waits for a named cause, is evidence for that cause. While the ledger answers slowly, slowness
+elsewhere and clocks that differ are evidence for that alone. Pure: times are arguments."""
 
 from __future__ import annotations
 

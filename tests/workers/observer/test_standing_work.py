@@ -23,7 +23,7 @@ UNTIL_S = 140
 
 def beat(second: int, still_s: float, *, who: Incarnation = LEARNER, **more: Any) -> Heartbeat:
     """A heartbeat of a second; its work has stood for so long, and each second is progress."""
-    given = {"waiting_for": WaitingFor.COMPUTE, "held": 4, "progress": second} | more
+    given: dict[str, Any] = {"waiting_for": WaitingFor.COMPUTE, "held": 4, "progress": second} | more
     return msgspec.structs.replace(
         beat_of(who), at_s=1000.0 + second, silent_s=0.4, moved_at_s=1000.0 + second - still_s, **given
     )
@@ -34,7 +34,7 @@ def named(still_s: Callable[[int], float], **more: Any) -> list[int]:
     work, found = StandingWork(), list[int]()
     for second in range(UNTIL_S):
         still = float(second - HANGS_S) if second > HANGS_S else still_s(second)
-        changes = {name: value(second) if callable(value) else value for name, value in more.items()}
+        changes: dict[str, Any] = {name: value(second) if callable(value) else value for name, value in more.items()}
         found += [second for one in work.look(2000.0 + second, [beat(second, still, **changes)])]
     return found
 
@@ -78,7 +78,7 @@ def test_standstills_that_ended_by_themselves_are_usual_after_three() -> None:
 def test_waits_an_unknown_past_and_workers_with_peers_are_left_to_others(change: dict[str, Any]) -> None:
     work, found = StandingWork(), list[Any]()
     for second in range(UNTIL_S):
-        given = {name: value(second) if callable(value) else value for name, value in change.items()}
+        given: dict[str, Any] = {name: value(second) if callable(value) else value for name, value in change.items()}
         moved = given.pop("moved_at_s", None)
         one = beat(second, max(0.3, second - HANGS_S), **given)
         one = one if moved is None else msgspec.structs.replace(one, moved_at_s=moved)
@@ -105,7 +105,7 @@ def test_a_new_process_is_known_anew() -> None:
     assert named(lambda _: 0.3, who=lambda second: again if second > HANGS_S else LEARNER, progress=HANGS_S) == []
 
 
-def test_the_observer_suspects_a_learner_whose_step_stands_long_before_its_roles_limit() -> None:
+def test_the_observer_suspects_a_learner_whose_step_stands_before_its_roles_limit() -> None:
     def standing(since: int, beat: Heartbeat) -> Heartbeat:
         return learning(beat, max(0.2, since), BREAKS_S + min(since, 0))
 
