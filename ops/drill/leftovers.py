@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.ledger.address import read_address
 from pipeline.runtime.flow_ring import flow_folder
-from pipeline.training.snapshots import snapshots_folder
+from pipeline.training.snapshots import snapshots_folder, value_snapshots_folder
 from pipeline.weights.store import fetched_folder, weights_folder
 
 
@@ -37,7 +37,8 @@ def _processes(run_dir: Path) -> Iterator[str]:
 
 def _shared_memory(run_dir: Path) -> Iterator[str]:
     weights = (weights_folder(run_dir, shared_memory=True), fetched_folder(run_dir, shared_memory=True))
-    for folder in (*weights, flow_folder(run_dir), snapshots_folder(run_dir)):
+    snapshots = (snapshots_folder(run_dir), value_snapshots_folder(run_dir))
+    for folder in (*weights, flow_folder(run_dir), *snapshots):
         if folder.exists() and not folder.is_relative_to(run_dir):
             yield f"shared memory {folder}: {sorted(path.name for path in folder.iterdir())}"
 

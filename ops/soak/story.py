@@ -348,12 +348,17 @@ class Story:
 
     async def _value_worker_dies(self) -> None:
         await self._register("value")
-        applied = self._batches[: self._dice.randint(0, len(self._batches))]
+        num_applied = self._dice.randint(0, len(self._batches))
+        applied, kept = self._batches[:num_applied], self._batches[num_applied :: self._dice.randint(1, 3)]
         who = self._who("value")
-        ours = await self._memory.recover_finished(who, tuple(one.claim_id for one, _ in applied))
-        theirs = await self._redis.recover_finished(who, tuple(one.claim_id for _, one in applied))
+        ours = await self._memory.recover_finished(
+            who, tuple(one.claim_id for one, _ in applied), kept=tuple(one.claim_id for one, _ in kept)
+        )
+        theirs = await self._redis.recover_finished(
+            who, tuple(one.claim_id for _, one in applied), kept=tuple(one.claim_id for _, one in kept)
+        )
         self._same(ours, theirs, "recover_finished")
-        self._batches.clear()
+        self._batches = kept
         self._happened["value worker crashes"] += 1
 
     # -- both at once ------------------------------------------------------------------------------

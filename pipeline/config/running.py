@@ -126,8 +126,9 @@ class CheckpointSection(Section):
     )
     snapshots: Literal["auto", "on", "off"] = setting(
         "auto",
-        "The learner's state is copied after every update to its host's shared memory, twice as large as weights and "
-        "optimiser. A learner that dies then repeats at most one update. auto: where there is room, with one rank.",
+        "The state of learner and value worker is copied after every update to their host's shared memory, twice as "
+        "large as weights and optimiser. One that dies then repeats at most one update. auto: where there is room, with "
+        "one rank.",
     )
     mirror: StoreUrl | None = setting(
         None,

@@ -197,9 +197,16 @@ class Ledger(Protocol):
         """Forget trained value batches; return how many were not yet settled."""
         ...
 
-    async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
+    async def recover_finished(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
         """Settle the value claims in a new value worker's checkpoint; return how many trajectories
-        of the others wait again. Called once by each new value incarnation."""
+        of the others wait again. Called once by each new value incarnation.
+
+        ``kept`` stay claimed: their effect is in the new value model, but on no disk yet."""
+        ...
+
+    async def missing_finished(self, claims: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those of these value claims that are not there, or not whole: settled, returned or
+        lost."""
         ...
 
     async def close_admission(self, who: Incarnation) -> None:

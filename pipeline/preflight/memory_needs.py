@@ -6,7 +6,8 @@
     generator    P weights in their type (on a CPU the published ones, in place) + KV cache of all slots
     reference    P weights + the activations of one layer
     /dev/shm     (weights.keep + 1) P published, once a host
-                 + the learner's weights and optimiser twice, for snapshots, where they fit or must be
+                 + the learner's weights and optimiser twice, and a value worker's, for snapshots, where they
+                   fit or must be
     ledger       ledger.max_memory_mb
 
 P is the number of weights, tied ones once. Activations are those of a decoder layer without
@@ -123,17 +124,28 @@ def needs(
     if config.learner.backend != "emulated":
         found.append(published(config, shape))
         found += snapshots(config, shape)
+        if value_shape is not None and config.value.backend != "emulated" and counts.get(Role.VALUE):
+            found += value_snapshots(config, value_shape)
     return found
 
 
 def snapshots(config: RunConfig, shape: Shape) -> list[Need]:
     """Return the memory of the learner's snapshots; nothing where none are taken."""
-    setting = config.checkpoint.snapshots
-    if setting == "off" or (setting == "auto" and config.learner.ranks > 1):
-        return []
     trained = 0 if config.learner.lora.rank else shape.num_weights * _FP32
     state = int(trained * (1.0 + _STATE_SHARE.get(config.learner.optimizer, 2.0)))
-    return [Need(SNAPSHOTS, {"2 buffers": 2 * state}, 0, is_optional=setting == "auto")]
+    return _snapshots(SNAPSHOTS, config, state, ranks=config.learner.ranks)
+
+
+def value_snapshots(config: RunConfig, shape: Shape) -> list[Need]:
+    """Return the memory of the value worker's snapshots; nothing where none are taken."""
+    return _snapshots(f"value {SNAPSHOTS}", config, 3 * shape.num_weights * _FP32, ranks=config.value.ranks)
+
+
+def _snapshots(name: str, config: RunConfig, state: int, *, ranks: int) -> list[Need]:
+    setting = config.checkpoint.snapshots
+    if setting == "off" or (setting == "auto" and ranks > 1):
+        return []
+    return [Need(name, {"2 buffers": 2 * state}, 0, is_optional=setting == "auto")]
 
 
 def published(config: RunConfig, shape: Shape) -> Need:
@@ -233,9 +245,10 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
         lines.append(warn("memory", f"{sum_up}; this may not fit: {lower}"))
     else:
         lines.append(fine("memory", sum_up))
-    kept = [need for need in listed if need.name == SNAPSHOTS and not need.is_optional]
-    if room.shared is not None and kept and kept[0].num_bytes > room.shared:
-        words = f"shared memory: {kept[0].in_words()} do not fit into the {_gb(room.shared)} GB that are free"
+    kept = [need for need in listed if need.name.endswith(SNAPSHOTS) and not need.is_optional]
+    if room.shared is not None and sum(need.num_bytes for need in kept) > room.shared:
+        named = " and ".join(need.in_words() for need in kept)
+        words = f"shared memory: {named} do not fit into the {_gb(room.shared)} GB that are free"
         lines.append(warn("shared memory", f"{words}; set checkpoint.snapshots to auto or off"))
     versions = [need for need in listed if need.name == PUBLISHED]
     if in_shared_memory and room.shared is not None and versions and versions[0].num_bytes > room.shared:

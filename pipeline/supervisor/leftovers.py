@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from pipeline.runtime.flow_ring import flow_folder
-from pipeline.training.snapshots import snapshots_folder
+from pipeline.training.snapshots import snapshots_folder, value_snapshots_folder
 from pipeline.weights.store import weight_folders
 from protocol.endpoints import run_tag, socket_folders
 
@@ -16,7 +16,8 @@ from protocol.endpoints import run_tag, socket_folders
 def remains(run_dir: Path) -> list[Path]:
     """Return the folders of a run that are worthless once its processes have ended."""
     temporary = Path(tempfile.gettempdir()).glob(f"{run_tag(run_dir)}*")
-    memory = (*weight_folders(run_dir), flow_folder(run_dir), snapshots_folder(run_dir))
+    snapshots = (snapshots_folder(run_dir), value_snapshots_folder(run_dir))
+    memory = (*weight_folders(run_dir), flow_folder(run_dir), *snapshots)
     candidates = {*memory, *socket_folders(run_dir), *temporary}
     return sorted(folder for folder in candidates if folder.is_dir() and not folder.is_symlink())
 

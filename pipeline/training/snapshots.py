@@ -1,6 +1,7 @@
-"""Snapshots: the learner's state after an update, in its host's memory, for its next incarnation.
+"""Snapshots: the learner's state after an update, or the value worker's after a step, in its host's
+memory, for its next incarnation.
 
-    <run>-snapshots/                in /dev/shm; mode 0700
+    <run>-snapshots/                in /dev/shm; mode 0700; the value worker's: <run>-value-snapshots/
       learner#3/                    of that incarnation
         a.state  b.state            buffers, filled in turn: safetensors with weights, optimiser and random states
         a.json   b.json             manifests: the buffer's size and digest, the worker's state, and their own digest
@@ -48,9 +49,13 @@ _log = structlog.get_logger(__name__)
 
 
 def snapshots_folder(run_dir: Path) -> Path:
-    """Return the folder of a run's snapshots on this host."""
-    tag = run_tag(run_dir)
-    return _SHARED_MEMORY / f"{tag}-snapshots"
+    """Return the folder of a run's learner's snapshots on this host."""
+    return _SHARED_MEMORY / f"{run_tag(run_dir)}-snapshots"
+
+
+def value_snapshots_folder(run_dir: Path) -> Path:
+    """Return the folder of a run's value worker's snapshots on this host."""
+    return _SHARED_MEMORY / f"{run_tag(run_dir)}-value-snapshots"
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +100,7 @@ class _SnapshotManifest(msgspec.Struct, frozen=True):
 
     format: int
     run: str
-    learner: str
+    owner: str
     version: int
     num_updates: int
     at_s: float
@@ -117,7 +122,7 @@ class StateSnapshot:
     @property
     def name(self) -> str:
         """How the log calls it: ``snapshot of version 12 by learner#2``."""
-        return f"snapshot of version {self.manifest.version} by {self.manifest.learner}"
+        return f"snapshot of version {self.manifest.version} by {self.manifest.owner}"
 
     @property
     def state(self) -> dict[str, Any]:
@@ -253,7 +258,7 @@ class SnapshotFolder:
         told = _SnapshotManifest(
             format=_FORMAT,
             run=self._run,
-            learner=self._owner,
+            owner=self._owner,
             version=version,
             num_updates=num_updates,
             at_s=time.time(),
@@ -296,7 +301,7 @@ class SnapshotFolder:
         try:
             snapshot = StateSnapshot(buffer, _read_manifest(path))
         except FileNotFoundError:
-            _refuse(buffer, str(buffer), "its learner ended while it was written")
+            _refuse(buffer, str(buffer), "its writer ended while it was written")
             return None
         except (DataError, OSError) as error:
             _refuse(buffer, str(buffer), str(error))

@@ -45,7 +45,7 @@ from tests.pipeline.runtime.fakes import small_config
 from tests.transports import zmq_transport
 from workers.engines.training.seam import StepResult
 from workers.learner.learner import Learner
-from workers.learner.snapshot_writer import SnapshotWriter
+from workers.snapshot_writer import SnapshotWriter
 
 _LOOKS = {"fetch", "totals", "weights", "heartbeats", "restarts"}
 """Calls that change nothing: dying after one is dying before the next."""
@@ -278,8 +278,7 @@ class World:
         self.epochs["learner"] = who.epoch
         self.num_lives += 1
         restore = mortal_disk(reaper)
-        self.monkeypatch.setattr(SnapshotFolder, "seal", reaper.around("seal", _SEAL))
-        self.monkeypatch.setattr(SnapshotWriter, "take", _take_to_the_end)
+        mortal_snapshots(self.monkeypatch, reaper)
         learner: Learner | None = None
         context: MortalContext | None = None
         try:
@@ -341,6 +340,12 @@ def named_publication(trained: list[str]) -> Publication:
     """Return the publication of weights that are names."""
     head = json.dumps(trained).encode()
     return Publication(head, len(head), iter(()))
+
+
+def mortal_snapshots(monkeypatch: pytest.MonkeyPatch, reaper: Reaper) -> None:
+    """Put points around the seal of a snapshot, which is waited for."""
+    monkeypatch.setattr(SnapshotFolder, "seal", reaper.around("seal", _SEAL))
+    monkeypatch.setattr(SnapshotWriter, "take", _take_to_the_end)
 
 
 def mortal_disk(reaper: Reaper) -> Callable[[], None]:

@@ -193,6 +193,12 @@ class RecordingValue:
     def load(self, folder: Path) -> None:
         raise AssertionError(f"nothing was kept in {folder}")
 
+    def live_state(self) -> LiveState:
+        return LiveState((), str(len(self.batches)), lambda pages: None)
+
+    def put_back(self, kept: KeptState) -> None:
+        raise AssertionError(f"nothing was kept in {kept.path}")
+
     def close(self) -> None:
         pass
 

@@ -75,7 +75,7 @@ async def _heartbeat_while(
         (Generator, "build_generation_engine", "policy"),
         (Learner, "workers.learner.beginning.build_training_backend", "policy"),
         (Reference, "build_scoring_engine", "frozen"),
-        (Value, "build_value_engine", "critic"),
+        (Value, "workers.scorers.value_beginning.build_value_engine", "critic"),
         (Reward, "build_reward_model", "judge"),
     ],
 )

@@ -1,9 +1,5 @@
 """Where a new learner begins: a snapshot in its host's memory, else a checkpoint, else the start
-model.
-
-A snapshot counts while it is no older than the newest checkpoint. And each claim in it must be in
-the ledger, or in a checkpoint. A ledger that lost its last writes gives the units of an unknown
-claim out again, and the snapshot would train on them twice. Any other is refused by name."""
+model. ``workers.snapshot_restore`` says which snapshots count."""
 
 from __future__ import annotations
 
@@ -14,12 +10,13 @@ from typing import Any
 from pipeline.preflight.model_folder import loading
 from pipeline.runtime.actor import ActorContext
 from pipeline.training.checkpoints import CHECKPOINTS, Checkpoint, CheckpointFolder, list_checkpoints
-from pipeline.training.snapshots import SnapshotFolder, StateSnapshot, snapshots_folder
+from pipeline.training.snapshots import SnapshotFolder, snapshots_folder
 from pipeline.training.update_log.records import Origin
-from protocol.errors import ConfigError, DataError
+from protocol.errors import ConfigError
 from workers.engines.build import build_training_backend
 from workers.engines.training.seam import TrainingBackend
-from workers.learner.snapshot_writer import SnapshotWriter
+from workers.snapshot_restore import RestoredSnapshot, restore_snapshot
+from workers.snapshot_writer import SnapshotWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ async def begin(ctx: ActorContext) -> Beginning:
         run=await ctx.compute(folder.identity),
         set_aside=folder.last_set_aside,
     )
-    writer = SnapshotWriter(ctx, memory)
+    writer = SnapshotWriter(ctx, memory, ranks=ctx.config.learner.ranks)
     found = await writer.take_over()
     on_disk = await ctx.compute(list_checkpoints, folder.root)
     ctx.starting(loading(ctx.config.model.path))
@@ -67,19 +64,11 @@ async def begin(ctx: ActorContext) -> Beginning:
             f"the ledger has no record of this run, but {on_disk[-1].path.name} was written with one: its server was "
             "emptied or is another. Give the right one by ledger.url, or start a new run from the checkpoint's model"
         )
-    for snapshot in found:
-        gone = await ctx.ledger.missing(tuple(snapshot.state["claims"]))
-        reason = why_not(snapshot, on_disk, gone)
-        if not reason:
-            ctx.starting(f"taking over the {snapshot.name}")
-            try:
-                await ctx.compute(lambda one=snapshot: backend.put_back(memory.read(one)))
-            except DataError as error:
-                reason = str(error)
-        if reason:
-            memory.refuse(snapshot, reason)
-            continue
-        return await _from_memory(ctx, folder, backend, writer, snapshot, on_disk, gone)
+    restored = await restore_snapshot(
+        ctx, memory, found, on_disk, missing=ctx.ledger.missing, put_back=backend.put_back, counted="num_updates"
+    )
+    if restored is not None:
+        return await _from_memory(ctx, folder, backend, writer, restored, on_disk)
     checkpoint = await ctx.compute(folder.newest)
     if checkpoint is not None:
         ctx.starting(f"loading checkpoint {checkpoint.path.name}")
@@ -99,40 +88,23 @@ async def begin(ctx: ActorContext) -> Beginning:
     )
 
 
-def why_not(snapshot: StateSnapshot, on_disk: list[Checkpoint], gone: tuple[str, ...]) -> str:
-    """Return why a learner may not go on from a snapshot, "" if it may. ``gone``: its claims that
-    are not in the ledger."""
-    newest = on_disk[-1] if on_disk else None
-    if newest and snapshot.manifest.num_updates < int(newest.state.get("num_updates", 0)):
-        return f"it is older than {newest.path.name}"
-    settled = {claim for checkpoint in on_disk for claim in checkpoint.state.get("claims", ())}
-    if unknown := [claim for claim in gone if claim not in settled]:
-        return (
-            f"the ledger does not know {len(unknown)} of its claims, first {unknown[0]}: its server lost writes, and gives "
-            "their units out again"
-        )
-    return ""
-
-
 async def _from_memory(
     ctx: ActorContext,
     folder: CheckpointFolder,
     backend: TrainingBackend,
     writer: SnapshotWriter,
-    snapshot: StateSnapshot,
+    restored: RestoredSnapshot,
     on_disk: list[Checkpoint],
-    gone: tuple[str, ...],
 ) -> Beginning:
     """Settle what the newest checkpoint holds, as its writer may have died before it did; keep the
     snapshot's other claims."""
-    settled: set[str] = set()
+    snapshot = restored.snapshot
     if on_disk:
-        claims = tuple(on_disk[-1].state.get("claims", ()))
-        await ctx.ledger.settle(ctx.who, claims, num_updates=int(on_disk[-1].state.get("num_updates", 0)))
-        settled = set(claims)
+        num_updates = int(on_disk[-1].state.get("num_updates", 0))
+        await ctx.ledger.settle(ctx.who, restored.settled, num_updates=num_updates)
     held: dict[str, list[str]] = snapshot.state["claims"]
-    kept = {claim: tuple(units) for claim, units in held.items() if claim not in gone and claim not in settled}
-    returned = await ctx.ledger.recover(ctx.who, (), kept=tuple(kept))
+    kept = {claim: tuple(held[claim]) for claim in restored.kept}
+    returned = await ctx.ledger.recover(ctx.who, (), kept=restored.kept)
     state = {**snapshot.state, "claims": ()}
     return Beginning(
         folder, backend, writer, Origin.SNAPSHOT, snapshot.name, None, bool(on_disk), state, kept, returned

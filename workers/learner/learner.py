@@ -8,7 +8,7 @@ A batch is settled, that is counted as trained for good, only together with the 
 holds its effect. Until then it is leased to this incarnation, and comes back whole if this process
 dies. Checkpoints are written while the next update is made (``workers.checkpoint_writer``).
 
-After every update the host's memory holds a snapshot (``workers.learner.snapshot_writer``). A
+After every update the host's memory holds a snapshot (``workers.snapshot_writer``). A
 successor that goes on from it keeps the claims, and settles them with its first checkpoint.
 
 A critic has a gate before the first update. The gate opens when the value worker's heartbeat
@@ -55,11 +55,11 @@ from workers.learner.hopeless import HopelessData
 from workers.learner.logprob_check import LogprobCheck
 from workers.learner.new_settings import NewSettings
 from workers.learner.policy_update import PolicyUpdate
-from workers.learner.snapshot_writer import SnapshotWriter
 from workers.learner.update_recorder import SEGMENT_KEY, UpdateRecorder
 from workers.learner.update_row import show, update_row
 from workers.learner.weight_publisher import WeightPublisher
 from workers.learner.work_wait import Chore, NotYet, WorkWait, wait_words
+from workers.snapshot_writer import SnapshotWriter
 
 _POLL_S = 0.02
 _FIRST_CHECKPOINT_S = 30.0
@@ -282,7 +282,8 @@ class Learner(Actor):
         if self._is_checkpoint_due() or (is_evaluated and self.ctx.config.evaluation.keep_best):
             await self._checkpoint()
         # after it: claims that it waited for are settled, and the snapshot holds only the others
-        await self._snapshots.take(self._backend, {**self._state(), "claims": dict(self._applied)})
+        kept = {**self._state(), "claims": dict(self._applied)}
+        await self._snapshots.take(self._backend.live_state, kept, version=self._version, num_updates=self._num_updates)
         self.ctx.held, self._claimed_s = 0, None
         self.ctx.deliver()
         self.ctx.progress()

@@ -10,6 +10,9 @@ response once, whole, by its Monte-Carlo return. A batch is settled only togethe
 checkpoint that holds its effect. Until then it is leased to this incarnation, and comes back when
 this process dies. The policy waits until the gate is open (``pipeline.training.critic_gate``).
 
+After every batch the host's memory holds a snapshot (``workers.snapshot_writer``). A successor that
+goes on from it keeps the claims, and settles them with its first checkpoint.
+
 Counters in the heartbeat: ``scored``, ``failed``, ``overdue``, ``duplicates``, ``scored_tokens``;
 ``value_version``, ``value_steps``, ``value_loss``, ``explained_variance`` (moving mean),
 ``gate_open`` (1 or 0), ``trained`` (responses), ``finished`` (responses that wait to be trained
@@ -27,17 +30,15 @@ import numpy as np
 
 from pipeline.ledger.types import FinishedTrajectory
 from pipeline.observability.history import VALUE_HISTORY_NAME, History, ValueRow, read_history
-from pipeline.preflight.model_folder import loading
-from pipeline.training.checkpoints import VALUE_CHECKPOINTS, CheckpointFolder
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS, CriticGate
 from protocol.errors import Diverged, EngineError
 from protocol.ids import Role
 from protocol.trajectory import Field, TrajectoryChunk, ValueScore
 from workers.checkpoint_writer import CheckpointWriter
-from workers.engines.build import build_value_engine
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.seam import ValueEngine, ValueSample, ValueStepResult
 from workers.scorers.scorer import BatchScorer
+from workers.scorers.value_beginning import NUM_STEPS, begin_value
 
 _IDLE_S = 0.25
 _IDLE_CHECKPOINT_S = 10.0
@@ -54,16 +55,10 @@ class Value(BatchScorer):
     async def setup(self) -> None:
         """Load the newest good value model, settle the claims that it holds, open the mailbox."""
         config = self.ctx.config
-        self._folder = CheckpointFolder(
-            self.ctx.run_dir / VALUE_CHECKPOINTS, owner=str(self.ctx.who), keep=config.value.checkpoint_keep
-        )
-        checkpoint = await self.ctx.compute(self._folder.take_over)
-        state = checkpoint.state if checkpoint else {}
-        self.ctx.starting(loading(config.value.path or config.model.path))
-        self._engine: ValueEngine = await self.ctx.compute(build_value_engine, config)
-        if checkpoint is not None:
-            await self.ctx.compute(self._engine.load, checkpoint.path)
-        self._num_steps = int(state.get("num_steps", 0))
+        begun = await begin_value(self.ctx)
+        self._folder, self._snapshots, state = begun.folder, begun.snapshots, begun.state
+        self._engine: ValueEngine = begun.engine
+        self._num_steps = int(state.get(NUM_STEPS, 0))
         self._version = await self.ctx.compute(self._first_version, int(state.get("value_version", 0)))
         self._gate = CriticGate(
             config.value,
@@ -71,13 +66,13 @@ class Value(BatchScorer):
             explained_variances=state.get("explained_variances", ()),
             num_steps=self._num_steps,
         )
-        self._applied: list[str] = []
+        self._applied = list(begun.kept)
         self._writer = CheckpointWriter(self.ctx, self._folder)
-        self._is_due = False
+        # on a snapshot, the next step's checkpoint settles what it has
+        self._is_due = not begun.is_on_disk and bool(state)
         self._stepped_at_s = self.ctx.clock.monotonic()
         self._num_bad_steps = 0
-        self._checkpointed_step = self._num_steps if checkpoint else -1
-        returned = await self.ctx.ledger.recover_finished(self.ctx.who, tuple(state.get("claims", ())))
+        self._checkpointed_step = self._num_steps if begun.is_on_disk else -1
         self._history = History.resume(self._history_path, last_version=self._num_steps)
         self._tell()
         self.ctx.log.info(
@@ -85,7 +80,8 @@ class Value(BatchScorer):
             value_version=self._version,
             value_steps=self._num_steps,
             gate_open=self._gate.is_open,
-            trajectories_returned=returned,
+            begun_from=begun.name,
+            trajectories_returned=begun.num_returned,
         )
         await super().setup()
 
@@ -167,6 +163,9 @@ class Value(BatchScorer):
         self._applied.append(claim.claim_id)
         if result is not None and self._is_applied(result):
             await self._record(result, usable, step_s=time.monotonic() - started)
+        # after the checkpoint, if one was due: claims that it waited for are settled
+        kept = {**self._state(), "claims": list(self._applied)}
+        await self._snapshots.take(self._engine.live_state, kept, version=self._version, num_updates=self._num_steps)
         self._stepped_at_s = self.ctx.clock.monotonic()
         self.ctx.deliver()
         self.ctx.progress()
@@ -245,13 +244,7 @@ class Value(BatchScorer):
         self._is_due = False
         num_steps, claims = self._num_steps, tuple(self._applied)
         self._history.sync()
-        state: dict[str, Any] = {
-            "value_version": self._version,
-            "num_steps": num_steps,
-            "claims": claims,
-            "gate_open": self._gate.is_open,
-            "explained_variances": self._gate.explained_variances,
-        }
+        state = {**self._state(), "claims": claims}
 
         async def settle() -> None:
             self._checkpointed_step = num_steps
@@ -259,6 +252,15 @@ class Value(BatchScorer):
             self._applied = self._applied[len(claims) :]
 
         await self._writer.write(self._version, self._engine.snapshot, state, settle)
+
+    def _state(self) -> dict[str, Any]:
+        """Return what a checkpoint and a snapshot hold besides weights, optimiser and claims."""
+        return {
+            "value_version": self._version,
+            NUM_STEPS: self._num_steps,
+            "gate_open": self._gate.is_open,
+            "explained_variances": self._gate.explained_variances,
+        }
 
     def _first_version(self, checkpointed: int) -> int:
         """Return the number of the weights that were loaded. One number never names two models.

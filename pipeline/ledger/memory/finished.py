@@ -64,11 +64,12 @@ class FinishedLane:
                 self.num_trained += 1
         return len(there)
 
-    def recover(self, applied: tuple[str, ...]) -> int:
-        """Settle ``applied``; all other claims' trajectories wait again; return their number."""
+    def recover(self, applied: tuple[str, ...], kept: tuple[str, ...]) -> int:
+        """Settle ``applied``; all claims' trajectories but those of ``kept`` wait again; return
+        their number."""
         self.settle(applied)
-        returned = [name for names in self.claims.values() for name in names]
-        self.claims.clear()
+        lost = [claim for claim in self.claims if claim not in kept]
+        returned = [name for claim in lost for name in self.claims.pop(claim)]
         for name in returned:
             self.waiting.add(name)
         return len(returned)

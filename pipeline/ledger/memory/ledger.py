@@ -359,10 +359,15 @@ class MemoryLedger:
         s, _ = self._enter(who)
         return s.finished.settle(claims)
 
-    async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
-        """Settle a checkpoint's value batches; return the number of other trajectories."""
+    async def recover_finished(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
+        """Settle a checkpoint's value batches, keep a snapshot's; return the number of other
+        trajectories."""
         s, _ = self._enter(who)
-        return s.finished.recover(applied)
+        return s.finished.recover(applied, kept)
+
+    async def missing_finished(self, claims: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those of these value claims that are not there."""
+        return tuple(claim for claim in claims if claim not in self.state.finished.claims)
 
     async def close_admission(self, who: Incarnation) -> None:
         """Give no new credit from now on."""

@@ -287,10 +287,16 @@ class RedisLedger:
         """Forget trained value batches; return how many were not yet settled."""
         return await self._call("settle_finished", who, claims=claims)
 
-    async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
-        """Settle a checkpoint's value batches; return the number of other trajectories."""
+    async def recover_finished(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
+        """Settle a checkpoint's value batches, keep a snapshot's; return the number of other
+        trajectories."""
         async with self._requests.one_at_a_time() as number:
-            return await self._call("recover_finished", who, request=number, claims=applied)
+            return await self._call("recover_finished", who, request=number, kept=len(kept), claims=(*kept, *applied))
+
+    async def missing_finished(self, claims: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those of these value claims that are not there."""
+        (there,) = await self._pipelined("missing_finished", [("SMEMBERS", keys.finished_claims(self._run))])
+        return tuple(claim for claim in claims if claim.encode() not in there)
 
     async def close_admission(self, who: Incarnation) -> None:
         """Give no new credit from now on."""

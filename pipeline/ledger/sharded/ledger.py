@@ -278,8 +278,13 @@ class ShardedLedger:
 
     async def missing(self, claims: tuple[str, ...]) -> tuple[str, ...]:
         """Return those of these claims of which a shard's part is not there."""
+        return await self._missing(claims, lambda shard, parts: shard.missing(parts))
+
+    async def _missing(
+        self, claims: tuple[str, ...], ask: Callable[[Ledger, tuple[str, ...]], Awaitable[tuple[str, ...]]]
+    ) -> tuple[str, ...]:
         parts = split_claims(claims, self.num_shards)
-        found = await together(shard.missing(parts[index]) for index, shard in enumerate(self._shards))
+        found = await together(ask(shard, parts[index]) for index, shard in enumerate(self._shards))
         lost = {(index, part) for index, missed in enumerate(found) for part in missed}
         return tuple(
             claim for claim in claims if not (own := split_claim(claim, self.num_shards)) or lost.intersection(own)
@@ -311,11 +316,20 @@ class ShardedLedger:
         parts = split_claims(claims, self.num_shards)
         return max(await self._home_first(who, lambda index, shard: shard.settle_finished(who, parts[index])))
 
-    async def recover_finished(self, who: Incarnation, applied: tuple[str, ...]) -> int:
-        """Settle a checkpoint's value batches; return the number of other trajectories."""
+    async def recover_finished(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
+        """Settle a checkpoint's value batches, keep a snapshot's; return the number of other
+        trajectories."""
         self._finished.clear()
-        parts = split_claims(applied, self.num_shards)
-        return sum(await self._home_first(who, lambda index, shard: shard.recover_finished(who, parts[index])))
+        parts, held = split_claims(applied, self.num_shards), split_claims(kept, self.num_shards)
+        return sum(
+            await self._home_first(
+                who, lambda index, shard: shard.recover_finished(who, parts[index], kept=held[index])
+            )
+        )
+
+    async def missing_finished(self, claims: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those of these value claims of which a shard's part is not there."""
+        return await self._missing(claims, lambda shard, parts: shard.missing_finished(parts))
 
     async def close_admission(self, who: Incarnation) -> None:
         """Give no new credit from now on, in any shard."""

@@ -280,13 +280,16 @@ class BothLedgers(PairedLedgers):
         self.value_worker = replace_epoch(self.value_worker)
         self.epochs["value-0"] = self.value_worker.epoch
         self.run(self.client.hset(keys.epochs("test"), "value-0", self.value_worker.epoch))
-        applied = data.draw(st.lists(st.sampled_from(self.batches), unique_by=id)) if self.batches else []
+        fates = [(pair, data.draw(st.sampled_from(("applied", "kept", "lost")))) for pair in self.batches]
+        applied, self.batches = ([pair for pair, fate in fates if fate == wanted] for wanted in ("applied", "kept"))
         for ours, _ in applied:
             self.learned |= {one.chunk.trajectory for one in ours.trajectories}
         names = [tuple(pair[side].claim_id for pair in applied) for side in (0, 1)]
-        returned = self.run(self.memory.recover_finished(self.value_worker, names[0]))
-        assert returned == self.run(self.redis.recover_finished(self.value_worker, names[1]))
-        self.batches.clear()
+        kept = [tuple(pair[side].claim_id for pair in self.batches) for side in (0, 1)]
+        returned = self.run(self.memory.recover_finished(self.value_worker, names[0], kept=kept[0]))
+        assert returned == self.run(self.redis.recover_finished(self.value_worker, names[1], kept=kept[1]))
+        assert self.run(self.memory.missing_finished(names[0])) == names[0]
+        assert self.run(self.redis.missing_finished((*names[1], *kept[1]))) == names[1]
 
     # -- learner ---------------------------------------------------------------------------------
 

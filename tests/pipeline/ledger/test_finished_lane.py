@@ -136,6 +136,27 @@ async def test_a_new_value_worker_gets_back_what_its_checkpoint_does_not_hold(be
     assert (await ledger.audit()).finished.trained == 2
 
 
+async def test_a_new_value_worker_keeps_the_claims_that_its_weights_hold_and_no_disk_does(bench):
+    ledger = await bench.open(critic_spec(Unit.TRAJECTORY))
+    names = await leased(ledger, 6)
+    for name in names:
+        await finish(ledger, name)
+    on_disk, in_memory, lost = [await ledger.claim_finished(VALUE, num_trajectories=2) for _ in range(3)]
+    ids = (on_disk.claim_id, in_memory.claim_id, lost.claim_id)
+    assert await ledger.missing_finished((*ids, "another")) == ("another",)
+    await bench.set_epoch("value-0", 2)
+    newer = Incarnation(Role.VALUE, "value-0", 2)
+    # in both it is settled, as the disk holds it
+    assert await ledger.recover_finished(newer, ids[:1], kept=ids[:2]) == 2
+    assert await ledger.missing_finished(ids) == (ids[0], ids[2])
+    audit = await ledger.audit()
+    assert audit.balances and audit.finished.trained == 2, "what is kept is not settled"
+    again = await ledger.claim_finished(newer, num_trajectories=2)
+    assert [t.chunk.trajectory for t in again.trajectories] == names[4:]
+    assert await ledger.settle_finished(newer, ids[1:2]) == 1
+    assert (await ledger.audit()).finished.trained == 4
+
+
 @pytest.mark.parametrize("unit", Unit)
 @pytest.mark.parametrize("reason", [DropReason.NON_FINITE, DropReason.VALUE_WARMUP])
 async def test_non_finite_units_never_train_the_critic_and_other_drops_do(bench, unit, reason):

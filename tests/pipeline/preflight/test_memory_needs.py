@@ -100,6 +100,16 @@ def test_snapshots_are_counted_where_they_fit_and_left_out_in_words_where_not(tm
     assert "snapshots 11.9 GB" in told and "set checkpoint.snapshots to auto or off" in told
 
 
+def test_a_value_workers_snapshots_are_counted_with_those_of_the_learner(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    on = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"snapshots": "on"})})
+    found = list(needs(on, QWEN, {**FEW, Role.VALUE: 1}, QWEN, on_cpu=lambda _: True))
+    by_name = {need.name: need for need in found}
+    assert by_name["value snapshots"].num_bytes == by_name["snapshots"].num_bytes
+    told = judge(found, Room(256 * 10**9, 200 * 10**9, 13 * 10**9), in_shared_memory=True)
+    assert any("snapshots 11.9 GB" in one.words and "value snapshots 11.9 GB" in one.words for one in told[-2:])
+
+
 def test_a_gpu_holds_the_model_and_the_host_what_a_checkpoint_copies(tmp_path: Path) -> None:
     (learner, *_) = needs(small_config(tmp_path), QWEN, FEW, on_cpu=lambda _: False)
     assert "activations" not in learner.parts

@@ -9,16 +9,20 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
+import numpy as np
 import pytest
 
-import workers.scorers.value
+import workers.scorers.value_beginning
+from pipeline.config.running import CheckpointSection
 from pipeline.training.checkpoints import VALUE_CHECKPOINTS, latest_checkpoint
+from pipeline.training.snapshots import BufferPages, KeptState, LiveState
+from pipeline.weights.tensorfile import TensorSpec
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import SCORER, value
 from tests.transports import zmq_transport
-from tests.workers.dying import Killed, Mortal, MortalContext, Quiet, Reaper, mortal_disk
+from tests.workers.dying import Killed, Mortal, MortalContext, Quiet, Reaper, mortal_disk, mortal_snapshots
 from tests.workers.scorers.test_value_worker import BATCH, Fleet, ScriptedEngine
 from workers.engines.value.seam import ValueSample, ValueStepResult
 from workers.scorers.value import Value
@@ -30,9 +34,12 @@ class Memory(ScriptedEngine):
     """A value engine whose weights are the list of its training samples."""
 
     trained: list[str]
+    stepped: list[str]
+    """Trained on in any life, in this order."""
 
     def step(self, samples: Sequence[ValueSample]) -> ValueStepResult:
         self.trained = [*self.trained, *(sample.name for sample in samples)]
+        self.stepped += [sample.name for sample in samples]
         return super().step(samples)
 
     def snapshot(self) -> Callable[[Path], None]:
@@ -47,21 +54,28 @@ class Memory(ScriptedEngine):
         self.trained = json.loads((folder / "weights.json").read_text())
         self.num_steps = len(self.trained) // BATCH
 
+    def live_state(self) -> LiveState:
+        text = np.frombuffer(json.dumps(self.trained).encode(), np.uint8)
+
+        def copy(pages: BufferPages) -> None:
+            pages.arrays[0][:] = text
+
+        return LiveState((TensorSpec("trained", "U8", (text.size,)),), "", copy)
+
+    def put_back(self, kept: KeptState) -> None:
+        self.trained = json.loads(bytes(kept.tensors["trained"][1]))
+        self.num_steps = len(self.trained) // BATCH
+
     def close(self) -> None:
         pass
 
 
-def new_engine(_: object) -> Memory:
-    engine = Memory()
-    engine.trained = []
-    return engine
-
-
-async def live(fleet: Fleet, reaper: Reaper) -> bool:
+async def live(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, reaper: Reaper) -> bool:
     """Be one value process on the finished responses; return whether it ended well."""
     who = await fleet.registry.register(Role.VALUE, "value")
     fleet.epochs["value"] = who.epoch
     restore = mortal_disk(reaper)
+    mortal_snapshots(monkeypatch, reaper)
     worker: Value | None = None
     context: MortalContext | None = None
     try:
@@ -99,15 +113,27 @@ async def live(fleet: Fleet, reaper: Reaper) -> bool:
                 getattr(worker, name).close()
 
 
-async def check(folder: Path, monkeypatch: pytest.MonkeyPatch, reaper: Reaper) -> None:
+async def check(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, reaper: Reaper, snapshots: Literal["on", "off"]
+) -> list[str]:
+    """Run to the end, dying once; return all that was trained on in any life."""
+    stepped: list[str] = []
+
+    def new_engine(_: object) -> Memory:
+        engine = Memory()
+        engine.trained, engine.stepped = [], stepped
+        return engine
+
     fleet = Fleet(folder, monkeypatch)
     section = fleet.config.value.model_copy(update={"checkpoint_every_steps": 2})
-    fleet.config = fleet.config.model_copy(update={"value": section})
-    monkeypatch.setattr(workers.scorers.value, "build_value_engine", new_engine)
+    memory = CheckpointSection(snapshots=snapshots)
+    fleet.config = fleet.config.model_copy(update={"value": section, "checkpoint": memory})
+    monkeypatch.setattr(workers.scorers.value_beginning, "build_value_engine", new_engine)
+    monkeypatch.setattr(workers.scorers.value_beginning, "value_snapshots_folder", lambda _: folder / "snapshots")
     await fleet.open()
     for chunk in await fleet.sample(NUM_BATCHES * BATCH):
         await fleet.ledger.write_score(SCORER, chunk.id, value())
-    while not await live(fleet, reaper):
+    while not await live(fleet, monkeypatch, reaper):
         reaper = Reaper(None)
     newest = latest_checkpoint(folder / VALUE_CHECKPOINTS)
     assert newest is not None
@@ -121,21 +147,26 @@ async def check(folder: Path, monkeypatch: pytest.MonkeyPatch, reaper: Reaper) -
     assert [row.step for row in rows] == list(range(1, NUM_BATCHES + 1))
     versions = [row.value_version for row in rows]
     assert versions == sorted(set(versions))
+    return stepped
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("snapshots", ["on", "off"])
 async def test_a_value_worker_killed_at_any_point_learns_from_everything_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: Literal["on", "off"]
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     whole = Reaper(None)
-    await check(tmp_path / "whole", monkeypatch, whole)
-    for needed in ("claim_finished", "step", "snapshot", "rename", "settle_finished", "recover_finished"):
+    await check(tmp_path / "whole", monkeypatch, whole, snapshots)
+    sealed = ("_copy", "before seal") if snapshots == "on" else ()
+    for needed in ("claim_finished", "step", "snapshot", "rename", "settle_finished", "recover_finished", *sealed):
         assert any(needed in name for name in whole.points), f"no point at {needed}"
     for at, name in enumerate(whole.points):
         folder = tmp_path / str(at)
         try:
-            await check(folder, monkeypatch, Reaper(at))
+            stepped = await check(folder, monkeypatch, Reaper(at), snapshots)
+            if snapshots == "on":
+                assert len(stepped) <= (NUM_BATCHES + 1) * BATCH, "at most one step is made again"
         except BaseException as error:
             error.add_note(f"killed at point {at} of {len(whole.points)}: {name}")
             raise

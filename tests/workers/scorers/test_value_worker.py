@@ -17,7 +17,7 @@ import pytest
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-import workers.scorers.value
+import workers.scorers.value_beginning
 from pipeline.config.learning import AlgorithmSection, ValueSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.memory.ledger import MemoryLedger
@@ -26,6 +26,7 @@ from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, read_hi
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
+from pipeline.training.snapshots import KeptState, LiveState
 from protocol.channel import Delivery, LinkStats, Mailbox
 from protocol.errors import Diverged, EngineError
 from protocol.ids import Incarnation, Role
@@ -82,6 +83,12 @@ class ScriptedEngine:
     def load(self, folder: Path) -> None:
         self.num_steps = json.loads((folder / "engine.json").read_text())
 
+    def live_state(self) -> LiveState:
+        return LiveState((), str(self.num_steps), lambda pages: None)
+
+    def put_back(self, kept: KeptState) -> None:
+        self.num_steps = int(kept.note)
+
     def close(self) -> None:
         pass
 
@@ -128,7 +135,7 @@ class Fleet:
                 ),
             }
         )
-        monkeypatch.setattr(workers.scorers.value, "build_value_engine", lambda _: self.engine)
+        monkeypatch.setattr(workers.scorers.value_beginning, "build_value_engine", lambda _: self.engine)
 
     async def open(self) -> None:
         fields = frozenset({Field.REWARD, Field.VALUE})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.training.snapshots import KeptState, LiveState
 from protocol.errors import EngineError
 from workers.engines.emulated.pace import Pace
 from workers.engines.emulated.scoring import tail_uniforms
@@ -63,6 +64,14 @@ class EmulatedValue:
     def load(self, folder: Path) -> None:
         """Take back a snapshot. Raises DataError naming the file, with nothing changed."""
         self.state = LearnedState.load(folder)
+
+    def live_state(self) -> LiveState:
+        """Return the state, which has no tensors."""
+        return LiveState((), self.state.text(), lambda pages: None)
+
+    def put_back(self, kept: KeptState) -> None:
+        """Take back a ``live_state``. Raises DataError, with nothing changed."""
+        self.state = LearnedState.parse(kept.note.encode(), kept.path)
 
     def close(self) -> None:
         """There is nothing to release."""

@@ -21,6 +21,7 @@ from pipeline.training.snapshots import BufferPages, KeptState, LiveState
 from pipeline.weights.tensorfile import TensorSpec, in_order
 from protocol.errors import DataError
 from workers.engines.model.checkpoint_files import TrainingState, parse_training_state
+from workers.engines.model.optimizer import GuardedOptimizer
 from workers.engines.model.weights_file import spec_of, torch_type
 
 _WEIGHT = "model/"
@@ -81,6 +82,17 @@ def read_kept(kept: KeptState) -> tuple[TrainingState, dict[str, torch.Tensor], 
         else:
             states[name] = tensor
     return state, weights, states
+
+
+def put_back_state(kept: KeptState, live: Mapping[str, torch.Tensor], optimizer: GuardedOptimizer) -> None:
+    """Give ``live`` weights and their optimiser a kept state. On DataError nothing has changed."""
+    state, weights, states = read_kept(kept)
+    check_weights(weights, {name: tensor.shape for name, tensor in live.items()}, kept.path)
+    sorted_states = optimizer.sort(states, state, kept.path)
+    with torch.no_grad():
+        for name, tensor in live.items():
+            tensor.copy_(weights[name])
+    optimizer.restore(sorted_states, state)
 
 
 def check_weights(weights: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size], path: Path) -> None:

@@ -23,7 +23,7 @@ from workers.engines.model.checkpoint_files import (
     snapshot_writer,
 )
 from workers.engines.model.layers import enable_gradient_checkpointing
-from workers.engines.model.live_state import StateCopier, check_weights, read_kept
+from workers.engines.model.live_state import StateCopier, put_back_state
 from workers.engines.model.loading import load_model, resolve_device
 from workers.engines.model.micro_batches import memory_errors
 from workers.engines.model.optimizer import GRADIENT, GuardedOptimizer, OptimizerSettings
@@ -140,14 +140,7 @@ class TorchTraining(TorchPublishing):
 
     def put_back(self, kept: KeptState) -> None:
         """Take back a copied ``live_state``. On DataError nothing has changed."""
-        state, weights, states = read_kept(kept)
-        live = self._weights.changing
-        check_weights(weights, {name: tensor.shape for name, tensor in live.items()}, kept.path)
-        optimizer = self._optimizer.sort(states, state, kept.path)
-        with torch.no_grad():
-            for name, tensor in live.items():
-                tensor.copy_(weights[name])
-        self._optimizer.restore(optimizer, state)
+        put_back_state(kept, self._weights.changing, self._optimizer)
 
     def close(self) -> None:
         """There is nothing to release."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from workers.engines.scoring.seam import ScoringRequest
+
+if TYPE_CHECKING:
+    from pipeline.training.snapshots import KeptState, LiveState
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,14 @@ class ValueEngine(Protocol):
 
     def load(self, folder: Path) -> None:
         """Take back a snapshot. Raises DataError naming the file that is missing or damaged."""
+        ...
+
+    def live_state(self) -> LiveState:
+        """Return the state of an exact resume where it lies, to be copied before the next step."""
+        ...
+
+    def put_back(self, kept: KeptState) -> None:
+        """Take back a copied ``live_state``. On DataError nothing has changed."""
         ...
 
     def close(self) -> None:

@@ -14,13 +14,16 @@ import torch
 from pipeline.algorithms.batching import plan_micro_batches, tokens_at_once
 from pipeline.process import work
 from workers.engines.model.checkpoint_files import (
+    optimizer_tensors,
     put_model,
     read_model,
     read_training_state,
+    rng_tensors,
     snapshot_model,
     snapshot_writer,
 )
 from workers.engines.model.layers import enable_gradient_checkpointing
+from workers.engines.model.live_state import StateCopier, put_back_state
 from workers.engines.model.loading import load_value_model, resolve_device
 from workers.engines.model.micro_batches import memory_errors
 from workers.engines.model.optimizer import GRADIENT, GuardedOptimizer, OptimizerSettings
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from pipeline.config.schema import RunConfig
+    from pipeline.training.snapshots import KeptState, LiveState
 MEMORY_ADVICE = "lower value.micro_batch_tokens or set value.gradient_checkpointing"
 
 
@@ -66,6 +70,7 @@ class TorchValue:
         self._tokenizer_from = tokenizer_from
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._optimizer = GuardedOptimizer(self._parameters, optimizer)
+        self._copier = StateCopier()
 
     @property
     def num_steps(self) -> int:
@@ -103,6 +108,15 @@ class TorchValue:
         optimizer = self._optimizer.read(folder, state)
         put_model(self._model, weights)
         self._optimizer.restore(optimizer, state)
+
+    def live_state(self) -> LiveState:
+        """Return weights, optimiser and random streams where they lie."""
+        states = optimizer_tensors(self._optimizer.states) | rng_tensors()
+        return self._copier.live_state(self._parameters, states, self._optimizer.training_state)
+
+    def put_back(self, kept: KeptState) -> None:
+        """Take back a copied ``live_state``. On DataError nothing has changed."""
+        put_back_state(kept, self._parameters, self._optimizer)
 
     def close(self) -> None:
         """There is nothing to release."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pipeline.training.snapshots import FilledBuffer, KeptState, SnapshotFolder
 from workers.engines.training.seam import TrainingBackend
+from workers.engines.value.seam import ValueEngine
 
 
 class ThroughMemory:
@@ -16,7 +17,7 @@ class ThroughMemory:
         self._first = SnapshotFolder(root, owner="learner#1", run="run")
         self._first.take_over()
 
-    def fill(self, backend: TrainingBackend) -> FilledBuffer:
+    def fill(self, backend: TrainingBackend | ValueEngine) -> FilledBuffer:
         """Copy the present state."""
         return self._first.fill(backend.live_state())
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from protocol.errors import DataError, EngineError
 from tests.workers.engines.tiny import VOCABULARY, ragged, tiny_model
+from tests.workers.engines.training.through_memory import ThroughMemory
 from workers.engines.model.critic import value_head
 from workers.engines.model.loading import load_value_model
 from workers.engines.model.optimizer import OptimizerSettings
@@ -237,6 +238,21 @@ def test_a_resumed_value_model_goes_on_bit_for_bit(start: Path, tmp_path: Path) 
     assert same(weights_of(engine), weights_of(resumed))
     for seed in range(3, 6):
         assert engine.step(samples_of(seed=seed)) == resumed.step(samples_of(seed=seed))
+    assert same(weights_of(engine), weights_of(resumed))
+
+
+def test_a_value_model_goes_on_bit_for_bit_from_a_snapshot_in_memory(start: Path, tmp_path: Path) -> None:
+    settings, memory = OptimizerSettings(learning_rate=1e-2, warmup_steps=10), ThroughMemory(tmp_path)
+    engine = engine_of(value_model(start, seed=5), settings)
+    for seed in range(3):
+        engine.step(samples_of(seed=seed))
+    filled = memory.fill(engine)
+    after = [engine.step(samples_of(seed=seed)) for seed in range(3, 6)]
+    resumed = engine_of(value_model(start), settings)
+    resumed.step(samples_of(seed=9))
+    resumed.put_back(memory.read(filled))
+    assert resumed.num_steps == 3
+    assert [resumed.step(samples_of(seed=seed)) for seed in range(3, 6)] == after
     assert same(weights_of(engine), weights_of(resumed))
 
 

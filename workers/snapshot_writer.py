@@ -1,13 +1,14 @@
-"""Snapshots after every update, in the host's memory, beside the updates.
+"""Snapshots after every update, in the host's memory, beside the updates: the learner's, and those of
+the value worker after its steps.
 
-The learner waits for one copy, on its compute thread. Digest and manifest follow on another thread
+The worker waits for one copy, on its compute thread. Digest and manifest follow on another thread
 (``pipeline.training.snapshots``). A snapshot that is due before the last one is sealed is left out.
 
 A snapshot settles nothing. Where it cannot be made, the log reports it once, and the run goes on
 with checkpoints alone.
 
 Counters in the heartbeat: ``snapshot_version``, ``snapshots``, ``skipped_snapshots``,
-``snapshot_s`` (seconds that the learner waited for them)."""
+``snapshot_s`` (seconds that the worker waited for them)."""
 
 from __future__ import annotations
 
@@ -15,16 +16,14 @@ import asyncio
 import time
 from asyncio import Task
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from pipeline.preflight.memory_needs import Room, room_here
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.machine import this_machine
-from pipeline.training.snapshots import FilledBuffer, SnapshotFolder, StateSnapshot
+from pipeline.training.snapshots import FilledBuffer, LiveState, SnapshotFolder, StateSnapshot
 from protocol.errors import ConfigError, StorageFailed
-
-if TYPE_CHECKING:
-    from workers.engines.training.seam import TrainingBackend
 
 _ROOM = 3
 """Sizes of the state that must be free: two buffers, and a checkpoint's copy beside them."""
@@ -33,14 +32,20 @@ _SEAL_S = 60.0
 
 
 class SnapshotWriter:
-    """Takes one learner's snapshots, one at a time."""
+    """Takes one worker's snapshots, one at a time."""
 
     def __init__(
-        self, ctx: ActorContext, folder: SnapshotFolder, *, room: Callable[[], Room] = lambda: room_here(this_machine())
+        self,
+        ctx: ActorContext,
+        folder: SnapshotFolder,
+        *,
+        ranks: int,
+        room: Callable[[], Room] = lambda: room_here(this_machine()),
     ) -> None:
-        """``room``: returns the memory that could be had now."""
+        """``ranks``: that share the state. ``room``: returns the memory that could be had now."""
         self._ctx = ctx
         self._folder = folder
+        self._ranks = ranks
         self._room = room
         self._task: Task[None] | None = None
         settings = ctx.config.checkpoint
@@ -60,17 +65,18 @@ class SnapshotWriter:
         if self._is_off:
             await self._ctx.compute(self._folder.remove)
             return []
-        ranks = self._ctx.config.learner.ranks
-        if ranks > 1 and not self._is_room_known:
+        if self._ranks > 1 and not self._is_room_known:
             self._stop(
-                f"learner.ranks is {ranks}: every snapshot would gather the state of all ranks; checkpoint.snapshots = on "
-                "takes them all the same"
+                f"{self._ctx.who.role} has {self._ranks} ranks: every snapshot would gather the state of all of them; "
+                "checkpoint.snapshots = on takes them all the same"
             )
         return found
 
-    async def take(self, backend: TrainingBackend, state: dict[str, Any]) -> None:
-        """Copy the backend's state, with the learner's beside it; the caller goes on while the copy
-        is sealed."""
+    async def take(
+        self, live_state: Callable[[], LiveState], state: dict[str, Any], *, version: int, num_updates: int
+    ) -> None:
+        """Copy the engine's state, with the worker's beside it; the caller goes on while the copy
+        is sealed. ``num_updates``: or the value model's steps, by which a successor compares."""
         if self._is_off:
             return
         if self._task is not None and not self._task.done():
@@ -78,22 +84,23 @@ class SnapshotWriter:
             return
         started_s = time.perf_counter()
         try:
-            filled = await self._ctx.compute(self._copy, backend)
+            filled = await self._ctx.compute(self._copy, live_state)
         except (OSError, StorageFailed) as error:
             self._stop(str(error))
             return
         self._ctx.count("snapshots")
         self._ctx.count("snapshot_s", time.perf_counter() - started_s)
-        self._task = self._ctx.spawn("snapshot", self._seal(filled, state), endless=False)
+        seal = partial(self._folder.seal, filled, version=version, num_updates=num_updates, state=state)
+        self._task = self._ctx.spawn("snapshot", self._seal(seal, version), endless=False)
 
     async def wait(self) -> None:
         """Wait until nothing is being sealed, at most a minute."""
         if self._task is not None and not self._task.done():
             await asyncio.wait({self._task}, timeout=_SEAL_S)
 
-    def _copy(self, backend: TrainingBackend) -> FilledBuffer:
+    def _copy(self, live_state: Callable[[], LiveState]) -> FilledBuffer:
         """Fill a buffer, once it is known that there is room. Raises OSError and StorageFailed."""
-        live = backend.live_state()
+        live = live_state()
         if not self._is_room_known:
             wanted, room = _ROOM * live.num_bytes, self._room()
             free = min(room.free, room.shared or 0)
@@ -105,10 +112,9 @@ class SnapshotWriter:
             self._is_room_known = True
         return self._folder.fill(live)
 
-    async def _seal(self, filled: FilledBuffer, state: dict[str, Any]) -> None:
-        version, num_updates = state["policy_version"], state["num_updates"]
+    async def _seal(self, seal: Callable[[], None], version: int) -> None:
         try:
-            await asyncio.to_thread(self._folder.seal, filled, version=version, num_updates=num_updates, state=state)
+            await asyncio.to_thread(seal)
         except OSError as error:
             self._stop(f"{error}; a newer incarnation has taken the folder over, or it was removed")
             return
