@@ -1,5 +1,5 @@
-"""Snapshots after every update, in the host's memory, beside the updates: the learner's, and those of
-the value worker after its steps.
+"""Snapshots in the host's memory: the learner's after every update, the value worker's after every
+step, beside the next one.
 
 The worker waits for one copy, on its compute thread. Digest and manifest follow on another thread
 (``pipeline.training.snapshots``). A snapshot that is due before the last one is sealed is left out.

@@ -127,7 +127,7 @@ class CheckpointSection(Section):
     snapshots: Literal["auto", "on", "off"] = setting(
         "auto",
         "The state of learner and value worker is copied after every update to their host's shared memory, twice as "
-        "large as weights and optimiser. One that dies then repeats at most one update. auto: where there is room, with "
+        "large as weights and optimiser. A worker that dies then repeats at most one update. auto: where there is room, with "
         "one rank.",
     )
     mirror: StoreUrl | None = setting(

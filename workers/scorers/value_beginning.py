@@ -1,5 +1,5 @@
-"""Where a new value worker begins: a snapshot in its host's memory, else a checkpoint, else the start
-model. ``workers.snapshot_restore`` says which snapshots count."""
+"""Where a new value worker begins: a snapshot in its host's memory, else a checkpoint, else the
+start model. Which snapshots count: ``workers.snapshot_restore``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
--- recover_finished.lua: forget the value batches that a checkpoint holds, keep a snapshot's, and let
--- every other claim's trajectories wait again.
+-- recover_finished.lua: forget the value batches that a checkpoint holds, keep a snapshot's, and
+-- let every other claim's trajectories wait again.
 --
 -- Uses     beginning counts leaving names requests
 -- Writes   finished finished_claims finished_claim:* finished:* counters asked:<who>
