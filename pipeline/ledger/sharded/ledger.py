@@ -14,9 +14,9 @@ Crashes between two shards leave nothing half done:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pipeline.ledger.contract import Ledger
 from pipeline.ledger.sharded.calls import Unhindered, together
@@ -281,7 +281,7 @@ class ShardedLedger:
         return await self._missing(claims, lambda shard, parts: shard.missing(parts))
 
     async def _missing(
-        self, claims: tuple[str, ...], ask: Callable[[Ledger, tuple[str, ...]], Awaitable[tuple[str, ...]]]
+        self, claims: tuple[str, ...], ask: Callable[[Ledger, tuple[str, ...]], Coroutine[Any, Any, tuple[str, ...]]]
     ) -> tuple[str, ...]:
         parts = split_claims(claims, self.num_shards)
         found = await together(ask(shard, parts[index]) for index, shard in enumerate(self._shards))
