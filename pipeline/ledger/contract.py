@@ -169,8 +169,8 @@ class Ledger(Protocol):
         ...
 
     async def missing(self, claims: tuple[str, ...]) -> tuple[str, ...]:
-        """Return those of these claims that are not there, or not whole: settled, returned or
-        lost."""
+        """Return those of these claims, of units or of finished trajectories, that are not there, or
+        not whole: settled, returned or lost."""
         ...
 
     async def resume_from(self, who: Incarnation, restart: Restart) -> int:
@@ -202,11 +202,6 @@ class Ledger(Protocol):
         of the others wait again. Called once by each new value incarnation.
 
         ``kept`` stay claimed: their effect is in the new value model, but on no disk yet."""
-        ...
-
-    async def missing_finished(self, claims: tuple[str, ...]) -> tuple[str, ...]:
-        """Return those of these value claims that are not there, or not whole: settled, returned or
-        lost."""
         ...
 
     async def close_admission(self, who: Incarnation) -> None:

@@ -53,7 +53,7 @@ async def begin_value(ctx: ActorContext) -> ValueBeginning:
     ctx.starting(loading(config.value.path or config.model.path))
     engine: ValueEngine = await ctx.compute(build_value_engine, config)
     restored = await restore_snapshot(
-        ctx, memory, found, on_disk, missing=ctx.ledger.missing_finished, put_back=engine.put_back, counted=NUM_STEPS
+        ctx, memory, found, on_disk, missing=ctx.ledger.missing, put_back=engine.put_back, counted=NUM_STEPS
     )
     if restored is not None:
         # settled here too: the writer of that checkpoint may have died before it did

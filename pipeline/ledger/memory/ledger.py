@@ -328,7 +328,7 @@ class MemoryLedger:
 
     async def missing(self, claims: tuple[str, ...]) -> tuple[str, ...]:
         """Return those of these claims that are not there."""
-        return tuple(claim for claim in claims if claim not in self.state.claims)
+        return tuple(claim for claim in claims if claim not in {*self.state.claims, *self.state.finished.claims})
 
     async def resume_from(self, who: Incarnation, restart: Restart) -> int:
         """Count from these weights on; return the credit of the trained units given up."""
@@ -360,14 +360,9 @@ class MemoryLedger:
         return s.finished.settle(claims)
 
     async def recover_finished(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
-        """Settle a checkpoint's value batches, keep a snapshot's; return the number of other
-        trajectories."""
+        """Settle a checkpoint's value batches, keep a snapshot's; return the number of others."""
         s, _ = self._enter(who)
         return s.finished.recover(applied, kept)
-
-    async def missing_finished(self, claims: tuple[str, ...]) -> tuple[str, ...]:
-        """Return those of these value claims that are not there."""
-        return tuple(claim for claim in claims if claim not in self.state.finished.claims)
 
     async def close_admission(self, who: Incarnation) -> None:
         """Give no new credit from now on."""

@@ -255,7 +255,8 @@ class RedisLedger:
 
     async def missing(self, claims: tuple[str, ...]) -> tuple[str, ...]:
         """Return those of these claims that are not there."""
-        (there,) = await self._pipelined("missing", [("HKEYS", keys.claims(self._run))])
+        commands = [("HKEYS", keys.claims(self._run)), ("SMEMBERS", keys.finished_claims(self._run))]
+        there = set[bytes]().union(*await self._pipelined("missing", commands))
         return tuple(claim for claim in claims if claim.encode() not in there)
 
     async def resume_from(self, who: Incarnation, restart: Restart) -> int:
@@ -288,15 +289,9 @@ class RedisLedger:
         return await self._call("settle_finished", who, claims=claims)
 
     async def recover_finished(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
-        """Settle a checkpoint's value batches, keep a snapshot's; return the number of other
-        trajectories."""
+        """Settle a checkpoint's value batches, keep a snapshot's; return the number of others."""
         async with self._requests.one_at_a_time() as number:
             return await self._call("recover_finished", who, request=number, kept=len(kept), claims=(*kept, *applied))
-
-    async def missing_finished(self, claims: tuple[str, ...]) -> tuple[str, ...]:
-        """Return those of these value claims that are not there."""
-        (there,) = await self._pipelined("missing_finished", [("SMEMBERS", keys.finished_claims(self._run))])
-        return tuple(claim for claim in claims if claim.encode() not in there)
 
     async def close_admission(self, who: Incarnation) -> None:
         """Give no new credit from now on."""

@@ -14,9 +14,9 @@ Crashes between two shards leave nothing half done:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pipeline.ledger.contract import Ledger
 from pipeline.ledger.sharded.calls import Unhindered, together
@@ -278,13 +278,8 @@ class ShardedLedger:
 
     async def missing(self, claims: tuple[str, ...]) -> tuple[str, ...]:
         """Return those of these claims of which a shard's part is not there."""
-        return await self._missing(claims, lambda shard, parts: shard.missing(parts))
-
-    async def _missing(
-        self, claims: tuple[str, ...], ask: Callable[[Ledger, tuple[str, ...]], Coroutine[Any, Any, tuple[str, ...]]]
-    ) -> tuple[str, ...]:
         parts = split_claims(claims, self.num_shards)
-        found = await together(ask(shard, parts[index]) for index, shard in enumerate(self._shards))
+        found = await together(shard.missing(parts[index]) for index, shard in enumerate(self._shards))
         lost = {(index, part) for index, missed in enumerate(found) for part in missed}
         return tuple(
             claim for claim in claims if not (own := split_claim(claim, self.num_shards)) or lost.intersection(own)
@@ -326,10 +321,6 @@ class ShardedLedger:
                 who, lambda index, shard: shard.recover_finished(who, parts[index], kept=held[index])
             )
         )
-
-    async def missing_finished(self, claims: tuple[str, ...]) -> tuple[str, ...]:
-        """Return those of these value claims of which a shard's part is not there."""
-        return await self._missing(claims, lambda shard, parts: shard.missing_finished(parts))
 
     async def close_admission(self, who: Incarnation) -> None:
         """Give no new credit from now on, in any shard."""

@@ -288,8 +288,8 @@ class BothLedgers(PairedLedgers):
         kept = [tuple(pair[side].claim_id for pair in self.batches) for side in (0, 1)]
         returned = self.run(self.memory.recover_finished(self.value_worker, names[0], kept=kept[0]))
         assert returned == self.run(self.redis.recover_finished(self.value_worker, names[1], kept=kept[1]))
-        assert self.run(self.memory.missing_finished(names[0])) == names[0]
-        assert self.run(self.redis.missing_finished((*names[1], *kept[1]))) == names[1]
+        assert self.run(self.memory.missing(names[0])) == names[0]
+        assert self.run(self.redis.missing((*names[1], *kept[1]))) == names[1]
 
     # -- learner ---------------------------------------------------------------------------------
 

@@ -143,12 +143,12 @@ async def test_a_new_value_worker_keeps_the_claims_that_its_weights_hold_and_no_
         await finish(ledger, name)
     on_disk, in_memory, lost = [await ledger.claim_finished(VALUE, num_trajectories=2) for _ in range(3)]
     ids = (on_disk.claim_id, in_memory.claim_id, lost.claim_id)
-    assert await ledger.missing_finished((*ids, "another")) == ("another",)
+    assert await ledger.missing((*ids, "another")) == ("another",)
     await bench.set_epoch("value-0", 2)
     newer = Incarnation(Role.VALUE, "value-0", 2)
     # in both it is settled, as the disk holds it
     assert await ledger.recover_finished(newer, ids[:1], kept=ids[:2]) == 2
-    assert await ledger.missing_finished(ids) == (ids[0], ids[2])
+    assert await ledger.missing(ids) == (ids[0], ids[2])
     audit = await ledger.audit()
     assert audit.balances and audit.finished.trained == 2, "what is kept is not settled"
     again = await ledger.claim_finished(newer, num_trajectories=2)
