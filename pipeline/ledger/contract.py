@@ -169,7 +169,7 @@ class Ledger(Protocol):
         ...
 
     async def missing(self, claims: tuple[str, ...]) -> tuple[str, ...]:
-        """Return those of these claims, of units or of finished trajectories, that are not there, or
+        """Return those of these claims, of units or of finished trajectories, that are not there or
         not whole: settled, returned or lost."""
         ...
 
