@@ -51,6 +51,7 @@ from pipeline.ledger.types import (
     QueueStat,
     Restart,
     Totals,
+    UnitLetter,
     WriteStatus,
 )
 from protocol.codec import Encoded
@@ -137,8 +138,11 @@ class Ledger(Protocol):
         """Read everything that a claim holds, in the claim's order."""
         ...
 
-    async def drop(self, who: Incarnation, claim: Claim, unit: str, reason: DropReason) -> None:
-        """Drop one unit out of a claim; its credit returns."""
+    async def drop(
+        self, who: Incarnation, claim: Claim, unit: str, reason: DropReason, letter: UnitLetter | None = None
+    ) -> None:
+        """Drop one unit out of a claim; its credit returns. With ``letter`` it is a dead letter, whose
+        prompt can be admitted again."""
 
     async def return_claim(self, who: Incarnation, claim_id: str) -> int:
         """Return a claim's units to ready, and their number; 0 when it is not there."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from protocol.ids import TrajectoryId
+from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, ValueScore
 
 
@@ -28,7 +28,7 @@ class DropReason(StrEnum):
     DEAD_LETTER = "dead_letter"
     """A scorer failed on it ``max_attempts`` times; stored with its traceback for a person."""
     NON_FINITE = "non_finite"
-    """The learner found NaN or infinity in its arrays."""
+    """The learner found NaN or infinity in its arrays, or in a step on it, twice."""
     CANCELLED = "cancelled"
     """The run was ended with this work unfinished, on request."""
     VALUE_WARMUP = "value_warmup"
@@ -353,10 +353,11 @@ class QueueStat:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Work that a role failed on as often as allowed."""
+    """Work that a role failed on as often as allowed, or that the learner could not train on."""
 
     chunk: str
     role: str
+    """The field that lacks, or ``learner``."""
     worker: str
     error: str
     """The last traceback."""
@@ -364,6 +365,15 @@ class DeadLetter:
     at_s: float
     prompt: int
     """Its prompt's place in the stream, to admit it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLetter:
+    """A dead letter of a unit that the learner cannot train on."""
+
+    chunk: ChunkId
+    """One of the unit's, by which it is named."""
+    error: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from pipeline.ledger.types import (
     Restart,
     Totals,
     Unit,
+    UnitLetter,
     WriteStatus,
 )
 from pipeline.ledger.validation import (
@@ -282,13 +283,12 @@ class MemoryLedger:
         names = [name for text in claim.units if (name := s.name(text)) in record.units]
         return [ClaimedUnit(str(name), tuple(map(tuple, chunks_of(s, name)))) for name in names]
 
-    async def drop(self, who: Incarnation, claim: Claim, unit: str, reason: DropReason) -> None:
+    async def drop(
+        self, who: Incarnation, claim: Claim, unit: str, reason: DropReason, letter: UnitLetter | None = None
+    ) -> None:
         """Drop one unit out of a claim; its credit returns. A repeat changes nothing."""
-        s, _ = self._enter(who)
-        record, name = s.claims.get(claim.claim_id), s.name(unit)
-        if record is not None and name in record.units:
-            record.units.remove(name)
-            s.end_unit(name, reason, s.version_history.updates(record.policy_version))
+        s, now = self._enter(who)
+        scoring.drop(s, who, claim, unit, reason, letter, now)
 
     async def return_claim(self, who: Incarnation, claim_id: str) -> int:
         """Return a claim's units to ready, and their number."""

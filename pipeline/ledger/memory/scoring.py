@@ -1,4 +1,5 @@
-"""Steps of the in-memory ledger around scorers: overdue chunks, whole groups, failures."""
+"""Steps of the in-memory ledger around scorers: overdue chunks, whole groups, failures; and drops
+out of claims."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Iterable
 
 from pipeline.ledger.memory.state import LedgerState
 from pipeline.ledger.stored import read_chunk
-from pipeline.ledger.types import DeadLetter, DropReason
+from pipeline.ledger.types import Claim, DeadLetter, DropReason, UnitLetter
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
 from protocol.trajectory import Field, TrajectoryChunk
 
@@ -67,10 +68,7 @@ def fail(s: LedgerState, who: Incarnation, chunk: ChunkId, field: Field, error: 
     if c.attempts[field] < s.spec.max_attempts:
         s.due[field][chunk] = now
         return False
-    text = error.encode("utf-8", "replace").decode("utf-8")
-    prompt = s.prompt_of(chunk.trajectory)
-    s.dead.insert(0, DeadLetter(str(chunk), field.value, str(who), text, c.attempts[field], now, prompt))
-    del s.dead[_MAX_DEAD_LETTERS:]
+    _bury(s, chunk, field.value, who, error, c.attempts[field], now)
     if chunk.trajectory.is_evaluation:
         s.evaluations[int(chunk.trajectory.lane[1:])].num_failed += 1
         s.forget_chunk(chunk)
@@ -78,3 +76,25 @@ def fail(s: LedgerState, who: Incarnation, chunk: ChunkId, field: Field, error: 
     else:
         s.end_unit(s.unit_of(chunk), DropReason.DEAD_LETTER)
     return True
+
+
+def drop(
+    s: LedgerState, who: Incarnation, claim: Claim, unit: str, reason: DropReason, letter: UnitLetter | None, now: float
+) -> None:
+    """Drop one unit out of a claim."""
+    record, name = s.claims.get(claim.claim_id), s.name(unit)
+    if record is None or name not in record.units:
+        return
+    record.units.remove(name)
+    if letter is not None:
+        _bury(s, letter.chunk, str(who.role), who, letter.error, 1, now)
+    s.end_unit(name, reason, s.version_history.updates(record.policy_version))
+
+
+def _bury(
+    s: LedgerState, chunk: ChunkId, role: str, who: Incarnation, error: str, num_attempts: int, now: float
+) -> None:
+    """Keep a dead letter of work that is still there."""
+    text = error.encode("utf-8", "replace").decode("utf-8")
+    s.dead.insert(0, DeadLetter(str(chunk), role, str(who), text, num_attempts, now, s.prompt_of(chunk.trajectory)))
+    del s.dead[_MAX_DEAD_LETTERS:]

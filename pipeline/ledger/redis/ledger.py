@@ -22,7 +22,7 @@ from pipeline.ledger.redis.durable import wait_durable
 from pipeline.ledger.redis.errors import RAISED, ledger_fault, ledger_faults
 from pipeline.ledger.redis.request_ids import Requests
 from pipeline.ledger.redis.scripts import SCRIPTS
-from pipeline.ledger.redis.views import audit_from, queues_from, totals_from
+from pipeline.ledger.redis.views import audit_from, letter_from, queues_from, totals_from
 from pipeline.ledger.staleness import check_spec, surplus
 from pipeline.ledger.stored import FIELDS, read_chunk, read_finished, read_scored
 from pipeline.ledger.types import (
@@ -47,6 +47,7 @@ from pipeline.ledger.types import (
     Restart,
     ScoredChunk,
     Totals,
+    UnitLetter,
     WriteStatus,
 )
 from pipeline.ledger.validation import (
@@ -69,6 +70,7 @@ _READ_BY_SCRIPTS = (
     *("max_attempts", "max_bytes", "value_training"),
 )
 """Settings that the scripts read by their own names."""
+_NO_LETTER = {"chunk": "", "error": b""}
 _request_encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(EvaluationRequest)
 
@@ -200,7 +202,7 @@ class RedisLedger:
             return []
         with ledger_faults("dead_letters"):
             packed = cast("list[bytes]", await self._connection.ask("LRANGE", keys.dead(self._run), 0, limit - 1))
-        return [_dead_letter(record) for record in packed]
+        return [letter_from(record) for record in packed]
 
     # -- learning --------------------------------------------------------------------------------
 
@@ -228,9 +230,12 @@ class RedisLedger:
             for name, unit in zip(names, parts, strict=True)
         ]
 
-    async def drop(self, who: Incarnation, claim: Claim, unit: str, reason: DropReason) -> None:
+    async def drop(
+        self, who: Incarnation, claim: Claim, unit: str, reason: DropReason, letter: UnitLetter | None = None
+    ) -> None:
         """Drop one unit out of a claim; its credit returns. A repeat changes nothing."""
-        await self._call("drop", who, id=claim.claim_id, unit=unit, reason=reason.value)
+        told = {"chunk": str(letter.chunk), "error": letter.error.encode("utf-8", "replace")} if letter else _NO_LETTER
+        await self._call("drop", who, id=claim.claim_id, unit=unit, reason=reason.value, role=str(who.role), **told)
 
     async def return_claim(self, who: Incarnation, claim_id: str) -> int:
         """Return a claim's units to ready, and their number."""
@@ -441,10 +446,3 @@ def _sample(name: bytes, text: bytes) -> EvaluationSample:
     accuracy, reward, tokens, oldest, newest = text.split()
     spent = (int(tokens), int(oldest), int(newest))
     return EvaluationSample(int(prompt), int(sample), float(accuracy), float(reward), *spent)
-
-
-def _dead_letter(packed: bytes) -> DeadLetter:
-    chunk, role, worker, error, attempts, at_s, prompt = msgspec.msgpack.decode(
-        packed, type=tuple[str, str, str, str, int, str, int]
-    )
-    return DeadLetter(chunk, role, worker, error, attempts, float(at_s), prompt)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from pipeline.ledger.admin import Lack, Place, WaitedTrajectory
 from pipeline.ledger.queues import queue_stat
-from pipeline.ledger.types import Audit, Balance, Pause, QueueStat, Totals
+from pipeline.ledger.types import Audit, Balance, DeadLetter, Pause, QueueStat, Totals
 from protocol.trajectory import Field
 
 
@@ -68,3 +70,11 @@ def waited_from(row: Sequence[Any]) -> WaitedTrajectory:
     )
     where = (Place(place.decode()), holder.decode())
     return WaitedTrajectory(name.decode(), *where, chunks, tokens, float(since), missing)
+
+
+def letter_from(packed: bytes) -> DeadLetter:
+    """Return a dead letter as the scripts pack it."""
+    chunk, role, worker, error, attempts, at_s, prompt = msgspec.msgpack.decode(
+        packed, type=tuple[str, str, str, str, int, str, int]
+    )
+    return DeadLetter(chunk, role, worker, error, attempts, float(at_s), prompt)

@@ -54,6 +54,7 @@ from pipeline.ledger.types import (
     Refusal,
     Restart,
     Totals,
+    UnitLetter,
     WriteStatus,
 )
 from pipeline.ledger.validation import check_value_batch, claim_gone, parse_chunk
@@ -239,12 +240,14 @@ class ShardedLedger:
         found = await together(self._shards[index].fetch(part) for index, part in parts.items())
         return sorted((unit for units in found for unit in units), key=lambda unit: admission_order(unit.name))
 
-    async def drop(self, who: Incarnation, claim: Claim, unit: str, reason: DropReason) -> None:
+    async def drop(
+        self, who: Incarnation, claim: Claim, unit: str, reason: DropReason, letter: UnitLetter | None = None
+    ) -> None:
         """Drop one unit out of a claim; its credit returns. A repeat changes nothing."""
         index = self._index_of(group_of(unit))
         part = self._parts_of(claim).get(index)
         if part is not None:
-            await (await self._enter(index, who)).drop(who, part, unit, reason)
+            await (await self._enter(index, who)).drop(who, part, unit, reason, letter)
 
     async def return_claim(self, who: Incarnation, claim_id: str) -> int:
         """Return a claim's units to ready, and their number."""

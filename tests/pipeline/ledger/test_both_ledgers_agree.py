@@ -31,6 +31,7 @@ from pipeline.ledger.types import (
     LatePolicy,
     Restart,
     Unit,
+    UnitLetter,
     WriteStatus,
 )
 from protocol.ids import Incarnation, Role
@@ -349,13 +350,15 @@ class BothLedgers(PairedLedgers):
             assert self.run(self.redis.settle(self.learner, (theirs.claim_id,))) == expected
 
     @precondition(lambda self: self.claims)
-    @rule(data=st.data(), reason=st.sampled_from([DropReason.NON_FINITE, DropReason.VALUE_WARMUP]))
-    def drop(self, data, reason) -> None:
+    @rule(data=st.data(), reason=st.sampled_from([DropReason.NON_FINITE, DropReason.VALUE_WARMUP]), told=st.booleans())
+    def drop(self, data, reason, told) -> None:
         ours, theirs = data.draw(st.sampled_from(self.claims))
         unit = data.draw(st.sampled_from(ours.units))
         before = self.run(self.memory.audit()).finished
-        self.run(self.memory.drop(self.learner, ours, unit, reason))
-        self.run(self.redis.drop(self.learner, theirs, unit, reason))
+        units = {one.name: one for one in self.run(self.memory.fetch(ours))}
+        letter = UnitLetter(units[unit].trajectories[0][-1].chunk.id, "why") if told and unit in units else None
+        self.run(self.memory.drop(self.learner, ours, unit, reason, letter))
+        self.run(self.redis.drop(self.learner, theirs, unit, reason, letter))
         if reason is DropReason.VALUE_WARMUP:
             assert self.run(self.memory.audit()).finished == before, "the critic lost what the policy did not want"
 

@@ -9,6 +9,7 @@ from pipeline.ledger.types import (
     DropReason,
     LatePolicy,
     Unit,
+    UnitLetter,
 )
 from protocol.errors import Fenced, LedgerError
 from protocol.ids import Incarnation, Role
@@ -220,6 +221,26 @@ async def test_a_unit_dropped_from_a_claim_returns_its_credit_once(bench):
     await ledger.settle(LEARNER, (claim.claim_id,))
     audit = await ledger.audit()
     assert (audit.groups.trained, audit.groups.dropped) == (1, {"non_finite": 1})
+
+
+@pytest.mark.parametrize("unit", Unit)
+async def test_a_unit_that_is_dropped_with_its_reason_is_a_dead_letter_that_can_be_retried(bench, unit):
+    ledger, admin = await bench.with_admin(make_spec(unit))
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=4)).leases:
+        await finish(ledger, lease)
+    claim = await ledger.claim(LEARNER, policy_version=0)
+    bad = claim.units[-1]
+    [held] = [one for one in await ledger.fetch(claim) if one.name == bad]
+    chunk = held.trajectories[0][-1].chunk.id
+    for _ in range(2):
+        await ledger.drop(LEARNER, claim, bad, DropReason.NON_FINITE, UnitLetter(chunk, "loss nan, twice"))
+    [letter] = await ledger.dead_letters()
+    expected = (str(chunk), "learner", str(LEARNER), "loss nan, twice", 1, chunk.trajectory.group)
+    assert (letter.chunk, letter.role, letter.worker, letter.error, letter.num_attempts, letter.prompt) == expected
+    audit = await ledger.audit()
+    assert audit.balances and sum(audit.tokens.dropped.values()) > 0
+    assert (await admin.retry((letter.chunk,))).prompts == (chunk.trajectory.group,)
+    assert await ledger.dead_letters() == []
 
 
 async def test_a_claim_is_kept_in_full_across_chunks(bench):
