@@ -98,6 +98,10 @@ class Diverged(EngineError, FloatingPointError):
     """Optimiser steps, or published weights' logits, are not finite. A restart cannot help."""
 
 
+class StepDiffered(EngineError):
+    """An optimiser step had another result when it was made again: the machine is not sound."""
+
+
 class EngineDied(EngineError):
     """An engine's process or device has ended, failed or hangs. Its work continues elsewhere."""
 

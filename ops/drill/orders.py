@@ -167,14 +167,15 @@ def _law(module: Any, orders: OrderReader) -> None:
 
 
 def _training(module: Any, orders: OrderReader) -> None:
-    """``nan``: the loss of one step in so many is no number, and the step is refused as the real
-    one is."""
-    original, steps = module.EmulatedTraining.step, count()
+    """``nan``: the loss on one batch in so many is no number, however often the step is made. It is
+    refused as the real one is."""
+    original, steps, bad = module.EmulatedTraining.step, count(), set[tuple[str, ...]]()
 
     def step(self: Any, samples: Any, objective: Any) -> Any:
-        every = orders.get("nan")
-        if not every or next(steps) % int(every):
+        every, names = orders.get("nan"), tuple(sample.name for sample in samples)
+        if not every or (names not in bad and next(steps) % int(every)):
             return original(self, samples, objective)
+        bad.add(names)
         before = self.state
         result = original(self, samples, objective)
         self.state = before

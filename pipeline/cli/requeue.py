@@ -94,11 +94,12 @@ def _trajectory(text: str) -> TrajectoryId:
 
 @click.group(name="dead-letters", context_settings={"help_option_names": ["-h", "--help"]})
 def dead_letters() -> None:
-    """List, show and retry work that a scorer gave up.
+    """List, show and retry work that a scorer or the learner gave up.
 
     A scorer gives up after its last try. The unit is dropped (`dead_letter` in `headrace audit`)
-    and its tokens are gone; the letter keeps the last traceback. A retry admits the prompt again,
-    as a new group sampled by the present policy."""
+    and its tokens are gone; the letter keeps the last traceback. The learner gives up units on
+    which a step was not finite, twice (`non_finite`). A retry admits the prompt again, as a new
+    group sampled by the present policy."""
 
 
 @dead_letters.command(

@@ -415,5 +415,5 @@ class LearnerSection(Section):
         "a third of this share of an update's time. The observer names a generator that differs from its peers. 0: off.",
     )
     max_bad_steps: Positive = setting(
-        3, "The learner gives up after this many non-finite steps in a row. Each is refused."
+        3, "The learner gives up after so many non-finite steps in a row. Each is refused twice, and its units leave."
     )

@@ -141,8 +141,8 @@ class Ledger(Protocol):
     async def drop(
         self, who: Incarnation, claim: Claim, unit: str, reason: DropReason, letter: UnitLetter | None = None
     ) -> None:
-        """Drop one unit out of a claim; its credit returns. With ``letter`` it is a dead letter, whose
-        prompt can be admitted again."""
+        """Drop one unit out of a claim; its credit returns. With ``letter`` it is a dead letter:
+        its prompt can be admitted again."""
 
     async def return_claim(self, who: Incarnation, claim_id: str) -> int:
         """Return a claim's units to ready, and their number; 0 when it is not there."""

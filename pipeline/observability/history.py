@@ -2,7 +2,8 @@
 
 Each file has one JSON object a line, and one writer: the learner, or the value worker. A row is
 written whole and flushed. A reader skips a line cut short by a crash. A writer that resumes from a
-checkpoint first drops the rows after it, so that no update appears twice.
+checkpoint first drops the rows after it, so that no update appears twice. JSON has no word for a
+number that is not finite: the strings ``NaN``, ``Infinity`` and ``-Infinity`` stand for them.
 
 ``read_history`` refuses a damaged line: the writer that resumes must not lose rows. Views and
 reports skip such a line and count it (``HistoryTail``, ``read_for_view``)."""
@@ -10,8 +11,9 @@ reports skip such a line and count it (``HistoryTail``, ``read_for_view``)."""
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -286,11 +288,32 @@ def _row(line: str) -> Row | None:
             name: Histogram(float(one["low"]), float(one["high"]), tuple(map(int, one["counts"])))
             for name, one in histograms.items()
         }
-    return kind(**{name: value for name, value in values.items() if name in known})
+    numbers = _NUMBERS[kind]
+    found: dict[str, Any] = {
+        name: _NOT_FINITE.get(value, value) if name in numbers else value for name, value in values.items()
+    }
+    for name in _TABLES & found.keys():
+        found[name] = {part: _NOT_FINITE.get(value, value) for part, value in found[name].items()}
+    return kind(**{name: value for name, value in found.items() if name in known})
+
+
+_NOT_FINITE: Mapping[Any, float] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NUMBERS = {kind: {one.name for one in fields(kind) if one.type == "float"} for kind in _NAMES}
+_TABLES = {"metrics", "reward_parts"}
 
 
 def _line(row: Row) -> str:
-    return json.dumps({"kind": _NAMES[type(row)], **asdict(row)}) + "\n"
+    values = {"kind": _NAMES[type(row)], **asdict(row)}
+    return json.dumps(_plain(values), allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with words for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _place(row: Row) -> int:

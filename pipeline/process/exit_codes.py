@@ -46,7 +46,8 @@ class ExitCode(IntEnum):
     """The host failed: a full disk, no memory, a file or a socket error."""
     ENGINE = 10
     """An engine died, could not load a version, or disagreed with the learner's log-probs; or a
-    rank of a learner or value worker died. The supervisor restarts the worker."""
+    rank of a learner or value worker died. Or a learner's step differed when it was made again. The
+    supervisor restarts the worker."""
     NOT_ALL_JUDGED = 11
     """``headrace score``: the report is whole, but some responses have no verdict or a late one."""
     INTERRUPTED = 130
@@ -85,7 +86,7 @@ _BY_TYPE = (
     ((Interrupted, KeyboardInterrupt), ExitCode.INTERRUPTED),
     ((errors.ConfigError, errors.LedgerMismatch, errors.LedgerRefused), ExitCode.CONFIG),
     (errors.Diverged, ExitCode.BAD_STEPS),
-    ((errors.EngineDied, errors.ParityFailed, errors.WeightsRejected), ExitCode.ENGINE),
+    ((errors.EngineDied, errors.ParityFailed, errors.StepDiffered, errors.WeightsRejected), ExitCode.ENGINE),
     (errors.LedgerError, ExitCode.LEDGER_UNAVAILABLE),
     (DrainTimeout, ExitCode.DRAIN_TIMEOUT),
     # Python's is an OSError, and no failure of the host

@@ -28,6 +28,8 @@ from protocol.ids import Incarnation
 
 _STATM = Path("/proc/self/statm")
 _AT_WORK = frozenset({WaitingFor.COMPUTE, WaitingFor.COMPILE})
+_TOLD_S = 10.0
+"""How long heartbeats report a step that was not committed; the observer reads one a second."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +65,8 @@ class WorkerState:
         self.work, self.storing = Meter(clock.monotonic), Meter(clock.monotonic)
         self.signs = VitalSigns(clock, self.work)
         self._begun = 0
+        self._not_committed = "", 0.0
+        """With the time until which heartbeats have it."""
         self._moved_s = clock.monotonic()
         self._host = socket.gethostname()
 
@@ -106,6 +110,11 @@ class WorkerState:
     def num_progress(self) -> int:
         """Productive turns so far."""
         return self._progress
+
+    def report_not_committed(self, words: str) -> None:
+        """Report an optimiser step that was refused twice, in words, for some seconds."""
+        self._not_committed = words[:MAX_DETAIL_CHARS], self._clock.monotonic() + _TOLD_S
+        self.on_news()
 
     def set_links(self, links: tuple[LinkReport, ...]) -> None:
         """Set the links' reports; their ages grow until the next ones."""
@@ -162,6 +171,7 @@ class WorkerState:
             refused=self.refused[:MAX_DETAIL_CHARS],
             vitals=self.signs.take(counters, held=held),
             settings=self.settings,
+            not_committed=self._not_committed[0] if self._clock.monotonic() < self._not_committed[1] else "",
         )
 
     def _enter(self, wait: _Wait) -> None:

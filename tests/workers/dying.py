@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -148,14 +149,16 @@ class MortalContext(ActorContext):
 class Memory:
     """A training backend whose weights are the list of its training samples."""
 
-    def __init__(self, stepped: list[str]) -> None:
+    def __init__(self, stepped: list[str], is_bad: Callable[[list[str]], bool]) -> None:
         self.trained: list[str] = []
-        self._stepped = stepped
+        self._stepped, self._is_bad = stepped, is_bad
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         return [sample.behavior_logprobs for sample in samples]
 
     def step(self, samples: Sequence[TrainingSample], objective: object) -> StepResult:
+        if self._is_bad([sample.name for sample in samples]):
+            return StepResult(False, math.nan, math.inf, 1e-3, {}, len(samples))
         self.trained += [sample.name for sample in samples]
         self._stepped += [sample.name for sample in samples]
         return StepResult(True, 0.0, 1.0, 1e-3, {}, len(samples))
@@ -217,6 +220,9 @@ class World:
     snapshots: Literal["on", "off"] = "on"
     stepped: list[str] = field(default_factory=list[str])
     """Trained on in any life, in this order."""
+    num_minibatches: int = 1
+    is_bad: Callable[[list[str]], bool] = lambda names: False
+    """Whether a step on these responses is not finite."""
 
     def __post_init__(self) -> None:
         self.registry = MemoryRegistry(RealClock())
@@ -229,7 +235,11 @@ class World:
             update={
                 "run": RunSection(name="test", dir=self.folder, num_updates=self.num_updates),
                 "algorithm": AlgorithmSection(
-                    name="grpo", group_size=GROUP_SIZE, groups_per_update=GROUPS_PER_UPDATE, max_generation_batches=0
+                    name="grpo",
+                    group_size=GROUP_SIZE,
+                    groups_per_update=GROUPS_PER_UPDATE,
+                    max_generation_batches=0,
+                    num_minibatches=self.num_minibatches,
                 ),
                 "checkpoint": CheckpointSection(every_updates=2, keep=2, snapshots=self.snapshots),
                 "evaluation": EvaluationSection(every_updates=1, **self.evaluation),
@@ -244,7 +254,7 @@ class World:
         patch(workers.learner.learner, "load_text_tokenizer", lambda _: None)
         patch(workers.learner.learner, "PromptSource", lambda *_: source)
         patch(workers.learner.learner, "ledger_spec", lambda *_: self.spec)
-        patch(workers.learner.beginning, "build_training_backend", lambda _: Memory(self.stepped))
+        patch(workers.learner.beginning, "build_training_backend", lambda _: Memory(self.stepped, self.is_bad))
         patch(workers.learner.beginning, "snapshots_folder", lambda _: self.folder / "snapshots")
         publish = WeightsStore.publish
 

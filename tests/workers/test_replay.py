@@ -8,17 +8,20 @@ import json
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from structlog.testing import capture_logs
 
+from pipeline.algorithms.batching import TrainingSample
+from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.surrogate import surrogate_named
 from pipeline.config.catalogue import rule_class
 from pipeline.config.schema import RunConfig
@@ -26,13 +29,14 @@ from pipeline.ledger.types import Claim, ClaimedUnit, Unit
 from pipeline.training.checkpoints import CheckpointFolder
 from pipeline.training.update_log.folder import read_log
 from pipeline.training.update_log.records import Origin
-from protocol.errors import ConfigError, DataError, Diverged
+from protocol.errors import ConfigError, DataError, Diverged, StepDiffered
 from protocol.ids import Incarnation, Role
 from tests.pipeline.algorithms.own import own_objectives
 from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses
 from tests.workers.engines.tiny import tiny_model
 from workers.engines.build import build_training_backend
 from workers.engines.model import fingerprint
+from workers.engines.training.seam import StepResult
 from workers.learner.policy_update import PolicyUpdate
 from workers.learner.update_recorder import SEGMENT_KEY, UpdateRecorder
 from workers.replay import Replay, Report, Request, main
@@ -295,6 +299,39 @@ def test_units_with_nan_are_left_out_again_also_when_no_other_is_left(tmp_path: 
     assert [one.num_samples for one in report.remade] == [8, 8, 0]
     outcomes = [update.outcome for update in read_log(config.run_dir / "updates")[0].updates]
     assert [outcome.refused if outcome else None for outcome in outcomes] == [(), ("0",), ("0",)]
+
+
+def test_an_update_with_a_step_that_its_data_made_infinite_comes_out_bit_for_bit(tmp_path: Path) -> None:
+    config = config_of(tmp_path, algorithm={"normalize_std": False})
+    learning = Learning(config, 1).make(1)
+    drawn = responses(5, num_groups=2)
+    huge = replace(drawn[0], score=msgspec.structs.replace(drawn[0].score, reward=1e30))
+    learning.update(group_units([huge, *drawn[1:]], 16))
+    learning.make(1).checkpoint()
+    outcomes = [update.outcome for update in read_log(config.run_dir / "updates")[0].updates]
+    assert [outcome.applied if outcome else None for outcome in outcomes] == [(True, True), (False, True), (True, True)]
+    report = replayed(config)
+    assert (versions(report), report.num_equal) == ([1, 2, 3], 3)
+
+
+def test_a_step_that_differs_the_second_time_is_right_when_the_log_is_replayed(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    learning = Learning(config, 1).make(1).checkpoint()
+    step, attempts = learning.backend.step, list[int]()
+
+    def disturbed(samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+        attempts.append(len(samples))
+        if len(attempts) == 2:
+            samples = [replace(one, advantages=np.full_like(one.advantages, np.inf)) for one in samples]
+        return step(samples, objective)
+
+    learning.backend.step = disturbed
+    with pytest.raises(StepDiffered, match="made again from the same state"):
+        learning.update()
+    assert len(attempts) == 3, "the second step was made twice"
+    report = replayed(config)
+    assert [one.recorded_losses is None for one in report.remade] == [False, True], "the second was never made"
+    assert report.first_difference is None and np.isfinite(report.remade[1].losses).all()
 
 
 def test_the_update_in_which_a_learner_ended_can_be_made_again_to_see_why(

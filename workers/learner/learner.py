@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
-from pipeline.ledger.types import Claim, ClaimRefused, ClaimWait, DropReason, Restart
+from pipeline.ledger.types import Claim, ClaimRefused, ClaimWait, Restart
 from pipeline.ledger.version_history import VersionHistory
 from pipeline.observability.best import BestEvaluation
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, read_history
@@ -45,6 +45,7 @@ from protocol.errors import LedgerError
 from protocol.ids import Role
 from workers.checkpoint_writer import CheckpointWriter
 from workers.engines.training.seam import TrainingBackend
+from workers.learner.bad_data import BadData
 from workers.learner.beginning import begin
 from workers.learner.claimed_chunks import ClaimedChunks
 from workers.learner.critic_watch import CriticWatch
@@ -103,6 +104,7 @@ class Learner(Actor):
         self._critic: CriticWatch | None
         self._hopeless: HopelessData
         self._wait: WorkWait
+        self._bad_data = BadData(ctx)
         self._chunks = ClaimedChunks(ctx.who.worker, ctx.clock, ctx.flow)
         # From update to update: the state that a checkpoint holds.
         self._num_updates = 0
@@ -239,9 +241,7 @@ class Learner(Actor):
         number, version = self._num_updates + 1, self._version + 1
         await self.ctx.compute(self._recorder.batch, claim, units, number, self._version)
         prepared = self._updates.prepare(units)
-        for refused in prepared.refused:
-            self.ctx.log.error("non_finite_unit", unit=refused.unit, error=str(refused))
-            await self.ctx.ledger.drop(self.ctx.who, claim, refused.unit, DropReason.NON_FINITE)
+        dropped = await self._bad_data.refuse(claim, units, prepared.refused)
         samples = prepared.samples
         await self._check.look(units, self._version_history.updates_of, self._num_updates)
         self._chunks.begun()
@@ -251,6 +251,7 @@ class Learner(Actor):
                 stepped = await self._settings.first(number, step)
             with self.ctx.work.part(0.05):
                 await self.ctx.compute(self._recorder.outcome, prepared, stepped, number, version)
+            dropped |= await self._bad_data.blame(claim, units, stepped.blamed, number)
             self._num_updates, self._version = number, version
             self._applied[claim.claim_id] = claim.units
             self._chunks.trained()
@@ -258,7 +259,6 @@ class Learner(Actor):
             with self.ctx.work.part(0.05):
                 await self._publish()
             publish_s = time.monotonic() - started
-        dropped = {refused.unit for refused in prepared.refused}
         self._chunks.published(dropped)
         for unit, trajectory in spanned:
             if unit in dropped:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.settings_change import standing
-from protocol.errors import LedgerError
+from protocol.errors import LedgerError, StepDiffered
 from workers.learner.policy_update import PolicyUpdate, Stepped
 from workers.learner.update_recorder import UpdateRecorder
 
@@ -56,6 +56,9 @@ class NewSettings:
             return await step
         try:
             stepped = await step
+        except StepDiffered:
+            # the machine's fault: the next learner tries the change
+            raise
         except Exception as error:
             # without the ledger the change stays, and the next learner tries it again
             with suppress(LedgerError):

@@ -1,10 +1,15 @@
 """One update of the policy, from claimed units to optimiser steps, for learner and replay alike.
 
 The same units, settings and weights give the same new weights: an asynchronous run is repeatable.
-"""
+
+The backend refuses a step whose loss or gradient is not finite, before it touches weights or
+optimiser; a step draws no random numbers. So a refused step is made again at once, from the same
+state and samples. The same result blames the samples, and the update goes on without them. Another
+result blames the machine, and the learner ends."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +22,7 @@ from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.batching import TrainingSample, split_minibatches
 from pipeline.ledger.types import ClaimedUnit
 from pipeline.process import work
-from protocol.errors import Diverged
+from protocol.errors import Diverged, StepDiffered
 from workers.engines.training.seam import StepResult, TrainingBackend
 
 if TYPE_CHECKING:
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
 Compute = Callable[..., Awaitable[Any]]
 """Runs a blocking function on the thread that does such work: ``ActorContext.compute``."""
 
+_SAME = 1e-3
+"""Relative difference of two finite results that a device's order of additions may make."""
 _OLD_LOGPROBS = 0.25
 """About the share that a forward pass over the batch has in it and the steps together."""
 
@@ -43,6 +50,15 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class BlamedStep:
+    """A step that was refused twice with the same result."""
+
+    samples: tuple[str, ...]
+    """Names of its samples: trajectories or chunks."""
+    result: StepResult
+
+
+@dataclass(frozen=True, slots=True)
 class Stepped:
     """The result of an update's optimiser steps."""
 
@@ -51,6 +67,7 @@ class Stepped:
     logprob_s: float
     """Time for the proximal policy's log-probs."""
     step_s: float
+    blamed: tuple[BlamedStep, ...] = ()
 
 
 class PolicyUpdate:
@@ -85,8 +102,9 @@ class PolicyUpdate:
     async def step(self, samples: list[TrainingSample], *, policy_version: int, compute: Compute) -> Stepped:
         """Do the optimiser steps of one update, from the weights of ``policy_version``.
 
-        The backend refuses a step that is not finite. Raises Diverged after too many in a row, over
-        updates, and EngineError without device memory."""
+        Raises Diverged after too many refused steps in a row, over updates. Raises StepDiffered
+        when a refused step had another result the second time, EngineError without device
+        memory."""
         if not samples:
             return Stepped([], 0.0, 0.0)
         started = time.monotonic()
@@ -97,13 +115,17 @@ class PolicyUpdate:
         stepping = time.monotonic()
         objective = self._algorithm.objective.at(policy_version)
         results: list[StepResult] = []
+        blamed: list[BlamedStep] = []
         minibatches = split_minibatches(samples, self._config.algorithm.num_minibatches)
         share = (1.0 - _OLD_LOGPROBS if self._needs_old_logprobs else 1.0) / len(minibatches)
         for minibatch in minibatches:
             with work.part(share):
                 results.append(await compute(self._backend.step, minibatch, objective))
+            if not results[-1].applied:
+                _check_same(results[-1], await compute(self._backend.step, minibatch, objective))
+                blamed.append(BlamedStep(tuple(sample.name for sample in minibatch), results[-1]))
             self._check(results[-1])
-        return Stepped(results, stepping - started, time.monotonic() - stepping)
+        return Stepped(results, stepping - started, time.monotonic() - stepping, tuple(blamed))
 
     @property
     def _needs_old_logprobs(self) -> bool:
@@ -120,6 +142,22 @@ class PolicyUpdate:
         if self._num_bad_steps >= self._config.learner.max_bad_steps:
             raise Diverged(
                 f"{self._num_bad_steps} optimiser steps in a row were not finite (loss {result.loss}, gradient norm "
-                f"{result.grad_norm}) and were refused; lower learner.learning_rate, then go on from the last checkpoint "
-                f"with `headrace up --resume {self._config.run_dir}`"
+                f"{result.grad_norm}), each of them twice, and were refused: not one batch is at fault, but the weights or the "
+                "settings; lower learner.learning_rate, then go on from the last checkpoint with "
+                f"`headrace up --resume {self._config.run_dir}`"
             )
+
+
+def _check_same(first: StepResult, again: StepResult) -> None:
+    """Raise StepDiffered unless a refused step was refused again, with the same numbers."""
+    pairs = ((first.loss, again.loss), (first.grad_norm, again.grad_norm))
+    if again.applied or not all(_is_same(*pair) for pair in pairs):
+        raise StepDiffered(
+            f"loss {first.loss:g} and gradient norm {first.grad_norm:g} of a step were {again.loss:g} and "
+            f"{again.grad_norm:g} when it was made again from the same state and samples; this machine's memory or device is "
+            "at fault, and nothing was committed: the supervisor starts the learner again"
+        )
+
+
+def _is_same(first: float, again: float) -> bool:
+    return (math.isnan(first) and math.isnan(again)) or math.isclose(first, again, rel_tol=_SAME)

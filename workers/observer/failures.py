@@ -10,8 +10,11 @@ from typing import Final
 
 from pipeline.incidents.book import Suspicion
 from pipeline.runtime.registry.contract import FailureReport
+from protocol.errors import StepDiffered
 from protocol.ids import Incarnation
 
+_KINDS: Final = {StepDiffered.__name__: "machine"}
+"""Errors that have a kind of incident of their own."""
 TOLD_S: Final = 60.0
 """An older failure, when an observer first reads it, was an earlier observer's to report."""
 
@@ -31,4 +34,5 @@ class Failures:
 
 def _failed(one: FailureReport, at_s: float) -> Suspicion:
     sentence = f"incarnation {one.who.epoch} ended by an error of its own, {one.error}: {one.message}"
-    return Suspicion(one.who.worker, "failed", at_s - one.ago_s, sentence, role=str(one.who.role), score=1.0)
+    kind = _KINDS.get(one.error, "failed")
+    return Suspicion(one.who.worker, kind, at_s - one.ago_s, sentence, role=str(one.who.role), score=1.0)

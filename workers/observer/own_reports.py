@@ -1,5 +1,7 @@
-"""Faults that workers report of themselves: a disk that refuses them, weights that are not as they
-were published, an engine without tokens. Pure; time is an argument.
+"""Faults that workers report of themselves. Pure; time is an argument.
+
+They are a disk that refuses, weights that are not as they were published, and an engine without
+tokens. An optimiser step that was refused twice is one, too.
 
 All are facts and need no comparison. Damaged weights of most generators are the learner's. An
 engine may stand for 8 s, and longer than it has stood before by half."""
@@ -43,6 +45,7 @@ class OwnReports:
         found = [
             _reported(beat, "disk", at_s, f"its disk refuses it: {beat.refused}") for beat in beats if beat.refused
         ]
+        found += [_reported(beat, "numeric", at_s, beat.not_committed) for beat in beats if beat.not_committed]
         found += [_without_tokens(beat, at_s) for beat in beats if beat.counters.get(STANDSTILL, 0.0) > _limit_s(beat)]
         num = sum(beat.who.role is Role.GENERATOR for beat in beats)
         if len(lasting) > 1 and len(lasting) > _MOST * num:

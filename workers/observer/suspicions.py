@@ -117,7 +117,8 @@ class FleetSuspicions:
         slow_ledger = self._pace.look(now_s, at_s, beats)
         if self._comes_back(now_s, beats):
             return frame, certain
-        odd = self._odd(now_s, at_s, frame)
+        told = {(one.component, one.kind) for one in certain}
+        odd = [one for one in self._odd(now_s, at_s, frame) if (one.component, one.kind) not in told]
         states, links = self._rows.rows(now_s, beats, published)
         self.tables = recorded(states, links, ahead_s=at_s - now_s, given_s=at_s)
         for incident in self._flow.tick(now_s, states, links):

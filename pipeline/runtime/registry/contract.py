@@ -151,6 +151,9 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Measurements of its process and host; None from a worker of an earlier version."""
     settings: SettingsTaken = SettingsTaken()
     """Which change of the run's settings it goes by."""
+    not_committed: str = ""
+    """The last optimiser step that was refused twice, in words, for some seconds; empty without
+    one."""
 
     @property
     def reaches_scorers(self) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,29 @@ def test_a_view_reads_only_what_is_new_and_begins_anew_when_the_file_was_replace
     History.resume(path, last_version=0).close()
     _written(path, update_row(1, accuracy=0.9))
     assert [row.accuracy for row in _updates(tail.read())] == [0.9]
+
+
+def test_numbers_that_are_not_finite_are_words_that_every_json_reader_takes(tmp_path: Path) -> None:
+    bad = replace(update_row(1), loss=math.nan, grad_norm=math.inf, metrics={"entropy": -math.inf, "kl": 0.5})
+    path = _written(tmp_path / "history.jsonl", bad, update_row(2))
+
+    def refused(word: str) -> float:
+        raise AssertionError(f"{word} is no JSON")
+
+    first = json.loads(path.read_text().splitlines()[0], parse_constant=refused)
+    assert (first["loss"], first["grad_norm"], first["metrics"]) == (
+        "NaN",
+        "Infinity",
+        {"entropy": "-Infinity", "kl": 0.5},
+    )
+    row, other = _updates(read_history(path))
+    assert math.isnan(row.loss) and row.grad_norm == math.inf and row.metrics["entropy"] == -math.inf
+    assert other == update_row(2)
+    assert repr(HistoryTail(path).read()) == repr([row, other])
+
+
+def test_bare_words_of_earlier_releases_are_read_too(tmp_path: Path) -> None:
+    path = _written(tmp_path / "history.jsonl", update_row(1))
+    path.write_text(path.read_text().replace('"loss": 0.1', '"loss": NaN'))
+    [row] = _updates(read_history(path))
+    assert math.isnan(row.loss)

@@ -37,3 +37,9 @@ def test_a_failed_worker_is_named_although_its_successor_has_the_next_epoch() ->
     assert found == [], "so far it looks like a drain"
     _, found = finder.look(3.0, 3.0, [successor], -1, [failure()])
     assert [(one.component, one.kind) for one in found] == [("reference-1", "failed")]
+
+
+def test_a_step_that_differed_when_it_was_made_again_blames_the_machine() -> None:
+    who = Incarnation(Role.LEARNER, "learner", 1)
+    (only,) = Failures().look(9.0, [FailureReport(who=who, error="StepDiffered", message="loss nan, then 0.5")])
+    assert (only.component, only.kind) == ("learner", "machine")

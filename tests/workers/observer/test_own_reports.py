@@ -78,3 +78,13 @@ def test_an_engine_that_has_stood_before_may_stand_longer_by_half() -> None:
     reports = OwnReports()
     assert not reports.look(1.0, 1.0, standing(29.0, longest_s=20.0))
     assert names(reports.look(2.0, 2.0, standing(31.0, longest_s=20.0))) == [("generator-0", "hung")]
+
+
+def test_a_step_that_was_refused_twice_is_an_incident_that_names_its_units() -> None:
+    words = "a step of update 7 was not finite; its units are dead letters: 12, 13"
+    finder = FleetSuspicions()
+    learner = beat("learner", Role.LEARNER, counters={"refused_steps": 0.0, "loss": 0.5})
+    finder.look(1.0, 1.0, [learner], -1)
+    told = msgspec.structs.replace(learner, not_committed=words, counters={"refused_steps": 1.0})
+    _, found = finder.look(2.0, 2.0, [told], -1)
+    assert [(one.component, one.kind, one.sentence) for one in found] == [("learner", "numeric", words)]

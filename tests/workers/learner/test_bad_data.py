@@ -1,0 +1,88 @@
+"""A step that is not finite is made again: the same result blames its data, which leaves the ledger
+by name; another blames the machine."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from protocol.errors import Diverged, StepDiffered
+from tests.workers.dying import BATCH, Reaper, World
+
+POISON = "t.2.0"
+"""A response of the second update's first group."""
+
+
+async def test_data_that_makes_a_step_not_finite_becomes_dead_letters_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def is_bad(names: list[str]) -> bool:
+        asked.append(names)
+        return POISON in names
+
+    world = World(tmp_path, monkeypatch, num_updates=4, num_minibatches=2, is_bad=is_bad)
+    with capture_logs():
+        trained = await world.live_until_done(Reaper(None))
+    assert world.num_lives == 1
+    bad = ["t.2.0", "t.2.1"]
+    assert asked.count(bad) == 2, "the step is made again once, from the same responses in the same order"
+    assert not set(bad) & set(trained) and len(trained) == len(set(trained)) == 4 * BATCH - len(bad)
+    audit = await world.ledger.audit()
+    assert audit.balances and audit.trajectories.trained == len(trained)
+    assert audit.trajectories.dropped["non_finite"] == len(bad)
+    [letter] = await world.ledger.dead_letters()
+    assert (letter.chunk, letter.role, letter.prompt) == ("t.2.0.0", "learner", 2)
+    assert (
+        "update 2" in letter.error and "loss nan, gradient norm inf" in letter.error and "its units: 2" in letter.error
+    )
+    rows = world.rows()
+    assert [row.update for row in rows] == [1, 2, 3, 4]
+    assert [row.num_refused_steps for row in rows] == [0, 1, 0, 0]
+    assert math.isnan(rows[1].loss) and math.isinf(rows[1].grad_norm), "the history has them"
+    assert '"loss": "NaN"' in (tmp_path / "history.jsonl").read_text()
+
+
+async def test_a_step_that_differs_the_second_time_is_committed_by_a_successor_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[str] = []
+
+    def fails_once(names: list[str]) -> bool:
+        if POISON in names and not failed:
+            failed.append(POISON)
+            return True
+        return False
+
+    world = World(tmp_path, monkeypatch, num_updates=4, is_bad=fails_once)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await world.live(Reaper(None))
+    [error] = caught.value.exceptions
+    assert (
+        isinstance(error, StepDiffered)
+        and "this machine's memory or device is at fault" in str(error)
+        and "loss nan" in str(error)
+    )
+    assert max(world.published) == 1, "nothing of the step is published"
+    trained = await world.live_until_done(Reaper(None))
+    assert len(trained) == len(set(trained)) == 4 * BATCH and POISON in trained
+    audit = await world.ledger.audit()
+    assert audit.balances and "non_finite" not in audit.trajectories.dropped
+    assert await world.ledger.dead_letters() == []
+
+
+async def test_batches_that_are_bad_one_after_the_other_end_the_run_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, num_updates=9, is_bad=lambda names: "t.0.0" not in names)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await world.live(Reaper(None))
+    [error] = caught.value.exceptions
+    assert isinstance(error, Diverged)
+    assert "3 optimiser steps in a row were not finite (loss nan, gradient norm inf), each of them twice" in str(error)
+    assert len(await world.ledger.dead_letters()) == 4, "two groups of each batch before the last one"
+    assert (await world.ledger.audit()).balances

@@ -1,0 +1,74 @@
+"""Takes units that cannot be trained on out of a claim: each leaves as a dead letter, by name.
+
+A unit is such when its arrays hold NaN or infinity, or when an optimiser step on its responses was
+refused twice. A step has responses of several units, and which of them is at fault is not known.
+All of them leave, though some of a unit's responses may have been in other steps of the update.
+``headrace dead-letters`` lists them and admits their prompts again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pipeline.algorithms.base import NonFiniteUnit
+from pipeline.ledger.types import Claim, ClaimedUnit, DropReason, UnitLetter
+from pipeline.runtime.context import ActorContext
+from workers.learner.policy_update import BlamedStep
+
+_MAX_NAMES = 8
+
+
+class BadData:
+    """Drops the bad units of one learner's claims."""
+
+    def __init__(self, ctx: ActorContext) -> None:
+        self._ctx = ctx
+
+    async def refuse(self, claim: Claim, units: Sequence[ClaimedUnit], refused: Iterable[NonFiniteUnit]) -> set[str]:
+        """Drop units whose arrays are not finite; return their names."""
+        by_name = {unit.name: unit for unit in units}
+        found = set[str]()
+        for one in refused:
+            self._ctx.log.error("non_finite_unit", unit=one.unit, error=str(one))
+            await self._drop(claim, by_name[one.unit], str(one))
+            found.add(one.unit)
+        return found
+
+    async def blame(
+        self, claim: Claim, units: Sequence[ClaimedUnit], blamed: Iterable[BlamedStep], update: int
+    ) -> set[str]:
+        """Drop the units of steps that were refused twice; return their names."""
+        owners = {name: unit for unit in units for name in _names_of(unit)}
+        found = set[str]()
+        for step in blamed:
+            at_fault = {owners[name].name: owners[name] for name in step.samples}
+            result = step.result
+            words = (
+                f"a step of update {update} on {len(step.samples)} responses was not finite, and the same when it was made "
+                f"again: loss {result.loss:g}, gradient norm {result.grad_norm:g}; it was not committed"
+            )
+            names = ", ".join([*at_fault][:_MAX_NAMES]) + (", ..." if len(at_fault) > _MAX_NAMES else "")
+            self._ctx.log.error(
+                "step_blamed_on_data",
+                update=update,
+                units=[*at_fault],
+                loss=result.loss,
+                grad_norm=result.grad_norm,
+                action="its units are dead letters, and training goes on without them",
+            )
+            self._ctx.worker_state.report_not_committed(f"{words}; its units are dead letters: {names}")
+            for name, unit in at_fault.items():
+                if name not in found:
+                    await self._drop(claim, unit, f"{words}; its units: {', '.join(at_fault)}")
+            found |= at_fault.keys()
+        return found
+
+    async def _drop(self, claim: Claim, unit: ClaimedUnit, error: str) -> None:
+        letter = UnitLetter(unit.trajectories[0][-1].chunk.id, error)
+        await self._ctx.ledger.drop(self._ctx.who, claim, unit.name, DropReason.NON_FINITE, letter)
+
+
+def _names_of(unit: ClaimedUnit) -> Iterable[str]:
+    """Return the names that samples of a unit may have."""
+    for member in unit.trajectories:
+        yield str(member[0].chunk.trajectory)
+        yield from (str(scored.chunk.id) for scored in member)
