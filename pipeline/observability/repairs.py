@@ -20,7 +20,8 @@ from pipeline.files import write_private
 REPAIRS_NAME = "repairs.jsonl"
 _MAX_BYTES = 1 << 20
 _STEP = "step"
-PARTS = ("detect_s", "replace_s", "reload_s", "repeat_s")
+PARTS = ("detect_s", "localise_s", "replace_s", "reload_s", "repeat_s")
+"""Of a repair, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +35,23 @@ class RepairRow:
     cause: str
     """Why the process was lost, in words."""
     detect_s: float
-    """From the last progress to the moment when the supervisor knew."""
+    """From the last progress to the first sign: the supervisor knew, or an incident was found."""
     replace_s: float
-    """To the start of a new process: fence, end, back-off."""
+    """From the decision to the start of a new process: fence, end, back-off."""
     reload_s: float
     """To the end of its start: imports, model, weights."""
     repeat_s: float
     """To its first progress; of a learner, to a version that was not there before."""
     num_losses: int = 1
     """Processes that were lost before one came to work."""
+    localise_s: float = 0.0
+    """From the sign to the decision that this worker is to be repaired. 0 where the sign is its own
+    loss, and in lines of earlier versions."""
 
     @property
     def whole_s(self) -> float:
         """From progress to progress."""
-        return self.detect_s + self.replace_s + self.reload_s + self.repeat_s
+        return self.detect_s + self.localise_s + self.replace_s + self.reload_s + self.repeat_s
 
 
 @dataclass(frozen=True, slots=True)

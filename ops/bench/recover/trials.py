@@ -1,0 +1,314 @@
+"""What the records of a run with faults say: how long each repair took, and what was lost. Pure.
+
+The injector knows the onset. The supervisor's line in ``repairs.jsonl`` has the rest: when it knew,
+when a new process started, and when that had done its first work. Both clocks are of one host. The
+supervisor reads heartbeats of one second twice a second, so work may be 1.5 s older than its line
+says, never newer."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from math import isinf
+from statistics import median
+from typing import Any
+
+from ops.bench.trace.scoring import quantile, wilson
+from pipeline.observability.repairs import PARTS, RepairRow
+
+REPLACED_S, LEARNER_S = 8.0, 10.0
+"""Bars: onset to first useful work, and of a learner to its first committed update; P95."""
+MOST_REPEATED = 1
+WINDOW_S = 300.0
+"""Of the sliding ratio."""
+_SLACK_S = 0.05
+"""By which two readings of one clock may differ, rounding of the records included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One fault, and the repair after it. Times are seconds from the onset; None: not seen."""
+
+    role: str
+    fault: str
+    target: str
+    onset_s: float
+    """After the first fault's earliest moment: the end of the warm-up."""
+    put_off_s: float
+    """By which it came late, since no worker of the role was at work."""
+    noticed_s: float | None = None
+    started_s: float | None = None
+    """A new process was started."""
+    useful_s: float | None = None
+    """That had done its first work, as the supervisor saw it."""
+    committed_s: float | None = None
+    """The learner's first update after the onset; None for other roles."""
+    num_repeated: int | None = None
+    """Updates that the learner made again; None for other roles."""
+    load: float = 0.0
+    """Load average of the machine over the last minute, at the onset."""
+
+    @property
+    def back_s(self) -> float | None:
+        """Onset to what the bar is about: a committed update, or useful work."""
+        return self.committed_s if self.role == "learner" else self.useful_s
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One fleet under faults of one role."""
+
+    label: str
+    """Name of its settings in the comparison."""
+    role: str
+    seed: int
+    settings: tuple[str, ...]
+    usual_s: float
+    """From one update to the next without faults: mean of the medians before and after them."""
+    wall_s: float
+    """From the end of the warm-up to the end of the faults."""
+    num_updates: int
+    """Committed in that time; repeated ones count once."""
+    lowest: float
+    """Lowest ratio by steps over five minutes; of a shorter run, the ratio of all."""
+    by_device: float | None
+    lost_s: Mapping[str, float]
+    """Seconds of the repairs, by their parts."""
+    healthy: tuple[str, ...]
+    """Workers that were ended and had not been struck, with the reason."""
+    balances: bool
+    """Whether the ledger's audit balanced at the end."""
+    trials: tuple[Trial, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def by_steps(self) -> float:
+        """Committed updates times the fault-free median, over the time."""
+        return self.num_updates * self.usual_s / self.wall_s
+
+
+def repaired(trial: Trial, began_s: float, rows: Iterable[RepairRow]) -> Trial | None:
+    """Return a trial with its repair; None while that is not in the record.
+
+    ``began_s``: the end of the warm-up, in seconds since 1970."""
+    onset_s = began_s + trial.onset_s
+    for row in rows:
+        ready_s = row.at_s - row.repeat_s
+        started_s = ready_s - row.reload_s
+        noticed_s = started_s - row.replace_s - row.localise_s
+        if row.worker == trial.target and noticed_s > onset_s - _SLACK_S:
+            after = {
+                "noticed_s": noticed_s - onset_s,
+                "started_s": started_s - onset_s,
+                "useful_s": row.at_s - onset_s,
+            }
+            return _with(trial, {name: round(max(0.0, value), 3) for name, value in after.items()})
+    return None
+
+
+def committed(trial: Trial, began_s: float, seen: Sequence[tuple[int, float]]) -> Trial | None:
+    """Return a learner's trial with its first update after the onset; None while there is none.
+
+    ``seen``: number and wall-clock time of each update, in the order in which they were made,
+    repeated ones again."""
+    onset_s = began_s + trial.onset_s
+    before = max((update for update, at_s in seen if at_s <= onset_s), default=0)
+    for update, at_s in seen:
+        if at_s > onset_s:
+            return _with(trial, {"committed_s": round(at_s - onset_s, 3), "num_repeated": max(0, before + 1 - update)})
+    return None
+
+
+def _with(trial: Trial, values: dict[str, Any]) -> Trial:
+    return Trial(**asdict(trial) | values)
+
+
+def ended_unstruck(ended: Iterable[tuple[float, str, str]], trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Return the ended workers that no fault was on, with the reason.
+
+    ``ended``: time on the trials' clock, name and reason. A fault is on its worker from the onset
+    until the successor has done work, or for ever where none has."""
+    return tuple(
+        f"{worker}: {reason}"
+        for at_s, worker, reason in ended
+        if not any(
+            trial.target == worker
+            and trial.onset_s <= at_s + _SLACK_S
+            and (trial.useful_s is None or at_s <= trial.onset_s + trial.useful_s)
+            for trial in trials
+        )
+    )
+
+
+def lowest_ratio(updates_at_s: Sequence[float], begin_s: float, end_s: float, usual_s: float) -> float:
+    """Return the lowest ratio by steps over any five minutes of a time; of a shorter one, its own.
+
+    ``updates_at_s``: ends of the committed updates, in order."""
+    length_s = min(WINDOW_S, end_s - begin_s)
+    if length_s <= 0.0:
+        return 0.0
+    starts = [begin_s, *(at_s for at_s in updates_at_s if begin_s <= at_s <= end_s - length_s), end_s - length_s]
+    counts = [bisect_right(updates_at_s, at_s + length_s) - bisect_right(updates_at_s, at_s) for at_s in starts]
+    # the window may begin just before an update that its end does not reach yet
+    counts += [
+        bisect_left(updates_at_s, at_s) - bisect_left(updates_at_s, at_s - length_s)
+        for at_s in updates_at_s
+        if begin_s + length_s <= at_s <= end_s
+    ]
+    return min(counts) * usual_s / length_s
+
+
+def usual_seconds(updates_at_s: Sequence[float]) -> float:
+    """Return the median from one update to the next. Needs two updates."""
+    return median(after - before for before, after in pairwise(updates_at_s))
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def tables(runs: Sequence[RunRecord]) -> str:
+    """Return the page's tables, as Markdown: repairs by role and fault, then each run."""
+    columns = (
+        "settings",
+        "role",
+        "fault",
+        "faults",
+        "noticed, P50 (s)",
+        "process, P50 (s)",
+        "at work, P50 (s)",
+        "P95 (s)",
+    )
+    lines = [_line([*columns, "within the bar", "updates repeated, most"]), f"|---|---|---|{'---:|' * 7}"]
+    for (label, role, fault), trials in _grouped(runs).items():
+        lines.append(_line([label, role, fault, *_cells(trials, _bar_s(role))]))
+    columns = (
+        "settings",
+        "role struck",
+        "faults",
+        "minutes",
+        "by steps",
+        "lowest 5 min",
+        "by device",
+        "fault-free median (s)",
+    )
+    parts = [part.removesuffix("_s") for part in PARTS]
+    lines += ["", _line([*columns, *parts, "healthy ended", "audit"]), f"|---|---|{'---:|' * (7 + len(PARTS))}---|"]
+    lines += [_run_row(run) for run in runs]
+    return "\n".join(lines)
+
+
+def compared(runs: Sequence[RunRecord]) -> str:
+    """Return by role and fault how many times sooner the second settings are back, as Markdown; ""
+    for one."""
+    labels = list(dict.fromkeys(run.label for run in runs))
+    if len(labels) != 2:
+        return ""
+    lines = [
+        f"| role | fault | {labels[0]}, P50 (s) | {labels[1]}, P50 (s) | times sooner |",
+        "|---|---|---:|---:|---:|",
+    ]
+    groups = _grouped(runs)
+    for label, role, fault in groups:
+        other = groups.get((labels[1], role, fault))
+        if label != labels[0] or other is None:
+            continue
+        first, second = (quantile([trial.back_s for trial in of], 0.5) for of in (groups[label, role, fault], other))
+        times = "-" if isinf(first) or isinf(second) else f"{first / second:.1f}"
+        lines.append(f"| {role} | {fault} | {_seconds(first)} | {_seconds(second)} | {times} |")
+    return "\n".join(lines)
+
+
+def bars(runs: Sequence[RunRecord]) -> dict[str, bool]:
+    """Return each bar that these runs have trials for, and whether it holds."""
+    found = dict[str, bool]()
+    for (label, role, fault), trials in _grouped(runs).items():
+        name = f"{label}: {role}, {fault}: at work again within {_bar_s(role):g} s in 95 %"
+        found[name] = quantile([trial.back_s for trial in trials], 0.95) <= _bar_s(role)
+    learners = [trial for run in runs for trial in run.trials if trial.role == "learner"]
+    if learners:
+        most = max(trial.num_repeated if trial.num_repeated is not None else MOST_REPEATED + 1 for trial in learners)
+        found[f"at most {MOST_REPEATED} update repeated"] = most <= MOST_REPEATED
+    num_faults = sum(len(run.trials) for run in runs)
+    found["at most one healthy worker ended a fault"] = sum(len(run.healthy) for run in runs) <= num_faults
+    found["every audit balances"] = all(run.balances for run in runs)
+    return found
+
+
+def _bar_s(role: str) -> float:
+    return LEARNER_S if role == "learner" else REPLACED_S
+
+
+def _grouped(runs: Iterable[RunRecord]) -> dict[tuple[str, str, str], list[Trial]]:
+    found: dict[tuple[str, str, str], list[Trial]] = {}
+    for run in runs:
+        for trial in run.trials:
+            found.setdefault((run.label, trial.role, trial.fault), []).append(trial)
+    return found
+
+
+def _cells(trials: Sequence[Trial], bar_s: float) -> Iterable[str]:
+    yield str(len(trials))
+    for name in ("noticed_s", "started_s", "back_s"):
+        yield _seconds(quantile([getattr(trial, name) for trial in trials], 0.5))
+    backs = [trial.back_s for trial in trials]
+    yield _seconds(quantile(backs, 0.95))
+    within = sum(back is not None and back <= bar_s for back in backs)
+    low, high = wilson(within, len(backs))
+    yield f"{within / len(backs):.2f} ({low:.2f} to {high:.2f})"
+    repeats = [trial.num_repeated for trial in trials if trial.num_repeated is not None]
+    yield str(max(repeats)) if repeats else "-"
+
+
+def _run_row(run: RunRecord) -> str:
+    cells = [
+        run.label, run.role, str(len(run.trials)), f"{run.wall_s / 60:.1f}", f"{run.by_steps:.3f}", f"{run.lowest:.3f}",
+        "-" if run.by_device is None else f"{run.by_device:.3f}", f"{run.usual_s:.2f}",
+        *(f"{run.lost_s.get(part, 0.0):.1f}" for part in PARTS),
+        str(len(run.healthy)), "balances" if run.balances else "DOES NOT BALANCE",
+    ]  # fmt: skip
+    return _line(cells)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _seconds(value: float) -> str:
+    return "not seen" if isinf(value) else f"{value:.1f}"
+
+
+def spoken(trial: Trial) -> str:
+    """Return a line about one trial."""
+
+    def at(value: float | None) -> str:
+        return "never" if value is None else f"{value:.1f} s"
+
+    words = f"{trial.fault} {trial.target}: noticed {at(trial.noticed_s)}, process {at(trial.started_s)}"
+    words += f", at work {at(trial.useful_s)}"
+    if trial.role == "learner":
+        words += f", update {at(trial.committed_s)}, {trial.num_repeated} repeated"
+    return words + (f" (put off {trial.put_off_s:.1f} s)" if trial.put_off_s >= 1.0 else "")
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+
+
+def written(conditions: Mapping[str, Any], runs: Sequence[RunRecord]) -> str:
+    """Return conditions and raw runs as JSON, a line a run."""
+    head = json.dumps(dict(conditions), indent=1)[:-2]
+    rows = [json.dumps(asdict(run)) for run in runs]
+    return head + ',\n "runs": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
+
+
+def read_runs(text: str) -> list[RunRecord]:
+    """Return the runs that ``written`` made."""
+    return [_read(row) for row in json.loads(text)["runs"]]
+
+
+def _read(row: Mapping[str, Any]) -> RunRecord:
+    lists = {each.name: tuple(row[each.name]) for each in fields(RunRecord) if isinstance(row[each.name], list)}
+    trials = tuple(Trial(**trial) for trial in row["trials"])
+    return RunRecord(**{**row, **lists, "trials": trials})

@@ -1,0 +1,232 @@
+"""Claims about ``headrace bench recover``: arrival times, what the records say, and one real run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ops.bench.recover import __main__ as bench
+from ops.bench.recover.arrivals import exponential, onsets, read_gaps, replayed, rescaled
+from ops.bench.recover.trials import (
+    RunRecord,
+    Trial,
+    bars,
+    committed,
+    compared,
+    ended_unstruck,
+    lowest_ratio,
+    read_runs,
+    repaired,
+    tables,
+    written,
+)
+from ops.drill.fleet import ROOT
+from pipeline.observability.repairs import RepairRow
+from protocol.errors import ConfigError, DataError
+
+BEGAN_S = 1_700_000_000.0
+GAPS = st.lists(st.floats(0.0, 1e6), min_size=2, max_size=50).filter(lambda gaps: sum(gaps) > 1e-3)
+
+
+def table(folder: Path, text: str) -> Path:
+    path = folder / "failures.csv"
+    path.write_text(text)
+    return path
+
+
+# -- arrivals --------------------------------------------------------------------------------------
+
+
+def test_gaps_are_read_from_gaps_from_seconds_and_from_dates(tmp_path: Path) -> None:
+    assert read_gaps(table(tmp_path, "gap_s,node\n3,a\n0,b\n4.5,a\n")) == (3.0, 0.0, 4.5)
+    # published traces are sorted by node
+    assert read_gaps(table(tmp_path, "node,Time_S\na,100\nb,130\na,110\n")) == (10.0, 20.0)
+    assert read_gaps(table(tmp_path, "time\n2005-03-01 10:00:00\n2005-03-01 10:01:00\n2005-03-01 10:01:30\n")) == (
+        60.0,
+        30.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gap_s\n3\nsoon\n4\n", "row 3, column gap_s: 'soon'"),
+        ("gap_s\n3\n4\n-1\n", "row 4, column gap_s: -1; expected finite seconds of 0 or more"),
+        # the row as an editor shows it
+        ("gap_s\n3\n\n4\n-1\n", "row 5, column gap_s: -1"),
+        ("gap_s\n3\ninf\n4\n", "row 3, column gap_s"),
+        ("gap_s\n3\n\n4,5\n", "row 4"),
+        ("when\n3\n4\n", "has the columns when; expected one of gap_s"),
+        ("gap_s,time_s\n3,1\n4,2\n", "has gap_s and time_s; expected one of"),
+        ("gap_s\n3\n", "1 gaps, the longest 3 s; expected at least 2 gaps, one of them above 0"),
+        ("time_s\n7\n7\n7\n", "2 gaps, the longest 0 s"),
+        ("", "an empty file"),
+    ],
+)
+def test_a_file_with_nonsense_is_refused_with_a_sentence_and_its_row(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(DataError) as refusal:
+        read_gaps(table(tmp_path, text))
+    assert words in str(refusal.value) and "failures.csv" in str(refusal.value)
+
+
+def test_a_file_with_nonsense_is_refused_before_a_fleet_starts(tmp_path: Path) -> None:
+    path = table(tmp_path, "gap_s\n3\n-4\n5\n")
+    with pytest.raises(DataError, match="row 3"):
+        bench.main(["--gaps", str(path)])
+    with pytest.raises(ConfigError, match="--mean is 0; expected a finite number above 0"):
+        bench.main(["--mean", "0"])
+
+
+@given(GAPS, st.floats(0.01, 1e4))
+def test_rescaled_gaps_have_the_mean_and_keep_their_proportions(gaps: list[float], mean_s: float) -> None:
+    found = rescaled(gaps, mean_s)
+    assert fmean(found) == pytest.approx(mean_s)
+    assert all(own * max(gaps) == pytest.approx(max(found) * gap) for own, gap in zip(found, gaps, strict=True))
+
+
+@given(GAPS, st.integers(0, 1000))
+def test_a_replayed_trace_has_each_gap_once_a_round_in_its_own_order(gaps: list[float], seed: int) -> None:
+    twice = list(islice(replayed(gaps, seed), 2 * len(gaps)))
+    start = next(at for at in range(len(gaps)) if [*gaps[at:], *gaps] == twice[: 2 * len(gaps) - at])
+    assert twice[len(gaps) - start : 2 * len(gaps) - start] == gaps
+    assert twice == list(islice(replayed(gaps, seed), 2 * len(gaps)))
+
+
+@given(st.integers(0, 1000), st.floats(1.0, 100.0))
+def test_exponential_arrivals_come_in_order_within_their_time_and_by_seed_alone(seed: int, mean_s: float) -> None:
+    at_s = onsets(exponential(mean_s, seed), 20 * mean_s)
+    assert list(at_s) == sorted(at_s) and all(0.0 < each < 20 * mean_s for each in at_s)
+    assert at_s == onsets(exponential(mean_s, seed), 20 * mean_s)
+    assert at_s[:1] != onsets(exponential(mean_s, seed + 1), 20 * mean_s)[:1]
+
+
+def test_exponential_gaps_have_their_mean_and_its_spread() -> None:
+    gaps = list(islice(exponential(30.0, 7), 4000))
+    assert fmean(gaps) == pytest.approx(30.0, rel=0.05)
+    assert sum(gap > 30.0 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.02)
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+def trial(role: str = "learner", **values: float | str) -> Trial:
+    return replace(Trial(role, "kill", role, 10.0, 0.0), **values)
+
+
+def repair(worker: str = "learner", **values: float) -> RepairRow:
+    row = RepairRow(BEGAN_S + 14.0, worker, worker, "killed", 0.6, 0.2, 1.0, 2.0)
+    return replace(row, **values)
+
+
+def test_the_times_of_a_repair_count_from_the_onset_and_not_from_the_last_progress() -> None:
+    found = repaired(trial(), BEGAN_S, [repair()])
+    assert found is not None
+    assert (found.noticed_s, found.started_s, found.useful_s) == (0.8, 1.0, 4.0)
+    slow = repaired(trial(), BEGAN_S, [repair(localise_s=0.5, replace_s=0.2)])
+    assert slow is not None and slow.noticed_s == 0.3
+
+
+def test_repairs_of_others_and_of_earlier_faults_are_not_this_ones() -> None:
+    assert repaired(trial(), BEGAN_S, [repair("reward-0"), repair(at_s=BEGAN_S + 9.0)]) is None
+
+
+def test_the_first_update_after_the_onset_is_the_commit_and_lower_numbers_are_repeated() -> None:
+    seen = [(1, BEGAN_S + 8.0), (2, BEGAN_S + 9.0), (3, BEGAN_S + 9.9)]
+    assert committed(trial(), BEGAN_S, seen) is None
+    found = committed(trial(), BEGAN_S, [*seen, (3, BEGAN_S + 12.0), (4, BEGAN_S + 12.5)])
+    assert found is not None and (found.committed_s, found.num_repeated) == (2.0, 1)
+    whole = committed(trial(), BEGAN_S, [*seen, (4, BEGAN_S + 12.0)])
+    assert whole is not None and whole.num_repeated == 0
+    far = committed(trial(), BEGAN_S, [*seen, (1, BEGAN_S + 12.0)])
+    assert far is not None and far.num_repeated == 3
+
+
+def test_a_worker_is_unstruck_before_its_fault_and_after_its_repair() -> None:
+    struck = trial("reward", target="reward-0", useful_s=3.0)
+    ended = [(at_s, worker, "why") for worker in ("reward-0", "reward-1") for at_s in (9.0, 11.0, 14.0)]
+    assert ended_unstruck(ended, [struck]) == ("reward-0: why", "reward-0: why", *3 * ("reward-1: why",))
+    assert len(ended_unstruck(ended, [replace(struck, useful_s=None)])) == 4
+
+
+@given(st.lists(st.floats(0.0, 900.0), max_size=60).map(sorted), st.floats(1.0, 900.0))
+def test_the_lowest_ratio_is_that_of_no_window_that_can_be_found(times: list[float], end_s: float) -> None:
+    length_s = min(300.0, end_s)
+    lowest = lowest_ratio(times, 0.0, end_s, 1.0) * length_s
+    tries = [at_s / 7 * (end_s - length_s) for at_s in range(8)]
+    assert all(lowest <= sum(start < at_s <= start + length_s for at_s in times) + 1e-6 for start in tries)
+
+
+def run(label: str = bench.BASE, role: str = "learner", **values: object) -> RunRecord:
+    own = trial(role, noticed_s=0.2, started_s=0.5, useful_s=3.0)
+    if role == "learner":
+        own = replace(own, committed_s=4.0, num_repeated=1)
+    found = RunRecord(label, role, 0, (), 0.5, 100.0, 190, 0.9, 0.4, {"detect_s": 0.2}, (), True, (own,))
+    return replace(found, **values)
+
+
+def test_a_bar_holds_by_what_was_seen_and_a_repair_that_was_not_seen_breaks_it() -> None:
+    assert all(bars([run(), run(role="generator")]).values())
+    unseen = run(role="generator", trials=(trial("generator"),))
+    late = run(trials=(trial(committed_s=10.5, num_repeated=0),))
+    twice = run(trials=(trial(committed_s=4.0, num_repeated=2),))
+    for broken in (unseen, late, twice, run(balances=False), run(healthy=("a: b", "c: d"))):
+        assert list(bars([broken]).values()).count(False) == 1, broken
+
+
+def test_committed_updates_times_the_median_over_the_time_is_the_ratio_by_steps() -> None:
+    assert run().by_steps == pytest.approx(0.95)
+
+
+def test_the_tables_have_every_group_and_two_settings_are_compared_by_their_medians() -> None:
+    warm = run("fleet.standby=1", trials=(trial(committed_s=0.5, num_repeated=0),))
+    text = tables([run(), warm])
+    assert "| as configured | learner | kill | 1 | 0.2 | 0.5 | 4.0 | 4.0 | 1.00 (0.21 to 1.00) | 1 |" in text
+    assert "| fleet.standby=1 | learner | kill | 1 | not seen | not seen | 0.5 | 0.5 |" in text
+    assert compared([run()]) == ""
+    assert "| learner | kill | 4.0 | 0.5 | 8.0 |" in compared([run(), warm])
+    never = run("fleet.standby=1", trials=(trial(),))
+    assert "| learner | kill | 4.0 | not seen | - |" in compared([run(), never])
+
+
+def test_a_runs_record_survives_its_file() -> None:
+    runs = [run(), run("other", "value", notes=("a note",), healthy=("reward-0: why",))]
+    assert read_runs(written({"command": "headrace bench recover"}, runs)) == runs
+
+
+# -- a real run ------------------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(240)
+def test_a_killed_learner_is_back_and_repeats_at_most_one_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    out, gaps = tmp_path / "recover.json", table(tmp_path, "gap_s\n2\n30\n")
+    small = [
+        "emulation.step_s=0.2",
+        "emulation.decode_base_s=0.01",
+        "fleet.generator=2",
+        "fleet.reward=1",
+        "fleet.reference=1",
+        "observer.enabled=false",
+    ]
+    words = [word for setting in small for word in ("--set", setting)]
+    bench.main(
+        ["--role", "learner", "--fault", "kill", "--gaps", str(gaps), "--minutes", "0.1", "--warm", "8", "--seed", "2",
+         "--json", str(out), *words]
+    )  # fmt: skip
+    (found,) = read_runs(out.read_text())
+    (struck,) = found.trials
+    assert struck.target == "learner" and struck.fault == "kill"
+    assert struck.noticed_s is not None and struck.started_s is not None and struck.committed_s is not None
+    assert 0.0 <= struck.noticed_s <= struck.started_s <= struck.committed_s
+    assert struck.num_repeated is not None and struck.num_repeated <= 1
+    assert found.balances and found.healthy == ()
+    assert found.by_steps > 0.0 and found.num_updates > 0
