@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "a machine that is busy (default: %(default)g)",
     )
     parser.add_argument("--only", nargs="+", metavar="KIND", help=f"kinds of fault: {', '.join(FaultKind)}")
+    parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="of each drill's fleet")
     parser.add_argument("--keep", action="store_true", help="keep the folders of sound drills too")
     parser.add_argument("--json", type=Path, help="append each outcome to this file, one JSON object a line")
     options = parser.parse_args(arguments)
@@ -74,7 +75,14 @@ def _drills(seeds: Iterable[int], kinds: Sequence[FaultKind], options: argparse.
     def one(seed: int) -> Outcome:
         schedule, folder = plan(seed, kinds), folder_of(seed)
         try:
-            return drill(schedule, folder, engine=options.engine, patience_s=options.patience, keep=options.keep)
+            return drill(
+                schedule,
+                folder,
+                engine=options.engine,
+                patience_s=options.patience,
+                keep=options.keep,
+                changes=options.set,
+            )
         except Exception as error:  # noqa: BLE001 - an hour of other drills goes on
             broke = Violation("the drill itself runs", "".join(traceback.format_exception(error)).rstrip())
             return Outcome(

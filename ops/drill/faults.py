@@ -79,11 +79,11 @@ class Site:
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[bool]:
+def small_disk(folder: Path, num_bytes: int | None = None) -> Iterator[bool]:
     """Mount a small disk at ``folder`` for a while, where that is allowed; files that were written
-    there stay there."""
+    there stay there. ``num_bytes``: its size; None: enough for a drill."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    options = f"size={_DISK_BYTES[folder.name]},mode=0700"
+    options = f"size={num_bytes or _DISK_BYTES[folder.name]},mode=0700"
     is_mounted = os.geteuid() == 0 and _run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder))
     try:
         yield is_mounted

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,7 +57,7 @@ class Outcome:
     """Kept when something was violated."""
 
 
-class _Watch:
+class DrillWatch:
     """Looks at the run while the drill waits."""
 
     def __init__(self, site: Site, patience_s: float) -> None:
@@ -103,10 +103,16 @@ class _Watch:
 
 
 def drill(
-    plan: Plan, folder: Path, *, engine: str = "emulated", patience_s: float = PATIENCE_S, keep: bool = False
+    plan: Plan,
+    folder: Path,
+    *,
+    engine: str = "emulated",
+    patience_s: float = PATIENCE_S,
+    keep: bool = False,
+    changes: Sequence[str] = (),
 ) -> Outcome:
     """Run a drill in ``folder``, which is removed afterwards unless something was violated or
-    ``keep`` is set."""
+    ``keep`` is set. ``changes``: settings over those of ``configs/drill.toml``."""
     started = time.monotonic()
     kinds = tuple(str(kind) for kind in plan.kinds)
     outcome = Outcome(plan.seed, plan.algorithm, kinds)
@@ -118,6 +124,7 @@ def drill(
         f"fleet.reward={plan.num_rewards}",
         f"algorithm.dynamic_sampling={'true' if plan.algorithm == 'dapo' else 'false'}",
         *(_LOCAL if engine == "local" else ()),
+        *changes,
     ]
     with contextlib.ExitStack() as stack:
         network = None
@@ -137,11 +144,7 @@ def drill(
         witness = Witness(fleet.run_dir)
         try:
             _carry_out(plan, site, outcome, patience_s)
-            if fleet.is_over():
-                look_for_leftovers(site, "the run's end")
-                site.events.append(_audit(fleet))
-                look_for_leftovers(site, "the run's end and `headrace audit`")
-                site.events.append(Finished(fleet.supervisor.returncode))
+            conclude(site)
         finally:
             fleet.close()
             site.events += witness.close()
@@ -154,16 +157,7 @@ def drill(
         outcome.violations = [Violation("everything moves", f"the run was not started: see {fleet.output}")]
         outcome.folder = folder
         return outcome
-    config = read_resolved(fleet.run_dir)
-    limits = Limits(
-        eta=config.staleness.eta,
-        group_size=config.algorithm.group_size,
-        num_slots=config.generation.num_slots,
-        window_tokens=config.generation.window_tokens,
-        num_updates=config.run.num_updates,
-    )
-    events: list[Event] = [*read_events(fleet), *site.events]
-    outcome.violations = check(events, limits)
+    events, outcome.violations = judge(site)
     outcome.costs = kill_costs(events) if engine == "emulated" else []
     outcome.num_updates = len(fleet.updates())
     if outcome.violations or keep:
@@ -173,9 +167,32 @@ def drill(
     return outcome
 
 
+def conclude(site: Site) -> None:
+    """Audit a run that is over, and look for its leftovers."""
+    if site.fleet.is_over():
+        look_for_leftovers(site, "the run's end")
+        site.events.append(_audit(site.fleet))
+        look_for_leftovers(site, "the run's end and `headrace audit`")
+        site.events.append(Finished(site.fleet.supervisor.returncode))
+
+
+def judge(site: Site) -> tuple[list[Event], list[Violation]]:
+    """Return the events of a run that is over, the site's included, and what they violate."""
+    config = read_resolved(site.fleet.run_dir)
+    limits = Limits(
+        eta=config.staleness.eta,
+        group_size=config.algorithm.group_size,
+        num_slots=config.generation.num_slots,
+        window_tokens=config.generation.window_tokens,
+        num_updates=config.run.num_updates,
+    )
+    events: list[Event] = [*read_events(site.fleet), *site.events]
+    return events, check(events, limits)
+
+
 def _carry_out(plan: Plan, site: Site, outcome: Outcome, patience_s: float) -> None:
     """Start the run, inject its faults, and wait for its end."""
-    fleet, watch = site.fleet, _Watch(site, patience_s)
+    fleet, watch = site.fleet, DrillWatch(site, patience_s)
     fleet.start()
     for number, faults in enumerate(plan.rounds):
         if not watch.updates(2):

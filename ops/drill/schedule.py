@@ -201,13 +201,14 @@ def plan(seed: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Plan:
             other = rng.choice(common)
             if other not in _ALONE and other is not chosen[0]:
                 chosen.append(other)
-        rounds.append(tuple(_fault(kind, rng) for kind in chosen))
+        rounds.append(tuple(planned_fault(kind, rng) for kind in chosen))
     needs_critic = any(fault.kind is FaultKind.KILL_VALUE for faults in rounds for fault in faults)
     algorithms = ["tppo", "vapo"] if needs_critic else ["dapo", "dapo", "tppo", "vapo"]
     return Plan(seed, rng.choice(algorithms), rng.choice([1, 1, 2]), tuple(rounds))
 
 
-def _fault(kind: FaultKind, rng: random.Random) -> PlannedFault:
+def planned_fault(kind: FaultKind, rng: random.Random) -> PlannedFault:
+    """Return a fault of a kind, with its duration."""
     duration_s = rng.uniform(*_LASTING.get(kind, (_SHORTEST_S, _LONGEST_S)))
     if kind in _AT_ONCE:
         duration_s = 0.0
