@@ -40,7 +40,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-units test-fleets test-long test-docs test-vllm test-lora test-places test-ray test-away test-web test-sinks vllm ray trl static types check format drill bench fuzz soak mutants real-size docs clean
+.PHONY: help demo test test-units test-fleets test-long test-docs test-vllm test-lora test-places test-ray test-away test-web test-sinks vllm ray trl static types check format drill bench fuzz soak soak-faults mutants real-size docs clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -247,6 +247,10 @@ verdicts: $(VENV)/.dev ## what the verifier math accepts: right solutions in 11 
 
 soak: $(VENV)/.dev ## both ledgers through one story of a million chunks with crashes, compared (CHUNKS=1000000, SEED=0; takes a while)
 	$(BIN)/python -m ops.soak --chunks $(or $(CHUNKS),1000000) --seed $(SEED) --units-per-update 512
+
+MINUTES ?= 30
+soak-faults: $(VENV)/.dev ## one real fleet under faults of all kinds, two a minute: the rate that it keeps, and what must hold (MINUTES=30, SEED=0)
+	$(BIN)/python -m ops.drill.soak --minutes $(MINUTES) --seed $(SEED) --json bench-results/soak-faults.json
 
 FUZZ_S ?= 600
 fuzz: $(VENV)/.dev ## hostile bytes for decoder, mailboxes, peek and score, ten minutes each (FUZZ_S=600); installs atheris into .venv

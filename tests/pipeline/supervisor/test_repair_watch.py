@@ -126,4 +126,4 @@ def test_repairs_are_summed_up_by_role():
     assert (of_generators.number, of_generators.median_s, of_generators.longest_s) == (2, 15.0, 20.0)
     assert of_generators.in_words() == "detect 40 %, replace 13 %, reload 20 %, repeat 27 %"
     parts = {"detect_s": 1.0, "localise_s": 0.0, "replace_s": 2.0, "reload_s": 3.0, "repeat_s": 4.0}
-        assert of_rewards.sums == parts
+    assert of_rewards.sums == parts
