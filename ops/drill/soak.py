@@ -3,10 +3,10 @@
     python -m ops.drill.soak --minutes 30 --seed 0     # or: make soak-faults
     python -m ops.drill.soak --minutes 3
 
-*Consumes* a seed. *Produces* a table of what each kind of fault cost, the rate kept, and exit code
-1 when an invariant was violated or a bar does not hold. *Waits for* three fleets of the same seed:
-one without faults, one with them, one without. The rate without faults is that of both together, so
-that a machine that becomes slower or faster meanwhile counts half.
+*Consumes* a seed. *Produces* a table of each kind's cost, and the rate kept. Exit code 1: an
+invariant was violated, or too little of the rate was kept. *Waits for* three fleets of the same
+seed: one without faults, one with them, one without. The rate without faults is the mean of both,
+so that a machine that becomes slower or faster meanwhile counts half.
 
 The run with faults has as many updates to take as a fleet without faults takes in the time. It ends
 by itself, so that a drill's whole check holds for it: nothing is in flight at the end. A fault ends

@@ -1,4 +1,4 @@
-"""``headrace bench recover``: how soon a killed or frozen worker's work goes on, and what that costs.
+"""``headrace bench recover``: how soon a killed or frozen worker's work goes on, and the cost.
 
     headrace bench recover --role learner generator --minutes 10 --mean 30 --json bench-results/recover.json
     headrace bench recover --role learner --fault kill --mean 120 --gaps failures.csv
@@ -6,10 +6,11 @@
     headrace bench recover --shown bench-results/recover.json
 
 Each role has a fleet of its own, of real processes with emulated models. Faults arrive by seeded
-exponential gaps. With --gaps they arrive by those of a file, a published failure trace for example,
-rescaled with --mean. --against makes each run twice, the second time with other settings, and both
-have the same faults. *Consumes* seeds and perhaps a file. *Produces* tables, JSON, and exit code 1
-when a bar does not hold. *Waits for* the fleets."""
+exponential gaps, or by those of a file, such as a published failure trace. Its gaps can be
+rescaled. With --against each run is made twice, the second time with other settings and the same faults.
+
+*Consumes* seeds and perhaps a file. *Produces* tables, JSON, and exit code 1 when a bar does not
+hold. *Waits for* the fleets."""
 
 from __future__ import annotations
 

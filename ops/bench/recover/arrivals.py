@@ -27,8 +27,8 @@ def read_gaps(path: Path) -> tuple[float, ...]:
     seconds or as dates; their order does not matter.
 
     Raises:
-        DataError: no such column or several, a cell that is no time, a negative gap, fewer than two
-            gaps, or none above 0; the message has the file's row."""
+        DataError: no such column or several, or a cell that is no time or below 0. Or the gaps are
+            fewer than two, or all 0. The message has the file's row, where it is one."""
     names = column_names(path)
     found = [name for name in (GAP, *TIMES) if name in names]
     if len(found) != 1:

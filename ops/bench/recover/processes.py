@@ -1,11 +1,10 @@
-"""Real fleets that are struck at given times, and what their records say.
+"""Real fleets that are struck at given times, and the records of their repairs.
 
-*Consumes* a plan and arrival times. *Produces* a record of the run. *Waits for* the first updates,
-for each repair, and for the end; each wait has a deadline. A fleet that does not start is an error;
-a repair that does not come is a trial without times.
+The first updates, each repair and the end have deadlines. A fleet that does not start is an error.
+A repair that does not come makes a trial without times.
 
-The models are emulated: decode steps and optimiser steps take set times. Processes, signals, ledger,
-messages, snapshots and repairs are real. Only the injector knows the onset."""
+The models are emulated: decode steps and optimiser steps take set times. Processes, signals,
+ledger, messages, snapshots and repairs are real. Only the injector knows the onset."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What the records of a run with faults say: how long each repair took, and what was lost. Pure.
+"""The score of a run with faults: the parts of each repair, and the loss. Pure.
 
 The injector knows the onset. The supervisor's line in ``repairs.jsonl`` has the rest: when it knew,
-when a new process started, and when that had done its first work. Both clocks are of one host. The
-supervisor reads heartbeats of one second twice a second, so work may be 1.5 s older than its line
-says, never newer."""
+when a new process started, and when that had done its first work. Both clocks are of one host.
+Heartbeats come every second and are read twice a second. So work may be 1.5 s older than its line,
+and never newer."""
 
 from __future__ import annotations
 

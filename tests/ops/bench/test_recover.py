@@ -1,4 +1,4 @@
-"""Claims about ``headrace bench recover``: arrival times, what the records say, and one real run."""
+"""Claims about ``headrace bench recover``: arrival times, records, and one real run."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_repairs_of_others_and_of_earlier_faults_are_not_this_ones() -> None:
     assert repaired(trial(), BEGAN_S, [repair("reward-0"), repair(at_s=BEGAN_S + 9.0)]) is None
 
 
-def test_the_first_update_after_the_onset_is_the_commit_and_lower_numbers_are_repeated() -> None:
+def test_the_first_update_after_the_onset_counts_and_lower_numbers_are_repeated() -> None:
     seen = [(1, BEGAN_S + 8.0), (2, BEGAN_S + 9.0), (3, BEGAN_S + 9.9)]
     assert committed(trial(), BEGAN_S, seen) is None
     found = committed(trial(), BEGAN_S, [*seen, (3, BEGAN_S + 12.0), (4, BEGAN_S + 12.5)])

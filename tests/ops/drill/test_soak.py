@@ -1,4 +1,4 @@
-"""Claims about the long drill: which faults, when, and what each is said to have cost."""
+"""Claims about the long drill: its faults, their times, and the cost of each."""
 
 from __future__ import annotations
 
