@@ -7,7 +7,8 @@
 
 Each role has a fleet of its own, of real processes with emulated models. Faults arrive by seeded
 exponential gaps, or by those of a file, such as a published failure trace. Its gaps can be
-rescaled. With --against each run is made twice, the second time with other settings and the same faults.
+rescaled. With --against each run is made twice, the second time with other settings and the same
+faults.
 
 *Consumes* seeds and perhaps a file. *Produces* tables, JSON, and exit code 1 when a bar does not
 hold. *Waits for* the fleets."""
