@@ -1,5 +1,5 @@
-"""Claims about incidents on a real fleet: each fault is named by its component within seconds, and
-no other component is."""
+"""Claims about incidents on a real fleet: each fault is named by its component, and no other
+component is. How soon, `headrace bench trace` measures."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from pipeline.ledger.address import read_address
 from tests.integration import hanging_verifier
 from tests.integration.fleet import EMULATED, RunningFleet, fleet
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 PATIENT = (
     "run.num_updates=100000",
-    "supervisor.silent_after_s=60",
-    "reward.timeout_s=60",
-    "ledger.scoring_deadline_s=90",
+    "supervisor.silent_after_s=300",
+    "supervisor.stuck_after_s=300",
+    "reward.timeout_s=300",
+    "ledger.scoring_deadline_s=300",
     "algorithm.groups_per_update=4",
 )
+"""Settings by which no fault of the test ends by itself, however busy the machine."""
 TRUSTED = f"reward.verifiers=['{hanging_verifier.NAME}']"
-NAMED_WITHIN_S = 15.0
-"""Of a machine that others use, too; alone it is 6 to 9 s."""
+NAMED_WITHIN_S = 45.0
+"""The supervisor starts a mute ledger server anew after a minute."""
+NUM_MOMENTS = 10
+"""That the observer sees a fleet at work in: what a role usually takes is known then."""
 
 
 def prompts(folder: Path) -> tuple[Path, Path]:
@@ -41,10 +45,16 @@ def kinds(run: RunningFleet) -> dict[str, tuple[str, ...]]:
     return {incident.component: incident.kinds for incident in RunIncidents(run.run_dir).read()}
 
 
+def num_moments(run: RunningFleet) -> float:
+    return run.workers().get("observer", {}).get("counters", {}).get("moments", 0)
+
+
 def test_a_frozen_generator_a_hung_scorer_and_a_stopped_ledger_are_named_alone(tmp_path: Path) -> None:
     data, switch = prompts(tmp_path)
     with fleet(tmp_path, *EMULATED, *PATIENT, f"data.train=['{data}']", TRUSTED) as run:
         run.wait_until(lambda: run.num_updates() >= 2, "updates")
+        begun = num_moments(run)
+        run.wait_until(lambda: num_moments(run) >= begun + NUM_MOMENTS, "the usual pace")
         assert kinds(run) == {}
         frozen = run.workers()["generator-1"]["pid"]
         os.kill(frozen, signal.SIGSTOP)
