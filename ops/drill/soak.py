@@ -55,7 +55,7 @@ SETTINGS = (
 _LEFT_OUT = frozenset({FaultKind.LINK_CUT, FaultKind.KILL_VALUE})
 """The first needs a fleet by tcp, between which no relay can stand; the second a critic."""
 _DISKS = {FaultKind.DISK_FULL: ("checkpoints", 256 << 20), FaultKind.DISK_FULL_LEDGER: ("ledger", 384 << 20)}
-_BASELINE_SHARE = 1 / 6
+_BASELINE_SHARE = 1 / 10
 _LEAST_BASELINE_S = 30.0
 _LONGEST_S = 120.0
 _EARLIEST_S = 5.0
