@@ -69,10 +69,15 @@ class HostFleet:
         if self._ladder is not None:
             self._ladder.blind(now_s)
 
-    async def restart(self, worker: str, reason: str) -> None:
-        """Kill a fenced worker, which is started again."""
+    async def restart(self, worker: str, reason: str, *, detect_s: float = 0.0, localise_s: float = 0.0) -> None:
+        """Kill a fenced worker, which is started again. ``detect_s``, ``localise_s``: seconds from
+        the fault's begin to its incident, and from that to this decision."""
         if worker in self.processes.pids:
             stands = await self._stands(worker)
+            role = next((one.role for one in self.plan.workers if one.name == worker), None)
+            if role is not None:
+                stood_s = detect_s + localise_s
+                self._repairs.lost(worker, role, reason, time.monotonic(), stood_s=stood_s, localise_s=localise_s)
             self.processes.stop(worker, now=True)
             self.plan.replace(worker, reason)
             log.error("worker_replaced", worker=worker, reason=reason, **stands)

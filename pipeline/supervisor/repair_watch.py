@@ -19,6 +19,8 @@ class _OpenRepair:
     cause: str
     onset_s: float
     detected_s: float
+    """When it was decided that this worker is repaired."""
+    localise_s: float
     version: int
     """The highest that the lost learner had published."""
     started_s: float | None = None
@@ -33,13 +35,23 @@ class RepairWatch:
         self._open: dict[str, _OpenRepair] = {}
         self._versions: dict[str, int] = {}
 
-    def lost(self, worker: str, role: Role, cause: str, now_s: float, *, stood_s: float = 0.0) -> None:
-        """Note a process that was lost; ``stood_s``: since its last progress. Of several losses
-        before its successor works, the first counts."""
+    def lost(
+        self, worker: str, role: Role, cause: str, now_s: float, *, stood_s: float = 0.0, localise_s: float = 0.0
+    ) -> None:
+        """Note a process that was lost, or is ended for an incident. Of several losses before its
+        successor works, the first counts.
+
+        Args:
+            worker: Its name.
+            role: Its role.
+            cause: Why, in words.
+            now_s: The supervisor's time.
+            stood_s: Since its last progress, or since the incident's fault began.
+            localise_s: The part of it between the first sign and this decision."""
         before = self._open.get(worker)
         if before is None:
             version = self._versions.get(worker, -1)
-            self._open[worker] = _OpenRepair(role, cause, now_s - stood_s, now_s, version)
+            self._open[worker] = _OpenRepair(role, cause, now_s - stood_s, now_s, localise_s, version)
         elif before.started_s is not None:
             before.started_s = before.ready_s = None
             before.num_losses += 1
@@ -77,9 +89,10 @@ def _row(worker: str, repair: _OpenRepair, started_s: float, ready_s: float, now
         worker=worker,
         role=str(repair.role),
         cause=repair.cause,
-        detect_s=round(repair.detected_s - repair.onset_s, 3),
+        detect_s=round(repair.detected_s - repair.onset_s - repair.localise_s, 3),
         replace_s=round(started_s - repair.detected_s, 3),
         reload_s=round(ready_s - started_s, 3),
         repeat_s=round(now_s - ready_s, 3),
         num_losses=repair.num_losses,
+        localise_s=round(repair.localise_s, 3),
     )

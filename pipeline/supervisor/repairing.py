@@ -29,6 +29,7 @@ from pipeline.supervisor.evictions import BY_SUPERVISOR, evicted
 from pipeline.supervisor.fleet_plan import FleetFailure, WorkerPhase
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.recovery.ladder import IncidentSign, Ladder
+from pipeline.supervisor.recovery.past import past_repairs
 from pipeline.supervisor.recovery.rungs import (
     LadderLimits,
     Member,
@@ -55,7 +56,7 @@ log = structlog.get_logger(__name__)
 
 
 def made_ladder(config: RunConfig, run_dir: Path) -> Ladder:
-    """Return the ladder of a run; its cases go on counting where earlier supervisors ended."""
+    """Return the ladder of a run; cases and budgets go on where earlier supervisors ended."""
     settings = config.recovery
     limits = LadderLimits(
         tolerate_s=settings.tolerate_s,
@@ -70,11 +71,13 @@ def made_ladder(config: RunConfig, run_dir: Path) -> Ladder:
         window_s=settings.window_s,
     )
     try:
-        newest = max((row.case for row in read_steps(run_dir)), default=0)
+        steps = read_steps(run_dir)
     except OSError as error:
         log.warning("steps_not_read", reason=str(error))
-        newest = 0
-    return Ladder(RepairPolicy(settings.policy), limits, next_case=newest + 1)
+        steps = []
+    ladder = Ladder(RepairPolicy(settings.policy), limits, next_case=max((row.case for row in steps), default=0) + 1)
+    ladder.recall(time.monotonic(), past_repairs(steps, time.time(), settings.window_s))
+    return ladder
 
 
 class Repairing:
@@ -111,7 +114,13 @@ class Repairing:
             log.warning("incidents_not_read", reason=str(error))
             return {}
         return {
-            one.number: IncidentSign(one.number, one.component, one.kinds[-1] if one.kinds else "", one.sentence)
+            one.number: IncidentSign(
+                one.number,
+                one.component,
+                one.kinds[-1] if one.kinds else "",
+                one.sentence,
+                max(0.0, one.opened_s - one.since_s),
+            )
             for one in found
             if one.is_open and one.records[-1].at_s >= self._since_s
         }
@@ -163,7 +172,9 @@ class Repairing:
                     if order.rung is Rung.ROLE_RESTART:
                         self._fenced[worker] = await registry.fence(worker)
                     # a fenced guest ends, and its own supervisor starts it again
-                    await self._fleet.restart(worker, order.reason)
+                    await self._fleet.restart(
+                        worker, order.reason, detect_s=order.detect_s, localise_s=order.localise_s
+                    )
             case Rung.EVICT:
                 await self._evict(registry, order, now)
             case Rung.WHOLE_RUN:

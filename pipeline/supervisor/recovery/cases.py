@@ -30,6 +30,10 @@ class Case:
     """From a loss, or an ordered restart, to the next start."""
     worked_s: float | None = None
     """When it came back to work; None while it is not."""
+    signed_s: float | None = None
+    """When its first incident was read; None without one."""
+    stood_s: float = 0.0
+    """From that fault's begin, by the evidence, to the incident."""
     is_advised: bool = False
     """The policy allows words alone, or a person decides: nothing is ordered any more."""
 

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.supervisor.recovery.cases import Case, Window
 from pipeline.supervisor.recovery.domains import LinkAlarms, host_to_evict, one_missing, others_at_work
+from pipeline.supervisor.recovery.past import PastRepairs
 from pipeline.supervisor.recovery.rungs import (
     LADDER,
     OF_LINKS,
@@ -56,6 +57,8 @@ class IncidentSign:
     """A worker, a link ``sender>receiver``, or ``ledger``."""
     kind: str
     sentence: str
+    stood_s: float = 0.0
+    """From the fault's begin, by the evidence, to the incident."""
 
 
 class Ladder:
@@ -73,6 +76,7 @@ class Ladder:
         self._links = LinkAlarms(limits.link_alarms, limits.link_window_s)
         self._restarts: dict[str, Window] = {}
         self._evictions = Window(limits.window_s)
+        self._past_losses: dict[str, int] = {}
         self._steps: list[RepairStep] = []
         self._orders: list[RepairOrder] = []
 
@@ -86,6 +90,15 @@ class Ladder:
         steps, self._steps = self._steps, []
         return steps
 
+    def recall(self, now_s: float, past: PastRepairs) -> None:
+        """Take over the budgets that earlier supervisors have used, before anything else."""
+        for worker, ages in past.restarts.items():
+            for age_s in ages:
+                self._restarts.setdefault(worker, Window(self._limits.window_s)).add(now_s - age_s)
+        for age_s in past.evictions:
+            self._evictions.add(now_s - age_s)
+        self._past_losses = dict(past.losses)
+
     # -- the supervisor's own signs ----------------------------------------------------------------
 
     def lost(self, now_s: float, worker: str, role: Role, reason: str) -> None:
@@ -97,6 +110,7 @@ class Ladder:
         case = self._cases.get(worker)
         if case is None:
             case = self._open(worker, role, Rung.TOLERATE, math.inf, reason)
+            case.num_losses = self._past_losses.pop(worker, 0)
         if case.is_down or (case.is_final and not case.is_advised):
             return
         if not case.is_own:
@@ -196,6 +210,7 @@ class Ladder:
         if case is None:
             deadline_s = now_s + self._limits.tolerate_s
             case = self._open(worker, self._roster[worker].role, Rung.TOLERATE, deadline_s, reason)
+            case.signed_s, case.stood_s = now_s, sign.stood_s
             self._note(case, Rung.TOLERATE, StepOutcome.BEGUN, reason, now_s)
         case.incidents.add(sign.number)
         return worker
@@ -284,7 +299,9 @@ class Ladder:
         self._note(case, Rung.ISOLATE, StepOutcome.BEGUN, "its epoch is fenced: others go on with what it held")
         self._order(case, Rung.ISOLATE, (case.worker,))
         self._note(case, Rung.RESTART, StepOutcome.BEGUN, case.reason, now_s)
-        self._order(case, Rung.RESTART, (case.worker,))
+        localise_s = 0.0 if case.signed_s is None else now_s - case.signed_s
+        order = RepairOrder(Rung.RESTART, case.number, case.worker, case.reason, case.deadline_s, (case.worker,))
+        self._orders.append(replace(order, detect_s=case.stood_s, localise_s=localise_s))
 
     def _hand_on(self, case: Case, now_s: float, why: str) -> None:
         """Go to the next rung that there are means for."""

@@ -128,6 +128,10 @@ class RepairOrder:
     """Those that it is carried out on."""
     host: str = ""
     """An eviction of all workers of this host."""
+    detect_s: float = 0.0
+    """Of a restart for an incident: from the fault's begin, by the evidence, to the incident."""
+    localise_s: float = 0.0
+    """From that to this order."""
 
 
 @dataclass(frozen=True, slots=True)

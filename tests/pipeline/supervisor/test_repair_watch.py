@@ -47,6 +47,18 @@ def test_the_parts_of_a_repair_are_told_apart_and_add_up():
     assert see(watch, 46.0, beat("generator-0", 7, WaitingFor.COMPUTE, 2)) == []
 
 
+def test_a_worker_that_is_ended_for_an_incident_has_the_time_to_localise_apart():
+    watch = RepairWatch()
+    watch.lost("generator-0", Role.GENERATOR, "incident 3", 30.0, stood_s=21.0, localise_s=10.0)
+    # the end of its process is no loss of its own
+    watch.lost("generator-0", Role.GENERATOR, "killed by SIGKILL", 30.5)
+    watch.started("generator-0", 32.0)
+    see(watch, 40.0, beat("generator-0", 7, WaitingFor.WEIGHTS, 0))
+    (row,) = see(watch, 45.0, beat("generator-0", 7, WaitingFor.COMPUTE, 1))
+    assert (row.detect_s, row.localise_s, row.replace_s, row.cause) == (11.0, 10.0, 2.0, "incident 3")
+    assert (row.whole_s, row.num_losses) == (36.0, 1)
+
+
 def test_a_learner_works_again_with_the_first_version_that_was_not_there():
     watch = RepairWatch()
     see(watch, 1.0, beat("learner", 1, WaitingFor.COMPUTE, 9, version=12, role=Role.LEARNER))

@@ -61,6 +61,16 @@ def lose(made: Ladder, now_s: float, worker: str = "generator-1", *, starts: boo
         made.started(now_s + 1.0, worker)
 
 
+def test_a_restart_for_an_incident_has_the_times_of_finding_and_of_deciding():
+    made = ladder()
+    sign = replace(suspected()[1], stood_s=7.0)
+    made.see_incidents(20.0, {1: sign})
+    assert made.tick(29.0, FLEET) == []
+    isolate, restart = made.tick(31.0, FLEET)
+    assert (isolate.rung, restart.rung) == (Rung.ISOLATE, Rung.RESTART)
+    assert (restart.detect_s, restart.localise_s) == (7.0, 11.0)
+
+
 # -- the supervisor's own signs --------------------------------------------------------------------
 
 
