@@ -1,4 +1,4 @@
-"""What the record of earlier supervisors leaves of the ladder's budgets. Pure.
+"""Budgets of the ladder that earlier supervisors have used, by their record. Pure.
 
 A supervisor that is started again must not give a flapping worker all its repairs once more. The
 restarts that incidents ordered, the evictions, and the losses in a row are counted in the steps of
