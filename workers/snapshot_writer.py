@@ -2,7 +2,8 @@
 step, beside the next one.
 
 The worker waits for one copy, on its compute thread. Digest and manifest follow on another thread
-(``pipeline.training.snapshots``). A snapshot that is due before the last one is sealed is left out.
+(``pipeline.training.snapshots``). A snapshot that is due before the last one is sealed is left out,
+as is one for which every buffer is being read.
 
 A snapshot settles nothing. Where it cannot be made, the log reports it once, and the run goes on
 with checkpoints alone.
@@ -88,6 +89,9 @@ class SnapshotWriter:
         except (OSError, StorageFailed) as error:
             self._stop(str(error))
             return
+        if filled is None:
+            self._ctx.count("skipped_snapshots")
+            return
         self._ctx.count("snapshots")
         self._ctx.count("snapshot_s", time.perf_counter() - started_s)
         seal = partial(self._folder.seal, filled, version=version, num_updates=num_updates, state=state)
@@ -98,7 +102,7 @@ class SnapshotWriter:
         if self._task is not None and not self._task.done():
             await asyncio.wait({self._task}, timeout=_SEAL_S)
 
-    def _copy(self, live_state: Callable[[], LiveState]) -> FilledBuffer:
+    def _copy(self, live_state: Callable[[], LiveState]) -> FilledBuffer | None:
         """Fill a buffer, once it is known that there is room. Raises OSError and StorageFailed."""
         live = live_state()
         if not self._is_room_known:

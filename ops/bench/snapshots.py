@@ -129,6 +129,7 @@ def measure(name: str, path: Path, *, response: float, rounds: int) -> UpdateCos
                 started_s = time.perf_counter()
                 filled = snapshots.fill(backend.live_state())
                 copies.append(time.perf_counter() - started_s)
+                assert filled is not None
                 seal = partial(snapshots.seal, filled, version=1, num_updates=1, state=_STATE)
                 sealing = beside.submit(_timed, seal)
 

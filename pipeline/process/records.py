@@ -132,7 +132,8 @@ def this_host() -> str:
 
 
 @cache
-def _boot() -> str:
+def boot_id() -> str:
+    """Return the name of this host's boot: the same in all its containers."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
@@ -147,7 +148,7 @@ def _started(pid: int) -> str | None:
     # The name before the last bracket may hold any character.
     fields = status.rpartition(")")[2].split()
     state, ticks = fields[0], fields[19]
-    return None if state in "ZX" else f"{_boot()} {ticks}"
+    return None if state in "ZX" else f"{boot_id()} {ticks}"
 
 
 def _started_elsewhere(pid: int) -> str | None:

@@ -1,9 +1,10 @@
-"""Where a new learner begins: a snapshot in its host's memory, else a checkpoint, else the start
-model. Which snapshots count: ``workers.snapshot_restore``."""
+"""Where a new learner begins: a snapshot in its host's memory, else a peer's copy of one, else a
+checkpoint, else the start model. Which snapshots count: ``workers.snapshot_restore``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipeline.training.update_log.records import Origin
 from protocol.errors import ConfigError
 from workers.engines.build import build_training_backend
 from workers.engines.training.seam import TrainingBackend
+from workers.learner.peer_snapshots import peers_snapshots
 from workers.snapshot_restore import RestoredSnapshot, restore_snapshot
 from workers.snapshot_writer import SnapshotWriter
 
@@ -64,9 +66,22 @@ async def begin(ctx: ActorContext) -> Beginning:
             f"the ledger has no record of this run, but {on_disk[-1].path.name} was written with one: its server was "
             "emptied or is another. Give the right one by ledger.url, or start a new run from the checkpoint's model"
         )
-    restored = await restore_snapshot(
-        ctx, memory, found, on_disk, missing=ctx.ledger.missing, put_back=backend.put_back, counted="num_updates"
+    restore = partial(
+        restore_snapshot,
+        ctx,
+        memory,
+        on_disk=on_disk,
+        missing=ctx.ledger.missing,
+        put_back=backend.put_back,
+        counted="num_updates",
     )
+    restored = await restore(found)
+    if restored is None:
+        least = int(on_disk[-1].state.get("num_updates", 0)) if on_disk else 0
+        async for copied in peers_snapshots(ctx, memory, least_updates=least):
+            restored = await restore([copied])
+            if restored is not None:
+                break
     if restored is not None:
         return await _from_memory(ctx, folder, backend, writer, restored, on_disk)
     checkpoint = await ctx.compute(folder.newest)

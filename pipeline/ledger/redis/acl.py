@@ -26,7 +26,7 @@ COMMANDS: Final = (*CONNECTION, *WRITES)
 
 _EVERY: Final = (
     *("counters", "epochs", "endpoints", "endpoint_changes", "heartbeats", "seen", "versions", "reaching"),
-    *("relays", "relay_order", "mailboxes", "failures"),
+    *("relays", "relay_order", "snapshot_peers", "mailboxes", "failures"),
     *("news:*", "asked:*", "never", "home"),
 )
 """``news:*`` only wakes readers; ``home`` is what a joined host sends home."""

@@ -26,6 +26,7 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
+from pipeline.runtime.registry.announcements import SnapshotPeer
 from pipeline.runtime.registry.contract import (
     MAX_FAILURES,
     MAX_REACHING,
@@ -263,6 +264,16 @@ class RedisRegistry:
             "live_relays", worker=who.worker, positions=wanted, silent_after=self._unlisted_after_s
         )
         return [msgspec.json.decode(entry, type=RelayAnnouncement) for entry in entries]
+
+    async def set_snapshot_peer(self, peer: SnapshotPeer) -> None:
+        """Publish, or renew, what a joined host keeps of the learner's snapshots."""
+        await self._command("HSET", self._keys["snapshot_peers"], peer.name, msgspec.json.encode(peer))
+
+    async def snapshot_peers(self) -> list[SnapshotPeer]:
+        """Return the hosts that keep copies of snapshots, the last renewed first."""
+        found = await self._command("HVALS", self._keys["snapshot_peers"])
+        peers = [msgspec.json.decode(entry, type=SnapshotPeer) for entry in found]
+        return sorted(peers, key=lambda peer: peer.at_s, reverse=True)
 
     async def set_run_status(self, status: RunStatus) -> None:
         """Set the run's state."""

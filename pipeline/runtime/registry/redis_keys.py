@@ -33,6 +33,6 @@ def keys_of(run: str) -> dict[str, str]:
         "reaching",
         "failures",
     )
-    plain = (*names, "fleet", "settings_changes", "weights", "relays", "relay_order", "run_status")
+    plain = (*names, "fleet", "settings_changes", "weights", "relays", "relay_order", "snapshot_peers", "run_status")
     news = {NEWS[topic]: keys.notifications(run, topic) for topic in Topic}
     return {name: getattr(keys, name)(run) for name in plain} | news

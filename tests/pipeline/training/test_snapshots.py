@@ -32,7 +32,9 @@ def writer(root: Path, owner: str = "learner#1", *, run: str = "run", set_aside:
 
 
 def write(folder: SnapshotFolder, version: int, *, size: int = SIZE, **state: Any) -> None:
-    folder.seal(folder.fill(live(version, size)), version=version, num_updates=version, state=state)
+    filled = folder.fill(live(version, size))
+    assert filled is not None
+    folder.seal(filled, version=version, num_updates=version, state=state)
 
 
 def successor(
@@ -129,11 +131,12 @@ def test_a_stale_incarnation_neither_changes_nor_seals_once_it_is_succeeded(tmp_
     for version in (1, 2):
         write(stale, version)
     filled = stale.fill(live(3))
+    assert filled is not None
     second, found, _ = successor(tmp_path)
     with pytest.raises(OSError):
         stale.seal(filled, version=3, num_updates=3, state={})
     # the next one's buffer is sealed, so it must not be filled
-    stale._next = 1
+    stale._newest = "a"
     with pytest.raises(OSError):
         stale.fill(live(4))
     assert (second.read(found[0]).tensors["wide"][1] == 2).all()

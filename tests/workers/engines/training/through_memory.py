@@ -19,7 +19,9 @@ class ThroughMemory:
 
     def fill(self, backend: TrainingBackend | ValueEngine) -> FilledBuffer:
         """Copy the present state."""
-        return self._first.fill(backend.live_state())
+        filled = self._first.fill(backend.live_state())
+        assert filled is not None
+        return filled
 
     def read(self, filled: FilledBuffer) -> KeptState:
         """Seal a copy, and read it as the second incarnation."""
