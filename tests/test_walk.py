@@ -38,7 +38,6 @@ BESIDE = {
     "workers/learner/bad_data.py": "drops units that cannot be trained on",
     "workers/learner/beginning.py": SNAPSHOTS,
     "workers/snapshot_writer.py": SNAPSHOTS,
-    "workers/snapshot_restore.py": SNAPSHOTS,
     "workers/engines/generation/local/attention.py": FORWARD,
     "workers/engines/generation/local/cache.py": FORWARD,
     "workers/engines/generation/local/dense.py": FORWARD,

@@ -6,8 +6,8 @@
     generator    P weights in their type (on a CPU the published ones, in place) + KV cache of all slots
     reference    P weights + the activations of one layer
     /dev/shm     (weights.keep + 1) P published, once a host
-                 + the learner's weights and optimiser twice, and a value worker's, for snapshots, where they
-                   fit or must be
+                 + the learner's weights and optimiser twice (three times with peers), and a value worker's
+                   twice, for snapshots, where they fit or must be
     ledger       ledger.max_memory_mb
 
 P is the number of weights, tied ones once. Activations are those of a decoder layer without
@@ -133,7 +133,9 @@ def snapshots(config: RunConfig, shape: Shape) -> list[Need]:
     """Return the memory of the learner's snapshots; nothing where none are taken."""
     trained = 0 if config.learner.lora.rank else shape.num_weights * _FP32
     state = int(trained * (1.0 + _STATE_SHARE.get(config.learner.optimizer, 2.0)))
-    return _snapshots(SNAPSHOTS, config, state, ranks=config.learner.ranks)
+    # while a peer copies one of two, a third is filled
+    has_peers = config.wire.transport == "tcp" and config.checkpoint.snapshot_peers != "off"
+    return _snapshots(SNAPSHOTS, config, state, ranks=config.learner.ranks, num_buffers=3 if has_peers else 2)
 
 
 def value_snapshots(config: RunConfig, shape: Shape) -> list[Need]:
@@ -141,11 +143,12 @@ def value_snapshots(config: RunConfig, shape: Shape) -> list[Need]:
     return _snapshots(f"value {SNAPSHOTS}", config, 3 * shape.num_weights * _FP32, ranks=config.value.ranks)
 
 
-def _snapshots(name: str, config: RunConfig, state: int, *, ranks: int) -> list[Need]:
+def _snapshots(name: str, config: RunConfig, state: int, *, ranks: int, num_buffers: int = 2) -> list[Need]:
     setting = config.checkpoint.snapshots
     if setting == "off" or (setting == "auto" and ranks > 1):
         return []
-    return [Need(name, {"2 buffers": 2 * state}, 0, is_optional=setting == "auto")]
+    buffers = {f"{num_buffers} buffers": num_buffers * state}
+    return [Need(name, buffers, 0, is_optional=setting == "auto")]
 
 
 def published(config: RunConfig, shape: Shape) -> Need:

@@ -1,4 +1,4 @@
-"""Snapshots in parts over a requester: one part at a time, and a pause as long as each took, so that
+"""Snapshots in parts over a requester: one part at a time, with a pause as long as it took. So
 weights and files, on connections of their own, go first."""
 
 from __future__ import annotations

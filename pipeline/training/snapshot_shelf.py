@@ -2,7 +2,7 @@
 
 A held buffer's file has a shared lock, which the kernel drops with this process. The learner passes
 a locked buffer over and fills another, so a peer never makes it wait. One snapshot is held at a
-time, until a peer asks for another or no part was asked for in a while. Blocking."""
+time, until a peer requests another, or no part in a while. Blocking."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from pipeline.training.snapshots import sealed_manifests
 from pipeline.weights.digest import digest_buffer
 
 _IDLE_S: Final = 10.0
-"""A held snapshot of which no part was asked for in so long is given up."""
+"""A held snapshot without a request for so long is given up."""
 _BUSY_S: Final = 2.0
-"""One of which a part was asked for so recently is not changed for another."""
+"""One with a request so recently is not changed for another."""
 _READ_BYTES: Final = 1 << 22
 _DIGEST_BYTES: Final = 1 << 28
 """Digested in one call at most; it is on the file server's thread."""
@@ -34,7 +34,7 @@ _DIGEST_BYTES: Final = 1 << 28
 _log = structlog.get_logger(__name__)
 
 
-class _Held:
+class _HeldBuffer:
     """One snapshot, locked."""
 
     def __init__(self, fd: int, offer: SnapshotOffer, now: float) -> None:
@@ -70,7 +70,7 @@ class SnapshotShelf:
     def __init__(self, root: Path, secret: Callable[[], bytes], *, clock: Callable[[], float] = time.monotonic) -> None:
         """``secret``: returns that of the run's folder, by which copies are sealed."""
         self._root, self._secret, self._clock = root, secret, clock
-        self._held: _Held | None = None
+        self._held: _HeldBuffer | None = None
 
     def answer(self, name: str, offset: int, max_bytes: int) -> tuple[bytes, int]:
         """Return a part and the size of the whole; nothing of 0 bytes where there is none."""
@@ -135,7 +135,7 @@ class SnapshotShelf:
                     if (path, manifest) in sealed_manifests(self._root):
                         size = os.fstat(fd).st_size
                         offer = SnapshotOffer(id_, manifest.decode(), size, boot_id())
-                        self._held = _Held(fd, offer, now)
+                        self._held = _HeldBuffer(fd, offer, now)
                         return msgspec.json.encode(offer)
                 finally:
                     if self._held is None:

@@ -75,8 +75,13 @@ async def begin(ctx: ActorContext) -> Beginning:
         put_back=backend.put_back,
         counted="num_updates",
     )
-    restored = await restore(found)
-    if restored is None:
+    restored = await restore(found) if found else None
+    settings = ctx.config.checkpoint
+    if (
+        restored is None
+        and "off" not in (settings.snapshots, settings.snapshot_peers)
+        and ctx.config.wire.transport == "tcp"
+    ):
         least = int(on_disk[-1].state.get("num_updates", 0)) if on_disk else 0
         async for copied in peers_snapshots(ctx, memory, least_updates=least):
             restored = await restore([copied])

@@ -35,10 +35,7 @@ async def peers_snapshots(
     ctx: ActorContext, memory: SnapshotFolder, *, least_updates: int
 ) -> AsyncIterator[StateSnapshot]:
     """Bring, one after the other, the copies of peers with at least so many updates, newest first.
-    What is damaged, cut off, foreign or older is refused by name."""
-    setting = ctx.config.checkpoint.snapshot_peers
-    if setting == "off" or ctx.config.checkpoint.snapshots == "off" or ctx.config.wire.transport != "tcp":
-        return
+    A damaged, cut, foreign or older copy is refused by name."""
     secret = await ctx.compute(snapshot_secret, ctx.run_dir)
     found: list[tuple[SnapshotPeer, Requester, SnapshotCopy]] = []
     requesters: list[Requester] = []
@@ -46,7 +43,7 @@ async def peers_snapshots(
         for peer in await ctx.registry.snapshot_peers():
             if not peer.endpoint:
                 continue
-            ctx.starting(f"asking {peer.host} for a snapshot")
+            ctx.starting(f"listing the snapshots of {peer.host}")
             try:
                 requester = ctx.transport.requester(peer.endpoint, server_key=peer.public_key)
                 requesters.append(requester)

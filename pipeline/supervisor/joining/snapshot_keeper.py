@@ -5,7 +5,7 @@ learner whose host has lost its own. *Waits for* the next snapshot, and for a le
 The copies stay while this process does: also while the run's host is away, and while ``--stay``
 waits for `headrace up --resume`.
 
-Nothing here ends a join. What fails is logged once, and tried again."""
+Nothing here ends a join. A failure is logged once, and the copy is tried again."""
 
 from __future__ import annotations
 

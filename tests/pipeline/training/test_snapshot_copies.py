@@ -84,7 +84,11 @@ def test_a_peer_receives_the_newest_snapshot_in_parts_and_then_its_seal(tmp_path
     assert copy.digest == digest_of(data) and is_own(copy, SECRET)
     second = SnapshotFolder(tmp_path / "elsewhere", owner="learner#2", run="run")
     second.take_over()
-    taken = second.adopt(copy.manifest.encode(), "host b", lambda path: path.write_bytes(data.tobytes()) and None)
+
+    def put(path: Path) -> None:
+        path.write_bytes(data.tobytes())
+
+    taken = second.adopt(copy.manifest.encode(), "host b", put)
     assert taken is not None and taken.state == {"claims": {"c": ["2"]}}
     assert (second.read(taken).tensors["wide"][1] == 2).all()
     write(second, 3)

@@ -1,5 +1,5 @@
-"""Where a learner goes on from, when its host's memory, a peer's, and the disk have something, or
-have it damaged: the model is a table of what each has."""
+"""Where a learner goes on from. Its host's memory, a peer's, and the disk each have something, or
+have it damaged, or have nothing: a table of all cases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-import workers.learner.beginning
 from pipeline.supervisor.joining.joined_folder import JoinedFolder
 from pipeline.supervisor.joining.snapshot_keeper import SnapshotKeeper
 from pipeline.training.snapshot_copies import HeldCopy, SnapshotOffer, digest_of, sealed_copy, snapshot_secret
@@ -119,7 +118,7 @@ async def test_a_learner_goes_on_from_its_own_memory_then_a_peer_then_the_disk(
         begun.append(await begin(ctx))
         return begun[-1]
 
-    monkeypatch.setattr(workers.learner.learner, "begin", note)
+    monkeypatch.setattr("workers.learner.learner.begin", note)
     with capture_logs() as logs:
         async with peer_of(world, held, is_silent=peer == "silent"):
             trained = await world.live_until_done(Reaper(None))

@@ -5,20 +5,27 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
+from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.announcements import SnapshotPeer
+from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.supervisor.joining.join import JoinRequest, join
+from pipeline.supervisor.joining.joined_folder import JoinedFolder
 from pipeline.supervisor.joining.snapshot_keeper import SnapshotKeeper
 from pipeline.training.snapshots import SnapshotFolder, snapshots_folder
 from protocol.ids import Role
 from protocol.zeromq import CurveKeys, ZmqTransport
+from tests.pipeline.op_config import op_config
 from tests.pipeline.supervisor.joining.meeting import Meeting, fake_worker, meeting, until
 from tests.pipeline.training.test_snapshots import live, write
+from tests.transports import zmq_transport
 from tests.workers.dying import Quiet
 from workers.learner.peer_snapshots import peers_snapshots
 
@@ -113,11 +120,9 @@ async def test_nothing_is_copied_on_the_runs_own_host_or_without_room(
             write(folder, 1)
 
             async def looked() -> bool:
-                return (
-                    bool(complaints)
-                    if told
-                    else len(asked) > 1 or bool(setting == "off" and await run.registry.heartbeats())
-                )
+                if told:
+                    return bool(complaints)
+                return len(asked) > 1 or (setting == "off" and bool(await run.registry.heartbeats()))
 
             with run.claimed() as place:
                 request = JoinRequest(run.url, run.config.run.name, Role.GENERATOR, 1, wait_s=5.0)
@@ -136,3 +141,23 @@ async def test_nothing_is_copied_on_the_runs_own_host_or_without_room(
             assert folder.fill(live(6)) is not None
         finally:
             shutil.rmtree(root, ignore_errors=True)
+
+
+async def test_at_most_two_joined_hosts_with_generators_keep_copies(tmp_path: Path) -> None:
+    registry, clock = MemoryRegistry(RealClock()), time.time()
+
+    def keeper(tag: str, role: Role = Role.GENERATOR) -> SnapshotKeeper:
+        made = SnapshotKeeper(JoinedFolder(tmp_path, role, tag), free_bytes=lambda: 1 << 40)
+        made._transport = zmq_transport(tag)
+        return made
+
+    first, second, third = keeper("a"), keeper("b"), keeper("c")
+    places = [await one._has_place(cast("Any", registry)) for one in (first, second, third, first)]
+    assert places == [True, True, False, True]
+    # one that is gone makes room
+    gone = next(one for one in await registry.snapshot_peers() if one.name == second._name)
+    await registry.set_snapshot_peer(msgspec.structs.replace(gone, at_s=clock - 60.0))
+    assert await third._has_place(cast("Any", registry))
+    async with keeper("d", Role.REWARD) as scorer:
+        scorer.begin(op_config(tmp_path), cast("Any", None), "")
+        assert scorer._following is None
