@@ -11,7 +11,18 @@ import pytest
 from ops.bench.trace import __main__ as bench
 from ops.bench.trace import processes
 from ops.bench.trace.processes import PlannedTrial, planned
-from ops.bench.trace.trials import SaidRecord, TrialRecord, bars, misses, read_trials, said_of, score, tables, written
+from ops.bench.trace.trials import (
+    SaidRecord,
+    TrialRecord,
+    acted_table,
+    bars,
+    misses,
+    read_trials,
+    said_of,
+    score,
+    tables,
+    written,
+)
 from ops.drill.catalogue import CATALOGUE
 from pipeline.incidents.records import FoundCause, IncidentRecord, IncidentStep
 
@@ -51,6 +62,18 @@ def test_a_fourth_name_is_too_late_and_silence_is_a_miss() -> None:
 def test_any_name_in_a_control_is_blame_but_those_that_it_allows() -> None:
     assert score(trial(said(1.0, "generator-0"), right=(), is_control=True)).blamed == ("generator-0",)
     assert not score(trial(said(1.0, "ledger"), right=("ledger",), is_control=True)).blamed
+
+
+def test_a_worker_is_healthy_that_is_neither_struck_nor_at_an_end_of_a_struck_link() -> None:
+    acted = (("generator-1", "isolate"), ("reward-0", "isolate"), ("reward-1", "evict"))
+    struck = replace(trial(right=("generator-1>reward-0",)), acted=acted)
+    assert struck.healthy_acted == ("reward-1",)
+    assert replace(struck, earlier=("reward-1",)).healthy_acted == ()
+    control = replace(trial(right=("ledger",), is_control=True), acted=acted[:1])
+    assert control.healthy_acted == ("generator-1",)
+    lines = acted_table([struck, trial(), control]).splitlines()
+    assert "| a fault | 2 | 1 | 1 | 1 |" in lines and "| **all controls** | 1 | 1 | 0 | 1 |" in lines
+    assert read_trials(written({"command": "x"}, [struck])) == [struck]
 
 
 def test_a_wrong_name_after_the_end_is_blame_of_its_own() -> None:

@@ -26,10 +26,10 @@ from ops.bench.table import provenance, show
 from ops.bench.trace.baselines import StallRule
 from ops.bench.trace.faults import CONTROLS, FAULTS, inject
 from ops.bench.trace.model import SHAPES, EmulatedFleet
-from ops.bench.trace.processes import planned, try_all
+from ops.bench.trace.processes import ACT_S, LINGER_S, SETTINGS, planned, try_all
 from ops.bench.trace.sampling import record
 from ops.bench.trace.scoring import Answer, answer, flow_watch, quantile, read_answers, wilson, written
-from ops.bench.trace.trials import TrialRecord, holds, misses, read_trials, spoken, tables
+from ops.bench.trace.trials import TrialRecord, acted_table, holds, misses, read_trials, spoken, tables
 from ops.bench.trace.trials import written as written_trials
 from ops.drill.catalogue import CATALOGUE
 from pipeline.process.progress_bar import progress, tracked
@@ -148,7 +148,8 @@ def on_processes(given: argparse.Namespace, arguments: Sequence[str] | None, see
             raise ConfigError(f"--only has no name of the catalogue; expected some of: {names}")
         limit_s = 60.0 * given.minutes
         with progress("trials", total=len(order), unit="trials") as bar:
-            for trial in try_all(order, limit_s=limit_s):
+            settings = (*SETTINGS, "recovery.policy=act") if given.act else SETTINGS
+            for trial in try_all(order, limit_s=limit_s, settings=settings, linger_s=ACT_S if given.act else LINGER_S):
                 trials.append(trial)
                 print(spoken(trial), flush=True)
                 bar.advance()
@@ -158,6 +159,8 @@ def on_processes(given: argparse.Namespace, arguments: Sequence[str] | None, see
                     given.json.parent.mkdir(parents=True, exist_ok=True)
                     given.json.write_text(written_trials(conditions, trials), encoding="utf-8")
     print(f"{tables(trials)}\n\n{misses(trials)}")
+    if given.act or any(trial.acted for trial in trials):
+        print(f"\n{acted_table(trials)}")
     return 0 if holds(trials) else 1
 
 
@@ -166,6 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="headrace bench trace", description="Causes of faults, as they are named.")
     parser.add_argument("--emulated", action="store_true", help="fleets in virtual time, not real processes")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="real processes: these faults and controls alone")
+    parser.add_argument("--act", action="store_true", help="real processes: the ladder acts on incidents")
     parser.add_argument("--minutes", type=float, default=60.0, help="real processes: no trial begins later")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SHAPES), choices=list(SHAPES), help="of fleets")
     parser.add_argument("--seeds", type=int, default=10, help="runs of each kind; a third of them with 98 workers")

@@ -30,6 +30,8 @@ from ops.drill.faults import Site, small_disk
 from ops.drill.fleet import DrillFleet, until
 from pipeline.incidents.file import INCIDENTS_NAME
 from pipeline.incidents.records import IncidentRecord, decode, folded
+from pipeline.observability.repairs import read_steps
+from pipeline.supervisor.recovery.rungs import Rung
 from protocol.ids import Role
 
 SETTINGS = (
@@ -49,6 +51,8 @@ QUIET_S = 6.0
 """Without a new record before each fault."""
 LINGER_S = 3.0
 """After the right name: whether another is blamed, too."""
+ACT_S = 18.0
+"""The same where the ladder acts on incidents: it tolerates one for ten seconds."""
 _STARTED_S = 60.0
 _WELL_S = 60.0
 """Longest wait for a fleet to be well again; then it is replaced."""
@@ -60,6 +64,8 @@ _MAX_UNWELL = 5
 _FRESH_S = 8.0
 _POLL_S = 0.1
 _NUM_WORKERS = 9
+_OWN_RUNGS = frozenset({Rung.ISOLATE, Rung.REPLACE, Rung.EVICT, Rung.ROLE_RESTART, Rung.WHOLE_RUN})
+"""A restart after a loss is the supervisor's own."""
 _SCORERS = (Role.REWARD, Role.REFERENCE, Role.VALUE)
 
 
@@ -135,6 +141,12 @@ class TrialFleet:
             return []
         return [record for record in map(decode, lines) if record is not None]
 
+    def acted(self, since_s: float) -> tuple[tuple[str, str], ...]:
+        """Return worker and rung of each repair that the ladder has begun by itself since then: an
+        isolation comes before each of its restarts."""
+        rows = [row for row in read_steps(self.fleet.run_dir) if row.at_s >= since_s and row.outcome == "begun"]
+        return tuple((row.worker, row.rung) for row in rows if row.rung in _OWN_RUNGS)
+
     def open_components(self) -> set[str]:
         """Return the components of open incidents, and of their causes."""
         still = [each for each in folded(self.records()).values() if each.is_open]
@@ -175,10 +187,15 @@ class TrialFleet:
 
 
 def try_all(
-    order: Sequence[PlannedTrial], *, limit_s: float, settings: Sequence[str] = SETTINGS, warm_s: float = WARM_S
+    order: Sequence[PlannedTrial],
+    *,
+    limit_s: float,
+    settings: Sequence[str] = SETTINGS,
+    warm_s: float = WARM_S,
+    linger_s: float = LINGER_S,
 ) -> Iterator[TrialRecord]:
     """Yield the trials in their order, as far as the time goes. A trial whose workers are all in
-    open incidents is put off."""
+    open incidents is put off. ``linger_s``: time of a fault after its right name."""
     left, ends_s = list(order), time.monotonic() + limit_s
     struck: dict[str, float] = {}
     ended: list[tuple[float, tuple[str, ...]]] = []
@@ -192,7 +209,7 @@ def try_all(
                     on.start(warm_s)
                     struck.clear()
                 chosen, target = _next(on, left, struck)
-                found, onset_s = carry_out(on, chosen, target)
+                found, onset_s = carry_out(on, chosen, target, linger_s)
                 late = {name for until_s, names in ended for name in names if onset_s < until_s + _LATE_S}
                 found = replace(found, earlier=tuple(sorted(late)))
                 ended.append((time.time(), found.right))
@@ -207,9 +224,9 @@ def try_all(
             try:
                 healed_s = round(on.wait_until_well(), 1)
                 later = said_of(on.records(), onset_s, time.time())[len(found.said) :]
-                yield replace(found, healed_s=healed_s, later=later)
+                yield replace(found, healed_s=healed_s, later=later, acted=on.acted(onset_s))
             except FleetUnwell as error:
-                yield replace(found, notes=(*found.notes, str(error)))
+                yield replace(found, notes=(*found.notes, str(error)), acted=on.acted(onset_s))
                 on = on.close()
     finally:
         if on is not None:
@@ -234,14 +251,16 @@ def _next(on: TrialFleet, left: Sequence[PlannedTrial], struck: Mapping[str, flo
     raise FleetUnwell(f"each worker of {left[0].entry.name} is in an open incident for {_PUT_OFF_S:g} s")
 
 
-def carry_out(on: TrialFleet, chosen: PlannedTrial, target: str) -> tuple[TrialRecord, float]:
+def carry_out(
+    on: TrialFleet, chosen: PlannedTrial, target: str, linger_s: float = LINGER_S
+) -> tuple[TrialRecord, float]:
     """Inject one fault, wait for its name, and end it; return the trial with the wall-clock time of
     the onset."""
     each, seed = chosen.entry, chosen.seed
     num_notes = len(on.site.notes)
     fault, onset_s = inject(each, on.site, on.edges, target, 1_000_003 * seed + sum(map(ord, each.name)))
     try:
-        _wait_for_name(on, each, fault.right, onset_s)
+        _wait_for_name(on, each, fault.right, onset_s, linger_s)
         said = said_of(on.records(), onset_s, time.time())
         load = os.getloadavg()[0]
     finally:
@@ -254,9 +273,11 @@ def carry_out(on: TrialFleet, chosen: PlannedTrial, target: str) -> tuple[TrialR
     return trial, onset_s
 
 
-def _wait_for_name(on: TrialFleet, each: CatalogueEntry, right: AbstractSet[str], onset_s: float) -> None:
+def _wait_for_name(
+    on: TrialFleet, each: CatalogueEntry, right: AbstractSet[str], onset_s: float, linger_s: float
+) -> None:
     deadline, named_s = time.monotonic() + each.within_s, None
-    while (now_s := time.monotonic()) < deadline and (named_s is None or now_s - named_s < LINGER_S):
+    while (now_s := time.monotonic()) < deadline and (named_s is None or now_s - named_s < linger_s):
         said = said_of(on.records(), onset_s, time.time())
         names = {component for one in said for component, _ in one.names}
         if not each.is_control and named_s is None and right & names:

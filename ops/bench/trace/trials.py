@@ -62,6 +62,16 @@ class TrialRecord:
     """After the end, until the fleet was well: its times are from the onset, too."""
     earlier: tuple[str, ...] = ()
     """Right components of faults of the last minute: a late name of one is no blame here."""
+    acted: tuple[tuple[str, str], ...] = ()
+    """Worker and rung of each repair that the ladder began for an incident, until the fleet was
+    well."""
+
+    @property
+    def healthy_acted(self) -> tuple[str, ...]:
+        """Workers that the ladder isolated, restarted or evicted, and that no fault was on. Both
+        ends of a struck link are of its fault."""
+        struck = {end for name in (*self.right, *self.earlier) for end in name.split(">")}
+        return tuple(sorted({worker for worker, _ in self.acted} - struck))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +181,30 @@ def spoken(trial: TrialRecord) -> str:
     )
     how = "named" if found.is_top1 else "LATER" if found.is_top3 else "-" if trial.is_control else "MISSED"
     kind = "" if found.is_kind or trial.is_control else ", kind wrong" if found.alarm_s is not None else ""
+    acted = f"; ladder: {', '.join(f'{rung} {worker}' for worker, rung in trial.acted)}" if trial.acted else ""
+    acted += f" HEALTHY {', '.join(trial.healthy_acted)}" if trial.healthy_acted else ""
     blamed = f", BLAMED {', '.join(found.blamed)}" if found.blamed else ""
     blamed += f", BLAMED LATER {', '.join(found.blamed_later)}" if found.blamed_later else ""
     healed = "not healed" if trial.healed_s is None else f"healed {trial.healed_s:.0f} s"
     notes = f" ({'; '.join(trial.notes)})" if trial.notes else ""
-    return f"{trial.code} {trial.name} [{trial.target}] {how}{kind}{blamed}: {said or 'nothing'}; {healed}{notes}"
+    return (
+        f"{trial.code} {trial.name} [{trial.target}] {how}{kind}{blamed}: {said or 'nothing'}; {healed}{acted}{notes}"
+    )
+
+
+def acted_table(trials: Sequence[TrialRecord]) -> str:
+    """Return what the ladder did for incidents, as Markdown: by fault or control, the trials in
+    which it acted on a worker, and on a healthy one."""
+    lines = ["| fault or control | trials | acted | evicted | healthy workers acted on, most in one trial |"]
+    lines.append("|---|---:|---:|---:|---:|")
+    controls = [each for each in trials if each.is_control]
+    groups = {**_grouped(trials), "**all controls**": controls, "**all**": list(trials)}
+    for name, of in groups.items():
+        if of:
+            evicted = sum(any(rung == "evict" for _, rung in each.acted) for each in of)
+            most = max(len(each.healthy_acted) for each in of)
+            lines.append(f"| {name} | {len(of)} | {sum(bool(each.acted) for each in of)} | {evicted} | {most} |")
+    return "\n".join(lines)
 
 
 def bars(trials: Sequence[TrialRecord]) -> dict[str, bool]:
@@ -244,4 +273,5 @@ def read_trial(row: Mapping[str, Any]) -> TrialRecord:
         for name in ("said", "later")
     )
     lists = {name: tuple(row[name]) for name in ("right", "kinds", "notes", "earlier")}
-    return TrialRecord(**{**row, **lists, "said": said, "later": later})
+    acted = tuple((worker, rung) for worker, rung in row.get("acted", ()))
+    return TrialRecord(**{**row, **lists, "said": said, "later": later, "acted": acted})
