@@ -155,7 +155,7 @@ def test_trials_begin_at_the_seed_that_is_asked_for(
 ) -> None:
     found = list[int]()
 
-    def noted(order: list[PlannedTrial], *, limit_s: float) -> list[TrialRecord]:
+    def noted(order: list[PlannedTrial], **_: object) -> list[TrialRecord]:
         found.extend(dict.fromkeys(each.seed for each in order))
         return []
 

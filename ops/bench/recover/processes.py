@@ -43,9 +43,10 @@ SETTINGS = (
     "run.num_updates=1000000",
     "fleet.generator=8", "fleet.reward=2", "fleet.reference=2",
     "generation.num_slots=4", "emulation.decode_base_s=0.06", "emulation.step_s=0.6",
-    "checkpoint.every_updates=20", "checkpoint.keep=2",
+    "checkpoint.every_updates=20", "checkpoint.keep=2", "recovery.max_repairs=1000",
 )  # fmt: skip
-"""Over ``configs/drill.toml``. Eight generators are a little faster than the learner needs."""
+"""Over ``configs/drill.toml``. Eight generators are a little faster than the learner needs. One
+worker is struck again and again on purpose, so that no number of losses evicts it."""
 _CRITIC = ("algorithm.name=vapo", "algorithm.dynamic_sampling=false", "value.checkpoint_keep=2")
 _STARTED_S = 90.0
 _LATEST_S = 90.0
@@ -263,6 +264,7 @@ class _StruckFleet:
             healthy=ended_unstruck(ended, trials),
             balances=balances,
             trials=trials,
+            notes=tuple(f"evicted: {sentence}" for _, _, sentence in evicted),
         )
 
 

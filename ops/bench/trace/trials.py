@@ -193,7 +193,7 @@ def spoken(trial: TrialRecord) -> str:
 
 
 def acted_table(trials: Sequence[TrialRecord]) -> str:
-    """Return what the ladder did for incidents, as Markdown: by fault or control, the trials in
+    """Return the repairs that the ladder began for incidents, as Markdown: by fault, the trials in
     which it acted on a worker, and on a healthy one."""
     lines = ["| fault or control | trials | acted | evicted | healthy workers acted on, most in one trial |"]
     lines.append("|---|---:|---:|---:|---:|")
