@@ -8,6 +8,7 @@ from pipeline.ledger.types import DropReason, QueueStat, Totals
 from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.metric_names import ENDPOINT_METRICS, REWARD_PART_COUNTER, WORKER_METRICS
 from pipeline.observability.metrics import HeartbeatCollector
+from pipeline.observability.repairs import PARTS
 from pipeline.process.work import ServiceSums
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
@@ -61,5 +62,5 @@ def whole_collector() -> HeartbeatCollector:
     totals = Totals(1, 1, 1, 1, 1, 1, dropped, 1, 1, is_closed=False, is_exhausted=False)
     info = {"algorithm": "dapo", "engine": "local", "backend": "torch", "model": "tiny"}
     collector = HeartbeatCollector(RealClock(), "run", info)
-    collector.update(beats, queues, totals, EffectiveTime(1.0, 1.0, 1.0, 10.0, 100.0, 0.5))
+    collector.update(beats, queues, totals, EffectiveTime(1.0, 1.0, 1.0, 10.0, 100.0, 0.5, dict.fromkeys(PARTS, 2.0)))
     return collector

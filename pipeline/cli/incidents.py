@@ -152,11 +152,18 @@ def _clock(at_s: float) -> str:
 
 def _supervised(run_dir: Path, one: Incident) -> list[dict[str, Any]]:
     from pipeline.observability.incidents import SupervisorLogReader
+    from pipeline.observability.repairs import read_repairs
 
     end_s = (time.time() if one.ended_s is None else one.ended_s) + _AFTER_S
     names = {one.component, *one.component.split(">"), *(cause.component for cause in one.causes)}
-    return [
+    done = [
         {"at_s": row.at_s, "worker": row.worker, "words": row.words}
         for row in SupervisorLogReader(run_dir).read()
         if (row.worker in names or row.event == _CHANGED) and one.since_s - _BEFORE_S <= row.at_s <= end_s
     ]
+    repaired = [
+        {"at_s": row.at_s, "worker": row.worker, "words": f"works again, {row.in_words()}"}
+        for row in read_repairs(run_dir)[0]
+        if row.worker in names and row.at_s - row.whole_s <= end_s and row.at_s >= one.since_s - _BEFORE_S
+    ]
+    return sorted([*done, *repaired], key=lambda row: row["at_s"])

@@ -1,7 +1,7 @@
 """Reads a run's effective training time from its folder, again and again.
 
-The files are the learner's history, the supervisor's starts and the fleet's history. Of the first,
-a reading takes the new lines alone, and keeps three numbers a row."""
+The files are the learner's history, the supervisor's starts and repairs, and the fleet's history.
+Of the first, a reading takes the new lines alone, and keeps three numbers a row."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pipeline.observability.device_time import device_share
 from pipeline.observability.effective_time import EffectiveTime, effective_time
 from pipeline.observability.fleet_history import FleetRow, read_fleet_history
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, row_of
+from pipeline.observability.repairs import RepairRow, part_sums, read_repairs
 from pipeline.observability.start_record import RunStart, read_starts, up_spans
 
 
@@ -44,8 +45,9 @@ class EffectiveTimeReader:
                 self._num_trained_tokens += row.num_trained_tokens
         fleet, _ = read_fleet_history(self._run_dir)
         starts, _ = read_starts(self._run_dir)
+        repairs, _ = read_repairs(self._run_dir)
         return run_effective_time(
-            self._at_s, starts, fleet,
+            self._at_s, starts, fleet, repairs,
             num_response_tokens=self._num_response_tokens, num_trained_tokens=self._num_trained_tokens,
         )  # fmt: skip
 
@@ -58,6 +60,7 @@ def run_effective_time(
     updates_at_s: Sequence[float],
     starts: Sequence[RunStart],
     fleet: Sequence[FleetRow],
+    repairs: Sequence[RepairRow],
     *,
     num_response_tokens: int,
     num_trained_tokens: int,
@@ -65,4 +68,5 @@ def run_effective_time(
     """Return a run's ratios up to its last record; None before a few updates."""
     last_s = [*updates_at_s[-1:], *(row.at_s for row in fleet[-1:])]
     by_device = device_share(fleet, num_response_tokens=num_response_tokens, num_trained_tokens=num_trained_tokens)
-    return effective_time(updates_at_s, up_spans(starts, max(last_s, default=0.0)), by_device)
+    spans = up_spans(starts, max(last_s, default=0.0))
+    return effective_time(updates_at_s, spans, by_device, part_sums(repairs))

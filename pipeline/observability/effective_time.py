@@ -11,11 +11,14 @@ Source: ByteRobust (arXiv 2509.16293), sections on ETTR; theirs counts time, thi
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
+from pipeline.observability.repairs import parts_in_words
+
+_NO_REPAIRS: Mapping[str, float] = {}
 WINDOW_S = 3600.0
 """Length of the sliding ratio."""
 _FEWEST = 3
@@ -44,16 +47,27 @@ class EffectiveTime:
     up_s: float
     by_device: float | None = None
     """Productive time of all workers, over their time (``device_time``). None when not known."""
+    lost_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Seconds that workers of this host were under repair, by part (``repairs.PARTS``); empty
+    without a repair. Others may have worked meanwhile."""
 
     def in_words(self) -> str:
         """Return ``effective time: 97.1 % by steps (last hour 96.0 %), 41.0 % by device``."""
         hour = f" (last hour {100 * self.last_hour:.1f} %)" if self.up_s >= WINDOW_S else ""
         device = "" if self.by_device is None else f", {100 * self.by_device:.1f} % by device"
-        return f"effective time: {100 * self.by_steps:.1f} % by steps{hour}{device}"
+        lost = (
+            f"; workers under repair {sum(self.lost_s.values()):.0f} s: {parts_in_words(self.lost_s)}"
+            if self.lost_s
+            else ""
+        )
+        return f"effective time: {100 * self.by_steps:.1f} % by steps{hour}{device}{lost}"
 
 
 def effective_time(
-    updates_at_s: Sequence[float], spans: Sequence[UpSpan], by_device: float | None = None
+    updates_at_s: Sequence[float],
+    spans: Sequence[UpSpan],
+    by_device: float | None = None,
+    lost_s: Mapping[str, float] = _NO_REPAIRS,
 ) -> EffectiveTime | None:
     """Return the ratios; None before three updates of one span.
 
@@ -61,7 +75,8 @@ def effective_time(
         updates_at_s: Ends of updates, in order.
         spans: Times in which the run was up, in order, none over another. Time between them counts
             for nothing.
-        by_device: The share of the workers' time, if known."""
+        by_device: The share of the workers' time, if known.
+        lost_s: Seconds under repair, by part."""
     up_s = sum(span.end_s - span.begin_s for span in spans)
     distances = [
         after - before
@@ -77,7 +92,9 @@ def effective_time(
     hours = [
         (bisect_right(at_s, end) - bisect_right(at_s, end - WINDOW_S)) * usual_s / WINDOW_S for end in _ends(at_s, up_s)
     ]
-    return EffectiveTime(whole, min(hours, default=whole), hours[-1] if hours else whole, usual_s, up_s, by_device)
+    return EffectiveTime(
+        whole, min(hours, default=whole), hours[-1] if hours else whole, usual_s, up_s, by_device, lost_s
+    )
 
 
 def _up_before(when_s: float, spans: Sequence[UpSpan]) -> float:

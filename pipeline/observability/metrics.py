@@ -14,6 +14,7 @@ Every metric has the label ``run``, but ``headrace_build_info``. Those of a work
     headrace_ledger_*                   admitted, dropped by reason, credit, tokens
     headrace_learner_input_wait_ratio   share of recent time that the learner waits for units
     headrace_effective_time_ratio{by}   time that became updates: by steps, last_hour, device
+    headrace_repair_seconds{part}       workers under repair: detect, localise, replace, reload, repeat
     headrace_run_info, headrace_build_info"""
 
 from __future__ import annotations
@@ -235,6 +236,8 @@ def _add_effective(families: _Families, time: EffectiveTime) -> None:
     for by, share in shares.items():
         if share is not None:
             families.gauge("effective_time_ratio", "Share of the time up that became updates.", share, by=by)
+    for part, seconds in time.lost_s.items():
+        families.gauge("repair_seconds", "Time of workers under repair.", seconds, part=part.removesuffix("_s"))
 
 
 def _add_worker(families: _Families, beat: Heartbeat, since_s: float) -> None:

@@ -84,7 +84,7 @@ class RunRecords:
     def effective_time(self) -> EffectiveTime | None:
         """The share of the time up that became updates; None before there are a few."""
         return run_effective_time(
-            [row.at_s for row in self.updates], self.starts, self.fleet,
+            [row.at_s for row in self.updates], self.starts, self.fleet, self.repairs,
             num_response_tokens=sum(row.num_response_tokens for row in self.updates),
             num_trained_tokens=sum(row.num_trained_tokens for row in self.updates),
         )  # fmt: skip

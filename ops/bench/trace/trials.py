@@ -193,8 +193,8 @@ def spoken(trial: TrialRecord) -> str:
 
 
 def acted_table(trials: Sequence[TrialRecord]) -> str:
-    """Return the repairs that the ladder began for incidents, as Markdown: by fault, the trials in
-    which it acted on a worker, and on a healthy one."""
+    """Return the repairs that the ladder began for incidents, as Markdown. Each fault has its
+    trials, those with a repair, and the most healthy workers in one."""
     lines = ["| fault or control | trials | acted | evicted | healthy workers acted on, most in one trial |"]
     lines.append("|---|---:|---:|---:|---:|")
     controls = [each for each in trials if each.is_control]

@@ -13,6 +13,7 @@ from pipeline.config import RESOLVED_NAME
 from pipeline.incidents.book import IncidentBook, Suspicion
 from pipeline.incidents.file import IncidentFile
 from pipeline.incidents.records import FoundCause
+from pipeline.observability.repairs import RepairRow, add_repair
 
 
 @pytest.fixture
@@ -53,6 +54,17 @@ def test_one_incident_is_shown_with_evidence_and_what_the_supervisor_did(run_dir
     assert "3 chunks wait, none is judged" in shown
     assert "was replaced: stuck for 12 s" in shown
     assert "\x1b" not in shown
+
+
+def test_one_incident_is_shown_with_the_repairs_in_its_time_by_their_parts(run_dir: Path) -> None:
+    for at_s, worker in ((1e9 + 18.0, "reward-0"), (1e9 + 18.0, "reward-1"), (1e9 + 9000.0, "reward-0")):
+        add_repair(run_dir, RepairRow(at_s, worker, "reward", "stuck", 12.0, 1.0, 2.5, 0.0, localise_s=0.5))
+    code, shown = command("show", "1", str(run_dir))
+    assert code == 0
+    (line,) = [line for line in shown.splitlines() if "works again" in line]
+    assert line.endswith(
+        "reward-0: works again, after 16.0 s: detect 12.0 s, localise 0.5 s, replace 1.0 s, reload 2.5 s"
+    )
 
 
 def test_json_has_the_records(run_dir: Path) -> None:

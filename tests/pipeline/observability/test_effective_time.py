@@ -79,3 +79,5 @@ def test_the_three_shares_are_one_sentence_and_the_hour_is_left_out_of_a_short_r
     assert short.in_words() == "effective time: 97.1 % by steps"
     long = EffectiveTime(0.971, 0.9, 0.96, 10.0, 2 * HOUR_S, 0.41)
     assert long.in_words() == "effective time: 97.1 % by steps (last hour 96.0 %), 41.0 % by device"
+    struck = EffectiveTime(0.9, 0.9, 0.9, 10.0, 600.0, None, {"detect_s": 30.0, "replace_s": 0.1, "repeat_s": 10.0})
+    assert struck.in_words().endswith("90.0 % by steps; workers under repair 40 s: detect 75 %, repeat 25 %")

@@ -69,6 +69,11 @@ def test_the_effective_time_is_there_by_its_three_measures(whole_page: str) -> N
         assert f'headrace_effective_time_ratio{{by="{by}",run="run"}} {share}' in whole_page
 
 
+def test_the_time_under_repair_is_there_by_its_parts(whole_page: str) -> None:
+    for part in ("detect", "localise", "replace", "reload", "repeat"):
+        assert f'headrace_repair_seconds{{part="{part}",run="run"}} 2.0' in whole_page
+
+
 def test_without_a_new_effective_time_the_last_one_stays() -> None:
     collector = HeartbeatCollector(ManualClock(), "run")
     assert "effective_time" not in page(collector)
