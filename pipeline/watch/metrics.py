@@ -81,7 +81,7 @@ _ALL: Final = (
     Metric("version_lag", "versions", Direction.HIGH, 0.10, 0.5, kind="stale"),
     Metric("clock_ahead_ms", "ms", is_compared=False, kind="clock"),
     Metric("ledger_rtt_ms", "ms", Direction.HIGH, 0.20, 0.6, is_shared=True),
-    Metric("reward_mean", "reward", Direction.BOTH, 0.05, 0.02, kind="reward"),
+    Metric("reward_mean", "reward", is_compared=False, kind="reward"),
     Metric("loss", "loss", Direction.BOTH, is_compared=False, kind="numeric"),
     Metric("grad_norm", "norm", Direction.HIGH, is_compared=False, kind="numeric"),
 )

@@ -78,3 +78,29 @@ def test_a_scorer_without_new_work_repeats_its_reward_and_is_not_frozen() -> Non
 
 def test_a_frozen_scorer_is_named_in_a_table_of_fifteen_seconds() -> None:
     assert [one.worker for one in watched(lambda *_: 0.5, seconds=900, step_s=15.0)] == ["reward-2"]
+
+
+def test_five_lucky_responses_of_a_scorer_that_lacks_work_are_no_finding() -> None:
+    draw, num = np.random.default_rng(3), 24
+    workers, done = tuple(f"reward-{at}" for at in range(num)), np.zeros(num)
+    watch, found = Watch(), list[Finding]()
+    for time_s in range(400):
+        # from 300 s on the scorers have a response in fifteen seconds: reward 0 or 1
+        pieces = np.full(num, 7) if time_s < 300 else (np.arange(num) + time_s) % 15 == 0
+        reward = np.full(num, np.nan)
+        np.divide(draw.binomial(pieces.astype(int), 0.28), pieces, out=reward, where=pieces > 0)
+        reward[5] = 1.0 if time_s >= 300 and pieces[5] else reward[5]
+        done += pieces
+        values = np.column_stack([reward, done]).astype(np.float32)
+        found += watch.tick(Frame(float(time_s), workers, ("reward",) * num, ("reward_mean", "done"), values))
+    assert found == []
+
+
+def test_a_table_of_rewards_alone_is_judged_by_their_rule() -> None:
+    draw, watch, found = np.random.default_rng(5), Watch(), list[Finding]()
+    workers = tuple(f"reward-{at}" for at in range(6))
+    for time_s in range(300):
+        values = draw.binomial(8, 0.5, (6, 1)).astype(np.float32) / 8
+        values[2] = 0.5 if time_s >= 200 else values[2]
+        found += watch.tick(Frame(float(time_s), workers, ("reward",) * 6, ("reward_mean",), values))
+    assert [(one.worker, one.kind) for one in found] == [("reward-2", "reward")]
