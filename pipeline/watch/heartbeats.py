@@ -9,8 +9,8 @@ as the layers of a pass or the tensors that load. Four metrics need more than on
 * ``version_lag``: the published version less the served one; only generators have it.
 * ``reward_mean``: mean accuracy of the responses that a reward worker has judged since the last
   frame.
-* ``loss``: of the learner's newest update; infinite while steps were refused as not finite, since
-  no heartbeat can hold such a number."""
+* ``loss``: of the learner's newest update; infinite while steps were refused as not finite, or not
+  committed, since no heartbeat can hold such a number."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class FrameMaker:
         return Frame(now_s, self._workers, self._roles, METRICS, values, phases)
 
     def _loss(self, beat: Heartbeat) -> float:
-        if _refused_steps(beat) > self._refused_steps.get(beat.who.worker, math.inf):
+        if beat.not_committed or _refused_steps(beat) > self._refused_steps.get(beat.who.worker, math.inf):
             return math.inf
         return beat.counters.get("loss", math.nan)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -77,6 +78,14 @@ def test_a_refused_step_is_an_infinite_loss_until_the_next_frame_without_one() -
         counters = {"refused_steps": refused} | ({} if loss is None else {"loss": loss})
         seen.append(value(maker.frame(1.0, [beat("learner", Role.LEARNER, counters=counters)], 5), "learner", "loss"))
     assert seen == pytest.approx([0.5, 0.4, math.inf, 0.3])
+
+
+def test_a_step_that_was_not_committed_is_an_infinite_loss_as_long_as_it_is_reported() -> None:
+    maker, seen = FrameMaker(), list[float]()
+    for words in ("", "a step of update 3 was not finite", ""):
+        told = msgspec.structs.replace(beat("learner", Role.LEARNER, counters={"loss": 0.5}), not_committed=words)
+        seen.append(value(maker.frame(1.0, [told], 5), "learner", "loss"))
+    assert seen == pytest.approx([0.5, math.inf, 0.5])
 
 
 def test_a_generator_without_weights_lags_by_nothing() -> None:
