@@ -1,7 +1,9 @@
 """A worker whose memory grows steadily, while that of its peers does not.
 
 Memory that is filled once, rises and falls in turn, or grows for the whole role, is no leak. The
-growth over a minute is compared with the peers' and with what this worker's growth usually is."""
+growth over a minute is compared with the peers' and with what this worker's growth usually is.
+Growth counts as usual once it has ended: a leak that begins in a worker's first minutes does not
+become usual. There it must last longer, since memory is filled then."""
 
 from __future__ import annotations
 
@@ -24,8 +26,15 @@ _LEAST_SHARE = 0.015
 _NUM_BAD = 3
 """Blocks in a row in which a leak is seen; of larger fleets one more for each doubling."""
 _FEW_WORKERS = 128
-_EARLY_S = 120.0
-"""Time in which all growth is taken for usual."""
+_EARLY_S, _LONGER_S = 120.0, 30.0
+"""Time in which growth of any size that has ended is taken for usual, and a leak must last longer;
+and by how much."""
+_EARLY_SHARE = 0.4
+"""Of a leak's least growth: so much of growth that goes on then is usual, until it has ended."""
+_ENDED_SHARE = 0.5
+"""Of the largest growth in a minute: with less of it, growth has ended."""
+_ENDED_TIMES = 1.5
+"""A leak exceeds the largest steady growth that ended by itself so many times."""
 _LEAST_PART = 1.0 / 6.0
 """Of the growth in each third of the time: memory that jumps once does not leak."""
 
@@ -41,6 +50,9 @@ class MemoryGrowth:
         state.add("known_s", 0.0)
         state.add("square", 0.0, np.float64)
         state.add("num_bad", 0.0)
+        state.add("pending", 0.0, np.float64)
+        state.add("ended", 0.0, np.float64)
+        state.add("is_named", 0.0)
         state.add("blocks", np.nan, np.float64, lead=(_NUM + 1,))
         self._num_ended = 0
         self._begun_s = math.nan
@@ -84,15 +96,24 @@ class MemoryGrowth:
             roles = groups.quantiles(usual.astype(np.float32)[None, :], 0.5)[0][groups.of]
             least = np.maximum(tuning.leak_bytes, _LEAST_SHARE * then)
             limit = np.maximum(least, _USUAL_TIMES * np.maximum(usual, roles))
+            limit = np.maximum(limit, _ENDED_TIMES * self._ended(block_s))
+            is_rising = (growth > 0.0) & (now - late >= _LEAST_PART * growth)
+            is_going_on = is_known & is_rising & (excess > least)
             is_large = is_known & is_steady & (excess > limit) & (known_s >= num * block_s)
         num_bad = state["num_bad"][0]
         num_bad[:] = np.where(is_known, np.where(is_large, num_bad + 1.0, 0.0), num_bad)
-        share = np.where(is_known & ~is_large, block_s / np.clip(known_s, 60.0, tuning.memory_s), 0.0)
+        share = np.where(is_known & ~is_large & ~is_going_on, block_s / np.clip(known_s, 60.0, tuning.memory_s), 0.0)
         with np.errstate(invalid="ignore"):
-            # a leak must not become usual while it is small
-            most = np.where(known_s < _EARLY_S, limit, np.maximum(2.0 * usual, 0.08 * tuning.leak_bytes))
+            # what grows on is not usual yet, and a leak must not become so while it is small
+            early = np.where(is_rising, _EARLY_SHARE * tuning.leak_bytes, limit)
+            most = np.where(known_s < _EARLY_S, early, 0.08 * tuning.leak_bytes)
+            most = np.maximum(2.0 * usual, most)
             seen = np.square(np.clip(excess, 0.0, most))
             square[:] = np.where(share > 0.0, square + np.minimum(share, 1.0) * (seen - square), square)
+        more = np.where(known_s < _EARLY_S, math.ceil(_LONGER_S / block_s), 0)
+        num_needed = _NUM_BAD + max(0, round(math.log2(len(growth) / _FEW_WORKERS))) + more
+        is_bad = num_bad >= num_needed
+        self._follow(excess, is_known, is_steady, is_going_on, is_bad)
         known_s += np.where(is_known, np.float32(block_s), np.float32(0.0))
         long_s = num * block_s
 
@@ -102,9 +123,32 @@ class MemoryGrowth:
                 f" the limit is {limit[at] / 1e6:.0f} MB"
             )
 
-        num_needed = _NUM_BAD + max(0, round(math.log2(len(growth) / _FEW_WORKERS)))
         lasted: Floats = np.full(len(growth), long_s, np.float32)
         score = np.nan_to_num(excess / limit)
         return Sighting(
-            "leak", "rss_bytes", num_bad >= num_needed, is_known, score, words, is_near=is_large, lasted_s=lasted
+            "leak", "rss_bytes", is_bad, is_known, score, words, is_near=is_large, lasted_s=lasted
         )  # fmt: skip
+
+    def _ended(self, block_s: float) -> np.ndarray:
+        """Return each worker's largest steady growth that ended by itself; it fades."""
+        ended = self._state["ended"][0]
+        ended *= 0.5 ** (block_s / self._tuning.record_s)
+        return ended
+
+    def _follow(
+        self,
+        excess: np.ndarray,
+        is_known: np.ndarray,
+        is_steady: np.ndarray,
+        is_going_on: np.ndarray,
+        is_bad: np.ndarray,
+    ) -> None:
+        """Remember steady growth of this block; once it has ended and was no leak, it is usual."""
+        state = self._state
+        pending, ended, is_named = state["pending"][0], state["ended"][0], state["is_named"][0]
+        # a leak that noise interrupts has not ended
+        is_over = is_known & ~is_going_on & (excess < _ENDED_SHARE * pending)
+        np.maximum(ended, pending, out=ended, where=is_over & (is_named == 0))
+        is_named[:] = np.where(is_over, 0.0, np.maximum(is_named, is_bad))
+        grown = np.where(is_going_on & is_steady, np.maximum(pending, excess), pending)
+        pending[:] = np.where(is_over, 0.0, grown)

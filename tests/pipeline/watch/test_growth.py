@@ -67,3 +67,32 @@ def test_memory_that_a_lone_worker_takes_at_its_first_large_work_is_no_leak() ->
         values[0, 0] += 6e9 * (time_s >= 250.0)
 
     assert watched(change, seconds=700, num=1) == []
+
+
+@pytest.mark.parametrize("onset_s", [30.0, 75.0, 120.0])
+def test_a_leak_that_begins_in_a_workers_first_minutes_is_named(onset_s: float) -> None:
+    def change(time_s: float, values: np.ndarray) -> None:
+        values[0, 0] += 2e7 * max(0.0, time_s - onset_s)
+
+    found = watched(change, seconds=240)
+    assert [(one.worker, one.kind) for one in found] == [("generator-0", "leak")]
+    assert found[0].alarm_s <= max(165.0, onset_s + 90.0)
+
+
+def test_memory_that_is_filled_for_ninety_seconds_at_the_start_is_no_leak() -> None:
+    def change(time_s: float, values: np.ndarray) -> None:
+        values[0, 0] += 2e7 * min(90.0, max(0.0, time_s - 50.0))
+
+    assert [one for one in watched(change, seconds=400) if "steadily" in one.sentence] == []
+
+
+def test_after_a_leak_that_was_named_and_ended_the_next_one_is_named_too() -> None:
+    def change(time_s: float, values: np.ndarray) -> None:
+        values[0, 0] += 2e7 * (min(70.0, max(0.0, time_s - 150.0)) + max(0.0, time_s - 340.0))
+
+    found = [one for one in watched(change, seconds=420) if "steadily" in one.sentence]
+    assert [(one.worker, 150.0 < one.alarm_s < 225.0) for one in found] == [
+        ("generator-0", True),
+        ("generator-0", False),
+    ]
+    assert found[1].alarm_s <= 410.0
