@@ -100,7 +100,7 @@ def test_a_table_of_rewards_alone_is_judged_by_their_rule() -> None:
     draw, watch, found = np.random.default_rng(5), Watch(), list[Finding]()
     workers = tuple(f"reward-{at}" for at in range(6))
     for time_s in range(300):
-        values = draw.binomial(8, 0.5, (6, 1)).astype(np.float32) / 8
+        values = (draw.binomial(8, 0.5, (6, 1)) / 8.0).astype(np.float32)
         values[2] = 0.5 if time_s >= 200 else values[2]
         found += watch.tick(Frame(float(time_s), workers, ("reward",) * 6, ("reward_mean",), values))
     assert [(one.worker, one.kind) for one in found] == [("reward-2", "reward")]
