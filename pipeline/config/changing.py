@@ -11,6 +11,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from pipeline.config import RESOLVED_NAME
+from pipeline.config.code import CODE_KEYS, REWARDS
 from pipeline.config.describe import in_toml
 from pipeline.config.load import known_keys, override_key, parse_config, section_of, suggest, to_toml
 from pipeline.config.schema import RunConfig
@@ -73,6 +74,7 @@ _FIXED: Final[Mapping[str, str]] = {
     "learner.freeze": f"the optimiser has state of these parameters; {_NEW_RUN}",
     "learner.optimizer": f"the checkpoints hold this optimiser's state; {_NEW_RUN}",
     "learner.schedule": f"the checkpoints hold this schedule; change learner.learning_rate, or {_NEW_RUN}",
+    **dict.fromkeys(CODE_KEYS, "`headrace update --code` sets it, once it has copied and checked the code"),
     "fleet": "`headrace scale` changes it in a running run",
     "ledger": "all workers are connected to this ledger, and agreed on its limits",
 }
@@ -114,15 +116,17 @@ def value_of(config: RunConfig, key: str) -> str:
     return in_toml(getattr(held, name))
 
 
-def checked(config: RunConfig, overrides: Sequence[str], *, num_updates: int) -> dict[str, str]:
+def checked(
+    config: RunConfig, overrides: Sequence[str], *, num_updates: int, may_be_code: bool = False
+) -> dict[str, str]:
     """Return what ``overrides`` (``section.key=value``) change in a running run that has made
-    ``num_updates``: values in TOML, by key.
+    ``num_updates``: values in TOML, by key. ``may_be_code``: whether versions of code may change.
 
     Raises ConfigError: a setting is unknown, may not change, or has this value already; a value
     does not fit, by itself or with the others."""
     keys = [override_key(text) for text in overrides]
     for key in keys:
-        if (why := refusal(key)) is not None:
+        if not (may_be_code and key in CODE_KEYS) and (why := refusal(key)) is not None:
             raise ConfigError(
                 f"{key} cannot change while the run goes on: {why}. `headrace update --settings` lists those that can"
             )
@@ -145,8 +149,10 @@ def changed_since(start: RunConfig, now: RunConfig) -> dict[str, str]:
 
 
 def takers(sets: Mapping[str, str]) -> set[Role]:
-    """Return the roles that take these settings; those of a later version have none here."""
-    return {CHANGEABLE[key].role for key in sets if key in CHANGEABLE}
+    """Return the roles that take these settings; those of a later version have none here. Code of
+    workers is every role's, so it is none's here."""
+    rewards = {Role.REWARD} if REWARDS in sets else set[Role]()
+    return {CHANGEABLE[key].role for key in sets if key in CHANGEABLE} | rewards
 
 
 def _check_together(present: RunConfig, wanted: RunConfig, num_updates: int) -> None:

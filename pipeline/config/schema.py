@@ -12,6 +12,7 @@ from pydantic import model_validator
 from pipeline.config import learning, running
 from pipeline.config.base import Section
 from pipeline.config.catalogue import Declaration, declare, rule_class
+from pipeline.config.code import CodeSection
 from pipeline.config.evaluating import EvaluationSection
 from pipeline.config.judging import endpoint_verifiers
 from pipeline.config.launching import LaunchSection
@@ -64,6 +65,7 @@ class RunConfig(Section):
     weights: running.WeightsSection = running.WeightsSection()
     supervisor: running.SupervisorSection = running.SupervisorSection()
     recovery: RecoverySection = RecoverySection()
+    code: CodeSection = CodeSection()
     fleet: running.FleetSection = running.FleetSection()
     launch: LaunchSection = LaunchSection()
     emulation: running.EmulationSection = running.EmulationSection()

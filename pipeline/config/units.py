@@ -42,6 +42,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "policy versions": ("eta", "max_generator_lag"),
     "value steps": ("explained_variance_steps", "warmup_steps", "pretrain_steps", "checkpoint_every_steps"),
     "factor per token": ("gamma",),
+    "pieces of work": ("canary_pieces",),
     "processes": (
         "generator",
         "max_generators",

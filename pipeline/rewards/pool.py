@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from pipeline.config.learning import RewardSection
@@ -103,15 +104,16 @@ class VerifierPool:
         configured: Container[str] = (),
         memory_bytes: int = MEMORY_BYTES,
         max_processes: int = MAX_PROCESSES,
+        code: Path | None = None,
         budget: Budget | None = None,
         count: Count | None = None,
     ) -> None:
         """``configured``: import paths that the configuration names; no other one is called.
-        ``budget`` and ``count`` are for endpoints."""
+        ``code``: a version of their modules, which comes before all others. ``budget`` and ``count`` are for endpoints."""
         self._configured = configured
         self._max_processes = max_processes
         self._timeout_s = config.timeout_s
-        self._processes = [SandboxProcess(memory_bytes, config.path) for _ in range(config.processes)]
+        self._processes = [SandboxProcess(memory_bytes, config.path, code) for _ in range(config.processes)]
         # Last in, first out: a loaded, warm process is preferred to starting another.
         self._idle: asyncio.LifoQueue[SandboxProcess] = asyncio.LifoQueue(maxsize=config.processes)
         for process in self._processes:

@@ -45,10 +45,12 @@ _decoder = msgspec.msgpack.Decoder(Reply)
 class SandboxProcess:
     """One child at a time, started when needed. Calls must not overlap."""
 
-    def __init__(self, memory_bytes: int, path: Sequence[Path] = ()) -> None:
-        """``path``: folders with verifiers' modules, beside those of the environment."""
+    def __init__(self, memory_bytes: int, path: Sequence[Path] = (), code: Path | None = None) -> None:
+        """``path``: folders with verifiers' modules, beside those of the environment. ``code``: a
+        version of such modules, which comes before all others."""
         self._memory_bytes = memory_bytes
         self._path = path
+        self._code = code
         self._process: asyncio.subprocess.Process | None = None
         self._mark = ""
         self._overrun = ""
@@ -155,10 +157,16 @@ class SandboxProcess:
             env={
                 "OMP_NUM_THREADS": "1",
                 **without_sink_credentials(without_ledger_password(os.environ)),
+                **self._code_first(),
                 SANDBOX_MARK: self._mark,
             },
         )
         return self._process
+
+    def _code_first(self) -> dict[str, str]:
+        if self._code is None:
+            return {}
+        return {"PYTHONPATH": os.pathsep.join(filter(None, (str(self._code), os.environ.get("PYTHONPATH"))))}
 
     async def _round_trip(self, process: asyncio.subprocess.Process, call: Call) -> Reply:
         assert process.stdin is not None and process.stdout is not None

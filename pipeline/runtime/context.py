@@ -270,7 +270,8 @@ class ActorContext:
         if self._offered is None:
             return None
         (change, self.config), self._offered = self._offered, None
-        self.worker_state.settings = SettingsTaken(number=change.number, first_update=first_update)
+        code = self.worker_state.settings.code
+        self.worker_state.settings = SettingsTaken(number=change.number, first_update=first_update, code=code)
         self.worker_state.on_news()
         return change
 
@@ -280,6 +281,12 @@ class ActorContext:
         self.config = with_settings(self.config, former)
         taken = self.worker_state.settings
         self.worker_state.settings = msgspec.structs.replace(taken, failed=failed, why=why[:MAX_DETAIL_CHARS])
+        self.worker_state.on_news()
+
+    def goes_by_code(self, key: str, version: str) -> None:
+        """Report the version of code, of one setting, that this process runs from now on."""
+        taken = self.worker_state.settings
+        self.worker_state.settings = msgspec.structs.replace(taken, code={**taken.code, key: version})
         self.worker_state.on_news()
 
     # -- work --------------------------------------------------------------------------------------

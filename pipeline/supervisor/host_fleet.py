@@ -56,6 +56,8 @@ class HostFleet:
         self._timeouts = _timeouts(config)
         self.watchdog = Watchdog(self._timeouts)
         self._repairs = RepairWatch()
+        self.blames_code: Callable[[Exit], bool] = lambda _: False
+        """Whether a version of code on trial is to blame for a bad end, and the worker is not."""
         self._expelled: dict[str, int] = {}
         """Process ids of evicted workers that were ended, by name."""
 
@@ -144,13 +146,15 @@ class HostFleet:
             self._repairs.left(exit_.worker)
         else:
             self._repairs.lost(exit_.worker, exit_.role, meaning(code), now)
-        if self._ladder is not None and not was_draining and code not in ENDED_WELL:
+        is_of_code = not was_draining and code not in DIED_WELL and self.blames_code(exit_)
+        if self._ladder is not None and not was_draining and code not in ENDED_WELL and not is_of_code:
             self._ladder.lost(now, exit_.worker, exit_.role, meaning(code))
         kept = self._kept(exit_.worker)
-        self.plan.exited(exit_.worker, code, now, error=exit_.error, delivered=exit_.delivered, kept=kept)
+        counted, error = (ExitCode.FAILURE, None) if is_of_code else (code, exit_.error)
+        self.plan.exited(exit_.worker, counted, now, error=error, delivered=exit_.delivered, kept=kept)
         if code not in (ExitCode.OK, ExitCode.STARVED):
-            error = {} if exit_.error is None else {"error": str(exit_.error)}
-            log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=meaning(code), **error)
+            words = {} if exit_.error is None else {"error": str(exit_.error)}
+            log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=meaning(code), **words)
         while self.plan.given_up:
             lost = self.plan.given_up.pop()
             log.error("worker_given_up", worker=lost.worker, reason=lost.reason, action="the run goes on without it")

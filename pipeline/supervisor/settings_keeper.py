@@ -22,6 +22,7 @@ from pipeline.config.changing import value_of
 from pipeline.config.load import changed_settings
 from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
+from pipeline.observability.settings_changes import read_changes
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.notifications import LOOK_ANYWAY_S, Notifications
 from pipeline.runtime.registry.contract import Heartbeat, Registry, Topic
@@ -44,6 +45,10 @@ class SettingsKeeper:
         self._config, self._path, self._now_s = config, run_dir / CHANGES_NAME, now_s
         self._number = 0
         """The last change in the file."""
+        self._settled: frozenset[int] = frozenset()
+        """Numbers of changes to versions of code that have proved good."""
+        self._told = 0
+        """The last change in the log."""
         self._has_failed = False
         self._writing = asyncio.Lock()
 
@@ -51,6 +56,8 @@ class SettingsKeeper:
         """Make a change of what this start sets otherwise than a change had set it, so that it
         holds for workers of every start. Raises OSError when the folder cannot be written to."""
         holds = await asyncio.to_thread(changed_settings, self._path.parent)
+        known = await asyncio.to_thread(read_changes, self._path.parent)
+        self._settled = frozenset(change.number for change in known if change.is_settled)
         last = await registry.last_settings_change()
         given = {key: value_of(self._config, key) for key in holds}
         sets = {key: value for key, value in given.items() if value != holds[key]}
@@ -92,12 +99,23 @@ class SettingsKeeper:
             if beat.settings.failed:
                 await self._roll_back(registry, beat)
 
+    async def settle(self, registry: Registry, number: int) -> None:
+        """Note that a version of code has proved good, also for later supervisors and workers."""
+        self._settled |= {number}
+        self._number = 0
+        await self._keep_file(registry)
+
+    def is_settled(self, number: int) -> bool:
+        """Return whether a version of code has proved good."""
+        return number in self._settled
+
     async def _keep_file(self, registry: Registry) -> None:
         async with self._writing:
             last = await registry.last_settings_change()
             if last is None or last.number == self._number:
                 return
             changes = await registry.settings_changes()
+            is_news = last.number > self._told
             try:
                 await self._write(changes)
             except OSError as error:
@@ -106,7 +124,9 @@ class SettingsKeeper:
                 self._has_failed = True
             else:
                 self._has_failed = False
-                log.info("settings_changed", number=last.number, sets=last.sets, by=last.by, reason=last.reason)
+                self._told = last.number
+                if is_news:
+                    log.info("settings_changed", number=last.number, sets=last.sets, by=last.by, reason=last.reason)
 
     async def _roll_back(self, registry: Registry, beat: Heartbeat) -> None:
         changes = await registry.settings_changes()
@@ -119,5 +139,6 @@ class SettingsKeeper:
 
     async def _write(self, changes: Sequence[SettingsChange]) -> None:
         if changes:
-            await asyncio.to_thread(write_private, self._path, msgspec.json.encode(changes))
+            told = [msgspec.structs.replace(one, is_settled=self.is_settled(one.number)) for one in changes]
+            await asyncio.to_thread(write_private, self._path, msgspec.json.encode(told))
             self._number = changes[-1].number

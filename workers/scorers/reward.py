@@ -12,6 +12,8 @@ With a reward model (``reward.model``), the model first reads every response, on
 Its weighted score is a part of the reward, and verifiers see the score. Verifiers alone decide
 accuracy, which dynamic sampling uses.
 
+The first work with a new version of the functions is a trial (``workers.scorers.code_trial``).
+
 Each function of ``reward.functions`` adds a part to the reward of a training response.
 
 A verifier that raises is not a wrong answer, nor is a response that the reward model cannot read.
@@ -35,6 +37,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from pipeline.files.code_copies import CODE_FOLDER
 from pipeline.preflight.model_folder import loading
 from pipeline.rewards.functions import judge
 from pipeline.rewards.pool import VerifierPool
@@ -45,6 +48,7 @@ from protocol.errors import ConfigError, DataError, EngineError
 from protocol.ids import ChunkId, Role
 from protocol.trajectory import Field, Score, TrajectoryChunk
 from workers.engines.build import build_reward_model
+from workers.scorers.code_trial import CodeTrial
 from workers.scorers.scorer import RECEIVE_TIMEOUT_S, Scorer
 
 if TYPE_CHECKING:
@@ -68,10 +72,14 @@ class Reward(Scorer):
             self.ctx.starting(loading(config.model.path))
             self._model = await self.ctx.compute(build_reward_model, config.model)
             self._weight, self._center = config.model.weight, config.model.center
+        self._trial = CodeTrial(self.ctx)
+        version = self._trial.version
+        code = self.ctx.run_dir / CODE_FOLDER / version if version else None
+        configured = self.ctx.config.verifier_paths
         self._pool = VerifierPool(
-            config, configured=self.ctx.config.verifier_paths, budget=self._take_request, count=self.ctx.count
+            config, configured=configured, code=code, budget=self._take_request, count=self.ctx.count
         )
-        await self._pool.start()
+        await self._trial.begin(self._pool)
         self.max_batch = config.max_batch
         self._judges_groups = any(function.whole_group for function in config.functions.values())
         self._in_flight: set[ChunkId] = set()
@@ -98,7 +106,7 @@ class Reward(Scorer):
         """Judge what is in the mailbox already, for at most half a drain. The rest becomes overdue,
         and others judge it."""
         until_s = self.ctx.clock.monotonic() + self.ctx.config.supervisor.drain_timeout_s / 2
-        more = True
+        more = not self._trial.has_failed
         while (more or self._in_flight) and self.ctx.clock.monotonic() < until_s:
             if more and (room := self._room()) > 0:
                 batch = await self.receive(0.0, room)
@@ -136,6 +144,8 @@ class Reward(Scorer):
     def _room(self) -> int:
         """Return how many chunks may be received: with functions of whole groups, each may bring
         its group."""
+        if self._trial.has_failed:
+            return 0
         room = min(self.max_batch, self.ctx.config.reward.max_in_flight - len(self._in_flight))
         return max(min(room, 1), room // self.ctx.config.algorithm.group_size) if self._judges_groups else room
 
@@ -213,6 +223,8 @@ class Reward(Scorer):
         while _is_outage(verdicts) and not self.ctx.draining.is_set():
             self.ctx.count("waited_for_endpoint", len(piece))
             begun_s, verdicts = self.ctx.clock.monotonic(), await self._verdicts(piece)
+        if await self._trial.judged(verdicts):
+            return
         size = sum(self.size_of(chunk) for chunk, _ in piece)
         self.ctx.work.served("judging", seconds=self.ctx.clock.monotonic() - begun_s, size=size, pieces=len(piece))
         scored: list[tuple[TrajectoryChunk, Score]] = []

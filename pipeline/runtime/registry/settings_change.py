@@ -27,6 +27,10 @@ class SettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     reason: str = ""
     undoes: int = 0
     """Number of the change that this one rolls back; 0 for none."""
+    is_lazy: bool = False
+    """Whether workers take it, a version of code, when they restart anyway."""
+    is_settled: bool = False
+    """In the run's folder alone: whether this version of code has proved good."""
 
 
 class SettingsTaken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,6 +45,8 @@ class SettingsTaken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     before."""
     why: str = ""
     """Why it failed, in at most ``contract.MAX_DETAIL_CHARS``."""
+    code: dict[str, str] = {}
+    """Versions of code that this process runs, by their setting (``pipeline.config.code``)."""
 
 
 def after(
@@ -52,13 +58,15 @@ def after(
     at_s: float,
     reason: str = "",
     undoes: int = 0,
+    is_lazy: bool = False,
 ) -> SettingsChange:
     """Return the change that follows ``last``."""
     holds = {**(last.holds if last else {}), **sets}
     number = last.number + 1 if last else 1
     return SettingsChange(
-        number=number, sets=sets, former=former, holds=holds, by=by, at_s=at_s, reason=reason, undoes=undoes
-    )
+        number=number, sets=sets, former=former, holds=holds, by=by, at_s=at_s, reason=reason, undoes=undoes,
+        is_lazy=is_lazy,
+    )  # fmt: skip
 
 
 def standing(changes: Sequence[SettingsChange]) -> list[SettingsChange]:

@@ -1,0 +1,148 @@
+"""Versions of code in a run's folder: ``code/VERSION/`` has the files, ``code/VERSION.json`` their
+digests.
+
+A version is a copy, named after its content: equal files have one version, wherever they came from.
+Nothing changes a version once it is there. Folders have mode 0700, files 0600."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from pipeline.files import write_private
+from protocol.errors import ConfigError
+from protocol.private import ensure_private_folder
+
+CODE_FOLDER: Final = "code"
+MAX_CODE_FILES: Final = 5_000
+MAX_CODE_BYTES: Final = 64 << 20
+_NUM_DIGITS: Final = 16
+_LEAVE_OUT: Final = ("__pycache__", "node_modules")
+
+
+class CodeFile(msgspec.Struct, frozen=True):
+    """A file of a version."""
+
+    place: str
+    """Relative, with ``/``."""
+    num_bytes: int
+    digest: str
+    """sha256, in hex."""
+
+
+def keep_code(source: Path, run_dir: Path) -> str:
+    """Copy a folder of modules, or one module's file, into a run's folder; return the version.
+
+    Hidden files, caches and Python environments are left out. Raises ConfigError: there is no code,
+    too much of it, a link that leads out of the folder, or a module that hides one of Python's; the
+    folder cannot be read or written to."""
+    folder = run_dir / CODE_FOLDER
+    ensure_private_folder(folder)
+    partial = folder / f".partial-{os.getpid()}"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o700)
+        files = _copied(source, partial)
+        version = _version(files)
+        write_private(folder / f"{version}.json", msgspec.json.encode(files))
+        if not (folder / version).exists():
+            partial.rename(folder / version)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or source} cannot be copied to {folder}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    checked_code(run_dir, version)
+    return version
+
+
+def checked_code(run_dir: Path, version: str) -> Path:
+    """Return the folder of a version. Raises ConfigError when it is not there, is not as it was
+    copied, or others may write to it."""
+    folder = run_dir / CODE_FOLDER / version
+    remedy = "`headrace update --code` copies it again, or go on with another version by `headrace update --rollback`"
+    try:
+        ensure_private_folder(folder.parent)
+        files = msgspec.json.decode((folder.parent / f"{version}.json").read_bytes(), type=list[CodeFile])
+        found = [_read(folder / file.place, file.place)[0] for file in files]
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"version {version} of the code is not in {folder.parent}: {error}; {remedy}") from error
+    damaged = [file.place for file, now in zip(files, found, strict=True) if file != now]
+    if damaged or _version(files) != version:
+        which = damaged[0] if damaged else "its list of files"
+        raise ConfigError(f"{folder} is not version {version} any more: {which} was changed; {remedy}")
+    return folder
+
+
+def module_names(folder: Path) -> frozenset[str]:
+    """Return the modules and packages at the top of a folder."""
+    return frozenset(
+        path.name if path.is_dir() else path.stem
+        for path in folder.iterdir()
+        if (path.is_dir() and path.name not in _LEAVE_OUT) or path.suffix == ".py"
+    )
+
+
+def _version(files: list[CodeFile]) -> str:
+    return hashlib.sha256(msgspec.json.encode(files)).hexdigest()[:_NUM_DIGITS]
+
+
+def _copied(source: Path, into: Path) -> list[CodeFile]:
+    """Copy the files of a folder, or one file; return them in the order of their places."""
+    if source.is_file():
+        found = [(source, source.name)]
+    elif source.is_dir():
+        root = source.resolve()
+        found = [(path, path.relative_to(root).as_posix()) for path in _walk(root, root)]
+    else:
+        raise ConfigError(f"{source} is not there; expected a folder of modules, or one module's .py file")
+    if not any(place.endswith(".py") for _, place in found):
+        raise ConfigError(f"{source} has no Python module; expected a folder of modules, or one module's .py file")
+    files: list[CodeFile] = []
+    num_bytes = 0
+    for path, place in sorted(found, key=lambda pair: pair[1]):
+        file, data = _read(path, place)
+        num_bytes += file.num_bytes
+        if num_bytes > MAX_CODE_BYTES or len(files) == MAX_CODE_FILES:
+            raise ConfigError(
+                f"{source} has more than {MAX_CODE_FILES} files or {MAX_CODE_BYTES >> 20} MiB; expected a folder of code "
+                "alone: put the modules into one of their own"
+            )
+        (into / place).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(into / place, data)
+        files.append(file)
+    if hidden := sorted(module_names(into) & sys.stdlib_module_names):
+        raise ConfigError(f"{source} has a module {hidden[0]!r}, which is one of Python's own: give it another name")
+    return files
+
+
+def _walk(folder: Path, root: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name in _LEAVE_OUT or path.suffix == ".pyc":
+            continue
+        if path.is_symlink() and (path.is_dir() or not path.resolve().is_relative_to(root)):
+            raise ConfigError(f"{path} is a link, to a folder or out of {root}: put what it leads to in its place")
+        if path.is_dir():
+            # an environment has a python of its own, and is installed, not copied
+            if not (path / "pyvenv.cfg").exists():
+                yield from _walk(path, root)
+        else:
+            yield path
+
+
+def _read(path: Path, place: str) -> tuple[CodeFile, bytes]:
+    """Read a regular file, at most a byte more than a version may have. Raises OSError."""
+    # a pipe would be waited for
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ConfigError(f"{path} is no file of code; take it away")
+        data = file.read(MAX_CODE_BYTES + 1)
+    return CodeFile(place, len(data), hashlib.sha256(data).hexdigest()), data
