@@ -1,4 +1,4 @@
-"""``headrace update``: change settings of a running run, roll a change back, and show all."""
+"""``headrace update``: change a running run's settings or reward functions, roll back, show all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import aligned, answer, echo_json, json_option, moment, on_run, run_argument, set_option
+from pipeline.cli.common import PATH, aligned, answer, echo_json, json_option, moment, on_run, run_argument, set_option
 from pipeline.operator.attached import attach, find_run
 from protocol.printable import printable_line
 
@@ -20,6 +20,7 @@ _EPILOG = """\b
 Examples:
   headrace update --set learner.learning_rate=5e-7 --reason "loss is noisy"
   headrace update runs/demo --set run.num_updates=2000
+  headrace update --code my_rewards/   # reward functions: one worker first, then the others
   headrace update --rollback
   headrace update --settings    # those that may change, and who takes each
   headrace update               # all changes of the run, with their effect
@@ -27,8 +28,10 @@ Examples:
 \b
 Exit codes:
   0    all workers that the change concerns go by it
-  1    some do not yet, within --timeout; they take it at their next occasion
-  2    the setting may not change, or the value does not fit; nothing changed
+  1    some do not yet, within --timeout; they take it at their next occasion. Or the new
+       code was rolled back meanwhile
+  2    the setting may not change, the value does not fit, or the code cannot be imported;
+       nothing changed
 """
 _NOT_ALL = 1
 
@@ -36,6 +39,14 @@ _NOT_ALL = 1
 @click.command(epilog=_EPILOG)
 @run_argument
 @set_option
+@click.option(
+    "--code",
+    "source",
+    type=PATH,
+    metavar="DIR|FILE",
+    help="A folder of modules, or one module, with the reward functions as they are to be.",
+)
+@click.option("--lazily", is_flag=True, help="With --code: each worker takes it when it restarts anyway.")
 @click.option("--reason", default="", metavar="TEXT", help="Why; shown wherever the change is.")
 @click.option("--rollback", is_flag=True, help="Set what held before the newest change that stands.")
 @click.option("--settings", "lists", is_flag=True, help="List the settings that may change, and end.")
@@ -46,39 +57,63 @@ _NOT_ALL = 1
 def update(
     run: Path | None,
     overrides: tuple[str, ...],
+    source: Path | None,
+    lazily: bool,
     reason: str,
     rollback: bool,
     lists: bool,
     timeout_s: float,
     as_json: bool,
 ) -> int:
-    """Change settings of a running run; nothing ends, drains or is lost.
+    """Change settings or reward functions of a running run; nothing ends or is lost.
 
     The command waits until every worker that a change concerns goes by it. A change lasts over
     restarts of workers, supervisor and run. A change whose first update fails or is not finite is
-    rolled back by itself. Without --set, show all changes."""
+    rolled back by itself.
+
+    --code copies the code into the run's folder and imports it in a process of its own. Then one
+    reward worker is replaced, and after its first work the others, one at a time. The code is
+    rolled back by itself when a worker fails with it, or the rate of updates falls by a third.
+
+    Without --set and --code, show all changes."""
     if lists:
         _list(as_json)
         return 0
-    if rollback and overrides:
-        raise click.UsageError("--rollback sets what held before: leave out --set")
-    if not rollback and not overrides:
+    if sum([rollback, bool(overrides), source is not None]) > 1:
+        raise click.UsageError("--set, --code and --rollback are changes of their own: give one")
+    if lazily and source is None:
+        raise click.UsageError("--lazily is for new code: give --code, or leave it out")
+    if not rollback and not overrides and source is None:
         _show(find_run(run), as_json)
         return 0
     return on_run(attach)(_change)(
-        run=run, overrides=overrides, reason=reason, rollback=rollback, timeout_s=timeout_s, as_json=as_json
-    )
+        run=run, overrides=overrides, source=source, lazily=lazily, reason=reason, rollback=rollback,
+        timeout_s=timeout_s, as_json=as_json,
+    )  # fmt: skip
 
 
 async def _change(
-    at: Attached, overrides: tuple[str, ...], reason: str, rollback: bool, timeout_s: float, as_json: bool
+    at: Attached,
+    overrides: tuple[str, ...],
+    source: Path | None,
+    lazily: bool,
+    reason: str,
+    rollback: bool,
+    timeout_s: float,
+    as_json: bool,
 ) -> int:
     from pipeline.operator import updating
 
-    change = await (updating.roll_back(at, reason) if rollback else updating.update(at, overrides, reason))
+    if source is not None:
+        change = await updating.update_code(at, source, reason, is_lazy=lazily)
+    else:
+        change = await (updating.roll_back(at, reason) if rollback else updating.update(at, overrides, reason))
     found = await updating.wait_until_taken(at, change, timeout_s)
-    is_taken = all(one.is_taken for one in found)
-    answer(as_json, {"change": change, "taken": found, "is_taken": is_taken}, *_lines(change, found, timeout_s))
+    undone = await updating.undone_by(at, change) if change.is_code else None
+    is_taken = undone is None and all(one.is_taken for one in found)
+    value = {"change": change, "taken": found, "is_taken": is_taken, "undone_by": undone}
+    lines = _lines(change, found, timeout_s) if undone is None else [f"rolled back: {printable_line(undone.reason)}"]
+    answer(as_json, value, *lines)
     return 0 if is_taken else _NOT_ALL
 
 
@@ -91,6 +126,10 @@ def _lines(change: SettingsChange, found: list[TakenChange], timeout_s: float) -
         if not one.is_taken:
             words = f"has not taken it within {timeout_s:g} s; it does when it is back, or between two updates"
         lines.append(f"  {printable_line(one.worker)}: {words}")
+    if change.is_lazy:
+        lines.append("  each reward worker takes it when it restarts, and all do after code.lazy_limit_s")
+    if change.is_code and not change.undoes:
+        lines.append("  the next updates are compared with those before; `headrace update` shows what came of it")
     return lines
 
 

@@ -149,8 +149,7 @@ def changed_since(start: RunConfig, now: RunConfig) -> dict[str, str]:
 
 
 def takers(sets: Mapping[str, str]) -> set[Role]:
-    """Return the roles that take these settings; those of a later version have none here. Code of
-    workers is every role's, so it is none's here."""
+    """Return the roles that take these settings; those of a later version have none here."""
     rewards = {Role.REWARD} if REWARDS in sets else set[Role]()
     return {CHANGEABLE[key].role for key in sets if key in CHANGEABLE} | rewards
 

@@ -9,8 +9,7 @@ from pydantic import StringConstraints
 from pipeline.config.base import Positive, Section, setting
 
 REWARDS: Final = "code.rewards"
-WORKERS: Final = "code.workers"
-CODE_KEYS: Final = (REWARDS, WORKERS)
+CODE_KEYS: Final = (REWARDS,)
 """Settings whose values are versions of code; empty for that of the start."""
 CodeVersionName = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16})?$")]
 
@@ -20,9 +19,6 @@ class CodeSection(Section):
 
     rewards: CodeVersionName = setting(
         "", "Version of the reward functions, a folder of the run's `code/`. Empty: as reward.path has them."
-    )
-    workers: CodeVersionName = setting(
-        "", "Version of Headrace that new worker processes run, a folder of the run's `code/`. Empty: the installed one."
     )
     canary_pieces: Positive = setting(
         16, "Pieces of work that the first worker with a new version does before others take it."

@@ -41,9 +41,9 @@ class CodeFile(msgspec.Struct, frozen=True):
 def keep_code(source: Path, run_dir: Path) -> str:
     """Copy a folder of modules, or one module's file, into a run's folder; return the version.
 
-    Hidden files, caches and Python environments are left out. Raises ConfigError: there is no code,
-    too much of it, a link that leads out of the folder, or a module that hides one of Python's; the
-    folder cannot be read or written to."""
+    Hidden files, caches and Python environments are left out. Raises ConfigError: there is no code
+    or too much, a link leads out of the folder, or a module hides one of Python's. It raises that,
+    too, where a folder cannot be read or written to."""
     folder = run_dir / CODE_FOLDER
     ensure_private_folder(folder)
     partial = folder / f".partial-{os.getpid()}"

@@ -10,11 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline.config.code import CODE_KEYS
 from pipeline.operator.attached import Attached
 from pipeline.operator.steering import MAX_REASON_CHARS, check_running, operator
 from protocol.errors import ConfigError, LedgerUnavailable
+from protocol.ids import Role
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pipeline.config.schema import RunConfig
     from pipeline.runtime.clock import Clock
     from pipeline.runtime.registry.contract import Heartbeat
@@ -41,31 +45,53 @@ async def update(at: Attached, overrides: Sequence[str], reason: str = "") -> Se
     from pipeline.config.changing import checked, value_of
     from pipeline.runtime.registry.settings_change import after
 
-    if len(reason) > MAX_REASON_CHARS:
-        raise ConfigError(f"the reason has {len(reason)} characters; expected at most {MAX_REASON_CHARS}: shorten it")
+    words = _in_a_line(reason)
     await check_running(at)
     last = await at.registry.last_settings_change()
     present = present_config(at, last)
     sets = checked(present, overrides, num_updates=await _num_updates(at))
     former = {key: value_of(present, key) for key in sets}
-    return await _add(at, after(last, sets, former, by=operator(), at_s=time.time(), reason=" ".join(reason.split())))
+    return await _add(at, after(last, sets, former, by=operator(), at_s=time.time(), reason=words))
+
+
+async def update_code(at: Attached, source: Path, reason: str = "", *, is_lazy: bool = False) -> SettingsChange:
+    """Bring another version of the reward functions into a running run; return the change.
+
+    ``source``: a folder of modules, or one module's file. ``is_lazy``: workers take it when they
+    restart anyway. Raises ConfigError: the run does not run, or as ``prepare_rewards``."""
+    from pipeline.config.changing import value_of
+    from pipeline.config.code import REWARDS
+    from pipeline.operator.code_update import prepare_rewards
+    from pipeline.runtime.registry.settings_change import after
+
+    words = _in_a_line(reason)
+    await check_running(at)
+    last = await at.registry.last_settings_change()
+    present = present_config(at, last)
+    version = await prepare_rewards(at, present, source)
+    sets, former = {REWARDS: f'"{version}"'}, {REWARDS: value_of(present, REWARDS)}
+    return await _add(at, after(last, sets, former, by=operator(), at_s=time.time(), reason=words, is_lazy=is_lazy))
 
 
 async def roll_back(at: Attached, reason: str = "") -> SettingsChange:
     """Set what held before the newest change that stands; return the change that does so. Raises
     ConfigError: the run does not run, or no change stands."""
     from pipeline.config.changing import checked
+    from pipeline.files.code_copies import checked_code
     from pipeline.runtime.registry.settings_change import standing, undoing
 
+    words = _in_a_line(reason)
     await check_running(at)
     changes = await at.registry.settings_changes()
     found = standing(changes)
     if not found:
         raise ConfigError(f"{at.run_dir} goes by the settings of its start: no change stands, so none is rolled back")
-    words = " ".join(reason.split())
     undone = undoing(changes[-1], found[-1:], by=operator(), at_s=time.time(), reason=words)
     given = [f"{key}={value}" for key, value in undone.sets.items()]
-    checked(present_config(at, changes[-1]), given, num_updates=await _num_updates(at))
+    checked(present_config(at, changes[-1]), given, num_updates=await _num_updates(at), may_be_code=True)
+    for version in (undone.sets.get(key, "").strip('"') for key in CODE_KEYS):
+        if version:
+            checked_code(at.run_dir, version)
     return await _add(at, undone)
 
 
@@ -99,7 +125,15 @@ async def wait_until_taken(
                 ) from None
         if all(one.is_taken for one in found) or clock.monotonic() >= end_s:
             return found
+        if change.is_code and await undone_by(at, change) is not None:
+            return found
         await clock.sleep(_LOOK_S)
+
+
+async def undone_by(at: Attached, change: SettingsChange) -> SettingsChange | None:
+    """Return the rollback of a change; None while it stands."""
+    later = [one for one in await at.registry.settings_changes() if one.number > change.number]
+    return next((one for one in later if 0 < one.undoes <= change.number), None)
 
 
 async def taken(at: Attached, change: SettingsChange) -> list[TakenChange]:
@@ -108,13 +142,29 @@ async def taken(at: Attached, change: SettingsChange) -> list[TakenChange]:
     from pipeline.config.changing import takers
 
     found = [TakenChange("supervisor", _written(at) >= change.number)]
-    for role in sorted(takers(change.sets)):
-        beats = await at.registry.heartbeats(role)
-        found += [_answer(beat, change) for beat in beats] or [TakenChange(str(role), False)]
+    for role in () if change.is_lazy else sorted(takers(change.sets)):
+        answers = {beat.who.worker: _answer(beat, change) for beat in await at.registry.heartbeats(role)}
+        if change.is_code:
+            # one that is being replaced has no heartbeat
+            answers = {name: TakenChange(name, False) for name in await _wanted(at, role)} | answers
+        found += answers.values() or [TakenChange(str(role), False)]
     return found
 
 
+async def _wanted(at: Attached, role: Role) -> list[str]:
+    """Return the names of the run's own workers of a role."""
+    from pipeline.supervisor.fleet_plan import wanted_names
+
+    fleet = await at.registry.fleet()
+    names = {} if fleet is None else wanted_names(fleet.counts, fleet.left_out)
+    return [name for name, its_role in names.items() if its_role is role]
+
+
 def _answer(beat: Heartbeat, change: SettingsChange) -> TakenChange:
+    if change.is_code and beat.who.role is not Role.LEARNER:
+        versions = {key: value.strip('"') for key, value in change.sets.items() if key in CODE_KEYS}
+        goes_by = all(beat.settings.code.get(key, "") == version for key, version in versions.items())
+        return TakenChange(beat.who.worker, goes_by)
     has = beat.settings.number >= change.number
     is_exact = beat.settings.number == change.number
     return TakenChange(beat.who.worker, has, beat.settings.first_update if is_exact else 0)
@@ -125,6 +175,12 @@ def _written(at: Attached) -> int:
 
     changes = read_changes(at.run_dir)
     return changes[-1].number if changes else 0
+
+
+def _in_a_line(reason: str) -> str:
+    if len(reason) > MAX_REASON_CHARS:
+        raise ConfigError(f"the reason has {len(reason)} characters; expected at most {MAX_REASON_CHARS}: shorten it")
+    return " ".join(reason.split())
 
 
 async def _add(at: Attached, change: SettingsChange) -> SettingsChange:
@@ -138,7 +194,6 @@ async def _add(at: Attached, change: SettingsChange) -> SettingsChange:
 async def _num_updates(at: Attached) -> int:
     """Return how many updates the run has made, by its history and its learner."""
     from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_for_view
-    from protocol.ids import Role
 
     rows = read_for_view(at.run_dir / HISTORY_NAME).rows
     made = max((row.update for row in rows if isinstance(row, UpdateRow)), default=0)

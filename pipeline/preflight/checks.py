@@ -22,6 +22,7 @@ from pipeline.config.unread import in_words
 from pipeline.data.conversation import conversation_tokens
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
+from pipeline.files.code_copies import checked_code
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.server.embedded import check_shards, external_url
 from pipeline.ledger.server.promises import judge_terms, read_promises
@@ -352,7 +353,9 @@ async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None
     for folder in config.reward.path:
         if not folder.is_dir():
             raise ConfigError(f"reward.path names {folder}, which is no folder; correct or remove it")
-    async with VerifierPool(config.reward, configured=config.verifier_paths) as pool:
+    version = config.code.rewards
+    code = checked_code(config.run_dir, version) if version else None
+    async with VerifierPool(config.reward, configured=config.verifier_paths, code=code) as pool:
         await pool.start(verifiers)
         for function in config.reward.functions.values():
             await pool.start([function.verifier], whole_group=function.whole_group)

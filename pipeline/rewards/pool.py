@@ -109,7 +109,8 @@ class VerifierPool:
         count: Count | None = None,
     ) -> None:
         """``configured``: import paths that the configuration names; no other one is called.
-        ``code``: a version of their modules, which comes before all others. ``budget`` and ``count`` are for endpoints."""
+        ``code``: a version of their modules, which comes before all others. ``budget`` and
+        ``count`` are for endpoints."""
         self._configured = configured
         self._max_processes = max_processes
         self._timeout_s = config.timeout_s

@@ -1,9 +1,9 @@
 """Brings versions of code to the run's workers, and rolls back one that fails.
 
-*Consumes* the changes of the run's settings, heartbeats, ends of workers, the learner's history.
-*Produces* replaced workers (drained, then started again), rollbacks, and the mark of a version that
-has proved good. *Waits for* nothing: the supervisor's loop calls it twice a second. ``rollout`` has
-the decisions. A worker that starts for any reason goes by the version that then holds."""
+The supervisor's loop calls it twice a second, with heartbeats; ``rollout`` has the decisions. It
+reads the changes of the run's settings and the learner's history. The host's fleet reports bad ends
+of workers. It drains workers, which are started again, rolls changes back, and marks a version that
+has proved good. A worker that starts for any reason goes by the version that then holds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipeline.runtime.registry.contract import Heartbeat, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange, standing, undoing
 from pipeline.supervisor.host_fleet import HostFleet, meaning
 from pipeline.supervisor.launchers.seam import Exit
-from pipeline.supervisor.rollout import CodedWorker, Rollout, RolloutLimits, RolloutPhase, UpdateGlance
+from pipeline.supervisor.rollout import CodedMember, Rollout, RolloutPolicy, RolloutState, UpdateGlance
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from protocol.ids import Role
 
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class _Version:
+class _HeldVersion:
     """The version of one setting that holds."""
 
     change: SettingsChange
@@ -53,7 +53,7 @@ class CodeKeeper:
 
     def __init__(self, config: RunConfig, run_dir: Path, fleet: HostFleet, settings: SettingsKeeper) -> None:
         code = config.code
-        self._limits = RolloutLimits(
+        self._limits = RolloutPolicy(
             canary_pieces=code.canary_pieces,
             canary_timeout_s=code.canary_timeout_s,
             judged_updates=code.judged_updates,
@@ -67,7 +67,7 @@ class CodeKeeper:
         self._number = 0
         """The last change that was read."""
         self._changes: Sequence[SettingsChange] = ()
-        self._versions: dict[str, _Version] = {}
+        self._versions: dict[str, _HeldVersion] = {}
         fleet.blames_code = self._is_to_blame
 
     async def look(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
@@ -89,9 +89,9 @@ class CodeKeeper:
                 self._fleet.carry_out(self._fleet.plan.renew(worker, now))
             if rollout.phase is not before:
                 log.info("code_rollout", setting=_key(version), version=version.value, phase=str(rollout.phase))
-            if rollout.phase is RolloutPhase.SETTLED:
+            if rollout.phase is RolloutState.SETTLED:
                 await self._settings.settle(registry, version.change.number)
-            elif rollout.phase is RolloutPhase.FAILED:
+            elif rollout.phase is RolloutState.FAILED:
                 await self._roll_back(registry, version.change.number, rollout.failure)
                 return
 
@@ -144,26 +144,28 @@ class CodeKeeper:
             by_pid = {beat.pid: beat.settings.code.get(key, "") for beat in beats}
             pids = self._fleet.processes.pids
             old = {worker: pid for worker, pid in pids.items() if by_pid.get(pid, "") != value}
-            self._versions[key] = _Version(change, value, rollout, old)
+            self._versions[key] = _HeldVersion(change, value, rollout, old)
 
-    def _is_done(self, version: _Version) -> bool:
-        return version.rollout.is_over or self._settings.is_settled(version.change.number)
+    def _is_done(self, version: _HeldVersion) -> bool:
+        # a failed one is rolled back until another change holds
+        is_settled = self._settings.is_settled(version.change.number)
+        return is_settled or version.rollout.phase is RolloutState.SETTLED
 
-    def _workers(self, version: _Version, beats: Sequence[Heartbeat]) -> dict[str, CodedWorker]:
+    def _workers(self, version: _HeldVersion, beats: Sequence[Heartbeat]) -> dict[str, CodedMember]:
         """Return the concerned workers of this host, in the order of their names."""
         key, pids = _key(version), self._fleet.processes.pids
         there = {beat.who.worker: beat for beat in beats if pids.get(beat.who.worker) == beat.pid}
-        found: dict[str, CodedWorker] = {}
+        found: dict[str, CodedMember] = {}
         for worker in sorted(self._fleet.plan.workers, key=lambda one: (one.role, len(one.name), one.name)):
             if worker.is_given_up or not _concerns(key, worker.role):
                 continue
             beat, pid = there.get(worker.name), pids.get(worker.name)
             if beat is None or is_silent(beat.silent_s) or beat.waiting_for in _NOT_READY:
                 is_old = pid is not None and version.old_pids.get(worker.name) == pid
-                found[worker.name] = CodedWorker(is_new=not is_old)
+                found[worker.name] = CodedMember(is_new=not is_old)
             else:
                 is_new = beat.settings.code.get(key, "") == version.value
-                found[worker.name] = CodedWorker(is_new, is_ready=True, progress=beat.progress)
+                found[worker.name] = CodedMember(is_new, is_ready=True, progress=beat.progress)
         return found
 
     def _is_to_blame(self, exit_: Exit) -> bool:
@@ -172,7 +174,7 @@ class CodeKeeper:
             is_old = version.old_pids.get(exit_.worker) == exit_.pid
             if is_old or self._is_done(version) or not _concerns(_key(version), exit_.role):
                 continue
-            is_trying = version.rollout.phase is RolloutPhase.CANARY
+            is_trying = version.rollout.phase is RolloutState.CANARY
             if (is_trying or exit_.code not in _BY_CHANCE) and version.rollout.ended(exit_.worker, _end(exit_)):
                 return True
         return False
@@ -183,7 +185,7 @@ def _end(exit_: Exit) -> str:
     return f"ended ({meaning(exit_.code)}){error}"
 
 
-def _key(version: _Version) -> str:
+def _key(version: _HeldVersion) -> str:
     return next(key for key in CODE_KEYS if key in version.change.sets)
 
 

@@ -25,12 +25,15 @@ from pipeline.observability.repairs import StepRow, add_steps, read_steps
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Eviction, Fleet, Heartbeat, Registry, WaitingFor
+from pipeline.runtime.registry.settings_change import SettingsChange
+from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.evictions import BY_SUPERVISOR, evicted
 from pipeline.supervisor.fleet_plan import FleetFailure, WorkerPhase
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.recovery.ladder import IncidentSign, Ladder
 from pipeline.supervisor.recovery.past import past_repairs
 from pipeline.supervisor.recovery.rungs import (
+    Abilities,
     LadderLimits,
     Member,
     RepairOrder,
@@ -51,6 +54,8 @@ _READY: Final = _AT_WORK - {WaitingFor.COMPUTE, WaitingFor.COMPILE, WaitingFor.D
 """Waits of a worker that has started, and that others end."""
 _MAX_TRIES: Final = 5
 _A_MINUTE_S: Final = 60.0
+_AN_HOUR_S: Final = 3600.0
+"""A change of settings or code that stands for longer is not rolled back by the ladder."""
 
 log = structlog.get_logger(__name__)
 
@@ -83,8 +88,9 @@ def made_ladder(config: RunConfig, run_dir: Path) -> Ladder:
 class Repairing:
     """The ladder's eyes and hands."""
 
-    def __init__(self, ladder: Ladder, fleet: HostFleet, run_dir: Path) -> None:
-        self._ladder, self._fleet, self._run_dir = ladder, fleet, run_dir
+    def __init__(self, ladder: Ladder, fleet: HostFleet, run_dir: Path, code: CodeKeeper | None = None) -> None:
+        """``code``: brings versions of code to the workers, and rolls changes back."""
+        self._ladder, self._fleet, self._run_dir, self._code = ladder, fleet, run_dir, code
         self._incidents = RunIncidents(run_dir)
         self._since_s = time.time()
         self._orders: deque[RepairOrder] = deque()
@@ -95,10 +101,13 @@ class Repairing:
 
     async def look(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
         """Read the signs, and carry out what follows. Raises LedgerUnavailable."""
+        if self._code is not None:
+            await self._code.look(registry, beats, now)
         if any(beat.who.role is Role.OBSERVER and not is_silent(beat.silent_s) for beat in beats):
             self._ladder.see_incidents(now, await asyncio.to_thread(self._open_incidents))
         self._see(beats, now)
-        self._orders += self._ladder.tick(now, self._roster(beats))
+        abilities = Abilities(may_roll_back=self._newest_change() is not None)
+        self._orders += self._ladder.tick(now, self._roster(beats), abilities)
         await self.record()
         while self._orders:
             await self._carry_out(registry, self._orders[0], now)
@@ -177,11 +186,28 @@ class Repairing:
                     )
             case Rung.EVICT:
                 await self._evict(registry, order, now)
+            case Rung.ROLLBACK:
+                await self._roll_back(registry, order, now)
             case Rung.WHOLE_RUN:
                 plan, reason = self._fleet.plan, f"does not come back: {order.reason}; every rung before was tried"
                 plan.failure = plan.failure or FleetFailure(order.worker, ExitCode.STUCK, reason)
             case _:
                 self._ladder.failed(now, order, "it is not at hand")
+
+    def _newest_change(self) -> SettingsChange | None:
+        """Return the newest change of settings or code that may be what broke a worker."""
+        return None if self._code is None else self._code.newest(time.time() - _AN_HOUR_S)
+
+    async def _roll_back(self, registry: Registry, order: RepairOrder, now: float) -> None:
+        """Go back to what held before the newest change, and start the sick workers again."""
+        change = self._newest_change()
+        why = f"{order.worker} does not come back: {order.reason}"
+        if change is None or self._code is None or not await self._code.undo(registry, change, why):
+            self._ladder.failed(now, order, "no change stands any more")
+            return
+        for worker in order.workers:
+            self._fenced[worker] = await registry.fence(worker)
+            await self._fleet.restart(worker, order.reason)
 
     async def _evict(self, registry: Registry, order: RepairOrder, now: float) -> None:
         at_s = time.time()

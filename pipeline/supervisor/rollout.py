@@ -4,9 +4,9 @@
                                                                                   │ one after another
     (settled) <──rates are as before── watching <──all workers have it────────────┘
 
-From each phase but the last a failure leads to ``failed``: a worker that goes by the version ends by
-an error, does not come up in time, or reports its failure; a loss is not finite; the rate of updates
-falls by a third. The way back is a rollout without canary: all workers at once, since theirs fails.
+From each state but ``settled`` a failure leads to ``failed``. A worker that goes by the version
+ends by an error, or does not come up in time. A loss is not finite, or the rate of updates falls by
+a third. The way back is a rollout without canary: all workers at once, since theirs fails.
 
 Its input is the workers as the supervisor sees them, updates, ends of workers, and the time."""
 
@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from statistics import median
 from typing import Final
 
@@ -23,7 +24,7 @@ SLOWER: Final = 1.5
 """A median time between updates above so many of the former: the rate fell by a third."""
 
 
-class RolloutPhase(StrEnum):
+class RolloutState(StrEnum):
     """How far a version has come."""
 
     LAZY = "lazy"
@@ -39,7 +40,7 @@ class RolloutPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutLimits:
+class RolloutPolicy:
     """When a version is good, and how long each step may take, in seconds."""
 
     canary_pieces: int = 16
@@ -55,7 +56,7 @@ class RolloutLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class CodedWorker:
+class CodedMember:
     """A worker that the version concerns, at one moment."""
 
     is_new: bool
@@ -79,7 +80,7 @@ class Rollout:
     """One version's way to the workers."""
 
     def __init__(
-        self, limits: RolloutLimits, *, now_s: float, made_s: float, is_lazy: bool = False, is_way_back: bool = False
+        self, limits: RolloutPolicy, *, now_s: float, made_s: float, is_lazy: bool = False, is_way_back: bool = False
     ) -> None:
         """``now_s``: by the monotonic clock, as all times but ``made_s`` and those of updates.
         ``made_s``: when the change was made, by the wall clock. ``is_way_back``: the version
@@ -88,8 +89,8 @@ class Rollout:
         self._is_way_back = is_way_back
         self._made_s = made_s
         self._since_s = now_s
-        self.phase = RolloutPhase.LAZY if is_lazy and not is_way_back else RolloutPhase.CANARY
-        self._is_lazy = self.phase is RolloutPhase.LAZY
+        self.phase = RolloutState.LAZY if is_lazy and not is_way_back else RolloutState.CANARY
+        self._is_lazy = self.phase is RolloutState.LAZY
         self.failure = ""
         """Why it is to be rolled back."""
         self.canary = ""
@@ -103,18 +104,19 @@ class Rollout:
     @property
     def is_over(self) -> bool:
         """Whether nothing follows."""
-        return self.phase in (RolloutPhase.SETTLED, RolloutPhase.FAILED)
+        return self.phase in (RolloutState.SETTLED, RolloutState.FAILED)
 
     def ended(self, worker: str, why: str) -> bool:
         """Note the bad end of a worker that goes by the version; return whether the version is to
         blame. A former version is not."""
-        if self.is_over or self._is_way_back:
+        if self.phase is RolloutState.SETTLED or self._is_way_back:
             return False
-        self._fail(f"{worker}, which went by it, {why}")
+        if self.phase is not RolloutState.FAILED:
+            self._fail(f"{worker}, which went by it, {why}")
         return True
 
     def look(
-        self, now_s: float, wall_s: float, workers: Mapping[str, CodedWorker], updates: Sequence[UpdateGlance]
+        self, now_s: float, wall_s: float, workers: Mapping[str, CodedMember], updates: Sequence[UpdateGlance]
     ) -> list[str]:
         """Return the workers to replace now. ``updates``: the newest ones, oldest first."""
         if self.is_over:
@@ -129,29 +131,29 @@ class Rollout:
         if self._is_way_back:
             return self._go_back(now_s, workers)
         orders: list[str] = []
-        if self.phase is RolloutPhase.LAZY:
+        if self.phase is RolloutState.LAZY:
             self._wait(now_s, workers)
-        if self.phase is RolloutPhase.CANARY:
+        if self.phase is RolloutState.CANARY:
             orders = self._try(now_s, workers)
-        if self.phase is RolloutPhase.ROLLING:
+        if self.phase is RolloutState.ROLLING:
             orders = self._roll(now_s, wall_s, workers)
-        if self.phase is RolloutPhase.WATCHING:
+        if self.phase is RolloutState.WATCHING:
             self._watch(wall_s, updates)
         return orders
 
-    def _go_back(self, now_s: float, workers: Mapping[str, CodedWorker]) -> list[str]:
+    def _go_back(self, now_s: float, workers: Mapping[str, CodedMember]) -> list[str]:
         old = [name for name, worker in workers.items() if not worker.is_new and name not in self._replaced]
         if not old and not self._replaced:
-            self.phase = RolloutPhase.SETTLED
+            self.phase = RolloutState.SETTLED
         return self._replace(now_s, old)
 
-    def _wait(self, now_s: float, workers: Mapping[str, CodedWorker]) -> None:
+    def _wait(self, now_s: float, workers: Mapping[str, CodedMember]) -> None:
         is_due = now_s - self._since_s >= self._limits.lazy_limit_s
         self._is_lazy = not is_due
         if is_due or any(worker.is_new for worker in workers.values()):
-            self.phase = RolloutPhase.CANARY
+            self.phase = RolloutState.CANARY
 
-    def _try(self, now_s: float, workers: Mapping[str, CodedWorker]) -> list[str]:
+    def _try(self, now_s: float, workers: Mapping[str, CodedMember]) -> list[str]:
         if self.canary not in workers:
             new = [name for name, worker in workers.items() if worker.is_new]
             self.canary, self._ready_s = (new or list(workers) or [""])[-1], None
@@ -165,17 +167,14 @@ class Rollout:
             return []
         if self._ready_s is None:
             self._ready_s = now_s
-        if (
-            canary.progress >= self._limits.canary_pieces
-            or now_s - self._ready_s >= self._limits.canary_timeout_s
-        ):
-            self.phase = RolloutPhase.ROLLING
+        if canary.progress >= self._limits.canary_pieces or now_s - self._ready_s >= self._limits.canary_timeout_s:
+            self.phase = RolloutState.ROLLING
         return []
 
-    def _roll(self, now_s: float, wall_s: float, workers: Mapping[str, CodedWorker]) -> list[str]:
+    def _roll(self, now_s: float, wall_s: float, workers: Mapping[str, CodedMember]) -> list[str]:
         self._is_lazy = self._is_lazy and now_s - self._since_s < self._limits.lazy_limit_s
         if all(worker.is_new and worker.is_ready for worker in workers.values()):
-            self.phase, self._complete_s = RolloutPhase.WATCHING, wall_s
+            self.phase, self._complete_s = RolloutState.WATCHING, wall_s
             return []
         old = [name for name, worker in workers.items() if not worker.is_new]
         self._await_start(now_s, [name for name, worker in workers.items() if worker.is_new and not worker.is_ready])
@@ -206,14 +205,14 @@ class Rollout:
                     f"after it, {former_s:.3g} s before"
                 )
                 return
-            self.phase = RolloutPhase.SETTLED
+            self.phase = RolloutState.SETTLED
         elif wall_s - complete_s >= self._limits.watch_limit_s:
-            self.phase = RolloutPhase.SETTLED
+            self.phase = RolloutState.SETTLED
 
     def _fail(self, why: str) -> None:
-        self.phase, self.failure = RolloutPhase.FAILED, why
+        self.phase, self.failure = RolloutState.FAILED, why
 
 
 def _interval_s(updates: Sequence[UpdateGlance]) -> float | None:
-    times = [later.at_s - earlier.at_s for earlier, later in zip(updates, updates[1:], strict=False)]
+    times = [later.at_s - earlier.at_s for earlier, later in pairwise(updates)]
     return median(times) if times else None

@@ -65,6 +65,7 @@ class SettingsKeeper:
             former = {key: last.holds[key] for key in sets}
             await registry.add_settings_change(after(last, sets, former, by=_BY, at_s=self._now_s(), reason=_AT_RESUME))
         await self._write(await registry.settings_changes())
+        self._told = self._number
 
     async def beside(self, registry: Registry, work: Awaitable[T]) -> T:
         """Write new changes as soon as they are made, until ``work`` is done; return its result."""

@@ -46,6 +46,7 @@ from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.run_ledger import RunLedger, run_ledger
 from pipeline.runtime.signals import leave_terminals, obeying
 from pipeline.supervisor import leftovers
+from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.evictions import carried_over
 from pipeline.supervisor.fleet_plan import FleetFailure
 from pipeline.supervisor.fleet_recorder import FleetRecorder
@@ -109,7 +110,9 @@ class Supervisor:
         places = None if launcher is None else _places(config, run_dir, command, launcher)
         ladder = made_ladder(config, run_dir)
         self._fleet = HostFleet(config, run_dir, command, processes=places, ladder=ladder)
-        self._repairing = Repairing(ladder, self._fleet, run_dir)
+        self._settings = SettingsKeeper(config, run_dir)
+        code = CodeKeeper(config, run_dir, self._fleet, self._settings)
+        self._repairing = Repairing(ladder, self._fleet, run_dir, code)
         self._processes, self._plan = self._fleet.processes, self._fleet.plan
         self._is_forking = command is worker_command and config.supervisor.preload
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
@@ -119,7 +122,6 @@ class Supervisor:
         self._next_look_s = self._next_cut_s = 0.0
         self._is_starved = False
         self._size = SizeGuard(config)
-        self._settings = SettingsKeeper(config, run_dir)
         self._demand = _generator_demand(config)
         self._failed_code = ExitCode.LEDGER_UNAVAILABLE
         self._learner_drain_code = int(ExitCode.OK)

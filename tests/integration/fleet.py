@@ -69,6 +69,12 @@ class RunningFleet:
         assert code == 2, (code, printed, complaint)
         return complaint
 
+    def rolled_back(self, *arguments: str) -> Any:
+        """Run an update that is to be rolled back by itself, and return its output."""
+        code, printed, complaint = _headrace(*arguments, "--json")
+        assert code == 1, (code, printed, complaint)
+        return json.loads(printed)
+
     def status(self) -> Any:
         return self.command("status", str(self.run_dir))
 

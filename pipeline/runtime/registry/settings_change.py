@@ -32,6 +32,11 @@ class SettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     is_settled: bool = False
     """In the run's folder alone: whether this version of code has proved good."""
 
+    @property
+    def is_code(self) -> bool:
+        """Whether it sets a version of code."""
+        return any(key.startswith("code.") for key in self.sets)
+
 
 class SettingsTaken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker's report of changes, in its heartbeat."""

@@ -104,3 +104,15 @@ def test_a_changed_configuration_differs_in_these_settings_alone(config: RunConf
 def test_the_roles_that_take_a_change_are_known() -> None:
     assert takers({"learner.learning_rate": "1", "run.num_updates": "2"}) == {Role.LEARNER}
     assert takers({"of.a_later_version": "1"}) == set()
+
+
+def test_a_version_of_code_is_set_by_its_command_alone_and_concerns_reward_workers(config: RunConfig) -> None:
+    given = ["code.rewards=00ff00ff00ff00ff"]
+    with pytest.raises(ConfigError, match="`headrace update --code` sets it"):
+        checked(config, given, num_updates=1)
+    sets = checked(config, given, num_updates=1, may_be_code=True)
+    assert sets == {"code.rewards": '"00ff00ff00ff00ff"'}
+    assert with_settings(config, sets).code.rewards == "00ff00ff00ff00ff"
+    assert takers(sets) == {Role.REWARD}
+    with pytest.raises(ConfigError, match=r"code\.rewards"):
+        checked(config, ["code.rewards=../../elsewhere"], num_updates=1, may_be_code=True)

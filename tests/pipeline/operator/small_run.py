@@ -73,9 +73,9 @@ class SmallRun:
         return beat
 
 
-async def small_run(folder: Path, *, fleet: dict[Role, int] | None = None, **changes: object) -> SmallRun:
+async def small_run(folder: Path, *overrides: str, fleet: dict[Role, int] | None = None, **changes: object) -> SmallRun:
     """Make a run that is running. ``changes``: of the ledger's specification."""
-    config = op_config(folder)
+    config = op_config(folder, *overrides)
     run_dir = prepare_run_dir(config, resume=False)
     write_resolved(config, run_dir)
     clock = ManualClock()

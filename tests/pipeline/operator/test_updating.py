@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.operator import updating
 from pipeline.operator.attached import Attached
-from pipeline.runtime.registry.contract import Heartbeat
+from pipeline.runtime.registry.contract import Fleet, Heartbeat
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.settings_change import SettingsTaken
 from pipeline.supervisor.run_folder import run_lock
@@ -131,3 +131,86 @@ async def test_a_run_that_ends_before_all_have_answered_is_called_so(
     monkeypatch.setattr("pipeline.supervisor.run_folder.supervisor_pid", lambda _: None)
     with pytest.raises(ConfigError, match=r"has ended before all had answered; change 1 is recorded"):
         await updating.wait_until_taken(at(run), change, 60.0, run.clock)
+
+
+def version(folder: Path, text: str) -> Path:
+    folder.mkdir()
+    (folder / "my_rewards.py").write_text(text)
+    return folder
+
+
+@pytest.fixture
+async def judged(tmp_path: Path) -> AsyncIterator[SmallRun]:
+    """A run with a reward function of the user's, and two reward workers."""
+    run = await small_run(
+        tmp_path, "reward.functions.extra.verifier=my_rewards:judge", f"reward.path=['{tmp_path}']", "fleet.reward=2"
+    )
+    await run.beat(Role.REWARD, "reward-0")
+    with run_lock(run.run_dir):
+        yield run
+
+
+async def test_new_reward_functions_are_copied_imported_and_then_a_change(judged: SmallRun, tmp_path: Path) -> None:
+    source = version(tmp_path / "new", "def judge(responses):\n    return [1.0 for _ in responses]\n")
+    change = await updating.update_code(at(judged), source, " better\n", is_lazy=True)
+    value = change.sets["code.rewards"].strip('"')
+    assert (change.former, change.reason, change.is_lazy) == ({"code.rewards": '""'}, "better", True)
+    assert (judged.run_dir / "code" / value / "my_rewards.py").read_text() == (source / "my_rewards.py").read_text()
+    with pytest.raises(ConfigError, match="holds already"):
+        await updating.update_code(at(judged), source)
+    undone = await updating.roll_back(at(judged))
+    assert (undone.sets, undone.undoes) == ({"code.rewards": '""'}, 1)
+    assert await updating.undone_by(at(judged), change) == undone
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("import no_such_module_of_ours\n", "no_such_module_of_ours"),
+        ("def judge(responses)\n", "SyntaxError"),
+        ("def other(responses):\n    return []\n", "my_rewards has no 'judge'"),
+        ("def judge(number, of, things):\n    return []\n", "has the signature"),
+        ("import os\nos._exit(3)\n", "exited with code 3"),
+    ],
+)
+async def test_code_that_cannot_be_used_is_refused_and_the_run_is_as_it_was(
+    judged: SmallRun, tmp_path: Path, text: str, complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        await updating.update_code(at(judged), version(tmp_path / "new", text))
+    assert await judged.registry.settings_changes() == []
+
+
+async def test_a_folder_without_the_runs_functions_or_with_headraces_is_refused(
+    judged: SmallRun, tmp_path: Path
+) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "others.py").write_text("")
+    with pytest.raises(ConfigError, match="expected one of: my_rewards"):
+        await updating.update_code(at(judged), tmp_path / "new")
+    (tmp_path / "new" / "pipeline").mkdir()
+    (tmp_path / "new" / "pipeline" / "__init__.py").write_text("")
+    with pytest.raises(ConfigError, match=r"has pipeline, a package of Headrace's own"):
+        await updating.update_code(at(judged), tmp_path / "new")
+
+
+async def test_code_is_refused_while_another_host_has_reward_workers(judged: SmallRun, tmp_path: Path) -> None:
+    await judged.beat(Role.REWARD, "reward-hostb-x-0")
+    source = version(tmp_path / "new", "def judge(responses):\n    return [1.0 for _ in responses]\n")
+    with pytest.raises(ConfigError, match="rewards of one group must be comparable"):
+        await updating.update_code(at(judged), source)
+    assert not (judged.run_dir / "code").exists()
+
+
+async def test_code_is_taken_once_each_reward_worker_runs_it_also_those_being_replaced(
+    judged: SmallRun, tmp_path: Path
+) -> None:
+    await judged.registry.set_fleet(Fleet({Role.REWARD: 2, Role.LEARNER: 1}))
+    source = version(tmp_path / "new", "def judge(responses):\n    return [1.0 for _ in responses]\n")
+    change = await updating.update_code(at(judged), source)
+    await SettingsKeeper(judged.config, judged.run_dir).keep(judged.registry, [])
+    code = SettingsTaken(number=1, code={"code.rewards": change.sets["code.rewards"].strip('"')})
+    beat = await judged.beat(Role.REWARD, "reward-0")
+    assert judged.registry.beat(msgspec.structs.replace(beat, settings=code))
+    found = await updating.taken(at(judged), change)
+    assert {one.worker: one.is_taken for one in found} == {"supervisor": True, "reward-0": True, "reward-1": False}

@@ -15,9 +15,12 @@ from pipeline.observability.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.runtime.registry.settings_change import after
+from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.processes import worker_command
 from pipeline.supervisor.repairing import Repairing, made_ladder
+from pipeline.supervisor.settings_keeper import SettingsKeeper
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Incarnation, Role
 from tests.pipeline.op_config import op_config
@@ -116,7 +119,9 @@ class Desk:
         self.fleet = HostFleet(config, self.run_dir, worker_command, ladder=self.ladder)
         self.fleet.plan.want({Role.LEARNER: 1, Role.GENERATOR: 2}, 0.0)
         self.registry = MemoryRegistry()
-        self.repairing = Repairing(self.ladder, self.fleet, self.run_dir)
+        self.settings = SettingsKeeper(config, self.run_dir)
+        code = CodeKeeper(config, self.run_dir, self.fleet, self.settings)
+        self.repairing = Repairing(self.ladder, self.fleet, self.run_dir, code)
 
     async def look(self, now: float, *beats: Heartbeat) -> list[tuple[str, str]]:
         await self.repairing.look(self.registry, beats, now)
@@ -213,3 +218,25 @@ async def test_a_sick_joined_host_is_evicted_by_its_name(tmp_path: Path) -> None
     assert fleet is not None and fleet.counts[Role.GENERATOR] == 2
     assert [(one.worker, one.host) for one in fleet.evictions] == [("", "hostb")]
     assert [await desk.registry.epoch(name) for name in guests] == [1, 1], "all are fenced"
+
+
+@pytest.mark.parametrize("age_s", [60.0, 7200.0])
+async def test_before_the_last_rung_the_newest_change_of_the_settings_is_rolled_back(
+    tmp_path: Path, age_s: float
+) -> None:
+    desk = Desk(tmp_path, "recovery.restart_timeout_s=10")
+    key = "learner.learning_rate"
+    change = after(None, {key: "0.5"}, {key: "1e-06"}, by="ann@a", at_s=time.time() - age_s)
+    assert await desk.registry.add_settings_change(change)
+    desk.ladder.lost(0.0, "learner", Role.LEARNER, "killed")
+    for now in (1.0, 11.0, 21.0):
+        taken = await desk.look(now)
+    changes = await desk.registry.settings_changes()
+    if age_s > 3600.0:
+        assert taken[-1] == ("whole_run", "begun") and len(changes) == 1
+        return
+    assert ("rollback", "begun") in taken and desk.fleet.plan.failure is None
+    assert (changes[-1].sets, changes[-1].undoes, changes[-1].by) == ({key: "1e-06"}, 1, "supervisor")
+    assert changes[-1].reason.startswith("learner does not come back: no work within 10 s")
+    taken = await desk.look(32.0)
+    assert taken[-1] == ("whole_run", "begun")

@@ -104,3 +104,14 @@ async def test_an_error_of_the_work_beside_comes_out_as_it_is(config: RunConfig)
 
     with pytest.raises(ConfigError, match="of the work"):
         await SettingsKeeper(config, config.run_dir).beside(MemoryRegistry(), work())
+
+
+async def test_a_version_of_code_that_has_proved_good_stays_so_for_the_next_supervisor(config: RunConfig) -> None:
+    registry, keeper = MemoryRegistry(), SettingsKeeper(config, config.run_dir)
+    await changed(config, registry, "0.5", "0.25")
+    await keeper.settle(registry, 2)
+    assert [change.is_settled for change in read_changes(config.run_dir)] == [False, True]
+    successor = SettingsKeeper(read_resolved(config.run_dir), config.run_dir)
+    await successor.begin(registry)
+    assert successor.is_settled(2) and not successor.is_settled(1)
+    assert [change.is_settled for change in read_changes(config.run_dir)] == [False, True]
