@@ -20,7 +20,7 @@ _EPILOG = """\b
 Examples:
   headrace update --set learner.learning_rate=5e-7 --reason "loss is noisy"
   headrace update runs/demo --set run.num_updates=2000
-  headrace update --code my_rewards/   # reward functions: one worker first, then the others
+  headrace update --code my_rewards/   # one worker first, then the others
   headrace update --rollback
   headrace update --settings    # those that may change, and who takes each
   headrace update               # all changes of the run, with their effect
@@ -28,10 +28,10 @@ Examples:
 \b
 Exit codes:
   0    all workers that the change concerns go by it
-  1    some do not yet, within --timeout; they take it at their next occasion. Or the new
-       code was rolled back meanwhile
-  2    the setting may not change, the value does not fit, or the code cannot be imported;
-       nothing changed
+  1    some do not yet, within --timeout: they take it at their next occasion;
+       or the new code was rolled back meanwhile
+  2    the setting may not change, the value does not fit, or the code cannot
+       be imported; nothing changed
 """
 _NOT_ALL = 1
 
