@@ -116,3 +116,8 @@ def test_a_version_of_code_is_set_by_its_command_alone_and_concerns_reward_worke
     assert takers(sets) == {Role.REWARD}
     with pytest.raises(ConfigError, match=r"code\.rewards"):
         checked(config, ["code.rewards=../../elsewhere"], num_updates=1, may_be_code=True)
+
+
+def test_a_version_of_code_is_no_part_of_what_a_replay_needs(config: RunConfig) -> None:
+    later = with_settings(config, {"code.rewards": '"00ff00ff00ff00ff"', "learner.learning_rate": "0.5"})
+    assert changed_since(config, later) == {"learner.learning_rate": "0.5"}, "rewards are in the update log"
