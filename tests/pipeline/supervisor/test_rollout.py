@@ -27,7 +27,7 @@ def updates(every_s: float, number: int, *, end_s: float, loss: float = 0.5) -> 
 
 
 class Fleet:
-    """Workers that follow orders when told to: a wall clock that is the monotonic one, later."""
+    """Workers that a test changes. The wall clock is the monotonic one, later."""
 
     def __init__(self, num_workers: int, *, is_lazy: bool = False, is_way_back: bool = False) -> None:
         self.rollout = Rollout(LIMITS, now_s=0.0, made_s=MADE_S, is_lazy=is_lazy, is_way_back=is_way_back)
