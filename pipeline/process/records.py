@@ -108,6 +108,12 @@ def read_life(run_dir: Path, worker: str, identity: ProcessIdentity) -> Life | N
     return None
 
 
+def has_life(run_dir: Path, worker: str) -> bool:
+    """Return whether a worker of this name has lived in this folder, whichever process started
+    it."""
+    return (run_dir / FOLDER / f"{worker}{_LIFE}").exists()
+
+
 def forget_started(run_dir: Path, worker: str) -> None:
     """Delete the record of a worker's ended process."""
     (run_dir / FOLDER / f"{worker}.json").unlink(missing_ok=True)

@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,7 @@ from pipeline.supervisor.fleet_plan import FleetFailure
 from pipeline.supervisor.fleet_recorder import FleetRecorder
 from pipeline.supervisor.fleet_size import SizeGuard, desired_counts
 from pipeline.supervisor.host_fleet import DIED_WELL, HostFleet, meaning
+from pipeline.supervisor.joining.joined_hosts import JoinedHosts
 from pipeline.supervisor.launchers.seam import Exit, Launcher
 from pipeline.supervisor.mirror_choice import mirroring
 from pipeline.supervisor.monitor import Monitor
@@ -128,6 +129,7 @@ class Supervisor:
         self._mirroring = mirroring(config, run_dir)
         self._sinking = Sinking(config, run_dir)
         self._pulse = Pulse(run_dir)
+        self._joined_hosts = JoinedHosts(config, run_dir)
 
     async def run(
         self,
@@ -164,11 +166,14 @@ class Supervisor:
             recorder = FleetRecorder(self._run_dir, time.monotonic())
             monitor = Monitor(registry, ledger, server, metrics, watch, watch_every_s, deadline_s, patience_s, recorder)
             try:
-                with self._other_hosts():
+                address = read_address(self._run_dir)
+                shards = () if address is None else address.shards
+                with self._joined_hosts.served(read_ledger_url(self._run_dir), shards):
                     await self._begin(registry)
                     status = await self._settings.beside(registry, self._supervise(monitor))
-                # Report and copies have limits of their own.
-                self._pulse.end()
+                    # Joined hosts, report and copies have limits of their own.
+                    self._pulse.end()
+                    await self._joined_hosts.left(registry, lambda: self._num_signals > 1)
                 await monitor.end_record(time.monotonic())
                 await self._conclude(registry, ledger, status)
                 await self._sinking.finish(lambda: self._num_signals > 1, has_failed=status.state is RunState.FAILED)
@@ -206,16 +211,6 @@ class Supervisor:
         host, run = config.supervisor.metrics_host, config.run.name
         with MetricsServer(port, RealClock(), host=host, run=run, info=info) as metrics:
             yield metrics
-
-    def _other_hosts(self) -> AbstractContextManager[object]:
-        """Serve hosts that join, where links leave this one."""
-        if self._config.wire.transport != "tcp":
-            return nullcontext()
-        from pipeline.supervisor.joining.run_host import RunHost
-
-        address = read_address(self._run_dir)
-        shards = () if address is None else address.shards
-        return RunHost(self._config, self._run_dir, read_ledger_url(self._run_dir), shards)
 
     def _open_ledger(self) -> EmbeddedServer | None:
         settings = self._config.ledger
@@ -338,6 +333,8 @@ class Supervisor:
             beats = await monitor.registry.heartbeats()
             if status.state is RunState.RUNNING:
                 status = await self._steer(monitor.registry, beats, now, is_paused=monitor.is_paused)
+            own = {worker.name for worker in self._plan.workers}
+            self._joined_hosts.see(beats, own, is_running=status.state is RunState.RUNNING)
             await self._fleet.fence_exited(monitor.registry, ended, beats)
             await self._fleet.replace(monitor.registry, beats, now, await monitor.overdue(now))
             await self._fence_silent(monitor.registry, beats, now)

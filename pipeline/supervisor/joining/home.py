@@ -30,6 +30,7 @@ _MAX_BEHIND_BYTES: Final = 1 << 20
 """Of a log that is further behind, the beginning is left out."""
 _MAX_TALLY_BYTES: Final = 64
 _MAX_TALLIES: Final = 256
+_MAX_ENDED: Final = 256
 _MAX_FILE_BYTES: Final = 32 << 20
 _LOG = re.compile(r"(?P<worker>.+)\.(?:jsonl|out)")
 _OFFSETS: Final = "home.json"
@@ -49,6 +50,12 @@ class HomePiece(msgspec.Struct, frozen=True):
     offset: int
     data: bytes
 
+    @property
+    def worker(self) -> str:
+        """Name of the worker whose log it is; empty for no log's name."""
+        found = _LOG.fullmatch(self.name)
+        return "" if found is None else found["worker"]
+
 
 class HomeEntry(msgspec.Struct, frozen=True):
     """Pieces and tallies that one joined host sends at once."""
@@ -56,6 +63,8 @@ class HomeEntry(msgspec.Struct, frozen=True):
     pieces: tuple[HomePiece, ...] = ()
     tallies: dict[str, bytes] = {}
     """Whole files, by name."""
+    ended: tuple[str, ...] = ()
+    """Workers of a join that has ended: nothing more comes of them. Its last entry has them."""
 
 
 class HomeReader:
@@ -82,6 +91,12 @@ class HomeReader:
                 self._last = path.name
         tallies = self._changed_tallies()
         return msgspec.msgpack.encode(HomeEntry(tuple(pieces), tallies)) if pieces or tallies else b""
+
+    def last(self) -> bytes:
+        """Return the entry after all others: it names the workers whose logs are here."""
+        found = (_LOG.fullmatch(path.name) for path in (self._folder / "logs").glob("*"))
+        names = {one["worker"] for one in found if one is not None and one["worker"] not in _ALONE}
+        return msgspec.msgpack.encode(HomeEntry(ended=tuple(sorted(names))[:_MAX_ENDED]))
 
     def save(self) -> None:
         """Record how far each log was sent. Without room, a later join sends it once more."""
@@ -124,32 +139,28 @@ class HomeWriter:
         self._run_dir = run_dir
         self._offsets = _read_offsets(run_dir / _OFFSETS)
 
-    def write(self, encoded: bytes) -> None:
-        """Write one entry; refuse what is none, and names that are not a joined worker's. Raises
-        OSError."""
+    def write(self, encoded: bytes) -> HomeEntry:
+        """Write one entry, and return it without what was refused: what is no entry, and names that
+        are not a joined worker's. Raises OSError."""
         try:
             entry = msgspec.msgpack.decode(encoded, type=HomeEntry)
         except (msgspec.DecodeError, ValueError) as error:
             _log.warning("home_entry_refused", reason=str(error)[:200])
-            return
+            return HomeEntry()
+        written = list[HomePiece]()
         for piece in entry.pieces:
-            found = _LOG.fullmatch(piece.name)
-            if found is not None and self._is_joined(found["worker"]) and len(piece.data) <= MAX_ENTRY_BYTES:
+            if is_joined(self._run_dir, piece.worker) and len(piece.data) <= MAX_ENTRY_BYTES:
                 self._append(piece)
+                written.append(piece)
             else:
                 _log.warning("home_entry_refused", name=piece.name[:80])
         self._put_tallies(entry.tallies)
+        return HomeEntry(tuple(written), ended=entry.ended[:_MAX_ENDED])
 
     def save(self) -> None:
         """Record how far each log has come, so that a repeat writes nothing twice. Raises
         OSError."""
         write_private(self._run_dir / _OFFSETS, msgspec.json.encode(self._offsets))
-
-    def _is_joined(self, worker: str) -> bool:
-        """Whether a name may be that of a worker elsewhere: no process here has it."""
-        if not is_worker_name(worker) or worker in _ALONE:
-            return False
-        return not (self._run_dir / PROCESSES / f"{worker}.json").exists()
 
     def _append(self, piece: HomePiece) -> None:
         path, (known, expected) = self._run_dir / "logs" / piece.name, self._offsets.get(piece.name, (0, 0))
@@ -170,8 +181,16 @@ class HomeWriter:
         folder.mkdir(mode=0o700, exist_ok=True)
         for name, content in tallies.items():
             worker, _, epoch = name.rpartition(".")
-            if self._is_joined(worker) and epoch.isdecimal() and len(content) <= _MAX_TALLY_BYTES:
+            if is_joined(self._run_dir, worker) and epoch.isdecimal() and len(content) <= _MAX_TALLY_BYTES:
                 write_private(folder / name, content)
+
+
+def is_joined(run_dir: Path, worker: str) -> bool:
+    """Return whether a name may be that of a joined host's worker: no process of the run's host has
+    it."""
+    if not is_worker_name(worker) or worker in _ALONE:
+        return False
+    return not (run_dir / PROCESSES / f"{worker}.json").exists()
 
 
 def _read_offsets(path: Path) -> dict[str, tuple[int, int]]:

@@ -132,7 +132,7 @@ class JoinedSupervisor:
             await take_over(self._fleet.processes, self._fleet.plan, registry, self._folder.is_own)
             ending = await self._until_refused(self._supervise(registry, ledger, board))
             if not self._refusal.reason:
-                await self._send_home(board)
+                await self._send_rest(board)
             self._home.save()
         finally:
             await asyncio.to_thread(self._fleet.processes.close)
@@ -243,12 +243,21 @@ class JoinedSupervisor:
                 self._overdue_s = overdue_ages(await ledger.queues(), self._config.ledger.scoring_deadline_s)
         return self._overdue_s
 
-    async def _send_home(self, board: JoinBoard) -> None:
-        """Send new lines and tallies. Refused entries stay here, and are marked at home."""
+    async def _send_home(self, board: JoinBoard) -> bool:
+        """Send new lines and tallies; return whether there were any. Refused entries stay here, and
+        are marked at home."""
         entry = await asyncio.to_thread(self._home.take)
         if entry:
             with contextlib.suppress(LedgerError):
                 await board.send_home(entry)
+        return bool(entry)
+
+    async def _send_rest(self, board: JoinBoard) -> None:
+        """Send the last lines of workers that have ended, and that these are the last."""
+        while await self._send_home(board):
+            pass
+        with contextlib.suppress(LedgerError):
+            await board.send_home(await asyncio.to_thread(self._home.last))
 
     def _own_end(self) -> str:
         failure = self._fleet.plan.failure

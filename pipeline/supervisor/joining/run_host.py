@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -26,7 +27,7 @@ from pipeline.runtime.key_mirror import mirror_keys
 from pipeline.supervisor.joining.code_version import own_version
 from pipeline.supervisor.joining.file_server import FileServer
 from pipeline.supervisor.joining.further_servers import further_servers
-from pipeline.supervisor.joining.home import HomeWriter
+from pipeline.supervisor.joining.home import HomeEntry, HomeWriter
 from pipeline.supervisor.joining.host_keys import keep_tokens
 from pipeline.supervisor.joining.manifest import Manifest, encode_manifest, make_manifest
 from pipeline.training.snapshot_copies import snapshot_secret
@@ -51,9 +52,19 @@ _log = structlog.get_logger(__name__)
 class RunHost:
     """A thread that serves joining hosts, from ``with`` to its end."""
 
-    def __init__(self, config: RunConfig, run_dir: Path, ledger_url: str, shards: tuple[str, ...] = ()) -> None:
-        """``shards``: URLs of the ledger's servers beside the home, with their passwords."""
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        ledger_url: str,
+        shards: tuple[str, ...] = (),
+        *,
+        on_entry: Callable[[HomeEntry], None],
+    ) -> None:
+        """``shards``: URLs of the ledger's servers beside the home, with their passwords.
+        ``on_entry``: is given what joined hosts sent home and was written, on this thread."""
         self._config, self._run_dir, self._url, self._shards = config, run_dir, ledger_url, shards
+        self._on_entry = on_entry
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
@@ -151,8 +162,10 @@ class RunHost:
             try:
                 entries = await board.at_home(MAX_ENTRIES)
                 if entries:
-                    await asyncio.to_thread(_write_all, writer, [entry for _, entry in entries])
+                    written = await asyncio.to_thread(_write_all, writer, [entry for _, entry in entries])
                     await board.received([entry_id for entry_id, _ in entries])
+                    for entry in written:
+                        self._on_entry(entry)
             except (LedgerError, OSError) as error:
                 # Ledger or disk is away: the entries wait, and joined hosts have them.
                 _log.warning("home_not_received", reason=str(error))
@@ -161,10 +174,10 @@ class RunHost:
                     await ended.wait()
 
 
-def _write_all(writer: HomeWriter, entries: list[bytes]) -> None:
-    for entry in entries:
-        writer.write(entry)
+def _write_all(writer: HomeWriter, entries: list[bytes]) -> list[HomeEntry]:
+    written = [writer.write(entry) for entry in entries]
     writer.save()
+    return written
 
 
 def _endpoint(config: RunConfig, run_dir: Path) -> str:

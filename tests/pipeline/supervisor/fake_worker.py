@@ -8,6 +8,7 @@ Words:
 - ``crash`` fails at once.
 - ``config`` ends with exit code 2 and a sentence.
 - ``deaf`` ignores SIGTERM.
+- ``slow`` ends 2 s after a stop.
 - ``starve`` (learner) finishes the run and ends with exit code 6; ``finish`` the same with 0.
 - ``starve-later`` starves once the run's folder holds a file ``starve``.
 - ``still`` reports once that it waits for input, and its loop never turns again.
@@ -85,6 +86,8 @@ def main() -> int:
                 elif options.script != "still":
                     ctx.waiting_for(WaitingFor.INPUT, "nothing in particular")
                 await ctx.clock.sleep(0.05)
+            if options.script == "slow":
+                await ctx.clock.sleep(2.0)
 
     return run_actor(lambda: Fake, options.run_dir, options.name)
 

@@ -19,8 +19,8 @@ from pipeline.runtime.registry.contract import RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.joining.join import JoinRequest, join
 from pipeline.supervisor.joining.joined_folder import JoinedFolder, claimed_folder
+from pipeline.supervisor.joining.joined_hosts import JoinedHosts
 from pipeline.supervisor.joining.joined_supervisor import JoinOutcome
-from pipeline.supervisor.joining.run_host import RunHost
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
 
@@ -37,11 +37,11 @@ def fake_worker(script: str = "live") -> Any:
 
 async def until(found: Callable[[], Awaitable[Any]]) -> Any:
     """Return the first true answer."""
-    for _ in range(600):
+    for _ in range(1200):
         if answer := await found():
             return answer
         await asyncio.sleep(0.05)
-    raise AssertionError("it did not come within 30 s")
+    raise AssertionError("it did not come within 60 s")
 
 
 class Meeting:
@@ -53,6 +53,7 @@ class Meeting:
         self.registry = RedisRegistry(client, config.run.name)
         self.board = JoinBoard(client, config.run.name)
         self.joined: Path | None = None
+        self.hosts = JoinedHosts(config, config.run_dir)
 
     async def set(self, state: RunState, detail: str = "") -> None:
         await self.registry.set_run_status(RunStatus(state, detail))
@@ -89,7 +90,7 @@ async def meeting(
     found = Meeting(config, folder, url, client)
     await found.set(RunState.RUNNING)
     try:
-        with RunHost(config, config.run_dir, url, shards):
+        with found.hosts.served(url, shards):
             yield found
     finally:
         await found.registry.aclose()

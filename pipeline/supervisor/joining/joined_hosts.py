@@ -1,0 +1,94 @@
+"""The joined hosts of a run, as its supervisor sees them: they are served, and awaited at the end.
+
+*Consumes* heartbeats, and what joined hosts send home. *Produces* the thread of ``run_host``, where
+links leave this host. *Waits for* the last entry about each worker that was there when the run
+ended, as long as for a drain without progress. Joined hosts drain by themselves.
+
+Fresh heartbeats and new lines of its log are signs of a worker. Without a heartbeat it has left, or
+was fenced and starts again. One whose heartbeat is silent is not waited for: its host is dead or
+cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from pipeline.config.schema import RunConfig
+from pipeline.process.records import has_life
+from pipeline.runtime.liveness import RESTARTED_WITHIN_S, is_silent
+from pipeline.runtime.registry.contract import Heartbeat, Registry
+from pipeline.supervisor.joining.home import HomeEntry, is_joined
+from protocol.errors import LedgerError
+
+_LOOK_S: Final = 0.25
+
+log = structlog.get_logger(__name__)
+
+
+class JoinedHosts:
+    """Joined hosts, from the run's begin to its end."""
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        self._config, self._run_dir = config, run_dir
+        self._are_served = config.wire.transport == "tcp"
+        self._lock = threading.Lock()
+        self._seen_s: dict[str, float] = {}
+        """When each worker gave its last sign. Those of an ended join are not in it."""
+
+    @contextmanager
+    def served(self, ledger_url: str, shards: tuple[str, ...] = ()) -> Iterator[None]:
+        """Serve hosts that join, where links leave this one. ``shards``: URLs of further
+        servers."""
+        if not self._are_served:
+            yield
+            return
+        from pipeline.supervisor.joining.run_host import RunHost
+
+        with RunHost(self._config, self._run_dir, ledger_url, shards, on_entry=self._hear):
+            yield
+
+    def see(self, beats: Sequence[Heartbeat], own: Collection[str] = (), *, is_running: bool) -> None:
+        """Take note of the workers that are alive elsewhere; once the run ends, only of those that
+        fall silent. ``own``: the workers of this supervisor."""
+        if not self._are_served:
+            return
+        now = time.monotonic()
+        silent = {beat.who.worker for beat in beats if is_silent(beat.silent_s)}
+        joined = {beat.who.worker for beat in beats} - silent - {*own} if is_running else set[str]()
+        # a worker that was started by hand in the run's folder has its log there
+        alive = [name for name in joined if is_joined(self._run_dir, name) and not has_life(self._run_dir, name)]
+        with self._lock:
+            if is_running:
+                recent_s = now - RESTARTED_WITHIN_S
+                self._seen_s = {name: at_s for name, at_s in self._seen_s.items() if at_s > recent_s}
+            self._seen_s |= dict.fromkeys(alive, now)
+            for name in silent & self._seen_s.keys():
+                del self._seen_s[name]
+
+    async def left(self, registry: Registry, given_up: Callable[[], bool]) -> None:
+        """Wait for the last entries of the joined workers. ``given_up``: whether the operator wants
+        the end at once."""
+        deadline_s = time.monotonic() + self._config.supervisor.drain_timeout_s
+        while (awaited := sorted(self._seen_s)) and not given_up() and time.monotonic() < deadline_s:
+            try:
+                self.see(await registry.heartbeats_of(awaited), is_running=False)
+            except LedgerError:
+                # without it nothing comes home
+                break
+            await asyncio.sleep(_LOOK_S)
+        if awaited:
+            log.warning("logs_not_awaited", workers=awaited, action="their joined folders have the last lines")
+
+    def _hear(self, entry: HomeEntry) -> None:
+        """Take note of what came home. On the thread of ``run_host``."""
+        with self._lock:
+            self._seen_s |= dict.fromkeys((piece.worker for piece in entry.pieces), time.monotonic())
+            for name in entry.ended:
+                self._seen_s.pop(name, None)
