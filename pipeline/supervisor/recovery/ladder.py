@@ -228,7 +228,9 @@ class Ladder:
     def _remark(self, sign: IncidentSign, words: str) -> None:
         outcome = StepOutcome.LEFT
         sentence = f"incident {sign.number}: {sign.component} is {sign.kind}; {words}"
-        self._steps.append(RepairStep(0, sign.component, "", Rung.TOLERATE, outcome, sentence))
+        member = self._roster.get(sign.component)
+        role = "" if member is None else str(member.role)
+        self._steps.append(RepairStep(0, sign.component, role, Rung.TOLERATE, outcome, sentence))
 
     # -- time --------------------------------------------------------------------------------------
 

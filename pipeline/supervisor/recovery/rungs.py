@@ -141,6 +141,7 @@ class RepairStep:
     case: int
     worker: str
     role: str
+    """Empty for a link and for the ledger, which have no case."""
     rung: Rung
     outcome: StepOutcome
     sentence: str

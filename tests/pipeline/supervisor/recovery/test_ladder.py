@@ -285,11 +285,13 @@ def test_incidents_that_come_back_after_each_restart_lead_to_an_eviction():
 @pytest.mark.parametrize(("kind", "word"), [("disk", "make room"), ("odd", "by itself"), ("sideways", "evidence")])
 def test_what_no_rung_repairs_is_left_to_a_person_once(kind: str, word: str):
     made = ladder()
+    made.tick(0.0, FLEET)
     for now in range(5):
         made.see_incidents(float(now), suspected(kind=kind))
         assert made.tick(float(now) + 1000.0, FLEET) == []
     (step,) = made.taken_steps()
     assert step.outcome is StepOutcome.LEFT and word in step.sentence and step.case == 0
+    assert step.role == "generator", "of a worker"
 
 
 def test_two_alarms_of_links_are_tolerated_and_the_third_names_the_shared_end():
