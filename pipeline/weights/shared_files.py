@@ -102,6 +102,12 @@ class SharedFileWriter:
         """Give up a file that was not published."""
         _remove(segment)
 
+    def close(self) -> None:
+        """Give up the file that was to be filled again."""
+        if self._spare is not None:
+            _remove(self._spare)
+            self._spare = None
+
 
 @dataclass(slots=True)
 class MappedFile:

@@ -138,6 +138,13 @@ class WeightsStore:
             parts_digest=stored.parts.digest if stored.parts is not None else "",
         )
 
+    def close(self) -> None:
+        """Let go of all versions. Their files stay for generators that are mapping them."""
+        for stored in self._held.values():
+            self._writer.forget(stored.segment)
+        self._held.clear()
+        self._writer.close()
+
     def held(self, policy_version: int) -> StoredWeights | None:
         """Return a version; None when it is not, or no longer, held."""
         return self._held.get(policy_version)

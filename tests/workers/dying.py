@@ -320,10 +320,9 @@ class World:
             restore()
             if context is not None:
                 context.close()
-            if learner is not None and hasattr(learner, "_folder"):
-                learner._folder.close()
-            if learner is not None and hasattr(learner, "_history"):
-                learner._history.close()
+            for part in ("_folder", "_history", "_publisher"):
+                if hasattr(learner, part):
+                    getattr(learner, part).close()
 
     async def live_until_done(self, reaper: Reaper) -> list[str]:
         """Die once, then be started again until the run is done; return the weights of the last

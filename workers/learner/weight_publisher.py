@@ -128,6 +128,7 @@ class WeightPublisher:
         """Stop serving; the files stay for generators that are mapping them."""
         if self._endpoint:
             self._responder.close()
+        self._store.close()
 
     def answer_now(self, request: Message) -> WeightsPart | None:
         """Answer on the loop, which copies a part; a delta takes its time."""

@@ -76,6 +76,18 @@ def test_a_file_published_again_replaces_the_damaged_one_and_leaks_no_descriptor
         os.fstat(damaged.segment.fd)
 
 
+def test_a_store_that_closes_keeps_no_descriptor_and_leaves_its_versions(store: WeightsStore, tmp_path: Path) -> None:
+    made = [store.publish(version, published(numbers(version))) for version in range(1, 4)]
+    store.close()
+    for stored in made:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(stored.segment.fd)
+    names = {path.name for path in (tmp_path / "published").iterdir()}
+    assert names == {"v00000002.safetensors", "v00000003.safetensors"}
+    assert store.held(3) is None
+    store.close()
+
+
 def test_a_version_that_a_generator_still_serves_is_not_written_over(store: WeightsStore) -> None:
     reader = SharedFileReader()
     mapped = reader.open(store.publish(1, published(numbers(1))).path)
