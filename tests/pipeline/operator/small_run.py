@@ -19,6 +19,10 @@ from tests.manual_clock import ManualClock
 from tests.pipeline.ledger.builders import make_spec
 from tests.pipeline.op_config import op_config
 
+COUNTS = {Role.LEARNER: 1, Role.GENERATOR: 2, Role.REWARD: 1}
+GUEST = "reward-hostb-x3f9a1-0"
+"""A worker of a joined host."""
+
 
 @dataclass
 class SmallRun:

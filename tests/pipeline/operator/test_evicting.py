@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 
@@ -27,19 +26,7 @@ from pipeline.supervisor.run_folder import run_lock
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.made_run import made_run
-from tests.pipeline.operator.small_run import SmallRun, small_run
-
-COUNTS = {Role.LEARNER: 1, Role.GENERATOR: 2, Role.REWARD: 1}
-GUEST = "reward-hostb-x3f9a1-0"
-
-
-@pytest.fixture
-async def run(tmp_path: Path) -> AsyncIterator[SmallRun]:
-    run = await small_run(tmp_path, fleet=COUNTS)
-    for role, name in ((Role.LEARNER, "learner"), (Role.GENERATOR, "generator-0"), (Role.REWARD, "reward-0")):
-        await run.beat(role, name, epoch=3)
-    with run_lock(run.run_dir):
-        yield run
+from tests.pipeline.operator.small_run import COUNTS, GUEST, SmallRun
 
 
 async def beat_of_guest(run: SmallRun) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,22 +10,9 @@ from pipeline.cli.common import _plain as as_plain
 from pipeline.operator import steering
 from pipeline.operator.attached import Attached
 from pipeline.runtime.registry.contract import Drain, Fleet, RunState, RunStatus, WaitingFor
-from pipeline.supervisor.run_folder import run_lock
 from protocol.errors import ConfigError
 from protocol.ids import Role
-from tests.pipeline.operator.small_run import SmallRun, small_run
-
-COUNTS = {Role.LEARNER: 1, Role.GENERATOR: 2, Role.REWARD: 1}
-GUEST = "reward-hostb-x3f9a1-0"
-
-
-@pytest.fixture
-async def run(tmp_path: Path) -> AsyncIterator[SmallRun]:
-    run = await small_run(tmp_path, fleet=COUNTS)
-    for role, name in ((Role.LEARNER, "learner"), (Role.GENERATOR, "generator-0"), (Role.REWARD, "reward-0")):
-        await run.beat(role, name, epoch=3)
-    with run_lock(run.run_dir):
-        yield run
+from tests.pipeline.operator.small_run import COUNTS, GUEST, SmallRun
 
 
 async def drain(run: SmallRun, worker: str, *, replace: bool = False) -> Fleet:
