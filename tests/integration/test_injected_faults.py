@@ -14,7 +14,9 @@ from ops.drill.fleet import until
 from pipeline.runtime.registry.contract import Heartbeat
 from protocol.ids import Role
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+LIMIT_S = 60.0
+"""Of a machine that others use, too: that a fault has its effect is the claim."""
 
 FAULTS = {
     "hung loop of a generator": "generator-0",
@@ -56,14 +58,14 @@ def test_each_order_changes_its_own_worker_and_heartbeats_stay_readable(on: Tria
 
     def stands() -> bool:
         first = on.fleet.beats()["generator-0"]
-        newer = until(lambda: later(first), 10.0, poll_s=0.2)
+        newer = until(lambda: later(first), LIMIT_S, poll_s=0.2)
         return newer is not None and newer.turns == first.turns
 
-    assert until(stands, 15.0), "a loop hangs, and its heartbeat goes on"
+    assert until(stands, LIMIT_S), "a loop hangs, and its heartbeat goes on"
     hung, passed = on.fleet.beats()["generator-0"], dict(on.edges.passed)
 
     def holds(told: Callable[[dict[str, Heartbeat]], bool]) -> bool:
-        return bool(until(lambda: told(on.fleet.beats()), 15.0, poll_s=0.2))
+        return bool(until(lambda: told(on.fleet.beats()), LIMIT_S, poll_s=0.2))
 
     assert holds(lambda now: counters(now["learner"], "refused_steps") > 0), "and its heartbeat is read"
     assert holds(lambda now: now["generator-2"].policy_version - now["generator-1"].policy_version > 1)
@@ -78,7 +80,7 @@ def test_each_order_changes_its_own_worker_and_heartbeats_stay_readable(on: Tria
     def elsewhere(counts: dict[tuple[str, str], int]) -> int:
         return sum(count for (sender, _), count in counts.items() if sender == "generator-2")
 
-    assert until(lambda: elsewhere(on.edges.passed) > elsewhere(passed), 15.0)
+    assert until(lambda: elsewhere(on.edges.passed) > elsewhere(passed), LIMIT_S)
     assert on.edges.passed.get((way[0], way[1]), 0) == passed.get((way[0], way[1]), 0)
     for each in (*injections, cut):
         each.end()

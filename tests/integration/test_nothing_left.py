@@ -145,7 +145,7 @@ class Run:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if self.supervisor is not None:
-            self.supervisor.wait(30)
+            self.supervisor.wait(90)
         for folder in (self.temporary, *weight_folders(self.run_dir)):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -177,14 +177,14 @@ def down(run: Run) -> int:
     process = run.up(100_000)
     run.until_in_full_swing()
     assert run.headrace("down")["was_running"] is True
-    return process.wait(30)
+    return process.wait(90)
 
 
 def down_now(run: Run) -> int:
     process = run.up(100_000)
     run.until_in_full_swing()
     assert run.headrace("down", "--now")["was_running"] is True
-    return process.wait(30)
+    return process.wait(90)
 
 
 def signals(*numbers: signal.Signals) -> Callable[[Run], int]:
@@ -232,7 +232,7 @@ def killed(*what: str) -> Callable[[Run], int]:
         for pid, command in run.processes().items():
             if pid == process.pid or any(marks[name] in command for name in what if name in marks):
                 os.kill(pid, signal.SIGKILL)
-        process.wait(30)
+        process.wait(90)
         assert run.headrace("down", *(["--now"] if "now" in what else []))["was_running"] is True
         assert run.headrace("down")["was_running"] is False
         return 0
@@ -261,7 +261,7 @@ def test_nothing_is_left_of_a_run_but_its_folder_which_is_its_owners_alone(
     run: Run, end: Callable[[Run], int], code: int
 ) -> None:
     assert end(run) == code, run.output.read_text()[-4000:]
-    run.until(lambda: not run.processes(), "the end of every process", timeout_s=15.0)
+    run.until(lambda: not run.processes(), "the end of every process")
     assert run.left() == []
     assert run.readable_by_others() == []
     assert run.headrace("audit")["balances"] is True

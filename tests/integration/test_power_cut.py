@@ -49,8 +49,8 @@ def cut_the_power(run: RunningFleet) -> None:
     pids = [worker["pid"] for worker in run.workers().values()]
     for pid in (run.process.pid, *pids, address.pid):
         os.kill(pid, signal.SIGKILL)
-    run.process.wait(10)
-    deadline = time.monotonic() + 20
+    run.process.wait(60)
+    deadline = time.monotonic() + 60
     while any(map(process_runs, [*pids, address.pid])):
         assert time.monotonic() < deadline, "a killed process does not end"
         time.sleep(0.05)

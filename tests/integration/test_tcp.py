@@ -72,7 +72,7 @@ def far_generator(run: RunningFleet) -> Iterator[None]:
         assert process.poll() is None, "the far generator ended"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 def mailboxes(run: RunningFleet, role: str) -> dict[str, tuple[str, str]]:

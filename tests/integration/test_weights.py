@@ -143,7 +143,7 @@ def test_over_the_wire_only_what_changed_travels_and_a_damaged_base_costs_a_refr
                 run.wait_until(refreshed, "a whole version", timeout_s=15.0)
                 break
             flip_bases()
-        run.wait_until(refreshed, "a whole version after a damaged base", timeout_s=15.0)
+        run.wait_until(refreshed, "a whole version after a damaged base")
         goes_on(run, "the damaged base")
         # None but a worker that mapped the changed bytes themselves.
         assert all("its bytes have changed since" in row["reason"] for row in events(run, "weights_rejected"))

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(90)
 def command(run: Run, *words: str) -> str:
     """Run a command beside the supervisor's loop, which has this thread."""
     with ThreadPoolExecutor(1) as beside:
-        result = beside.submit(CliRunner().invoke, headrace, [*words, "--run", str(run.run_dir)]).result(30)
+        result = beside.submit(CliRunner().invoke, headrace, [*words, "--run", str(run.run_dir)]).result(60)
     assert result.exception is None, result.output
     return result.output
 

@@ -37,7 +37,7 @@ def mirroring_of(run: MirroredRun, *overrides: str) -> Mirroring:
     return found
 
 
-def until(copies: Mirroring, condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
+def until(copies: Mirroring, condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come"
@@ -156,7 +156,7 @@ async def test_a_mute_store_holds_up_the_runs_end_no_longer_than_it_may(run: Mir
     copies = mirroring_of(run, "checkpoint.mirror_timeout_s=1.0")
     begun = time.monotonic()
     left = await copies.finish(lambda: False)
-    assert time.monotonic() - begun < 10.0
+    assert time.monotonic() - begun < 30.0, "mute for ever"
     assert "was not copied" in left
     copies = mirroring_of(run, "checkpoint.mirror_timeout_s=300")
     assert "was not copied" in await copies.finish(lambda: True), "a second signal ends it at once"

@@ -135,7 +135,7 @@ def test_scaling_starts_and_drains_launched_workers(tmp_path: Path) -> None:
 
 
 def test_a_frozen_launched_worker_is_fenced_ended_and_replaced(tmp_path: Path) -> None:
-    run = LaunchedRun(tmp_path, "supervisor.silent_after_s=2")
+    run = LaunchedRun(tmp_path, "supervisor.silent_after_s=4")
     frozen: list[int] = []
 
     def freeze(snapshot: RunSnapshot) -> None:

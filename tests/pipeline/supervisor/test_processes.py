@@ -35,7 +35,7 @@ def started(run_dir: Path) -> Processes:
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + 60.0
     while not (value := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.02)

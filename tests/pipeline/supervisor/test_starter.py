@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="workers are forked on Linux only"),
 ]
 COMMAND = [sys.executable, "-m", "tests.pipeline.supervisor.fake_starter"]
-LIMIT_S = 20.0
+LIMIT_S = 50.0
 
 
 def until(condition: Callable[[], bool]) -> None:

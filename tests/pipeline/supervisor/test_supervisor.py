@@ -26,7 +26,7 @@ from pipeline.supervisor.mirror_choice import NoMirror
 from pipeline.supervisor.run_folder import prepare_run_dir, run_lock, supervisor_pid
 from protocol.errors import ConfigError, LedgerMismatch
 from tests.pipeline.op_config import op_config
-from tests.pipeline.supervisor.supervised import Run
+from tests.pipeline.supervisor.supervised import LIMIT_S, Run
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -94,17 +94,14 @@ def test_a_start_that_cannot_be_recorded_changes_nothing_of_how_the_run_ended(tm
 
 
 def test_a_second_signal_ends_even_the_deaf_at_once(tmp_path: Path) -> None:
-    run = Run(tmp_path, "supervisor.drain_timeout_s=60", generator="deaf")
-    signalled: list[float] = []
+    run = Run(tmp_path, f"supervisor.drain_timeout_s={2 * LIMIT_S}", generator="deaf")
 
     def twice(_: RunSnapshot) -> None:
-        signalled.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
 
     run.when_live(twice, num_workers=2)
     assert run.until_end().exit_code == ExitCode.INTERRUPTED
-    assert time.monotonic() - signalled[0] < 10.0
 
 
 def test_a_setting_that_is_wrong_fails_the_run_at_once_with_the_workers_last_words(tmp_path: Path) -> None:
@@ -214,7 +211,7 @@ def test_metrics_are_served_on_the_configured_port(tmp_path: Path) -> None:
 
 
 def test_a_loop_that_never_turns_is_replaced_though_its_heartbeat_goes_on(tmp_path: Path) -> None:
-    run = Run(tmp_path, "supervisor.stuck_after_s=1", reward="still")
+    run = Run(tmp_path, "supervisor.stuck_after_s=4", reward="still")
     first: dict[str, int] = {}
 
     def react(snapshot: RunSnapshot) -> None:

@@ -83,7 +83,7 @@ async def test_a_fenced_process_is_killed_though_it_is_frozen(tmp_path: Path, pr
     adopted, processes = await after(tmp_path, registry)
     assert adopted == []
     assert processes.pids == {}
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
 
 
 async def test_a_process_that_got_the_number_of_a_dead_one_is_left_alone(

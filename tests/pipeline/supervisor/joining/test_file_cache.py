@@ -112,7 +112,7 @@ async def test_a_file_that_another_process_fetches_is_named_while_it_is_waited_f
     async with asyncio.TaskGroup() as tasks:
         with cache.filling(file) as partial:
             other = tasks.create_task(fetched(cache, source))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not any("another process fetches model/config.json" in line for line in seen.lines):
                     await asyncio.sleep(0.01)
                     seen.let_pass(1.0)

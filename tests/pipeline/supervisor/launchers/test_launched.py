@@ -31,7 +31,7 @@ class Cluster:
             raise LaunchFailed(self.refusal)
 
     def start(self, role: Role, worker: str, /) -> None:
-        assert self.may_start.wait(10.0)
+        assert self.may_start.wait(60.0)
         self._call(f"start {worker}")
         self.jobs[worker] = Job(role, JobState.RUNNING, "a node")
 
