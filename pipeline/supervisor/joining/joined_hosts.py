@@ -5,7 +5,7 @@ links leave this host. *Waits for* the last entry about each worker that was the
 ended, as long as for a drain without progress. Joined hosts drain by themselves.
 
 Fresh heartbeats and new lines of its log are signs of a worker. Without a heartbeat it has left, or
-was fenced and starts again. One whose heartbeat is silent is not waited for: its host is dead or
+was fenced and starts again. A worker with a silent heartbeat is not waited for: its host is dead or
 cut off."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Claims about the end of a run with joined hosts: their last lines are awaited, dead ones are not."""
+"""Claims about the end of a run with joined hosts: their last lines are awaited, dead hosts are
+not."""
 
 from __future__ import annotations
 
