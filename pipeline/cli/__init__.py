@@ -58,6 +58,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "export": ("pipeline.cli.export", "Write a run's model with a card, or its records."),
     "check-model": ("pipeline.cli.check_model", "Compare the engines on a model."),
     "init": ("pipeline.cli.init", "Write a run file and a fleet file for your data."),
+    "selfcheck": ("pipeline.cli.selfcheck", "Check that devices and workers compute the same."),
     "doctor": ("pipeline.cli.doctor", "Check this machine, and a configuration on it."),
     "config": ("pipeline.cli.config", "Check, show or explain the configuration."),
     "bench": ("pipeline.cli.bench", "Measure and compare on this machine."),

@@ -21,8 +21,15 @@ import msgspec
 from pipeline.process.records import worker_pid
 from pipeline.process.work import Meter
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.registry.contract import MAX_DETAIL_CHARS, MAY_HOLD, Heartbeat, LinkReport, WaitingFor
+from pipeline.runtime.registry.contract import (
+    MAX_DETAIL_CHARS,
+    MAY_HOLD,
+    Heartbeat,
+    LinkReport,
+    WaitingFor,
+)
 from pipeline.runtime.registry.settings_change import SettingsTaken
+from pipeline.runtime.registry.vitals import CheckDigests
 from pipeline.runtime.vital_signs import VitalSigns
 from protocol.ids import Incarnation
 
@@ -52,6 +59,7 @@ class WorkerState:
         self.unreached = ""
         self.refused = ""
         self.settings = SettingsTaken()
+        self.check = CheckDigests()
         self.on_news: Callable[[], None] = lambda: None
         """Called on the loop when the policy version or the settings change: others wait for it."""
         self._clock = clock
@@ -171,6 +179,7 @@ class WorkerState:
             refused=self.refused[:MAX_DETAIL_CHARS],
             vitals=self.signs.take(counters, held=held),
             settings=self.settings,
+            check=self.check,
             not_committed=self._not_committed[0] if self._clock.monotonic() < self._not_committed[1] else "",
         )
 

@@ -42,6 +42,7 @@ from pipeline.supervisor.recovery.rungs import (
     Rung,
     StepOutcome,
 )
+from pipeline.supervisor.self_checking import SelfChecking
 from protocol.ids import Role
 
 _AT_WORK: Final = frozenset(WaitingFor) - {
@@ -92,6 +93,7 @@ class Repairing:
         """``code``: brings versions of code to the workers, and rolls changes back."""
         self._ladder, self._fleet, self._run_dir, self._code = ladder, fleet, run_dir, code
         self._incidents = RunIncidents(run_dir)
+        self._checking = SelfChecking()
         self._since_s = time.time()
         self._orders: deque[RepairOrder] = deque()
         self._fenced: dict[str, int] = {}
@@ -103,8 +105,12 @@ class Repairing:
         """Read the signs, and carry out what follows. Raises LedgerUnavailable."""
         if self._code is not None:
             await self._code.look(registry, beats, now)
+        signs: dict[int, IncidentSign] = {}
         if any(beat.who.role is Role.OBSERVER and not is_silent(beat.silent_s) for beat in beats):
-            self._ladder.see_incidents(now, await asyncio.to_thread(self._open_incidents))
+            signs = await asyncio.to_thread(self._open_incidents)
+            self._ladder.see_incidents(now, signs)
+        if (found := await self._checking.look(registry, signs.values(), beats, now)) is not None:
+            self._ladder.proven(now, *found)
         self._see(beats, now)
         abilities = Abilities(may_roll_back=self._newest_change() is not None)
         self._orders += self._ladder.tick(now, self._roster(beats), abilities)

@@ -48,6 +48,7 @@ from workers.engines.build import build_generation_engine
 from workers.engines.generation.seam import GenerationEngine, SampledWindow
 from workers.generator.chunk_writer import ChunkWriter
 from workers.generator.held_trajectories import Held, HeldTrajectories, Renewal
+from workers.generator.self_check import NUM_PROMPTS, SelfChecker
 from workers.generator.standstill import Standstill
 from workers.generator.weight_receiver import WeightReceiver
 
@@ -127,6 +128,7 @@ class Generator(Actor):
         self._writer: ChunkWriter
         self._taker: WeightReceiver
         self._tally: SampledTokenCounts
+        self._check: SelfChecker
 
     async def setup(self) -> None:
         """Read prompts, join the ledger, build the engine and take the first weights."""
@@ -159,6 +161,7 @@ class Generator(Actor):
         self._writer = ChunkWriter(self.ctx, self._held, tokenizer, senders, max_waiting=2 * engine.num_slots)
         self._tally = SampledTokenCounts(self.ctx.run_dir, self.ctx.who)
         self._taker = WeightReceiver(self.ctx, engine)
+        self._check = SelfChecker(self.ctx, engine, [source.at(place) for place in range(NUM_PROMPTS)])
         self.ctx.watch_in_hand(lambda: WorkInHand(self._held.since_s, output_depth=self._writer.num_unsent))
 
     async def run(self) -> None:
@@ -166,6 +169,7 @@ class Generator(Actor):
         self._writer.start()
         self.ctx.spawn("weights", self._taker.watch())
         self.ctx.spawn("leases", self._keep_leases())
+        self.ctx.spawn("self-checks", self._check.watch())
         try:
             await self._decode()
         except (EngineDied, ParityFailed, WeightsRejected) as error:
@@ -206,6 +210,9 @@ class Generator(Actor):
     async def _decode(self) -> None:
         while not self.ctx.draining.is_set():
             await self._swap_weights()
+            if self._check.is_due and not self._engine.stats().num_live:
+                # lost to the run as refused ones are
+                self.ctx.count("refused_tokens", await self._check.answer())
             await self._lease_and_resume()
             self.ctx.held = len(self._held)
             if self._engine.stats().num_live == 0:
@@ -288,6 +295,8 @@ class Generator(Actor):
         if self._is_swapping():
             if not self._engine.stats().num_live:
                 self.ctx.waiting_for(WaitingFor.WEIGHTS, "a newer version that is announced")
+            return
+        if self._check.is_due:
             return
         if self._writer.reaches_no_scorer and await self._neighbours.reach_scorers():
             for held in self._held.resumable:

@@ -16,7 +16,7 @@ import msgspec
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.announcements import RelayAnnouncement, RelayPlace, SnapshotPeer, WeightsAnnouncement
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken
-from pipeline.runtime.registry.vitals import Vitals
+from pipeline.runtime.registry.vitals import CheckDigests, Vitals
 from protocol.ids import Incarnation, Role
 
 
@@ -154,6 +154,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     not_committed: str = ""
     """The last optimiser step that was refused twice, in words, for some seconds; empty without
     one."""
+    check: CheckDigests = CheckDigests()
+    """The newest answer to a self-check of the fleet."""
 
     @property
     def reaches_scorers(self) -> bool:
@@ -240,6 +242,8 @@ class Fleet:
     """Of single workers (``pipeline.supervisor.drains``)."""
     evictions: tuple[Eviction, ...] = ()
     """Of workers and joined hosts (``pipeline.supervisor.evictions``)."""
+    check: int = 0
+    """Number of the newest self-check of the fleet; 0 for none."""
 
     @property
     def left_out(self) -> frozenset[str]:

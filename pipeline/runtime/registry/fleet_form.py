@@ -13,6 +13,7 @@ _BY_HAND: Final = "by_hand"
 _DEMAND: Final = "demand"
 _DRAINS: Final = "drains"
 _EVICTIONS: Final = "evictions"
+_CHECK: Final = "check"
 _fleet_fields = msgspec.json.Decoder(dict[str, int | str])
 
 
@@ -23,6 +24,8 @@ def encoded(fleet: Fleet) -> bytes:
         more |= {_DRAINS: " ".join(f"{one.worker}#{one.epoch}{'+' * one.is_replaced}" for one in fleet.drains)}
     if fleet.evictions:
         more |= {_EVICTIONS: msgspec.json.encode(fleet.evictions).decode()}
+    if fleet.check:
+        more |= {_CHECK: fleet.check}
     return msgspec.json.encode({str(role): count for role, count in fleet.counts.items()} | more)
 
 
@@ -32,7 +35,8 @@ def decoded(blob: bytes) -> Fleet:
     by_hand, demand = bool(found.pop(_BY_HAND, 0)), str(found.pop(_DEMAND, ""))
     drains = tuple(map(_drain, str(found.pop(_DRAINS, "")).split()))
     evictions = msgspec.json.decode(str(found.pop(_EVICTIONS, "[]")), type=tuple[Eviction, ...])
-    return Fleet({Role(role): int(count) for role, count in found.items()}, by_hand, demand, drains, evictions)
+    check = int(found.pop(_CHECK, 0))
+    return Fleet({Role(role): int(count) for role, count in found.items()}, by_hand, demand, drains, evictions, check)
 
 
 def _drain(text: str) -> Drain:

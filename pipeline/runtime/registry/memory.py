@@ -134,12 +134,14 @@ class MemoryRegistry:
     async def set_fleet(self, fleet: Fleet) -> None:
         """Set the desired fleet."""
         self._fleet = fleet
+        self._changed(Topic.RUN)
 
     async def replace_fleet(self, present: Fleet, wanted: Fleet) -> bool:
         """Set the desired fleet if it is still ``present``."""
         if self._fleet != present:
             return False
         self._fleet = wanted
+        self._changed(Topic.RUN)
         return True
 
     async def fleet(self) -> Fleet | None:

@@ -47,3 +47,16 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Work that waits for this worker, as far as the worker knows."""
     output_depth: int | None = None
     """Finished work that waits to be stored or sent."""
+
+
+class CheckDigests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A generator's answer to a self-check of the fleet."""
+
+    number: int = 0
+    """The check's; 0 for no answer."""
+    policy_version: int = -1
+    """It was sampled with this version."""
+    tokens: str = ""
+    """Digest of the tokens."""
+    logprobs: str = ""
+    """Digest of their log-probs."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pipeline.supervisor.recovery.cases import Case, Window
 from pipeline.supervisor.recovery.domains import LinkAlarms, host_to_evict, one_missing, others_at_work
@@ -32,6 +32,7 @@ from pipeline.supervisor.recovery.rungs import (
     OF_LINKS,
     RESTART_MENDS,
     Abilities,
+    IncidentSign,
     LadderLimits,
     Member,
     RepairOrder,
@@ -46,19 +47,6 @@ from protocol.ids import Role
 
 _LIMITS = LadderLimits()
 _NONE = Abilities()
-
-
-@dataclass(frozen=True, slots=True)
-class IncidentSign:
-    """An open incident, as far as the ladder reads it."""
-
-    number: int
-    component: str
-    """A worker, a link ``sender>receiver``, or ``ledger``."""
-    kind: str
-    sentence: str
-    stood_s: float = 0.0
-    """From the fault's begin, by the evidence, to the incident."""
 
 
 class Ladder:
@@ -182,6 +170,23 @@ class Ladder:
         case.rung, case.deadline_s = Rung.WHOLE_RUN, math.inf
         self._note(case, Rung.WHOLE_RUN, StepOutcome.BEGUN, f"the run ends: {worker} {reason}")
         return False
+
+    def proven(self, now_s: float, worker: str, why: str) -> None:
+        """Note a worker that a self-check proves faulty: it is evicted at once, if it may be."""
+        member, before = self._roster.get(worker), self._cases.get(worker)
+        if member is None or (before is not None and before.is_final):
+            return
+        case = before or self._open(worker, member.role, Rung.TOLERATE, math.inf, why)
+        self._note(case, Rung.REPLAY, StepOutcome.DONE, f"{worker} computes wrongly: {why}")
+        refusal = self._refusal(case, now_s)
+        if not refusal and self._policy is not RepairPolicy.ADVISE:
+            case.reason = why
+            self._evict(case, now_s)
+            return
+        words = refusal or "recovery.policy is advise; otherwise it would be evicted"
+        self._note(case, Rung.EVICT, StepOutcome.REFUSED if refusal else StepOutcome.ADVISED, words)
+        if before is None:
+            self.left(worker)
 
     # -- incidents ---------------------------------------------------------------------------------
 

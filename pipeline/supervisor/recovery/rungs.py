@@ -106,6 +106,19 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class IncidentSign:
+    """An open incident, as far as the ladder reads it."""
+
+    number: int
+    component: str
+    """A worker, a link ``sender>receiver``, or ``ledger``."""
+    kind: str
+    sentence: str
+    stood_s: float = 0.0
+    """From the fault's begin, by the evidence, to the incident."""
+
+
+@dataclass(frozen=True, slots=True)
 class Abilities:
     """Means of the higher rungs."""
 

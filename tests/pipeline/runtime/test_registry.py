@@ -250,7 +250,7 @@ async def test_a_fleet_is_replaced_only_while_it_is_the_one_that_was_read(subjec
         Eviction("generator-1", "", 'it said "no"; 3 times', "supervisor", 1.5, is_counted=True),
         Eviction(host="hostb", by="a@b"),
     )
-    evicted = Fleet({Role.GENERATOR: 4}, drains=drains, evictions=entries)
+    evicted = Fleet({Role.GENERATOR: 4}, drains=drains, evictions=entries, check=7)
     assert await registry.replace_fleet(drained, evicted)
     assert await registry.fleet() == evicted
 

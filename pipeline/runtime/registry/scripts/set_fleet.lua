@@ -1,14 +1,17 @@
 -- set_fleet.lua: replace the desired fleet, at a server's memory limit too (see register.lua).
 --
--- KEYS[1]  fleet    string
--- ARGV[1]  wanted   bytes   JSON
--- ARGV[2]  present  bytes   the fleet that it replaces; empty for any
+-- KEYS[1]  fleet     string
+-- KEYS[2]  run_news  stream  one entry
+-- ARGV[1]  wanted    bytes   JSON
+-- ARGV[2]  present   bytes   the fleet that it replaces; empty for any
 -- Returns  1; 0 when another fleet is there, which stays
 
-local fleet, wanted, present = KEYS[1], ARGV[1], ARGV[2]
+local fleet, run_news = KEYS[1], KEYS[2]
+local wanted, present = ARGV[1], ARGV[2]
 if present ~= '' and redis.call('GET', fleet) ~= present then
   return 0
 end
 redis.call('DEL', fleet)
 redis.call('SET', fleet, wanted)
+redis.call('XADD', run_news, 'MAXLEN', 1, '*', 'changed', 1)
 return 1

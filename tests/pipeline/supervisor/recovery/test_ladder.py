@@ -234,6 +234,29 @@ def test_a_peer_that_is_down_is_no_reason_to_evict():
     assert not given_up(made, "generator-1")
 
 
+def test_a_worker_that_a_self_check_proves_faulty_is_evicted_where_another_works():
+    for policy in (RepairPolicy.ACT, RepairPolicy.OWN_SIGNS):
+        made = ladder(policy)
+        made.proven(5.0, "generator-1", "its answer differs")
+        (order,) = made.tick(5.0, FLEET)
+        assert (order.rung, order.workers) == (Rung.EVICT, ("generator-1",))
+        assert rungs(made.taken_steps()) == [("replay", "done"), ("evict", "begun")]
+        made.proven(6.0, "generator-1", "again")
+        assert made.tick(6.0, FLEET) == [] and made.taken_steps() == [], "once"
+
+
+def test_a_proven_fault_only_advises_under_advise_and_evicts_no_last_worker():
+    advised = ladder(RepairPolicy.ADVISE)
+    advised.proven(5.0, "generator-1", "its answer differs")
+    assert advised.tick(5.0, FLEET) == [] and advised.cases == ()
+    assert rungs(advised.taken_steps()) == [("replay", "done"), ("evict", "advised")]
+    last = ladder()
+    last.proven(5.0, "reward-0", "its answer differs")
+    last.proven(5.0, "nobody", "is there")
+    assert last.tick(5.0, FLEET) == [] and last.cases == ()
+    assert rungs(last.taken_steps()) == [("replay", "done"), ("evict", "refused")]
+
+
 # -- incidents -------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,110 @@
+"""The generator's part in a self-check of the fleet (``headrace selfcheck --fleet``).
+
+The desired fleet has the number of the newest check. A generator that sees a new one begins nothing
+until its live windows have ended. Then it samples the first prompts of the run's data alone, one
+after the other, greedily, with the run's seed. It reports digests of tokens and log-probs under its
+policy version. It answers again under the next versions, since answers are compared under one
+version. Nothing of it is stored or trained on; its tokens count as refused."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from xxhash import xxh3_64
+
+from pipeline.process import work
+from pipeline.runtime.context import ActorContext
+from pipeline.runtime.notifications import LOOK_ANYWAY_S
+from pipeline.runtime.registry.contract import Topic
+from pipeline.runtime.registry.vitals import CheckDigests
+from protocol.errors import EngineDied, LedgerError
+from protocol.ids import TrajectoryId
+from protocol.trajectory import Prompt
+from workers.engines.generation.seam import GenerationEngine, SampledWindow, SamplingParams, WindowRequest
+
+NUM_PROMPTS: Final = 2
+MAX_TOKENS: Final = 32
+"""Of each answer."""
+MOST_VERSIONS: Final = 6
+"""Policy versions under which a check is answered."""
+_LANE: Final = "e0"
+_LIMIT_S: Final = 60.0
+"""Of one answer."""
+
+
+class SelfChecker:
+    """Answers self-checks for one generator."""
+
+    def __init__(self, ctx: ActorContext, engine: GenerationEngine, prompts: Sequence[Prompt]) -> None:
+        """Sample ``prompts``, the same in all generators of the run."""
+        self._ctx, self._engine, self._prompts = ctx, engine, prompts
+        self._number, self._version, self._left = 0, -1, 0
+
+    async def watch(self) -> None:
+        """Look for new checks, until cancelled."""
+        changed = self._ctx.notifications.subscribe(Topic.RUN)
+        while True:
+            changed.clear()
+            # a ledger that is away shows in the generator's own calls
+            with contextlib.suppress(LedgerError):
+                await self.look()
+            await self._ctx.clock.wait(changed, LOOK_ANYWAY_S)
+
+    async def look(self) -> None:
+        """Look for a new check; one of before this process is answered, too."""
+        fleet = await self._ctx.registry.fleet()
+        if fleet is not None and fleet.check > self._number:
+            self._number, self._version, self._left = fleet.check, -1, MOST_VERSIONS
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a check waits for the present version's answer."""
+        return self._left > 0 and self._engine.policy_version > self._version
+
+    async def answer(self) -> int:
+        """Answer the check on an engine without live requests; return the tokens that it took.
+        Raises EngineDied when the engine gives none."""
+        number, version = self._number, self._engine.policy_version
+        tokens, logprobs, num_tokens = await self._ctx.compute(self._sampled)
+        self._version, self._left = version, self._left - 1
+        self._ctx.worker_state.check = CheckDigests(
+            number=number, policy_version=version, tokens=tokens, logprobs=logprobs
+        )
+        self._ctx.worker_state.on_news()
+        self._ctx.log.info("self_check_answered", number=number, policy_version=version, digest=tokens + logprobs)
+        return num_tokens
+
+    def _sampled(self) -> tuple[str, str, int]:
+        """Return digests of tokens and of log-probs, and the number of tokens."""
+        tokens, logprobs, num_tokens = xxh3_64(), xxh3_64(), 0
+        for place, prompt in enumerate(self._prompts):
+            window = self._sample(TrajectoryId(_LANE, 10**9 + place, 0), prompt)
+            num_tokens += window.tokens.size
+            tokens.update(window.tokens.astype("<i4").tobytes())
+            logprobs.update(window.behavior_logprobs.astype("<f4").tobytes())
+            work.step()
+        return tokens.hexdigest(), logprobs.hexdigest(), num_tokens
+
+    def _sample(self, trajectory: TrajectoryId, prompt: Prompt) -> SampledWindow:
+        self._engine.submit(
+            WindowRequest(
+                trajectory=trajectory,
+                prompt_tokens=prompt.tokens,
+                response_tokens=np.zeros(0, np.int32),
+                window_tokens=MAX_TOKENS,
+                max_response_tokens=MAX_TOKENS,
+                sampling=SamplingParams(temperature=0.0),
+                seed=self._ctx.config.run.seed,
+            )
+        )
+        end_s = time.monotonic() + _LIMIT_S
+        while time.monotonic() < end_s:
+            if windows := self._engine.advance(1):
+                self._engine.forget(trajectory)
+                return windows[0]
+            work.step()
+        raise EngineDied(f"a self-check gave no tokens within {_LIMIT_S:g} s; its work goes on elsewhere")
