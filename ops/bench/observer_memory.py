@@ -140,6 +140,7 @@ def main() -> int:
     if options.json:
         figures = {
             **provenance("observer_memory", None, workers=options.workers, links=options.links),
+            "command": f"python -m ops.bench.observer_memory --minutes {options.minutes:g} --links {options.links}",
             "bar_mb": BAR_MB, "peak_mb": peak_mb, "incidents": num_incidents,
             "readings": [asdict(one) for one in readings],
         }  # fmt: skip

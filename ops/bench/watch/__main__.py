@@ -167,7 +167,11 @@ def _merged(paths: Sequence[Path]) -> tuple[dict[str, Any], dict[str, list[Outco
         # a command is shown without the name of its file, parts of a run once
         shown = re.sub(r" --(json|part) \S+", "", head.get("command", ""))
         commands = list(dict.fromkeys([*about.get("commands", []), *head.get("commands", [shown])]))
-        about = {**head, "commands": commands}
+        versions: dict[str, int] = about.get("watch_versions", {})
+        of_file = {head.get("watch_sources", ""): len(rows.get("watch", ()))}
+        for digest, number in head.get("watch_versions", of_file).items():
+            versions[digest] = versions.get(digest, 0) + number
+        about = {**head, "commands": commands, "watch_versions": versions}
         for name, of in rows.items():
             outcomes.setdefault(name, []).extend(of)
     return about, outcomes, cost
