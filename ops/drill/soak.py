@@ -9,8 +9,9 @@ seed: one without faults, one with them, one without. The rate without faults is
 so that a machine that becomes slower or faster meanwhile counts half.
 
 The run with faults has as many updates to take as a fleet without faults takes in the time. It ends
-by itself, so that a drill's whole check holds for it: nothing is in flight at the end. A fault ends
-before the next one begins. Its cost is the time until the next, less the usual time of the updates
+by itself, so that a drill's whole check holds for it: nothing is in flight at the end. Its rate is
+that of the time with faults, and not of what is left after it. A fault ends before the next one
+begins. Its cost is the time until the next, less the usual time of the updates
 that were made in it."""
 
 from __future__ import annotations
@@ -85,8 +86,9 @@ class SoakRecord:
     usual_s: tuple[float, float]
     """Mean from one update to the next without faults, before and after."""
     wall_s: float
+    """Time with faults: the minutes, or less where the run was over before."""
     num_updates: int
-    """In ``wall_s``."""
+    """In ``wall_s``; repeated ones count once."""
     faults: tuple[SoakFault, ...]
     violations: tuple[Violation, ...]
     by_steps: float | None
@@ -192,7 +194,7 @@ def soak(seed: int, minutes: float, settings: Sequence[str] = ()) -> tuple[SoakR
         fleet.start()
         watch = DrillWatch(site, _PATIENCE_S)
         is_moving = watch.updates(3)
-        first, began_s = watch.num_seen, time.time()
+        began_s = time.time()
         if is_moving:
             struck = _strike_all(planned(seed, minutes), site, watch, began_s, times)
         while not fleet.is_over():
@@ -201,7 +203,7 @@ def soak(seed: int, minutes: float, settings: Sequence[str] = ()) -> tuple[SoakR
                 break
             _take(fleet, times)
         _take(fleet, times)
-        ended_s, last = max(times.values(), default=began_s), watch.num_seen
+        ended_s = min(max(times.values(), default=began_s), began_s + 60.0 * minutes)
         effective = EffectiveTimeReader(fleet.run_dir).read()
         repairs, _ = read_repairs(fleet.run_dir)
         conclude(site)
@@ -211,8 +213,9 @@ def soak(seed: int, minutes: float, settings: Sequence[str] = ()) -> tuple[SoakR
     after_s = _usual_s(seed, settings, baseline_s)
     usual_s = fmean((before_s, after_s))
     at_s = sorted(each - began_s for each in times.values())
+    num_made = sum(0.0 < each <= ended_s - began_s for each in at_s)
     faults = with_costs(struck, at_s, ended_s - began_s, usual_s)
-    found = _record(seed, minutes, settings, (before_s, after_s), ended_s - began_s, last - first, faults, violations,
+    found = _record(seed, minutes, settings, (before_s, after_s), ended_s - began_s, num_made, faults, violations,
                     effective, repairs, site.notes, load)  # fmt: skip
     if not violations:
         fleet.remove()
