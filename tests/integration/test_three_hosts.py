@@ -120,10 +120,13 @@ def test_hosts_that_share_nothing_lose_nothing_when_one_is_cut_off_or_killed(spr
     assert spread.kill(b) >= 3, "command and workers"
     goes_on(spread, "updates after the death of host B", more=1)
 
+    # host C ends after the run's own workers
+    spread.network.plug(c.name, Cable(delay_s=0.3))
     spread.headrace("down", str(spread.run_dir))
     assert supervisor.wait(90) == 0
     assert on_c.wait(60) == 0, (spread.home(c) / "generator.out").read_text()
     assert spread.audit()["balances"] is True
     logs = [path.read_text() for path in sorted((spread.run_dir / "logs").glob("generator-host*.jsonl"))]
-    assert len(logs) == 3 and "worker_ended" in logs[2], "logs of joined workers come home"
+    assert len(logs) == 3 and '"code": "OK"' in logs[2].splitlines()[-1], "logs of joined workers come home"
+    assert [path.read_text() for path in spread.home(c).rglob("generator-hostc-*.jsonl")] == logs[2:], "whole"
     assert secrets_seen(spread) == []
