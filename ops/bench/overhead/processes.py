@@ -70,13 +70,13 @@ def all_processes(proc: Path = Path("/proc")) -> dict[int, ProcessTime]:
 
 @dataclass(slots=True)
 class FleetProcesses:
-    """Looks at a run's processes every two seconds."""
+    """Looks at a run's processes every two seconds, as long as all its workers are there."""
 
     config: RunConfig
     looks: list[tuple[float, dict[str, float]]] = field(default_factory=list[tuple[float, dict[str, float]]])
     """Wall-clock time, and processor seconds by role."""
     workers: dict[str, int] = field(default_factory=dict[str, int])
-    """Processes by worker, of the last look that found any."""
+    """Newest process of each worker that was seen."""
     _next_s: float = 0.0
     _client: redis.Redis | None = None
 
@@ -93,10 +93,14 @@ class FleetProcesses:
         with suppress(redis.RedisError):
             self._client = self._client or redis.Redis.from_url(address.url, socket_timeout=_ANSWER_S)
             beats: Any = self._client.hgetall(keys.heartbeats(self.config.run.name))
-            self.workers = {worker.decode(): json.loads(beat)["pid"] for worker, beat in beats.items()} or self.workers
+            self.workers |= {worker.decode(): json.loads(beat)["pid"] for worker, beat in beats.items()}
+        processes = all_processes()
+        if not processes.keys() >= set(self.workers.values()):
+            # an ended worker's whole time is its parent's from here on, and would count twice
+            return
         roles = {pid: role_by_name(worker) for worker, pid in self.workers.items()}
         roles |= {supervisor: SUPERVISOR} | ({address.pid: SERVER} if address.pid else {})
-        self.looks.append((time.time(), by_role(all_processes(), roles)))
+        self.looks.append((time.time(), by_role(processes, roles)))
 
 
 def spent_between(looks: Sequence[tuple[float, Mapping[str, float]]], begin_s: float, end_s: float) -> dict[str, float]:

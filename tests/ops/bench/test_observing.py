@@ -73,6 +73,14 @@ def test_a_run_costs_what_its_processes_took_from_the_warm_up_to_the_last_update
     assert cost.rate == 600.0
 
 
+def test_a_run_is_measured_no_longer_than_its_processes_were_looked_at() -> None:
+    last_s = LOOKS[-4][0]
+    cost = cost_of(rows(), LOOKS[:-3])
+    assert cost.seconds == last_s - BEGAN_S - WARMUP_S
+    assert cost.tokens == 600 * cost.seconds
+    assert cost.cpu_s["learner"] == pytest.approx(2.0 * cost.seconds)
+
+
 def test_a_run_that_is_too_short_or_was_not_seen_is_refused_with_a_reason() -> None:
     with pytest.raises(DataError, match="expected two or more"):
         cost_of(rows(int(WARMUP_S)), LOOKS)
@@ -97,17 +105,24 @@ def test_a_pairs_figures_are_shares_of_the_run_without() -> None:
     )
 
 
-def test_the_bar_is_the_median_pairs_further_processor_time() -> None:
+def test_the_bar_of_the_demo_is_the_median_pairs_further_processor_time() -> None:
     dear = Pair(replace(WITHOUT, cpu_s=WITHOUT.cpu_s | {OBSERVER: 1.1}), WITHOUT)
     cheap = Pair(replace(WITHOUT, cpu_s=WITHOUT.cpu_s | {OBSERVER: 0.9}), WITHOUT)
-    assert holds([dear, cheap, cheap])
-    assert not holds([dear, dear, cheap])
+    assert holds("demo", [dear, cheap, cheap])
+    assert not holds("demo", [dear, dear, cheap])
     slow = Pair(replace(WITHOUT, seconds=90.0), WITHOUT)
     assert slow.rate_loss > 0.3
-    assert holds([slow])
+    assert holds("demo", [slow])
 
 
-def test_observing_can_be_turned_off_by_the_settings_that_the_bench_gives() -> None:
-    on, off = load_config(FILES), load_config(FILES, OFF)
+def test_the_bar_of_devices_is_the_median_pairs_rate() -> None:
+    slow, even = Pair(replace(WITHOUT, seconds=61.0), WITHOUT), Pair(WITHOUT, WITHOUT)
+    assert holds("devices", [slow, even, even])
+    assert not holds("devices", [slow, slow, even])
+
+
+@pytest.mark.parametrize("fleet", sorted(FILES))
+def test_observing_can_be_turned_off_by_the_settings_that_the_bench_gives(fleet: str) -> None:
+    on, off = load_config(FILES[fleet]), load_config(FILES[fleet], OFF)
     assert (on.supervisor.flow_records, off.supervisor.flow_records) == (True, False)
     assert (on.observer.enabled, off.observer.enabled) == (True, False)
