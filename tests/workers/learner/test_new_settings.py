@@ -14,7 +14,7 @@ from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.settings_change import SettingsChange, after, undoing
 from pipeline.runtime.worker_state import WorkerState
-from protocol.errors import EngineError
+from protocol.errors import EngineError, StepDiffered
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
 from tests.pipeline.op_config import op_config
@@ -189,6 +189,16 @@ async def test_a_failure_after_a_persons_rollback_leaves_it_to_that(rig: Rig) ->
     await first(rig, 7, stepped(float("nan"), applied=False))
     assert rig.taken.failed == 0
     assert await _fails(rig) == "no memory"
+
+
+async def test_a_step_that_differs_the_second_time_is_no_fault_of_the_settings(rig: Rig) -> None:
+    await rig.offer("0.5")
+    await rig.settings.take(6)
+    with pytest.raises(StepDiffered):
+        # without a wait for a rollback
+        async with asyncio.timeout(5.0):
+            await first(rig, 7, StepDiffered("this machine is at fault"))
+    assert rig.taken.failed == 0 and rig.ctx.config.learner.learning_rate == 0.5
 
 
 async def test_that_wait_has_a_deadline(rig: Rig) -> None:
