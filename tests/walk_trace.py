@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -28,8 +27,7 @@ from pipeline.runtime.actor import Actor
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.redis import RedisRegistry
-from pipeline.training.snapshots import snapshots_folder
-from pipeline.weights.store import weight_folders
+from pipeline.supervisor import leftovers
 from protocol.trajectory import TrajectoryChunk
 from tests.byte_tokenizer import NUM_TOKENS, write_byte_tokenizer
 from tests.transports import zmq_transport
@@ -155,6 +153,5 @@ async def traced(folder: Path, server: str) -> set[str]:
             await ctx.ledger.aclose()
             await ctx.registry.aclose()
         # a supervisor's work, which this run has not
-        for left in (*weight_folders(run_dir), snapshots_folder(run_dir)):
-            shutil.rmtree(left, ignore_errors=True)
+        leftovers.clear(run_dir)
     return trace.files

@@ -31,6 +31,7 @@ from pipeline.runtime.live_feed import begin_vitals
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.registry.vitals import Vitals
+from pipeline.supervisor import leftovers
 from protocol.codec import encode
 from protocol.errors import EngineError
 from protocol.ids import Role
@@ -157,6 +158,7 @@ async def _one_update(folder: Path, server: str) -> Fleet:
             ctx.close()
             await ctx.ledger.aclose()
             await ctx.registry.aclose()
+        leftovers.clear(run_dir)
     rows = [row for row in read_history(run_dir / HISTORY_NAME) if isinstance(row, UpdateRow)]
     return Fleet(told, rows)
 
