@@ -267,7 +267,7 @@ class Topic(StrEnum):
     ENDPOINTS = "endpoints"
     """a mailbox was opened, or its worker was fenced, has departed, fell silent or is back"""
     RUN = "run"
-    """the run's state, or its settings"""
+    """the run's state, its settings, or the desired fleet"""
     WEIGHTS = "weights"
     """a version was published"""
 
