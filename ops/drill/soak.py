@@ -50,9 +50,9 @@ KEPT = 0.95
 A_MINUTE = 2.0
 """Faults a minute: 60 in half an hour."""
 SETTINGS = (
-    "emulation.step_s=0.6", "checkpoint.every_updates=10", "observer.enabled=true",
+    "emulation.step_s=1.0", "checkpoint.every_updates=10", "observer.enabled=true",
 )  # fmt: skip
-"""Over ``configs/drill.toml``; slow enough that the server never writes its file anew."""
+"""Over ``configs/drill.toml``; slower, so that the history of half an hour can be read."""
 _LEFT_OUT = frozenset({FaultKind.LINK_CUT, FaultKind.KILL_VALUE})
 """The first needs a fleet by tcp, between which no relay can stand; the second a critic."""
 _DISKS = {FaultKind.DISK_FULL: ("checkpoints", 256 << 20), FaultKind.DISK_FULL_LEDGER: ("ledger", 384 << 20)}
@@ -152,6 +152,12 @@ def _fleet(folder: Path, seed: int, settings: Sequence[str]) -> Iterator[tuple[D
         site.relays.close()
 
 
+def _keep_history(fleet: DrillFleet) -> None:
+    """Keep the server from writing its file anew, which is the run's history. A new server is told
+    again."""
+    fleet.ledger("CONFIG", "SET", "auto-aof-rewrite-percentage", "0")
+
+
 def _usual_s(seed: int, settings: Sequence[str], seconds: float) -> float:
     """Return the mean time of an update without faults. Raises ConfigError without updates."""
     with _fleet(_folder(seed), seed, [*settings, "run.num_updates=1000000"]) as (fleet, site):
@@ -194,6 +200,7 @@ def soak(seed: int, minutes: float, settings: Sequence[str] = ()) -> tuple[SoakR
         fleet.start()
         watch = DrillWatch(site, _PATIENCE_S)
         is_moving = watch.updates(3)
+        _keep_history(fleet)
         began_s = time.time()
         if is_moving:
             struck = _strike_all(planned(seed, minutes), site, watch, began_s, times)
@@ -255,6 +262,7 @@ def _strike_all(
                 if one.is_over:
                     break
             one.end()
+            _keep_history(site.fleet)
             struck.append(SoakFault(str(fault.kind), one.target, round(begun_s, 2), round(time.time() - began_s, 2)))
             print(f"{begun_s:7.1f} s  {fault.kind} {one.target}", flush=True)
             bar.advance()
