@@ -56,7 +56,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _commands(data: bytes) -> Iterator[Command]:
     at = 0
-    while (start := _line(data, at, b"*")) is not None:
+    while (start := _line(data, _after_zeros(data, at), b"*")) is not None:
         count, at = start
         command: Command = []
         for _ in range(count):
@@ -67,6 +67,13 @@ def _commands(data: bytes) -> Iterator[Command]:
             command.append(data[begin : begin + size])
             at = begin + size + 2
         yield command
+
+
+def _after_zeros(data: bytes, at: int) -> int:
+    """Return the end of a hole that a write on a full disk has left: it has no effect."""
+    while data[at : at + 1] == b"\0":
+        at += 1
+    return at
 
 
 def _line(data: bytes, at: int, mark: bytes) -> tuple[int, int] | None:

@@ -153,8 +153,8 @@ def _fleet(folder: Path, seed: int, settings: Sequence[str]) -> Iterator[tuple[D
 
 
 def _keep_history(fleet: DrillFleet) -> None:
-    """Keep the server from writing its file anew, which is the run's history. A new server is told
-    again."""
+    """Keep the server from writing its file anew, which is the run's history. Each new server needs
+    the order again."""
     fleet.ledger("CONFIG", "SET", "auto-aof-rewrite-percentage", "0")
 
 

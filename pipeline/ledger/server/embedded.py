@@ -38,6 +38,7 @@ from pipeline.files import write_private
 from pipeline.files.urls import without_store_credentials
 from pipeline.ledger.address import LedgerAddress, known_url, read_ledger_url, write_address
 from pipeline.ledger.server.binary import ServerBinary, find_server
+from pipeline.ledger.server.holes import take_out_holes
 from pipeline.ledger.server.lock import take_lock
 from pipeline.ledger.server.probe import ServerState, Sight, listens, probe
 from pipeline.ledger.server.server_process import POLL_S, ServerHandle
@@ -265,7 +266,28 @@ class EmbeddedServer:
         except Interrupted:
             self._stop(timeout_s)
             raise
+        except LedgerUnavailable:
+            if not self._mended():
+                raise
+            return self._try_to_launch(timeout_s, given_up)
         return True
+
+    def _mended(self) -> bool:
+        """Take holes out of the file that a server has refused; return whether there were any."""
+        lock = take_lock(self._folder)
+        if lock is None:
+            return False
+        try:
+            num_bytes = take_out_holes(self._folder)
+        except OSError as error:
+            log.warning("ledger_file_not_mended", reason=str(error))
+            return False
+        finally:
+            os.close(lock)
+        if num_bytes:
+            why = "a write that a full disk cut short had left zeros between two commands"
+            log.error("ledger_file_mended", why=why, num_bytes=num_bytes)
+        return num_bytes > 0
 
     def _launch(self, binary: ServerBinary, known: LedgerAddress | None, lock: int) -> None:
         socket = socket_path(self._folder, known)

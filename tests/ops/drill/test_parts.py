@@ -116,6 +116,12 @@ def test_transactions_are_read_whole_and_a_torn_end_is_passed_over(tmp_path: Pat
         assert found == [[[b"SET", b"a", b"\r\n*1"]], [[b"DEL", b"a"], [b"HSET", b"h", b"k", b"v"]]]
 
 
+def test_zeros_that_a_full_disk_left_between_commands_are_passed_over(tmp_path: Path) -> None:
+    data = command(b"SET", b"a", b"\0" * 9) + bytes(876) + command(b"DEL", b"a") + bytes(3)
+    (tmp_path / "appendonly.aof").write_bytes(data)
+    assert list(read_transactions(tmp_path)) == [[[b"SET", b"a", b"\0" * 9]], [[b"DEL", b"a"]]]
+
+
 def test_a_file_that_the_server_has_rewritten_is_refused(tmp_path: Path) -> None:
     parts = tmp_path / "appendonlydir"
     with pytest.raises(DataError, match="no append-only file"):
