@@ -147,6 +147,7 @@ class _StruckFleet:
         self._open = list[_Struck]()
         self._done = list[Trial]()
         self._began_s = self._ended_s = self._usual_s = 0.0
+        self._usual_ratio = 1.0
         self._rows = list[RepairRow]()
         self._next_read_s = 0.0
 
@@ -188,6 +189,8 @@ class _StruckFleet:
             had = f"{len(before)} updates before the faults and {len(after)} after them"
             raise DataError(f"{had}, in {self._plan.warm_s:g} s each; expected {_FEWEST_UPDATES}: make --warm longer")
         self._usual_s = fmean((usual_seconds(before), usual_seconds(after)))
+        means_s = [(times[-1] - times[0]) / (len(times) - 1) for times in (before, after)]
+        self._usual_ratio = self._usual_s / fmean(means_s)
 
     def _watch(self, seconds: float) -> None:
         ends_s = time.monotonic() + seconds
@@ -264,6 +267,7 @@ class _StruckFleet:
             healthy=ended_unstruck(ended, trials),
             balances=balances,
             trials=trials,
+            usual_ratio=round(self._usual_ratio, 4),
             notes=tuple(f"evicted: {sentence}" for _, _, sentence in evicted),
         )
 
