@@ -273,8 +273,9 @@ def _cells(trials: Sequence[Trial], bar_s: float) -> Iterable[str]:
 
 
 def _run_row(run: RunRecord) -> str:
+    ratios = [f"{value:.3f}" for value in (run.by_steps, run.usual_ratio, run.kept, run.lowest)]
     cells = [
-        run.label, run.role, str(len(run.trials)), f"{run.wall_s / 60:.1f}", f"{run.by_steps:.3f}", f"{run.usual_ratio:.3f}", f"{run.kept:.3f}", f"{run.lowest:.3f}",
+        run.label, run.role, str(len(run.trials)), f"{run.wall_s / 60:.1f}", *ratios,
         "-" if run.by_device is None else f"{run.by_device:.3f}", f"{run.usual_s:.2f}",
         *(f"{run.lost_s.get(part, 0.0):.1f}" for part in PARTS),
         str(len(run.healthy)), "balances" if run.balances else "DOES NOT BALANCE",

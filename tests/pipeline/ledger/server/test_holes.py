@@ -1,4 +1,4 @@
-"""Claims about holes in the append-only file, which a full disk leaves after the file was rewritten."""
+"""Claims about holes in the append-only file, which a full disk leaves after a rewrite."""
 
 from __future__ import annotations
 
