@@ -83,14 +83,14 @@ class RunRecord:
     """Whether the ledger's audit balanced at the end."""
     trials: tuple[Trial, ...]
     notes: tuple[str, ...] = ()
-    usual_ratio: float = 1.0
+    usual_ratio: float | None = None
     """The ratio by steps without faults, before and after. It is below 1 where updates differ in
-    length: a few long ones move the mean, and not the median."""
+    length: a few long ones move the mean, and not the median. None in earlier records."""
 
     @property
-    def kept(self) -> float:
-        """Share of the rate without faults."""
-        return self.by_steps / self.usual_ratio
+    def kept(self) -> float | None:
+        """Share of the rate without faults, where that is known."""
+        return None if self.usual_ratio is None else self.by_steps / self.usual_ratio
 
     @property
     def by_steps(self) -> float:
@@ -273,13 +273,11 @@ def _cells(trials: Sequence[Trial], bar_s: float) -> Iterable[str]:
 
 
 def _run_row(run: RunRecord) -> str:
-    ratios = [f"{value:.3f}" for value in (run.by_steps, run.usual_ratio, run.kept, run.lowest)]
-    cells = [
-        run.label, run.role, str(len(run.trials)), f"{run.wall_s / 60:.1f}", *ratios,
-        "-" if run.by_device is None else f"{run.by_device:.3f}", f"{run.usual_s:.2f}",
-        *(f"{run.lost_s.get(part, 0.0):.1f}" for part in PARTS),
-        str(len(run.healthy)), "balances" if run.balances else "DOES NOT BALANCE",
-    ]  # fmt: skip
+    shares = (run.by_steps, run.usual_ratio, run.kept, run.lowest, run.by_device)
+    ratios = ["-" if value is None else f"{value:.3f}" for value in shares]
+    parts = [f"{run.lost_s.get(part, 0.0):.1f}" for part in PARTS]
+    cells = [run.label, run.role, str(len(run.trials)), f"{run.wall_s / 60:.1f}", *ratios, f"{run.usual_s:.2f}", *parts]
+    cells += [str(len(run.healthy)), "balances" if run.balances else "DOES NOT BALANCE"]
     return _line(cells)
 
 
@@ -320,6 +318,6 @@ def read_runs(text: str) -> list[RunRecord]:
 
 
 def _read(row: Mapping[str, Any]) -> RunRecord:
-    lists = {each.name: tuple(row[each.name]) for each in fields(RunRecord) if isinstance(row[each.name], list)}
+    lists = {each.name: tuple(row[each.name]) for each in fields(RunRecord) if isinstance(row.get(each.name), list)}
     trials = tuple(Trial(**trial) for trial in row["trials"])
     return RunRecord(**{**row, **lists, "trials": trials})
