@@ -1,0 +1,1 @@
+"""Warm standbys: how many there are, what becomes of each, and their processes."""

@@ -1,0 +1,56 @@
+"""How many standbys a fleet needs. Pure.
+
+N workers fail independently, each at rate r. While one standby is refilled, in time w, a worker
+fails with probability p = 1 - exp(-r w). Enough standbys are the least k with
+
+    P(Binomial(N, p) <= k) >= 0.99.
+
+Source: Wan et al., ByteRobust, SOSP 2025 (arXiv 2509.16293), its warm standby policy; there p is a
+day's, here that of the measured refill."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+CONFIDENCE: Final = 0.99
+DAY_S: Final = 86400.0
+_LEAST_REPAIRS: Final = 3
+"""Repairs of a run from which its own rate is measured; fewer are chance."""
+
+
+def num_standbys(num_workers: int, rate_per_day: float, refill_s: float, *, confidence: float = CONFIDENCE) -> int:
+    """Return the least number of standbys that suffice with probability ``confidence``.
+
+    Args:
+        num_workers: Workers that standbys may replace.
+        rate_per_day: Failures of one worker a day.
+        refill_s: From the use of a standby to the next one's readiness, in seconds."""
+    p = -math.expm1(-rate_per_day * refill_s / DAY_S)
+    if num_workers <= 0 or p <= 0.0:
+        return 0
+    if p >= 1.0:
+        return num_workers
+    # P(exactly k), from one k to the next in logarithms: (1 - p)^N underflows in large fleets
+    log_term, log_odds = num_workers * math.log1p(-p), math.log(p) - math.log1p(-p)
+    within = 0.0
+    for k in range(num_workers + 1):
+        within += math.exp(log_term)
+        if within >= confidence:
+            return k
+        log_term += math.log(num_workers - k) - math.log(k + 1) + log_odds if k < num_workers else 0.0
+    return num_workers
+
+
+def measured_rate(assumed_per_day: float, num_repairs: int, num_workers: int, run_s: float) -> float:
+    """Return the failures of one worker a day: the run's own once there are enough, else the assumed
+    ones.
+
+    Args:
+        assumed_per_day: By the settings.
+        num_repairs: Repairs of this run so far.
+        num_workers: Workers that could fail.
+        run_s: Time over which the repairs were counted, in seconds."""
+    if num_repairs < _LEAST_REPAIRS or num_workers <= 0 or run_s <= 0.0:
+        return assumed_per_day
+    return max(assumed_per_day, num_repairs * DAY_S / (num_workers * run_s))

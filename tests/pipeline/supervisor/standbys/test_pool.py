@@ -1,0 +1,183 @@
+"""Claims about the pool of standbys, with times by hand and with random histories."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.supervisor.standbys.pool import (
+    PoolLimits,
+    StandbyAction,
+    StandbyKind,
+    StandbyPhase,
+    StandbyPool,
+    StandbyVerb,
+)
+from protocol.ids import Role
+
+LIMITS = PoolLimits(
+    start_timeout_s=60.0, silent_after_s=10.0, behind_s=20.0, pause_s=5.0, longest_pause_s=40.0, max_failures=3
+)
+GENERIC = StandbyKind.GENERIC
+ROLES = frozenset({Role.GENERATOR, Role.REWARD})
+
+
+def pool(num: int = 1, kind: StandbyKind = GENERIC) -> StandbyPool:
+    made = StandbyPool(LIMITS)
+    made.want({kind: num})
+    return made
+
+
+def started(made: StandbyPool, now_s: float, newest: int | None = None) -> list[str]:
+    return [one.name for one in made.tick(now_s, newest) if one.verb is StandbyVerb.START]
+
+
+def ready(made: StandbyPool, now_s: float, version: int | None = None) -> str:
+    (name,) = started(made, now_s)
+    made.reported(now_s + 1.0, name, ROLES, version)
+    return name
+
+
+def test_a_used_standby_is_refilled_by_another_name():
+    made = pool()
+    first = ready(made, 0.0)
+    assert made.roles == ROLES
+    assert made.take(Role.REWARD) == first
+    assert made.take(Role.REWARD) is None and made.roles == frozenset()
+    (second,) = started(made, 2.0)
+    assert second != first
+
+
+def test_only_a_ready_standby_is_taken_and_only_for_a_role_that_it_prepared():
+    made = pool()
+    (name,) = started(made, 0.0)
+    assert made.take(Role.GENERATOR) is None
+    made.reported(1.0, name, frozenset(), None)
+    assert made.take(Role.GENERATOR) is None
+    made.reported(2.0, name, ROLES, None)
+    assert made.take(Role.VALUE) is None
+    assert made.take(Role.GENERATOR) == name
+    assert made.refill_s == 2.0
+
+
+def test_the_standby_with_the_newest_weights_is_taken():
+    made = pool(2)
+    behind = ready(made, 0.0, 3)
+    newest = ready(made, 2.0, 4)
+    assert made.take(Role.GENERATOR) == newest
+    assert made.take(Role.GENERATOR) == behind
+
+
+def test_one_standby_starts_at_a_time():
+    made = pool(3)
+    (first,) = started(made, 0.0)
+    assert started(made, 1.0) == []
+    made.reported(2.0, first, ROLES, None)
+    assert len(started(made, 3.0)) == 1
+
+
+def test_a_standby_that_does_not_follow_the_weights_is_replaced_after_a_pause():
+    made = pool()
+    name = ready(made, 0.0, 1)
+    made.reported(5.0, name, ROLES, 1)
+    assert made.tick(5.0, 2) == []
+    made.reported(20.0, name, ROLES, 2)
+    assert made.tick(20.0, 3) == []
+    made.reported(39.0, name, ROLES, 2)
+    assert made.tick(39.0, 3) == []
+    made.reported(41.0, name, ROLES, 2)
+    (end,) = made.tick(41.0, 3)
+    assert (end.verb, end.name) == (StandbyVerb.END, name)
+    assert end.reason == "it does not follow the weights: it has version 2, the newest is 3"
+    assert made.take(Role.GENERATOR) is None
+    made.ended(42.0, name, "killed by SIGKILL")
+    assert started(made, 45.0) == []
+    assert len(started(made, 46.0)) == 1
+
+
+def test_a_silent_standby_and_one_that_is_never_ready_are_ended():
+    made = pool()
+    name = ready(made, 0.0)
+    (end,) = made.tick(12.0)
+    assert (end.name, end.reason) == (name, "no sign of it for 11 s")
+    slow = pool()
+    (name,) = started(slow, 0.0)
+    slow.reported(50.0, name, frozenset(), None)
+    assert slow.tick(100.0) == []
+    (end,) = slow.tick(111.0)
+    assert (end.name, end.reason) == (name, "not ready after 111 s")
+
+
+def test_standbys_that_die_again_and_again_are_given_up_with_a_sentence():
+    made, now_s, starts = pool(), 0.0, 0
+    for _ in range(1000):
+        now_s += 1.0
+        for name in started(made, now_s):
+            starts += 1
+            made.ended(now_s, name, "killed by SIGKILL")
+    assert starts == 4
+    assert made.given_up == {GENERIC: "4 in a row failed, 3 are allowed; the last one: killed by SIGKILL"}
+
+
+def test_a_standby_that_was_ready_renews_the_budget():
+    made, now_s = pool(), 0.0
+    for _ in range(8):
+        now_s += 100.0
+        made.ended(now_s + 5.0, ready(made, now_s), "killed by SIGKILL")
+    assert made.given_up == {}
+
+
+def test_fewer_wanted_standbys_end_the_surplus_without_counting_failures():
+    made = pool(2)
+    first, second = ready(made, 0.0), ready(made, 2.0)
+    made.want({GENERIC: 1})
+    assert made.tick(4.0) == [StandbyAction(StandbyVerb.END, second, GENERIC, "fewer are wanted")]
+    made.ended(5.0, second, "killed")
+    made.want({GENERIC: 2})
+    assert len(started(made, 5.0)) == 1
+    assert made.take(Role.REWARD) == first
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["tick", "report", "load", "die", "take", "want", "wait"]),
+        st.integers(0, 5),
+        st.sampled_from([Role.GENERATOR, Role.REWARD, Role.VALUE, Role.LEARNER]),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150)
+@given(EVENTS)
+def test_no_standby_is_ever_given_to_two_workers(events: list[tuple[str, int, Role]]):
+    made = pool(2)
+    now_s, alive, given_away, named = 0.0, list[str](), list[str](), list[str]()
+    for event, number, role in events:
+        now_s += 0.5
+        name = alive[number % len(alive)] if alive else "standby-0"
+        match event:
+            case "tick":
+                for action in made.tick(now_s, number):
+                    if action.verb is StandbyVerb.START:
+                        alive.append(action.name)
+                        named.append(action.name)
+            case "report" | "load":
+                made.reported(now_s, name, ROLES if event == "report" else frozenset(), number)
+            case "die":
+                made.ended(now_s, name, "killed")
+                alive = [one for one in alive if one != name]
+            case "take":
+                was_ready = {one.name for one in made.standbys if one.phase is StandbyPhase.READY and role in one.roles}
+                if (taken := made.take(role)) is not None:
+                    assert taken in was_ready and taken in alive
+                    given_away.append(taken)
+            case "want":
+                made.want({GENERIC: number, StandbyKind.LEARNER: number % 2})
+            case _:
+                now_s += 30.0
+        held = {one.name for one in made.standbys}
+        assert not held.intersection(given_away)
+        assert sum(one.phase is StandbyPhase.STARTING for one in made.standbys) <= 1
+    assert len(set(given_away)) == len(given_away)
+    assert len(set(named)) == len(named)
