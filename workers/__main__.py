@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from pipeline.runtime.prepared import PreparedParts
 from pipeline.runtime.worker_process import run_actor
 from protocol.ids import Role
 
@@ -34,8 +35,9 @@ _RANKED = frozenset({Role.LEARNER, Role.VALUE})
 _ALONE = _RANKED | {Role.OBSERVER}
 
 
-def work(arguments: list[str] | None = None) -> int:
-    """Run one worker until it drains; return its exit code (``pipeline.process.exit_codes``)."""
+def work(arguments: list[str] | None = None, prepared: PreparedParts | None = None) -> int:
+    """Run one worker until it drains; return its exit code (``pipeline.process.exit_codes``).
+    ``prepared``: what this process made as a standby."""
     parser = argparse.ArgumentParser(
         prog="python -P -m workers",
         description="Run one worker of a run.",
@@ -68,7 +70,7 @@ def work(arguments: list[str] | None = None) -> int:
                 return follower(role, options.run_dir, rank)
         elif (wanted := num_ranks(role, options.run_dir)) > 1:
             return launch_worker(role, options.run_dir, worker, wanted)
-    return run_actor(load, options.run_dir, worker)
+    return run_actor(load, options.run_dir, worker, prepared)
 
 
 def main() -> NoReturn:
@@ -76,7 +78,11 @@ def main() -> NoReturn:
 
     Everything is closed by then. Taking the interpreter and torch apart takes seconds, on a busy
     host many: that is left out."""
-    code = work()
+    finish(work())
+
+
+def finish(code: int) -> NoReturn:
+    """End this process with a worker's exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

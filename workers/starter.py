@@ -11,46 +11,23 @@ import importlib
 import os
 import socket
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from pipeline.config.load import read_resolved
-from pipeline.config.schema import RunConfig
 from pipeline.process.forking import serve
 from protocol import headrace
 from protocol.ids import Role
 from workers import __main__ as worker
-
-_ROLES = {
-    Role.GENERATOR: "workers.generator.generator",
-    Role.LEARNER: "workers.learner.learner",
-    Role.OBSERVER: "workers.observer.observer",
-    Role.REFERENCE: "workers.scorers.reference",
-    Role.REWARD: "workers.scorers.reward",
-    Role.VALUE: "workers.scorers.value",
-}
-
-
-def imports(config: RunConfig, roles: Collection[Role] = tuple(_ROLES)) -> Iterator[str]:
-    """Yield the modules that workers of these roles import in a configuration, but for vLLM's."""
-    yield from (module for role, module in _ROLES.items() if role in roles)
-    if Role.GENERATOR in roles and config.generation.engine == "local":
-        yield "workers.engines.generation.local.build"
-    if Role.LEARNER in roles and config.learner.backend == "torch":
-        yield "workers.engines.training.torch"
-    if Role.REFERENCE in roles and config.needs_reference and config.reference.backend == "torch":
-        yield "workers.engines.scoring.torch"
-    if Role.VALUE in roles and config.declaration.has_critic and config.value.backend == "torch":
-        yield "workers.engines.value.torch"
-    if Role.REWARD in roles and config.reward.model is not None:
-        yield "workers.engines.scoring.reward_model"
+from workers import standby
+from workers.imported import ROLES, imports
 
 
 def main() -> NoReturn:
     """Import, and fork workers until the supervisor has ended."""
     run_dir, *roles, descriptor, _ = sys.argv[1:]
-    given = tuple(map(Role, roles)) or tuple(_ROLES)
+    given = tuple(map(Role, roles)) or tuple(ROLES)
     for module in imports(read_resolved(Path(run_dir)), given):
         importlib.import_module(module)
     if reason := unforkable():
@@ -64,10 +41,12 @@ def main() -> NoReturn:
 
 
 def _work(arguments: Sequence[str]) -> NoReturn:
-    """Run the worker of a command line that ``headrace.command`` made."""
+    """Run the worker or standby of a command line that ``headrace.command`` made."""
     skipped = len(headrace.command("workers"))
-    sys.argv[:] = ["workers", *arguments[skipped:]]
-    worker.main()
+    module = arguments[skipped - 1]
+    sys.argv[:] = [module, *arguments[skipped:]]
+    main_of = standby.main if module == "workers.standby" else worker.main
+    main_of()
 
 
 def unforkable(devices: str = "/dev/nvidia") -> str | None:

@@ -58,6 +58,7 @@ def _status_lines(at: Attached, found: StatusReport) -> Iterator[Any]:
         yield found.waits
     if found.demand:
         yield printable_line(found.demand)
+    yield from found.standbys
     yield from found.evicted
     if found.settings_change:
         yield printable_line(f"settings: {found.settings_change}")

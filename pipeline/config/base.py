@@ -16,6 +16,7 @@ def _stop_string(text: str) -> str:
 
 
 Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
 StopStrings = tuple[Annotated[str, AfterValidator(_stop_string)], ...]
 StoreUrl = Annotated[str, AfterValidator(check_url)]
 """A folder of an object store."""

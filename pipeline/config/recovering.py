@@ -40,4 +40,10 @@ class RecoverySection(Section):
     max_evictions: int = setting(
         2, "Workers that the supervisor may evict within window_s. 0: none. A person may evict more.", ge=0
     )
+    faults_per_day: float = setting(
+        0.0023,
+        'Losses of one worker a day, from which fleet.standby = "auto" follows. With three repairs the run\'s own count, if '
+        "they are more.",
+        ge=0.0,
+    )
     window_s: float = setting(3600.0, "Time over which incident_restarts and max_evictions count.", gt=0.0)

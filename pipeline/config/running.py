@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
-from pipeline.config.base import Positive, Section, StopStrings, StoreUrl, setting
+from pipeline.config.base import NotNegative, Positive, Section, StopStrings, StoreUrl, setting
 
 
 class RunSection(Section):
@@ -99,6 +99,7 @@ class EmulationSection(Section):
     decode_slot_s: float = setting(0.0, "b.", ge=0.0)
     prefill_token_s: float = setting(0.0, "Time of a context token that is in no slot's cache.", ge=0.0)
     weights_load_s: float = setting(0.0, "Pause of a generator that loads new weights.", ge=0.0)
+    load_s: float = setting(0.0, "Time of making an engine, as loading a model takes it.", ge=0.0)
     weights_kb: Positive = setting(4, "Size of the published weights.")
     scoring_token_s: float = setting(
         0.0, "Time of a token (context included) of reference, value, or old log-probs.", ge=0.0
@@ -359,6 +360,17 @@ class FleetSection(Section):
     reward: int = setting(1, "Processes that score finished responses. 0: they join.", ge=0)
     reference: int = setting(1, "Processes, if the algorithm needs them. 0: they join.", ge=0)
     value: int = setting(1, "One process. It starts only if the algorithm has a critic.", ge=0, le=1)
+    standby: Literal["auto"] | NotNegative = setting(
+        "auto",
+        "Processes of this host that have a model and the newest weights, and replace a lost generator, reward, reference "
+        "or value worker at once. auto: as many as recovery.faults_per_day needs, where a worker's start takes 10 s or more, "
+        "engines compute on CPUs, and memory is free; else none.",
+    )
+    standby_learner: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "One process of this host with the learner's model built, which goes on from the last snapshot. auto: as `standby`. "
+        "Not with several ranks.",
+    )
     max_workers: Positive | None = setting(
         None,
         "Largest number of workers of one supervisor, learner and value included. A larger fleet is refused. "

@@ -47,6 +47,8 @@ class RepairRow:
     localise_s: float = 0.0
     """From the sign to the decision that this worker is to be repaired. 0 where the sign is its own
     loss, and in lines of earlier versions."""
+    standby: str = ""
+    """The standby that took over; empty: a new process was started."""
 
     @property
     def whole_s(self) -> float:

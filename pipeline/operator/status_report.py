@@ -47,6 +47,8 @@ class StatusReport:
     """The copies at the run's mirror; None without any."""
     settings_change: str = ""
     """The newest change of the run's settings, with its effect; empty without any."""
+    standbys: Sequence[str] = ()
+    """A sentence on each standby of this host, with its idle memory."""
 
 
 async def read_status(at: Attached) -> StatusReport:
@@ -74,6 +76,7 @@ async def read_status(at: Attached) -> StatusReport:
         effective_time=_effective_time(at.run_dir),
         copies=_copies(at.run_dir),
         settings_change=_settings_change(at.run_dir),
+        standbys=_standbys(at.run_dir),
     )
 
 
@@ -107,3 +110,10 @@ def _copies(run_dir: Path) -> MirrorRecord | None:
     from pipeline.training.mirror.record import read_record
 
     return read_record(run_dir)
+
+
+def _standbys(run_dir: Path) -> list[str]:
+    from pipeline.process.records import process_runs
+    from pipeline.process.standby_files import read_reports
+
+    return [report.in_words(name) for name, report in read_reports(run_dir).items() if process_runs(report.pid)]

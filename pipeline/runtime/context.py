@@ -28,6 +28,7 @@ from pipeline.runtime.flow_recorder import FlowRecorder
 from pipeline.runtime.flow_ring import FlowRingWriter, LinkSide, LinkState
 from pipeline.runtime.notifications import Notifications
 from pipeline.runtime.open_messages import Inbox, Outbox
+from pipeline.runtime.prepared import PreparedParts
 from pipeline.runtime.registry.contract import MAX_DETAIL_CHARS, LinkReport, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken
 from pipeline.runtime.tracing import Spans
@@ -96,6 +97,7 @@ class ActorContext:
         draining: set when the main loop should end.
         spans: OpenTelemetry spans of trajectories; without tracing, none.
         flow: writes records of messages for `headrace trace`; without a ring, none.
+        prepared: what this process made as a standby; nothing in any other.
         delivered: finished pieces of work; an error before the first is not caused by the work.
         tasks: the actor's TaskGroup; prefer ``spawn``, which names a task and watches its end."""
 
@@ -115,6 +117,7 @@ class ActorContext:
         spans: Spans | None = None,
         ring: FlowRingWriter | None = None,
         first_error: FirstError | None = None,
+        prepared: PreparedParts | None = None,
     ) -> None:
         self.config = self.start_config = config
         self.run_dir = run_dir
@@ -131,6 +134,7 @@ class ActorContext:
         self.worker_state = WorkerState(who, clock)
         self.flow = FlowRecorder(clock, ring)
         self.flow.watch_worker(self._flow_state)
+        self.prepared = prepared or PreparedParts()
         self.finished: tuple[ExitCode, str] | None = None
         self.delivered = 0
         self._offered: tuple[SettingsChange, RunConfig] | None = None
@@ -301,6 +305,11 @@ class ActorContext:
         result = await self._computed_by(function, args, is_piece=True, begins=True)
         self.progress()
         return result
+
+    async def prepare(self, name: str, function: Callable[..., T], /, *args: Any) -> T:
+        """Return the part of this name that a standby made, else make it, as ``compute`` does."""
+        part = self.prepared.take(name)
+        return await self.compute(function, *args) if part is None else part
 
     async def turn(self, function: Callable[..., T], /, *args: Any, begins: bool) -> T:
         """Run one turn of an endless loop on the compute thread, as ``compute`` does.

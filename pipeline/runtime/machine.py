@@ -48,6 +48,17 @@ def free_in_group(groups: Path = CONTROL_GROUPS) -> int | None:
     return None
 
 
+def free_memory(meminfo: Path = Path("/proc/meminfo"), groups: Path = CONTROL_GROUPS) -> int:
+    """Return the bytes of memory that a new process may take on this host."""
+    machine, in_group = this_machine(groups).memory_bytes, free_in_group(groups)
+    free = machine if in_group is None else min(machine, in_group)
+    with suppress(OSError, ValueError, StopIteration):
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable"))
+        free = min(free, int(line.split()[1]) << 10)
+    return free
+
+
 def _core_share(groups: Path) -> int | None:
     """Return the control group's whole cores (version 2, then 1); None without a quota."""
     with suppress(OSError, ValueError):

@@ -48,6 +48,7 @@ from pipeline.runtime.live_feed import begin_vitals, open_ring
 from pipeline.runtime.liveness import heartbeat_every_s
 from pipeline.runtime.log import WorkerLog, open_log
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
+from pipeline.runtime.prepared import PreparedParts
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, Topic, WaitingFor
 from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
 from pipeline.runtime.run_ledger import connect_worker, run_ledger
@@ -72,13 +73,16 @@ _IMMEDIATE_S = 0.5
 _ENDED = {RunState.STOPPING, RunState.FINISHED, RunState.FAILED}
 
 
-def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> int:
+def run_actor(
+    load: Callable[[], type[Actor]], run_dir: Path, worker: str, prepared: PreparedParts | None = None
+) -> int:
     """Run one worker until it ends, and return its exit code (``pipeline.process.exit_codes``).
 
     Args:
         load: Returns the actor's class; called once threads are limited, so it may import anything.
         run_dir: The run's folder, with its resolved configuration and its ledger's address.
-        worker: Name in the fleet. An older process of this name is fenced from now on."""
+        worker: Name in the fleet. An older process of this name is fenced from now on.
+        prepared: Parts that this process made as a standby."""
     run_dir = run_dir.absolute()
     keep_private()
     # Before any import of a numeric library.
@@ -109,7 +113,10 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str) -> in
         limit_threads(threads_of(config, actor_class.role))
     log = open_log(run_dir, role=actor_class.role, worker=worker, run=config.run.name)
     stacks = _stack_dump(run_dir, worker, log)
-    host = Host(actor_class, config, run_dir, worker, url, log, stacks, on_epoch=life.registered)
+    if prepared is not None and not prepared.fits(config):
+        log.logger.warning("standby_not_used", reason="the settings have changed since; the parts are made anew")
+        prepared = None
+    host = Host(actor_class, config, run_dir, worker, url, log, stacks, on_epoch=life.registered, prepared=prepared)
     code = ExitCode.FAILURE
     try:
         code = asyncio.run(host.run())
@@ -148,6 +155,7 @@ class Host:
         stacks: StackDump | None = None,
         *,
         on_epoch: Callable[[int], None],
+        prepared: PreparedParts | None = None,
     ) -> None:
         self._actor_class = actor_class
         self._config = config
@@ -155,6 +163,7 @@ class Host:
         self._worker = worker
         self._url = url
         self._on_epoch = on_epoch
+        self._prepared = prepared
         self._worker_log = log
         self._stacks = stacks
         self._log: FilteringBoundLogger = log.logger
@@ -223,6 +232,7 @@ class Host:
             spans=spans,
             ring=open_ring(self._config, self._run_dir, who, self._log),
             first_error=self._first_error,
+            prepared=self._prepared,
         )
         ledger.on_trouble(ctx.worker_state.ledger_trouble)
         self._worker_log.context["epoch"] = who.epoch

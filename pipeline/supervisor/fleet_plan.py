@@ -240,6 +240,16 @@ class FleetPlan:
                 self._failed(worker, -signal.SIGTERM, now_s)
         return actions
 
+    def hasten(self, name: str, now_s: float) -> None:
+        """Leave out the pause before a restart, as a standby is there, unless the worker has failed
+        before within the longest pause."""
+        worker = self._workers.get(name)
+        if worker is None or worker.phase is not WorkerPhase.BACKOFF:
+            return
+        recent_s = now_s - _MAX_BACKOFF_FACTOR * self._policy.backoff_s
+        if sum(at_s > recent_s for at_s, _ in worker.failures) == 1:
+            worker.start_at_s = now_s
+
     def renew(self, name: str, now_s: float) -> list[Action]:
         """Drain a worker that runs. If it is still wanted, it is started again afterwards."""
         worker = self._workers.get(name)

@@ -23,6 +23,7 @@ from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.processes import Command, Processes
 from pipeline.supervisor.recovery.ladder import Ladder
 from pipeline.supervisor.repair_watch import RepairWatch
+from pipeline.supervisor.standbys.keeper import StandbyKeeper
 from pipeline.supervisor.watchdog import Timeouts, Watchdog
 from pipeline.training.checkpoints import CHECKPOINTS, VALUE_CHECKPOINTS, newest_name
 from protocol.ids import Role
@@ -46,12 +47,15 @@ class HostFleet:
         name: Callable[[Role, int], str] = worker_name,
         processes: Processes | None = None,
         ladder: Ladder | None = None,
+        standbys: bool = False,
     ) -> None:
         """``name``: role and number -> a worker's name. ``processes``: others than of this host
-        alone. ``ladder``: learns of losses and starts, and decides about evictions."""
+        alone. ``ladder``: learns of losses and starts, and decides about evictions. ``standbys``:
+        whether standbys replace lost workers."""
         self._run_dir = run_dir
         self.processes = processes or Processes(run_dir, command)
         self._ladder = ladder
+        self.standbys = StandbyKeeper(config, run_dir, self.processes) if standbys else None
         self.plan = FleetPlan(_restart_policy(config), name, None if ladder is None else self._evicts)
         self._timeouts = _timeouts(config)
         self.watchdog = Watchdog(self._timeouts)
@@ -127,15 +131,26 @@ class HostFleet:
         for action in actions:
             match action.verb:
                 case Verb.START:
-                    self.processes.start(action.role, action.worker)
-                    self._repairs.started(action.worker, now := time.monotonic())
-                    if self._ladder is not None:
-                        self._ladder.started(now, action.worker)
+                    self._start(action.role, action.worker, time.monotonic())
                 case Verb.DRAIN:
                     self.processes.stop(action.worker)
                 case Verb.KILL:
                     log.error("drain_timed_out", worker=action.worker, action="killed; others lease what it held")
                     self.processes.stop(action.worker, now=True)
+
+    def _start(self, role: Role, worker: str, now: float) -> None:
+        """Let a standby replace a lost worker, else start a process."""
+        standby = None
+        if self.standbys is not None:
+            if self._repairs.is_open(worker) and self.processes.is_here(role):
+                standby = self.standbys.take(now, role, worker)
+            if standby is None:
+                self.standbys.started(now, worker, role)
+        if standby is None:
+            self.processes.start(role, worker)
+        self._repairs.started(worker, now, standby or "")
+        if self._ladder is not None:
+            self._ladder.started(now, worker, standby or "")
 
     def note(self, exit_: Exit, now: float) -> int:
         """Record an end in the plan; return its exit code as it counts."""
@@ -152,6 +167,8 @@ class HostFleet:
         kept = self._kept(exit_.worker)
         counted, error = (ExitCode.FAILURE, None) if is_of_code else (code, exit_.error)
         self.plan.exited(exit_.worker, counted, now, error=error, delivered=exit_.delivered, kept=kept)
+        if self.standbys is not None and exit_.role in self.standbys.roles and not is_of_code:
+            self.plan.hasten(exit_.worker, now)
         if code not in (ExitCode.OK, ExitCode.STARVED):
             words = {} if exit_.error is None else {"error": str(exit_.error)}
             log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=meaning(code), **words)
@@ -192,11 +209,17 @@ class HostFleet:
             if pids.get(worker) == beat.pid and (moved_s := self.watchdog.moved_s(worker)) is not None:
                 self.plan.moved(worker, moved_s, self._timeouts.drain_limit_s(beat))
         for row in self._repairs.see(beats, pids, now, time.time()):
-            log.info("worker_repaired", worker=row.worker, took_s=round(row.whole_s, 3), cause=row.cause)
+            by = {"standby": row.standby} if row.standby else {}
+            log.info("worker_repaired", worker=row.worker, took_s=round(row.whole_s, 3), cause=row.cause, **by)
+            if self.standbys is not None:
+                self.standbys.repaired()
             try:
                 await asyncio.to_thread(add_repair, self._run_dir, row)
             except OSError as error:
                 log.warning("repair_not_written", reason=str(error))
+        if self.standbys is not None:
+            is_over = self.plan.is_stopping or self.plan.failure is not None
+            await asyncio.to_thread(self.standbys.keep, now, beats, self.plan.wanted, is_over=is_over)
 
     def _kept(self, worker: str) -> str | None:
         """Return a learning worker's newest checkpoint, "" for none; None for other workers."""

@@ -33,6 +33,10 @@ class Places(Processes):
         """Take the process ids of launched workers from their heartbeats."""
         self._beats = beats
 
+    def is_here(self, role: Role) -> bool:
+        """Return whether a role's workers are processes of this host."""
+        return role not in self._roles
+
     def start(self, role: Role, name: str) -> None:
         """Start a worker where its role belongs."""
         if role in self._roles:

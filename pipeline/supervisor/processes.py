@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +35,9 @@ from protocol.ids import Role
 
 Command = Callable[[Role, Path, str], list[str]]
 """Role, run folder, worker's name -> command line of the process."""
+
+StandbyChild = subprocess.Popen[bytes] | AdoptedProcess
+"""A process that has not become a worker yet."""
 
 _TAIL_BYTES = 64 << 10
 _LAST_LINES = 20
@@ -82,6 +85,10 @@ class Processes:
         self._forks: Callable[[Role], bool] = lambda _: False
         self._children: dict[str, _Child] = {}
         self._unstarted: list[Exit] = []
+        self.standbys: dict[str, StandbyChild] = {}
+        """Processes that are no workers, by name."""
+        self._former: dict[str, str] = {}
+        """Workers by the names that they had as standbys."""
 
     @property
     def pids(self) -> dict[str, int]:
@@ -123,8 +130,13 @@ class Processes:
     def _spawn(self, role: Role, name: str, output: BinaryIO) -> subprocess.Popen[bytes] | AdoptedProcess:
         """Fork a worker of the starter, else start it anew. Raises OSError."""
         command = self._command(role, self._run_dir, name)
+        return self._begin(name, command, output, is_forked=self._forks(role))
+
+    def _begin(
+        self, name: str, command: Sequence[str], output: BinaryIO, *, is_forked: bool
+    ) -> subprocess.Popen[bytes] | AdoptedProcess:
         environment = marked_environment(worker_mark(self._run_dir, name))
-        if self._starter is not None and self._forks(role):
+        if self._starter is not None and is_forked:
             try:
                 return self._starter.start(command, environment, output, partial(self._written_code, name))
             except StarterEnded as error:
@@ -138,7 +150,29 @@ class Processes:
             env=environment,
         )
 
+    def begin_standby(self, name: str, command: Sequence[str], roles: Iterable[Role]) -> StandbyChild:
+        """Start a process that is no worker yet, and hold it in ``standbys``. Raises OSError."""
+        with self.output_path(name).open("ab") as output:
+            process = self._begin(name, command, output, is_forked=all(map(self._forks, roles)))
+        self.standbys[name] = process
+        return process
+
+    def is_here(self, role: Role) -> bool:
+        """Return whether a role's workers are processes of this host."""
+        del role
+        return True
+
+    def hand_over(self, standby: str, role: Role, worker: str) -> None:
+        """Hold a standby's process as a worker's from now on."""
+        process = self.standbys.pop(standby)
+        self._former[standby] = worker
+        child = _Child(role, process, records.identify(process.pid), self._output_size(worker))
+        self._children[worker] = child
+        self._write_record(worker, child)
+        log.info("worker_started", worker=worker, pid=process.pid, standby=standby)
+
     def _written_code(self, name: str) -> int | None:
+        name = self._former.get(name, name)
         child = self._children.get(name)
         identity = None if child is None else child.identity
         life = None if identity is None else records.read_life(self._run_dir, name, identity)
@@ -220,8 +254,8 @@ class Processes:
 
     def kill_all(self) -> None:
         """Kill all that is left; ``reap`` returns them."""
-        for child in self._children.values():
-            child.process.kill()
+        for process in (*self.standbys.values(), *(child.process for child in self._children.values())):
+            process.kill()
 
     def close(self) -> None:
         """Kill all that is left, and wait for its end."""
@@ -229,7 +263,10 @@ class Processes:
         for name, child in self._children.items():
             child.process.wait()
             self._ended(name)
+        for process in self.standbys.values():
+            process.wait()
         self._children.clear()
+        self.standbys.clear()
         if self._starter is not None:
             self._starter.close()
 

@@ -24,6 +24,7 @@ class _OpenRepair:
     version: int
     """The highest that the lost learner had published."""
     started_s: float | None = None
+    standby: str = ""
     ready_s: float | None = None
     num_losses: int = 1
 
@@ -56,10 +57,15 @@ class RepairWatch:
             before.started_s = before.ready_s = None
             before.num_losses += 1
 
-    def started(self, worker: str, now_s: float) -> None:
-        """Note the start of a process; it matters where one was lost."""
+    def is_open(self, worker: str) -> bool:
+        """Return whether a worker was lost, and no successor works yet."""
+        return worker in self._open
+
+    def started(self, worker: str, now_s: float, standby: str = "") -> None:
+        """Note the start of a process, or that ``standby`` takes over; it matters where one was
+        lost."""
         if (repair := self._open.get(worker)) is not None:
-            repair.started_s, repair.ready_s = now_s, None
+            repair.started_s, repair.ready_s, repair.standby = now_s, None, standby
 
     def left(self, worker: str) -> None:
         """Note a worker that is not wanted any more: its repair has no end."""
@@ -95,4 +101,5 @@ def _row(worker: str, repair: _OpenRepair, started_s: float, ready_s: float, now
         repeat_s=round(now_s - ready_s, 3),
         num_losses=repair.num_losses,
         localise_s=round(repair.localise_s, 3),
+        standby=repair.standby,
     )

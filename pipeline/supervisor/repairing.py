@@ -112,7 +112,9 @@ class Repairing:
         if (found := await self._checking.look(registry, signs.values(), beats, now)) is not None:
             self._ladder.proven(now, *found)
         self._see(beats, now)
-        abilities = Abilities(may_roll_back=self._newest_change() is not None)
+        standbys = self._fleet.standbys
+        roles = frozenset[Role]() if standbys is None else standbys.roles
+        abilities = Abilities(standby_roles=roles, may_roll_back=self._newest_change() is not None)
         self._orders += self._ladder.tick(now, self._roster(beats), abilities)
         await self.record()
         while self._orders:
@@ -182,9 +184,9 @@ class Repairing:
             case Rung.ISOLATE:
                 for worker in order.workers:
                     self._fenced[worker] = await registry.fence(worker)
-            case Rung.RESTART | Rung.ROLE_RESTART:
+            case Rung.RESTART | Rung.REPLACE | Rung.ROLE_RESTART:
                 for worker in order.workers:
-                    if order.rung is Rung.ROLE_RESTART:
+                    if order.rung is not Rung.RESTART:
                         self._fenced[worker] = await registry.fence(worker)
                     # a fenced guest ends, and its own supervisor starts it again
                     await self._fleet.restart(

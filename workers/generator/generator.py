@@ -45,7 +45,7 @@ from pipeline.weights import TURNS
 from protocol.errors import EngineDied, ParityFailed, WeightsRejected
 from protocol.ids import Role
 from workers.engines.build import build_generation_engine
-from workers.engines.generation.seam import GenerationEngine, SampledWindow
+from workers.engines.generation.seam import EngineStats, GenerationEngine, SampledWindow
 from workers.generator.chunk_writer import ChunkWriter
 from workers.generator.held_trajectories import Held, HeldTrajectories, Renewal
 from workers.generator.self_check import NUM_PROMPTS, SelfChecker
@@ -124,6 +124,7 @@ class Generator(Actor):
         # From setup to teardown.
         self._source: PromptSource
         self._engine: GenerationEngine
+        self._before: EngineStats
         self._held: HeldTrajectories
         self._writer: ChunkWriter
         self._taker: WeightReceiver
@@ -135,11 +136,11 @@ class Generator(Actor):
         ctx, config = self.ctx, self.ctx.config
         tokenizer = load_text_tokenizer(config.model.path)
         ctx.starting("reading prompts")
-        source = await ctx.compute(PromptSource, config, tokenizer)
+        source = await ctx.prepare("prompts", PromptSource, config, tokenizer)
         await ctx.ledger.open(ledger_spec(config, source))
         ctx.starting(loading(config.model.path))
         began_s = ctx.clock.monotonic()
-        engine = await ctx.compute(build_generation_engine, config)
+        engine = await ctx.prepare("generation", build_generation_engine, config)
         ctx.log.info("model_loaded", seconds=round(ctx.clock.monotonic() - began_s, 3))
         roles = [Role.REWARD]
         if config.needs_reference:
@@ -160,7 +161,8 @@ class Generator(Actor):
         self._held = HeldTrajectories(engine.num_slots, self.ctx.clock.monotonic)
         self._writer = ChunkWriter(self.ctx, self._held, tokenizer, senders, max_waiting=2 * engine.num_slots)
         self._tally = SampledTokenCounts(self.ctx.run_dir, self.ctx.who)
-        self._taker = WeightReceiver(self.ctx, engine)
+        self._before = engine.stats()
+        self._taker = WeightReceiver(self.ctx, engine, self.ctx.prepared.take("weights"))
         self._check = SelfChecker(self.ctx, engine, [source.at(place) for place in range(NUM_PROMPTS)])
         self.ctx.watch_in_hand(lambda: WorkInHand(self._held.since_s, output_depth=self._writer.num_unsent))
 
@@ -210,12 +212,12 @@ class Generator(Actor):
     async def _decode(self) -> None:
         while not self.ctx.draining.is_set():
             await self._swap_weights()
-            if self._check.is_due and not self._engine.stats().num_live:
+            if self._check.is_due and not self._stats().num_live:
                 # lost to the run as refused ones are
                 self.ctx.count("refused_tokens", await self._check.answer())
             await self._lease_and_resume()
             self.ctx.held = len(self._held)
-            if self._engine.stats().num_live == 0:
+            if self._stats().num_live == 0:
                 self._standstill.rest()
                 self.ctx.counters[STANDSTILL] = 0.0
                 if self._held:
@@ -223,12 +225,12 @@ class Generator(Actor):
                 await self.ctx.clock.sleep(_IDLE_S)
                 continue
             self.ctx.waiting_for(WaitingFor.COMPUTE, self._pace)
-            began_s, before = self.ctx.clock.monotonic(), self._engine.stats()
+            began_s, before = self.ctx.clock.monotonic(), self._stats()
             started = time.perf_counter()
             windows = await self.ctx.turn(self._sample, begins=not self._standstill.is_on)
             took_s = time.perf_counter() - started
             self._decode_s += took_s
-            stats = self._engine.stats()
+            stats = self._stats()
             has_tokens = self._standstill.look(
                 before,
                 stats,
@@ -260,11 +262,11 @@ class Generator(Actor):
         """Decode for a turn. Each step is recorded, so the tokens of a killed generator are known
         to the step."""
         windows: list[SampledWindow] = []
-        stats = self._engine.stats()
+        stats = self._stats()
         for _ in range(self.ctx.config.generation.steps_per_turn):
             before = stats.num_decode_steps
             windows += self._engine.advance(1)
-            stats = self._engine.stats()
+            stats = self._stats()
             # An engine that decodes by itself may have stood still meanwhile.
             if stats.num_decode_steps != before:
                 work.step()
@@ -274,8 +276,18 @@ class Generator(Actor):
                 break
         return windows
 
+    def _stats(self) -> EngineStats:
+        """Return the engine's counters since it serves this worker: a standby has tried it out."""
+        now, before = self._engine.stats(), self._before
+        return EngineStats(
+            now.num_live,
+            now.num_decode_steps - before.num_decode_steps,
+            now.num_sampled_tokens - before.num_sampled_tokens,
+            now.num_prefill_tokens - before.num_prefill_tokens,
+        )
+
     def _count(self) -> None:
-        stats = self._engine.stats()
+        stats = self._stats()
         self.ctx.counters.update(
             sampled_tokens=stats.num_sampled_tokens,
             prefill_tokens=stats.num_prefill_tokens,
@@ -293,7 +305,7 @@ class Generator(Actor):
         """Submit held trajectories that may go on, then lease as much as there are free slots and
         credit."""
         if self._is_swapping():
-            if not self._engine.stats().num_live:
+            if not self._stats().num_live:
                 self.ctx.waiting_for(WaitingFor.WEIGHTS, "a newer version that is announced")
             return
         if self._check.is_due:
@@ -375,9 +387,9 @@ class Generator(Actor):
     async def _swap_weights(self) -> None:
         """Serve the newest verified version. Raises WeightsRejected when a version was refused, or
         does not fit."""
-        if not (self._is_swapping() and self._engine.stats().num_live):
+        if not (self._is_swapping() and self._stats().num_live):
             before = self._engine.policy_version
-            await self._taker.swap(counts=not self._engine.stats().num_live)
+            await self._taker.swap(counts=not self._stats().num_live)
             if self._engine.policy_version != before:
                 # A published version is credit for later work.
                 self._credit.reset()

@@ -52,6 +52,7 @@ from protocol.errors import ParityFailed, WeightsDamaged, WeightsRejected
 from protocol.ids import Role
 from protocol.messages import BASE_VERSION
 from workers.engines.generation.seam import GenerationEngine
+from workers.generator.followed_weights import FollowedWeights
 
 if TYPE_CHECKING:
     from workers.generator.host_weights import HostWeights
@@ -80,12 +81,13 @@ class _Version:
 class WeightReceiver:
     """Brings published versions to one engine."""
 
-    def __init__(self, ctx: ActorContext, engine: GenerationEngine) -> None:
+    def __init__(self, ctx: ActorContext, engine: GenerationEngine, followed: FollowedWeights | None = None) -> None:
+        """``followed``: holds the version that a standby's engine serves already."""
         self._ctx = ctx
         self._engine = engine
         self._settings = ctx.config.weights
         self._announced = ctx.notifications.subscribe(Topic.WEIGHTS)
-        self._reader = SharedFileReader()
+        self._reader = SharedFileReader() if followed is None else followed.reader
         self._host: HostWeights | None = None
         self._base: tuple[str, MappedFile] | None = None
         self._turn = asyncio.Lock()
@@ -97,6 +99,10 @@ class WeightReceiver:
         self._next_try = 0.0
         self._asked: tuple[str, Requester | None] = ("", None)
         self._unreached_since: float | None = None
+        if followed is not None and followed.serving is not None:
+            announcement, file = followed.serving
+            self._serving = _Version(announcement, file, {})
+            self._here = self._newest = ctx.policy_version = announcement.policy_version
         ctx.counters["rejected_version"] = -1
         ctx.watch_links(self._reports)
 

@@ -60,7 +60,7 @@ async def begin(ctx: ActorContext) -> Beginning:
     found = await writer.take_over()
     on_disk = await ctx.compute(list_checkpoints, folder.root)
     ctx.starting(loading(ctx.config.model.path))
-    backend = await ctx.compute(build_training_backend, ctx.start_config)
+    backend = await ctx.prepare("training", build_training_backend, ctx.start_config)
     if on_disk and not await ctx.ledger.restarts():
         raise ConfigError(
             f"the ledger has no record of this run, but {on_disk[-1].path.name} was written with one: its server was "

@@ -125,7 +125,7 @@ class Learner(Actor):
         """Join the ledger, restore the newest good checkpoint, publish its weights."""
         config = self.ctx.config
         self.ctx.starting("reading prompts")
-        source = await self.ctx.compute(PromptSource, config, load_text_tokenizer(config.model.path))
+        source = await self.ctx.prepare("prompts", PromptSource, config, load_text_tokenizer(config.model.path))
         await self.ctx.ledger.open(ledger_spec(config, source))
         begun = await begin(self.ctx)
         self._folder, self._backend, self._snapshots, state = begun.folder, begun.backend, begun.snapshots, begun.state

@@ -33,7 +33,7 @@ class Reference(BatchScorer):
         """Load the frozen policy and open the mailbox."""
         self.ctx.starting(loading(self.ctx.config.reference_model))
         began_s = self.ctx.clock.monotonic()
-        self._engine: ScoringEngine = await self.ctx.compute(build_scoring_engine, self.ctx.config)
+        self._engine: ScoringEngine = await self.ctx.prepare("reference", build_scoring_engine, self.ctx.config)
         self.ctx.log.info("model_loaded", seconds=round(self.ctx.clock.monotonic() - began_s, 3))
         await super().setup()
 

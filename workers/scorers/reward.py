@@ -70,7 +70,7 @@ class Reward(Scorer):
         self._model: TorchRewardModel | None = None
         if config.model is not None:
             self.ctx.starting(loading(config.model.path))
-            self._model = await self.ctx.compute(build_reward_model, config.model)
+            self._model = await self.ctx.prepare("reward model", build_reward_model, config.model)
             self._weight, self._center = config.model.weight, config.model.center
         self._trial = CodeTrial(self.ctx)
         version = self._trial.version

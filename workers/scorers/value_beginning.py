@@ -51,7 +51,7 @@ async def begin_value(ctx: ActorContext) -> ValueBeginning:
     found = await writer.take_over()
     on_disk = await ctx.compute(list_checkpoints, folder.root)
     ctx.starting(loading(config.value.path or config.model.path))
-    engine: ValueEngine = await ctx.compute(build_value_engine, config)
+    engine: ValueEngine = await ctx.prepare("value", build_value_engine, config)
     restored = await restore_snapshot(
         ctx, memory, found, on_disk, missing=ctx.ledger.missing, put_back=engine.put_back, counted=NUM_STEPS
     )

@@ -108,7 +108,10 @@ class Ladder:
         case.is_down, case.worked_s = True, None
         case.reason = reason
         case.num_losses += 1
-        if case.rung is Rung.RESTART and case.num_losses > self._limits.max_repairs:
+        if case.rung is Rung.REPLACE and case.num_losses <= self._limits.max_repairs:
+            # a standby took over, and that is over: the next one, or a new process, is tried
+            case.rung = Rung.RESTART
+        if case.rung in (Rung.RESTART, Rung.REPLACE) and case.num_losses > self._limits.max_repairs:
             self._follow(case, now_s)
             limit = f"none followed by {self._limits.steady_s:g} s of work; {self._limits.max_repairs} are allowed"
             self._hand_on(case, now_s, f"{case.num_losses} losses in a row, {limit}")
@@ -117,11 +120,16 @@ class Ladder:
         self._note(case, Rung.ISOLATE, StepOutcome.DONE, "its epoch is fenced: others go on with what it held")
         self._note(case, case.rung, StepOutcome.BEGUN, f"the supervisor starts it again: {reason}", now_s)
 
-    def started(self, now_s: float, worker: str) -> None:
-        """Note the start of a process; it matters where one was lost."""
+    def started(self, now_s: float, worker: str, standby: str = "") -> None:
+        """Note the start of a process, or that ``standby`` takes over; it matters where one was
+        lost."""
         if (case := self._cases.get(worker)) is not None and case.rung is not Rung.TOLERATE:
             case.is_down = False
             self._follow(case, now_s)
+            if standby and case.rung in (Rung.RESTART, Rung.REPLACE):
+                case.rung = Rung.REPLACE
+                words = f"{standby} takes over: its model is loaded already"
+                self._note(case, Rung.REPLACE, StepOutcome.BEGUN, words, now_s)
 
     def moved(self, now_s: float, worker: str) -> None:
         """Note a sign of loading: the deadline begins anew."""
@@ -325,7 +333,7 @@ class Ladder:
     def _climbed(self, case: Case, rung: Rung, now_s: float) -> bool:
         """Return whether a case stays on this rung."""
         means = {
-            Rung.REPLACE: (self._abilities.num_standbys > 0, "no standby is there"),
+            Rung.REPLACE: (self._has_standby(case), "no standby is there"),
             Rung.ROLLBACK: (self._abilities.may_roll_back, "no update of code or settings is there to go back from"),
             Rung.REPLAY: (self._abilities.may_replay, "dual-phase replay is not at hand"),
         }
@@ -350,10 +358,16 @@ class Ladder:
             return True
         case.worked_s = None
         workers = self._sick_of(case) if rung is Rung.ROLE_RESTART else (case.worker,)
+        case.is_down = case.is_down or rung is Rung.REPLACE
         case.deadline_s = math.inf if rung is Rung.WHOLE_RUN else now_s + self._limits.restart_timeout_s
         self._note(case, rung, StepOutcome.BEGUN, case.reason, now_s)
         self._order(case, rung, workers)
         return True
+
+    def _has_standby(self, case: Case) -> bool:
+        """Return whether a standby may replace a case's worker: it serves the run's own host."""
+        member = self._roster.get(case.worker)
+        return case.role in self._abilities.standby_roles and not (member is not None and member.is_guest)
 
     def _advise(
         self, case: Case, now_s: float, rung: Rung, outcome: StepOutcome = StepOutcome.ADVISED, why: str = ""

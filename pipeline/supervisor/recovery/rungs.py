@@ -122,7 +122,8 @@ class IncidentSign:
 class Abilities:
     """Means of the higher rungs."""
 
-    num_standbys: int = 0
+    standby_roles: frozenset[Role] = frozenset()
+    """Roles that a ready standby may take on."""
     may_roll_back: bool = False
     may_replay: bool = False
 

@@ -20,12 +20,13 @@ _LEAST_REPAIRS: Final = 3
 
 
 def num_standbys(num_workers: int, rate_per_day: float, refill_s: float, *, confidence: float = CONFIDENCE) -> int:
-    """Return the least number of standbys that suffice with probability ``confidence``.
+    """Return the least number of standbys that suffice.
 
     Args:
         num_workers: Workers that standbys may replace.
         rate_per_day: Failures of one worker a day.
-        refill_s: From the use of a standby to the next one's readiness, in seconds."""
+        refill_s: From the use of a standby to the next one's readiness, in seconds.
+        confidence: Probability that they suffice."""
     p = -math.expm1(-rate_per_day * refill_s / DAY_S)
     if num_workers <= 0 or p <= 0.0:
         return 0
@@ -43,8 +44,7 @@ def num_standbys(num_workers: int, rate_per_day: float, refill_s: float, *, conf
 
 
 def measured_rate(assumed_per_day: float, num_repairs: int, num_workers: int, run_s: float) -> float:
-    """Return the failures of one worker a day: the run's own once there are enough, else the assumed
-    ones.
+    """Return the failures of one worker a day: the run's own, or the assumed ones if it has few.
 
     Args:
         assumed_per_day: By the settings.

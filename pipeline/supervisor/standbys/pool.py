@@ -1,4 +1,4 @@
-"""What becomes of each standby. Pure: times and signs are arguments, actions are returned.
+"""The life of each standby. Pure: times and signs are arguments, actions are returned.
 
     (wanted) ──start──> starting ──report──> ready ──take──> (a worker's process: no standby any more)
                            │ too slow           │ silent, or behind the newest weights for too long
@@ -22,7 +22,7 @@ from protocol.ids import Role
 
 
 class StandbyKind(StrEnum):
-    """What a standby may become."""
+    """The workers that a standby may become."""
 
     GENERIC = "standby"
     """A generator, reward, reference or value worker."""
@@ -80,7 +80,7 @@ class Standby:
     started_s: float
     phase: StandbyPhase = StandbyPhase.STARTING
     roles: frozenset[Role] = frozenset()
-    """What it may become, once it is ready."""
+    """Of the workers that it may become, once it is ready."""
     version: int | None = None
     """Of the weights that it has; None where it follows none."""
     reported_s: float = 0.0
@@ -139,7 +139,7 @@ class StandbyPool:
         standby.roles = roles if standby.phase is StandbyPhase.READY else frozenset()
 
     def ended(self, now_s: float, name: str, reason: str) -> None:
-        """Note the end of a standby's process. One that was taken is a worker, and unknown here."""
+        """Note the end of a standby's process. A taken one is a worker, and unknown here."""
         standby = self._standbys.pop(name, None)
         if standby is None or standby.phase is StandbyPhase.ENDING:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ def build_emulated(config: RunConfig, model_path: Path) -> EmulatedEngine:
     """Make the generation engine. Raises DataError for a folder without model or tokenizer."""
     tokenizer = load_text_tokenizer(model_path)
     settings = config.emulation
+    time.sleep(settings.load_s)
     positions = read_model_config(model_path, with_weights=False).get("max_position_embeddings")
     return EmulatedEngine(
         num_slots=config.generation.num_slots,
@@ -44,12 +46,14 @@ def build_emulated(config: RunConfig, model_path: Path) -> EmulatedEngine:
 
 def build_emulated_scoring(config: RunConfig) -> EmulatedScoring:
     """Make the reference worker's engine."""
+    time.sleep(config.emulation.load_s)
     return EmulatedScoring(token_s=config.emulation.scoring_token_s)
 
 
 def build_emulated_training(config: RunConfig) -> EmulatedTraining:
     """Make the learner's backend."""
     settings = config.emulation
+    time.sleep(settings.load_s)
     return EmulatedTraining(
         num_weights=num_weights(settings),
         step_s=settings.step_s,
@@ -63,6 +67,7 @@ def build_emulated_training(config: RunConfig) -> EmulatedTraining:
 def build_emulated_value(config: RunConfig) -> EmulatedValue:
     """Make the value worker's engine."""
     settings = config.emulation
+    time.sleep(settings.load_s)
     return EmulatedValue(
         token_s=settings.scoring_token_s,
         step_s=settings.value_cost * settings.step_s,

@@ -39,6 +39,7 @@ def roster(*at_work: str, idle: tuple[str, ...] = (), host: str = "here") -> dic
 
 
 FLEET = roster("learner", "generator-0", "generator-1", "reward-0")
+STANDBY = Abilities(standby_roles=frozenset({Role.GENERATOR}))
 
 
 def ladder(policy: RepairPolicy = RepairPolicy.ACT, limits: LadderLimits = LIMITS) -> Ladder:
@@ -384,10 +385,10 @@ def test_a_loss_after_advice_is_followed_like_any_other():
 
 def test_a_standby_takes_over_before_anything_is_evicted():
     made = Ladder(RepairPolicy.ACT, LIMITS)
-    made.tick(0.0, FLEET, Abilities(num_standbys=1))
+    made.tick(0.0, FLEET, STANDBY)
     for number in range(4):
         lose(made, float(2 * number))
-    (replace,) = made.tick(8.0, FLEET, Abilities(num_standbys=1))
+    (replace,) = made.tick(8.0, FLEET, STANDBY)
     assert (replace.rung, replace.workers) == (Rung.REPLACE, ("generator-1",))
     made.failed(9.0, replace, "the standby ended")
     assert [one.rung for one in made.tick(9.0, FLEET)] == [Rung.EVICT]

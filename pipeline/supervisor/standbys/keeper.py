@@ -1,0 +1,273 @@
+"""Keeps the standbys of a run's host: their number, their processes, and what takes one over.
+
+*Consumes* the standbys' reports, workers' heartbeats, and repairs. *Produces* standby processes, and
+orders to become workers. *Waits for* nothing: it is called twice a second, and reads small files.
+
+A standby serves this host alone. Roles that a launcher starts, and joined hosts, have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from pipeline.config.schema import RunConfig
+from pipeline.process.standby_files import (
+    StandbyOrder,
+    clear_standbys,
+    give_order,
+    order_path,
+    read_report,
+    remove_report,
+)
+from pipeline.runtime.machine import free_memory
+from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.supervisor.processes import Processes
+from pipeline.supervisor.standbys.memory import standby_bytes
+from pipeline.supervisor.standbys.number import measured_rate, num_standbys
+from pipeline.supervisor.standbys.pool import PoolLimits, StandbyKind, StandbyPhase, StandbyPool, StandbyVerb
+from protocol import headrace
+from protocol.ids import Role
+
+WORTH_S: Final = 10.0
+"""A start that takes less is no reason for a standby by itself."""
+GENERIC_ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE)
+_ROOM = "-" * 80
+"""In whose place a standby shows the longer arguments of the worker that it becomes."""
+_OBEYED_S = 5.0
+_FIRST_REFILL_S = 60.0
+"""Assumed before the first refill is measured."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Order:
+    worker: str
+    at_s: float
+
+
+def standby_roles(config: RunConfig, kind: StandbyKind) -> tuple[Role, ...]:
+    """Return what a standby of this kind prepares in a run, and so may become; () for nothing."""
+    if kind is StandbyKind.LEARNER:
+        return (Role.LEARNER,) if config.learner.ranks == 1 else ()
+    fleet = config.fleet
+    is_wanted = {
+        Role.GENERATOR: bool(fleet.generator),
+        Role.REWARD: bool(fleet.reward),
+        Role.REFERENCE: bool(fleet.reference) and config.needs_reference,
+        Role.VALUE: config.has_critic and config.value.ranks == 1,
+    }
+    return tuple(role for role in GENERIC_ROLES if is_wanted[role] and role not in config.launch.launched)
+
+
+def standby_command(run_dir: Path, name: str, roles: Sequence[Role]) -> list[str]:
+    """Return the command line of a standby."""
+    return headrace.command("workers.standby", str(run_dir), name, _ROOM, *map(str, roles))
+
+
+class StandbyKeeper:
+    """The standbys of one supervisor."""
+
+    def __init__(
+        self, config: RunConfig, run_dir: Path, processes: Processes, free: Callable[[], int] = free_memory
+    ) -> None:
+        """``free``: returns the bytes of memory that are free on this host."""
+        self._config, self._run_dir, self._processes, self._free = config, run_dir, processes, free
+        self._roles = {kind: standby_roles(config, kind) for kind in StandbyKind}
+        self._pool = StandbyPool(PoolLimits(start_timeout_s=config.supervisor.start_timeout_s))
+        self._children = processes.standbys
+        self._turns: dict[str, int] = {}
+        self._orders: dict[str, _Order] = {}
+        self._starts: dict[str, tuple[Role, float]] = {}
+        """Starts of workers that have not ended, by worker."""
+        self._loads: dict[Role, float] = {}
+        """The shortest start of each role, in seconds."""
+        self._bytes: dict[StandbyKind, int] = {}
+        """Memory of a standby, as the last one reported it."""
+        self._num_repairs = 0
+        self._began_s: float | None = None
+        self._said: dict[StandbyKind, str] = {}
+        self._is_clear = False
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        """The roles for which a standby is ready."""
+        return self._pool.roles
+
+    def started(self, now_s: float, worker: str, role: Role) -> None:
+        """Note the start of a worker's new process, whose duration is measured."""
+        self._starts[worker] = role, now_s
+
+    def repaired(self) -> None:
+        """Count a worker that was lost and works again."""
+        self._num_repairs += 1
+
+    # -- taking over -------------------------------------------------------------------------------
+
+    def take(self, now_s: float, role: Role, worker: str) -> str | None:
+        """Make a standby this worker; return its former name, None without one that is ready."""
+        while (name := self._pool.take(role)) is not None:
+            process = self._children[name]
+            try:
+                if process.poll() is not None:
+                    raise ProcessLookupError("it has ended")
+                give_order(self._run_dir, name, StandbyOrder(process.pid, str(role), worker))
+            except OSError as error:
+                log.warning("standby_not_used", standby=name, worker=worker, reason=str(error))
+                process.kill()
+                continue
+            self._processes.hand_over(name, role, worker)
+            self._orders[name] = _Order(worker, now_s)
+            self._turns.pop(name, None)
+            return name
+        return None
+
+    # -- keeping -----------------------------------------------------------------------------------
+
+    def keep(self, now_s: float, beats: Sequence[Heartbeat], workers: Mapping[str, Role], *, is_over: bool) -> None:
+        """Read the reports, end what is of no use, and start what is missing.
+
+        Args:
+            now_s: The supervisor's monotonic time.
+            beats: All heartbeats.
+            workers: Wanted workers of this host, by name.
+            is_over: Whether the fleet stops: all standbys end."""
+        if not any(self._roles.values()):
+            return
+        self._began_s = now_s if self._began_s is None else self._began_s
+        self._measure(now_s, beats)
+        self._read(now_s)
+        self._check_orders(now_s)
+        versions = [beat.policy_version for beat in beats if beat.who.role is Role.LEARNER]
+        wanted = {} if is_over else self._wanted(now_s, beats, workers)
+        self._pool.want({kind: self._that_fit(kind, number) for kind, number in wanted.items()})
+        for action in self._pool.tick(now_s, max(versions, default=None)):
+            if action.verb is StandbyVerb.START:
+                self._start(now_s, action.name, action.kind)
+            else:
+                log.info("standby_ended", standby=action.name, reason=action.reason)
+                self._children[action.name].kill()
+        for kind, reason in self._pool.given_up.items():
+            self._say(kind, f"no standby is started any more: {reason}")
+
+    def _measure(self, now_s: float, beats: Sequence[Heartbeat]) -> None:
+        """Take the durations of starts that are over."""
+        pids = self._processes.pids
+        for beat in beats:
+            worker = beat.who.worker
+            if worker in self._starts and pids.get(worker) == beat.pid and beat.waiting_for is not WaitingFor.STARTING:
+                role, started_s = self._starts.pop(worker)
+                self._loads[role] = min(now_s - started_s, self._loads.get(role, now_s - started_s))
+
+    def _read(self, now_s: float) -> None:
+        kinds = {one.name: one.kind for one in self._pool.standbys}
+        for name, process in list(self._children.items()):
+            if (code := process.poll()) is not None:
+                del self._children[name]
+                remove_report(self._run_dir, name)
+                if kinds.get(name) is not None:
+                    words = f"it ended with code {code}; see logs/{name}.out"
+                    log.warning("standby_lost", standby=name, reason=words)
+                    self._pool.ended(now_s, name, words)
+                continue
+            report = read_report(self._run_dir, name)
+            if report is None or report.pid != process.pid or report.turn == self._turns.get(name):
+                continue
+            if name not in self._turns:
+                log.info("standby_ready", standby=name, prepared_s=report.prepared_s, memory_bytes=report.memory_bytes)
+            self._turns[name] = report.turn
+            roles = frozenset(map(Role, report.roles))
+            if name in kinds:
+                self._bytes[kinds[name]] = report.memory_bytes
+            if Role.GENERATOR in roles and report.version is None and self._follows:
+                # it is not tried without weights
+                roles = frozenset[Role]()
+            self._pool.reported(now_s, name, roles, report.version)
+
+    @property
+    def _follows(self) -> bool:
+        """Whether generic standbys take published versions: whole ones, in files of this host."""
+        config = self._config
+        is_near = str(Role.LEARNER) not in config.launch.launched and config.weights.path != "wire"
+        return is_near and not config.learner.lora.rank
+
+    def _check_orders(self, now_s: float) -> None:
+        """End processes that have not obeyed: their workers are started again as any other."""
+        for name, order in list(self._orders.items()):
+            if not order_path(self._run_dir, name).exists():
+                remove_report(self._run_dir, name)
+                del self._orders[name]
+            elif now_s - order.at_s > _OBEYED_S:
+                log.warning("standby_not_used", standby=name, worker=order.worker, reason="it does not obey")
+                remove_report(self._run_dir, name)
+                del self._orders[name]
+                self._processes.stop(order.worker, now=True)
+
+    def _start(self, now_s: float, name: str, kind: StandbyKind) -> None:
+        roles = self._roles[kind]
+        try:
+            if not self._is_clear:
+                clear_standbys(self._run_dir)
+                self._is_clear = True
+            process = self._processes.begin_standby(name, standby_command(self._run_dir, name, roles), roles)
+        except OSError as error:
+            log.warning("standby_lost", standby=name, reason=str(error))
+            self._pool.ended(now_s, name, str(error))
+            return
+        log.info("standby_started", standby=name, pid=process.pid, roles=[str(role) for role in roles])
+
+    # -- how many ----------------------------------------------------------------------------------
+
+    def _wanted(self, now_s: float, beats: Sequence[Heartbeat], workers: Mapping[str, Role]) -> dict[StandbyKind, int]:
+        """Return the wanted standbys by kind; the present ones while a fleet starts."""
+        at_work = {beat.who.worker for beat in beats if beat.waiting_for is not WaitingFor.STARTING}
+        present = self._present()
+        if not workers.keys() <= at_work:
+            return present
+        fleet, wanted = self._config.fleet, dict[StandbyKind, int]()
+        roles = self._roles[StandbyKind.GENERIC]
+        if fleet.standby != "auto":
+            wanted[StandbyKind.GENERIC] = fleet.standby if roles else 0
+        elif self._is_worth(roles):
+            num = sum(role in roles for role in workers.values())
+            run_s = now_s - (self._began_s or now_s)
+            rate = measured_rate(self._config.recovery.faults_per_day, self._num_repairs, num, run_s)
+            refill_s = self._pool.refill_s or _FIRST_REFILL_S
+            wanted[StandbyKind.GENERIC] = max(1, num_standbys(num, rate, refill_s))
+        learner, is_auto = self._roles[StandbyKind.LEARNER], fleet.standby_learner == "auto"
+        if fleet.standby_learner == "on" or (is_auto and self._is_worth(learner)):
+            wanted[StandbyKind.LEARNER] = len(learner)
+        return wanted
+
+    def _present(self) -> dict[StandbyKind, int]:
+        there = [one.kind for one in self._pool.standbys if one.phase is not StandbyPhase.ENDING]
+        return {kind: there.count(kind) for kind in StandbyKind}
+
+    def _is_worth(self, roles: Sequence[Role]) -> bool:
+        """Return whether some start takes long enough. Memory of GPUs is not known here."""
+        is_slow = any(self._loads.get(role, 0.0) >= WORTH_S for role in roles)
+        return is_slow and not any(Path("/dev").glob("nvidia[0-9]*"))
+
+    def _that_fit(self, kind: StandbyKind, wanted: int) -> int:
+        """Return how many of the wanted standbys fit into memory; fewer are said once."""
+        present = self._present()[kind]
+        if wanted <= present:
+            return wanted
+        need = self._bytes.get(kind) or standby_bytes(self._config, self._roles[kind])
+        if need <= self._free():
+            return present + 1
+        self._say(
+            kind,
+            f"{present} of {wanted} standbys are kept: one more takes {need >> 20} MiB, and {self._free() >> 20} MiB are free",
+        )
+        return present
+
+    def _say(self, kind: StandbyKind, words: str) -> None:
+        """Log a shortage once for each kind."""
+        if kind not in self._said:
+            self._said[kind] = words
+            log.warning("fewer_standbys", kind=str(kind), reason=words)
