@@ -66,6 +66,7 @@ IMPORTERS = {
     "pipeline/observability/sinks/wandb.py",
     "pipeline/runtime/gpus.py",
     "workers/__main__.py",
+    "workers/preparation.py",
     "workers/starter.py",
     "ops/checks/fuzz.py",
 }

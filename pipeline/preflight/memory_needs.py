@@ -8,6 +8,7 @@
     /dev/shm     (weights.keep + 1) P published, once a host
                  + the learner's weights and optimiser twice (three times with peers), and a value worker's
                    twice, for snapshots, where they fit or must be
+    standby      P weights of each model that it prepares, idle; left out where they do not fit
     ledger       ledger.max_memory_mb
 
 P is the number of weights, tied ones once. Activations are those of a decoder layer without
@@ -30,6 +31,9 @@ from pipeline.config.schema import RunConfig
 from pipeline.preflight.findings import CheckFinding, fine, warn
 from pipeline.preflight.model_folder import read_model_config
 from pipeline.runtime.machine import CONTROL_GROUPS, Machine, free_in_group
+from pipeline.supervisor.standbys.keeper import standby_roles
+from pipeline.supervisor.standbys.memory import standby_parts
+from pipeline.supervisor.standbys.pool import StandbyKind
 from pipeline.weights.tensorfile import read_head
 from protocol.errors import ConfigError, WeightsDamaged
 from protocol.ids import Role
@@ -38,6 +42,9 @@ PROCESS_BYTES = 350 << 20
 """Python, torch and transformers before any model."""
 PUBLISHED = "published weights"
 SNAPSHOTS = "snapshots"
+STANDBYS = "standbys"
+LEARNER_STANDBY = "learner's standby's parts"
+_BY = {SNAPSHOTS: "checkpoint.snapshots", STANDBYS: "fleet.standby", LEARNER_STANDBY: "fleet.standby_learner"}
 _LIGHT_BYTES = 70 << 20
 _FP32 = 4
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
@@ -126,6 +133,18 @@ def needs(
         found += snapshots(config, shape)
         if value_shape is not None and config.value.backend != "emulated" and counts.get(Role.VALUE):
             found += value_snapshots(config, value_shape)
+    return found + _standbys(config)
+
+
+def _standbys(config: RunConfig) -> list[Need]:
+    """Return the memory of standbys whose number is set; automatic ones look for room when they
+    start."""
+    found: list[Need] = []
+    if config.fleet.standby != "auto" and (num := config.fleet.standby):
+        parts = standby_parts(config, standby_roles(config, StandbyKind.GENERIC))
+        found.append(Need(STANDBYS, {name: num * size for name, size in parts.items()}, 0, is_optional=True))
+    if config.fleet.standby_learner == "on" and (roles := standby_roles(config, StandbyKind.LEARNER)):
+        found.append(Need(LEARNER_STANDBY, standby_parts(config, roles), 0, is_optional=True))
     return found
 
 
@@ -226,7 +245,11 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
     optional = [need for need in listed if need.is_optional]
     wanted = sum(need.num_bytes for need in listed)
     spare = room.free if room.shared is None else min(room.free, room.shared)
-    left_out = optional if wanted > room.free or sum(need.num_bytes for need in optional) > spare else []
+    standbys_too = [need for need in optional if need.name != SNAPSHOTS] if wanted > room.free else []
+    wanted -= sum(need.num_bytes for need in standbys_too)
+    kept_here = [need for need in optional if need.name == SNAPSHOTS]
+    left_out = kept_here if wanted > room.free or sum(need.num_bytes for need in kept_here) > spare else []
+    left_out = [*left_out, *standbys_too]
     listed = [need for need in listed if need not in left_out]
     total, certain = sum(need.num_bytes for need in listed), sum(need.certain for need in listed)
     lines = [fine("memory", f"memory: {need.in_words()}") for need in listed if need.num_bytes]
@@ -237,7 +260,7 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
             f"this machine has {_gb(room.memory)} GB: take a smaller model, a larger machine, or an adapter (learner.lora.rank)"
         )
     lines += [
-        fine("memory", f"memory: the {need.in_words()} do not fit, and are left out (checkpoint.snapshots)")
+        fine("memory", f"memory: the {need.in_words()} do not fit, and are left out ({_BY[need.name]})")
         for need in left_out
     ]
     sum_up = f"memory: {_gb(total)} GB at the highest, {_gb(room.free)} of {_gb(room.memory)} GB are free"

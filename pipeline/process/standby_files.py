@@ -1,4 +1,4 @@
-"""``<run_dir>/standbys/``: what standbys and their supervisor tell one another.
+"""``<run_dir>/standbys/``: messages between standbys and their supervisor, as files.
 
     <standby>.json         by the standby, once a second: its process, roles, weights and memory
     <standby>.order.json   by the supervisor: which worker it becomes; the standby removes it, and obeys
@@ -25,7 +25,7 @@ class StandbyReport(msgspec.Struct, frozen=True):
     turn: int
     """Grows with each report."""
     roles: tuple[str, ...]
-    """What it may become."""
+    """Of the workers that it may become."""
     version: int | None
     """Of the weights that it serves; None where it follows none."""
     memory_bytes: int

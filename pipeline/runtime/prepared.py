@@ -1,4 +1,4 @@
-"""What a standby made before it became a worker: engines with their models, prompts, weights.
+"""The parts that a standby made before it became a worker: engines with models, prompts, weights.
 
 Each part is taken once, by the name of its maker. Parts of other settings than the worker's are not
 taken, and the worker makes its own."""

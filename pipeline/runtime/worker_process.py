@@ -73,16 +73,14 @@ _IMMEDIATE_S = 0.5
 _ENDED = {RunState.STOPPING, RunState.FINISHED, RunState.FAILED}
 
 
-def run_actor(
-    load: Callable[[], type[Actor]], run_dir: Path, worker: str, prepared: PreparedParts | None = None
-) -> int:
+def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str, made: PreparedParts | None = None) -> int:
     """Run one worker until it ends, and return its exit code (``pipeline.process.exit_codes``).
 
     Args:
         load: Returns the actor's class; called once threads are limited, so it may import anything.
         run_dir: The run's folder, with its resolved configuration and its ledger's address.
         worker: Name in the fleet. An older process of this name is fenced from now on.
-        prepared: Parts that this process made as a standby."""
+        made: Parts that this process made as a standby."""
     run_dir = run_dir.absolute()
     keep_private()
     # Before any import of a numeric library.
@@ -113,10 +111,10 @@ def run_actor(
         limit_threads(threads_of(config, actor_class.role))
     log = open_log(run_dir, role=actor_class.role, worker=worker, run=config.run.name)
     stacks = _stack_dump(run_dir, worker, log)
-    if prepared is not None and not prepared.fits(config):
-        log.logger.warning("standby_not_used", reason="the settings have changed since; the parts are made anew")
-        prepared = None
-    host = Host(actor_class, config, run_dir, worker, url, log, stacks, on_epoch=life.registered, prepared=prepared)
+    if made is not None and not made.fits(config):
+        log.logger.warning("standby_not_used", reason="the settings have changed since")
+        made = None
+    host = Host(actor_class, config, run_dir, worker, url, log, stacks, on_epoch=life.registered, prepared=made)
     code = ExitCode.FAILURE
     try:
         code = asyncio.run(host.run())

@@ -1,6 +1,6 @@
 """The weights of a standby's engine: each new version that this host has in a file, verified.
 
-It asks nothing of the learner, and copies nothing that an engine can use where it lies. Adapters,
+It sends the learner no request, and copies nothing that an engine can use where it lies. Adapters,
 and versions of another host, are left to the generator that the standby may become."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class FollowedWeights:
         self._engine = engine
         self.reader = SharedFileReader()
         self.serving: tuple[WeightsAnnouncement, MappedFile] | None = None
-        """What the engine serves, with the file that it may use."""
+        """The version that the engine serves, with the file that it may use."""
 
     def follow(self, announcement: WeightsAnnouncement) -> bool:
         """Give the engine this version, if it is a newer one in a file here; return whether it has

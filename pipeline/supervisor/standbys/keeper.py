@@ -1,7 +1,7 @@
 """Keeps the standbys of a run's host: their number, their processes, and what takes one over.
 
-*Consumes* the standbys' reports, workers' heartbeats, and repairs. *Produces* standby processes, and
-orders to become workers. *Waits for* nothing: it is called twice a second, and reads small files.
+The supervisor calls it twice a second. It reads the standbys' reports and the heartbeats, which
+are small. It starts and ends standby processes, and orders them to become workers.
 
 A standby serves this host alone. Roles that a launcher starts, and joined hosts, have none."""
 
@@ -35,6 +35,7 @@ from protocol.ids import Role
 WORTH_S: Final = 10.0
 """A start that takes less is no reason for a standby by itself."""
 GENERIC_ROLES: Final = (Role.GENERATOR, Role.REWARD, Role.REFERENCE, Role.VALUE)
+_GPUS = "nvidia[0-9]*"
 _ROOM = "-" * 80
 """In whose place a standby shows the longer arguments of the worker that it becomes."""
 _OBEYED_S = 5.0
@@ -250,10 +251,10 @@ class StandbyKeeper:
     def _is_worth(self, roles: Sequence[Role]) -> bool:
         """Return whether some start takes long enough. Memory of GPUs is not known here."""
         is_slow = any(self._loads.get(role, 0.0) >= WORTH_S for role in roles)
-        return is_slow and not any(Path("/dev").glob("nvidia[0-9]*"))
+        return is_slow and not any(Path("/dev").glob(_GPUS))
 
     def _that_fit(self, kind: StandbyKind, wanted: int) -> int:
-        """Return how many of the wanted standbys fit into memory; fewer are said once."""
+        """Return how many of the wanted standbys fit into memory; log once that there are fewer."""
         present = self._present()[kind]
         if wanted <= present:
             return wanted

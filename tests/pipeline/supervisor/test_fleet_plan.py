@@ -74,6 +74,23 @@ def test_a_renewed_worker_is_drained_once_and_started_again_whatever_its_exit_co
     assert plan.failure is None and all(worker.num_restarts == 0 for worker in plan.workers)
 
 
+def test_with_a_standby_the_first_restart_has_no_pause_and_a_quick_second_one_has() -> None:
+    plan = _plan(generator=1)
+    plan.due(0.0)
+    plan.exited("generator-0", -9, 1.0)
+    assert plan.due(1.0) == []
+    plan.hasten("generator-0", 1.0)
+    assert _names(plan.due(1.0), Verb.START) == ["generator-0"]
+    plan.hasten("generator-0", 1.0)
+    plan.exited("generator-0", -9, 2.0)
+    plan.hasten("generator-0", 2.0)
+    assert plan.due(2.0) == [] and plan.due(3.9) == []
+    assert _names(plan.due(4.0), Verb.START) == ["generator-0"]
+    plan.exited("generator-0", -9, 30.0)
+    plan.hasten("generator-0", 30.0)
+    assert _names(plan.due(30.0), Verb.START) == ["generator-0"], "the former failures are long past"
+
+
 def test_a_drain_past_its_deadline_is_killed() -> None:
     plan = _plan(generator=1)
     plan.due(0.0)

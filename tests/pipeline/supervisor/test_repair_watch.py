@@ -139,3 +139,18 @@ def test_repairs_are_summed_up_by_role():
     assert of_generators.in_words() == "detect 40 %, replace 13 %, reload 20 %, repeat 27 %"
     parts = {"detect_s": 1.0, "localise_s": 0.0, "replace_s": 2.0, "reload_s": 3.0, "repeat_s": 4.0}
     assert of_rewards.sums == parts
+
+
+def test_a_repair_names_the_standby_that_took_over_and_no_former_one():
+    watch = RepairWatch()
+    watch.lost("generator-0", Role.GENERATOR, "killed by SIGKILL", 1.0)
+    assert watch.is_open("generator-0") and not watch.is_open("generator-1")
+    watch.started("generator-0", 1.1, "standby-4")
+    (row,) = see(watch, 2.0, beat("generator-0", 7, WaitingFor.COMPUTE, 1))
+    assert row.standby == "standby-4" and not watch.is_open("generator-0")
+    watch.lost("generator-0", Role.GENERATOR, "killed by SIGKILL", 3.0)
+    watch.started("generator-0", 3.1, "standby-5")
+    watch.lost("generator-0", Role.GENERATOR, "killed by SIGKILL", 3.2)
+    watch.started("generator-0", 4.0)
+    (row,) = see(watch, 5.0, beat("generator-0", 8, WaitingFor.COMPUTE, 1))
+    assert (row.standby, row.num_losses) == ("", 2)

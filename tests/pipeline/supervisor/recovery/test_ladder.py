@@ -394,6 +394,49 @@ def test_a_standby_takes_over_before_anything_is_evicted():
     assert [one.rung for one in made.tick(9.0, FLEET)] == [Rung.EVICT]
 
 
+def test_a_standby_that_takes_over_is_the_rung_replace_and_brings_the_worker_back():
+    made = ladder()
+    made.lost(10.0, "generator-1", Role.GENERATOR, "killed by SIGKILL")
+    made.started(10.2, "generator-1", "standby-1")
+    made.works(11.0, "generator-1")
+    assert made.tick(111.0, FLEET) == [] and made.cases == ()
+    steps = made.taken_steps()
+    assert rungs(steps)[1:] == [("restart", "begun"), ("replace", "begun"), ("replace", "done"), ("replace", "done")]
+    assert steps[2].sentence == "standby-1 takes over: its model is loaded already"
+
+
+def test_losses_of_standbys_that_took_over_end_in_an_eviction_as_other_losses_do():
+    made = ladder()
+    for number in range(4):
+        made.lost(5.0 * number, "generator-1", Role.GENERATOR, "killed by SIGKILL")
+        made.started(5.0 * number + 1.0, "generator-1", f"standby-{number}" if number < 3 else "")
+    assert [one.rung for one in made.tick(20.0, FLEET, STANDBY)] == [Rung.EVICT]
+
+
+def test_a_replacement_is_ordered_once_and_its_own_end_of_the_process_is_no_loss():
+    made = ladder()
+    lose(made, 0.0)
+    (order,) = made.tick(70.0, FLEET, STANDBY)
+    assert (order.rung, order.workers) == (Rung.REPLACE, ("generator-1",))
+    made.lost(70.5, "generator-1", Role.GENERATOR, "killed by SIGKILL")
+    made.started(71.0, "generator-1", "standby-1")
+    assert made.cases[0].num_losses == 1
+    made.works(72.0, "generator-1")
+    assert made.tick(172.0, FLEET, STANDBY) == [] and made.cases == ()
+
+
+def test_a_standby_replaces_neither_another_role_nor_a_joined_host_s_worker():
+    made = ladder()
+    lose(made, 0.0, "reward-0")
+    assert Rung.REPLACE not in [one.rung for one in made.tick(70.0, FLEET, STANDBY)]
+    fleet = FLEET | guests(2, at_work=(0,))
+    made = ladder()
+    made.tick(0.0, fleet, STANDBY)
+    made.lost(1.0, "generator-b-1", Role.GENERATOR, "frozen")
+    made.started(2.0, "generator-b-1")
+    assert Rung.REPLACE not in [one.rung for one in made.tick(70.0, fleet, STANDBY)]
+
+
 def guests(num: int, *, at_work: tuple[int, ...] = ()) -> dict[str, Member]:
     return {f"generator-b-{n}": Member(Role.GENERATOR, "b", is_guest=True, is_at_work=n in at_work) for n in range(num)}
 
