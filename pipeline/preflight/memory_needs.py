@@ -44,7 +44,7 @@ PUBLISHED = "published weights"
 SNAPSHOTS = "snapshots"
 STANDBYS = "standbys"
 LEARNER_STANDBY = "learner's standby's parts"
-_BY = {SNAPSHOTS: "checkpoint.snapshots", STANDBYS: "fleet.standby", LEARNER_STANDBY: "fleet.standby_learner"}
+_BY = {STANDBYS: "fleet.standby", LEARNER_STANDBY: "fleet.standby_learner"}
 _LIGHT_BYTES = 70 << 20
 _FP32 = 4
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
@@ -245,9 +245,9 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
     optional = [need for need in listed if need.is_optional]
     wanted = sum(need.num_bytes for need in listed)
     spare = room.free if room.shared is None else min(room.free, room.shared)
-    standbys_too = [need for need in optional if need.name != SNAPSHOTS] if wanted > room.free else []
+    standbys_too = [need for need in optional if not need.name.endswith(SNAPSHOTS)] if wanted > room.free else []
     wanted -= sum(need.num_bytes for need in standbys_too)
-    kept_here = [need for need in optional if need.name == SNAPSHOTS]
+    kept_here = [need for need in optional if need.name.endswith(SNAPSHOTS)]
     left_out = kept_here if wanted > room.free or sum(need.num_bytes for need in kept_here) > spare else []
     left_out = [*left_out, *standbys_too]
     listed = [need for need in listed if need not in left_out]
@@ -260,7 +260,7 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
             f"this machine has {_gb(room.memory)} GB: take a smaller model, a larger machine, or an adapter (learner.lora.rank)"
         )
     lines += [
-        fine("memory", f"memory: the {need.in_words()} do not fit, and are left out ({_BY[need.name]})")
+        fine("memory", f"memory: the {need.in_words()} do not fit, and are left out ({_BY.get(need.name, "checkpoint.snapshots")})")
         for need in left_out
     ]
     sum_up = f"memory: {_gb(total)} GB at the highest, {_gb(room.free)} of {_gb(room.memory)} GB are free"
