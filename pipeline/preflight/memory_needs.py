@@ -260,7 +260,10 @@ def judge(found: Iterable[Need], room: Room, *, in_shared_memory: bool) -> list[
             f"this machine has {_gb(room.memory)} GB: take a smaller model, a larger machine, or an adapter (learner.lora.rank)"
         )
     lines += [
-        fine("memory", f"memory: the {need.in_words()} do not fit, and are left out ({_BY.get(need.name, "checkpoint.snapshots")})")
+        fine(
+            "memory",
+            f"memory: the {need.in_words()} do not fit, and are left out ({_BY.get(need.name, 'checkpoint.snapshots')})",
+        )
         for need in left_out
     ]
     sum_up = f"memory: {_gb(total)} GB at the highest, {_gb(room.free)} of {_gb(room.memory)} GB are free"
