@@ -110,7 +110,9 @@ class Supervisor:
         self._config, self._run_dir, self._spec = config, run_dir, spec
         places = None if launcher is None else _places(config, run_dir, command, launcher)
         ladder = made_ladder(config, run_dir)
-        self._fleet = HostFleet(config, run_dir, command, processes=places, ladder=ladder, standbys=command is worker_command)
+        self._fleet = HostFleet(
+            config, run_dir, command, processes=places, ladder=ladder, standbys=command is worker_command
+        )
         self._settings = SettingsKeeper(config, run_dir)
         code = CodeKeeper(config, run_dir, self._fleet, self._settings)
         self._repairing = Repairing(ladder, self._fleet, run_dir, code)
