@@ -110,14 +110,13 @@ class Supervisor:
         self._config, self._run_dir, self._spec = config, run_dir, spec
         places = None if launcher is None else _places(config, run_dir, command, launcher)
         ladder = made_ladder(config, run_dir)
-        self._fleet = HostFleet(
-            config, run_dir, command, processes=places, ladder=ladder, standbys=command is worker_command
-        )
+        is_own = command is worker_command
+        self._fleet = HostFleet(config, run_dir, command, processes=places, ladder=ladder, standbys=is_own)
         self._settings = SettingsKeeper(config, run_dir)
         code = CodeKeeper(config, run_dir, self._fleet, self._settings)
         self._repairing = Repairing(ladder, self._fleet, run_dir, code)
         self._processes, self._plan = self._fleet.processes, self._fleet.plan
-        self._is_forking = command is worker_command and config.supervisor.preload
+        self._is_forking = is_own and config.supervisor.preload
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
         self._num_signals = 0
         self._stop_requested = threading.Event()

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from pipeline.supervisor.recovery.rungs import Member
+from pipeline.supervisor.recovery.rungs import Abilities, Member
 from protocol.ids import Role
 
 MOST_HEALTHY: Final = 1
@@ -73,3 +73,9 @@ def host_to_evict(worker: str, roster: Mapping[str, Member], sick: Collection[st
     roles = {member.role for member in mates.values()}
     is_elsewhere = all(others_at_work("", role, roster, {*mates, *sick}) for role in roles)
     return host if is_elsewhere else ""
+
+
+def has_standby(worker: str, roster: Mapping[str, Member], abilities: Abilities) -> bool:
+    """Return whether a standby may replace a worker: it serves the run's own host."""
+    member = roster.get(worker)
+    return member is not None and not member.is_guest and member.role in abilities.standby_roles

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipeline.supervisor.recovery.cases import Case, Window
-from pipeline.supervisor.recovery.domains import LinkAlarms, host_to_evict, one_missing, others_at_work
+from pipeline.supervisor.recovery.domains import LinkAlarms, has_standby, host_to_evict, one_missing, others_at_work
 from pipeline.supervisor.recovery.past import PastRepairs
 from pipeline.supervisor.recovery.rungs import (
     LADDER,
@@ -109,7 +109,6 @@ class Ladder:
         case.reason = reason
         case.num_losses += 1
         if case.rung is Rung.REPLACE and case.num_losses <= self._limits.max_repairs:
-            # a standby took over, and that is over: the next one, or a new process, is tried
             case.rung = Rung.RESTART
         if case.rung in (Rung.RESTART, Rung.REPLACE) and case.num_losses > self._limits.max_repairs:
             self._follow(case, now_s)
@@ -121,15 +120,13 @@ class Ladder:
         self._note(case, case.rung, StepOutcome.BEGUN, f"the supervisor starts it again: {reason}", now_s)
 
     def started(self, now_s: float, worker: str, standby: str = "") -> None:
-        """Note the start of a process, or that ``standby`` takes over; it matters where one was
-        lost."""
+        """Note the start of a process, or that ``standby`` takes over, where one was lost."""
         if (case := self._cases.get(worker)) is not None and case.rung is not Rung.TOLERATE:
             case.is_down = False
             self._follow(case, now_s)
             if standby and case.rung in (Rung.RESTART, Rung.REPLACE):
                 case.rung = Rung.REPLACE
-                words = f"{standby} takes over: its model is loaded already"
-                self._note(case, Rung.REPLACE, StepOutcome.BEGUN, words, now_s)
+                self._note(case, case.rung, StepOutcome.BEGUN, f"{standby} takes over, with its model loaded", now_s)
 
     def moved(self, now_s: float, worker: str) -> None:
         """Note a sign of loading: the deadline begins anew."""
@@ -333,7 +330,7 @@ class Ladder:
     def _climbed(self, case: Case, rung: Rung, now_s: float) -> bool:
         """Return whether a case stays on this rung."""
         means = {
-            Rung.REPLACE: (self._has_standby(case), "no standby is there"),
+            Rung.REPLACE: (has_standby(case.worker, self._roster, self._abilities), "no standby is there"),
             Rung.ROLLBACK: (self._abilities.may_roll_back, "no update of code or settings is there to go back from"),
             Rung.REPLAY: (self._abilities.may_replay, "dual-phase replay is not at hand"),
         }
@@ -363,11 +360,6 @@ class Ladder:
         self._note(case, rung, StepOutcome.BEGUN, case.reason, now_s)
         self._order(case, rung, workers)
         return True
-
-    def _has_standby(self, case: Case) -> bool:
-        """Return whether a standby may replace a case's worker: it serves the run's own host."""
-        member = self._roster.get(case.worker)
-        return case.role in self._abilities.standby_roles and not (member is not None and member.is_guest)
 
     def _advise(
         self, case: Case, now_s: float, rung: Rung, outcome: StepOutcome = StepOutcome.ADVISED, why: str = ""

@@ -402,7 +402,7 @@ def test_a_standby_that_takes_over_is_the_rung_replace_and_brings_the_worker_bac
     assert made.tick(111.0, FLEET) == [] and made.cases == ()
     steps = made.taken_steps()
     assert rungs(steps)[1:] == [("restart", "begun"), ("replace", "begun"), ("replace", "done"), ("replace", "done")]
-    assert steps[2].sentence == "standby-1 takes over: its model is loaded already"
+    assert steps[2].sentence == "standby-1 takes over, with its model loaded"
 
 
 def test_losses_of_standbys_that_took_over_end_in_an_eviction_as_other_losses_do():
