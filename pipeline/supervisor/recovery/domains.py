@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from pipeline.supervisor.recovery.rungs import Abilities, Member
+from pipeline.supervisor.recovery.rungs import Abilities, Member, Rung
 from protocol.ids import Role
 
 MOST_HEALTHY: Final = 1
@@ -75,7 +75,14 @@ def host_to_evict(worker: str, roster: Mapping[str, Member], sick: Collection[st
     return host if is_elsewhere else ""
 
 
-def has_standby(worker: str, roster: Mapping[str, Member], abilities: Abilities) -> bool:
-    """Return whether a standby may replace a worker: it serves the run's own host."""
+def lack_of(rung: Rung, worker: str, roster: Mapping[str, Member], abilities: Abilities) -> str:
+    """Return why a rung cannot be taken for a worker, or "". A standby serves the run's own host."""
     member = roster.get(worker)
-    return member is not None and not member.is_guest and member.role in abilities.standby_roles
+    has_standby = member is not None and not member.is_guest and member.role in abilities.standby_roles
+    means = {
+        Rung.REPLACE: (has_standby, "no standby is there"),
+        Rung.ROLLBACK: (abilities.may_roll_back, "no update of code or settings is there to go back from"),
+        Rung.REPLAY: (abilities.may_replay, "dual-phase replay is not at hand"),
+    }
+    is_possible, lack = means.get(rung, (True, ""))
+    return "" if is_possible else lack

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipeline.supervisor.recovery.cases import Case, Window
-from pipeline.supervisor.recovery.domains import LinkAlarms, has_standby, host_to_evict, one_missing, others_at_work
+from pipeline.supervisor.recovery.domains import LinkAlarms, host_to_evict, lack_of, one_missing, others_at_work
 from pipeline.supervisor.recovery.past import PastRepairs
 from pipeline.supervisor.recovery.rungs import (
     LADDER,
@@ -329,13 +329,7 @@ class Ladder:
 
     def _climbed(self, case: Case, rung: Rung, now_s: float) -> bool:
         """Return whether a case stays on this rung."""
-        means = {
-            Rung.REPLACE: (has_standby(case.worker, self._roster, self._abilities), "no standby is there"),
-            Rung.ROLLBACK: (self._abilities.may_roll_back, "no update of code or settings is there to go back from"),
-            Rung.REPLAY: (self._abilities.may_replay, "dual-phase replay is not at hand"),
-        }
-        is_possible, lack = means.get(rung, (True, ""))
-        if not is_possible:
+        if lack := lack_of(rung, case.worker, self._roster, self._abilities):
             self._note(case, rung, StepOutcome.SKIPPED, lack)
             return False
         if rung is Rung.EVICT and (refusal := self._refusal(case, now_s)):
