@@ -76,7 +76,9 @@ def host_to_evict(worker: str, roster: Mapping[str, Member], sick: Collection[st
 
 
 def lack_of(rung: Rung, worker: str, roster: Mapping[str, Member], abilities: Abilities) -> str:
-    """Return why a rung cannot be taken for a worker, or "". A standby serves the run's own host."""
+    """Return why a rung cannot be taken for a worker, or "".
+
+    A standby serves the run's own host."""
     member = roster.get(worker)
     has_standby = member is not None and not member.is_guest and member.role in abilities.standby_roles
     means = {
