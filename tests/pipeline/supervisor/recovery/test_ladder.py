@@ -413,6 +413,15 @@ def test_losses_of_standbys_that_took_over_end_in_an_eviction_as_other_losses_do
     assert [one.rung for one in made.tick(20.0, FLEET, STANDBY)] == [Rung.EVICT]
 
 
+def test_after_a_standby_was_lost_too_a_new_process_is_a_restart_and_the_next_standby_follows_it():
+    made = ladder()
+    made.lost(0.0, "generator-1", Role.GENERATOR, "killed by SIGKILL")
+    made.started(1.0, "generator-1", "standby-1")
+    lose(made, 5.0)
+    assert made.cases[0].rung is Rung.RESTART
+    assert [one.rung for one in made.tick(70.0, FLEET, STANDBY)] == [Rung.REPLACE]
+
+
 def test_a_replacement_is_ordered_once_and_its_own_end_of_the_process_is_no_loss():
     made = ladder()
     lose(made, 0.0)
