@@ -361,13 +361,13 @@ class FleetSection(Section):
     reference: int = setting(1, "Processes, if the algorithm needs them. 0: they join.", ge=0)
     value: int = setting(1, "One process. It starts only if the algorithm has a critic.", ge=0, le=1)
     standby: Literal["auto"] | NotNegative = setting(
-        "auto",
+        0,
         "Processes of this host that have a model and the newest weights, and replace a lost generator, reward, reference "
         "or value worker at once. auto: as many as recovery.faults_per_day needs, where a worker's start takes 10 s or more, "
         "engines compute on CPUs, and memory is free; else none.",
     )
     standby_learner: Literal["auto", "on", "off"] = setting(
-        "auto",
+        "off",
         "One process of this host with the learner's model built, which goes on from the last snapshot. auto: as `standby`. "
         "Not with several ranks.",
     )

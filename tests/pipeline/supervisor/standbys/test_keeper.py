@@ -77,8 +77,13 @@ def until(condition: Callable[[], Any]) -> None:
 def test_automatic_standbys_are_kept_where_a_start_takes_ten_seconds(
     tmp_path: Path, processes: Processes, seconds: float, names: list[str]
 ) -> None:
-    start_took(keeper(tmp_path, processes), processes, seconds)
+    start_took(keeper(tmp_path, processes, "fleet.standby=auto"), processes, seconds)
     assert list(processes.standbys) == names
+
+
+def test_a_fleet_keeps_standbys_only_if_its_run_file_has_them(tmp_path: Path, processes: Processes) -> None:
+    start_took(keeper(tmp_path, processes), processes, 60.0)
+    assert not processes.standbys
 
 
 def test_no_standby_is_started_while_a_worker_starts_and_none_is_kept_at_the_end(
