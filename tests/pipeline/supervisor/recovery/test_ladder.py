@@ -413,7 +413,7 @@ def test_losses_of_standbys_that_took_over_end_in_an_eviction_as_other_losses_do
     assert [one.rung for one in made.tick(20.0, FLEET, STANDBY)] == [Rung.EVICT]
 
 
-def test_after_a_standby_was_lost_too_a_new_process_is_a_restart_and_the_next_standby_follows_it():
+def test_a_lost_standby_is_followed_by_a_restart_and_then_by_the_next_standby():
     made = ladder()
     made.lost(0.0, "generator-1", Role.GENERATOR, "killed by SIGKILL")
     made.started(1.0, "generator-1", "standby-1")
