@@ -73,7 +73,7 @@ def test_standstills_that_ended_by_themselves_are_usual_after_three() -> None:
         {"progress": lambda second: second // (UNTIL_S // KNOWN)},
         {"who": Incarnation(Role.REWARD, "reward-0", 1)},
     ],
-    ids=str,
+    ids=lambda change: next(iter(change)),
 )
 def test_waits_an_unknown_past_and_workers_with_peers_are_left_to_others(change: dict[str, Any]) -> None:
     work, found = StandingWork(), list[Any]()
