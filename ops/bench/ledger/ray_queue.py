@@ -63,7 +63,7 @@ class Worker:
 
 def main(num_chunks: int, num_tokens: int) -> float:
     """Return seconds."""
-    ray.init(num_cpus=_ENDS + 2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init("local", num_cpus=_ENDS + 2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     rollouts, scored = Queue(maxsize=_BOUND), Queue(maxsize=_BOUND)
     generator, scorer, learner = (Worker.remote() for _ in range(_ENDS))  # pyright: ignore[reportAttributeAccessIssue]
     ray.get([worker.ready.remote() for worker in (generator, scorer, learner)])

@@ -205,6 +205,7 @@ def test_a_runs_record_survives_its_file() -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_killed_learner_is_back_and_repeats_at_most_one_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
