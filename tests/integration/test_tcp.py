@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -91,14 +91,16 @@ def mailboxes(run: RunningFleet, role: str) -> dict[str, tuple[str, str]]:
 
 
 def push(endpoint: str, server_key: str, keys: tuple[bytes, bytes], messages: list[list[bytes]]) -> None:
-    """Send raw messages with a key pair of our own."""
+    """Send raw messages with a key pair of our own. A refused one may have no connection any more,
+    and would wait for it for ever."""
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.setsockopt(zmq.LINGER, 2000)
         socket.setsockopt_string(zmq.CURVE_SERVERKEY, server_key)
         socket.curve_publickey, socket.curve_secretkey = keys
         socket.connect(endpoint)
         for message in messages:
-            socket.send_multipart(message)
+            with suppress(zmq.Again):
+                socket.send_multipart(message, zmq.NOBLOCK)
 
 
 def test_weights_cross_hosts_while_strangers_and_hostile_messages_change_nothing(
