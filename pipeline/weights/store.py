@@ -140,7 +140,8 @@ class WeightsStore:
 
     def close(self) -> None:
         """Let go of all versions. Their files stay for generators that are mapping them."""
-        for stored in self._held.values():
+        # a publication in another thread may still add one
+        for stored in list(self._held.values()):
             self._writer.forget(stored.segment)
         self._held.clear()
         self._writer.close()

@@ -234,7 +234,9 @@ class RedisLedger:
         self, who: Incarnation, claim: Claim, unit: str, reason: DropReason, letter: UnitLetter | None = None
     ) -> None:
         """Drop one unit out of a claim; its credit returns. A repeat changes nothing."""
-        told = {"chunk": str(letter.chunk), "error": letter.error.encode("utf-8", "replace")} if letter else _NO_LETTER
+        told = _NO_LETTER
+        if letter:
+            told = {"chunk": str(letter.chunk), "error": letter.error.encode("utf-8", "replace")}
         await self._call("drop", who, id=claim.claim_id, unit=unit, reason=reason.value, role=str(who.role), **told)
 
     async def return_claim(self, who: Incarnation, claim_id: str) -> int:

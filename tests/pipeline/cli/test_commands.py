@@ -55,6 +55,7 @@ def test_status_says_how_the_run_ended(run_dir: Path) -> None:
         "demand",
         "effective_time",
         "evicted",
+        "standbys",
         "settings_change",
     }
     assert found["state"] == "stopping"

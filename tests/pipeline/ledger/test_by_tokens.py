@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from pipeline.ledger.admin import LedgerAdmin
+from pipeline.ledger.contract import Ledger
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.acl import OWNERS, WRITTEN
+from pipeline.ledger.redis.admin import RedisAdmin
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.redis.tokens import TokenAdmin
@@ -82,9 +85,14 @@ class TokenBench(Bench):
         if self.ledger is None:
             owner = RedisLedger(self.client, spec.run, now=lambda: self.now)
             roles = {role: RedisLedger(client, spec.run, now=lambda: self.now) for role, client in self.roles.items()}
+            self.owner = owner
             self.ledger: Any = LedgerByRole(owner, roles)
         await self.ledger.open(spec)
         return self.ledger
+
+    async def with_admin(self, spec: LedgerSpec) -> tuple[Ledger, LedgerAdmin]:
+        ledger = await self._with_generators(spec)
+        return ledger, RedisAdmin(self.owner)
 
 
 @pytest.fixture
