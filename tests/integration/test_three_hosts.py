@@ -127,6 +127,8 @@ def test_hosts_that_share_nothing_lose_nothing_when_one_is_cut_off_or_killed(spr
     assert on_c.wait(60) == 0, (spread.home(c) / "generator.out").read_text()
     assert spread.audit()["balances"] is True
     logs = [path.read_text() for path in sorted((spread.run_dir / "logs").glob("generator-host*.jsonl"))]
-    assert len(logs) == 3 and '"code": "OK"' in logs[2].splitlines()[-1], "logs of joined workers come home"
+    assert len(logs) == 3 and "worker_ended" in logs[2].splitlines()[-1], "logs of joined workers come home"
     assert [path.read_text() for path in spread.home(c).rglob("generator-hostc-*.jsonl")] == logs[2:], "whole"
+    own_log = (spread.run_dir / "logs" / "supervisor.jsonl").read_text()
+    assert "logs_not_awaited" not in own_log, "and dead host B is not waited for"
     assert secrets_seen(spread) == []

@@ -26,6 +26,7 @@ from pipeline.runtime.liveness import RESTARTED_WITHIN_S, is_silent
 from pipeline.runtime.registry.contract import Heartbeat, Registry
 from pipeline.supervisor.joining.home import HomeEntry, is_joined
 from protocol.errors import LedgerError
+from protocol.ids import Role
 
 _LOOK_S: Final = 0.25
 
@@ -88,7 +89,10 @@ class JoinedHosts:
 
     def _hear(self, entry: HomeEntry) -> None:
         """Take note of what came home. On the thread of ``run_host``."""
+        names = {piece.worker for piece in entry.pieces}
+        # a joined supervisor has no heartbeat whose silence would show that its host is dead
+        workers = [name for name in names if not name.startswith(f"{Role.SUPERVISOR}-")]
         with self._lock:
-            self._seen_s |= dict.fromkeys((piece.worker for piece in entry.pieces), time.monotonic())
+            self._seen_s |= dict.fromkeys(workers, time.monotonic())
             for name in entry.ended:
                 self._seen_s.pop(name, None)

@@ -114,6 +114,11 @@ async def test_a_fenced_worker_that_starts_again_at_the_end_is_waited_for(fleet:
     assert await fleet.left(given_up=True) == [[FAR]]
 
 
+async def test_the_log_of_a_joined_supervisor_is_no_sign_of_a_worker(fleet: Fleet) -> None:
+    fleet.hosts._hear(HomeEntry((HomePiece("supervisor-hostc-x3f9a1-0.jsonl", 1, 0, b"worker_exited"),)))
+    assert await fleet.left(given_up=True) == [[FAR]]
+
+
 async def test_a_worker_without_a_sign_for_the_time_of_a_restart_is_not_waited_for(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
