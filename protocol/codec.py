@@ -30,7 +30,7 @@ from protocol.limits import (
     check_values,
 )
 from protocol.messages import SCHEMA_VERSION, FilePart, Message, WeightsPart
-from protocol.trajectory import Score, TrajectoryChunk
+from protocol.trajectory import RewardScore, Score, TrajectoryChunk
 from protocol.validate import check_consistency, check_vectors
 
 T = TypeVar("T")
@@ -236,6 +236,9 @@ def _encode_body(obj: Storable) -> bytes:
     """Check ``obj``, then return its bytes."""
     check_vectors(obj)
     check_consistency(obj)
+    if isinstance(obj, RewardScore) and obj.guidance is None:
+        # the codec leaves out what is unset
+        obj = msgspec.structs.replace(obj, guidance=msgspec.UNSET)
     try:
         body = _encode_large(obj) if obj.__class__ in _LARGE else _encode(obj)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

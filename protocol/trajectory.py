@@ -39,6 +39,8 @@ class Field(StrEnum):
     REWARD = "reward"
     REFERENCE = "reference"
     VALUE = "value"
+    GUIDANCE = "guidance"
+    """On final chunks of training alone, after their reward, which has the texts for it."""
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +123,19 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
         return max(s.policy_version for s in self.segments)
 
 
+class Guidance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Texts on one response: what is right, and what is wrong with it.
+
+    Example: ``Guidance(gold_text="13", judge_text="step 3 says 14, should be 13")``."""
+
+    gold_text: str = ""
+    """The answer, or the worked solution where the data has one."""
+    judge_text: str = ""
+    """The judgment: what is wrong, quoting the wrong step. Empty for a right response."""
+    absent: str = ""
+    """Why a wrong response has no judgment."""
+
+
 class RewardScore(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
     """The reward worker's addition to the final chunk of a trajectory."""
 
@@ -132,6 +147,8 @@ class RewardScore(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
     """Named summands of the reward, for metrics: ``{"correct": 1.0, "overlong": -0.25}``."""
     masked: bool = False
     """Over-long filtering: the response counts in its group's mean and std, but has no loss."""
+    guidance: Guidance | None = None
+    """None, which is left out of the bytes, in evaluation and in a run without guidance."""
 
 
 class ReferenceScore(msgspec.Struct, frozen=True, kw_only=True, tag="reference"):
@@ -150,7 +167,24 @@ class ValueScore(msgspec.Struct, frozen=True, kw_only=True, tag="value"):
     """Version of the value model that computed them."""
 
 
-Score = RewardScore | ReferenceScore | ValueScore
+class GuidanceScore(msgspec.Struct, frozen=True, kw_only=True, tag="guidance"):
+    """The reference worker's addition to the final chunk of a trajectory, over its whole response.
+
+    Both log-probs are the frozen reference policy's, of the response tokens as they were sampled.
+    """
+
+    standard_logprobs: Float32Vector = msgspec.field(name="standard_logprobs:<f4")
+    """float32 [response tokens of the trajectory] after the prompt with the gold text; or empty."""
+    judge_logprobs: Float32Vector = msgspec.field(name="judge_logprobs:<f4")
+    """float32 [response tokens of the trajectory] after the prompt with the judgment; empty for a
+    right response, and without a judgment."""
+    guide_version: str
+    """Digest of templates, model and tokenizer."""
+    absent: str = ""
+    """Why log-probs are missing that the response should have."""
+
+
+Score = RewardScore | ReferenceScore | ValueScore | GuidanceScore
 
 
 def field_of(score: Score) -> Field:
@@ -159,4 +193,4 @@ def field_of(score: Score) -> Field:
         return Field.REWARD
     if isinstance(score, ReferenceScore):
         return Field.REFERENCE
-    return Field.VALUE
+    return Field.VALUE if isinstance(score, ValueScore) else Field.GUIDANCE

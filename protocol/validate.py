@@ -13,7 +13,7 @@ from protocol.arrays import FLOAT32, INT32, UINT8
 from protocol.errors import MalformedMessage
 from protocol.limits import MAX_DEPTH
 from protocol.messages import BASE_VERSION, FilePart, FileRequest, Message, WeightsPart, WeightsRequest
-from protocol.trajectory import ReferenceScore, Score, TrajectoryChunk, ValueScore
+from protocol.trajectory import GuidanceScore, ReferenceScore, Score, TrajectoryChunk, ValueScore
 
 
 def check_vectors(obj: Message | Score) -> None:
@@ -36,6 +36,9 @@ def check_vectors(obj: Message | Score) -> None:
         _check_vector("logprobs", obj.logprobs, FLOAT32)
     elif isinstance(obj, ValueScore):
         _check_vector("values", obj.values, FLOAT32)
+    elif isinstance(obj, GuidanceScore):
+        _check_vector("standard_logprobs", obj.standard_logprobs, FLOAT32)
+        _check_vector("judge_logprobs", obj.judge_logprobs, FLOAT32)
     elif isinstance(obj, WeightsPart | FilePart):
         _check_vector("data", obj.data, UINT8)
 
@@ -64,6 +67,13 @@ def check_consistency(obj: Message | Score) -> None:
         raise MalformedMessage(
             f"{what} part of {obj.data.size} bytes at offset {obj.offset} is not within a file of {obj.total_bytes} bytes"
         )
+    elif isinstance(obj, GuidanceScore):
+        sizes = {found.size for found in (obj.standard_logprobs, obj.judge_logprobs) if found.size}
+        if len(sizes) > 1:
+            raise MalformedMessage(
+                f"guidance of {obj.standard_logprobs.size} standard and {obj.judge_logprobs.size} judge log-probs; expected as "
+                "many of both, or none of one"
+            )
 
 
 def _check_vector(name: str, array: np.ndarray, dtype: np.dtype[Any]) -> None:

@@ -24,7 +24,7 @@ def imports(config: RunConfig, roles: Collection[Role] = tuple(ROLES)) -> Iterat
         yield "workers.engines.generation.local.build"
     if Role.LEARNER in roles and config.learner.backend == "torch":
         yield "workers.engines.training.torch"
-    if Role.REFERENCE in roles and config.needs_reference and config.reference.backend == "torch":
+    if Role.REFERENCE in roles and config.has_reference and config.reference.backend == "torch":
         yield "workers.engines.scoring.torch"
     if Role.VALUE in roles and config.declaration.has_critic and config.value.backend == "torch":
         yield "workers.engines.value.torch"

@@ -46,6 +46,8 @@ from protocol.peek import peek, render
 from protocol.printable import printable
 from protocol.trajectory import (
     FinishReason,
+    Guidance,
+    GuidanceScore,
     Prompt,
     ReferenceScore,
     RewardScore,
@@ -57,8 +59,14 @@ from protocol.zeromq import ZmqTransport
 
 MAX_BYTES = 1 << 20
 _MESSAGES = ("chunk", "weights_request", "weights_part")
-_SCORES = ("reward", "reference", "value")
-_TYPES = {"chunk": TrajectoryChunk, "reward": RewardScore, "reference": ReferenceScore, "value": ValueScore}
+_SCORES = ("reward", "reference", "value", "guidance")
+_TYPES = {
+    "chunk": TrajectoryChunk,
+    "reward": RewardScore,
+    "reference": ReferenceScore,
+    "value": ValueScore,
+    "guidance": GuidanceScore,
+}
 _WAIT_S = 20.0
 
 
@@ -97,9 +105,16 @@ def samples() -> dict[str, bytes]:
         tag: bytes(encode(m, sender="", sequence=0, sent_s=0.0)[1]) for tag, m in zip(_MESSAGES, messages, strict=True)
     }
     scores = (
-        RewardScore(reward=1.0, accuracy=1.0, parts={"correct": 1.0}),
+        RewardScore(
+            reward=1.0, accuracy=1.0, parts={"correct": 1.0}, guidance=Guidance(gold_text="5", judge_text="7 is wrong")
+        ),
         ReferenceScore(logprobs=np.array([-0.5], np.float32)),
         ValueScore(values=np.array([0.5], np.float32), value_version=2),
+        GuidanceScore(
+            standard_logprobs=np.array([-0.5], np.float32),
+            judge_logprobs=np.array([-1.0], np.float32),
+            guide_version="8c",
+        ),
     )
     blobs = {tag: to_blob(score) for tag, score in zip(_SCORES, scores, strict=True)}
     return bodies | {tag: bytes(msgspec.msgpack.decode(blob, type=_Body).body) for tag, blob in blobs.items()}
@@ -181,7 +196,8 @@ def show_anything(data: bytes) -> None:
     """Peek at bytes as a blob, as a body and as frames. Raises when the output is long, no JSON, or
     acts on a terminal."""
     kind, rest = (data[0], data[1:]) if data else (0, b"")
-    tag = (*_MESSAGES, *_SCORES)[kind % 6]
+    tags = (*_MESSAGES, *_SCORES)
+    tag = tags[kind % len(tags)]
     cut = len(rest) // 2
     for frames in ([rest], forged(tag, rest), [rest[:cut], rest[cut:]], [b"\x82\xa4body" + rest]):
         shown = render(frames)

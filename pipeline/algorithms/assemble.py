@@ -14,7 +14,7 @@ from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.segments import join_segments
 from pipeline.ledger.types import ScoredChunk
 from protocol.errors import LedgerError
-from protocol.trajectory import Field, ReferenceScore, RewardScore, ValueScore
+from protocol.trajectory import Field, GuidanceScore, ReferenceScore, RewardScore, ValueScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class AssembledTrajectory:
     values: np.ndarray | None
     """float32 [R], of the state before each token; None unless every chunk has them."""
     score: RewardScore
+    guidance: GuidanceScore | None = None
+    """Over the response; None unless its final chunk has it."""
 
 
 def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
@@ -68,6 +70,7 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
         raise LedgerError(f"unit {unit}: trajectory {name} is inconsistent: {error}") from error
     reference = _join(unit, chunks, Field.REFERENCE)
     state_values = _join(unit, chunks, Field.VALUE)
+    guidance = guidance_of(unit, chunks[-1])
     for what, values in (
         ("behavior_logprobs", behavior_logprobs),
         ("reference_logprobs", reference),
@@ -85,6 +88,7 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
         reference_logprobs=reference,
         values=state_values,
         score=score,
+        guidance=guidance,
     )
 
 
@@ -121,6 +125,28 @@ def token_scores(unit: str, scored: ScoredChunk, field: Field) -> np.ndarray | N
             f"{scored.chunk.tokens.shape}, one a token"
         )
     return found.astype(np.float32, copy=False)
+
+
+def guidance_of(unit: str, scored: ScoredChunk) -> GuidanceScore | None:
+    """Return what the reference worker wrote of the response that ends with this chunk; None for
+    none. Its arrays are float32 [response tokens], or empty.
+
+    Raises NonFiniteUnit, and LedgerError when there is not one entry a response token."""
+    match scored.scores.get(Field.GUIDANCE):
+        case GuidanceScore() as found:
+            pass
+        case _:
+            return None
+    wanted = scored.chunk.response_length
+    for what, logprobs in (("standard", found.standard_logprobs), ("judge", found.judge_logprobs)):
+        if logprobs.size not in (0, wanted):
+            raise LedgerError(
+                f"unit {unit}: chunk {scored.chunk.id} has {logprobs.size} {what} log-probs; expected {wanted}, one a token of "
+                "the whole response, or none"
+            )
+        if not np.isfinite(logprobs).all():
+            raise NonFiniteUnit(unit, f"{what} log-probs of trajectory {scored.chunk.trajectory}")
+    return found
 
 
 def _join(unit: str, chunks: Sequence[ScoredChunk], field: Field) -> np.ndarray | None:

@@ -89,11 +89,10 @@ class CriticRule(ABC):
     def from_config(cls, config: RunConfig) -> CriticRule:
         """Read the algorithm section of a run's configuration."""
         section = config.algorithm
-        fields = {Field.REWARD, Field.VALUE} | ({Field.REFERENCE} if config.needs_reference else set())
         return cls(
             unit=config.declaration.unit,
             objective=Objective.from_config(config),
-            fields=frozenset(fields),
+            fields=config.score_fields,
             signal_filter=section.dynamic_sampling,
             gamma=section.gamma,
             gae_lambda=section.gae_lambda,

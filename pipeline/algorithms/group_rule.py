@@ -61,10 +61,9 @@ class GroupRule(ABC):
     def from_config(cls, config: RunConfig) -> GroupRule:
         """Read the algorithm section of a run's configuration."""
         section = config.algorithm
-        fields = {Field.REWARD, Field.REFERENCE} if config.needs_reference else {Field.REWARD}
         return cls(
             objective=Objective.from_config(config),
-            fields=frozenset(fields),
+            fields=config.score_fields,
             group_size=section.group_size,
             signal_filter=section.dynamic_sampling,
             normalize_std=section.normalize_std,

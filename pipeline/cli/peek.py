@@ -111,10 +111,10 @@ def rows(stored: Sequence[StoredChunk]) -> list[str]:
 def described(at: Attached, blobs: Sequence[bytes]) -> list[str]:
     """Return a chunk and its scores as lines. Raises WireError for those of another version."""
     from protocol.codec import from_blob
-    from protocol.trajectory import ReferenceScore, RewardScore, TrajectoryChunk, ValueScore
+    from protocol.trajectory import Score, TrajectoryChunk
 
     chunk = from_blob(blobs[0], TrajectoryChunk)
-    any_score: Any = RewardScore | ReferenceScore | ValueScore
+    any_score: Any = Score
     scores: list[Score] = [from_blob(blob, any_score) for blob in blobs[1:]]
     response = chunk.response_text
     if response is None:
@@ -144,12 +144,27 @@ def as_text(chunk: TrajectoryChunk, scores: Sequence[Score], response: str) -> l
         "answer": chunk.prompt.answer,
         "verifier": chunk.prompt.verifier,
     }
+    texts |= _guidance(scores)
     lines = textwrap.wrap(printable_line(head), 79, subsequent_indent="  ")
     return [*lines, *(f"  {_score(score)}" for score in scores), *titled(texts)]
 
 
+def _guidance(scores: Sequence[Score]) -> dict[str, str]:
+    """Return the texts of guidance by their titles, and why some of it is absent."""
+    from protocol.trajectory import GuidanceScore, RewardScore
+
+    texts: dict[str, str] = {}
+    for score in scores:
+        if isinstance(score, RewardScore) and score.guidance is not None:
+            given = score.guidance
+            texts |= {"gold": given.gold_text, "judgment": given.judge_text, "absent": given.absent}
+        elif isinstance(score, GuidanceScore) and score.absent:
+            texts["absent"] = score.absent
+    return {title: text for title, text in texts.items() if text}
+
+
 def _score(score: Score) -> str:
-    from protocol.trajectory import ReferenceScore, RewardScore
+    from protocol.trajectory import GuidanceScore, ReferenceScore, RewardScore
 
     if isinstance(score, RewardScore):
         parts = ", ".join(f"{name} {value + 0.0:+.2f}" for name, value in score.parts.items())
@@ -158,4 +173,8 @@ def _score(score: Score) -> str:
         return printable_line(words)
     if isinstance(score, ReferenceScore):
         return f"reference log-probs of {score.logprobs.size:,} tokens, mean {score.logprobs.mean():.3f} nats"
+    if isinstance(score, GuidanceScore):
+        counts = {"standard": score.standard_logprobs.size, "judge": score.judge_logprobs.size}
+        there = " and ".join(f"{size:,} {name}" for name, size in counts.items() if size) or "no"
+        return printable_line(f"guidance of {there} log-probs, by {score.guide_version}")
     return f"values of {score.values.size:,} tokens, mean {score.values.mean():+.3f}, by value version {score.value_version}"

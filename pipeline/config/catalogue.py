@@ -28,6 +28,8 @@ class Declaration:
     """Advantages compare the members of a group, so a group has at least two."""
     needs_reference: bool = False
     """``prepare`` reads reference log-probs, whatever the loss does."""
+    needs_guidance: bool = False
+    """``prepare`` reads the guidance of each response."""
     preset: Mapping[str, object] = field(default_factory=dict[str, object])
     """Defaults that the rule's name sets in ``[algorithm]``; DAPO's are the section's own."""
     reads: frozenset[str] = frozenset()

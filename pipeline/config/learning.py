@@ -173,6 +173,11 @@ class AlgorithmSection(Section):
         "0: never. DAPO recipe 10.",
         ge=0,
     )
+    guidance: Literal["none", "mix"] = setting(
+        "none",
+        "mix: scale each token's advantage by its guidance, for any rule with advantages. Rules that learn from "
+        "guidance alone need no mix. Settings: [guidance].",
+    )
     # With a critic (ppo, vapo, tppo):
     gamma: Fraction = setting(1.0, "Discount. VAPO, T-PPO: 1.")
     gae_lambda: Fraction = setting(0.95, "Lambda of the policy, where it does not adapt to the length.")

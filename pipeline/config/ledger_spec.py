@@ -8,7 +8,6 @@ from typing import Protocol
 
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import LatePolicy, LedgerSpec, Unit
-from protocol.trajectory import Field
 
 
 class PromptStream(Protocol):
@@ -29,11 +28,6 @@ def ledger_spec(config: RunConfig, stream: PromptStream) -> LedgerSpec:
     """Return the ledger specification of a run."""
     algorithm = config.algorithm
     declared = config.declaration
-    fields = {Field.REWARD}
-    if config.needs_reference:
-        fields.add(Field.REFERENCE)
-    if declared.has_critic:
-        fields.add(Field.VALUE)
     return LedgerSpec(
         run=config.run.name,
         unit=declared.unit,
@@ -42,7 +36,7 @@ def ledger_spec(config: RunConfig, stream: PromptStream) -> LedgerSpec:
         eta=config.staleness.eta,
         num_prompts=None if config.data.epochs is None else config.data.epochs * stream.num_prompts,
         oversampling=algorithm.oversampling,
-        fields=frozenset(fields),
+        fields=config.score_fields,
         signal_filter=algorithm.dynamic_sampling and declared.unit is Unit.GROUP,
         late=LatePolicy(config.staleness.late),
         data_digest=stream.digest,

@@ -14,6 +14,7 @@ from pipeline.config.base import Section
 from pipeline.config.catalogue import Declaration, declare, rule_class
 from pipeline.config.code import CodeSection
 from pipeline.config.evaluating import EvaluationSection
+from pipeline.config.guiding import ENDPOINT, GuidanceSection
 from pipeline.config.judging import endpoint_verifiers
 from pipeline.config.launching import LaunchSection
 from pipeline.config.observing import ObserverSection
@@ -23,6 +24,7 @@ from pipeline.config.sampling import check_limits, check_punishment, check_sampl
 from pipeline.config.sinking import SinksSection
 from pipeline.config.tracing import TracingSection
 from pipeline.ledger.types import Unit
+from protocol.trajectory import Field
 
 RANKED_BACKENDS = ("fsdp2", "deepspeed")
 """Backends that shard one model among ranks."""
@@ -52,6 +54,7 @@ class RunConfig(Section):
     reward: learning.RewardSection = learning.RewardSection()
     reference: learning.ReferenceSection = learning.ReferenceSection()
     value: learning.ValueSection = learning.ValueSection()
+    guidance: GuidanceSection = GuidanceSection()
     learner: learning.LearnerSection = learning.LearnerSection()
     checkpoint: running.CheckpointSection = running.CheckpointSection()
     replay: running.ReplaySection = running.ReplaySection()
@@ -101,14 +104,24 @@ class RunConfig(Section):
         return self.algorithm.kl_coefficient > 0.0 or self.reference.always
 
     @property
+    def needs_guidance(self) -> bool:
+        """Whether every response needs guidance: by the rule, or to scale advantages."""
+        return self.declaration.needs_guidance or self.algorithm.guidance == "mix"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether reference workers run: for reference log-probs, or for guided passes."""
+        return self.needs_reference or self.needs_guidance
+
+    @property
     def reference_model(self) -> Path:
         """Folder of the frozen reference policy."""
         return self.model.reference_path or self.model.path
 
     @property
     def scores_with_vllm(self) -> bool:
-        """Whether reference log-probs come from vLLM."""
-        return self.needs_reference and self.reference.backend == "vllm"
+        """Whether log-probs of the reference policy come from vLLM."""
+        return self.has_reference and self.reference.backend == "vllm"
 
     @property
     def declaration(self) -> Declaration:
@@ -119,6 +132,17 @@ class RunConfig(Section):
     def has_critic(self) -> bool:
         """Whether chunks need values, from a value process."""
         return self.declaration.has_critic
+
+    @property
+    def score_fields(self) -> frozenset[Field]:
+        """The fields that a unit needs before it is trained on."""
+        needed = {
+            Field.REWARD: True,
+            Field.REFERENCE: self.needs_reference,
+            Field.VALUE: self.has_critic,
+            Field.GUIDANCE: self.needs_guidance,
+        }
+        return frozenset(field for field, is_needed in needed.items() if is_needed)
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
@@ -200,13 +224,37 @@ class RunConfig(Section):
                     f"reward.endpoints.{name}.max_in_flight is {endpoint.max_in_flight}, and reward.max_in_flight "
                     f"{reward.max_in_flight}, all that a worker judges at once: raise reward.max_in_flight, or lower it"
                 )
+        self._check_guidance()
         self._check_fleet()
         return self
+
+    def _check_guidance(self) -> None:
+        """Refuse guidance that no rule reads twice, and makers of judgments that are not there."""
+        algorithm, guidance = self.algorithm, self.guidance
+        if algorithm.guidance == "mix" and self.declaration.needs_guidance:
+            raise ValueError(
+                f"algorithm.guidance is mix, but {algorithm.name} learns from guidance itself and has no advantages to scale: "
+                "set algorithm.guidance to none"
+            )
+        name = guidance.judgments.removeprefix(ENDPOINT)
+        if not self.needs_guidance or name == guidance.judgments:
+            return
+        endpoint = self.reward.endpoints.get(name)
+        if endpoint is None:
+            raise ValueError(
+                f"guidance.judgments is {guidance.judgments}, but reward.endpoints has "
+                f"{', '.join(self.reward.endpoints) or 'none'}; give its url in [reward.endpoints.{name}]"
+            )
+        if endpoint.model is None:
+            raise ValueError(
+                f"guidance.judgments is {guidance.judgments}, but reward.endpoints.{name} names no model, and only a language "
+                "model writes judgments: set its model"
+            )
 
     def _check_fleet(self) -> None:
         """Refuse a fleet without workers of a role, where none can join from another host."""
         counts = {"generator": self.fleet.generator, "reward": self.fleet.reward}
-        if self.needs_reference:
+        if self.has_reference:
             counts["reference"] = self.fleet.reference
         for role in (role for role, count in counts.items() if not count and self.wire.transport != "tcp"):
             raise ValueError(

@@ -78,7 +78,14 @@ _RULES = (
         "algorithm.rejection is none",
     ),
     _of_algorithm("importance_floor", lambda a: a.importance != "icepop", "only importance icepop has a floor"),
-    _Rule("algorithm.kl_estimator reference. model.reference_path", lambda c: not c.needs_reference, _UNREFERENCED),
+    _Rule("algorithm.kl_estimator", lambda c: not c.needs_reference, _UNREFERENCED),
+    _Rule("reference. model.reference_path", lambda c: not c.has_reference, _UNREFERENCED),
+    _Rule("guidance.", lambda c: not c.needs_guidance, "{algorithm} reads no guidance, and algorithm.guidance is none"),
+    _Rule(
+        "guidance.cluster_power guidance.cluster_distance guidance.dissimilar_clusters",
+        lambda c: not c.guidance.clusters,
+        "guidance.clusters is off",
+    ),
     _Rule(
         "reward.overlong_cache_tokens reward.overlong_factor",
         lambda c: "soft" not in c.reward.overlong,

@@ -10,8 +10,8 @@ texts is all that the server does for it; this module reads the numbers. It has 
 trajectory, and one for each chunk, with a tab between two places::
 
     name, state, admitted_s, prompt, tokens, ready_s, claimed_s, leases, chunks, end, "who at", ...
-    index, tokens, written_s, "who version ...", "who at accuracy reward" of each field, ready_s,
-      claimed_s, end
+    index, tokens, written_s, "who version ...", "who at accuracy reward" of its reward, "who at" of
+      its reference, of its value, ready_s, claimed_s, end, "who at" of its guidance if it has any
 
 An end is ``at_s updates oldest reason``. An empty place stands for what is not known. A client of
 its own could give itself a name with spaces, so texts are read from their ends. Spaces stand for a
@@ -177,7 +177,8 @@ def _lease(text: str) -> LeaseEvent:
 
 
 def _chunk(row: str) -> ChunkLife:
-    index, tokens, written, by, *scored, ready, claimed, end = row.split("\t")
+    index, tokens, written, by, reward, reference, value, ready, claimed, end, *guidance = row.split("\t")
+    scored = zip(Field, (reward, reference, value, *guidance), strict=False)
     who = _VERSIONS.sub("", by)
     return ChunkLife(
         index=int(index),
@@ -185,7 +186,7 @@ def _chunk(row: str) -> ChunkLife:
         written_s=_time(written),
         worker=who,
         versions=tuple(map(int, by[len(who) :].split())),
-        scores=tuple(_score(field, text) for field, text in zip(Field, scored, strict=True) if text),
+        scores=tuple(_score(field, text) for field, text in scored if text),
         ready_s=_time(ready),
         claimed_s=_time(claimed),
         end=_end(end),

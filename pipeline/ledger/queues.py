@@ -16,6 +16,7 @@ EMPTIED_BY: Final[dict[str, str]] = {
     "reward": "reward",
     "reference": "reference",
     "value": "value",
+    "guidance": "reference",
     "finished": "value",
     "finished_claimed": "value",
     "ready": "learner",

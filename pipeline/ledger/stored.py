@@ -10,12 +10,13 @@ from typing import Final
 
 from pipeline.ledger.types import FinishedTrajectory, ScoredChunk
 from protocol.codec import from_blob
-from protocol.trajectory import Field, ReferenceScore, RewardScore, Score, TrajectoryChunk, ValueScore
+from protocol.trajectory import Field, GuidanceScore, ReferenceScore, RewardScore, Score, TrajectoryChunk, ValueScore
 
 SCORE_TYPES: Final[Mapping[Field, type[Score]]] = {
     Field.REWARD: RewardScore,
     Field.REFERENCE: ReferenceScore,
     Field.VALUE: ValueScore,
+    Field.GUIDANCE: GuidanceScore,
 }
 FIELDS: Final = tuple(Field)
 

@@ -38,6 +38,7 @@ _UNITS: Final = {"open": "trajectories", "parked": "trajectories", "leased": "tr
     "reward": "chunks",
     "reference": "chunks",
     "value": "chunks",
+    "guidance": "chunks",
     "credit": "credits",
     "ready": "credits",
     "claimed": "credits",

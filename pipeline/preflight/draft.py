@@ -132,7 +132,7 @@ def draft(choices: Choices, form: DataForm, around: Surroundings) -> Draft:
     fleet = {"fleet.generator": generators, "fleet.reward": 1}
     values["ledger.max_memory_mb"] = 1 << 20
     config = parse_config(commented(values | fleet, {}, algorithm=choices.algorithm), "the draft")
-    fleet["fleet.reference"] = int(config.needs_reference)
+    fleet["fleet.reference"] = int(config.has_reference)
     load = ledger_load(config)
     needed = max(load.batch_bytes, load.in_flight_bytes) / config.ledger.watermark / _MB
     values["ledger.max_memory_mb"] = max(256, 256 * math.ceil(needed / 256))

@@ -43,7 +43,7 @@ def _uncertain(config: RunConfig) -> list[str]:
     found: list[str] = []
     if config.learner.backend != "emulated":
         folders = [config.model.path]
-        if config.needs_reference and config.reference.backend == "torch":
+        if config.has_reference and config.reference.backend == "torch":
             folders.append(config.reference_model)
         if config.has_critic and config.value.path is not None:
             folders.append(config.value.path)

@@ -7,6 +7,7 @@ ops/RUNBOOK.md has the same arithmetic in words, with the same example (a test c
       scores (reference log-probs, values)       4 L each
       prefixes: a chunk has all before it        4 W n (n - 1) / 2
       prompt and metadata of each chunk          n (8 P + 1536)
+      guidance of J judgment tokens, if any      8 L + 4 J
     in flight                                    (eta + 2) x oversampling x the responses of a batch
     a batch of T-PPO                             windows: each with its longest prefix, L - W
     with a critic                                one value batch of finished responses besides
@@ -26,6 +27,8 @@ from protocol.errors import ConfigError
 _TOKEN_BYTES = 12
 """Bytes of a sampled token: its id, its log-prob, and its text in the final chunk."""
 _FIELD_BYTES = 4
+_TEXT_BYTES = 4
+"""Bytes of a judgment's token in the reward, as text."""
 _PROMPT_TOKEN_BYTES = 8
 """Bytes of a prompt's token in every chunk: its id and its text."""
 _CHUNK_BYTES = 1536
@@ -68,6 +71,8 @@ def ledger_load(config: RunConfig) -> LedgerLoad:
         "num_fields": int(config.needs_reference) + int(has_critic),
     }
     unit = chunk_bytes(**size) if config.declaration.unit is Unit.CHUNK else response_bytes(**size)
+    if config.needs_guidance:
+        unit += 2 * _FIELD_BYTES * generation.max_response_tokens + _TEXT_BYTES * config.guidance.max_judgment_tokens
     batch = algorithm.groups_per_update * algorithm.group_size * unit
     in_flight = math.ceil((config.staleness.eta + 2) * algorithm.oversampling * batch)
     if has_critic:

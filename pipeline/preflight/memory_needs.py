@@ -116,7 +116,7 @@ def needs(
     if config.generation.engine != "emulated":
         need = _generator(shape, config) if on_cpu(config.generation.device) else _ON_GPU
         found += _each("generator", counts.get(Role.GENERATOR, 0), need)
-    if config.needs_reference and config.reference.backend == "torch":
+    if config.has_reference and config.reference.backend == "torch":
         weights = shape.num_weights * _ITEM_BYTES[config.model.dtype]
         work = activation_bytes(shape, config.reference.micro_batch_tokens) // shape.layers
         parts = {"weights": weights, "activations": work, "process": PROCESS_BYTES}

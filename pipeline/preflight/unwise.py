@@ -34,7 +34,7 @@ def threads_of(config: RunConfig) -> dict[Role, int]:
         found[Role.LEARNER] = config.learner.threads * config.learner.ranks
     if config.generation.engine == "local" and is_cpu(config.generation.device):
         found[Role.GENERATOR] = config.generation.threads
-    if config.needs_reference and config.reference.backend == "torch" and is_cpu(config.reference.device):
+    if config.has_reference and config.reference.backend == "torch" and is_cpu(config.reference.device):
         found[Role.REFERENCE] = config.reference.threads
     if config.has_critic and config.value.backend != "emulated" and is_cpu(config.value.device):
         found[Role.VALUE] = config.value.threads * config.value.ranks

@@ -24,6 +24,7 @@ from pipeline.supervisor.fleet_plan import FleetPlan
 from pipeline.supervisor.fleet_recorder import FleetRecorder
 from protocol.errors import LedgerDiskFailed, LedgerError, LedgerUnavailable
 from protocol.ids import Role
+from protocol.trajectory import Field
 
 if TYPE_CHECKING:
     from pipeline.observability.metrics import MetricsServer
@@ -33,7 +34,11 @@ _NO_ROOM_CHECK_S = 5.0
 _SUSPICIOUS_CHECK_S = 0.1
 """Interval while the server seems dead, until enough probes agree."""
 _OVERDUE_CHECK_S = 1.0
-_SCORERS = (Role.REWARD, Role.REFERENCE, Role.VALUE)
+_SCORED = {
+    Role.REWARD: (Field.REWARD,),
+    Role.REFERENCE: (Field.REFERENCE, Field.GUIDANCE),
+    Role.VALUE: (Field.VALUE,),
+}
 
 log = structlog.get_logger(__name__)
 
@@ -161,4 +166,5 @@ class Monitor:
 def overdue_ages(queues: Sequence[QueueStat], scoring_deadline_s: float) -> dict[Role, float]:
     """Return the age of each scoring role's work beyond its deadline, in seconds."""
     ages = {queue.name: queue.oldest_age_s or 0.0 for queue in queues}
-    return {role: ages[role] - scoring_deadline_s for role in _SCORERS if role in ages}
+    oldest = {role: [ages[field] for field in fields if field in ages] for role, fields in _SCORED.items()}
+    return {role: max(found) - scoring_deadline_s for role, found in oldest.items() if found}

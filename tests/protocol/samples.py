@@ -13,6 +13,8 @@ from protocol.ids import ChunkId, TrajectoryId
 from protocol.messages import BASE_VERSION, FilePart, FileRequest, WeightsPart, WeightsRequest
 from protocol.trajectory import (
     FinishReason,
+    Guidance,
+    GuidanceScore,
     Prompt,
     ReferenceScore,
     RewardScore,
@@ -83,6 +85,22 @@ def samples() -> dict[str, Storable]:
         ),
         "reward": RewardScore(reward=0.75, accuracy=1.0, parts={"correct": 1.0, "overlong": -0.25}, masked=True),
         "reference": ReferenceScore(logprobs=-np.arange(100, dtype=np.float32)),
+        "reward_with_guidance": RewardScore(
+            reward=-1.0,
+            accuracy=0.0,
+            guidance=Guidance(gold_text="13", judge_text="step 3 says 14, should be 13", absent="cut"),
+        ),
+        "guidance": GuidanceScore(
+            standard_logprobs=np.linspace(-1.0, 0.0, 5, dtype=np.float32),
+            judge_logprobs=np.linspace(-0.5, 0.0, 5, dtype=np.float32),
+            guide_version="0f1e2d",
+            absent="a reason",
+        ),
+        "guidance_of_a_right_response": GuidanceScore(
+            standard_logprobs=np.linspace(-1.0, 0.0, 5, dtype=np.float32),
+            judge_logprobs=np.empty(0, np.float32),
+            guide_version="0f1e2d",
+        ),
         "value": ValueScore(values=np.arange(3, dtype=np.float32), value_version=2),
     }
 

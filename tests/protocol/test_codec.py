@@ -24,7 +24,17 @@ from protocol.errors import (
     WireError,
 )
 from protocol.messages import FilePart, WeightsPart
-from protocol.trajectory import Prompt, ReferenceScore, RewardScore, Score, Segment, TrajectoryChunk, ValueScore
+from protocol.trajectory import (
+    Guidance,
+    GuidanceScore,
+    Prompt,
+    ReferenceScore,
+    RewardScore,
+    Score,
+    Segment,
+    TrajectoryChunk,
+    ValueScore,
+)
 from tests.protocol.frames import LIMIT, body_of, forged, wire
 from tests.protocol.samples import chunk, chunks, packed, request, same, samples
 
@@ -62,6 +72,26 @@ def test_a_blob_can_be_read_as_any_of_a_union() -> None:
 def test_a_blob_of_another_type_is_refused() -> None:
     with pytest.raises(UnknownMessage, match="reward"):
         from_blob(to_blob(RewardScore(reward=1.0, accuracy=1.0)), ReferenceScore)
+
+
+@pytest.mark.parametrize("guidance", [None, Guidance(), Guidance(judge_text="2 is wrong")])
+def test_a_reward_without_guidance_has_the_fields_that_it_always_had(guidance: Guidance | None) -> None:
+    score = RewardScore(reward=1.0, accuracy=1.0, guidance=guidance)
+    assert from_blob(to_blob(score), RewardScore) == score
+    body = msgpack.unpackb(to_blob(score))["body"]
+    assert list(body)[:5] == ["type", "reward", "accuracy", "parts", "masked"]
+    assert list(body)[5:] == ([] if guidance is None else ["guidance"])
+
+
+def test_guidance_of_two_lengths_is_neither_written_nor_read() -> None:
+    def of(standard: int, judge: int) -> GuidanceScore:
+        arrays = (np.zeros(size, np.float32) for size in (standard, judge))
+        return GuidanceScore(standard_logprobs=next(arrays), judge_logprobs=next(arrays), guide_version="v")
+
+    for standard, judge in ((3, 3), (3, 0), (0, 3), (0, 0)):
+        assert from_blob(to_blob(of(standard, judge)), GuidanceScore).standard_logprobs.size == standard
+    with pytest.raises(MalformedMessage, match="3 standard and 2 judge"):
+        to_blob(of(3, 2))
 
 
 def test_decoded_arrays_are_aligned_and_cannot_be_written() -> None:

@@ -51,7 +51,7 @@ def check_devices(config: RunConfig) -> None:
     devices = {"model.device": config.model.device}
     if config.generation.engine != "emulated":
         devices["generation.device"] = config.generation.device
-    if config.needs_reference and config.reference.backend != "emulated":
+    if config.has_reference and config.reference.backend != "emulated":
         devices["reference.device"] = config.reference.device
     if config.has_critic and config.value.backend != "emulated":
         devices["value.device"] = config.value.device
@@ -117,7 +117,7 @@ def _wanted(config: RunConfig) -> list[tuple[Path, str]]:
         wanted.append((config.model.path, "slots"))
     if config.learner.backend in _OURS:
         wanted.append((config.model.path, "packed" if config.learner.backend == "torch" else "shared"))
-    if config.needs_reference and config.reference.backend == "torch":
+    if config.has_reference and config.reference.backend == "torch":
         wanted.append((config.reference_model, "packed"))
     if config.has_critic and config.value.backend in _OURS:
         is_whole = config.value.backend == "torch"

@@ -44,10 +44,12 @@ def is_shown(index: int, num_chunks: int) -> bool:
 
 def chunk_row(index: int, record: ChunkRecord, end: str = "") -> str:
     """Return a chunk's row; ``end``: of its unit, if it is one."""
-    events = [record.events.get(field, "") for field in Field]
+    events = [record.events.get(field, "") for field in (Field.REWARD, Field.REFERENCE, Field.VALUE)]
     times = (record.written_s, record.ready_s or None, record.claimed_s or None)
     written, ready, claimed = map(_text, times)
-    return "\t".join((str(index), str(record.num_tokens), written, record.by, *events, ready, claimed, end))
+    guidance = [record.events[Field.GUIDANCE]] if Field.GUIDANCE in record.events else []
+    places = (str(index), str(record.num_tokens), written, record.by, *events, ready, claimed, end, *guidance)
+    return "\t".join(places)
 
 
 def ended(now: float, reason: DropReason | None, made: int, oldest: int | None) -> str:

@@ -11,7 +11,12 @@ from pipeline.runtime.registry.contract import WaitingFor, unreached_workers
 from protocol.ids import ELASTIC_ROLES, Role
 from protocol.trajectory import Field
 
-SCORER = {Field.REWARD: Role.REWARD, Field.REFERENCE: Role.REFERENCE, Field.VALUE: Role.VALUE}
+SCORER = {
+    Field.REWARD: Role.REWARD,
+    Field.REFERENCE: Role.REFERENCE,
+    Field.VALUE: Role.VALUE,
+    Field.GUIDANCE: Role.REFERENCE,
+}
 _AT_WORK = {
     Role.GENERATOR: "is sampling",
     Role.REWARD: "is scoring",

@@ -30,7 +30,7 @@ WORKER_COLUMNS: Final = ("worker", "v", "MB", "waits for", "done")
 INCIDENT_COLUMNS: Final = ("time", "who", "what")
 RIGHT: Final = frozenset({"live", "depth", "in/s", "out/s", "oldest", "v", "MB"})
 """Columns of numbers."""
-_WAY: Final = ("credit", "open", "leased", "", "reward", "reference", "value", "ready", "claimed")
+_WAY: Final = ("credit", "open", "leased", "", "reward", "reference", "value", "guidance", "ready", "claimed")
 """Queues on every chunk's way, with the place of the mailboxes; the others follow."""
 _MAILBOXES: Final = _WAY.index("")
 

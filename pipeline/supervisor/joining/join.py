@@ -216,9 +216,10 @@ async def _check_clock(board: JoinBoard) -> None:
 def _check_role(manifest: Manifest, role: Role) -> None:
     """Raise ConfigError for a role that the run does not need, or cannot have elsewhere."""
     settings = manifest.settings
-    if role is Role.REFERENCE and not settings["algorithm"]["kl_coefficient"] and not settings["reference"]["always"]:
+    if role is Role.REFERENCE and not manifest.has_reference:
         raise ConfigError(
-            "the run needs no reference workers: algorithm.kl_coefficient is 0; join as generator or reward"
+            "the run needs no reference workers: algorithm.kl_coefficient is 0, and no rule reads guidance; join as "
+            "generator or reward"
         )
     if role is Role.GENERATOR and settings["weights"]["path"] == "file":
         raise ConfigError(

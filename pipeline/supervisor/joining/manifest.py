@@ -65,6 +65,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Where the run's host serves the files."""
     public_key: str = ""
     """CURVE key of that endpoint."""
+    has_reference: bool = False
+    """Whether the run has reference workers."""
     trouble: str = ""
     """Why no host can join, in words; empty when hosts can."""
 
@@ -113,6 +115,10 @@ def make_manifest(config: RunConfig) -> tuple[Manifest, dict[str, Path]]:
     if config.model.reference_path is not None:
         place = "reference_model"
         put(("model", "reference_path"), place, _folder(config.model.reference_path, place, (Role.REFERENCE,)))
+    for name in ("standard_template", "judge_template"):
+        template = getattr(config.guidance, name)
+        if template is not None:
+            put(("guidance", name), name, [_Needed(template, name, (Role.REFERENCE,))])
     if config.reward.model is not None:
         place = "reward_model"
         put(("reward", "model", "path"), place, _folder(config.reward.model.path, place, (Role.REWARD,)))
@@ -123,7 +129,9 @@ def make_manifest(config: RunConfig) -> tuple[Manifest, dict[str, Path]]:
     if config.emulation.journal is not None:
         put(("emulation", "journal"), JOURNALS, ())
     files, served = _digested(needed)
-    return Manifest(code=own_version(), settings=settings, places=tuple(places), files=files), served
+    return Manifest(
+        code=own_version(), settings=settings, places=tuple(places), files=files, has_reference=config.has_reference
+    ), served
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -169,10 +177,12 @@ def _prompt_files(config: RunConfig) -> Iterator[tuple[Setting, Path | str]]:
 
 
 def _model_files(config: RunConfig) -> Iterator[_Needed]:
-    """Yield the start model's files: weights for a reference alone."""
-    is_reference = config.needs_reference and config.model.reference_path is None
+    """Yield the start model's files: weights for a reference alone. Guided passes need its
+    tokenizer."""
+    is_reference = config.has_reference and config.model.reference_path is None
     weighing = (Role.REFERENCE,) if is_reference else ()
-    for file in _folder(config.model.path, "model", (Role.GENERATOR, *weighing)):
+    reading = (Role.REFERENCE,) if config.needs_guidance else weighing
+    for file in _folder(config.model.path, "model", (Role.GENERATOR, *reading)):
         if not file.path.name.endswith(_WEIGHTS):
             yield file
         elif weighing:

@@ -59,7 +59,7 @@ def standby_roles(config: RunConfig, kind: StandbyKind) -> tuple[Role, ...]:
     is_wanted = {
         Role.GENERATOR: bool(fleet.generator),
         Role.REWARD: bool(fleet.reward),
-        Role.REFERENCE: bool(fleet.reference) and config.needs_reference,
+        Role.REFERENCE: bool(fleet.reference) and config.has_reference,
         Role.VALUE: config.has_critic and config.value.ranks == 1,
     }
     return tuple(role for role in GENERIC_ROLES if is_wanted[role] and role not in config.launch.launched)
