@@ -42,12 +42,11 @@ def model_card(config: RunConfig, rows: Iterable[Row], version: int) -> str:
         "",
         f"# {config.run.name}, version {version}",
         "",
-        f"Trained from {_code(name)} with Headrace, by reinforcement learning.",
+        f"Trained from {_code(name)} with Headrace, {_how(config)}.",
         "",
         "## Data",
         "",
-        f"* training: {_files(config.data.train)}" if config.data.train else "* training: several sets",
-        *(f"  * {one.name}, weight {one.weight:g}: {_files(one.train)}" for one in config.data.sets),
+        *_training(config),
         f"* evaluation: {_files(config.data.evaluation)}",
         *(f"  * {one.name}: {_files(one.files)}" for one in config.evaluation.sets),
         f"* verifier: {_code(config.data.verifier)}, for lines that name none",
@@ -123,6 +122,19 @@ def _shortened(value: Any) -> Any:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+def _how(config: RunConfig) -> str:
+    return "on recorded responses" if config.data.responses else "by reinforcement learning"
+
+
+def _training(config: RunConfig) -> list[str]:
+    """Return the lines of the training data."""
+    data = config.data
+    if data.responses:
+        return [f"* training: recorded responses of {_files(data.responses)}"]
+    sets = [f"  * {one.name}, weight {one.weight:g}: {_files(one.train)}" for one in data.sets]
+    return [f"* training: {_files(data.train)}" if data.train else "* training: several sets", *sets]
 
 
 def _files(paths: Sequence[Path | str]) -> str:

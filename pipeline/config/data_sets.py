@@ -62,6 +62,18 @@ class ColumnsSection(Section):
         "question and answer, the text behind ####.",
         min_length=1,
     )
+    response: str | None = setting(
+        None, "Column of data.responses with the response. Absent: response, completion or output.", min_length=1
+    )
+    verdict: str | None = setting(
+        None,
+        "Column of data.responses with the verdict: true or false, 1 or 0, right or wrong. Absent: verdict, correct, "
+        "is_correct or accuracy.",
+        min_length=1,
+    )
+    judgment: str | None = setting(
+        None, "Column of data.responses with what is wrong, in words. Absent: judgment.", min_length=1
+    )
 
 
 class DataSetSection(Section):

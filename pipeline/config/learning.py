@@ -36,6 +36,14 @@ class DataSection(Section):
         "may have * and ?, or be hf://datasets/OWNER/NAME/FILE, s3://BUCKET/FILE or gs://BUCKET/FILE.",
     )
     sets: tuple[DataSetSection, ...] = setting((), "Several data sets with weights, in place of train.")
+    responses: tuple[DataPath, ...] = setting(
+        (),
+        "Files of questions with recorded responses and verdicts, in place of train: the run learns from these, and "
+        "samples none. pipeline/data/README.md.",
+    )
+    response_verifier: str = setting(
+        "recorded", "Verifier of data.responses. recorded: each line's verdict. Another one judges the responses anew."
+    )
     columns: ColumnsSection = ColumnsSection()
     evaluation: tuple[DataPath, ...] = setting((), "Files of held-out prompts; never trained on.")
     allow_overlap: bool = setting(
@@ -66,11 +74,16 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _has_data(self) -> Self:
-        is_missing = "train" not in self.model_fields_set and not self.sets
-        if is_missing or (self.train and self.sets):
-            both = "both missing" if is_missing else "both given"
+        given = [name for name in ("train", "sets", "responses") if getattr(self, name)]
+        if not given and "train" not in self.model_fields_set:
             raise ValueError(
-                f"data.train and data.sets are {both}; give the files in data.train, or each data set in [[data.sets]]"
+                "data.train and data.sets are both missing; give the files in data.train, or each data set in [[data.sets]]; "
+                "or recorded responses in data.responses"
+            )
+        if len(given) > 1:
+            raise ValueError(
+                f"{' and '.join(f'data.{name}' for name in given)} are both given; expected one: give the files in data.train, "
+                "or each data set in [[data.sets]], or recorded responses in data.responses"
             )
         low, high = self.min_difficulty, self.max_difficulty
         if low is not None and high is not None and low > high:

@@ -19,6 +19,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "data.evaluation": "eval_dataset val_files",
     "data.columns.question": "prompt_key input_key",
     "data.columns.answer": "answer_key label_key",
+    "data.columns.response": "response_key output_key",
     "data.sets.weight": "prompt_data_probs dataset_probs interleave_probs",
     "data.max_prompt_tokens": "max_prompt_length prompt_length prompt_max_len",
     "data.epochs": "num_train_epochs total_epochs num_episodes",

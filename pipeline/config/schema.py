@@ -19,6 +19,7 @@ from pipeline.config.judging import endpoint_verifiers
 from pipeline.config.launching import LaunchSection
 from pipeline.config.observing import ObserverSection
 from pipeline.config.rate_phases import rate_phases
+from pipeline.config.recorded import check_recorded
 from pipeline.config.recovering import RecoverySection
 from pipeline.config.sampling import check_limits, check_punishment, check_sampling
 from pipeline.config.sinking import SinksSection
@@ -86,6 +87,7 @@ class RunConfig(Section):
         return frozenset(
             (
                 self.data.verifier,
+                *((self.data.response_verifier,) if self.data.responses else ()),
                 *of_sets,
                 *self.reward.verifiers,
                 *functions,
@@ -97,6 +99,11 @@ class RunConfig(Section):
     def has_evaluation(self) -> bool:
         """Whether there are held-out prompts."""
         return bool(self.data.evaluation or self.evaluation.sets)
+
+    @property
+    def has_sampling(self) -> bool:
+        """Whether generators sample, and so have a model: for training, or for evaluation alone."""
+        return self.has_evaluation or not self.data.responses
 
     @property
     def needs_reference(self) -> bool:
@@ -166,6 +173,7 @@ class RunConfig(Section):
         check_sampling(generation, self.evaluation)
         check_limits(generation, self.data, self.evaluation)
         check_punishment(reward, self.data)
+        check_recorded(self.data, algorithm, self.staleness)
         self._check_ranks()
         rate_phases(learner, self.run.num_updates)
         self._check_optimizer()

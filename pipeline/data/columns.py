@@ -22,7 +22,7 @@ from pipeline.config.data_sets import ColumnsSection
 from protocol.errors import DataError
 
 _QUESTIONS: Final = ("prompt", "messages", "question", "problem", "input", "context_messages")
-_ANSWERS: Final = ("answer", "reward_model.ground_truth", "ground_truth", "solution", "label", "completion")
+_ANSWERS: Final = ("answer", "reward_model.ground_truth", "ground_truth", "solution", "label", "completion", "gold")
 _GSM8K_MARK: Final = "####"
 _MAX_LISTED = 20
 DIFFICULTY: Final = "difficulty"
@@ -49,16 +49,16 @@ class ColumnMap:
                 del self._unseen[setting]
         row = {name: value for name, value in columns.items() if value is not None}
         question, answer = recognised(row, self._mapped)
-        text = _at(row, answer)
+        text = value_at(row, answer)
         if self._mapped.difficulty is not None:
-            row[DIFFICULTY] = _at(row, self._mapped.difficulty)
+            row[DIFFICULTY] = value_at(row, self._mapped.difficulty)
         _place_prompt(row, question, is_mapped=self._mapped.question is not None)
         if self._mapped.answer is not None:
             row.pop("answer", None)
         elif text is None:
             text = _last_words(row)
         if text is not None:
-            row["answer"] = self._marked(text if answer == "answer" else _plain(text), question, answer)
+            row["answer"] = self._marked(text if answer == "answer" else plain_text(text), question, answer)
         return row
 
     def check(self, path: object) -> None:
@@ -67,7 +67,7 @@ class ColumnMap:
             if self._last is not None:
                 raise DataError(
                     f"{path}: {self._key}.{setting} is {name!r}, but no line has such a column; expected one of "
-                    f"{_listed(self._last)}: correct it, or leave it out if the form is recognised"
+                    f"{listed(self._last)}: correct it, or leave it out if the form is recognised"
                 )
 
     def _marked(self, text: Any, question: str | None, answer: str | None) -> Any:
@@ -85,13 +85,13 @@ def recognised(row: Mapping[str, Any], mapped: ColumnsSection) -> tuple[str | No
     """Return the columns of a row's prompt and answer: the mapped ones, else by the row's form.
     None stands for an absent one."""
     question = mapped.question or next((name for name in _QUESTIONS if row.get(name) is not None), None)
-    return question, mapped.answer or next((name for name in _ANSWERS if _at(row, name) is not None), None)
+    return question, mapped.answer or next((name for name in _ANSWERS if value_at(row, name) is not None), None)
 
 
 def _place_prompt(row: dict[str, Any], question: str | None, *, is_mapped: bool) -> None:
     """Put the question where our form has it: a text under prompt, a conversation under messages.
     A row with both is left alone, to be refused, unless a mapping chooses."""
-    prompt = _at(row, question)
+    prompt = value_at(row, question)
     if prompt is None or question is None:
         return
     if is_mapped:
@@ -115,7 +115,7 @@ def _last_words(row: dict[str, Any]) -> Any:
     return last.get("content")
 
 
-def _plain(value: Any) -> Any:
+def plain_text(value: Any) -> Any:
     """Return the text of a conversation of one message, or of a list of one."""
     if isinstance(value, list) and len(value) == 1:
         (value,) = value
@@ -126,7 +126,8 @@ def _has(columns: Mapping[str, Any], name: str) -> bool:
     return _found(columns, name)[0]
 
 
-def _at(columns: Mapping[str, Any], name: str | None) -> Any:
+def value_at(columns: Mapping[str, Any], name: str | None) -> Any:
+    """Return a column's value, None where there is none; a dot leads into a table."""
     return None if name is None else _found(columns, name)[1]
 
 
@@ -145,7 +146,8 @@ def _found(columns: Any, name: str) -> tuple[bool, Any]:
     return True, value
 
 
-def _listed(columns: Mapping[str, Any]) -> str:
+def listed(columns: Mapping[str, Any]) -> str:
+    """Return the names of a row's columns, tables' inner ones with dots, for a message."""
     names = sorted(_names(columns))
     return ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
 

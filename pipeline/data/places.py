@@ -25,6 +25,7 @@ def pin_data(config: RunConfig) -> RunConfig:
         evaluation = config.evaluation.model_copy(update={"sets": held_out})
         config = config.model_copy(update={"evaluation": evaluation})
     pinned = {"train": named_files(data.train), "evaluation": named_files(data.evaluation), "sets": sets}
+    pinned |= {"responses": named_files(data.responses)}
     changed = {name: value for name, value in pinned.items() if value != getattr(data, name)}
     return config.model_copy(update={"data": data.model_copy(update=changed)}) if changed else config
 

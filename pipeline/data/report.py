@@ -23,6 +23,8 @@ class SkipReason(StrEnum):
     OVERLONG_ANSWER = "over-long answer"
     BAD_TEMPLATE = "chat template failed"
     OUT_OF_RANGE = "difficulty out of range"
+    EMPTY_RESPONSE = "empty response"
+    OVERLONG_RESPONSE = "over-long response"
     DUPLICATE_ID = "duplicate id"
 
 

@@ -34,8 +34,9 @@ from pipeline.data.mixture import Mixture
 from pipeline.data.permutation import permuted_by_stages
 from pipeline.data.places import local_file, named_files
 from pipeline.data.report import DataReport, SkipReason
+from pipeline.data.responses import RecordedResponses
 from pipeline.data.tokenizer import TextTokenizer
-from pipeline.rewards.registry import resolve, resolve_named
+from pipeline.rewards.registry import RECORDED, resolve, resolve_named
 from protocol.errors import ConfigError, DataError
 from protocol.trajectory import Prompt
 
@@ -88,10 +89,16 @@ class PromptSource:
         resolve(data.verifier)
         reader = _Reader(tokenizer, config)
         self._seed, self._shuffle, self._easy_first = config.run.seed, data.shuffle, data.curriculum == "easy-first"
+        resolve(data.response_verifier)
         used = [one for one in data.sets if one.weight > 0.0]
         for one in (*used, *config.evaluation.sets):
             resolve(one.verifier or data.verifier)
-        self._train = reader.read_sets(used) if used else [reader.read_training(data.train)]
+        self.responses = RecordedResponses(config, tokenizer) if data.responses else None
+        """The responses of ``data.responses``, in whose place nothing is sampled for training."""
+        if self.responses is not None:
+            self._train = [reader.read_training(data.responses, responses=self.responses)]
+        else:
+            self._train = reader.read_sets(used) if used else [reader.read_training(data.train)]
         self.report = reader.take_report()
         self._mixture = Mixture([one.weight for one in used]) if used else None
         held_out = [("", reader.read(data.evaluation))] if data.evaluation else []
@@ -111,7 +118,8 @@ class PromptSource:
         if used:
             settings += [[one.weight, size] for one, size in zip(used, sizes, strict=True)]
         hasher = hashlib.sha256(json.dumps(settings).encode())
-        for stored in (*chain.from_iterable(self._train), *self._evaluation):
+        recorded = self.responses.stored() if self.responses is not None else ()
+        for stored in (*chain.from_iterable(self._train), *self._evaluation, *recorded):
             hasher.update(stored)
         self.digest = hasher.hexdigest()
         """SHA-256 of every prompt as it is sampled (so of files, template, limits), seed, order."""
@@ -168,6 +176,7 @@ class _Reader:
         self._data = config.data
         self._report = DataReport()
         self._seen: dict[str, str] = {}
+        self._repeats: dict[str, int] = {}
         self._configured = config.verifier_paths
         self._keep_messages = config.reward.model is not None
         self.verifiers = {config.data.verifier}
@@ -181,10 +190,16 @@ class _Reader:
         """Return the prompts of each set."""
         return [self.read_training(one.train, one) for one in sets]
 
-    def read_training(self, paths: Iterable[Path | str], of: DataSetSection | None = None) -> list[bytes]:
+    def read_training(
+        self,
+        paths: Iterable[Path | str],
+        of: DataSetSection | None = None,
+        *,
+        responses: RecordedResponses | None = None,
+    ) -> list[bytes]:
         """Return the prompts of files within the limits of difficulty; for a curriculum in its
-        order."""
-        stored = self.read(paths, of, with_difficulty=self._data.reads_difficulty)
+        order. ``responses`` takes the recorded response of each."""
+        stored = self.read(paths, of, with_difficulty=self._data.reads_difficulty, responses=responses)
         if self._data.curriculum == "easy-first":
             stored.sort(key=lambda held: _decode(held).extra[DIFFICULTY])
         return stored
@@ -195,12 +210,14 @@ class _Reader:
         of: DataSetSection | EvaluationSetSection | None = None,
         *,
         with_difficulty: bool = False,
+        responses: RecordedResponses | None = None,
     ) -> list[bytes]:
-        """Return the prompts of files; of a set, their ids begin with its name."""
+        """Return the prompts of files; of a set, their ids begin with its name. Lines of responses
+        may have one id, that of their question; each gets one of its own."""
         stored: list[bytes] = []
         report, files = self._report, named_files(paths)
         mapped = (of and of.columns) or self._data.columns
-        verifier = (of and of.verifier) or self._data.verifier
+        verifier = (of and of.verifier) or (self._data.response_verifier if responses else self._data.verifier)
         self.verifiers.add(verifier)
         for path, label in _labelled(map(local_file, files), prefix=f"{of.name}/" if of else ""):
             columns = ColumnMap(mapped, f"columns of the set {of.name}" if of and of.columns else "data.columns")
@@ -209,25 +226,48 @@ class _Reader:
                 if isinstance(row, BadRow):
                     report.skip(SkipReason(row.problem.value), where, row.detail)
                     continue
-                line = parse_line(columns.own(row.columns), verifier)
+                taken = responses.take(row.columns, where) if responses else None
+                if isinstance(taken, Unusable):
+                    report.skip(taken.reason, where, taken.detail)
+                    continue
+                line = parse_line(columns.own(taken.columns if taken else row.columns), verifier)
                 if with_difficulty and isinstance(line, PromptLine):
                     line = self._judged(line)
                 if of and isinstance(line, PromptLine) and line.id:
                     line = replace(line, id=f"{of.name}/{line.id}")
+                if taken and isinstance(line, PromptLine) and line.id:
+                    line = replace(line, id=self._own_id(line.id))
                 prompt = self._prompt(line, verifier, f"{label}:{row.line}", where)
                 if isinstance(prompt, Unusable):
                     report.skip(prompt.reason, where, prompt.detail)
+                elif prompt.verifier == RECORDED and not taken:
+                    raise ConfigError(
+                        f"{where}: its verifier is {RECORDED}, which reads verdicts of data.responses, but responses to this "
+                        "prompt are sampled; name a verifier that judges them"
+                    )
                 elif prompt.prompt_id in self._seen:
                     detail = f"id {prompt.prompt_id!r} is that of {self._seen[prompt.prompt_id]}; the first one is kept"
                     report.skip(SkipReason.DUPLICATE_ID, where, detail)
+                elif taken and responses and (refused := responses.keep(taken, prompt.prompt_id, where)):
+                    report.skip(refused.reason, where, refused.detail)
                 else:
                     self._seen[prompt.prompt_id] = where
                     stored.append(_encode(prompt))
                     report.keep(len(prompt.tokens) // 4)
+            if responses:
+                responses.check()
             columns.check(path)
         if not stored:
             raise DataError(f"no usable prompt in {', '.join(map(str, files))}:\n" + "\n".join(report.lines()))
         return stored
+
+    def _own_id(self, given: str) -> str:
+        """Return an id for one more response to the question of this id."""
+        name = given
+        while name in self._seen:
+            self._repeats[given] = number = self._repeats.get(given, 1) + 1
+            name = f"{given}#{number}"
+        return name
 
     def _judged(self, line: PromptLine) -> PromptLine | Unusable:
         """Return a line whose difficulty is within the limits, or why not."""

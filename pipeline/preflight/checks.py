@@ -154,7 +154,8 @@ def _models(subject: _Subject) -> list[CheckFinding]:
 
 def _data(subject: _Subject) -> list[CheckFinding]:
     config, source = subject.config, subject.source
-    found = [fine("data", f"training: {line}") for line in source.report.lines()]
+    lines = source.report.lines() + (source.responses.lines() if source.responses else [])
+    found = [fine("data", f"training: {line}") for line in lines]
     if config.has_evaluation:
         found += [fine("data", f"evaluation: {line}") for line in source.evaluation_report.lines()]
         found += [warn("data", line) for line in _check_held_out(config, source)]
@@ -254,7 +255,7 @@ def _enough_prompts(subject: _Subject) -> list[CheckFinding]:
     needed = config.algorithm.groups_per_update
     if config.data.epochs is not None and source.num_prompts * config.data.epochs < needed:
         raise ConfigError(
-            f"data.train has {source.num_prompts} usable prompts for {config.data.epochs} epochs, but one update needs "
+            f"{_files(source)} has {source.num_prompts} usable prompts for {config.data.epochs} epochs, but one update needs "
             f"{needed} groups: add prompts, raise data.epochs, or lower algorithm.groups_per_update"
         )
     return []
@@ -265,6 +266,10 @@ CHECKS: Final[tuple[Callable[[_Subject], list[CheckFinding]], ...]] = (
     _vllm, _address, _ledger, _verifiers, _enough_prompts,
 )  # fmt: skip
 """Each returns findings, or raises an error with a remedy; in the order in which they are shown."""
+
+
+def _files(source: PromptSource) -> str:
+    return "data.responses" if source.responses is not None else "data.train"
 
 
 def _check_held_out(config: RunConfig, source: PromptSource) -> list[str]:
@@ -279,7 +284,7 @@ def _check_held_out(config: RunConfig, source: PromptSource) -> list[str]:
     if config.data.allow_overlap:
         return [f"evaluation: {found}: accuracy is not held-out"]
     raise DataError(
-        f"{found}, so accuracy would not be held-out: remove them from data.train or data.evaluation, or set "
+        f"{found}, so accuracy would not be held-out: remove them from {_files(source)} or data.evaluation, or set "
         "data.allow_overlap"
     )
 

@@ -39,7 +39,9 @@ ENDPOINT = "endpoint/"
 """Names of endpoints, from the configuration, start so."""
 _RUN_PROGRAMS = frozenset({"code", "code_share"})
 """Verifiers that run programs and tests: data alone must not choose them."""
-_ANSWERLESS = BY_MODEL | _RUN_PROGRAMS
+RECORDED = "recorded"
+"""The verifier of response files: the line has the verdict."""
+_ANSWERLESS = BY_MODEL | _RUN_PROGRAMS | {RECORDED}
 
 _SPECS: dict[str, VerifierSpec] = {}
 
@@ -125,5 +127,6 @@ register("math", "pipeline.rewards.equivalence:verify", sound=True)
 register("math_loose", "pipeline.rewards.equivalence:verify_loosely", sound=True)
 register("reward_model", "pipeline.rewards.by_model:above_zero", sandboxed=False)
 register("reward_model_sigmoid", "pipeline.rewards.by_model:sigmoid", sandboxed=False)
+register(RECORDED, "pipeline.rewards.recorded:verify", sandboxed=False)
 register("code", "pipeline.rewards.programs:verify", sound=True)
 register("code_share", "pipeline.rewards.programs:verify_share", sound=True)

@@ -167,6 +167,7 @@ def _prompt_files(config: RunConfig) -> Iterator[tuple[Setting, Path | str]]:
     """Yield the setting and the entry of every prompt file; a run's patterns are resolved."""
     groups: list[tuple[Setting, tuple[Path | str, ...]]] = [
         (("data", "train"), config.data.train),
+        (("data", "responses"), config.data.responses),
         (("data", "evaluation"), config.data.evaluation),
         *((("data", "sets", index, "train"), one.train) for index, one in enumerate(config.data.sets)),
         *((("evaluation", "sets", index, "files"), one.files) for index, one in enumerate(config.evaluation.sets)),
