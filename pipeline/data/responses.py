@@ -11,8 +11,8 @@ Recognised without a mapping, by the names of the columns:
 The first three may be mapped in ``[data.columns]``. A line without a response or a verdict is
 skipped and reported. A file in which no line has one is refused.
 
-A response becomes the tokens that the run's model would have sampled: its text by the run's
-tokenizer, then the end-of-sequence token, or the first of ``generation.stop_token_ids``."""
+The tokens of a response are those of its text, by the run's tokenizer. The end-of-sequence token
+ends them, or the first of ``generation.stop_token_ids``."""
 
 from __future__ import annotations
 
