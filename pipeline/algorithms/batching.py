@@ -21,6 +21,7 @@ _CPU_TOKENS, _CUDA_TOKENS = 1 << 10, 1 << 14
 """Tokens of a micro-batch that a configuration does not set."""
 _TOKEN_ARRAYS = (
     "loss_mask", "advantages", "behavior_logprobs", "versions", "old_logprobs", "reference_logprobs", "nll_mask",
+    "standard_logprobs", "judge_logprobs",
 )  # fmt: skip
 
 
@@ -48,6 +49,10 @@ class TrainingSample:
     """float32 [R], the learner's at the start of the update; filled in before its first step."""
     nll_mask: np.ndarray | None = None
     """bool [R], whatever loss_mask: right responses' tokens with imitation loss (VAPO, 4.3.2)."""
+    standard_logprobs: np.ndarray | None = None
+    """float32 [R], after the prompt with the gold text; None: no guidance."""
+    judge_logprobs: np.ndarray | None = None
+    """float32 [R], after the prompt with the judgment: of wrong responses alone."""
     counted_tokens: float | None = None
     """Its count in the loss's denominator, where that is not its number of loss tokens (T-PPO)."""
     reward: float = 0.0
@@ -95,6 +100,14 @@ class PackedBatch:
     """int32 [M]"""
     nll_mask: np.ndarray
     """bool [M]: tokens that carry imitation loss."""
+    standard_logprobs: np.ndarray | None = None
+    """float32 [M], 0 where absent; None unless some sample has them."""
+    judge_logprobs: np.ndarray | None = None
+    """float32 [M], 0 where absent; None unless some sample has standard log-probs."""
+    has_standard: np.ndarray | None = None
+    """bool [M]: tokens whose standard log-probs are there."""
+    has_judge: np.ndarray | None = None
+    """bool [M]: tokens whose judge log-probs are there."""
 
     @property
     def num_rows(self) -> int:
@@ -143,7 +156,22 @@ def pack(samples: Sequence[TrainingSample]) -> PackedBatch:
         reference_logprobs=_join_all([sample.reference_logprobs for sample in samples]),
         versions=_join([sample.versions for sample in samples], np.int32),
         nll_mask=_join(imitated, np.bool_),
+        **_guided(samples),
     )
+
+
+def _guided(samples: Sequence[TrainingSample]) -> dict[str, np.ndarray]:
+    """Return the guided columns of a batch; none where no sample has guidance."""
+    found = {"standard": [s.standard_logprobs for s in samples], "judge": [s.judge_logprobs for s in samples]}
+    if all(array is None for array in found["standard"]):
+        return {}
+    lengths = [sample.response_length for sample in samples]
+    columns: dict[str, np.ndarray] = {}
+    for name, arrays in found.items():
+        pairs = list(zip(arrays, lengths, strict=True))
+        columns[f"{name}_logprobs"] = _join([np.zeros(n) if a is None else a for a, n in pairs], np.float32)
+        columns[f"has_{name}"] = np.repeat([array is not None for array in arrays], lengths)
+    return columns
 
 
 def tokens_at_once(micro_batch_tokens: int | None, *, on_cpu: bool) -> int:

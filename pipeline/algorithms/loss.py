@@ -9,11 +9,12 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from pipeline.algorithms.divergence import token_divergence
+from pipeline.algorithms.guided_loss import token_credit
 from pipeline.algorithms.importance import approximate_proximal, behavior_ratio, correction_weights, rejection_mask
 from pipeline.algorithms.kl import kl_estimate
 from pipeline.algorithms.objective import Importance, Objective, Proximal, Rejection
 from pipeline.algorithms.rows import Ints, Mask, Tokens
-from pipeline.algorithms.surrogate import SurrogateTerms, log_ratio, surrogate_loss
+from pipeline.algorithms.surrogate import GuidedTokens, SurrogateTerms, log_ratio, surrogate_loss
 
 
 def imitation_loss(logprobs: Tokens, mask: Mask) -> Tokens:
@@ -35,6 +36,7 @@ def token_loss(
     num_rows: int,
     versions: Ints | None = None,
     mean_weight: float = 1.0,
+    guided: GuidedTokens | None = None,
 ) -> tuple[Tokens, dict[str, Tokens]]:
     """Return the loss of each token, differentiable in ``logprobs`` and ``entropy``, and detached
     metrics of each.
@@ -47,7 +49,8 @@ def token_loss(
     policy's, not read unless ``needs_old``. Required are ``reference_logprobs`` when
     ``needs_reference``, ``entropy`` when ``needs_entropy``, and ``versions`` when the proximal
     policy is interpolated: else ValueError. ``row_ids`` are 0 .. num_rows - 1, rows whole.
-    ``mean_weight`` is ``importance.mean_weight`` of the whole mini-batch, or 1."""
+    ``mean_weight`` is ``importance.mean_weight`` of the whole mini-batch, or 1. ``guided`` is None
+    where no row has guidance."""
     zero = logprobs.new_zeros(())
 
     def on_mask(values: Shaped[Tensor, " tokens"]) -> Tokens:
@@ -57,6 +60,11 @@ def token_loss(
     behavior = on_mask(behavior_logprobs)
     proximal = _proximal(objective, on_mask(old_logprobs), behavior, logprobs, versions)
     advantages = on_mask(advantages)
+    if guided is not None:
+        parts = on_mask(guided.standard_logprobs), on_mask(guided.judge_logprobs)
+        guided = GuidedTokens(*parts, guided.has_standard & mask, guided.has_judge & mask)
+        if objective.mixes_guidance:
+            advantages = advantages * token_credit(guided, advantages, mask, row_ids, num_rows, objective.guidance)
     exponent = log_ratio(logprobs, proximal)
     terms = SurrogateTerms(
         logprobs=logprobs,
@@ -69,6 +77,8 @@ def token_loss(
         clip_low=objective.clip_low,
         clip_high=objective.clip_high,
         dual_clip=objective.dual_clip,
+        guided=guided,
+        guidance=objective.guidance,
     )
     term = surrogate_loss(objective.surrogate, terms)
     rho = behavior_ratio(objective.importance_level, proximal, behavior, mask, row_ids, num_rows)
@@ -84,6 +94,8 @@ def token_loss(
         "importance_cut_fraction": bounded != rho,
         **token_divergence(proximal, behavior),
     }
+    if term.flagged is not None:
+        metrics["flagged_fraction"] = term.flagged
     trained = mask
     if objective.rejection is not Rejection.NONE:
         trained = mask & rejection_mask(objective, proximal, behavior, mask, row_ids, num_rows)

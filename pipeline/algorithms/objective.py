@@ -30,6 +30,7 @@ from jaxtyping import Float, Real
 
 from pipeline.algorithms.aggregation import Aggregation, row_weights
 from pipeline.algorithms.batching import TrainingSample
+from pipeline.algorithms.guidance import PUBLISHED, GuidanceSettings
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
@@ -44,6 +45,12 @@ class Surrogate(StrEnum):
     """The clipped ratio of the whole response; no dual clip."""
     CISPO = "cispo"
     """A clipped weight on the log-prob; the gradient never vanishes."""
+    NLFT = "nlft"
+    """Weights and flags of guidance, as published; the advantage's sign is the verdict."""
+    NLFT_FIRST = "nlft-first"
+    """The same with one flag a wrong response, on its first error."""
+    NLL = "nll"
+    """``-logp``, whatever the advantage."""
 
 
 class Importance(StrEnum):
@@ -159,6 +166,9 @@ class Objective:
     entropy_coefficient: float = 0.0
     imitation_coefficient: float = 0.0
     """mu of VAPO, section 4.3.2."""
+    guidance: GuidanceSettings = PUBLISHED
+    mixes_guidance: bool = False
+    """Multiply each advantage by its token's credit (``guided_loss.token_credit``)."""
 
     @classmethod
     def from_config(cls, config: RunConfig) -> Objective:

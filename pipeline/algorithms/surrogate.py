@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias, cast
 
 import torch
 
+from pipeline.algorithms.guidance import PUBLISHED, GuidanceSettings
 from pipeline.algorithms.rows import Flags, Floats, Ints, Mask, Tokens, row_mean
-from pipeline.config.catalogue import SURROGATES
 from pipeline.config.import_path import import_own
 from protocol.errors import ConfigError
 
@@ -33,6 +33,19 @@ class TokenLoss:
     """The ratio left [1 - eps_low, 1 + eps_high] on the side that the advantage pushes to."""
     dual_clipped: Flags
     """The second clip bounds the loss of a negative advantage."""
+    flagged: Flags | None = None
+    """By guidance, as errors; None for a loss that reads none."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedTokens:
+    """Log-probs of the guided passes, of all tokens of a micro-batch end to end; 0 where absent."""
+
+    standard_logprobs: Tokens
+    judge_logprobs: Tokens
+    has_standard: Mask
+    has_judge: Mask
+    """On wrong responses alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +67,9 @@ class SurrogateTerms:
     clip_high: float
     dual_clip: float
     """0: none."""
+    guided: GuidedTokens | None = None
+    """None where no response of the micro-batch has guidance."""
+    guidance: GuidanceSettings = PUBLISHED
 
 
 Surrogates: TypeAlias = Callable[[SurrogateTerms], "TokenLoss | torch.Tensor"]
@@ -78,7 +94,14 @@ def cispo(terms: SurrogateTerms) -> TokenLoss:
     return cispo_loss(terms.logprobs, terms.ratio, terms.advantages, **bounds)
 
 
-_BUILT_IN: Final[Mapping[str, str]] = {name: f"pipeline.algorithms.surrogate:{name}" for name in SURROGATES}
+_BUILT_IN: Final[Mapping[str, str]] = {
+    "clip": "pipeline.algorithms.surrogate:clip",
+    "gspo": "pipeline.algorithms.surrogate:gspo",
+    "cispo": "pipeline.algorithms.surrogate:cispo",
+    "nlft": "pipeline.algorithms.guided_loss:nlft",
+    "nlft-first": "pipeline.algorithms.guided_loss:nlft_first",
+    "nll": "pipeline.algorithms.guided_loss:nll",
+}
 
 
 @cache

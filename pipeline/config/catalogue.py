@@ -62,8 +62,8 @@ BUILT_IN: Final[Mapping[str, str]] = {
 """Short names of import paths. Another rule is named by its path."""
 
 
-SURROGATES: Final = ("clip", "gspo", "cispo")
-"""Functions of ``pipeline.algorithms.surrogate``. Another one is named by its import path."""
+SURROGATES: Final = ("clip", "gspo", "cispo", "nlft", "nlft-first", "nll")
+"""Functions of ``pipeline.algorithms``. Another one is named by its import path."""
 AGGREGATIONS: Final = (
     "token-mean",
     "seq-mean-token-mean",

@@ -123,7 +123,8 @@ class AlgorithmSection(Section):
     num_minibatches: Positive = setting(1, "Optimiser steps of one update. DAPO: 16.")
     surrogate: Annotated[str, AfterValidator(known_surrogate)] = setting(
         "clip",
-        "clip: token ratio. gspo: sequence ratio. cispo: clipped weight. Or package.module:function of your own.",
+        "clip: token ratio. gspo: sequence ratio. cispo: clipped weight. nlft, nlft-first: by guidance. nll: "
+        "imitation of all loss tokens. Or package.module:function of your own.",
     )
     clip_low: float = setting(0.2, "eps_low. DAPO eq. 8. 1 removes the lower bound (CISPO).", gt=0.0, le=1.0)
     clip_high: float = setting(0.28, "eps_high. DAPO eq. 8.", gt=0.0)

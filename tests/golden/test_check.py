@@ -25,6 +25,7 @@ FAMILIES = (
     "group_rules",
     "kl",
     "math_verifier",
+    "nlft",
     "overlong",
     "policy_loss",
     "segments",

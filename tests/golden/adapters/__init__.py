@@ -4,6 +4,7 @@ computes nothing."""
 from __future__ import annotations
 
 from tests.golden.adapters.groups import group_advantage, math_verifier, overlong
+from tests.golden.adapters.guided import nlft
 from tests.golden.adapters.ledger import DRIVERS, in_memory
 from tests.golden.adapters.losses import aggregation, decoupled_ppo, entropy, kl, policy_loss, tis
 from tests.golden.adapters.values import egae, egae_batch, gae, gae_vapo, value_loss
@@ -20,6 +21,7 @@ ADAPTERS: dict[str, Adapter] = {
     "group_advantage": group_advantage,
     "kl": kl,
     "math_verifier": math_verifier,
+    "nlft": nlft,
     "overlong": overlong,
     "policy_loss": policy_loss,
     "tis": tis,

@@ -10,9 +10,10 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-from pipeline.algorithms.batching import TrainingSample
+from pipeline.algorithms.batching import TrainingSample, pack
 from pipeline.algorithms.loss import token_loss
 from pipeline.algorithms.objective import Objective
+from pipeline.algorithms.surrogate import GuidedTokens
 
 few = settings(max_examples=8, deadline=None)
 """For claims that run a whole loss: each example costs some milliseconds under shape checks."""
@@ -62,6 +63,39 @@ def random_samples(seed: int, num: int = 7, *, max_length: int = 9) -> list[Trai
     return samples
 
 
+def guided_samples(seed: int, num: int = 9) -> list[TrainingSample]:
+    """Make samples of each kind in turn: right, wrong with a judgment, right and wrong without
+    guidance. Their advantages are the verdicts."""
+    draw = np.random.default_rng(seed)
+    samples: list[TrainingSample] = []
+    for index, sample in enumerate(random_samples(seed, num, max_length=24)):
+        is_right, is_guided = index % 2 == 0, index % 4 < 2
+        columns = -draw.exponential(scale=(0.3, 1.0), size=(sample.response_length, 2)).T
+        samples.append(
+            replace(
+                sample,
+                advantages=np.full(sample.response_length, 1.0 if is_right else -1.0),
+                standard_logprobs=columns[1] if is_guided else None,
+                judge_logprobs=columns[0] if is_guided and not is_right else None,
+            )
+        )
+    return samples
+
+
+def guided_tokens(samples: list[TrainingSample]) -> GuidedTokens | None:
+    """Lay the guided columns of samples end to end, float64; None where none has any."""
+    batch = pack(samples)
+    if batch.has_standard is None or batch.has_judge is None:
+        return None
+    nothing = [np.zeros(sample.response_length) for sample in samples]
+    standard = [
+        n if s.standard_logprobs is None else s.standard_logprobs for s, n in zip(samples, nothing, strict=True)
+    ]
+    judge = [n if s.judge_logprobs is None else s.judge_logprobs for s, n in zip(samples, nothing, strict=True)]
+    columns = (np.concatenate(standard), np.concatenate(judge), batch.has_standard, batch.has_judge)
+    return GuidedTokens(*map(torch.from_numpy, columns))
+
+
 def token_losses(
     objective: Objective, samples: list[TrainingSample], policy: Policy
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -83,6 +117,7 @@ def token_losses(
         mask=join("loss_mask"),
         row_ids=torch.arange(len(samples)).repeat_interleave(lengths),
         num_rows=len(samples),
+        guided=guided_tokens(samples),
     )
 
 

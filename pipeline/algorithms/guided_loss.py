@@ -1,0 +1,172 @@
+"""Losses that guidance in words gives to single tokens: NLFT as published, and its first-error form.
+
+p_b, p_s and p_j are the probabilities of a response's token after the question alone, after the
+standard prompt (which has the gold text) and after the judge prompt (which has the judgment). p_b is
+the current policy's, p_s and p_j are frozen. Weights and flags have no gradient.
+
+    right      w (-log p_b) + c (-log p_b),   w = (p_s / tau)^0.6 up to tau, 1 + ((p_s - tau) / (1 - tau))^5 above
+    wrong      flagged: 2 sigma(p_j / p_b - 1.5) (-log(1 - p_b)),   else p_s^0.5 (-log p_b); else 0 above 6 % of flags
+               u = [p_j / p_b > 1.5] [p_j / p_s > 1.5] [p_j > 0.01]
+    first      wrong: e is the first token with p_j / p_s > 1.5 and p_j > 0.01; before e p_s^0.5 (-log p_b),
+    error      at e 2 sigma(p_j / p_s - 1.5) (-log(1 - p_b)), after e nothing; nothing at all without an e
+
+Both are multiplied by ``loss_scale``. The verdict is the sign of the advantage. A right response
+without guidance is imitated with w = 1; a wrong one has no loss.
+
+Sources: 2412.20382 and its public code. The first-error form is ours: the published test of
+p_j / p_b cannot flag a token with p_b above 2/3, which is a confident error."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from pipeline.algorithms.guidance import GuidanceSettings
+from pipeline.algorithms.rows import Flags, Floats, Ints, Mask, Tokens, row_mean
+from pipeline.algorithms.surrogate import GuidedTokens, SurrogateTerms, TokenLoss, log_ratio
+
+_LEAST_REST = 1e-6
+"""``1 - p`` is taken as at least this, so that a certain token has a finite loss and gradient."""
+
+
+def standard_weights(standard_logprobs: Floats, settings: GuidanceSettings) -> Floats:
+    """Return the weight w of each token of a right response, from 0 to 2."""
+    tau = settings.standard_threshold
+    standard = standard_logprobs.exp()
+    below = ((standard_logprobs - math.log(tau)) * settings.standard_power).exp()
+    above = 1.0 + ((standard - tau) / (1.0 - tau)).clamp(min=0.0) ** settings.bonus_power
+    return torch.where(standard > tau, above, below)
+
+
+def unflagged_weights(standard_logprobs: Floats, settings: GuidanceSettings) -> Floats:
+    """Return the weight of each token of a wrong response that is not flagged, from 0 to 1."""
+    return (standard_logprobs * settings.unflagged_power).exp()
+
+
+def blame(judge_logprobs: Floats, logprobs: Floats, settings: GuidanceSettings) -> Floats:
+    """Return ``2 sigma(p_j / p - judge_ratio)``: the weight of a token that is flagged against p."""
+    return 2.0 * torch.sigmoid(log_ratio(judge_logprobs, logprobs).exp() - settings.judge_ratio)
+
+
+def suspicions(standard_logprobs: Floats, judge_logprobs: Floats, settings: GuidanceSettings) -> Flags:
+    """Mark the tokens that the judge prompt makes likely, compared with the standard prompt."""
+    is_likely = judge_logprobs.exp() > settings.min_judge_probability
+    return is_likely & (log_ratio(judge_logprobs, standard_logprobs).exp() > settings.judge_ratio)
+
+
+def published_flags(
+    logprobs: Floats, standard_logprobs: Floats, judge_logprobs: Floats, settings: GuidanceSettings
+) -> Flags:
+    """Mark the tokens that the judge prompt makes likely, compared with both other prompts."""
+    against_base = log_ratio(judge_logprobs, logprobs).exp() > settings.judge_ratio
+    return against_base & suspicions(standard_logprobs, judge_logprobs, settings)
+
+
+def unlikelihood(logprobs: Floats) -> Floats:
+    """Return ``-log(1 - p)`` of each token, with its gradient ``p / (1 - p)``.
+
+    ``1 - p`` is at least 1e-6 in both. So a certain token still has a gradient, where float32 would
+    have none or infinity: confident errors are what this loss is for."""
+    rest = (-torch.expm1(logprobs.detach())).clamp(min=_LEAST_REST)
+    slope = logprobs.detach().exp() / rest
+    return slope * (logprobs - logprobs.detach()) - rest.log()
+
+
+def first_places(flags: Mask, row_ids: Ints, num_rows: int) -> Ints:
+    """Return for each token the place in the batch of its row's first flag; the batch's size where
+    the row has none."""
+    none = flags.numel()
+    places = torch.arange(none, device=flags.device)
+    chosen = places.where(flags, places.new_full((), none))
+    return places.new_full((num_rows,), none).scatter_reduce(0, row_ids, chosen, reduce="amin")[row_ids]
+
+
+def published_weights(
+    logprobs: Tokens, guided: GuidedTokens, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSettings
+) -> tuple[Mask, Tokens]:
+    """Return the flagged tokens of wrong responses, and the weight of each token of them; 0 off
+    ``mask``. ``logprobs`` are the current policy's."""
+    standard, judge = guided.standard_logprobs, guided.judge_logprobs
+    flagged = mask & published_flags(logprobs, standard, judge, settings)
+    share = row_mean(flagged.to(logprobs.dtype), mask, row_ids, num_rows)[row_ids]
+    others = unflagged_weights(standard, settings) * (share <= settings.max_flagged_share)
+    return flagged, torch.where(flagged, blame(judge, logprobs, settings), others * mask)
+
+
+def first_error_weights(
+    guided: GuidedTokens, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSettings
+) -> tuple[Mask, Tokens]:
+    """Return the first error of each wrong response, and the weight of each token of them; 0 off
+    ``mask``, after the error, and in a response without one."""
+    standard, judge = guided.standard_logprobs, guided.judge_logprobs
+    first = first_places(mask & suspicions(standard, judge, settings), row_ids, num_rows)
+    places = torch.arange(first.numel(), device=first.device)
+    flagged = places == first
+    is_before = mask & (places < first) & (first < first.numel())
+    return flagged, torch.where(
+        flagged, blame(judge, standard, settings), unflagged_weights(standard, settings) * is_before
+    )
+
+
+def nlft(terms: SurrogateTerms) -> TokenLoss:
+    """Return NLFT's loss of each token as published, without clusters."""
+    guided, wrong = _guided(terms)
+    base = terms.logprobs.detach()
+    return _loss(terms, guided, *published_weights(base, guided, wrong, terms.row_ids, terms.num_rows, terms.guidance))
+
+
+def nlft_first(terms: SurrogateTerms) -> TokenLoss:
+    """Return the first-error form's loss of each token. At most one token of a response is
+    flagged."""
+    guided, wrong = _guided(terms)
+    return _loss(terms, guided, *first_error_weights(guided, wrong, terms.row_ids, terms.num_rows, terms.guidance))
+
+
+def nll(terms: SurrogateTerms) -> TokenLoss:
+    """Return ``-logp``, whatever the advantage: supervised fine-tuning."""
+    nothing = torch.zeros_like(terms.mask)
+    return TokenLoss(-terms.logprobs, nothing, nothing)
+
+
+def token_credit(
+    guided: GuidedTokens, advantages: Tokens, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSettings
+) -> Tokens:
+    """Return the factor c of each token's advantage, 1 on average over a response's loss tokens.
+
+    A right response shares its credit by w, a wrong one by ``2 sigma(p_j / p_s - judge_ratio)``,
+    with 0 for a p_j that is too small. So no token counts more than six times another of a wrong
+    response. c is 1 without guidance, and where the advantage has the other sign: guidance speaks
+    of the verdict. This factor is our completion; the paper has none."""
+    is_likely = guided.judge_logprobs.exp() > settings.min_judge_probability
+    judge = guided.judge_logprobs.where(is_likely, guided.standard_logprobs.detach() - 20.0)
+    weights = torch.where(
+        guided.has_judge,
+        blame(judge, guided.standard_logprobs, settings),
+        standard_weights(guided.standard_logprobs, settings),
+    )
+    present = mask & guided.has_standard
+    means = row_mean(weights, present, row_ids, num_rows)[row_ids]
+    is_meant = present & torch.where(guided.has_judge, advantages < 0.0, advantages > 0.0)
+    return (weights / means).where(is_meant, torch.ones_like(weights))
+
+
+def _guided(terms: SurrogateTerms) -> tuple[GuidedTokens, Mask]:
+    """Return the columns, of nothing where no response of the micro-batch has any; and the tokens
+    of the wrong responses that have a judgment."""
+    guided = terms.guided
+    if guided is None:
+        zeros, nothing = torch.zeros_like(terms.advantages), torch.zeros_like(terms.mask)
+        guided = GuidedTokens(zeros, zeros, nothing, nothing)
+    return guided, terms.mask & (terms.advantages < 0.0) & guided.has_standard & guided.has_judge
+
+
+def _loss(terms: SurrogateTerms, guided: GuidedTokens, flagged: Mask, weights: Tokens) -> TokenLoss:
+    """Join the losses of right responses and of wrong ones, which have these weights."""
+    settings = terms.guidance
+    wrong = weights * torch.where(flagged, unlikelihood(terms.logprobs), -terms.logprobs)
+    credit = standard_weights(guided.standard_logprobs, settings).where(guided.has_standard, torch.ones_like(weights))
+    right = -(credit + settings.nll_coefficient) * terms.logprobs
+    nothing = torch.zeros_like(terms.mask)
+    loss = settings.loss_scale * torch.where(terms.advantages > 0.0, right, wrong)
+    return TokenLoss(loss, nothing, nothing, flagged=flagged)
