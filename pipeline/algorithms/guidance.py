@@ -1,8 +1,8 @@
 """Guidance of single tokens as learning rules read it: its constants, and its columns. Numpy only.
 
-A response has one of three kinds. *Right*: log-probs under the standard prompt alone. *Wrong*: those
-and log-probs under the judge prompt. *Unguided*: none, which is a state and no error. So the columns
-that are there tell the verdict that they speak of. The losses are in ``guided_loss``."""
+A response has one of three kinds. *Right*: log-probs under the standard prompt alone. *Wrong*:
+those, and log-probs under the judge prompt. *Unguided*: none, which is a state and no error. So the
+columns of a response imply its verdict. The losses are in ``guided_loss``."""
 
 from __future__ import annotations
 

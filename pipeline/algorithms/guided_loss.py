@@ -1,17 +1,18 @@
-"""Losses that guidance in words gives to single tokens: NLFT as published, and its first-error form.
+"""Losses that guidance in words gives to single tokens: NLFT as published, and a first-error form.
 
-p_b, p_s and p_j are the probabilities of a response's token after the question alone, after the
-standard prompt (which has the gold text) and after the judge prompt (which has the judgment). p_b is
-the current policy's, p_s and p_j are frozen. Weights and flags have no gradient.
+p_b, p_s and p_j are the probabilities of one token of a response. p_b is the current policy's,
+after the question alone. p_s follows the standard prompt, which has the gold text. p_j follows the
+judge prompt, which has the judgment. p_s and p_j are frozen. Weights and flags have no gradient.
 
     right      w (-log p_b) + c (-log p_b),   w = (p_s / tau)^0.6 up to tau, 1 + ((p_s - tau) / (1 - tau))^5 above
-    wrong      flagged: 2 sigma(p_j / p_b - 1.5) (-log(1 - p_b)),   else p_s^0.5 (-log p_b); else 0 above 6 % of flags
-               u = [p_j / p_b > 1.5] [p_j / p_s > 1.5] [p_j > 0.01]
-    first      wrong: e is the first token with p_j / p_s > 1.5 and p_j > 0.01; before e p_s^0.5 (-log p_b),
-    error      at e 2 sigma(p_j / p_s - 1.5) (-log(1 - p_b)), after e nothing; nothing at all without an e
+    wrong      u = [p_j / p_b > 1.5] [p_j / p_s > 1.5] [p_j > 0.01]
+               u: 2 sigma(p_j / p_b - 1.5) (-log(1 - p_b)),   else p_s^0.5 (-log p_b), or 0 where over 6 % are flagged
+    first      e: the first token with p_j / p_s > 1.5 and p_j > 0.01
+    error      before e p_s^0.5 (-log p_b),   at e 2 sigma(p_j / p_s - 1.5) (-log(1 - p_b)),   after e nothing
 
-Both are multiplied by ``loss_scale``. The verdict is the sign of the advantage. A right response
-without guidance is imitated with w = 1; a wrong one has no loss.
+All are multiplied by ``loss_scale``. The verdict is the sign of the advantage. A right response
+without guidance is imitated with w = 1. A wrong one without a judgment has no loss, nor has one
+without a first error in the first-error form.
 
 Sources: 2412.20382 and its public code. The first-error form is ours: the published test of
 p_j / p_b cannot flag a token with p_b above 2/3, which is a confident error."""
@@ -45,7 +46,7 @@ def unflagged_weights(standard_logprobs: Floats, settings: GuidanceSettings) -> 
 
 
 def blame(judge_logprobs: Floats, logprobs: Floats, settings: GuidanceSettings) -> Floats:
-    """Return ``2 sigma(p_j / p - judge_ratio)``: the weight of a token that is flagged against p."""
+    """Return ``2 sigma(p_j / p - judge_ratio)``, the weight of a token flagged against p."""
     return 2.0 * torch.sigmoid(log_ratio(judge_logprobs, logprobs).exp() - settings.judge_ratio)
 
 
@@ -135,9 +136,9 @@ def token_credit(
     """Return the factor c of each token's advantage, 1 on average over a response's loss tokens.
 
     A right response shares its credit by w, a wrong one by ``2 sigma(p_j / p_s - judge_ratio)``,
-    with 0 for a p_j that is too small. So no token counts more than six times another of a wrong
-    response. c is 1 without guidance, and where the advantage has the other sign: guidance speaks
-    of the verdict. This factor is our completion; the paper has none."""
+    with 0 for a p_j that is too small. So no token of a wrong response counts more than six times
+    another. c is 1 without guidance. It is also 1 where the advantage has the other sign, since
+    guidance is about the verdict. This factor is our completion; the paper has none."""
     is_likely = guided.judge_logprobs.exp() > settings.min_judge_probability
     judge = guided.judge_logprobs.where(is_likely, guided.standard_logprobs.detach() - 20.0)
     weights = torch.where(
