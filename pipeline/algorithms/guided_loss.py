@@ -1,8 +1,8 @@
 """Losses that guidance in words gives to single tokens: NLFT as published, and a first-error form.
 
-p_b, p_s and p_j are the probabilities of one token of a response. p_b is the current policy's,
-after the question alone. p_s follows the standard prompt, which has the gold text. p_j follows the
-judge prompt, which has the judgment. p_s and p_j are frozen. Weights and flags have no gradient.
+A token of a response has three probabilities. The current policy gives p_b, after the question
+alone. The standard prompt has the gold text and gives p_s; the judge prompt has the judgment and
+gives p_j. Both are frozen. Weights and flags have no gradient.
 
     right      w (-log p_b) + c (-log p_b),   w = (p_s / tau)^0.6 up to tau, 1 + ((p_s - tau) / (1 - tau))^5 above
     wrong      u = [p_j / p_b > 1.5] [p_j / p_s > 1.5] [p_j > 0.01]
