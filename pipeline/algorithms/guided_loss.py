@@ -25,7 +25,7 @@ import torch
 
 from pipeline.algorithms.guidance import GuidanceSettings
 from pipeline.algorithms.rows import Flags, Floats, Ints, Mask, Tokens, row_mean
-from pipeline.algorithms.surrogate import GuidedTokens, SurrogateTerms, TokenLoss, log_ratio
+from pipeline.algorithms.surrogate import GuidedLogprobs, SurrogateTerms, TokenLoss, log_ratio
 
 _LEAST_REST = 1e-6
 """``1 - p`` is taken as at least this, so that a certain token has a finite loss and gradient."""
@@ -84,7 +84,7 @@ def first_places(flags: Mask, row_ids: Ints, num_rows: int) -> Ints:
 
 
 def published_weights(
-    logprobs: Tokens, guided: GuidedTokens, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSettings
+    logprobs: Tokens, guided: GuidedLogprobs, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSettings
 ) -> tuple[Mask, Tokens]:
     """Return the flagged tokens of wrong responses, and the weight of each token of them; 0 off
     ``mask``. ``logprobs`` are the current policy's."""
@@ -96,7 +96,7 @@ def published_weights(
 
 
 def first_error_weights(
-    guided: GuidedTokens, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSettings
+    guided: GuidedLogprobs, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSettings
 ) -> tuple[Mask, Tokens]:
     """Return the first error of each wrong response, and the weight of each token of them; 0 off
     ``mask``, after the error, and in a response without one."""
@@ -131,7 +131,7 @@ def nll(terms: SurrogateTerms) -> TokenLoss:
 
 
 def token_credit(
-    guided: GuidedTokens, advantages: Tokens, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSettings
+    guided: GuidedLogprobs, advantages: Tokens, mask: Mask, row_ids: Ints, num_rows: int, settings: GuidanceSettings
 ) -> Tokens:
     """Return the factor c of each token's advantage, 1 on average over a response's loss tokens.
 
@@ -152,17 +152,17 @@ def token_credit(
     return (weights / means).where(is_meant, torch.ones_like(weights))
 
 
-def _guided(terms: SurrogateTerms) -> tuple[GuidedTokens, Mask]:
+def _guided(terms: SurrogateTerms) -> tuple[GuidedLogprobs, Mask]:
     """Return the columns, of nothing where no response of the micro-batch has any; and the tokens
     of the wrong responses that have a judgment."""
     guided = terms.guided
     if guided is None:
         zeros, nothing = torch.zeros_like(terms.advantages), torch.zeros_like(terms.mask)
-        guided = GuidedTokens(zeros, zeros, nothing, nothing)
+        guided = GuidedLogprobs(zeros, zeros, nothing, nothing)
     return guided, terms.mask & (terms.advantages < 0.0) & guided.has_standard & guided.has_judge
 
 
-def _loss(terms: SurrogateTerms, guided: GuidedTokens, flagged: Mask, weights: Tokens) -> TokenLoss:
+def _loss(terms: SurrogateTerms, guided: GuidedLogprobs, flagged: Mask, weights: Tokens) -> TokenLoss:
     """Join the losses of right responses and of wrong ones, which have these weights."""
     settings = terms.guidance
     wrong = weights * torch.where(flagged, unlikelihood(terms.logprobs), -terms.logprobs)

@@ -14,7 +14,7 @@ from pipeline.algorithms.importance import approximate_proximal, behavior_ratio,
 from pipeline.algorithms.kl import kl_estimate
 from pipeline.algorithms.objective import Importance, Objective, Proximal, Rejection
 from pipeline.algorithms.rows import Ints, Mask, Tokens
-from pipeline.algorithms.surrogate import GuidedTokens, SurrogateTerms, log_ratio, surrogate_loss
+from pipeline.algorithms.surrogate import GuidedLogprobs, SurrogateTerms, log_ratio, surrogate_loss
 
 
 def imitation_loss(logprobs: Tokens, mask: Mask) -> Tokens:
@@ -36,7 +36,7 @@ def token_loss(
     num_rows: int,
     versions: Ints | None = None,
     mean_weight: float = 1.0,
-    guided: GuidedTokens | None = None,
+    guided: GuidedLogprobs | None = None,
 ) -> tuple[Tokens, dict[str, Tokens]]:
     """Return the loss of each token, differentiable in ``logprobs`` and ``entropy``, and detached
     metrics of each.
@@ -62,7 +62,7 @@ def token_loss(
     advantages = on_mask(advantages)
     if guided is not None:
         parts = on_mask(guided.standard_logprobs), on_mask(guided.judge_logprobs)
-        guided = GuidedTokens(*parts, guided.has_standard & mask, guided.has_judge & mask)
+        guided = GuidedLogprobs(*parts, guided.has_standard & mask, guided.has_judge & mask)
         if objective.mixes_guidance:
             advantages = advantages * token_credit(guided, advantages, mask, row_ids, num_rows, objective.guidance)
     exponent = log_ratio(logprobs, proximal)

@@ -38,7 +38,7 @@ class TokenLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class GuidedTokens:
+class GuidedLogprobs:
     """Log-probs of the guided passes, of all tokens of a micro-batch end to end; 0 where absent."""
 
     standard_logprobs: Tokens
@@ -67,7 +67,7 @@ class SurrogateTerms:
     clip_high: float
     dual_clip: float
     """0: none."""
-    guided: GuidedTokens | None = None
+    guided: GuidedLogprobs | None = None
     """None where no response of the micro-batch has guidance."""
     guidance: GuidanceSettings = PUBLISHED
 

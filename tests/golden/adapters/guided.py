@@ -13,7 +13,7 @@ from pipeline.algorithms.guidance import GuidanceSettings
 from pipeline.algorithms.guided_loss import first_error_weights, published_weights, standard_weights
 from pipeline.algorithms.loss import token_loss
 from pipeline.algorithms.objective import Importance, Objective, Surrogate
-from pipeline.algorithms.surrogate import GuidedTokens
+from pipeline.algorithms.surrogate import GuidedLogprobs
 from tests.golden.adapters.batch import Rows, gradient
 
 Case = Mapping[str, Any]
@@ -31,7 +31,7 @@ def nlft(inputs: Case) -> dict[str, Any]:
     logprobs = rows.flat(inputs["base_prob"]).log().requires_grad_()
     is_wrong = rows.mask & (verdicts < 0)
     standard, judge = (rows.flat(inputs[f"{name}_prob"]).log() for name in ("standard", "judge"))
-    guided = GuidedTokens(standard, judge, rows.mask, is_wrong)
+    guided = GuidedLogprobs(standard, judge, rows.mask, is_wrong)
     objective = Objective(
         surrogate=surrogate,
         aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN,

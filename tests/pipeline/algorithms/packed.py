@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeline.algorithms.batching import TrainingSample, pack
 from pipeline.algorithms.loss import token_loss
 from pipeline.algorithms.objective import Objective
-from pipeline.algorithms.surrogate import GuidedTokens
+from pipeline.algorithms.surrogate import GuidedLogprobs
 
 few = settings(max_examples=8, deadline=None)
 """For claims that run a whole loss: each example costs some milliseconds under shape checks."""
@@ -82,7 +82,7 @@ def guided_samples(seed: int, num: int = 9) -> list[TrainingSample]:
     return samples
 
 
-def guided_tokens(samples: list[TrainingSample]) -> GuidedTokens | None:
+def guided_tokens(samples: list[TrainingSample]) -> GuidedLogprobs | None:
     """Lay the guided columns of samples end to end, float64; None where none has any."""
     batch = pack(samples)
     if batch.has_standard is None or batch.has_judge is None:
@@ -93,7 +93,7 @@ def guided_tokens(samples: list[TrainingSample]) -> GuidedTokens | None:
     ]
     judge = [n if s.judge_logprobs is None else s.judge_logprobs for s, n in zip(samples, nothing, strict=True)]
     columns = (np.concatenate(standard), np.concatenate(judge), batch.has_standard, batch.has_judge)
-    return GuidedTokens(*map(torch.from_numpy, columns))
+    return GuidedLogprobs(*map(torch.from_numpy, columns))
 
 
 def token_losses(

@@ -18,7 +18,7 @@ from pipeline.algorithms.batching import PackedBatch, TrainingSample, pack
 from pipeline.algorithms.divergence import ROW_METRICS, row_divergence
 from pipeline.algorithms.importance import mean_weight
 from pipeline.algorithms.loss import imitation_loss, token_loss
-from pipeline.algorithms.surrogate import GuidedTokens
+from pipeline.algorithms.surrogate import GuidedLogprobs
 from pipeline.process import work
 from protocol.errors import EngineError
 from workers.engines.model.micro_batches import Backward, Plan, share_of_plan
@@ -198,7 +198,7 @@ def _token_loss(
     guided = None
     if batch.standard_logprobs is not None:
         columns = (batch.standard_logprobs, batch.judge_logprobs, batch.has_standard, batch.has_judge)
-        guided = GuidedTokens(*(on_device(column) for column in columns if column is not None))
+        guided = GuidedLogprobs(*(on_device(column) for column in columns if column is not None))
     return token_loss(
         objective,
         logprobs=scores.logprobs,
