@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.running import CheckpointSection
 from pipeline.preflight.memory_needs import room_here
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.machine import this_machine
@@ -38,6 +39,48 @@ _WORTH_WAITING_BYTES = 256 << 20
 _RETRY_S = 5.0
 _MAX_TRIES = 120
 """Tries of a run's or drain's last checkpoint: ten minutes for an operator to make room."""
+_FIRST_S = 30.0
+"""The first update that ends later than this is kept at once."""
+_COST = 10.0
+"""Least time between two checkpoints that are due by time, in durations of the last one."""
+_IDLE_S = 5.0
+_IDLE_COST = 10.0
+"""Durations of its last checkpoint, and _IDLE_S, after which an idle learner writes one."""
+
+
+class CheckpointTimes:
+    """Whether so many updates, or so much time, would be lost with this process that a checkpoint
+    is due. Pure: time is an argument, monotonic, in seconds."""
+
+    def __init__(self, now_s: float, *, has_checkpoint: bool, is_on_disk: bool) -> None:
+        """``is_on_disk``: False after a restart from a snapshot; a checkpoint is then due."""
+        self.has_checkpoint = has_checkpoint
+        """Whether there is one to fall back to."""
+        self._is_on_disk = is_on_disk
+        self._begun_s = now_s
+
+    def began(self, now_s: float) -> None:
+        """Take the begin of a checkpoint."""
+        self._is_on_disk, self._begun_s = True, now_s
+
+    def is_due(
+        self, settings: CheckpointSection, now_s: float, num_updates: int, *, is_writing: bool, last_s: float
+    ) -> bool:
+        """Return whether a checkpoint is due after an update. ``last_s``: what the last one took.
+
+        The first checkpoint comes soon: a process that dies again and again before it would begin
+        at the same place each time."""
+        if num_updates % settings.every_updates == 0 or not self._is_on_disk:
+            return True
+        since_s = now_s - self._begun_s
+        if not self.has_checkpoint and not is_writing:
+            return since_s >= min(_FIRST_S, settings.every_s)
+        return since_s >= max(settings.every_s, _COST * last_s)
+
+
+def is_idle_due(idle_s: float, *, last_s: float) -> bool:
+    """Return whether a learner that has had no work for ``idle_s`` writes a checkpoint."""
+    return idle_s >= max(_IDLE_S, _IDLE_COST * last_s)
 
 
 class CheckpointWriter:

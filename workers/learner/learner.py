@@ -43,7 +43,7 @@ from pipeline.training.checkpoints import CheckpointFolder
 from pipeline.training.update_log.records import Origin
 from protocol.errors import LedgerError
 from protocol.ids import Role
-from workers.checkpoint_writer import CheckpointWriter
+from workers.checkpoint_writer import CheckpointTimes, CheckpointWriter, is_idle_due
 from workers.engines.training.seam import TrainingBackend
 from workers.learner.bad_data import BadData
 from workers.learner.beginning import begin
@@ -63,19 +63,12 @@ from workers.learner.work_wait import Chore, NotYet, WorkWait, wait_words
 from workers.snapshot_writer import SnapshotWriter
 
 _POLL_S = 0.02
-_FIRST_CHECKPOINT_S = 30.0
-"""The first update that ends later than this is kept at once."""
-_CHECKPOINT_COST = 10.0
-"""Least time between two checkpoints that are due by time, in durations of the last one."""
 _LONGEST_POLL_S = 0.1
 _CRITIC_EVERY_S = 0.5
 _EVALUATIONS_EVERY_S = 0.1
 _REPAIR_EVERY_S = 1.0
 _IDLE_EVERY_S = 0.25
 _SETTINGS_EVERY_S = 0.02
-_IDLE_S = 5.0
-_IDLE_CHECKPOINTS = 10.0
-"""Durations of its last checkpoint, and _IDLE_S, after which an idle learner writes one."""
 
 
 class Learner(Actor):
@@ -104,6 +97,7 @@ class Learner(Actor):
         self._critic: CriticWatch | None
         self._hopeless: HopelessData
         self._wait: WorkWait
+        self._times: CheckpointTimes
         self._bad_data = BadData(ctx)
         self._chunks = ClaimedChunks(ctx.who.worker, ctx.clock, ctx.flow)
         # From update to update: the state that a checkpoint holds.
@@ -114,12 +108,7 @@ class Learner(Actor):
         """Claims that no checkpoint holds yet, with their units."""
         self._claimed_s: float | None = None
         """When the units in hand were claimed, by the monotonic clock."""
-        self._has_checkpoint = False
         self._is_resumed = False
-        self._is_on_disk = True
-        """Whether a checkpoint was begun since a restart from a snapshot: soon after it, one is."""
-        self._kept_s = 0.0
-        """When the last checkpoint began, by the monotonic clock."""
 
     async def setup(self) -> None:
         """Join the ledger, restore the newest good checkpoint, publish its weights."""
@@ -156,9 +145,9 @@ class Learner(Actor):
         await self._evaluations.resume(one for one in state.get("evaluations", ()) if one[0] not in recorded)
         was_open = bool(state.get("critic_open"))
         self._critic = CriticWatch(self.ctx, was_open=was_open) if config.has_critic else None
-        self._is_resumed, self._has_checkpoint = begun.origin is not Origin.START_MODEL, begun.has_checkpoint
-        self._is_on_disk = begun.origin is not Origin.SNAPSHOT
-        self._kept_s = self.ctx.clock.monotonic()
+        self._is_resumed, is_on_disk = begun.origin is not Origin.START_MODEL, begun.origin is not Origin.SNAPSHOT
+        now_s = self.ctx.clock.monotonic()
+        self._times = CheckpointTimes(now_s, has_checkpoint=begun.has_checkpoint, is_on_disk=is_on_disk)
         algorithm = config.algorithm
         self._hopeless = HopelessData(algorithm.max_generation_batches * algorithm.groups_per_update)
         chores = [
@@ -297,34 +286,27 @@ class Learner(Actor):
         """Checkpoint, unless the last one holds all there is, and wait until it is on the disk.
         Raises StorageFailed when the disk refuses it for too long."""
         await self._writer.wait()
-        if self._applied or not self._has_checkpoint:
+        if self._applied or not self._times.has_checkpoint:
             await self._checkpoint()
             await self._writer.complete(self._checkpoint)
 
     def _is_checkpoint_due(self) -> bool:
-        """Whether so many updates, or so much time, would be lost with this process. The first
-        checkpoint comes soon: a process that dies again and again before it would begin at the same
-        place each time."""
-        settings = self.ctx.config.checkpoint
-        if self._num_updates % settings.every_updates == 0 or not self._is_on_disk:
-            return True
-        since_s = self.ctx.clock.monotonic() - self._kept_s
-        if not self._has_checkpoint and not self._writer.is_writing:
-            return since_s >= min(_FIRST_CHECKPOINT_S, settings.every_s)
-        return since_s >= max(settings.every_s, _CHECKPOINT_COST * self._writer.last_s)
+        settings, writer, now_s = self.ctx.config.checkpoint, self._writer, self.ctx.clock.monotonic()
+        return self._times.is_due(
+            settings, now_s, self._num_updates, is_writing=writer.is_writing, last_s=writer.last_s
+        )
 
     async def _checkpoint(self) -> None:
         """Begin a checkpoint, after which the claims whose effect it holds are settled."""
         await self._writer.wait()
         num_updates, claims = self._num_updates, tuple(self._applied)
-        self._kept_s = self.ctx.clock.monotonic()
+        self._times.began(self.ctx.clock.monotonic())
         self._history.sync()
-        self._is_on_disk = True
         state = {**self._state(), "claims": claims, SEGMENT_KEY: await self.ctx.compute(self._recorder.cut)}
 
         async def settle() -> None:
             await self.ctx.ledger.settle(self.ctx.who, claims, num_updates=num_updates)
-            self._has_checkpoint = True
+            self._times.has_checkpoint = True
             for claim in claims:
                 del self._applied[claim]
 
@@ -347,9 +329,8 @@ class Learner(Actor):
         """Checkpoint early when no work comes. Units that are trained but not settled hold memory
         of the ledger, and admission may be waiting for just that."""
         waited_s = self._wait.waited_s
-        least_s = max(_IDLE_S, _IDLE_CHECKPOINTS * self._writer.last_s)
         idle_s = min(waited_s, self.ctx.clock.monotonic() - self._writer.ended_s)
-        if self._applied and idle_s >= least_s and not self._writer.is_writing:
+        if self._applied and is_idle_due(idle_s, last_s=self._writer.last_s) and not self._writer.is_writing:
             self.ctx.log.info("idle_checkpoint", waited_s=waited_s, claims=len(self._applied))
             await self._checkpoint()
 
