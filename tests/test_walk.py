@@ -36,6 +36,7 @@ BESIDE = {
     "pipeline/training/snapshots.py": SNAPSHOTS,
     "workers/engines/model/live_state.py": SNAPSHOTS,
     "workers/learner/bad_data.py": "drops units that cannot be trained on",
+    "pipeline/training/spikes.py": "sets the limits above which a step is a spike; off here",
     "workers/generator/self_check.py": "answers self-checks, whose tokens no chunk holds",
     "workers/learner/beginning.py": SNAPSHOTS,
     "workers/snapshot_writer.py": SNAPSHOTS,

@@ -27,9 +27,10 @@ from pipeline.config.load import parse_config
 from pipeline.process.exit_codes import ExitCode, exit_code_of
 from pipeline.process.progress_bar import ProgressBar, progress
 from pipeline.training.checkpoints import list_checkpoints, read_checkpoint
+from pipeline.training.spikes import StepLimits
 from pipeline.training.update_log.folder import UPDATES_FOLDER, LoggedUpdate, read_log
 from pipeline.training.update_log.plan import Leg, Plan, Source, UpdateSpan, make_plan, stretches, version_of
-from pipeline.training.update_log.records import Digests, Start
+from pipeline.training.update_log.records import Batch, Digests, Start
 from protocol.errors import ConfigError, DataError, HeadraceError
 from workers.engines.build import build_training_backend
 from workers.engines.training.seam import TrainingBackend
@@ -200,6 +201,13 @@ class Replay:
                     break
         return backend
 
+    def _limits(self, batch: Batch) -> StepLimits | None:
+        """Return the limits of an update's steps, which the log has; None where ``--what-if`` sets
+        others, which follow from the steps made here."""
+        if any(setting.startswith("learner.spike_factor") for setting in self._request.what_if):
+            return None
+        return StepLimits(batch.loss_limit, batch.grad_norm_limit)
+
     def _config_of(self, start: Start, changed: Mapping[str, str]) -> RunConfig:
         """Return the settings of an update: the learner's at its start, what was changed while it
         ran, and over both those of ``--what-if``."""
@@ -239,7 +247,9 @@ class Replay:
         batch, outcome = logged.batch, logged.outcome
         try:
             prepared = updates.prepare(logged.units())
-            stepped = await updates.step(prepared.samples, policy_version=batch.policy_version, compute=_at_once)
+            stepped = await updates.step(
+                prepared.samples, policy_version=batch.policy_version, compute=_at_once, limits=self._limits(batch)
+            )
         except HeadraceError as error:
             if outcome is not None:
                 raise

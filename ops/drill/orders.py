@@ -171,10 +171,10 @@ def _training(module: Any, orders: OrderReader) -> None:
     refused as the real one is."""
     original, steps, bad = module.EmulatedTraining.step, count(), set[tuple[str, ...]]()
 
-    def step(self: Any, samples: Any, objective: Any) -> Any:
+    def step(self: Any, samples: Any, objective: Any, *limits: Any) -> Any:
         every, names = orders.get("nan"), tuple(sample.name for sample in samples)
         if not every or (names not in bad and next(steps) % int(every)):
-            return original(self, samples, objective)
+            return original(self, samples, objective, *limits)
         bad.add(names)
         before = self.state
         result = original(self, samples, objective)

@@ -37,6 +37,8 @@ CHANGEABLE: Final[Mapping[str, Changeable]] = {
     ),
     "run.num_updates": Changeable(Role.LEARNER, _BETWEEN, "the run ends after this many updates"),
     "learner.max_bad_steps": Changeable(Role.LEARNER, _BETWEEN, "how many refused steps in a row end the run"),
+    "learner.spike_factor": Changeable(Role.LEARNER, _BETWEEN, "the next update's limits of loss and gradient norm"),
+    "learner.spikes": Changeable(Role.LEARNER, _BETWEEN, "what becomes of the next update's spikes"),
     "algorithm.clip_low": Changeable(Role.LEARNER, _BETWEEN, "the next update's lower clip bound"),
     "algorithm.clip_high": Changeable(Role.LEARNER, _BETWEEN, "the next update's upper clip bound"),
     "algorithm.dual_clip": Changeable(Role.LEARNER, _BETWEEN, "the next update's dual clip"),

@@ -434,5 +434,15 @@ class LearnerSection(Section):
         "a third of this share of an update's time. The observer names a generator that differs from its peers. 0: off.",
     )
     max_bad_steps: Positive = setting(
-        3, "The learner gives up after so many non-finite steps in a row. Each is refused twice, and its units leave."
+        3, "The learner gives up after so many refused steps in a row. Each is refused twice, and its units leave."
+    )
+    spike_factor: float = setting(
+        0.0,
+        "A step is a spike when its loss's magnitude, or its gradient norm, exceeds this many times the median of the "
+        "last 64 applied steps. It is made again, as one that is not finite. 5 is a good value; 0: off.",
+        ge=0.0,
+    )
+    spikes: Literal["drop", "train"] = setting(
+        "drop",
+        "For a spike that is the same twice. drop: its units are dead letters. train: it is applied.",
     )

@@ -308,13 +308,18 @@ class RunConfig(Section):
             raise ValueError(f"algorithm.rejection_lower is {lower}, not below rejection_upper {upper}; lower it")
 
     def _check_optimizer(self) -> None:
-        """Refuse optimisers and parameter groups that a backend cannot have."""
+        """Refuse optimisers, parameter groups and limits that a backend cannot have."""
         learner = self.learner
         taken = RANKED_OPTIMIZERS.get(learner.backend)
         if taken is not None and learner.optimizer not in taken:
             raise ValueError(
                 f"learner.optimizer is {learner.optimizer}, which steps whole tensors, but learner.backend {learner.backend} "
                 f"steps shares of them; set learner.optimizer to {' or '.join(taken)}, or learner.backend to torch"
+            )
+        if learner.spike_factor and learner.backend == "deepspeed":
+            raise ValueError(
+                f"learner.spike_factor is {learner.spike_factor:g}, but DeepSpeed has the norm only after its step; "
+                "set learner.spike_factor to 0, or learner.backend to fsdp2 or torch"
             )
         for name in ("freeze", "no_decay"):
             if getattr(learner, name) and learner.lora.rank:

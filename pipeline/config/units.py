@@ -24,6 +24,7 @@ _BY_ENDING: Final[Mapping[str, str]] = {
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "added to a root of squared gradients": ("adam_eps",),
     "1 / token": ("adaptive_lambda_alpha",),
+    "times the median": ("spike_factor",),
     "factor": ("adaptive_lambda_floor", "alpha", "gae_lambda", "oversampling", "value_cost", "weight"),
     "factor of the loss": ("loss_scale",),
     "standard deviations": ("advantage_clamp",),

@@ -28,7 +28,8 @@ class DropReason(StrEnum):
     DEAD_LETTER = "dead_letter"
     """A scorer failed on it ``max_attempts`` times; stored with its traceback for a person."""
     NON_FINITE = "non_finite"
-    """The learner found NaN or infinity in its arrays, or in a step on it, twice."""
+    """The learner found NaN or infinity in its arrays, or in a step on it, twice. Or the step was a
+    spike, twice."""
     CANCELLED = "cancelled"
     """The run was ended with this work unfinished, on request."""
     VALUE_WARMUP = "value_warmup"

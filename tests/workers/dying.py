@@ -38,6 +38,7 @@ from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.training.snapshots import BufferPages, KeptState, LiveState, SnapshotFolder
+from pipeline.training.spikes import NO_LIMITS, StepLimits
 from pipeline.weights.store import StoredWeights, WeightsStore
 from pipeline.weights.tensorfile import Publication, TensorSpec
 from protocol.ids import Role
@@ -149,19 +150,23 @@ class MortalContext(ActorContext):
 class Memory:
     """A training backend whose weights are the list of its training samples."""
 
-    def __init__(self, stepped: list[str], is_bad: Callable[[list[str]], bool]) -> None:
+    def __init__(
+        self, stepped: list[str], is_bad: Callable[[list[str]], bool], norm_of: Callable[[list[str]], float]
+    ) -> None:
         self.trained: list[str] = []
-        self._stepped, self._is_bad = stepped, is_bad
+        self._stepped, self._is_bad, self._norm_of = stepped, is_bad, norm_of
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         return [sample.behavior_logprobs for sample in samples]
 
-    def step(self, samples: Sequence[TrainingSample], objective: object) -> StepResult:
-        if self._is_bad([sample.name for sample in samples]):
-            return StepResult(False, math.nan, math.inf, 1e-3, {}, len(samples))
-        self.trained += [sample.name for sample in samples]
-        self._stepped += [sample.name for sample in samples]
-        return StepResult(True, 0.0, 1.0, 1e-3, {}, len(samples))
+    def step(self, samples: Sequence[TrainingSample], objective: object, limits: StepLimits = NO_LIMITS) -> StepResult:
+        names = [sample.name for sample in samples]
+        loss, norm = (math.nan, math.inf) if self._is_bad(names) else (0.0, self._norm_of(names))
+        if not limits.allow(loss, norm):
+            return StepResult(False, loss, norm, 1e-3, {}, len(samples))
+        self.trained += names
+        self._stepped += names
+        return StepResult(True, loss, norm, 1e-3, {}, len(samples))
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         yield "weights", list(self.trained)
@@ -223,6 +228,10 @@ class World:
     num_minibatches: int = 1
     is_bad: Callable[[list[str]], bool] = lambda names: False
     """Whether a step on these responses is not finite."""
+    norm_of: Callable[[list[str]], float] = lambda names: 1.0
+    """Gradient norm of a step on these responses."""
+    learner: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of ``[learner]``."""
 
     def __post_init__(self) -> None:
         self.registry = MemoryRegistry(RealClock())
@@ -243,6 +252,7 @@ class World:
                 ),
                 "checkpoint": CheckpointSection(every_updates=2, keep=2, snapshots=self.snapshots),
                 "evaluation": EvaluationSection(every_updates=1, **self.evaluation),
+                "learner": small_config(self.folder).learner.model_copy(update=self.learner),
                 "weights": WeightsSection(shared_memory=False),
                 # digests need tensors, and here weights are a list of names
                 "replay": ReplaySection(record=False),
@@ -254,7 +264,11 @@ class World:
         patch(workers.learner.learner, "load_text_tokenizer", lambda _: None)
         patch(workers.learner.learner, "PromptSource", lambda *_: source)
         patch(workers.learner.learner, "ledger_spec", lambda *_: self.spec)
-        patch(workers.learner.beginning, "build_training_backend", lambda _: Memory(self.stepped, self.is_bad))
+        patch(
+            workers.learner.beginning,
+            "build_training_backend",
+            lambda _: Memory(self.stepped, self.is_bad, self.norm_of),
+        )
         patch(workers.learner.beginning, "snapshots_folder", lambda _: self.folder / "snapshots")
         publish = WeightsStore.publish
 

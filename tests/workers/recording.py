@@ -19,6 +19,7 @@ from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
 from pipeline.rewards.verifier import Response, VerifierOutcome
 from pipeline.training.snapshots import KeptState, LiveState
+from pipeline.training.spikes import NO_LIMITS, StepLimits
 from pipeline.weights.tensorfile import Publication
 from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Prompt, Segment
@@ -217,7 +218,9 @@ class RecordingTraining:
         self.asked.append((len(self.steps), list(samples)))
         return [policy_logprobs(sample, len(self.steps)) for sample in samples]
 
-    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+    def step(
+        self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
+    ) -> StepResult:
         self.steps.append((list(samples), objective))
         return StepResult(True, 0.25, 1.0, 1e-3, {}, sum(sample.tokens.size for sample in samples))
 

@@ -27,6 +27,7 @@ from pipeline.config.catalogue import rule_class
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import Claim, ClaimedUnit, Unit
 from pipeline.training.checkpoints import CheckpointFolder
+from pipeline.training.spikes import LEAST, NO_LIMITS, StepLimits
 from pipeline.training.update_log.folder import read_log
 from pipeline.training.update_log.records import Origin
 from protocol.errors import ConfigError, DataError, Diverged, StepDiffered
@@ -101,7 +102,7 @@ class Learning:
     def update(self, units: list[ClaimedUnit] | None = None) -> None:
         given = self.units() if units is None else units
         claim = Claim(f"c{self.version}", self.version, tuple(unit.name for unit in given))
-        self.recorder.batch(claim, given, self.num_updates + 1, self.version)
+        self.recorder.batch(claim, given, self.num_updates + 1, self.version, self.updates.limits)
         prepared = self.updates.prepare(given)
         stepped = asyncio.run(self.updates.step(prepared.samples, policy_version=self.version, compute=_at_once))
         self.recorder.outcome(prepared, stepped, self.num_updates + 1, self.version + 1)
@@ -314,16 +315,39 @@ def test_an_update_with_a_step_that_its_data_made_infinite_comes_out_bit_for_bit
     assert (versions(report), report.num_equal) == ([1, 2, 3], 3)
 
 
+@pytest.mark.parametrize(("spikes", "applied"), [("drop", False), ("train", True)])
+def test_a_spike_is_refused_or_trained_on_again_when_the_log_is_replayed(
+    tmp_path: Path, spikes: str, applied: bool
+) -> None:
+    config = config_of(tmp_path, algorithm={"normalize_std": False}, learner={"spike_factor": 20.0, "spikes": spikes})
+    learning = Learning(config, 1).make(LEAST // 2).checkpoint()
+    drawn = responses(5, num_groups=2)
+    huge = replace(drawn[0], score=msgspec.structs.replace(drawn[0].score, reward=1e4))
+    learning.update(group_units([huge, *drawn[1:]], 16))
+    learning.make(1).checkpoint()
+    first, second = [update for segment in read_log(config.run_dir / "updates") for update in segment.updates][-2:]
+    assert first.outcome and second.outcome and np.isfinite(first.outcome.losses).all()
+    assert first.outcome.applied == (applied, True) and second.outcome.applied == (True, True)
+    assert first.outcome.grad_norms[0] > first.batch.grad_norm_limit > first.outcome.grad_norms[1]
+    # a replay from the checkpoint has seen none of the steps before it
+    report = replayed(config, after=LEAST // 2)
+    assert (versions(report), report.num_equal) == ([LEAST // 2 + 1, LEAST // 2 + 2], 2)
+    other = replayed(config, what_if=("learner.spike_factor=0",), check=False)
+    assert [one.update for one in other.remade if one.differing] == ([] if applied else [9, 10])
+
+
 def test_a_step_that_differs_the_second_time_is_right_when_the_log_is_replayed(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     learning = Learning(config, 1).make(1).checkpoint()
     step, attempts = learning.backend.step, list[int]()
 
-    def disturbed(samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+    def disturbed(
+        samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
+    ) -> StepResult:
         attempts.append(len(samples))
         if len(attempts) == 2:
             samples = [replace(one, advantages=np.full_like(one.advantages, np.inf)) for one in samples]
-        return step(samples, objective)
+        return step(samples, objective, limits)
 
     learning.backend.step = disturbed
     with pytest.raises(StepDiffered, match="made again from the same state"):

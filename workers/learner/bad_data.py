@@ -1,8 +1,9 @@
 """Takes units that cannot be trained on out of a claim: each leaves as a dead letter, by name.
 
 A unit is such when its arrays hold NaN or infinity, or when an optimiser step on its responses was
-refused twice. A step has responses of several units, and which of them is at fault is not known.
-All of them leave, though some of a unit's responses may have been in other steps of the update.
+refused twice. A step is refused when it is not finite, or a spike. It has responses of several
+units, and which of them is at fault is not known. All of them leave, though some of a unit's
+responses may have been in other steps of the update.
 ``headrace dead-letters`` lists them and admits their prompts again."""
 
 from __future__ import annotations
@@ -36,15 +37,32 @@ class BadData:
     async def blame(
         self, claim: Claim, units: Sequence[ClaimedUnit], blamed: Iterable[BlamedStep], update: int
     ) -> set[str]:
-        """Drop the units of steps that were refused twice; return their names."""
+        """Drop the units of steps that were refused twice; return their names. Those of spikes that
+        were trained on are named in the log alone."""
         owners = {name: unit for unit in units for name in _names_of(unit)}
         found = set[str]()
         for step in blamed:
             at_fault = {owners[name].name: owners[name] for name in step.samples}
             result = step.result
+            if result.applied:
+                self._ctx.log.warning(
+                    "spike_trained",
+                    update=update,
+                    units=[*at_fault],
+                    loss=result.loss,
+                    grad_norm=result.grad_norm,
+                    loss_limit=step.limits.loss,
+                    grad_norm_limit=step.limits.grad_norm,
+                    action="it was the same when it was made again, and learner.spikes is train",
+                )
+                continue
+            numbers, found = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}", "not finite"
+            if step.is_spike:
+                found = "a spike"
+                numbers += f", above {step.limits.loss:g} or {step.limits.grad_norm:g}"
             words = (
-                f"a step of update {update} on {len(step.samples)} responses was not finite, and the same when it was made "
-                f"again: loss {result.loss:g}, gradient norm {result.grad_norm:g}; it was not committed"
+                f"a step of update {update} on {len(step.samples)} responses was {found}, and the same when it was made "
+                f"again: {numbers}; it was not committed"
             )
             names = ", ".join([*at_fault][:_MAX_NAMES]) + (", ..." if len(at_fault) > _MAX_NAMES else "")
             self._ctx.log.error(

@@ -119,6 +119,7 @@ class Learner(Actor):
         begun = await begin(self.ctx)
         self._folder, self._backend, self._snapshots, state = begun.folder, begun.backend, begun.snapshots, begun.state
         self._updates = PolicyUpdate(config, self._backend)
+        self._updates.recent.restore(state.get("recent_steps", ()))
         self._check = LogprobCheck(self.ctx, self._backend)
         self._recorder = UpdateRecorder(config, self.ctx.run_dir, self.ctx.who, self._backend)
         self._settings = NewSettings(self.ctx, self._updates, self._recorder)
@@ -228,7 +229,7 @@ class Learner(Actor):
         for _, trajectory in spanned:
             self.ctx.spans.begin(str(trajectory))
         number, version = self._num_updates + 1, self._version + 1
-        await self.ctx.compute(self._recorder.batch, claim, units, number, self._version)
+        await self.ctx.compute(self._recorder.batch, claim, units, number, self._version, self._updates.limits)
         prepared = self._updates.prepare(units)
         dropped = await self._bad_data.refuse(claim, units, prepared.refused)
         samples = prepared.samples
@@ -323,6 +324,7 @@ class Learner(Actor):
             "next_evaluation": self._evaluations.next_number,
             "evaluations": self._evaluations.pending,
             "critic_open": self._critic is not None and self._critic.is_open,
+            "recent_steps": self._updates.recent.state,
         }
 
     async def _settle_idle(self) -> None:

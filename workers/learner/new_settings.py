@@ -68,7 +68,8 @@ class NewSettings:
         bad = [result for result in stepped.results if not result.applied or not math.isfinite(result.loss)]
         if bad:
             found = f"loss {bad[0].loss:g}, gradient norm {bad[0].grad_norm:g}"
-            await self._give_up(f"a step of update {update}, the first with it, was not finite: {found}")
+            what = "a spike" if math.isfinite(bad[0].loss) and math.isfinite(bad[0].grad_norm) else "not finite"
+            await self._give_up(f"a step of update {update}, the first with it, was {what}: {found}")
         self._tried, self._is_on_trial = self.number, False
         return stepped
 

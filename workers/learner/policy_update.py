@@ -5,7 +5,10 @@ The same units, settings and weights give the same new weights: an asynchronous 
 The backend refuses a step whose loss or gradient is not finite, before it touches weights or
 optimiser; a step draws no random numbers. So a refused step is made again at once, from the same
 state and samples. The same result blames the samples, and the update goes on without them. Another
-result blames the machine, and the learner ends."""
+result blames the machine, and the learner ends.
+
+With ``learner.spike_factor`` a spike (``pipeline.training.spikes``) is refused and made again, too.
+By ``learner.spikes`` it is then left out, or trained on as it is."""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.batching import TrainingSample, split_minibatches
 from pipeline.ledger.types import ClaimedUnit
 from pipeline.process import work
+from pipeline.training.spikes import NO_LIMITS, NO_STEP, RecentSteps, StepLimits
 from protocol.errors import Diverged, StepDiffered
 from workers.engines.training.seam import StepResult, TrainingBackend
 
@@ -51,11 +55,19 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class BlamedStep:
-    """A step that was refused twice with the same result."""
+    """A step that was refused, with the same result the second time."""
 
     samples: tuple[str, ...]
     """Names of its samples: trajectories or chunks."""
     result: StepResult
+    """Of the second time; applied if it is a spike that is trained on."""
+    limits: StepLimits = NO_LIMITS
+    """By which it was refused."""
+
+    @property
+    def is_spike(self) -> bool:
+        """Whether it was finite."""
+        return NO_LIMITS.allow(self.result.loss, self.result.grad_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,8 @@ class PolicyUpdate:
         self._backend = backend
         self._algorithm = build(config)
         self._num_bad_steps = 0
+        self.recent = RecentSteps()
+        """The applied steps that spikes are measured by."""
 
     def take(self, config: RunConfig) -> None:
         """Go by ``config`` from the next update on; it differs in settings that may change while a
@@ -86,6 +100,11 @@ class PolicyUpdate:
         self._config = config
         self._algorithm = build(config)
         self._backend.set_learning_rate(config.learner.learning_rate)
+
+    @property
+    def limits(self) -> StepLimits:
+        """The most that the next update's steps may have."""
+        return self.recent.limits(self._config.learner.spike_factor)
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> Prepared:
         """Make samples of all units that are finite. Raises LedgerError if one is not whole."""
@@ -99,8 +118,11 @@ class PolicyUpdate:
                 kept = [unit for unit in kept if unit.name != error.unit]
         return Prepared([], refused)
 
-    async def step(self, samples: list[TrainingSample], *, policy_version: int, compute: Compute) -> Stepped:
-        """Do the optimiser steps of one update, from the weights of ``policy_version``.
+    async def step(
+        self, samples: list[TrainingSample], *, policy_version: int, compute: Compute, limits: StepLimits | None = None
+    ) -> Stepped:
+        """Do the optimiser steps of one update, from the weights of ``policy_version``. ``limits``:
+        as the log has them; None for those of the steps so far.
 
         Raises Diverged after too many refused steps in a row, over updates. Raises StepDiffered
         when a refused step had another result the second time, EngineError without device
@@ -114,17 +136,25 @@ class PolicyUpdate:
             samples = [replace(s, old_logprobs=old) for s, old in zip(samples, logprobs, strict=True)]
         stepping = time.monotonic()
         objective = self._algorithm.objective.at(policy_version)
+        limits = self.limits if limits is None else limits
         results: list[StepResult] = []
         blamed: list[BlamedStep] = []
         minibatches = split_minibatches(samples, self._config.algorithm.num_minibatches)
         share = (1.0 - _OLD_LOGPROBS if self._needs_old_logprobs else 1.0) / len(minibatches)
         for minibatch in minibatches:
             with work.part(share):
-                results.append(await compute(self._backend.step, minibatch, objective))
-            if not results[-1].applied:
-                _check_same(results[-1], await compute(self._backend.step, minibatch, objective))
-                blamed.append(BlamedStep(tuple(sample.name for sample in minibatch), results[-1]))
-            self._check(results[-1])
+                result: StepResult = await compute(self._backend.step, minibatch, objective, limits)
+            if not result.applied:
+                is_spike = NO_LIMITS.allow(result.loss, result.grad_norm)
+                trains = is_spike and self._config.learner.spikes == "train"
+                again: StepResult = await compute(
+                    self._backend.step, minibatch, objective, NO_LIMITS if trains else NO_STEP
+                )
+                _check_same(result, again, applied=trains)
+                result = again
+                blamed.append(BlamedStep(tuple(sample.name for sample in minibatch), result, limits))
+            results.append(result)
+            self._check(result)
         return Stepped(results, stepping - started, time.monotonic() - stepping, tuple(blamed))
 
     @property
@@ -136,22 +166,30 @@ class PolicyUpdate:
         return objective.needs_old and (self._config.algorithm.num_minibatches > 1 or objective.needs_old_first)
 
     def _check(self, result: StepResult) -> None:
-        self._num_bad_steps = 0 if result.applied else self._num_bad_steps + 1
-        if not result.applied:
-            _log.error("step_refused", loss=result.loss, grad_norm=result.grad_norm, in_a_row=self._num_bad_steps)
+        if result.applied:
+            self._num_bad_steps = 0
+            self.recent.add(result.loss, result.grad_norm)
+            return
+        self._num_bad_steps += 1
+        _log.error("step_refused", loss=result.loss, grad_norm=result.grad_norm, in_a_row=self._num_bad_steps)
         if self._num_bad_steps >= self._config.learner.max_bad_steps:
+            is_spike = NO_LIMITS.allow(result.loss, result.grad_norm)
+            found, advice = "not finite", "lower learner.learning_rate"
+            if is_spike:
+                found, advice = "spikes or not finite", "lower learner.learning_rate or raise learner.spike_factor"
             raise Diverged(
-                f"{self._num_bad_steps} optimiser steps in a row were not finite (loss {result.loss}, gradient norm "
+                f"{self._num_bad_steps} optimiser steps in a row were {found} (loss {result.loss}, gradient norm "
                 f"{result.grad_norm}), each of them twice, and were refused: not one batch is at fault, but the weights or the "
-                "settings; lower learner.learning_rate, then go on from the last checkpoint with "
+                f"settings; {advice}, then go on from the last checkpoint with "
                 f"`headrace up --resume {self._config.run_dir}`"
             )
 
 
-def _check_same(first: StepResult, again: StepResult) -> None:
-    """Raise StepDiffered unless a refused step was refused again, with the same numbers."""
+def _check_same(first: StepResult, again: StepResult, *, applied: bool) -> None:
+    """Raise StepDiffered unless a refused step had the same numbers again, and was ``applied`` as
+    it was to be."""
     pairs = ((first.loss, again.loss), (first.grad_norm, again.grad_norm))
-    if again.applied or not all(_is_same(*pair) for pair in pairs):
+    if again.applied is not applied or not all(_is_same(*pair) for pair in pairs):
         raise StepDiffered(
             f"loss {first.loss:g} and gradient norm {first.grad_norm:g} of a step were {again.loss:g} and "
             f"{again.grad_norm:g} when it was made again from the same state and samples; this machine's memory or device is "

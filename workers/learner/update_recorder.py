@@ -17,6 +17,7 @@ from pipeline.config.import_path import own_sources
 from pipeline.config.load import to_toml
 from pipeline.ledger.types import Claim, ClaimedUnit
 from pipeline.training.checkpoints import list_checkpoints
+from pipeline.training.spikes import NO_LIMITS, StepLimits
 from pipeline.training.update_log.folder import UPDATES_FOLDER, LogWriter
 from pipeline.training.update_log.records import Batch, Origin, Start, UpdateOutcome, pack_units
 from protocol.ids import Incarnation
@@ -63,9 +64,17 @@ class UpdateRecorder:
         """Record the following updates as made by ``config``, by what differs from the start's."""
         self._changed = changed_since(self._config, config)
 
-    def batch(self, claim: Claim, units: Sequence[ClaimedUnit], update: int, policy_version: int) -> None:
-        """Record an update's units before it is made: weights are those of ``policy_version``."""
-        self._try(self._write_batch, claim, units, update, policy_version)
+    def batch(
+        self,
+        claim: Claim,
+        units: Sequence[ClaimedUnit],
+        update: int,
+        policy_version: int,
+        limits: StepLimits = NO_LIMITS,
+    ) -> None:
+        """Record an update's units before it is made, from the weights of ``policy_version``, with
+        steps within ``limits``."""
+        self._try(self._write_batch, claim, units, update, policy_version, limits)
 
     def outcome(self, prepared: Prepared, stepped: Stepped, update: int, policy_version: int) -> None:
         """Record an update's result, before it is published as ``policy_version``."""
@@ -101,7 +110,9 @@ class UpdateRecorder:
     def _open(self) -> None:
         self._writer = LogWriter(self._run_dir / UPDATES_FOLDER, epoch=self._who.epoch)
 
-    def _write_batch(self, claim: Claim, units: Sequence[ClaimedUnit], update: int, policy_version: int) -> None:
+    def _write_batch(
+        self, claim: Claim, units: Sequence[ClaimedUnit], update: int, policy_version: int, limits: StepLimits
+    ) -> None:
         if self._writer is None:
             self._open()
         assert self._writer is not None
@@ -117,6 +128,8 @@ class UpdateRecorder:
                 units=names,
                 at_s=time.time(),
                 settings=self._changed,
+                loss_limit=limits.loss,
+                grad_norm_limit=limits.grad_norm,
             )
         )
         for record in pack_units(units):

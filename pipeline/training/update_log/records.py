@@ -13,6 +13,7 @@ its trajectory's other chunks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -91,6 +92,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}
     """Settings that were changed since the learner's start, which the segment's ``config`` is of:
     values in TOML, by key."""
+    loss_limit: float = math.inf
+    """Above which a step is a spike, in magnitude."""
+    grad_norm_limit: float = math.inf
 
 
 class UpdateOutcome(msgspec.Struct, frozen=True, kw_only=True):

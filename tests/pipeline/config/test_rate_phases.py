@@ -42,6 +42,10 @@ def test_a_schedule_ends_with_the_run_unless_it_is_shorter(
         ),
         (["learner.optimizer=adamw-8bit", "learner.backend=fsdp2"], "optimizer is adamw-8bit, which steps whole"),
         (["learner.optimizer=muon", "learner.backend=deepspeed"], "deepspeed steps .* adamw-fused or adamw, or"),
+        (
+            ["learner.spike_factor=5", "learner.backend=deepspeed"],
+            "spike_factor is 5, .* to 0, or .* to fsdp2 or torch",
+        ),
         (["learner.freeze=['lm_head.*']", "learner.lora.rank=4"], "the adapter alone is trained; leave freeze out"),
     ],
 )

@@ -47,6 +47,47 @@ async def test_data_that_makes_a_step_not_finite_becomes_dead_letters_and_traini
     assert '"loss": "NaN"' in (tmp_path / "history.jsonl").read_text()
 
 
+@pytest.mark.parametrize("spikes", ["drop", "train"])
+async def test_a_spike_is_made_again_and_its_units_are_dropped_or_trained_on_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spikes: str
+) -> None:
+    asked: list[list[str]] = []
+
+    def norm_of(names: list[str]) -> float:
+        asked.append(names)
+        return 6.0 if {"t.2.0", "t.16.0"} & set(names) else 1.0
+
+    world = World(
+        tmp_path,
+        monkeypatch,
+        num_updates=10,
+        num_minibatches=2,
+        norm_of=norm_of,
+        learner={"spike_factor": 5.0, "spikes": spikes},
+    )
+    # killed after eight updates, so that its successor measures by the steps that it did not make
+    with capture_logs():
+        trained = await world.live_until_done(Reaper(8, "before batch"))
+    assert world.num_lives == 2 and asked.count(["t.2.0", "t.2.1"]) == 1, "the first steps of a run are no spikes"
+    bad = ["t.16.0", "t.16.1"]
+    assert asked.count(bad) == 2
+    audit = await world.ledger.audit()
+    letters = await world.ledger.dead_letters()
+    if spikes == "train":
+        assert set(bad) <= set(trained) and len(trained) == len(set(trained)) == 10 * BATCH
+        assert "non_finite" not in audit.trajectories.dropped and not letters
+        return
+    assert not set(bad) & set(trained) and len(trained) == len(set(trained)) == 10 * BATCH - len(bad)
+    assert audit.balances and audit.trajectories.dropped["non_finite"] == len(bad)
+    [letter] = letters
+    assert (
+        "update 9" in letter.error
+        and "was a spike, and the same" in letter.error
+        and "gradient norm 6, above inf or 5" in letter.error
+        and "its units: 16" in letter.error
+    )
+
+
 async def test_a_step_that_differs_the_second_time_is_committed_by_a_successor_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

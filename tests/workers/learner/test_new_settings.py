@@ -129,9 +129,16 @@ async def test_a_finite_first_update_ends_the_trial(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    "result", [stepped(float("nan"), applied=False), stepped(1.0, applied=False), stepped(float("inf"))]
+    ("result", "found"),
+    [
+        (stepped(float("nan"), applied=False), "not finite"),
+        (stepped(1.0, applied=False), "a spike"),
+        (stepped(float("inf")), "not finite"),
+    ],
 )
-async def test_a_first_update_that_is_not_finite_brings_back_what_held(rig: Rig, result: Stepped) -> None:
+async def test_a_first_update_that_is_refused_or_not_finite_brings_back_what_held(
+    rig: Rig, result: Stepped, found: str
+) -> None:
     before = rig.ctx.config
     await rig.offer("0.5")
     await rig.settings.take(6)
@@ -140,7 +147,7 @@ async def test_a_first_update_that_is_not_finite_brings_back_what_held(rig: Rig,
     assert rig.backend.rates == [0.5, before.learner.learning_rate]
     assert rig.recorded[-1] == before
     assert rig.taken.failed == 1
-    assert "a step of update 7, the first with it, was not finite" in rig.taken.why
+    assert f"a step of update 7, the first with it, was {found}" in rig.taken.why
 
 
 async def test_all_changes_that_wait_for_an_update_fail_together(rig: Rig) -> None:

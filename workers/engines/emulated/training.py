@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.training.snapshots import KeptState, LiveState
+from pipeline.training.spikes import NO_LIMITS, StepLimits
 from protocol.errors import EngineError
 from protocol.ids import TrajectoryId
 from workers.engines.emulated import weights
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pipeline.weights.tensorfile import Publication
 
 
+_GRAD_NORM = 1.0
 _UNLIKELY = -12.0
 """Log-prob of a token that the policy would not have sampled."""
 
@@ -68,20 +70,24 @@ class EmulatedTraining:
         is_own = self._law.is_own(self._seed, trajectory, begin, tokens)
         return np.where(is_own, sample.behavior_logprobs, _UNLIKELY).astype(np.float32)
 
-    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+    def step(
+        self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
+    ) -> StepResult:
         """Take one step. Raises EngineError when there is no sample."""
         if not samples:
             raise EngineError("an optimiser step on 0 samples; expected at least 1; skip it")
         num_tokens = _num_tokens(samples)
         self._pace.spend(self._step_s + self._token_s * num_tokens)
         by_token = objective.token_weights(samples)
+        loss = -sum(float((sample.advantages * weight).sum()) for sample, weight in zip(samples, by_token, strict=True))
+        if not limits.allow(loss, _GRAD_NORM):
+            return StepResult(False, loss, _GRAD_NORM, 0.0, {}, num_tokens)
         self.state = self.state.after(
             part
             for sample, weight in zip(samples, by_token, strict=True)
             for part in (sample.name.encode(), sample.tokens.tobytes(), (sample.advantages * weight).tobytes())
         )
-        loss = -sum(float((sample.advantages * weight).sum()) for sample, weight in zip(samples, by_token, strict=True))
-        return StepResult(applied=True, loss=loss, grad_norm=1.0, learning_rate=0.0, metrics={}, num_tokens=num_tokens)
+        return StepResult(True, loss, _GRAD_NORM, 0.0, {}, num_tokens)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Ignore it: an emulated step has no rate."""

@@ -5,7 +5,6 @@ anything. The optimiser's files allow an exact resume."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from pipeline.process import work
+from pipeline.training.spikes import NO_LIMITS, StepLimits
 from protocol.errors import DataError
 from workers.engines.model.checkpoint_files import (
     TRAINING_FILE,
@@ -111,7 +111,8 @@ class AppliedStep:
     """The result of one step's gradients."""
 
     applied: bool
-    """False when loss or gradient was not finite: parameters and state are then unchanged."""
+    """False when loss or gradient was not finite, or above its limit: parameters and state are then
+    unchanged."""
     grad_norm: float
     """Before it was scaled down."""
     learning_rate: float
@@ -143,8 +144,9 @@ class GuardedOptimizer:
         """Step at another rate after the warm-up from now on; state and step count stay."""
         self._settings = replace(self._settings, learning_rate=learning_rate)
 
-    def step(self, loss: float) -> AppliedStep:
-        """Step along the gradients that lie in the parameters, if they and ``loss`` are finite."""
+    def step(self, loss: float, limits: StepLimits = NO_LIMITS) -> AppliedStep:
+        """Step along the gradients that lie in the parameters, if they and ``loss`` are finite and
+        within ``limits``."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values() if p.grad is not None])
         # of gradients that are shared out among ranks
         if isinstance(norm, DTensor):
@@ -152,7 +154,7 @@ class GuardedOptimizer:
         grad_norm = float(norm)
         work.step()
         learning_rate = self._settings.rate_after(self.num_steps)
-        applied = math.isfinite(loss) and math.isfinite(grad_norm)
+        applied = limits.allow(loss, grad_norm)
         if applied:
             torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._settings.max_grad_norm, norm)
             for optimizer in self._optimizers:

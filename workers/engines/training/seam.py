@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from pipeline.algorithms.batching import TrainingSample
+from pipeline.training.spikes import NO_LIMITS, StepLimits
 
 if TYPE_CHECKING:
     from pipeline.algorithms.objective import Objective
@@ -22,7 +23,7 @@ class StepResult:
     """The result of one optimiser step."""
 
     applied: bool
-    """False when loss or gradient was not finite: weights and optimiser are then unchanged."""
+    """False when loss or gradient was not finite, or above its limit: nothing then changed."""
     loss: float
     grad_norm: float
     learning_rate: float
@@ -42,11 +43,13 @@ class TrainingBackend(Protocol):
         at the sampling temperature. No gradients."""
         ...
 
-    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+    def step(
+        self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
+    ) -> StepResult:
         """Do one optimiser step on the whole of ``samples``, in micro-batches by token budget. The
         denominator of the loss is that of the whole batch, so micro-batching changes nothing.
         Samples without ``old_logprobs`` take the present policy as the proximal one: right for the
-        only step of an update."""
+        only step of an update. A step above ``limits`` is refused; DeepSpeed's knows none."""
         ...
 
     def set_learning_rate(self, learning_rate: float) -> None:

@@ -16,6 +16,7 @@ from pipeline.algorithms.batching import TrainingSample, plan_micro_batches, tok
 from pipeline.config.rate_phases import rate_phases
 from pipeline.preflight.lora import check_lora
 from pipeline.process import work
+from pipeline.training.spikes import NO_LIMITS, StepLimits
 from workers.engines.model.checkpoint_files import (
     optimizer_tensors,
     read_training_state,
@@ -92,7 +93,9 @@ class TorchTraining(TorchPublishing):
         logprobs = sample_logprobs(self._policy, samples, self._plan(samples), self._model.device)
         return [logprobs[index] for index in range(len(samples))]
 
-    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+    def step(
+        self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
+    ) -> StepResult:
         """Do one step by the seam's contract. Raises EngineError for samples or device memory."""
         check_samples(samples, objective)
         try:
@@ -102,7 +105,7 @@ class TorchTraining(TorchPublishing):
                         self._policy, samples, objective, self._plan(samples), self._model.device
                     )
                 totals = batch_totals(samples, objective, sums)
-                step = self._optimizer.step(totals.loss)
+                step = self._optimizer.step(totals.loss, limits)
         finally:
             self._optimizer.clear()
         return StepResult(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import KLEstimator, Objective
+from pipeline.training.spikes import StepLimits
 from tests.workers.engines.tiny import make_samples
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.training.ranks.messages import (
@@ -41,9 +43,10 @@ def test_plain_commands_arrive_as_they_were(command: Command) -> None:
 def test_samples_and_objective_arrive_with_every_array_and_its_type(with_old: bool) -> None:
     samples = make_samples(9, with_old=with_old)
     objective = Objective(kl_estimator=KLEstimator.K2, kl_coefficient=0.25, proximal_version=7)
-    got = told(Step(samples, objective))
+    got = told(Step(samples, objective, StepLimits(2.5)))
     assert isinstance(got, Step)
     assert got.objective == objective
+    assert got.limits == StepLimits(2.5, math.inf)
     for left, right in zip(samples, got.samples, strict=True):
         for field in fields(TrainingSample):
             expected, value = getattr(left, field.name), getattr(right, field.name)

@@ -18,6 +18,7 @@ from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
 from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective, Rejection, RejectionLevel, Surrogate
 from pipeline.process.work import Meter, listening
 from pipeline.training.snapshots import SnapshotFolder
+from pipeline.training.spikes import NO_STEP, StepLimits
 from protocol.errors import ConfigError, DataError, EngineError
 from tests.workers.engines.generation_contract import bytes_of
 from tests.workers.engines.subjects import (
@@ -360,6 +361,25 @@ def test_a_step_that_is_not_finite_changes_nothing(make: Make, tmp_path: Path, p
     follower.load(tmp_path / "before")
     assert backend.step(make_samples(), Objective()) == follower.step(make_samples(), Objective())
     assert same(snapshot(backend), snapshot(follower))
+
+
+def test_a_step_above_a_limit_changes_nothing_and_has_the_same_numbers_without_it(
+    subject: Subject, make: Make, tmp_path: Path
+) -> None:
+    backend = make(tiny_model(), Settings(warmup_steps=5))
+    if "deepspeed" in subject.name:
+        pytest.skip("DeepSpeed tells the norm after its step; the configuration refuses limits with it")
+    backend.step(make_samples(), Objective())
+    backend.snapshot()(tmp_path / "before")
+    samples = own_old(backend, make_samples(seed=1))
+    found = backend.step(samples, Objective(), NO_STEP)
+    for limits in (StepLimits(loss=abs(found.loss) / 2), StepLimits(grad_norm=found.grad_norm / 2)):
+        again = backend.step(samples, Objective(), limits)
+        assert again == found and not again.applied
+    backend.snapshot()(tmp_path / "after")
+    assert digests(tmp_path / "before") == digests(tmp_path / "after")
+    within = StepLimits(abs(found.loss), found.grad_norm)
+    assert backend.step(samples, Objective(), within) == replace(found, applied=True)
 
 
 def digests(folder: Path) -> dict[str, str]:

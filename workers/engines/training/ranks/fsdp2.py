@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from pipeline.training.spikes import NO_LIMITS, StepLimits
 from protocol.errors import EngineError
 from workers.engines.model.optimizer import AppliedStep, GuardedOptimizer, OptimizerSettings
 from workers.engines.training.ranks.group import Group
@@ -70,9 +71,10 @@ class Fsdp2Shards:
         """Step at another rate after the warm-up from now on."""
         self._optimizer.set_learning_rate(learning_rate)
 
-    def step(self, loss: float) -> AppliedStep:
-        """Step along the gradients, if they and the whole batch's ``loss`` are finite."""
-        return self._optimizer.step(loss)
+    def step(self, loss: float, limits: StepLimits = NO_LIMITS) -> AppliedStep:
+        """Step along the gradients, if they and the whole batch's ``loss`` are finite, and within
+        ``limits``."""
+        return self._optimizer.step(loss, limits)
 
     def clear(self) -> None:
         """Forget the gradients."""

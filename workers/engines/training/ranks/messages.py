@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
+from pipeline.training.spikes import StepLimits
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.seam import ValueSample
 
@@ -40,6 +41,7 @@ class Step(msgspec.Struct, frozen=True, tag=True):
 
     samples: list[TrainingSample]
     objective: Objective
+    limits: StepLimits
 
 
 class SetRate(msgspec.Struct, frozen=True, tag=True):

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 from pipeline.training.snapshots import KeptState, LiveState
+from pipeline.training.spikes import NO_LIMITS, StepLimits
 from protocol.errors import EngineError
 from workers.engines.model.adapter import Adapter
 from workers.engines.model.checkpoint_files import (
@@ -64,8 +65,9 @@ class Shards(Protocol):
         """Add a micro-batch's gradient; ``total``, with the last, is this rank's summed loss."""
         ...
 
-    def step(self, loss: float) -> AppliedStep:
-        """Step along the gradients, if they and the whole batch's ``loss`` are finite."""
+    def step(self, loss: float, limits: StepLimits = NO_LIMITS) -> AppliedStep:
+        """Step along the gradients, if they and the whole batch's ``loss`` are finite, and within
+        ``limits``."""
         ...
 
     def set_learning_rate(self, learning_rate: float) -> None:

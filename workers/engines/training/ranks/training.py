@@ -10,6 +10,7 @@ import torch
 
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.process import work
+from pipeline.training.spikes import NO_LIMITS, StepLimits
 from workers.engines.model.micro_batches import memory_errors
 from workers.engines.model.optimizer import GRADIENT
 from workers.engines.training.policy_gradient import (
@@ -45,10 +46,12 @@ class RankedTraining(RankedBackend, TorchPublishing):
         """Return float32 [response tokens] for each sample, at the sampling temperature."""
         return self._lead.run(Score(list(samples)), self.obey) if samples else []
 
-    def step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+    def step(
+        self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
+    ) -> StepResult:
         """Do one step by the seam's contract. Raises EngineError, or EngineDied without a rank."""
         check_samples(samples, objective)
-        return self._lead.run(Step(list(samples), objective), self.obey)
+        return self._lead.run(Step(list(samples), objective, limits), self.obey)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Have all ranks step at another rate, by the seam's contract."""
@@ -68,7 +71,7 @@ class RankedTraining(RankedBackend, TorchPublishing):
             case Score():
                 return self._score(command.samples)
             case Step():
-                return self._step(command.samples, command.objective)
+                return self._step(command.samples, command.objective, command.limits)
             case SetRate():
                 return self._shards.set_learning_rate(command.learning_rate)
             case _:
@@ -78,7 +81,7 @@ class RankedTraining(RankedBackend, TorchPublishing):
         own = sample_logprobs(self._shards.module, samples, self._plan(samples), self._group.device)
         return self._bring_together([sample.response_length for sample in samples], own)
 
-    def _step(self, samples: Sequence[TrainingSample], objective: Objective) -> StepResult:
+    def _step(self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits) -> StepResult:
         shards = self._shards
         try:
             with memory_errors(self._max_tokens, MEMORY_ADVICE):
@@ -93,7 +96,7 @@ class RankedTraining(RankedBackend, TorchPublishing):
                         loss_scale=self._loss_scale,
                     )
                 totals = batch_totals(samples, objective, self._over_ranks(sums))
-                step = shards.step(totals.loss)
+                step = shards.step(totals.loss, limits)
         finally:
             shards.clear()
         return StepResult(

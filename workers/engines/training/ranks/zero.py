@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from pipeline.training.spikes import NO_LIMITS, StepLimits
 from protocol.errors import EngineError
 from workers.engines.model.optimizer import AppliedStep, OptimizerSettings
 from workers.engines.model.optimizers import make_optimizers
@@ -77,8 +78,10 @@ class ZeroShards:
             loss = loss * torch.where(torch.isfinite(total), 1.0, math.nan).to(loss)
         self._engine.backward(loss)
 
-    def step(self, loss: float) -> AppliedStep:
-        """Step along the gradients, unless they or the loss were not finite."""
+    def step(self, loss: float, limits: StepLimits = NO_LIMITS) -> AppliedStep:
+        """Step along the gradients, unless they or the loss were not finite. There are no other
+        limits: DeepSpeed returns the norm after its step."""
+        del limits
         learning_rate = self._settings.rate_after(self.num_steps)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
