@@ -1,8 +1,8 @@
 """Which optimiser steps are spikes: finite, and far above the steps before them. Pure.
 
-A step is a spike when the magnitude of its loss, or the norm of its gradient, is above
-``learner.spike_factor`` times the median of the last ``WINDOW`` applied steps. The limits hold for
-a whole update, whose steps do not move them. There are none before ``LEAST`` applied steps, and
+A step is a spike when the magnitude of its loss, or its gradient's norm, is above a limit. A limit
+is ``learner.spike_factor`` times the median of the last ``WINDOW`` applied steps. The limits hold
+for a whole update, whose steps do not move them. There are none before ``LEAST`` applied steps, and
 none for a number whose median is 0."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEAST: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What an optimiser step may have at most."""
+    """The most that an optimiser step may have."""
 
     loss: float = math.inf
     """In magnitude."""
