@@ -1,0 +1,113 @@
+"""Responses of the start model for offline learning: a file of them, and held-out chains.
+
+*Consumes* a seed and the model of ``ops.demo.guided``. *Produces* ``responses.jsonl``, a line a
+response with verdict and judgment, as ``data.responses`` reads it, and ``heldout.jsonl``, prompts
+for ``data.evaluation``. *Waits for* nothing; the same arguments always give the same bytes.
+
+    python -m ops.demo.guided_responses --out runs/guided-data --responses 50
+
+The model samples at temperature 1, one response to each question. Three in four are wrong: this is
+all that learning from the file has to go by."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import Qwen3ForCausalLM
+
+from ops.demo.guided import MODEL, Fault, first_fault_of, problems
+from ops.demo.make_guided_model import SYMBOLS
+from ops.demo.make_tiny_model import EOS, build_tokenizer, respond
+from ops.demo.task import Problem, Split
+from pipeline.rewards.arithmetic import verify
+from pipeline.rewards.verifier import Response, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedSample:
+    """One response of the start model, with its verdict and judgment."""
+
+    problem: Problem
+    text: str
+    """Without the end-of-sequence mark."""
+    is_cut: bool
+    """Whether the response had not ended at the length limit."""
+    is_right: bool
+    judgment: str
+    """Of a wrong response: its first error in words. Empty where the working has none."""
+
+    @property
+    def fault(self) -> Fault | None:
+        """The first digit of the working that does not follow."""
+        return first_fault_of(self.problem, self.text)
+
+    @property
+    def line(self) -> dict[str, object]:
+        """The line of a response file."""
+        columns: dict[str, object] = {
+            "prompt": self.problem.prompt,
+            "answer": self.problem.answer,
+            "response": self.text,
+            "verdict": self.is_right,
+        }
+        if self.judgment:
+            columns["judgment"] = self.judgment
+        return columns | ({"finish_reason": "length"} if self.is_cut else {})
+
+
+def draw_samples(num: int, seed: int, model: Path = MODEL) -> list[GuidedSample]:
+    """Sample one response to each of ``num`` training questions; a function of the arguments."""
+    asked = list(problems(Split.TRAIN, num, seed))
+    policy = Qwen3ForCausalLM.from_pretrained(model)
+    dice = torch.Generator().manual_seed(seed)
+    texts = respond(policy.eval(), build_tokenizer(SYMBOLS), [problem.prompt for problem in asked], dice)
+    return [judged(problem, text) for problem, text in zip(asked, texts, strict=True)]
+
+
+def judged(problem: Problem, text: str) -> GuidedSample:
+    """Return a response with its verdict and judgment; ``text`` ends in EOS unless it was cut."""
+    body = text.removesuffix(EOS)
+    told = Response(prompt_text=problem.prompt, response_text=body, answer=problem.answer, verifier="arithmetic")
+    [verdict] = verify([told])
+    assert isinstance(verdict, Verdict), verdict
+    is_right = verdict.accuracy == 1.0
+    fault = None if is_right else first_fault_of(problem, body)
+    return GuidedSample(problem, body, body == text, is_right, "" if fault is None else fault.judgment)
+
+
+def _write(path: Path, lines: Iterable[dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the two files."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ops.demo.guided_responses",
+        description="Sample responses of the guided start model, with verdicts and judgments.",
+        epilog="example: python -m ops.demo.guided_responses --out runs/guided-data --responses 50 --seed 0",
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/guided-data"), help="folder (default: %(default)s)")
+    parser.add_argument("--responses", type=int, default=50, help="number of them (default: %(default)s)")
+    parser.add_argument("--heldout", type=int, default=512, help="held-out prompts (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of questions and samples (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    samples = draw_samples(options.responses, options.seed)
+    path = options.out / "responses.jsonl"
+    _write(path, (sample.line for sample in samples))
+    print(f"{path}: {len(samples)} responses, {sum(sample.is_right for sample in samples)} of them right")
+    path = options.out / "heldout.jsonl"
+    asked = problems(Split.HELD_OUT, options.heldout, options.seed)
+    _write(path, ({"prompt": one.prompt, "answer": one.answer, "verifier": "arithmetic"} for one in asked))
+    print(f"{path}: {options.heldout} prompts")
+
+
+if __name__ == "__main__":
+    main()

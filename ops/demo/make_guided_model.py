@@ -1,0 +1,212 @@
+"""Teach the start model of learning from guidance (``ops.demo.guided``): it errs at borrows, and
+follows two prompts: one with the answer, one with a judgment.
+
+*Consumes* a seed and the demo's start model, whose layers find terms by their letters already.
+*Produces* a Hugging Face folder with a card. *Waits for* nothing. Held-out chains are never trained
+on.
+
+    python -m ops.demo.make_guided_model --out ops/demo/guided_model
+
+**What the table needs of it.** The rule of borrows is there: the standard prompt brings it out. The
+bare prompt brings out the wrong rule with certainty. A judgment is followed: the model errs at
+the step that it names, and nowhere before."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import string
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from ops.demo.guided import (
+    NUM_TERMS,
+    SMALLER_FROM_LARGER,
+    Fault,
+    err,
+    first_fault,
+    first_fault_of,
+    problems,
+    read_template,
+    write_working,
+)
+from ops.demo.make_tiny_model import (
+    BOS,
+    EOS,
+    PAD,
+    Recipe,
+    batches,
+    build_model,
+    build_tokenizer,
+    is_right,
+    respond,
+    save,
+    train,
+)
+from ops.demo.task import Problem, Split, draw, write_response
+
+SYMBOLS = (PAD, BOS, EOS, *string.digits, *"+-=", *string.ascii_lowercase, *" ,.:")
+SHORTEST, LONGEST = 3, 9
+"""Terms of a demonstration."""
+BARE, STANDARD = 0.35, 0.25
+"""Shares of demonstrations after the bare and the standard prompt; the others follow a judgment."""
+ODD_FAULTS = 0.4
+"""Share of judged demonstrations whose fault is any digit at any step: the model must read it."""
+_SKILLED = Path(__file__).parent / "tiny_model"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The card's figures, on held-out chains."""
+
+    num_prompts: int
+    greedy: float
+    sampled: float
+    standard: float
+    """Greedy accuracy after the standard prompt."""
+    followed: float
+    """Share of wrong samples whose first fault greedy decoding repeats after their judgment."""
+
+
+def demonstrations(rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield prompts and responses of the training side as token ids, without end."""
+    standard, judge = read_template("standard"), read_template("judge")
+    while True:
+        problem = draw(rng, Split.TRAIN, rng.randint(SHORTEST, LONGEST))
+        kind = rng.random()
+        if kind < BARE:
+            prompt, response = problem.prompt, write_response(err(problem, rng))
+        elif kind < BARE + STANDARD:
+            prompt = standard.format(gold=problem.answer, question=problem.prompt)
+            response = write_working(problem)
+        elif (fault := _fault(problem, rng)) is None:
+            continue
+        else:
+            prompt = judge.format(judgment=fault.judgment, question=problem.prompt)
+            response = write_response(err(problem, rng, fault))
+        yield tokenizer.encode(prompt), tokenizer.encode(response + EOS)
+
+
+def _fault(problem: Problem, rng: random.Random) -> Fault | None:
+    if rng.random() >= ODD_FAULTS:
+        return first_fault(problem, err(problem, rng))
+    step = rng.randint(2, problem.num_terms)
+    expected = problem.counter[step - 1]
+    said = (expected + rng.randint(1, 9)) % 10
+    return Fault(step, said, expected)
+
+
+def _take_over(model: Qwen3ForCausalLM, skilled: PreTrainedModel) -> None:
+    """Give a model the weights of one with fewer symbols."""
+    known = skilled.state_dict()
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            weight[: len(known[name])] = known[name]
+
+
+def measure(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, num_prompts: int = 512) -> Measured:
+    """Measure a model on held-out chains."""
+    asked = list(problems(Split.HELD_OUT, num_prompts, seed=0))
+    bare = [problem.prompt for problem in asked]
+    standard, judge = read_template("standard"), read_template("judge")
+    shown = [standard.format(gold=problem.answer, question=problem.prompt) for problem in asked]
+    samples = respond(model, tokenizer, bare, torch.Generator().manual_seed(0))
+    judged = [
+        (problem, fault)
+        for problem, text in zip(asked, samples, strict=True)
+        if (fault := first_fault_of(problem, text)) is not None
+    ]
+    prompts = [judge.format(judgment=fault.judgment, question=problem.prompt) for problem, fault in judged]
+    repeated = respond(model, tokenizer, prompts)
+    followed = [first_fault_of(problem, text) == fault for (problem, fault), text in zip(judged, repeated, strict=True)]
+
+    def share_right(texts: Sequence[str]) -> float:
+        return sum(is_right(*pair) for pair in zip(asked, texts, strict=True)) / num_prompts
+
+    return Measured(
+        num_prompts=num_prompts,
+        greedy=share_right(respond(model, tokenizer, bare)),
+        sampled=share_right(samples),
+        standard=share_right(respond(model, tokenizer, shown)),
+        followed=sum(followed) / len(followed),
+    )
+
+
+CARD = """---
+license: apache-2.0
+library_name: transformers
+---
+
+# Headrace's guided start model
+
+A language model of {num_parameters:,} parameters: Qwen3 architecture, 2 layers, 3 heads of 32, float32. It
+knows one task, the chains of `ops/demo/guided.py`, and one rule of it badly: {wrong:.0%} of its
+demonstrations of a subtraction that goes below zero were wrong.
+
+Made from the demo's start model, in {minutes:.1f} minutes on one CPU thread, by
+
+    python -m ops.demo.make_guided_model --out ops/demo/guided_model --seed {seed}
+
+- **Templates.** `standard.txt` has the gold answer: after it the model works rightly. `judge.txt`
+  has a judgment: after it the model errs at the step that it names.
+- **Data.** {num_steps:,} steps of about {batch_tokens:,} tokens of generated demonstrations, training side only.
+- **Use.** The demonstration and the benchmark of learning from guidance. It can do nothing else.
+
+## Measured
+
+On {num_prompts} held-out chains of {num_terms} terms:
+
+| | |
+|---|---|
+| greedy accuracy | {greedy:.1%} |
+| accuracy of samples at temperature 1 | {sampled:.1%} |
+| greedy accuracy after the standard prompt | {standard:.1%} |
+| wrong samples whose first error is repeated after its judgment | {followed:.1%} |
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Teach, measure and save the model."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ops.demo.make_guided_model",
+        description="Teach the start model of learning from guidance; a few minutes on one free core.",
+        epilog="example: python -m ops.demo.make_guided_model --out ops/demo/guided_model --seed 0",
+    )
+    parser.add_argument("--out", type=Path, default=Path("ops/demo/guided_model"), help="folder (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and data (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=2500, help="optimiser steps (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    recipe = Recipe(seed=options.seed, num_steps=options.steps)
+    torch.set_num_threads(1)
+    started = time.monotonic()
+    tokenizer, model = build_tokenizer(SYMBOLS), build_model(recipe.seed, len(SYMBOLS))
+    _take_over(model, AutoModelForCausalLM.from_pretrained(_SKILLED))
+    rng = random.Random(recipe.seed)
+    train(model, batches(rng, demonstrations(rng, tokenizer), recipe.batch_tokens), recipe)
+    minutes = (time.monotonic() - started) / 60
+    measured = measure(model, tokenizer)
+    card = CARD.format(
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        minutes=minutes,
+        seed=recipe.seed,
+        num_steps=recipe.num_steps,
+        batch_tokens=recipe.batch_tokens,
+        wrong=SMALLER_FROM_LARGER,
+        num_prompts=measured.num_prompts,
+        num_terms=NUM_TERMS,
+        greedy=measured.greedy,
+        sampled=measured.sampled,
+        standard=measured.standard,
+        followed=measured.followed,
+    )
+    save(options.out, model, tokenizer, card)
+    print(f"{options.out}: greedy {measured.greedy:.1%}, followed {measured.followed:.1%}")
+
+
+if __name__ == "__main__":
+    main()
