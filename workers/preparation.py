@@ -17,6 +17,7 @@ import numpy as np
 from pipeline.config.schema import RunConfig
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.preflight.guidance import load_guided_prompts
 from pipeline.runtime.threads import threads_of
 from protocol.errors import EngineError
 from protocol.ids import Role, TrajectoryId
@@ -53,6 +54,8 @@ def prepare(config: RunConfig, roles: Sequence[Role]) -> dict[str, Any]:
     if Role.REFERENCE in roles:
         parts["reference"] = engine = build_scoring_engine(config)
         _finite("the reference", _logprobs(engine))
+        if config.needs_guidance:
+            parts["guided prompts"] = load_guided_prompts(config)
     if Role.REWARD in roles and config.reward.model is not None:
         parts["reward model"] = build_reward_model(config.reward.model)
     if Role.VALUE in roles:

@@ -14,7 +14,8 @@ from pipeline.data.tokenizer import TextTokenizer
 from protocol.trajectory import Prompt
 
 MESSAGES = "messages"
-"""Key of a prompt's conversation in its ``extra``, before rendering; kept with a reward model."""
+"""Key of a prompt's conversation in its ``extra``, before rendering; kept with a reward
+model, and with guidance."""
 
 
 def conversation_tokens(tokenizer: TextTokenizer, prompt: Prompt, response: str) -> np.ndarray:

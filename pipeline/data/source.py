@@ -178,7 +178,8 @@ class _Reader:
         self._seen: dict[str, str] = {}
         self._repeats: dict[str, int] = {}
         self._configured = config.verifier_paths
-        self._keep_messages = config.reward.model is not None
+        # a reward model reads the conversation anew, and a guided prompt goes around its question
+        self._keep_messages = config.reward.model is not None or config.needs_guidance
         self.verifiers = {config.data.verifier}
 
     def take_report(self) -> DataReport:

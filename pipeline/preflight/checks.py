@@ -20,6 +20,7 @@ from pipeline.config.ledger_spec import ledger_spec
 from pipeline.config.schema import RunConfig
 from pipeline.config.unread import in_words
 from pipeline.data.conversation import conversation_tokens
+from pipeline.data.guided_prompts import GuidedPrompts
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import TextTokenizer, load_text_tokenizer
 from pipeline.files.code_copies import checked_code
@@ -31,6 +32,7 @@ from pipeline.ledger.types import LedgerSpec
 from pipeline.ledger.url import hide_password, refuse_plaintext
 from pipeline.preflight.engines import check_engines
 from pipeline.preflight.findings import CheckFinding, fine, refuse, warn
+from pipeline.preflight.guidance import check_guidance
 from pipeline.preflight.ledger_size import check_ledger_size
 from pipeline.preflight.lora import check_lora
 from pipeline.preflight.memory_needs import is_cpu, judge, needs, room_here, shapes_of
@@ -230,6 +232,13 @@ def _vllm(subject: _Subject) -> list[CheckFinding]:
     return [fine("vllm", line) for line in lines]
 
 
+def _guidance(subject: _Subject) -> list[CheckFinding]:
+    config = subject.config
+    if not config.needs_guidance:
+        return []
+    return check_guidance(config, GuidedPrompts(subject.tokenizer, config.guidance))
+
+
 def _address(subject: _Subject) -> list[CheckFinding]:
     _check_address(subject.config)
     return []
@@ -263,7 +272,7 @@ def _enough_prompts(subject: _Subject) -> list[CheckFinding]:
 
 CHECKS: Final[tuple[Callable[[_Subject], list[CheckFinding]], ...]] = (
     _fleet, _models, _data, _length, _memory, _learner, _settings, _ledger_size, _sinks, _tracing, _engines, _reward_model,
-    _vllm, _address, _ledger, _verifiers, _enough_prompts,
+    _guidance, _vllm, _address, _ledger, _verifiers, _enough_prompts,
 )  # fmt: skip
 """Each returns findings, or raises an error with a remedy; in the order in which they are shown."""
 

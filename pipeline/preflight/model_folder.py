@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
+from pipeline.weights.digest import Digest, digest_file
 from pipeline.weights.tensorfile import Contents, read_head
 from protocol.errors import DataError, WeightsDamaged
 
@@ -59,6 +60,21 @@ def longest_context(config: dict[str, Any]) -> tuple[int | None, str]:
 def weight_bytes(folder: Path) -> int:
     """Return the size of a model's weight files. Raises DataError without any."""
     return sum(file.stat().st_size for file in _weight_files(folder))
+
+
+def model_digest(folder: Path, *, with_weights: bool = True) -> str:
+    """Return a digest of a model's ``config.json`` and of all its weights, which are read for it.
+    The same files have it in any folder. Raises DataError for no model."""
+    files = [folder / "config.json", *(_weight_files(folder) if with_weights else ())]
+    digest = Digest()
+    try:
+        for file in files:
+            digest.update(f"{file.name} {digest_file(file)}\n".encode())
+    except OSError as error:
+        raise DataError(
+            f"{folder} is not a model that can be read: {error}; give a folder in Hugging Face format"
+        ) from error
+    return str(digest)
 
 
 def loading(folder: Path) -> str:

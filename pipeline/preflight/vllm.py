@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.ask import ask
+from pipeline.preflight.guidance import longest_scored
 from pipeline.preflight.model_folder import weight_bytes
 from pipeline.preflight.versions import declared, fits, installed, span
 from protocol.errors import ConfigError
@@ -104,6 +105,7 @@ def check_vllm_reference(config: RunConfig, model: dict[str, Any], builds: dict[
             f"data.max_prompt_tokens + generation.max_response_tokens is {longest}, and {path} was made for {limit} positions; "
             "vLLM needs one more to score the last: lower one of them, or set reference.backend to torch"
         )
+    longest = longest_scored(config)
     if on_cpu and shape.token_bytes(config.model.dtype) * (longest + 1) > vllm.kv_cache_gb << 30:
         little = f"too little for one sequence of {longest} tokens"
         raise ConfigError(f"reference.vllm.kv_cache_gb is {vllm.kv_cache_gb}, {little}; raise it")

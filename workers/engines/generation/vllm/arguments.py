@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.preflight.guidance import longest_scored
+
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
 
@@ -40,7 +42,7 @@ def scoring_arguments(config: RunConfig, model_path: Path, *, on_cpu: bool) -> d
     arguments = engine_arguments(
         model_path,
         num_slots=min(_SCORED_AT_ONCE, num_tokens) - 1,
-        positions=config.data.max_prompt_tokens + config.generation.max_response_tokens + 1,
+        positions=longest_scored(config) + 1,
         dtype=config.model.dtype,
         on_cpu=on_cpu,
     )

@@ -1,0 +1,104 @@
+"""Guided passes: one response as the frozen policy reads it after the gold text or the judgment.
+
+A right response is read once more, after the standard prompt. A wrong one is read twice more, after
+the judge prompt too. The response's tokens are those that were sampled. A missing pass is a state
+with its reason: no judgment was made, or the prompt is too long for the model. Other responses of
+the batch never feel it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.data.guided_prompts import GuidedPrompts
+from protocol.errors import DataError
+from protocol.trajectory import Guidance, GuidanceScore, Prompt, TrajectoryChunk
+from workers.engines.scoring.seam import ScoringEngine, ScoringRequest
+
+_NOTHING = np.empty(0, np.float32)
+_NO_TEXTS = Guidance(absent="the reward has no texts to guide by")
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsePasses:
+    """The passes of one response."""
+
+    standard: ScoringRequest | None
+    judge: ScoringRequest | None
+    absent: str
+    """Why a pass is missing that the response should have; or empty."""
+
+    @property
+    def requests(self) -> list[ScoringRequest]:
+        """The passes in the order of their results: none, the standard one, or both."""
+        return [request for request in (self.standard, self.judge) if request is not None]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are read, those of prompts too."""
+        return sum(request.tokens.size for request in self.requests)
+
+
+class GuidedPasses:
+    """Plans the passes of responses, and makes scores of their log-probs."""
+
+    def __init__(self, prompts: GuidedPrompts, longest: int | None) -> None:
+        """``longest``: tokens of a prompt with its response that the engine reads; None: any."""
+        self._prompts = prompts
+        self._longest = longest
+
+    def plan(self, prompt: Prompt, response: np.ndarray, guidance: Guidance | None) -> ResponsePasses:
+        """Return the passes of a response, int32 [tokens of the whole response].
+
+        The judge pass is only for a response with a judgment. No rule reads it without the standard
+        pass: so it is left out with that."""
+        texts = _NO_TEXTS if guidance is None else guidance
+        if not texts.gold_text:
+            return ResponsePasses(None, None, texts.absent or "there is no gold text")
+        try:
+            standard = self._request(self._prompts.standard(prompt, texts.gold_text), response, "gold text")
+        except DataError as error:
+            return ResponsePasses(None, None, str(error))
+        if not texts.judge_text:
+            return ResponsePasses(standard, None, texts.absent)
+        try:
+            tokens = self._prompts.judge(prompt, texts.gold_text, texts.judge_text)
+            return ResponsePasses(standard, self._request(tokens, response, "judgment"), "")
+        except DataError as error:
+            return ResponsePasses(standard, None, str(error))
+
+    def score(self, plan: ResponsePasses, logprobs: Sequence[np.ndarray]) -> GuidanceScore:
+        """Return the score of a response. ``logprobs``: of ``plan.requests``, float32 [response
+        tokens] each."""
+        return GuidanceScore(
+            standard_logprobs=logprobs[0] if plan.standard is not None else _NOTHING,
+            judge_logprobs=logprobs[-1] if plan.judge is not None else _NOTHING,
+            guide_version=self._prompts.version,
+            absent=plan.absent,
+        )
+
+    def _request(self, prompt: np.ndarray, response: np.ndarray, what: str) -> ScoringRequest:
+        """Return the pass of a response after a guided prompt. Raises DataError: it is too long."""
+        size = prompt.size + response.size
+        if self._longest is not None and size > self._longest:
+            raise DataError(
+                f"the prompt with the {what} has {prompt.size} tokens, with the response {size}; the reference reads "
+                f"{self._longest}: lower guidance.max_judgment_tokens or generation.max_response_tokens"
+            )
+        return ScoringRequest(np.concatenate([prompt, response]).astype(np.int32, copy=False), int(response.size))
+
+
+def response_of(chunk: TrajectoryChunk) -> np.ndarray:
+    """Return the whole response that ends with a final chunk: int32 [tokens], as sampled."""
+    return np.concatenate([chunk.context_tokens, chunk.tokens])
+
+
+def guided_scores(passes: GuidedPasses, engine: ScoringEngine, plans: Sequence[ResponsePasses]) -> list[GuidanceScore]:
+    """Make the passes of all plans at once, and return their scores in order.
+
+    Raises EngineError when the engine refuses one of them."""
+    requests = [request for plan in plans for request in plan.requests]
+    found = iter(engine.logprobs(requests) if requests else ())
+    return [passes.score(plan, [next(found) for _ in plan.requests]) for plan in plans]
