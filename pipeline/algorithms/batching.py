@@ -53,6 +53,8 @@ class TrainingSample:
     """float32 [R], after the prompt with the gold text; None: no guidance."""
     judge_logprobs: np.ndarray | None = None
     """float32 [R], after the prompt with the judgment: of wrong responses alone."""
+    is_unguided: bool | None = None
+    """Whether guidance is absent that its rule reads; None for a rule that reads none."""
     counted_tokens: float | None = None
     """Its count in the loss's denominator, where that is not its number of loss tokens (T-PPO)."""
     reward: float = 0.0

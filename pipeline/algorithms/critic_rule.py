@@ -24,11 +24,12 @@ from pipeline.algorithms.advantage import discounted_sums, terminal_rewards
 from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.gae import adaptive_lambda, whiten_windows, window_deltas, window_policy_mask
+from pipeline.algorithms.guidance import guided_columns
 from pipeline.algorithms.imitation import is_right
 from pipeline.algorithms.objective import Objective
-from pipeline.config.catalogue import Declaration
+from pipeline.config.catalogue import Declaration, check_advantages_are_read
 from pipeline.ledger.types import ClaimedUnit, Unit
-from protocol.trajectory import Field, RewardScore
+from protocol.trajectory import Field, GuidanceScore, RewardScore
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
@@ -55,6 +56,8 @@ class TokenSpan:
     """float32 [N]"""
     score: RewardScore | None
     """Of the whole response, which ends with this stretch; None for an unfinished one's window."""
+    guidance: GuidanceScore | None = None
+    """Of the whole response, which ends with this stretch; None for none."""
 
     @property
     def num_tokens(self) -> int:
@@ -113,6 +116,7 @@ class CriticRule(ABC):
                 f"{config.algorithm.name} declares no critic, but a CriticRule reads values: set has_critic in its "
                 "declaration, or make it a GroupRule"
             )
+        check_advantages_are_read(config)
 
     @abstractmethod
     def stretches(self, unit: ClaimedUnit) -> list[TokenSpan]:
@@ -175,7 +179,11 @@ class CriticRule(ABC):
         imitate = self.objective.imitation_coefficient > 0.0 and stretch.score is not None and is_right(stretch.score)
         num_earlier = stretch.num_earlier if imitate else 0
         reference = stretch.reference_logprobs
-
+        columns = guided_columns(
+            stretch.guidance,
+            num_earlier + stretch.num_tokens,
+            is_right=stretch.score is not None and is_right(stretch.score),
+        )
         return TrainingSample(
             name=stretch.name,
             tokens=stretch.tokens,
@@ -186,6 +194,9 @@ class CriticRule(ABC):
             versions=_after(num_earlier, stretch.versions, int(stretch.versions.min())),
             reference_logprobs=None if reference is None else _after(num_earlier, reference),
             nll_mask=np.ones(num_earlier + stretch.num_tokens, dtype=np.bool_) if imitate else None,
+            standard_logprobs=columns.standard_logprobs,
+            judge_logprobs=columns.judge_logprobs,
+            is_unguided=columns.is_absent if Field.GUIDANCE in self.fields and stretch.score is not None else None,
             counted_tokens=counted_tokens,
             reward=0.0 if stretch.score is None else stretch.score.reward,
             accuracy=0.0 if stretch.score is None else stretch.score.accuracy,

@@ -15,9 +15,10 @@ import numpy as np
 
 from pipeline.algorithms.assemble import AssembledTrajectory, assemble
 from pipeline.algorithms.batching import TrainingSample
+from pipeline.algorithms.guidance import guided_columns
 from pipeline.algorithms.imitation import is_right
 from pipeline.algorithms.objective import Objective
-from pipeline.config.catalogue import Declaration
+from pipeline.config.catalogue import Declaration, check_advantages_are_read
 from pipeline.ledger.types import ClaimedUnit, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field
@@ -79,6 +80,7 @@ class GroupRule(ABC):
                 f"{config.algorithm.name} declares unit {declared.unit.value} and has_critic {declared.has_critic}, but a "
                 "GroupRule is of whole groups without a critic: correct its declaration, or make it a CriticRule"
             )
+        check_advantages_are_read(config)
 
     @abstractmethod
     def advantages(self, responses: Responses) -> list[np.ndarray]:
@@ -113,6 +115,7 @@ class GroupRule(ABC):
         return members
 
     def _sample(self, member: AssembledTrajectory, mask: np.ndarray, advantages: np.ndarray) -> TrainingSample:
+        columns = guided_columns(member.guidance, mask.size, is_right=is_right(member.score))
         imitate = self.objective.imitation_coefficient > 0.0 and is_right(member.score)
         return TrainingSample(
             name=member.name,
@@ -124,6 +127,9 @@ class GroupRule(ABC):
             versions=member.versions,
             reference_logprobs=member.reference_logprobs,
             nll_mask=np.ones(mask.size, dtype=np.bool_) if imitate else None,
+            standard_logprobs=columns.standard_logprobs,
+            judge_logprobs=columns.judge_logprobs,
+            is_unguided=columns.is_absent if Field.GUIDANCE in self.fields else None,
             reward=member.score.reward,
             accuracy=member.score.accuracy,
             reward_parts=member.score.parts,

@@ -7,6 +7,13 @@ columns of a response imply its verdict. The losses are in ``guided_loss``."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pipeline.config.guiding import GuidanceSection
+    from protocol.trajectory import GuidanceScore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +23,6 @@ class GuidanceSettings:
     standard_threshold: float = 0.95
     """tau: a token of more standard probability has a weight above 1."""
     standard_power: float = 0.6
-    cluster_power: float = 0.3
-    """In place of ``standard_power`` inside of a cluster."""
     bonus_power: float = 5.0
     judge_ratio: float = 1.5
     """A token is flagged where its judge probability is above this multiple of the others."""
@@ -29,5 +34,56 @@ class GuidanceSettings:
     nll_coefficient: float = 1.0
     """Of the plain imitation loss of right responses, beside the weighted one."""
 
+    @classmethod
+    def of(cls, section: GuidanceSection) -> GuidanceSettings:
+        """Read a run's guidance section."""
+        return cls(
+            standard_threshold=section.standard_threshold,
+            standard_power=section.standard_power,
+            bonus_power=section.bonus_power,
+            judge_ratio=section.judge_ratio,
+            min_judge_probability=section.min_judge_probability,
+            max_flagged_share=section.max_flagged_share,
+            unflagged_power=section.unflagged_power,
+            loss_scale=section.loss_scale,
+            nll_coefficient=section.nll_coefficient,
+        )
+
 
 PUBLISHED = GuidanceSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedColumns:
+    """The guidance of the last tokens of one response, as a training sample has it."""
+
+    standard_logprobs: np.ndarray | None = None
+    """float32 [tokens]; None without guidance."""
+    judge_logprobs: np.ndarray | None = None
+    """float32 [tokens], of a wrong response alone."""
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether there is no guidance."""
+        return self.standard_logprobs is None
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether they speak of a wrong response."""
+        return self.judge_logprobs is not None
+
+
+UNGUIDED = GuidedColumns()
+
+
+def guided_columns(guidance: GuidanceScore | None, num_tokens: int, *, is_right: bool) -> GuidedColumns:
+    """Return the columns of the last ``num_tokens`` of a response, by its verdict. A wrong response
+    without either log-probs has none."""
+    if guidance is None or not guidance.standard_logprobs.size or not num_tokens:
+        return UNGUIDED
+    standard = guidance.standard_logprobs[-num_tokens:].astype(np.float32, copy=False)
+    if is_right:
+        return GuidedColumns(standard)
+    if not guidance.judge_logprobs.size:
+        return UNGUIDED
+    return GuidedColumns(standard, guidance.judge_logprobs[-num_tokens:].astype(np.float32, copy=False))

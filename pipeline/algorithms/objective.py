@@ -195,6 +195,8 @@ class Objective:
             kl_estimator=KLEstimator(section.kl_estimator),
             entropy_coefficient=section.entropy_coefficient,
             imitation_coefficient=section.positive_nll_coefficient,
+            guidance=GuidanceSettings.of(config.guidance),
+            mixes_guidance=section.guidance == "mix",
         )
 
     def at(self, policy_version: int) -> Objective:

@@ -54,6 +54,7 @@ class Ppo(CriticRule):
                     values=member.values,
                     reference_logprobs=member.reference_logprobs,
                     score=member.score,
+                    guidance=member.guidance,
                 )
             )
         return found

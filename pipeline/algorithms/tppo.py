@@ -32,7 +32,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.algorithms.assemble import token_scores
+from pipeline.algorithms.assemble import guidance_of, token_scores
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.critic_rule import CriticRule, TokenSpan
 from pipeline.algorithms.segments import join_segments
@@ -104,6 +104,7 @@ class Tppo(CriticRule):
                 values=values,
                 reference_logprobs=reference,
                 score=outcome,
+                guidance=guidance_of(unit.name, scored),
             )
         ]
 

@@ -9,11 +9,14 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pipeline.config.import_path import import_own, is_import_path
 from pipeline.ledger.types import Unit
 from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +61,19 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "ppo": "pipeline.algorithms.ppo:Ppo",
     "vapo": "pipeline.algorithms.vapo:Vapo",
     "tppo": "pipeline.algorithms.tppo:Tppo",
+    "nlft": "pipeline.algorithms.nlft:Nlft",
+    "nlft-first": "pipeline.algorithms.nlft:NlftFirst",
+    "sft": "pipeline.algorithms.sft:Sft",
+    "rft": "pipeline.algorithms.sft:Rft",
 }
 """Short names of import paths. Another rule is named by its path."""
 
 
 SURROGATES: Final = ("clip", "gspo", "cispo", "nlft", "nlft-first", "nll")
 """Functions of ``pipeline.algorithms``. Another one is named by its import path."""
+VERDICT_SURROGATES: Final = ("nlft", "nlft-first", "nll")
+"""Those that read the sign of an advantage at most: of rules on single responses alone."""
+GUIDED_SURROGATES: Final = ("nlft", "nlft-first")
 AGGREGATIONS: Final = (
     "token-mean",
     "seq-mean-token-mean",
@@ -84,6 +94,16 @@ def known_aggregation(name: str) -> str:
     return _known(name, AGGREGATIONS)
 
 
+def check_advantages_are_read(config: RunConfig) -> None:
+    """Raise ValueError when a rule with advantages has a surrogate that ignores their size."""
+    name = config.algorithm.surrogate
+    if name in VERDICT_SURROGATES:
+        raise ValueError(
+            f"algorithm.surrogate is {name}, which reads verdicts, but {config.algorithm.name} has advantages: leave it out, "
+            "or set algorithm.name to nlft, nlft-first, sft or rft"
+        )
+
+
 def _known(name: str, built_in: tuple[str, ...]) -> str:
     if name not in built_in and not is_import_path(name):
         raise ValueError(f"expected one of {', '.join(built_in)}, or package.module:function of your own")
@@ -100,7 +120,9 @@ def rule_class(name: str) -> Any:
             f"algorithm.name is {name!r}; expected one of {known}, or package.module:Class of your own: choose one"
         )
     found = import_own("algorithm.name", BUILT_IN.get(name, name))
-    wanted = "expected a subclass of GroupRule or CriticRule with a declaration: pipeline/algorithms/README.md"
+    wanted = (
+        "expected a subclass of GroupRule, CriticRule or ResponseRule with a declaration: pipeline/algorithms/README.md"
+    )
     if not inspect.isclass(found) or not callable(getattr(found, "from_config", None)):
         raise ConfigError(f"algorithm.name {name!r} is {found!r}; {wanted}")
     if not isinstance(getattr(found, "declaration", None), Declaration):

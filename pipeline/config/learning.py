@@ -111,7 +111,7 @@ class AlgorithmSection(Section):
     name: str = setting(
         "dapo",
         "The learning rule: dapo, grpo, dr-grpo, rloo, reinforce++, reinforce++-baseline, gspo, cispo, ppo, vapo, "
-        "tppo, or package.module:Class of your own. It sets its source's settings as defaults.",
+        "tppo, nlft, nlft-first, sft, rft, or package.module:Class of your own. It sets its source's settings as defaults.",
     )
     path: tuple[Path, ...] = setting(
         (),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from pipeline.config.catalogue import VERDICT_SURROGATES
 from pipeline.config.describe import settings
 from pipeline.config.learning import AlgorithmSection
 from pipeline.config.load import section_of
@@ -65,6 +66,11 @@ _RULES = (
         "{algorithm} does not divide by a group's std",
     ),
     _of_algorithm("dual_clip", lambda a: a.surrogate in ("gspo", "cispo"), "only surrogate clip has a dual clip"),
+    _of_algorithm(
+        "clip_low clip_high dual_clip",
+        lambda a: a.surrogate in VERDICT_SURROGATES,
+        "surrogates nlft, nlft-first and nll have no ratio",
+    ),
     _of_algorithm("clip_low clip_high dual_clip", _has_one_ratio, _ALL_ONE),
     _of_algorithm(
         "importance_cap", lambda a: a.importance not in ("tis", "icepop"), "only importance tis and icepop have a cap"
@@ -80,6 +86,16 @@ _RULES = (
     _of_algorithm("importance_floor", lambda a: a.importance != "icepop", "only importance icepop has a floor"),
     _Rule("algorithm.kl_estimator", lambda c: not c.needs_reference, _UNREFERENCED),
     _Rule("reference. model.reference_path", lambda c: not c.has_reference, _UNREFERENCED),
+    _Rule(
+        "guidance.loss_scale guidance.nll_coefficient guidance.max_flagged_share guidance.unflagged_power",
+        lambda c: c.algorithm.guidance == "mix",
+        "algorithm.guidance mix scales advantages alone",
+    ),
+    _Rule(
+        "guidance.max_flagged_share",
+        lambda c: c.algorithm.surrogate == "nlft-first",
+        "nlft-first flags one token of a response",
+    ),
     _Rule("guidance.", lambda c: not c.needs_guidance, "{algorithm} reads no guidance, and algorithm.guidance is none"),
     _Rule(
         "guidance.cluster_power guidance.cluster_distance guidance.dissimilar_clusters",

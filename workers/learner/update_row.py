@@ -58,9 +58,15 @@ def update_row(
         logprob_s=0.0,
         step_s=0.0,
         publish_s=0.0,
-        metrics=metrics_of_steps([result.metrics for result in results]),
+        metrics=metrics_of_steps([result.metrics for result in results]) | _guidance(samples),
         histograms={name: found for name, found in histograms.items() if found is not None},
     )
+
+
+def _guidance(samples: Sequence[TrainingSample]) -> dict[str, float]:
+    """Return the share of responses without guidance; nothing for a rule that reads none."""
+    known = [sample.is_unguided for sample in samples if sample.is_unguided is not None]
+    return {"unguided_fraction": float(np.mean(known))} if known else {}
 
 
 def show(row: UpdateRow, ctx: ActorContext) -> None:

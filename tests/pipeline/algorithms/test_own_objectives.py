@@ -66,7 +66,11 @@ def test_a_rules_own_check_refuses_a_configuration(tmp_path: Path) -> None:
     [
         ("own_none", f"{HEAD}class Mine(GroupRule):\n{BODY}", "has no declaration; expected a subclass of GroupRule"),
         ("own_bare", f"{HEAD}class Mine(GroupRule):\n    declaration = Declaration()\n", "lacks advantages; expected"),
-        ("own_func", "def Mine(): ...\n", "expected a subclass of GroupRule or CriticRule with a declaration"),
+        (
+            "own_func",
+            "def Mine(): ...\n",
+            "expected a subclass of GroupRule, CriticRule or ResponseRule with a declaration",
+        ),
         ("own_else", "Yours = 3\n", "own_else has no 'Mine'"),
         ("own_dead", "1 / 0\n", "the import of its module ended by ZeroDivisionError"),
         ("own_lone", "import nowhere_at_all\n", "the import of its module ended by ModuleNotFoundError"),

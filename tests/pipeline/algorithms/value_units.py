@@ -11,6 +11,7 @@ from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import (
     Field,
     FinishReason,
+    GuidanceScore,
     Prompt,
     ReferenceScore,
     RewardScore,
@@ -32,6 +33,7 @@ class Response:
     values: np.ndarray
     score: RewardScore
     is_finished: bool = True
+    guidance: GuidanceScore | None = None
 
     def chunks(self, window: int) -> tuple[ScoredChunk, ...]:
         """Cut the response into windows; version 3 samples the first, 4 the second and so on."""
@@ -53,6 +55,8 @@ class Response:
             }
             if is_final:
                 scores[Field.REWARD] = self.score
+                if self.guidance is not None:
+                    scores[Field.GUIDANCE] = self.guidance
             chunk = TrajectoryChunk(
                 id=ChunkId(name, index),
                 prompt=prompt,
@@ -86,6 +90,21 @@ def responses(seed: int, *, num_groups: int = 3, group_size: int = 4, longest: i
                 )
             )
     return drawn
+
+
+def with_guidance(drawn: list[Response], seed: int = 0) -> list[Response]:
+    """Give all but every fifth response guidance: judge log-probs to wrong ones alone."""
+    draw = np.random.default_rng(seed)
+    guided: list[Response] = []
+    for number, response in enumerate(drawn):
+        standard, judge = -draw.exponential(scale=(1.0, 0.3), size=(response.tokens.size, 2)).T.astype(np.float32)
+        if number % 5 == 4:
+            standard = judge = standard[:0]
+        elif response.score.accuracy > 0.5:
+            judge = judge[:0]
+        score = GuidanceScore(standard_logprobs=standard, judge_logprobs=judge, guide_version="v")
+        guided.append(replace(response, guidance=score))
+    return guided
 
 
 def chunk_units(drawn: list[Response], window: int) -> list[ClaimedUnit]:

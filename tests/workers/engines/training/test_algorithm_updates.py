@@ -22,6 +22,7 @@ from tests.pipeline.algorithms.value_units import (
     responses,
     trajectory_units,
     unfinished,
+    with_guidance,
 )
 from tests.workers.engines.tiny import tiny_model
 from workers.engines.training.policy_gradient import ForwardSettings
@@ -80,8 +81,18 @@ def test_every_declared_algorithm_has_a_rule() -> None:
 
 @pytest.mark.parametrize("name", list(BUILT_IN))
 def test_neither_micro_batches_nor_the_order_of_arrival_change_a_float64_update(name: str) -> None:
-    rule = _rule(name)
-    units = _units(rule, responses(4))
+    _assert_one_update(_rule(name), _units(_rule(name), with_guidance(responses(4))))
+
+
+@pytest.mark.parametrize("name", ["dapo", "vapo", "tppo"])
+def test_nor_do_they_with_advantages_that_guidance_scales(name: str) -> None:
+    plain, mixed = _rule(name), _rule(name, guidance="mix")
+    units = _units(mixed, with_guidance(responses(4)))
+    _assert_one_update(mixed, units)
+    assert _update(mixed, units)[0] != _update(plain, units)[0], "guidance scales advantages"
+
+
+def _assert_one_update(rule: Algorithm, units: list[ClaimedUnit]) -> None:
     loss, moved = _update(rule, units)
     for other, budget in ((units, 1), (units, 60), (units[::-1], 10_000), (units[1::2] + units[::2], 45)):
         other_loss, other_moved = _update(rule, other, budget=budget)

@@ -1,0 +1,57 @@
+"""NLFT: natural language fine-tuning (2412.20382), and its first-error form.
+
+    nlft          right: 10 (w + 1) (-log p_b),   w from p_s
+                  wrong: 10 v (-log(1 - p_b)) where p_j > 1.5 p_b, p_j > 1.5 p_s and p_j > 0.01; else 10 p_s^0.5 (-log p_b)
+    nlft-first    right: the same.   wrong: up to the first token with p_j > 1.5 p_s and p_j > 0.01, and not after it
+    both          mean over responses of the mean over their tokens
+
+p_b is the current policy's probability of a token. p_s and p_j are those of the frozen reference
+policy, told the gold answer (p_s) or what is wrong with the response (p_j). ``guided_loss`` has the
+weights. A right response without guidance is imitated plainly. A wrong one without a judgment
+trains nothing, and is counted.
+
+Tens of responses do, sampled by any policy. The published form cannot flag a confident error: its
+ratio p_j / p_b is at most 1 / p_b. The first-error form is ours. It is meaningless where judgments
+do not quote the wrong step, since nothing is flagged then.
+
+Certain, from the public code: weights, flags, constants, the division by each response's length.
+Inferred: that a response without a flag teaches nothing in the first-error form. Not copied: the
+clusters of neighbouring tokens, and a loss on wrong responses that pairs the judge prompt's
+probabilities with other positions' tokens."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pipeline.algorithms.assemble import AssembledTrajectory
+from pipeline.algorithms.guidance import GuidedColumns
+from pipeline.algorithms.imitation import is_right
+from pipeline.algorithms.response_rule import BY_RESPONSE, ResponseRule
+from pipeline.config.catalogue import Declaration
+from pipeline.ledger.types import Unit
+
+
+class Nlft(ResponseRule):
+    """NLFT as published, without clusters."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "nlft"
+    declaration: ClassVar[Declaration] = Declaration(
+        Unit.TRAJECTORY, has_group_baseline=False, needs_guidance=True, preset=BY_RESPONSE | {"surrogate": "nlft"}
+    )
+
+    def verdict(self, member: AssembledTrajectory, guidance: GuidedColumns) -> float:
+        """Return 1 for a right response, -1 for a wrong one with a judgment, else 0."""
+        if is_right(member.score):
+            return 1.0
+        return -1.0 if guidance.is_judged else 0.0
+
+
+class NlftFirst(Nlft):
+    """The first-error form of NLFT."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "nlft-first"
+    declaration: ClassVar[Declaration] = Declaration(
+        Unit.TRAJECTORY, has_group_baseline=False, needs_guidance=True, preset=BY_RESPONSE | {"surrogate": "nlft-first"}
+    )

@@ -1,0 +1,45 @@
+"""Supervised fine-tuning: on all responses (sft), or on the right ones alone (rft).
+
+    loss = mean over responses of the mean over their tokens of -log p
+
+Baselines of NLFT, on the same responses and by the same path. ``rft`` is rejection fine-tuning: the
+verifier chooses (2308.01825). ``sft`` reads no verdict; on wrong responses it teaches the errors."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pipeline.algorithms.assemble import AssembledTrajectory
+from pipeline.algorithms.guidance import GuidedColumns
+from pipeline.algorithms.imitation import is_right
+from pipeline.algorithms.response_rule import BY_RESPONSE, ResponseRule
+from pipeline.config.catalogue import Declaration
+from pipeline.ledger.types import Unit
+
+
+class Sft(ResponseRule):
+    """Imitation of every response."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "sft"
+    declaration: ClassVar[Declaration] = Declaration(
+        Unit.TRAJECTORY, has_group_baseline=False, preset=BY_RESPONSE | {"surrogate": "nll"}
+    )
+
+    def verdict(self, member: AssembledTrajectory, guidance: GuidedColumns) -> float:
+        """Return 1."""
+        del member, guidance
+        return 1.0
+
+
+class Rft(ResponseRule):
+    """Imitation of right responses."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "rft"
+    declaration: ClassVar[Declaration] = Sft.declaration
+
+    def verdict(self, member: AssembledTrajectory, guidance: GuidedColumns) -> float:
+        """Return 1 for a right response, else 0."""
+        del guidance
+        return float(is_right(member.score))
