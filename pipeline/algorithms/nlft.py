@@ -5,9 +5,8 @@
     nlft-first    right: the same.   wrong: up to the first token with p_j > 1.5 p_s and p_j > 0.01, and not after it
     both          mean over responses of the mean over their tokens
 
-p_b is the current policy's probability of a token. p_s and p_j are those of the frozen reference
-policy, told the gold answer (p_s) or what is wrong with the response (p_j). ``guided_loss`` has the
-weights. A right response without guidance is imitated plainly. A wrong one without a judgment
+The current policy gives a token the probability p_b. The frozen reference policy gives it p_s after
+the gold text, and p_j after the judgment. ``guided_loss`` has the weights. A right response without guidance is imitated plainly. A wrong one without a judgment
 trains nothing, and is counted.
 
 Tens of responses do, sampled by any policy. The published form cannot flag a confident error: its

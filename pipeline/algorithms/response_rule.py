@@ -80,8 +80,8 @@ class ResponseRule(ABC):
         """Return 1, -1 or 0 for a response."""
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make one sample a response, its verdict in place of an advantage. One that trains nothing
-        has an empty mask, and counts in no denominator. Raises NonFiniteUnit; LedgerError."""
+        """Make one sample a response, its verdict in place of an advantage. A response that
+        trains nothing has an empty mask, and counts in no denominator. Raises NonFiniteUnit; LedgerError."""
         return [self._sample(assemble(unit.name, chunks)) for unit in units for chunks in unit.trajectories]
 
     def _sample(self, member: AssembledTrajectory) -> TrainingSample:

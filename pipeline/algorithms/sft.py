@@ -3,7 +3,7 @@
     loss = mean over responses of the mean over their tokens of -log p
 
 Baselines of NLFT, on the same responses and by the same path. ``rft`` is rejection fine-tuning: the
-verifier chooses (2308.01825). ``sft`` reads no verdict; on wrong responses it teaches the errors."""
+verifier chooses (2308.01825). ``sft`` reads no verdict, so wrong responses teach their errors."""
 
 from __future__ import annotations
 
