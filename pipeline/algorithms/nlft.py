@@ -6,8 +6,8 @@
     both          mean over responses of the mean over their tokens
 
 The current policy gives a token the probability p_b. The frozen reference policy gives it p_s after
-the gold text, and p_j after the judgment. ``guided_loss`` has the weights. A right response without guidance is imitated plainly. A wrong one without a judgment
-trains nothing, and is counted.
+the gold text, and p_j after the judgment. ``guided_loss`` has the weights. A right response without
+guidance is imitated plainly. A wrong one without a judgment trains nothing, and is counted.
 
 Tens of responses do, sampled by any policy. The published form cannot flag a confident error: its
 ratio p_j / p_b is at most 1 / p_b. The first-error form is ours. It is meaningless where judgments

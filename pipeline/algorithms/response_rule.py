@@ -81,7 +81,8 @@ class ResponseRule(ABC):
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
         """Make one sample a response, its verdict in place of an advantage. A response that
-        trains nothing has an empty mask, and counts in no denominator. Raises NonFiniteUnit; LedgerError."""
+        trains nothing has an empty mask, and counts in no denominator. Raises NonFiniteUnit;
+        LedgerError."""
         return [self._sample(assemble(unit.name, chunks)) for unit in units for chunks in unit.trajectories]
 
     def _sample(self, member: AssembledTrajectory) -> TrainingSample:
