@@ -116,7 +116,7 @@ class CriticRule(ABC):
                 f"{config.algorithm.name} declares no critic, but a CriticRule reads values: set has_critic in its "
                 "declaration, or make it a GroupRule"
             )
-        check_advantages_are_read(config)
+        check_advantages_are_read(config.algorithm.name, config.algorithm.surrogate)
 
     @abstractmethod
     def stretches(self, unit: ClaimedUnit) -> list[TokenSpan]:

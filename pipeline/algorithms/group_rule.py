@@ -80,7 +80,7 @@ class GroupRule(ABC):
                 f"{config.algorithm.name} declares unit {declared.unit.value} and has_critic {declared.has_critic}, but a "
                 "GroupRule is of whole groups without a critic: correct its declaration, or make it a CriticRule"
             )
-        check_advantages_are_read(config)
+        check_advantages_are_read(config.algorithm.name, config.algorithm.surrogate)
 
     @abstractmethod
     def advantages(self, responses: Responses) -> list[np.ndarray]:

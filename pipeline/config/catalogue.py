@@ -9,14 +9,11 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from pipeline.config.import_path import import_own, is_import_path
 from pipeline.ledger.types import Unit
 from protocol.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pipeline.config.schema import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +91,11 @@ def known_aggregation(name: str) -> str:
     return _known(name, AGGREGATIONS)
 
 
-def check_advantages_are_read(config: RunConfig) -> None:
+def check_advantages_are_read(algorithm: str, surrogate: str) -> None:
     """Raise ValueError when a rule with advantages has a surrogate that ignores their size."""
-    name = config.algorithm.surrogate
-    if name in VERDICT_SURROGATES:
+    if surrogate in VERDICT_SURROGATES:
         raise ValueError(
-            f"algorithm.surrogate is {name}, which reads verdicts, but {config.algorithm.name} has advantages: leave it out, "
+            f"algorithm.surrogate is {surrogate}, which reads verdicts, but {algorithm} has advantages: leave it out, "
             "or set algorithm.name to nlft, nlft-first, sft or rft"
         )
 
