@@ -35,6 +35,7 @@ from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import (
     Field,
     FinishReason,
+    GuidanceScore,
     Prompt,
     ReferenceScore,
     RewardScore,
@@ -217,6 +218,9 @@ class Story:
             scores.append(ReferenceScore(logprobs=np.zeros(chunk.num_tokens, np.float32)))
         if Field.VALUE in self._spec.fields:
             scores.append(ValueScore(values=np.zeros(chunk.num_tokens, np.float32), value_version=0))
+        if Field.GUIDANCE in self._spec.fields and chunk.finish_reason.is_final:
+            guided = np.zeros(chunk.response_length, np.float32)
+            scores.append(GuidanceScore(standard_logprobs=guided, judge_logprobs=guided[:0], guide_version="v"))
         return [(chunk.id, score) for score in scores]
 
     async def _generator_dies(self) -> None:
@@ -263,7 +267,8 @@ class Story:
 
     async def _overdue(self) -> None:
         for field in Field:
-            for chunk in await self._both("overdue", self._scorer, field, max_chunks=_OVERDUE_A_STEP):
+            for one in await self._both("overdue", self._scorer, field, max_chunks=_OVERDUE_A_STEP):
+                chunk = one.chunk
                 self._happened["overdue"] += 1
                 if self._dice.random() < 0.15:
                     await self._both("fail_score", self._scorer, chunk.id, field, "Traceback")

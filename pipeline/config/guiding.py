@@ -34,7 +34,7 @@ class GuidanceSection(Section):
 
     judgments: Annotated[str, AfterValidator(_known_judgments)] = setting(
         "",
-        "Source of judgments: arithmetic or math, by rules; recorded, from the data's column `judgment`; "
+        "Source of judgments: arithmetic or math, by rules; recorded, from the data's column `judgment`;"
         " endpoint/NAME; or package.module:function of your own. Empty: none, and a wrong response trains "
         "nothing by guidance.",
     )

@@ -18,6 +18,13 @@ A trajectory's states, and its unit's::
 ``cancelled`` leads from every state to dropped. A drop returns the unit's credit. Training does
 not: the limit grows with the version (``pipeline/ledger/staleness.md``).
 
+With guidance, the write of the reward makes a final chunk due for it at once. Reference workers
+take it by ``overdue``, which gives the reward with it::
+
+    final chunk ──> reward ──> due ──> with a reference worker ──> guidance ──> complete
+                                ^              │
+                                └──────────────┘ deadline, failure
+
 With a critic, a finished trajectory also goes to the value worker, whatever becomes of its unit::
 
     first value ──> kept ──────────────────────────────────> finished ────────> claimed ────────> trained

@@ -47,7 +47,7 @@ class Lack:
     chunk: str
     """The first of these chunks."""
     age_s: float
-    """Since it was written."""
+    """Since it was written; of guidance, since its reward was."""
     overdue_s: float
     """Since its deadline; negative before."""
     num_failures: int

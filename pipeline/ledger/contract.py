@@ -50,6 +50,7 @@ from pipeline.ledger.types import (
     LedgerSpec,
     QueueStat,
     Restart,
+    ScoredChunk,
     Totals,
     UnitLetter,
     WriteStatus,
@@ -97,11 +98,14 @@ class Ledger(Protocol):
 
     async def write_score(self, who: Incarnation, chunk: ChunkId, score: Score) -> WriteStatus:
         """Fill a field of a chunk once. A write that completes a unit makes it ready, or drops it
-        for lack of signal."""
+        for lack of signal. Guidance before its reward is ``WriteStatus.UNKNOWN``."""
         ...
 
-    async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
-        """Return chunks whose ``field`` is overdue, oldest first; extend their deadlines."""
+    async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[ScoredChunk]:
+        """Return chunks whose ``field`` is overdue, oldest first; extend their deadlines.
+
+        Guidance is overdue at once when its reward is written, and is given with that reward. No
+        other field is given with scores."""
         ...
 
     async def finished_group(self, who: Incarnation, group: int, *, num_members: int) -> list[TrajectoryChunk]:

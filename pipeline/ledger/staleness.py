@@ -135,6 +135,10 @@ def check_spec(spec: LedgerSpec) -> None:
             f"signal_filter with unit {spec.unit.value} and group_size {spec.group_size}; it compares the members of a group: "
             "use unit group with at least 2 members"
         )
+    if Field.GUIDANCE in spec.fields and Field.REWARD not in spec.fields:
+        raise ConfigError(
+            f"ledger fields are {sorted(spec.fields)}; guidance follows the reward, which has its texts: add reward"
+        )
     if spec.value_training and not {Field.REWARD, Field.VALUE} <= spec.fields:
         raise ConfigError(
             f"value_training with fields {sorted(spec.fields)}; a critic trains on rewards, clipped at its own stored values: "

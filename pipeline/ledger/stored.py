@@ -5,7 +5,7 @@ take the same body, and the ledger stores it as a blob. Nothing here encodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from pipeline.ledger.types import FinishedTrajectory, ScoredChunk
@@ -34,6 +34,15 @@ def read_scores(blobs: Mapping[Field, bytes | None]) -> dict[Field, Score]:
 def read_scored(blob: bytes, scores: Mapping[Field, bytes | None]) -> ScoredChunk:
     """Return a stored chunk with its scores."""
     return ScoredChunk(read_chunk(blob), read_scores(scores))
+
+
+def read_overdue(field: Field, blobs: Sequence[bytes]) -> list[ScoredChunk]:
+    """Return chunks that lack a field, from their blobs; of guidance each is followed by its
+    reward's."""
+    if field is not Field.GUIDANCE:
+        return [read_scored(blob, {}) for blob in blobs]
+    pairs = zip(blobs[::2], blobs[1::2], strict=True)
+    return [read_scored(blob, {Field.REWARD: reward}) for blob, reward in pairs]
 
 
 def read_finished(final: bytes, reward: bytes, values: Iterable[bytes]) -> FinishedTrajectory:

@@ -96,7 +96,8 @@ class LedgerSpec:
     oversampling: float = 1.0
     """At least 1: work in flight over one update's, for filters that drop some of it."""
     fields: frozenset[Field] = frozenset({Field.REWARD})
-    """Fields of a ready unit: REWARD on final chunks only, REFERENCE and VALUE on every chunk."""
+    """Fields of a ready unit: REWARD and GUIDANCE on final chunks only, the others on every chunk.
+    GUIDANCE is due from the moment of its reward, never before."""
     signal_filter: bool = False
     """Groups only: drop a group with one raw accuracy as soon as that is known. With
     ``value_training``, once it is complete, since the critic learns from it too."""

@@ -141,7 +141,8 @@ class Scorer(Actor):
         self.ctx.waiting_for(WaitingFor.INPUT, "its mailbox")
 
     async def _overdue(self, room: int) -> list[TrajectoryChunk]:
-        chunks = await self.ctx.ledger.overdue(self.ctx.who, self.field, max_chunks=room)
+        given = await self.ctx.ledger.overdue(self.ctx.who, self.field, max_chunks=room)
+        chunks = [one.chunk for one in given]
         if chunks:
             self.ctx.count("overdue", len(chunks))
         for chunk in chunks:

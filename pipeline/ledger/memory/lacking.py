@@ -30,6 +30,6 @@ def _lacks(s: LedgerState, chunks: list[ChunkId], now: float) -> tuple[Lack, ...
         if lacking:
             first = lacking[0]
             record = s.chunks[first]
-            age_s, overdue_s = now - record.written_s, now - due[first]
+            age_s, overdue_s = now - record.lacking_since(field), now - due[first]
             rows.append(Lack(field, len(lacking), str(first), age_s, overdue_s, record.attempts[field]))
     return tuple(rows)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from pipeline.ledger.memory import scoring
-from pipeline.ledger.memory.lives import event, plain
+from pipeline.ledger.memory.lives import plain
 from pipeline.ledger.memory.records import ChunkRecord, ClaimRecord, EvaluationRecord, TrajectoryRecord
 from pipeline.ledger.memory.state import LedgerState
 from pipeline.ledger.memory.units import add_to_unit, cancel_windows, chunks_of, continue_or_park, record_sample, take
@@ -36,6 +36,7 @@ from pipeline.ledger.types import (
     QueueStat,
     Refusal,
     Restart,
+    ScoredChunk,
     Totals,
     Unit,
     UnitLetter,
@@ -155,7 +156,7 @@ class MemoryLedger:
         if final:
             s.let_go(trajectory, str(who))
         needed = s.needed_fields(trajectory, final=final)
-        for field in needed:
+        for field in needed - {Field.GUIDANCE}:
             s.due[field][chunk.id] = now + s.spec.scoring_deadline_s
         if trajectory.is_evaluation:
             if index:
@@ -177,19 +178,13 @@ class MemoryLedger:
             return WriteStatus.UNKNOWN
         if field in c.scores:
             return WriteStatus.DUPLICATE
-        if field not in s.needed_fields(chunk.trajectory, final=c.final):
+        if not scoring.may_fill(s, chunk, field):
             return WriteStatus.UNKNOWN
         if chunk.trajectory.is_evaluation:
             assert isinstance(score, RewardScore)
             record_sample(s, chunk, score)
             return WriteStatus.STORED
-        blob = to_blob(score)
-        c.scores[field] = blob
-        values = (score.accuracy + 0.0, score.reward) if isinstance(score, RewardScore) else ()
-        c.events[field] = event(who, now, *values)
-        s.stored_bytes += len(blob)
-        del s.due[field][chunk]
-        s.record(s.unit_of(chunk)).missing -= 1
+        blob = scoring.fill(s, who, chunk, score, now)
         if s.spec.value_training and not s.trajectories[chunk.trajectory].spoiled:
             if field is Field.VALUE:
                 s.finished.keep_value(chunk, blob, now)
@@ -205,8 +200,8 @@ class MemoryLedger:
         s.ready_if_complete(chunk, now)
         return WriteStatus.STORED
 
-    async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
-        """Return overdue chunks, oldest first; extend their deadlines."""
+    async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[ScoredChunk]:
+        """Return overdue chunks, oldest first, guidance with its reward; extend their deadlines."""
         s, now = self._enter(who)
         return scoring.overdue(s, field, max_chunks, now)
 

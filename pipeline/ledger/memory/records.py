@@ -100,12 +100,18 @@ class ChunkRecord(UnitRecord):
     num_tokens: int = 0
     final: bool = False
     written_s: float = 0.0
+    rewarded_s: float = 0.0
+    """Since then its guidance is due, if it needs any."""
     by: str = ""
     """The incarnation that sampled it, and the versions."""
     events: dict[Field, str] = field(default_factory=dict[Field, str])
     """The scorers, by ``lives.event``."""
     scores: dict[Field, bytes] = field(default_factory=dict[Field, bytes])
     attempts: Counter[Field] = field(default_factory=Counter[Field])
+
+    def lacking_since(self, field: Field) -> float:
+        """Return when a field that it lacks could first be written."""
+        return self.rewarded_s if field is Field.GUIDANCE else self.written_s
 
     @property
     def num_bytes(self) -> int:

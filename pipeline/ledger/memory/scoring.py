@@ -1,26 +1,52 @@
-"""Steps of the in-memory ledger around scorers: overdue chunks, whole groups, failures; and drops
-out of claims."""
+"""Steps of the in-memory ledger around scorers: scores, overdue chunks, whole groups, failures; and
+drops out of claims."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pipeline.ledger.memory.lives import event
 from pipeline.ledger.memory.state import LedgerState
-from pipeline.ledger.stored import read_chunk
-from pipeline.ledger.types import Claim, DeadLetter, DropReason, UnitLetter
+from pipeline.ledger.stored import read_chunk, read_overdue
+from pipeline.ledger.types import Claim, DeadLetter, DropReason, ScoredChunk, UnitLetter
+from protocol.codec import to_blob
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
-from protocol.trajectory import Field, TrajectoryChunk
+from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
 
 _MAX_DEAD_LETTERS = 1000
 
 
-def overdue(s: LedgerState, field: Field, max_chunks: int, now: float) -> list[TrajectoryChunk]:
-    """Return overdue chunks, oldest first; extend their deadlines."""
+def may_fill(s: LedgerState, chunk: ChunkId, field: Field) -> bool:
+    """Return whether a stored chunk needs a field that may be written now."""
+    c = s.chunks[chunk]
+    follows = field is not Field.GUIDANCE or Field.REWARD in c.scores
+    return follows and field in s.needed_fields(chunk.trajectory, final=c.final)
+
+
+def fill(s: LedgerState, who: Incarnation, chunk: ChunkId, score: Score, now: float) -> bytes:
+    """Write a field that a chunk of training lacks, and make due what follows it; return the stored
+    bytes."""
+    field, c, blob = field_of(score), s.chunks[chunk], to_blob(score)
+    c.scores[field] = blob
+    values = (score.accuracy + 0.0, score.reward) if isinstance(score, RewardScore) else ()
+    c.events[field] = event(who, now, *values)
+    s.stored_bytes += len(blob)
+    del s.due[field][chunk]
+    if field is Field.REWARD and Field.GUIDANCE in s.spec.fields:
+        s.due[Field.GUIDANCE][chunk] = c.rewarded_s = now
+    s.record(s.unit_of(chunk)).missing -= 1
+    return blob
+
+
+def overdue(s: LedgerState, field: Field, max_chunks: int, now: float) -> list[ScoredChunk]:
+    """Return overdue chunks, oldest first, guidance with its reward; extend their deadlines."""
     due = s.due[field]
     late = sorted((at, str(chunk), chunk) for chunk, at in due.items() if at <= now)[:max_chunks]
     for _, _, chunk in late:
         due[chunk] = now + s.spec.scoring_deadline_s
-    return [read_chunk(s.chunks[chunk].blob) for _, _, chunk in late]
+    records = [s.chunks[chunk] for _, _, chunk in late]
+    rewards = (Field.REWARD,) if field is Field.GUIDANCE else ()
+    return read_overdue(field, [blob for c in records for blob in (c.blob, *map(c.scores.__getitem__, rewards))])
 
 
 def finished_group(s: LedgerState, who: Incarnation, group: int, num_members: int, now: float) -> list[TrajectoryChunk]:

@@ -104,10 +104,9 @@ class LedgerState:
 
     def needed_fields(self, trajectory: TrajectoryId, *, final: bool) -> frozenset[Field]:
         """Return the fields of a complete chunk."""
-        reward = frozenset({Field.REWARD}) if final else frozenset[Field]()
         if trajectory.is_evaluation:
-            return reward
-        return (self.spec.fields - {Field.REWARD}) | (self.spec.fields & reward)
+            return frozenset({Field.REWARD}) if final else frozenset()
+        return self.spec.fields if final else self.spec.fields - {Field.REWARD, Field.GUIDANCE}
 
     # -- credit ----------------------------------------------------------------------------------
 

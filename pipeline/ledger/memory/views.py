@@ -84,7 +84,7 @@ def queues_of(s: LedgerState, now: float) -> list[QueueStat]:
         if field is Field.REWARD or field in s.spec.fields:
             due = s.due[field]
             oldest = min(due, key=lambda chunk: (due[chunk], str(chunk)), default=None)
-            age = None if oldest is None else now - s.chunks[oldest].written_s
+            age = None if oldest is None else now - s.chunks[oldest].lacking_since(field)
             stats.append(queue_stat(field.value, len(due), None, age))
     first = s.ready.first
     claimed = sum(len(claim.units) for claim in s.claims.values()) * s.weight

@@ -78,7 +78,7 @@ group.
 
 ``{run}:trajectory:<id>`` also has spoiled, and ``lease:<n>`` for the last four of its leases. With
 unit chunk it has ``past:<n>`` for chunks that have left. A unit has ``ready_s`` and ``claimed_s``,
-a chunk has ``from:<field>`` for each score.
+a chunk has ``from:<field>`` for each score. In a run with guidance it has ``rewarded_s``.
 
 ``{run}:finished:<id>`` is stored for the value worker, apart from the chunks, from a trajectory's
 first value until the value worker has trained on it. A drop that keeps it from the critic ends it.

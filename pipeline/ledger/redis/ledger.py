@@ -22,9 +22,16 @@ from pipeline.ledger.redis.durable import wait_durable
 from pipeline.ledger.redis.errors import RAISED, ledger_fault, ledger_faults
 from pipeline.ledger.redis.request_ids import Requests
 from pipeline.ledger.redis.scripts import SCRIPTS
-from pipeline.ledger.redis.views import audit_from, letter_from, queues_from, totals_from
+from pipeline.ledger.redis.views import (
+    audit_from,
+    finished_from,
+    letter_from,
+    queues_from,
+    sample_from,
+    totals_from,
+)
 from pipeline.ledger.staleness import check_spec, surplus
-from pipeline.ledger.stored import FIELDS, read_chunk, read_finished, read_scored
+from pipeline.ledger.stored import FIELDS, read_chunk, read_overdue, read_scored
 from pipeline.ledger.types import (
     Audit,
     ChunkWrite,
@@ -35,10 +42,8 @@ from pipeline.ledger.types import (
     DeadLetter,
     DropReason,
     EvaluationRequest,
-    EvaluationSample,
     EvaluationState,
     FinishedClaim,
-    FinishedTrajectory,
     Lease,
     LeaseGrant,
     LedgerSpec,
@@ -91,6 +96,8 @@ class RedisLedger:
         self._durable = PipelinedConnection(client)
         """A second connection, since the answer of a flush would delay all other calls."""
         self._requests = Requests()
+        self._fields = FIELDS
+        """Read of a claim's chunks."""
 
     async def open(self, spec: LedgerSpec) -> None:
         """Create or join the ledger. Raises LedgerMismatch, ConfigError for a useless spec."""
@@ -99,6 +106,7 @@ class RedisLedger:
             raise LedgerMismatch(
                 f"the specification is of run {spec.run!r}, this ledger of {self._run!r}; use one name"
             )
+        self._fields = tuple(one for one in FIELDS if one in spec.fields or one is not Field.GUIDANCE)
         credit = surplus(spec.oversampling, spec.units_per_update)
         texts = spec_texts(spec)
         extra = {"surplus": str(credit)}
@@ -167,11 +175,11 @@ class RedisLedger:
         status = await self._call("write_score", who, **given, accuracy=accuracy, reward=reward)
         return WriteStatus(status.decode())
 
-    async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
-        """Return overdue chunks, oldest first; extend their deadlines."""
+    async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[ScoredChunk]:
+        """Return overdue chunks, oldest first, guidance with its reward; extend their deadlines."""
         async with self._requests.one_at_a_time(f"overdue {field}") as number:
             blobs = await self._call("overdue", who, field=field.value, wanted=max_chunks, request=number)
-        return [read_chunk(blob) for blob in blobs]
+        return read_overdue(field, blobs)
 
     async def finished_group(self, who: Incarnation, group: int, *, num_members: int) -> list[TrajectoryChunk]:
         """Give a group that has ended to one scorer: its final chunks; else nothing."""
@@ -289,7 +297,7 @@ class RedisLedger:
             commands = [("HGETALL", keys.finished(self._run, name.decode())) for name in names]
             rows = await self._pipelined("claim_finished", commands)
         # an empty one was discarded meanwhile
-        return FinishedClaim(claim_id, tuple(_finished(_pairs(row)) for row in rows if row))
+        return FinishedClaim(claim_id, tuple(finished_from(_pairs(row)) for row in rows if row))
 
     async def settle_finished(self, who: Incarnation, claims: tuple[str, ...]) -> int:
         """Forget trained value batches; return how many were not yet settled."""
@@ -325,7 +333,7 @@ class RedisLedger:
         (request, failed), samples = await self._pipelined("evaluation", [asked, scored])
         if request is None:
             return None
-        read = sorted(starmap(_sample, _pairs(samples).items()), key=lambda sample: (sample.prompt, sample.sample))
+        read = sorted(starmap(sample_from, _pairs(samples).items()), key=lambda sample: (sample.prompt, sample.sample))
         return EvaluationState(_request_decoder.decode(request), tuple(read), int(failed or 0))
 
     # -- views -----------------------------------------------------------------------------------
@@ -407,11 +415,11 @@ class RedisLedger:
             return await self._connection.ask_all(commands)
 
     async def _read_chunks(self, claim: Claim, names: list[str]) -> list[ScoredChunk]:
-        wanted = [("HMGET", keys.chunk(self._run, name), "blob", *FIELDS) for name in names]
+        wanted = [("HMGET", keys.chunk(self._run, name), "blob", *self._fields) for name in names]
         rows = await self._pipelined("fetch", wanted)
         if any(row[0] is None for row in rows):
             raise claim_gone(claim)
-        return [read_scored(blob, dict(zip(FIELDS, scores, strict=True))) for blob, *scores in rows]
+        return [read_scored(blob, dict(zip(self._fields, scores, strict=True))) for blob, *scores in rows]
 
 
 def _settings(spec: LedgerSpec, texts: Mapping[str, str], credit: int) -> bytes:
@@ -436,15 +444,3 @@ def _chunks_of(unit: str, lengths: list[str]) -> list[list[str]]:
 def _pairs(found: Any) -> dict[bytes, Any]:
     """Return a reply's pairs: a map by RESP 3, a list by RESP 2."""
     return dict(found.items() if hasattr(found, "items") else zip(found[::2], found[1::2], strict=True))
-
-
-def _finished(kept: Mapping[bytes, bytes]) -> FinishedTrajectory:
-    values = (kept[b"value:%d" % index] for index in range(int(kept[b"num_chunks"])))
-    return read_finished(kept[b"final"], kept[b"reward"], values)
-
-
-def _sample(name: bytes, text: bytes) -> EvaluationSample:
-    prompt, sample = name.split(b".")
-    accuracy, reward, tokens, oldest, newest = text.split()
-    spent = (int(tokens), int(oldest), int(newest))
-    return EvaluationSample(int(prompt), int(sample), float(accuracy), float(reward), *spent)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from pipeline.ledger.admin import Lack, Place, WaitedTrajectory
 from pipeline.ledger.queues import queue_stat
-from pipeline.ledger.types import Audit, Balance, DeadLetter, Pause, QueueStat, Totals
+from pipeline.ledger.stored import read_finished
+from pipeline.ledger.types import (
+    Audit,
+    Balance,
+    DeadLetter,
+    EvaluationSample,
+    FinishedTrajectory,
+    Pause,
+    QueueStat,
+    Totals,
+)
 from protocol.trajectory import Field
 
 
@@ -78,3 +88,17 @@ def letter_from(packed: bytes) -> DeadLetter:
         packed, type=tuple[str, str, str, str, int, str, int]
     )
     return DeadLetter(chunk, role, worker, error, attempts, float(at_s), prompt)
+
+
+def finished_from(kept: Mapping[bytes, bytes]) -> FinishedTrajectory:
+    """Return a trajectory of the value worker's, from its hash."""
+    values = (kept[b"value:%d" % index] for index in range(int(kept[b"num_chunks"])))
+    return read_finished(kept[b"final"], kept[b"reward"], values)
+
+
+def sample_from(name: bytes, text: bytes) -> EvaluationSample:
+    """Return a scored evaluation response, from its place in its hash."""
+    prompt, sample = name.split(b".")
+    accuracy, reward, tokens, oldest, newest = text.split()
+    spent = (int(tokens), int(oldest), int(newest))
+    return EvaluationSample(int(prompt), int(sample), float(accuracy), float(reward), *spent)

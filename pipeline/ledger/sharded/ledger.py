@@ -53,6 +53,7 @@ from pipeline.ledger.types import (
     QueueStat,
     Refusal,
     Restart,
+    ScoredChunk,
     Totals,
     UnitLetter,
     WriteStatus,
@@ -174,12 +175,12 @@ class ShardedLedger:
         """Fill a field of a chunk once."""
         return await (await self._shard_of(chunk.trajectory.group, who)).write_score(who, chunk, score)
 
-    async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[TrajectoryChunk]:
+    async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[ScoredChunk]:
         """Return overdue chunks of one shard after another, each time from another one on."""
         first, self._next_overdue = self._next_overdue, (self._next_overdue + 1) % self.num_shards
-        found: list[TrajectoryChunk] = []
+        found: list[ScoredChunk] = []
 
-        async def at(index: int, most: int) -> list[TrajectoryChunk]:
+        async def at(index: int, most: int) -> list[ScoredChunk]:
             return await (await self._enter(index, who)).overdue(who, field, max_chunks=most)
 
         for place in range(self.num_shards):

@@ -128,8 +128,9 @@ def scorer_chain(s: Snapshot, lack: Lack) -> Chain:
     failures = f", a scorer failed on it {count(lack.num_failures, 'time')}" if lack.num_failures else ""
     late = f"{seconds(lack.overdue_s)} overdue" if lack.overdue_s > 0.0 else f"due again in {seconds(-lack.overdue_s)}"
     waiting = s.depth(lack.field.value)
+    since = "rewarded" if lack.field is Field.GUIDANCE else "written"
     link = (
-        f"{lack.chunk} lacks its {lack.field}, written {seconds(lack.age_s)} ago, {late}{failures} "
+        f"{lack.chunk} lacks its {lack.field}, {since} {seconds(lack.age_s)} ago, {late}{failures} "
         f"({count(waiting, 'chunk')} wait for {role})"
     )
     healthy = s.healthy(role)

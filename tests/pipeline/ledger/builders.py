@@ -8,6 +8,7 @@ from pipeline.ledger.types import LedgerSpec, Unit, WriteStatus
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import (
     FinishReason,
+    GuidanceScore,
     Prompt,
     ReferenceScore,
     RewardScore,
@@ -68,6 +69,11 @@ def reference(tokens: int = 3) -> Score:
 
 def value(tokens: int = 3) -> Score:
     return ValueScore(values=np.zeros(tokens, np.float32), value_version=0)
+
+
+def guidance(tokens: int = 3) -> Score:
+    logprobs = np.zeros(tokens, np.float32)
+    return GuidanceScore(standard_logprobs=logprobs, judge_logprobs=logprobs[:0], guide_version="v")
 
 
 async def finish(ledger, lease, *, version=0, accuracy=1.0, who=GENERATOR):

@@ -160,7 +160,7 @@ async def test_named_trajectories_are_opened_and_what_they_lack_is_due_now(bench
     assert await ledger.overdue(SCORER, Field.VALUE, max_chunks=9) == []
     answer = await admin.requeue(Wish(trajectories=(one.trajectory,)))
     assert (answer.num_opened, answer.num_due) == (1, 1)
-    assert [chunk.id.index for chunk in await ledger.overdue(SCORER, Field.VALUE, max_chunks=9)] == [0]
+    assert [late.chunk.id.index for late in await ledger.overdue(SCORER, Field.VALUE, max_chunks=9)] == [0]
     (again,) = (await ledger.lease(OTHER_GENERATOR, max_trajectories=1)).leases
     assert (again.trajectory, again.next_index) == (one.trajectory, 1)
     assert (await ledger.write_chunk(GENERATOR, make_chunk(other.trajectory))).status is WriteStatus.STORED

@@ -36,7 +36,7 @@ from pipeline.ledger.types import (
 )
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, Segment
-from tests.pipeline.ledger.builders import make_chunk, make_spec, reference, reward, value
+from tests.pipeline.ledger.builders import guidance, make_chunk, make_spec, reference, reward, value
 from tests.pipeline.ledger.lossy_redis import reached
 from tests.pipeline.ledger.paired_ledgers import WORKERS, PairedLedgers, comparable
 
@@ -55,7 +55,14 @@ class BothLedgers(PairedLedgers):
     @initialize(
         eta=st.integers(0, 3),
         oversampling=st.sampled_from([1.0, 1.5]),
-        fields=st.sampled_from([{Field.REWARD}, {Field.REWARD, Field.REFERENCE}, {Field.REWARD, Field.VALUE}]),
+        fields=st.sampled_from(
+            [
+                {Field.REWARD},
+                {Field.REWARD, Field.REFERENCE},
+                {Field.REWARD, Field.VALUE},
+                {Field.REWARD, Field.GUIDANCE},
+            ]
+        ),
         signal_filter=st.booleans(),
         late=st.sampled_from(LatePolicy),
         warm_up=st.lists(st.tuples(st.sampled_from(WORKERS), st.booleans(), st.booleans()), min_size=1, max_size=4),
@@ -209,7 +216,7 @@ class BothLedgers(PairedLedgers):
     @rule(data=st.data(), newest=st.booleans(), accuracy=st.sampled_from([0.0, 1.0]))
     def score(self, data, newest, accuracy) -> None:
         _, chunk = self.written[-1] if newest else data.draw(st.sampled_from(self.written))
-        make = data.draw(st.sampled_from([reward, reference, value]))
+        make = data.draw(st.sampled_from([reward, reference, value, guidance]))
         score = reward(accuracy) if make is reward else make(chunk.num_tokens)
         self.both("write_score", SCORER, chunk.id, score)
 
@@ -218,7 +225,7 @@ class BothLedgers(PairedLedgers):
         for _, chunk in self.written[-40:]:
             group, member = chunk.id.trajectory.group, chunk.id.trajectory.member
             accuracy = float(group % 3 == 1 or (member + group // 2) % 2)
-            for score in (reward(accuracy), reference(chunk.num_tokens), value(chunk.num_tokens)):
+            for score in (reward(accuracy), *(make(chunk.num_tokens) for make in (reference, value, guidance))):
                 self.both("write_score", SCORER, chunk.id, score)
 
     @rule(field=st.sampled_from(Field), wanted=st.integers(1, 3))

@@ -28,7 +28,7 @@ async def test_overdue_work_is_handed_out_again_once_a_deadline(bench):
     assert await ledger.overdue(SCORER, Field.REWARD, max_chunks=9) == []
     bench.now += 5.0
     handed = await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)
-    assert [chunk.id for chunk in handed] == [chunks[1].id, chunks[0].id]
+    assert [one.chunk.id for one in handed] == [chunks[1].id, chunks[0].id]
     assert await ledger.overdue(SCORER, Field.REWARD, max_chunks=9) == []
     assert await ledger.overdue(SCORER, Field.REFERENCE, max_chunks=9) == []
 
@@ -94,9 +94,9 @@ async def test_deadlines_of_chunks_in_the_work_are_extended_and_those_of_others_
     gone = ChunkId(TrajectoryId("t", 7, 0), 0)
     await ledger.extend_scoring(SCORER, Field.REWARD, (one.id, gone))
     bench.now += 2.0
-    assert [chunk.id for chunk in await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)] == [two.id]
+    assert [late.chunk.id for late in await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)] == [two.id]
     bench.now += 3.0
-    assert [chunk.id for chunk in await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)] == [one.id]
+    assert [late.chunk.id for late in await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)] == [one.id]
 
 
 @pytest.mark.parametrize("unit", Unit)
@@ -106,7 +106,7 @@ async def test_work_that_scorers_fail_on_as_often_as_allowed_becomes_a_dead_lett
     chunk = make_chunk(leases[0].trajectory)
     await ledger.write_chunk(GENERATOR, chunk)
     assert not await ledger.fail_score(SCORER, chunk.id, Field.REWARD, "boom 1")
-    assert [late.id for late in await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)] == [chunk.id]
+    assert [late.chunk.id for late in await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)] == [chunk.id]
     assert await ledger.fail_score(SCORER, chunk.id, Field.REWARD, "boom 2")
     assert not await ledger.fail_score(SCORER, chunk.id, Field.REWARD, "boom 3")
     [letter] = await ledger.dead_letters()

@@ -330,3 +330,33 @@ async def test_an_argument_that_cannot_be_sent_is_refused_before_anything_is(red
         await client.set("key", unsendable)
     assert await client.exists("key") == 0
     await client.aclose()
+
+
+@pytest.mark.parametrize("unit", Unit)
+async def test_a_run_without_guidance_stores_and_asks_for_nothing_of_it(redis_client, redis_server, unit):
+    ledger, watcher = RedisLedger(connect(redis_server), "test"), connect(redis_server)
+    asked: list[str] = []
+    async with watcher.monitor() as monitor:
+        fields = frozenset({Field.REWARD, Field.REFERENCE, Field.VALUE})
+        await ledger.open(make_spec(unit, fields=fields, units_per_update=2, eta=4, value_training=True))
+        for number, lease in enumerate((await ledger.lease(GENERATOR, max_trajectories=2)).leases):
+            chunk = make_chunk(lease.trajectory)
+            await ledger.write_chunk(GENERATOR, chunk)
+            for score in (reference(), value(), reward(float(number))):
+                await ledger.write_score(SCORER, chunk.id, score)
+        claim = await ledger.claim(LEARNER, policy_version=0)
+        assert isinstance(claim, Claim)
+        assert await ledger.fetch(claim)
+        await ledger.settle(LEARNER, (claim.claim_id,))
+        await ledger.totals()
+        await redis_client.echo("that was all")
+        while "that was all" not in (command := (await monitor.next_command())["command"]):
+            # a script's text is the same for all runs
+            asked += [] if command.startswith("EVAL ") else [command]
+    stored = (await dump(redis_client)).values()
+    await ledger.aclose()
+    await watcher.aclose()
+    assert any("from:reference" in command for command in asked), "the scripts' own commands are among them"
+    for trace in ("guidance", "rewarded_s"):
+        assert not [command for command in asked if trace in command]
+        assert not [packed for packed in stored if trace.encode() in packed]

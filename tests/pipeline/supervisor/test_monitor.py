@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from pipeline.ledger.queues import queue_stat
 from pipeline.ledger.types import Totals
 from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.start_record import StartRow, add_row
@@ -13,7 +14,8 @@ from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
 from pipeline.supervisor.fleet_recorder import FleetRecorder
-from pipeline.supervisor.monitor import Monitor
+from pipeline.supervisor.monitor import Monitor, overdue_ages
+from protocol.ids import Role
 from tests.pipeline.observability.rows import update_row
 from tests.pipeline.observability.test_device_time import write_history
 from tests.pipeline.observability.test_live_view import TOTALS
@@ -34,6 +36,15 @@ class Counted:
 
     async def totals(self) -> Totals:
         return TOTALS
+
+
+def test_work_of_reference_workers_is_overdue_by_both_of_their_queues() -> None:
+    def of(**ages: float | None) -> dict[Role, float]:
+        return overdue_ages([queue_stat(name, 1, None, age) for name, age in ages.items()], 30.0)
+
+    assert of(reward=50.0, reference=31.0, guidance=40.0) == {Role.REWARD: 20.0, Role.REFERENCE: 10.0}
+    assert of(reference=None, guidance=40.0) == {Role.REFERENCE: 10.0}
+    assert of(guidance=None, ready=90.0) == {Role.REFERENCE: -30.0}
 
 
 async def test_a_new_state_is_shown_at_once_and_else_one_picture_an_interval() -> None:

@@ -7,22 +7,29 @@
 -- ARGV[4]  field    text
 -- ARGV[5]  wanted   integer  how many at most
 -- ARGV[6]  request  integer  its number
--- Returns  blobs
+-- Returns  blobs; of guidance each is followed by its reward's
 
 local field, wanted, request = ARGV[4], ARGV[5], ARGV[6]
 local key, kind, blobs = P .. 'due:' .. field, 'overdue:' .. field, {}
 local order = order_of(kind, request)
+
+-- A chunk to be given, of guidance with its reward.
+local function give(cid)
+  blobs[#blobs + 1] = call('HGET', chunk_key(cid), 'blob')
+  if field == 'guidance' then blobs[#blobs + 1] = call('HGET', chunk_key(cid), 'reward') end
+end
+
 if order == 'late' then return LATE end
 if order == 'again' then
   for cid in string.gmatch(call('HGET', ASKED, kind .. ':chunks'), '%S+') do
-    if call('ZSCORE', key, cid) then blobs[#blobs + 1] = call('HGET', chunk_key(cid), 'blob') end
+    if call('ZSCORE', key, cid) then give(cid) end
   end
   return blobs
 end
 local late = call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, wanted)
 allow_growth()
 for _, cid in ipairs(late) do
-  blobs[#blobs + 1] = call('HGET', chunk_key(cid), 'blob')
+  give(cid)
   call('ZADD', key, now + S.scoring_deadline_s, cid)
 end
 remember(kind, request, kind .. ':chunks', table.concat(late, ' '))

@@ -24,9 +24,9 @@ local reply = {
 }
 for _, field in ipairs(FIELDS) do
   if field == 'reward' or string.find(S.fields, field, 1, true) then
-    local chunk = first('due:' .. field)
+    local chunk, since = first('due:' .. field), field == 'guidance' and 'rewarded_s' or 'written_s'
     reply[#reply + 1] = {
-      field, call('ZCARD', P .. 'due:' .. field), -1, chunk and age(call('HGET', chunk_key(chunk), 'written_s')) or '',
+      field, call('ZCARD', P .. 'due:' .. field), -1, chunk and age(call('HGET', chunk_key(chunk), since)) or '',
     }
   end
 end

@@ -72,7 +72,10 @@ if not is_training then
 end
 
 count('tokens:admitted', tokens)
-for _, field in ipairs(needed) do call('ZADD', P .. 'due:' .. field, now + S.scoring_deadline_s, cid) end
+for _, field in ipairs(needed) do
+  -- guidance is due from its reward on, which has the texts
+  if field ~= 'guidance' then call('ZADD', P .. 'due:' .. field, now + S.scoring_deadline_s, cid) end
+end
 
 if S.unit == 'group' then
   local group = string.match(trajectory, '^t%.(%d+)')

@@ -33,16 +33,21 @@ if is_evaluation(tid) then
 end
 
 if not is_needed(field, final) then return 'unknown' end
+if field == 'guidance' and call('HEXISTS', ckey, 'reward') == 0 then return 'unknown' end
 -- never refused for want of memory, as what frees some; the rest then passes too
 call('ZREM', P .. 'due:' .. field, chunk)
 local from = WHO .. ' ' .. now_text .. ' ' .. accuracy .. ' ' .. reward
 if string.find(from, '\t', 1, true) or string.find(from, '\n', 1, true) then from = string.gsub(from, '[\t\n]', ' ') end
 call('HSET', ckey, field, blob, 'bytes', integer(c[4]) + #blob, 'from:' .. field, from)
 count('bytes', #blob)
+if field == 'reward' and FIELDS[4] then
+  call('HSET', ckey, 'rewarded_s', now_text)
+  call('ZADD', P .. 'due:guidance', now, chunk)
+end
 
 -- Keep what the value worker trains on apart from the chunk, which may leave before its trajectory
 -- is finished.
-if S.value_training and field ~= 'reference' and not call('HGET', tkey, 'spoiled') then
+if S.value_training and (field == 'reward' or field == 'value') and not call('HGET', tkey, 'spoiled') then
   local key = finished_key(tid)
   local grown = #blob + (call('EXISTS', key) == 0 and CHUNK_OVERHEAD or 0)
   if field == 'value' then

@@ -213,10 +213,12 @@ class SeveralShards(RuleBasedStateMachine):
         self.now += 6.0
 
         async def all_that_is_due() -> None:
-            for chunk in await self.scorer.ledger.overdue(SCORER, Field.REWARD, max_chunks=1000):
+            for late in await self.scorer.ledger.overdue(SCORER, Field.REWARD, max_chunks=1000):
+                chunk = late.chunk
                 await self.scorer.ledger.write_score(SCORER, chunk.id, reward(chunk.trajectory.member % 2))
             # of chunks whose generator died as they were stored
-            for chunk in await self.scorer.ledger.overdue(SCORER, Field.VALUE, max_chunks=1000):
+            for late in await self.scorer.ledger.overdue(SCORER, Field.VALUE, max_chunks=1000):
+                chunk = late.chunk
                 await self.scorer.ledger.write_score(SCORER, chunk.id, value(chunk.num_tokens))
 
         self.run(all_that_is_due())

@@ -172,7 +172,7 @@ async def test_overdue_chunks_come_from_every_shard_within_the_limit(shards):
         await ledger.fail_score(SCORER, chunk.id, Field.REWARD, "boom")
     some = await ledger.overdue(SCORER, Field.REWARD, max_chunks=10)
     assert len(some) == 10
-    assert {chunk.trajectory.group % 2 for chunk in some} == {0, 1}
+    assert {late.chunk.trajectory.group % 2 for late in some} == {0, 1}
 
 
 async def test_a_shard_that_was_emptied_is_named():

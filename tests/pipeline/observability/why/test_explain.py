@@ -14,11 +14,13 @@ from pipeline.observability.why.explain import explain
 from pipeline.observability.why.types import Cause, Ended, Outlook
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
+from protocol.ids import Role
 from protocol.trajectory import Field
 from tests.pipeline.observability.why.scenes import (
     AWAITED,
     CRITIC,
     CRITIC_FLEET,
+    FLEET,
     lack,
     queues,
     root,
@@ -144,6 +146,15 @@ def test_a_judge_that_is_down_is_named_and_waits_for_a_person():
     [chain] = explain(view).chains
     assert chain.links[-1] == f"reward-0 waits for {told}"
     assert "No response counts as wrong" in chain.next
+
+
+def test_missing_guidance_leads_to_the_reference_worker_and_counts_from_the_reward():
+    view = waits(unit("81", trajectory("t.81.4", Place.FINISHED, "", lack(Field.GUIDANCE))), running=3)
+    fleet = FLEET | {"reference-0": Role.REFERENCE}
+    found = explain(scene([], view, wanted=fleet, queues=queues(guidance=5))).chains[0]
+    assert (found.cause, found.who) == (Cause.ABSENT, "reference-0")
+    assert "t.81.4.1 lacks its guidance, rewarded 12 s ago" in found.links[-2]
+    assert "5 chunks wait for reference" in found.links[-2]
 
 
 @pytest.mark.parametrize("kind", Unit)

@@ -14,13 +14,14 @@ local call = redis.call
 local COUNTERS = KEYS[1]
 local P = string.sub(COUNTERS, 1, -9)
 local CHUNK_OVERHEAD = 512
-local FIELDS = { 'reward', 'reference', 'value' }
+local FIELDS = { 'reward', 'reference', 'value' } -- and guidance, in a run that has it
 
 local function integer(value) return tonumber(value or '0') end
 
 local S = call('GET', P .. 'settings') -- the specification, as pipeline.ledger.redis.ledger packs it
 if not S then return redis.error_reply('UNOPENED no ledger of this run') end
 S = cmsgpack.unpack(S)
+if string.find(S.fields, 'guidance', 1, true) then FIELDS[4] = 'guidance' end
 -- credit that one unit takes
 local WEIGHT = S.unit == 'group' and S.group_size or 1
 

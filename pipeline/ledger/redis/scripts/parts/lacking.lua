@@ -14,7 +14,8 @@ local function lacks_of(tid, first, last)
       if due and row then
         row[2] = row[2] + 1
       elseif due then
-        local c = call('HMGET', chunk_key(cid), 'written_s', 'attempts:' .. field)
+        local since = field == 'guidance' and 'rewarded_s' or 'written_s'
+        local c = call('HMGET', chunk_key(cid), since, 'attempts:' .. field)
         row = { field, 1, cid, text(now - tonumber(c[1])), text(now - tonumber(due)), integer(c[2]) }
       end
     end

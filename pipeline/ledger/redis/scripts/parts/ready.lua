@@ -41,6 +41,6 @@ local function ready_if_sampled(tid, index)
 end
 
 local function is_needed(field, final)
-  if field == 'reward' and not final then return false end
+  if (field == 'reward' or field == 'guidance') and not final then return false end
   return string.find(S.fields, field, 1, true) ~= nil
 end
