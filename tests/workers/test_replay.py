@@ -33,7 +33,7 @@ from pipeline.training.update_log.records import Origin
 from protocol.errors import ConfigError, DataError, Diverged, StepDiffered
 from protocol.ids import Incarnation, Role
 from tests.pipeline.algorithms.own import own_objectives
-from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses
+from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses, trajectory_units, with_guidance
 from tests.workers.engines.tiny import tiny_model
 from workers.engines.build import build_training_backend
 from workers.engines.model import fingerprint
@@ -96,8 +96,10 @@ class Learning:
 
     def units(self) -> list[ClaimedUnit]:
         drawn = responses(1000 * self.version + self.num_updates, num_groups=2)
-        make = chunk_units if self.config.declaration.unit is Unit.CHUNK else group_units
-        return make(drawn, self.config.generation.window_tokens)
+        if self.config.needs_guidance:
+            drawn = with_guidance(drawn, self.num_updates)
+        make = {Unit.CHUNK: chunk_units, Unit.TRAJECTORY: trajectory_units, Unit.GROUP: group_units}
+        return make[self.config.declaration.unit](drawn, self.config.generation.window_tokens)
 
     def update(self, units: list[ClaimedUnit] | None = None) -> None:
         given = self.units() if units is None else units
@@ -146,6 +148,9 @@ def a_life_with_a_restart(config: RunConfig) -> None:
         ("dapo", {}),
         ("dapo", {"kl_coefficient": 0.1, "entropy_coefficient": 0.01, "proximal": "interpolate"}),
         ("tppo", {"positive_nll_coefficient": 0.1}),
+        ("dapo", {"guidance": "mix"}),
+        ("nlft", {}),
+        ("nlft-first", {}),
     ],
 )
 def test_every_update_of_every_life_of_a_learner_comes_out_bit_for_bit(

@@ -7,7 +7,8 @@
     End        the segment is whole
 
 Chunks and scores are the ledger's own blobs. Data that training does not read is left out: a
-prompt's text, answer and further columns, and the response's text. ``prompt_id`` finds them.
+prompt's text, answer and further columns, the response's text, and the texts of its guidance.
+``prompt_id`` finds the prompt.
 Repeated data is stored once: a prompt of several chunks, and the context of a chunk that follows
 its trajectory's other chunks."""
 
@@ -25,7 +26,7 @@ from pipeline.ledger.stored import read_chunk, read_scores
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from protocol.codec import to_blob
 from protocol.errors import DataError
-from protocol.trajectory import Field, Prompt
+from protocol.trajectory import Field, Prompt, RewardScore, Score
 
 FORMAT: Final = 1
 FRAME_BYTES: Final = 1 << 20
@@ -211,7 +212,7 @@ class _Packer:
                 context_tokens=_NOTHING if is_cut else chunk.context_tokens,
                 response_text=None,
             )
-            scores = {field: to_blob(score) for field, score in scored.scores.items()}
+            scores = {field: to_blob(_without_texts(score)) for field, score in scored.scores.items()}
             stored.append(LoggedChunk(to_blob(slim), self._place(chunk.prompt), is_cut, scores))
             self.num_bytes += len(stored[-1].blob) + sum(map(len, scores.values()))
             before = np.concatenate([before, chunk.tokens])
@@ -222,6 +223,13 @@ class _Packer:
         if stored not in self._places:
             self.num_bytes += len(stored.tokens)
         return self._places.setdefault(stored, len(self._places))
+
+
+def _without_texts(score: Score) -> Score:
+    """Return a score without the texts that guided passes read before it was trained on."""
+    if isinstance(score, RewardScore) and score.guidance is not None:
+        return msgspec.structs.replace(score, guidance=None)
+    return score
 
 
 def _unpack_trajectory(unit: str, chunks: Sequence[LoggedChunk], prompts: Sequence[Prompt]) -> tuple[ScoredChunk, ...]:

@@ -18,8 +18,15 @@ from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import ClaimedUnit
 from pipeline.training.update_log.records import FRAME_BYTES, pack_units, unpack_units
 from protocol.errors import ChecksumMismatch
-from protocol.trajectory import TrajectoryChunk
-from tests.pipeline.algorithms.value_units import Response, chunk_units, group_units, responses, trajectory_units
+from protocol.trajectory import Field, Guidance, TrajectoryChunk
+from tests.pipeline.algorithms.value_units import (
+    Response,
+    chunk_units,
+    group_units,
+    responses,
+    trajectory_units,
+    with_guidance,
+)
 from tests.protocol.samples import same
 
 Make = Callable[[list[Response], int], list[ClaimedUnit]]
@@ -54,21 +61,44 @@ def test_everything_but_texts_comes_back(seed: int, window: int, longest: int, m
                 assert all(same(score, other.scores[field]) for field, score in one.scores.items())
 
 
-@pytest.mark.parametrize(("name", "make"), [("tppo", chunk_units), ("ppo", trajectory_units), ("dapo", group_units)])
-def test_the_same_samples_are_made_of_what_comes_back(name: str, make: Make) -> None:
+@pytest.mark.parametrize(
+    ("name", "make", "guidance"),
+    [
+        ("tppo", chunk_units, "none"),
+        ("ppo", trajectory_units, "none"),
+        ("dapo", group_units, "none"),
+        ("tppo", chunk_units, "mix"),
+        ("nlft", trajectory_units, "none"),
+    ],
+)
+def test_the_same_samples_are_made_of_what_comes_back(name: str, make: Make, guidance: str) -> None:
     config = RunConfig.model_validate(
         {
             "model": ModelSection(path=Path("m")),
             "data": DataSection(train=(Path("d"),)),
-            "algorithm": {"name": name, "group_size": 4},
+            "algorithm": {"name": name, "group_size": 4, "guidance": guidance},
         }
     )
     rule = build(config)
-    units = make(responses(3), 6)
-    for one, other in zip(rule.prepare(units), rule.prepare(through(units)), strict=True):
+    units = make(with_guidance(responses(3)), 6)
+    samples = rule.prepare(units)
+    assert any(sample.judge_logprobs is not None for sample in samples)
+    for one, other in zip(samples, rule.prepare(through(units)), strict=True):
         for field in one.__dataclass_fields__:
             left, right = getattr(one, field), getattr(other, field)
             assert np.array_equal(left, right) if isinstance(left, np.ndarray) else left == right
+
+
+def test_texts_of_guidance_are_left_out_and_its_log_probs_are_kept() -> None:
+    [drawn, *_] = [one for one in with_guidance(responses(3)) if one.score.accuracy == 0.0]
+    told = Guidance(gold_text="13", judge_text="step 3 says 14, should be 13")
+    drawn = replace(drawn, score=msgspec.structs.replace(drawn.score, guidance=told))
+    units = trajectory_units([drawn], 6)
+    assert b"should be" not in msgspec.msgpack.encode(list(pack_units(units)))
+    [unit] = through(units)
+    scores = unit.trajectories[0][-1].scores
+    assert scores[Field.REWARD] == msgspec.structs.replace(drawn.score, guidance=None)
+    assert drawn.guidance is not None and same(scores[Field.GUIDANCE], drawn.guidance)
 
 
 def test_values_that_are_not_finite_come_back_as_they_were() -> None:

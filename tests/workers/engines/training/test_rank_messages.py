@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from pipeline.algorithms.batching import TrainingSample
+from pipeline.algorithms.guidance import GuidanceSettings
 from pipeline.algorithms.objective import KLEstimator, Objective
 from pipeline.training.spikes import StepLimits
 from tests.workers.engines.tiny import make_samples
@@ -42,7 +43,12 @@ def test_plain_commands_arrive_as_they_were(command: Command) -> None:
 @pytest.mark.parametrize("with_old", [True, False])
 def test_samples_and_objective_arrive_with_every_array_and_its_type(with_old: bool) -> None:
     samples = make_samples(9, with_old=with_old)
-    objective = Objective(kl_estimator=KLEstimator.K2, kl_coefficient=0.25, proximal_version=7)
+    column = np.full(samples[0].response_length, -0.5, np.float32)
+    samples[0] = replace(samples[0], standard_logprobs=column, judge_logprobs=2 * column, is_unguided=False)
+    guidance = GuidanceSettings(judge_ratio=2.5)
+    objective = Objective(
+        kl_estimator=KLEstimator.K2, kl_coefficient=0.25, proximal_version=7, guidance=guidance, mixes_guidance=True
+    )
     got = told(Step(samples, objective, StepLimits(2.5)))
     assert isinstance(got, Step)
     assert got.objective == objective
