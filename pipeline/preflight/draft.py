@@ -13,6 +13,7 @@ from typing import Any, Final
 from pipeline.config.catalogue import declare
 from pipeline.config.commented import commented
 from pipeline.config.data_sets import ColumnsSection
+from pipeline.config.guiding import JUDGMENTS
 from pipeline.config.load import parse_config
 from pipeline.preflight.data_form import DataForm
 from pipeline.preflight.ledger_size import ledger_load
@@ -27,6 +28,8 @@ HARDWARE: Final[Mapping[str, str]] = {
 """Kinds of hardware, in words."""
 _MB: Final = 2**20
 _LEAST_RESPONSE: Final = 32
+_GUIDED_PARTS: Final = 4
+"""Of what the model reads beside a prompt, a response of a run with guidance has one part."""
 _SMALL_MODEL: Final = 50_000_000
 
 
@@ -100,7 +103,7 @@ def draft(choices: Choices, form: DataForm, around: Surroundings) -> Draft:
         values[f"data.columns.{name}"] = column
     if choices.evaluation is not None:
         values |= {"data.evaluation": [choices.evaluation], "evaluation.every_updates": 10}
-    values |= _lengths(form, around, sizes, why)
+    values |= _lengths(form, around, sizes, why, is_guided=declaration.needs_guidance)
     batch = sizes.groups * sizes.group_size
     values |= {
         "algorithm.name": choices.algorithm,
@@ -114,6 +117,9 @@ def draft(choices: Choices, form: DataForm, around: Surroundings) -> Draft:
     values["generation.num_slots"] = min(sizes.slots, credit // max(1, generators))
     if declaration.needs_reference:
         values["reference.always"] = True
+    if declaration.needs_guidance and form.verifier in JUDGMENTS:
+        values["guidance.judgments"] = form.verifier
+        why["guidance.judgments"] = "as the verifier"
     if declaration.has_critic:
         values["value.batch_trajectories"] = batch
         why["value.batch_trajectories"] = "as many as an update has"
@@ -155,11 +161,14 @@ def _of_data(choices: Choices, form: DataForm) -> str:
     return f"the prompt is in {form.question}{answer}; {usable}.{held_out}"
 
 
-def _lengths(form: DataForm, around: Surroundings, sizes: _Sizes, why: dict[str, str]) -> dict[str, Any]:
+def _lengths(
+    form: DataForm, around: Surroundings, sizes: _Sizes, why: dict[str, str], *, is_guided: bool
+) -> dict[str, Any]:
     """Return the lengths of prompts, responses and windows, which fit the model together."""
     longest = min(form.longest_tokens, around.context * 3 // 4)
     prompt = min(max(16, 2 ** math.ceil(math.log2(max(1, longest * 1.25)))), max(longest, around.context // 2))
-    response = min(sizes.response, around.context - prompt)
+    # a guided pass reads the response after a template and a text
+    response = min(sizes.response, (around.context - prompt) // (_GUIDED_PARTS if is_guided else 1))
     if response < _LEAST_RESPONSE:
         raise DataError(
             f"the model reads at most {around.context} tokens, and prompts take {prompt} of them; expected at least "

@@ -89,6 +89,15 @@ def test_lengths_fit_the_model_and_prompts_that_leave_no_room_are_refused(tmp_pa
         draft(choices(tmp_path), long, tiny)
 
 
+def test_a_rule_with_guidance_has_judgments_and_room_for_their_prompts(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, algorithm="nlft"))
+    assert config.guidance.judgments == "arithmetic"
+    assert (config.data.max_prompt_tokens, config.generation.max_response_tokens) == (16, 60)
+    own = DataForm("prompt", "answer", 1, 1, longest_tokens=6, verifier="mine:judge")
+    assert load_config(written(tmp_path, form=own, algorithm="nlft")).guidance.judgments == ""
+    assert load_config(written(tmp_path)).guidance.judgments == ""
+
+
 def test_gpus_are_shared_out_between_learner_and_generator(tmp_path: Path) -> None:
     config = load_config(written(tmp_path, around=LARGE, hardware="gpus"))
     assert (config.learner.backend, config.learner.ranks, config.generation.device) == ("fsdp2", 3, "cuda:3")
