@@ -3,7 +3,7 @@ nothing. The numbers are in tests/golden."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +17,7 @@ from pipeline.algorithms.batching import TrainingSample, pack
 from pipeline.algorithms.guidance import PUBLISHED
 from pipeline.algorithms.guided_loss import first_places, standard_weights, token_credit, unlikelihood
 from pipeline.algorithms.objective import Importance, Objective, Surrogate
+from pipeline.algorithms.surrogate import SurrogateTerms, surrogate_named
 from tests.pipeline.algorithms.packed import Policy, few, guided_samples, guided_tokens, some, token_losses, train
 
 GUIDED = tuple(
@@ -96,12 +97,34 @@ def test_nothing_off_the_mask_is_read_or_trained(objective: Objective, seed: int
         assert not gradients[sample.name][~torch.from_numpy(sample.loss_mask)].any()
 
 
+def test_a_surrogate_sees_no_guidance_off_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[SurrogateTerms] = []
+
+    def remember(terms: SurrogateTerms) -> torch.Tensor:
+        seen.append(terms)
+        return -terms.logprobs
+
+    monkeypatch.setattr("pipeline.algorithms.guided_loss.nlft", remember)
+    surrogate_named.cache_clear()
+    samples = guided_samples(1)
+    token_losses(GUIDED[0], samples, Policy.near(samples, 1))
+    surrogate_named.cache_clear()
+    [terms] = seen
+    assert terms.guided is not None and not terms.mask.all()
+    for column in fields(terms.guided):
+        assert not getattr(terms.guided, column.name)[~terms.mask].any()
+
+
 @few
 @given(seed=SEEDS)
 @pytest.mark.parametrize("objective", GUIDED, ids=["nlft", "nlft-first"])
 def test_a_wrong_response_without_a_judgment_trains_nothing(objective: Objective, seed: int) -> None:
     samples = guided_samples(seed)
-    _, gradients = train(objective, samples, Policy.near(samples, seed), [list(range(len(samples)))])
+    told = [
+        replace(sample, standard_logprobs=np.full(sample.response_length, -3.0)) if _kind(sample) == ALONE else sample
+        for sample in samples
+    ]
+    _, gradients = train(objective, told, Policy.near(samples, seed), [list(range(len(samples)))])
     for sample in samples:
         if _kind(sample) == ALONE:
             assert not gradients[sample.name].any()
