@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.algorithms.assemble import AssembledTrajectory, assemble
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.guidance import guided_columns
+from pipeline.algorithms.guidance import UNGUIDED, guided_columns
 from pipeline.algorithms.imitation import is_right
 from pipeline.algorithms.objective import Objective
 from pipeline.config.catalogue import Declaration, check_advantages_are_read
@@ -115,7 +115,9 @@ class GroupRule(ABC):
         return members
 
     def _sample(self, member: AssembledTrajectory, mask: np.ndarray, advantages: np.ndarray) -> TrainingSample:
-        columns = guided_columns(member.guidance, mask.size, is_right=is_right(member.score))
+        columns = UNGUIDED
+        if member.guidance is not None:
+            columns = guided_columns(member.guidance, mask.size, is_right=is_right(member.score))
         imitate = self.objective.imitation_coefficient > 0.0 and is_right(member.score)
         return TrainingSample(
             name=member.name,
