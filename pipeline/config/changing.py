@@ -70,6 +70,7 @@ _FIXED: Final[Mapping[str, str]] = {
     "algorithm.groups_per_update": f"the ledger was opened with this size of an update; {_NEW_RUN}",
     "algorithm.oversampling": f"the ledger was opened with it; {_NEW_RUN}",
     "algorithm.dynamic_sampling": f"the ledger was opened with it; {_NEW_RUN}",
+    "algorithm.guidance": f"the ledger was opened with it; {_NEW_RUN}",
     "staleness": f"the ledger was opened with it, and every lease follows from it; {_NEW_RUN}",
     "reward": "rewards of one group must be comparable, and groups are in flight",
     "learner.lora": f"the checkpoints hold this adapter; {_NEW_RUN}",
