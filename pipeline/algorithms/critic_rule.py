@@ -24,7 +24,7 @@ from pipeline.algorithms.advantage import discounted_sums, terminal_rewards
 from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.gae import adaptive_lambda, whiten_windows, window_deltas, window_policy_mask
-from pipeline.algorithms.guidance import guided_columns
+from pipeline.algorithms.guidance import UNGUIDED, guided_columns
 from pipeline.algorithms.imitation import is_right
 from pipeline.algorithms.objective import Objective
 from pipeline.config.catalogue import Declaration, check_advantages_are_read
@@ -179,11 +179,9 @@ class CriticRule(ABC):
         imitate = self.objective.imitation_coefficient > 0.0 and stretch.score is not None and is_right(stretch.score)
         num_earlier = stretch.num_earlier if imitate else 0
         reference = stretch.reference_logprobs
-        columns = guided_columns(
-            stretch.guidance,
-            num_earlier + stretch.num_tokens,
-            is_right=stretch.score is not None and is_right(stretch.score),
-        )
+        columns = UNGUIDED
+        if stretch.guidance is not None and stretch.score is not None:
+            columns = guided_columns(stretch.guidance, stretch.score, num_earlier + stretch.num_tokens)
         return TrainingSample(
             name=stretch.name,
             tokens=stretch.tokens,

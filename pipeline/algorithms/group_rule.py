@@ -115,9 +115,7 @@ class GroupRule(ABC):
         return members
 
     def _sample(self, member: AssembledTrajectory, mask: np.ndarray, advantages: np.ndarray) -> TrainingSample:
-        columns = UNGUIDED
-        if member.guidance is not None:
-            columns = guided_columns(member.guidance, mask.size, is_right=is_right(member.score))
+        columns = guided_columns(member.guidance, member.score, mask.size) if member.guidance else UNGUIDED
         imitate = self.objective.imitation_coefficient > 0.0 and is_right(member.score)
         return TrainingSample(
             name=member.name,

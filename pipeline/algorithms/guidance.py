@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.algorithms.imitation import is_right
+
 if TYPE_CHECKING:
     from pipeline.config.guiding import GuidanceSection
-    from protocol.trajectory import GuidanceScore
+    from protocol.trajectory import GuidanceScore, RewardScore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +78,13 @@ class GuidedColumns:
 UNGUIDED = GuidedColumns()
 
 
-def guided_columns(guidance: GuidanceScore | None, num_tokens: int, *, is_right: bool) -> GuidedColumns:
+def guided_columns(guidance: GuidanceScore, score: RewardScore, num_tokens: int) -> GuidedColumns:
     """Return the columns of the last ``num_tokens`` of a response, by its verdict. A wrong response
     without either log-probs has none."""
-    if guidance is None or not guidance.standard_logprobs.size or not num_tokens:
+    if not guidance.standard_logprobs.size or not num_tokens:
         return UNGUIDED
     standard = guidance.standard_logprobs[-num_tokens:].astype(np.float32, copy=False)
-    if is_right:
+    if is_right(score):
         return GuidedColumns(standard)
     if not guidance.judge_logprobs.size:
         return UNGUIDED

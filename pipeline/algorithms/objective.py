@@ -195,7 +195,7 @@ class Objective:
             kl_estimator=KLEstimator(section.kl_estimator),
             entropy_coefficient=section.entropy_coefficient,
             imitation_coefficient=section.positive_nll_coefficient,
-            guidance=GuidanceSettings.of(config.guidance),
+            guidance=GuidanceSettings.of(config.guidance) if config.needs_guidance else PUBLISHED,
             mixes_guidance=section.guidance == "mix",
         )
 

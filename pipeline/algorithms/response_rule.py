@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.algorithms.assemble import AssembledTrajectory, assemble
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.guidance import GuidedColumns, guided_columns
+from pipeline.algorithms.guidance import UNGUIDED, GuidedColumns, guided_columns
 from pipeline.algorithms.imitation import is_right
 from pipeline.algorithms.objective import Objective
 from pipeline.config.catalogue import GUIDED_SURROGATES, SURROGATES, VERDICT_SURROGATES, Declaration
@@ -88,10 +88,10 @@ class ResponseRule(ABC):
     def _sample(self, member: AssembledTrajectory) -> TrainingSample:
         if Field.REFERENCE in self.fields and member.reference_logprobs is None:
             raise LedgerError(f"trajectory {member.name} lacks reference log-probs; expected them on every chunk")
-        num_tokens, right = member.versions.size, is_right(member.score)
-        columns = guided_columns(member.guidance, num_tokens, is_right=right)
+        num_tokens = member.versions.size
+        columns = guided_columns(member.guidance, member.score, num_tokens) if member.guidance else UNGUIDED
         verdict = 0.0 if member.score.masked else self.verdict(member, columns)
-        imitate = self.objective.imitation_coefficient > 0.0 and right
+        imitate = self.objective.imitation_coefficient > 0.0 and is_right(member.score)
         return TrainingSample(
             name=member.name,
             tokens=member.tokens,
