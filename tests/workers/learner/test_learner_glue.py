@@ -225,6 +225,16 @@ def test_an_updates_metrics_are_means_of_its_steps_but_extremes_stay_extremes() 
     }
 
 
+def test_responses_without_guidance_are_a_share_of_those_of_a_rule_that_reads_it() -> None:
+    results = [StepResult(True, 0.25, 1.0, 1e-3, {"flagged_fraction": 0.5}, 8)]
+    windows = [replace(aged([2], [True]), is_unguided=told) for told in (True, False, False, False, None)]
+    assert update_row(7, 7, windows, results, VersionHistory()).metrics == {
+        "flagged_fraction": 0.5,
+        "unguided_fraction": 0.25,
+    }
+    assert "unguided_fraction" not in update_row(7, 7, windows[-1:], results, VersionHistory()).metrics
+
+
 def aged(versions: list[int], mask: list[bool]) -> TrainingSample:
     """A response to a prompt of two tokens, whose tokens are of ``versions``."""
     length = len(versions)
