@@ -55,12 +55,12 @@ _TURNS_TO_TAKE: Final = 2
 """The first may have begun before the version was there."""
 _SCORERS: Final = frozenset({Role.REWARD, Role.REFERENCE, Role.VALUE})
 _MAIN_WORK: Final = {
-    Role.GENERATOR: "sampling",
-    Role.REWARD: "judging",
-    Role.REFERENCE: "scoring",
-    Role.VALUE: "scoring",
+    Role.GENERATOR: ("sampling",),
+    Role.REWARD: ("judging",),
+    Role.REFERENCE: ("scoring", "guidance"),
+    Role.VALUE: ("scoring",),
 }
-"""Kind of work by which the workers of a role compare."""
+"""Kinds of work by which the workers of a role compare."""
 _NO_WORK: Final = ServiceSums()
 _NO_REPORT: Final = LinkReport(name="")
 
@@ -299,4 +299,8 @@ def _ended(got: LinkReport) -> int:
 def _service(beat: Heartbeat) -> ServiceSums:
     """Return the finished work by which workers of a role compare. A learner has no peers."""
     service = beat.vitals.service if beat.vitals is not None else {}
-    return service.get(_MAIN_WORK.get(beat.who.role, ""), _NO_WORK)
+    done = _NO_WORK
+    for kind in _MAIN_WORK.get(beat.who.role, ()):
+        one = service.get(kind, _NO_WORK)
+        done = done.plus(one.pieces, one.seconds, one.size)
+    return done

@@ -9,6 +9,7 @@ without being scored, leases that are given back.
     open                     trajectories admitted     in less the growth of its depth
     leased                   out and the growth        the reward queue's in: a finished response
     reward, reference, value out and the growth        ``scored`` of the role's heartbeats
+    guidance                 out and the growth        ``guided`` of the reference workers'
     ready                    out and the growth        what the claimed queue receives
     claimed                  out and the growth        credit trained, at checkpoints
     finished                 finished admitted         in less the growth
@@ -45,7 +46,13 @@ _UNITS: Final = {"open": "trajectories", "parked": "trajectories", "leased": "tr
     "dead": "letters",
     "bytes": "bytes",
 }
-_SCORERS: Final = (Role.REWARD, Role.REFERENCE, Role.VALUE)
+_SCORED: Final = (
+    ("reward", Role.REWARD, "scored"),
+    ("reference", Role.REFERENCE, "scored"),
+    ("value", Role.VALUE, "scored"),
+    ("guidance", Role.REFERENCE, "guided"),
+)
+"""Each scoring queue with the role that empties it, and the counter of what left it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +88,10 @@ def ledger_queues(
     depth = {queue.name: queue.depth for queue in queues}
     came: dict[str, float] = {}
     went: dict[str, float] = {}
-    for role in _SCORERS:
-        if role in depth:
-            went[role] = meters.of_processes(f"scored {role}", of_role(beats, role), "scored")
-            came[role] = went[role] + depth[role]
+    for queue, role, counter in _SCORED:
+        if queue in depth:
+            went[queue] = meters.of_processes(f"scored {queue}", of_role(beats, role), counter)
+            came[queue] = went[queue] + depth[queue]
     came["open"] = meters.of_ledger("trajectories", totals.num_trajectories_admitted)
     went["open"] = came["open"] - depth.get("open", 0)
     if Role.REWARD in came:

@@ -1,7 +1,8 @@
 """OpenTelemetry traces: one a trajectory, a span for each piece of work on it.
 
     sample    by a generator: one window, from its submission until the ledger has the chunk
-    reward, reference, value    by a scorer: from the chunk's arrival until the ledger has its field
+    reward, reference, value, guidance    by a scorer: from the chunk's arrival until the ledger has
+              its field
     train     by the learner: from the claim until the new weights are published
 
 The first window's span is the trace's root. A window's context travels in the envelope of its

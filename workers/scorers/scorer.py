@@ -12,6 +12,8 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import ClassVar, TypeVar
 
+from structlog.typing import FilteringBoundLogger
+
 from pipeline.ledger.types import WriteStatus
 from pipeline.process.work import TOKENS
 from pipeline.runtime.actor import Actor
@@ -21,7 +23,7 @@ from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.retry import ride_out
 from protocol.complaints import Complaints
 from protocol.endpoints import mailbox_endpoint
-from protocol.trajectory import Field, Score, TrajectoryChunk
+from protocol.trajectory import Field, Score, TrajectoryChunk, field_of
 
 T = TypeVar("T")
 
@@ -84,7 +86,7 @@ class Scorer(Actor):
         self._mailbox.close()
 
     async def write_all(self, scored: Iterable[tuple[TrajectoryChunk, Score]]) -> None:
-        """Fill this role's field of chunks, all at once; a repeat changes nothing."""
+        """Fill a field of chunks, all at once; a repeat changes nothing."""
         async with asyncio.TaskGroup() as tasks:
             for chunk, score in scored:
                 tasks.create_task(self._write(chunk, score))
@@ -93,20 +95,25 @@ class Scorer(Actor):
         self._inbox.done(chunk.id)
         status = await self.ride_out(lambda: self.ctx.ledger.write_score(self.ctx.who, chunk.id, score))
         self._inbox.stored(chunk.id)
-        self.ctx.count("scored" if status is WriteStatus.STORED else "duplicates")
-        self._end_span(chunk)
+        field = field_of(score)
+        if status is WriteStatus.STORED:
+            # a reference worker fills two fields
+            self.ctx.count("scored" if field is self.field else "guided")
+        else:
+            self.ctx.count("duplicates")
+        self._end_span(chunk, field)
         self.ctx.deliver()
 
-    async def fail(self, chunk: TrajectoryChunk, error: str) -> None:
+    async def fail(self, chunk: TrajectoryChunk, error: str, field: Field | None = None) -> None:
         """Report that this chunk could not be scored, with a traceback. The log has an error once a
-        minute, and few of them: all are counted, and those of dead letters are in the ledger."""
-        is_dead = await self.ride_out(lambda: self.ctx.ledger.fail_score(self.ctx.who, chunk.id, self.field, error))
+        minute, and few of them: all are counted, and those of dead letters are in the ledger.
+        ``field``: the role's by default."""
+        of = self.field if field is None else field
+        is_dead = await self.ride_out(lambda: self.ctx.ledger.fail_score(self.ctx.who, chunk.id, of, error))
         self.ctx.count("failed")
         # only its type: a message may quote a response
-        self._end_span(chunk, error=_gist(error).partition(":")[0])
-        num_silent = self._complaints.due(_gist(error), "dead letter" if is_dead else "failed")
-        if num_silent is not None:
-            log = self.ctx.log.bind(num_not_logged=num_silent) if num_silent else self.ctx.log
+        self._end_span(chunk, of, error=_gist(error).partition(":")[0])
+        if (log := self._log_of(error, "dead letter" if is_dead else "failed")) is not None:
             log.warning("scoring_failed", chunk=str(chunk.id), dead_letter=is_dead, error=error)
 
     async def ride_out(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -150,12 +157,19 @@ class Scorer(Actor):
             self._inbox.took(chunk.id, parcel=self._parcel(chunk))
         return chunks
 
+    def _log_of(self, why: str, kind: str) -> FilteringBoundLogger | None:
+        """Return the log for a complaint of a kind; None where it was logged within a minute."""
+        num_silent = self._complaints.due(_gist(why), kind)
+        if num_silent is None:
+            return None
+        return self.ctx.log.bind(num_not_logged=num_silent) if num_silent else self.ctx.log
+
     def _parcel(self, chunk: TrajectoryChunk) -> Parcel:
         return Parcel(str(chunk.id), self.size_of(chunk), chunk.versions[-1])
 
-    def _end_span(self, chunk: TrajectoryChunk, error: str = "") -> None:
+    def _end_span(self, chunk: TrajectoryChunk, field: Field, error: str = "") -> None:
         name = str(chunk.id)
-        self.ctx.spans.end(name, str(self.field), chunk.trajectory, error=error, chunk=name)
+        self.ctx.spans.end(name, str(field), chunk.trajectory, error=error, chunk=name)
 
 
 class BatchScorer(Scorer):

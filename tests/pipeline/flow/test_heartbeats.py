@@ -98,6 +98,17 @@ def test_work_is_as_large_as_its_pieces_or_its_tokens_whichever_is_more() -> Non
     assert state(rows, "generator-0").service_size == pytest.approx(sizes[-1]), "a new start counts from there"
 
 
+def test_the_work_of_a_reference_worker_is_that_of_chunks_and_of_guidance() -> None:
+    maker, seen = RowMaker(), list[StateRow]()
+    for second, guided in enumerate([0, 4]):
+        sums = {"scoring": ServiceSums(2 * second, 1.0 * second, 20 * second)}
+        sums["guidance"] = ServiceSums(guided, 0.5 * guided, 10 * guided)
+        one = beat("reference-0", second, vitals=Vitals(service=sums))
+        seen.append(state(maker.rows(second, [one], published=-1), "reference-0"))
+    assert seen[1].service_s == pytest.approx(3.0), "a worker that guides is not idle"
+    assert seen[1].service_size == pytest.approx(6.0)
+
+
 def test_a_main_loop_that_stands_has_work_whatever_it_last_waited_for() -> None:
     idle = beat("reward-0", waiting_for=WaitingFor.INPUT, vitals=Vitals(loop_lag_ms=2500.0, input_depth=3))
     row = state(RowMaker().rows(1.0, [idle], published=-1), "reward-0")

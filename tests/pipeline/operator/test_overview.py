@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.cli.common import echo_json
@@ -15,7 +16,8 @@ from pipeline.operator.progress_reader import MAX_UPDATES
 from pipeline.operator.queue_rates import QueueOverview
 from pipeline.runtime.registry.contract import LinkReport, RunState, RunStatus, WaitingFor
 from protocol.errors import LedgerUnavailable
-from protocol.ids import Role
+from protocol.ids import Role, TrajectoryId
+from protocol.trajectory import Field, GuidanceScore, ReferenceScore
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, reward
 from tests.pipeline.observability.rows import evaluation_row, update_row
 from tests.pipeline.operator.small_run import SmallRun, small_run
@@ -82,6 +84,28 @@ async def test_rates_of_the_ledgers_queues_are_those_of_the_work(tmp_path: Path)
     assert second.rates.written_tokens == pytest.approx(2.4)
     assert second.rates.admitted_groups == pytest.approx(0.4)
     assert queue(second, "dead").in_per_s is None
+
+
+async def test_a_reference_worker_s_two_queues_have_rates_of_their_own(tmp_path: Path) -> None:
+    """Ten seconds: 8 chunks come and are scored, 6 of them are judged, and 4 of those guided."""
+    run = await small_run(tmp_path, fields=frozenset({Field.REWARD, Field.REFERENCE, Field.GUIDANCE}))
+    reader = run.reader()
+    await run.beat(Role.REFERENCE, "reference-0", scored=100, guided=50)
+    await reader.read()
+    await sample(run, num_groups=4, num_scored=6)
+    for chunk in (make_chunk(TrajectoryId("t", group, member)).id for group in range(4) for member in range(2)):
+        await run.ledger.write_score(SCORER, chunk, ReferenceScore(logprobs=np.zeros(3, np.float32)))
+        if chunk.trajectory.group < 2:
+            logprobs = np.zeros(3, np.float32)
+            score = GuidanceScore(standard_logprobs=logprobs, judge_logprobs=logprobs, guide_version="v")
+            await run.ledger.write_score(SCORER, chunk, score)
+    await run.clock.advance(10.0)
+    await run.beat(Role.REFERENCE, "reference-0", scored=108, guided=54)
+    second = await reader.read()
+    scored, guided = queue(second, "reference"), queue(second, "guidance")
+    assert (scored.depth, scored.in_per_s, scored.out_per_s) == (0, pytest.approx(0.8), pytest.approx(0.8))
+    assert (guided.depth, guided.in_per_s, guided.out_per_s) == (2, pytest.approx(0.6), pytest.approx(0.4))
+    assert guided.waiting_for == "reference"
 
 
 async def test_a_claim_and_its_settlement_show_as_what_the_learner_takes_and_trains(tmp_path: Path) -> None:
