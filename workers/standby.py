@@ -159,7 +159,6 @@ class StandbyProcess:
         give_threads(self._config, role)
         used = {"generation": Role.GENERATOR, "weights": Role.GENERATOR, "reference": Role.REFERENCE}
         used |= {"reward model": Role.REWARD, "value": Role.VALUE, "training": Role.LEARNER}
-        used["guided prompts"] = Role.REFERENCE
         parts = {name: part for name, part in self._parts.items() if used.get(name, role) is role}
         if self._weights is not None and role is not Role.GENERATOR:
             self._weights.reader.close()

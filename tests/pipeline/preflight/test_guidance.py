@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from pipeline.config.schema import RunConfig
+from pipeline.data.conversation import MESSAGES
+from pipeline.data.source import PromptSource
+from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.preflight.checks import preflight
 from pipeline.preflight.guidance import load_guided_prompts, longest_read, longest_scored
 from pipeline.preflight.model_folder import model_digest
 from protocol.errors import ConfigError, DataError
+from tests.byte_tokenizer import write_byte_tokenizer
 from tests.pipeline.op_config import op_config
+from workers.engines.generation.vllm.arguments import scoring_arguments
 
 MIX = "algorithm.guidance=mix"
 
@@ -73,6 +79,22 @@ def test_vllm_has_room_for_the_longest_guided_prompt_within_the_model_s_position
     assert longest_scored(op_config(tmp_path, "data.max_prompt_tokens=32", "generation.max_response_tokens=64")) == 96
     on_torch = config_of(tmp_path)
     assert longest_read(on_torch, load_guided_prompts(on_torch)) == 256, "as many as the model has positions"
+
+
+def test_vllm_is_started_with_that_room_and_a_position_for_the_token_it_samples(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "reference.backend=vllm", "guidance.max_judgment_tokens=50")
+    assert scoring_arguments(config, config.reference_model, on_cpu=True)["max_model_len"] == 149
+
+
+def test_a_conversation_is_kept_with_its_prompt_for_guidance_alone(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "1+1="}]
+    model = tmp_path / "model"
+    model.mkdir()
+    tokenizer = load_text_tokenizer(write_byte_tokenizer(model, "{% for m in messages %}{{ m.content }}{% endfor %}"))
+    for overrides, kept in ((["algorithm.guidance=mix"], {MESSAGES: messages}), ([], {})):
+        config = op_config(tmp_path, *overrides)
+        (tmp_path / "train.jsonl").write_text(json.dumps({"messages": messages, "answer": "2"}) + "\n")
+        assert PromptSource(config, tokenizer).at(0).extra == kept
 
 
 def test_the_guide_version_follows_the_weights_wherever_they_are(tmp_path: Path) -> None:
