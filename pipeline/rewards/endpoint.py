@@ -16,20 +16,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
-import math
 import os
 import random
 import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import httpx2
 
 from pipeline.config.judging import EndpointSection
 from pipeline.process import work
+from pipeline.rewards.endpoint_forms import UNREADABLE, request_body, verdict_of
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
 from protocol.errors import ConfigError
 
@@ -43,7 +41,6 @@ _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed."""
 _RATE_LIMITED = 429
 _LIMITING, _UNREADABLE = "limits the rate", "replies without a number"
-_SCORE = re.compile(r"score\W{0,8}(-?\d+(?:\.\d+)?)", re.IGNORECASE)
 
 
 Budget = Callable[[str, int], Awaitable[bool]]
@@ -108,7 +105,7 @@ class HttpJudge:
 
     async def judge(self, response: Response) -> VerifierOutcome:
         """Return a number for one response; a failure when there is none by the deadline."""
-        body = self._body(response)
+        body = request_body(self._settings, response)
         content = hashlib.sha256(body).digest()
         # equal requests in front have deadlines of their own
         while content in self._asked:
@@ -211,47 +208,9 @@ class HttpJudge:
             how = _LIMITING if status == _RATE_LIMITED else "fails" if status in _AGAIN else "refuses"
             raise _FailedTry(how, f"status {status}: {text[:200]}", again=status in _AGAIN, after_s=after_s)
         try:
-            told = json.loads(text)
-            return self._number(told) if settings.model is None else self._score(told)
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+            return verdict_of(settings, text)
+        except UNREADABLE:
             raise _FailedTry(_UNREADABLE, f"a reply without a number: {text[:200]}") from None
-
-    def _body(self, response: Response) -> bytes:
-        if self._settings.model is None:
-            told = {
-                "prompt": response.prompt_text,
-                "response": response.response_text,
-                "answer": response.answer,
-                "extra": response.extra,
-                "num_tokens": response.num_tokens,
-                "finish_reason": str(response.finish_reason),
-            }
-            return json.dumps({"responses": [told]}, default=str).encode()
-        texts = {"prompt": response.prompt_text, "answer": response.answer, "response": response.response_text}
-        # one pass: a text that holds {answer} stays as it is
-        prompt = re.sub(r"\{(prompt|answer|response)\}", lambda found: texts[found[1]], self._settings.prompt)
-        request: dict[str, Any] = {
-            "model": self._settings.model,
-            "messages": [{"role": "user", "content": prompt}],
-            "temperature": 0.0,
-            "max_tokens": self._settings.max_reply_tokens,
-        }
-        return json.dumps(request).encode()
-
-    def _number(self, told: Any) -> Verdict:
-        """Read ``{"scores": [number]}``."""
-        (number,) = told["scores"]
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-            raise ValueError(number)
-        return Verdict(accuracy=float(number))
-
-    def _score(self, told: Any) -> Verdict:
-        """Read the judge's last `Score: N`."""
-        content = told["choices"][0]["message"]["content"]
-        number = float(_SCORE.findall(content)[-1]) / self._settings.scale
-        if not 0.0 <= number <= 1.0:
-            raise ValueError(number)
-        return Verdict(accuracy=number, reason=content.strip()[-200:])
 
     def _keep(self, content: bytes, verdict: Verdict) -> None:
         self._numbers[content] = verdict
