@@ -7,6 +7,10 @@ endpoint is down or limits the rate, that is no fault of the response (``OUTAGE`
 by the content of their request, a bounded number of them, and equal requests wait for one another.
 The key comes from the environment; no error repeats it.
 
+A judgment, which says what is wrong with a response, has the same limits, budget and cache. But no
+response waits long for one. An unreadable reply is not asked for again, and after an outage the
+endpoint is left alone for ``timeout_s``.
+
 Counters, each behind the endpoint's name and a colon: ``requests``, ``retries`` (requests after a
 failed one), ``cached``, ``rate_limited`` (replies of status 429), ``failed`` (judgements without a
 number) and ``request_s`` (seconds of all requests)."""
@@ -22,12 +26,13 @@ import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import httpx2
 
 from pipeline.config.judging import EndpointSection
 from pipeline.process import work
-from pipeline.rewards.endpoint_forms import UNREADABLE, request_body, verdict_of
+from pipeline.rewards.endpoint_forms import UNREADABLE, judgment_of, judgment_request_body, request_body, verdict_of
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
 from protocol.errors import ConfigError
 
@@ -40,13 +45,16 @@ _MAX_REPLY_BYTES = 1 << 20
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed."""
 _RATE_LIMITED = 429
-_LIMITING, _UNREADABLE = "limits the rate", "replies without a number"
+_LIMITING, _UNREADABLE = "limits the rate", "replies with something else"
+_NUMBER, _JUDGMENT = "number", "judgment"
 
 
 Budget = Callable[[str, int], Awaitable[bool]]
 """Takes one of so many requests to the endpoint of that name; returns whether one was left."""
 Count = Callable[[str, float], None]
 """Adds to a counter."""
+Read = Callable[[str], Verdict]
+"""Reads a reply; raises one of ``UNREADABLE``."""
 
 
 class _FailedTry(Exception):
@@ -78,7 +86,7 @@ class HttpJudge:
         self._asked: dict[bytes, asyncio.Event] = {}
         self._spent: Counter[str] = Counter()
         self._trouble = ""
-        self._not_before_s = 0.0
+        self._not_before_s = self._away_until_s = 0.0
 
     @property
     def trouble(self) -> str:
@@ -105,7 +113,15 @@ class HttpJudge:
 
     async def judge(self, response: Response) -> VerifierOutcome:
         """Return a number for one response; a failure when there is none by the deadline."""
-        body = request_body(self._settings, response)
+        return await self._answer(request_body(self._settings, response), partial(verdict_of, self._settings))
+
+    async def judgment(self, response: Response) -> VerifierOutcome:
+        """Return what is wrong with a response, as the reason of a verdict; a failure where there
+        is none by the deadline. No response waits for an endpoint that was away a moment ago."""
+        body, read = judgment_request_body(self._settings, response), partial(judgment_of, response)
+        return await self._answer(body, read, wanted=_JUDGMENT)
+
+    async def _answer(self, body: bytes, read: Read, *, wanted: str = _NUMBER) -> VerifierOutcome:
         content = hashlib.sha256(body).digest()
         # equal requests in front have deadlines of their own
         while content in self._asked:
@@ -118,21 +134,25 @@ class HttpJudge:
         try:
             # those in front have deadlines of their own
             async with self._room, _beating():
-                outcome = await self._ask(body)
+                if wanted == _JUDGMENT and time.monotonic() < self._away_until_s:
+                    return self._failure("away a moment ago, and not asked again so soon", is_outage=True)
+                outcome = await self._ask(body, read, wanted)
         finally:
             self._asked.pop(content).set()
         if isinstance(outcome, Verdict):
             self._keep(content, outcome)
         else:
             self._count("failed")
+            if outcome.kind is VerifierFailureKind.OUTAGE:
+                self._away_until_s = time.monotonic() + self._settings.timeout_s
         return outcome
 
     async def aclose(self) -> None:
         """Close the connections. Repeated calls do nothing."""
         await self._client.aclose()
 
-    async def _ask(self, body: bytes) -> VerifierOutcome:
-        """Try until there is a number, or no time or budget left. The ledger's time is not the
+    async def _ask(self, body: bytes, read: Read, wanted: str) -> VerifierOutcome:
+        """Try until there is an answer, or no time or budget left. The ledger's time is not the
         endpoint's."""
         settings = self._settings
         left_s, backoff_s = settings.timeout_s, _FIRST_PAUSE_S
@@ -151,24 +171,24 @@ class HttpJudge:
                 async with asyncio.timeout(left_s):
                     try:
                         num_tries += 1
-                        verdict = await self._try(body, is_first=num_tries == 1)
+                        verdict = await self._try(body, read, is_first=num_tries == 1)
                     except _FailedTry as error:
                         why = self._safe(str(error))
                         self._trouble, is_limited = f"{error.how}: {why}", error.how == _LIMITING
-                        if not error.again:
+                        if not error.again or (error.how == _UNREADABLE and wanted == _JUDGMENT):
                             return self._failure(why)
                         if error.after_s > 0.0:
                             self._not_before_s = time.monotonic() + min(error.after_s, _LONGEST_AFTER_S)
                         else:
                             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                     else:
-                        self._trouble = ""
+                        self._trouble, self._away_until_s = "", 0.0
                         return verdict
             except TimeoutError:
                 self._trouble = self._trouble or f"does not answer within {settings.timeout_s:g} s"
             backoff_s = min(2 * backoff_s, _LONGEST_PAUSE_S)
             left_s -= time.monotonic() - began_s
-        why = f"no number within {settings.timeout_s:g} s; the last try: {why}"
+        why = f"no {wanted} within {settings.timeout_s:g} s; the last try: {why}"
         return self._failure(why, is_outage=is_limited or await self._is_down())
 
     async def _is_down(self) -> bool:
@@ -180,7 +200,7 @@ class HttpJudge:
             return True
         return reply.status_code in _AGAIN
 
-    async def _try(self, body: bytes, *, is_first: bool) -> Verdict:
+    async def _try(self, body: bytes, read: Read, *, is_first: bool) -> Verdict:
         self._count("requests")
         if not is_first:
             self._count("retries")
@@ -208,9 +228,9 @@ class HttpJudge:
             how = _LIMITING if status == _RATE_LIMITED else "fails" if status in _AGAIN else "refuses"
             raise _FailedTry(how, f"status {status}: {text[:200]}", again=status in _AGAIN, after_s=after_s)
         try:
-            return verdict_of(settings, text)
+            return read(text)
         except UNREADABLE:
-            raise _FailedTry(_UNREADABLE, f"a reply without a number: {text[:200]}") from None
+            raise _FailedTry(_UNREADABLE, f"{_UNREADABLE}: {text[:200]}") from None
 
     def _keep(self, content: bytes, verdict: Verdict) -> None:
         self._numbers[content] = verdict

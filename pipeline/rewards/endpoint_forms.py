@@ -2,7 +2,10 @@
 
 Pure. With ``model`` an endpoint is an OpenAI-compatible chat API, which gets one message and ends
 its reply by ``Score: N``. Without it the address gets the response itself, and returns a number.
-"""
+
+A judgment is a reply with two lines: ``Step:`` with the first wrong step, copied from the response,
+and ``Wrong:`` with what is wrong with it. A reply that quotes nothing of the response is no
+judgment: a guided pass could not find the tokens that it means."""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from pipeline.config.judging import EndpointSection
 from pipeline.rewards.verifier import Response, Verdict
 
 _SCORE = re.compile(r"score\W{0,8}(-?\d+(?:\.\d+)?)", re.IGNORECASE)
+_JUDGMENT = re.compile(r"(?ms)^[ \t*]*Step:[ \t*]*(.+?)\n\s*[ \t*]*Wrong:[ \t*]*(.+)\Z", re.IGNORECASE)
 UNREADABLE = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 """What reading a reply raises where the reply is not of its form."""
 
@@ -31,9 +35,37 @@ def request_body(settings: EndpointSection, response: Response) -> bytes:
             "finish_reason": str(response.finish_reason),
         }
         return json.dumps({"responses": [told]}, default=str).encode()
-    texts = {"prompt": response.prompt_text, "answer": response.answer, "response": response.response_text}
+    return _chat(settings, settings.prompt, response, response.answer)
+
+
+def judgment_request_body(settings: EndpointSection, response: Response) -> bytes:
+    """Return the request for what is wrong with a response."""
+    return _chat(settings, settings.judgment_prompt, response, response.gold_text)
+
+
+def verdict_of(settings: EndpointSection, text: str) -> Verdict:
+    """Read a reply. Raises one of ``UNREADABLE`` where it has no number."""
+    told = json.loads(text)
+    return _number(told) if settings.model is None else _score(told, settings.scale)
+
+
+def judgment_of(response: Response, text: str) -> Verdict:
+    """Read a reply: the judgment is the reason. Raises one of ``UNREADABLE`` where it is none, or
+    quotes nothing of the response."""
+    content: str = json.loads(text)["choices"][0]["message"]["content"]
+    found = _JUDGMENT.search(content)
+    if found is None:
+        raise ValueError(content)
+    step, what = (_tidy(part) for part in found.groups())
+    if not step or not what or step not in _tidy(response.response_text):
+        raise ValueError(step)
+    return Verdict(accuracy=0.0, reason=f'the step "{step}" is wrong: {what}')
+
+
+def _chat(settings: EndpointSection, template: str, response: Response, answer: str) -> bytes:
+    texts = {"prompt": response.prompt_text, "answer": answer, "response": response.response_text}
     # one pass: a text that holds {answer} stays as it is
-    prompt = re.sub(r"\{(prompt|answer|response)\}", lambda found: texts[found[1]], settings.prompt)
+    prompt = re.sub(r"\{(prompt|answer|response)\}", lambda found: texts[found[1]], template)
     request: dict[str, Any] = {
         "model": settings.model,
         "messages": [{"role": "user", "content": prompt}],
@@ -43,10 +75,9 @@ def request_body(settings: EndpointSection, response: Response) -> bytes:
     return json.dumps(request).encode()
 
 
-def verdict_of(settings: EndpointSection, text: str) -> Verdict:
-    """Read a reply. Raises one of ``UNREADABLE`` where it has no number."""
-    told = json.loads(text)
-    return _number(told) if settings.model is None else _score(told, settings.scale)
+def _tidy(text: str) -> str:
+    """Return a text in one line, without the quotation marks around it."""
+    return " ".join(text.split()).strip("`\"'“”*")
 
 
 def _number(told: Any) -> Verdict:

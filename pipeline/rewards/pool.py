@@ -29,7 +29,7 @@ from pipeline.config.learning import RewardSection
 from pipeline.process import work
 from pipeline.process.descendants import session_sizes
 from pipeline.rewards.process import SandboxProcess
-from pipeline.rewards.registry import ENDPOINT, VerifierSpec, load, resolve, resolve_named
+from pipeline.rewards.registry import ENDPOINT, VerifierSpec, load, resolve, resolve_judgments, resolve_named
 from pipeline.rewards.signature import Judge
 from pipeline.rewards.verifier import (
     Response,
@@ -145,9 +145,17 @@ class VerifierPool:
         """Load the named verifiers now, so that a wrong name or a failing import is reported at
         once. Raises ConfigError: a verifier does not exist, cannot be imported, or takes one
         response a call where it is to judge a ``whole_group``."""
-        for spec in {replace(resolve(name), whole_group=whole_group) for name in verifiers}:
+        await self._start({replace(resolve(name), whole_group=whole_group) for name in verifiers})
+
+    async def start_judgments(self, name: str) -> None:
+        """Load what writes judgments under that name, or look for its endpoint. Raises ConfigError
+        as ``start`` does."""
+        await self._start({resolve_judgments(name)})
+
+    async def _start(self, specs: Iterable[VerifierSpec]) -> None:
+        for spec in specs:
             if spec.name.startswith(ENDPOINT):
-                if whole_group:
+                if spec.whole_group:
                     raise ConfigError(f"{spec.name} judges one response a request; take whole_group off")
                 await self._endpoint(spec.name).check()
                 continue
@@ -165,11 +173,11 @@ class VerifierPool:
                 head = "" if is_missing else f"verifier {spec.name!r} cannot be loaded: "
                 raise ConfigError(head + failure.error)
 
-    def is_quick(self, verifier: str) -> bool:
+    def is_quick(self, verifier: str, *, judgments: bool = False) -> bool:
         """Return whether it judges here and at once: without a process or a request, or not at all,
         since the name is unknown."""
         try:
-            spec = resolve_named(verifier, self._configured)
+            spec = resolve_judgments(verifier) if judgments else resolve_named(verifier, self._configured)
         except ConfigError:
             return True
         return not (spec.sandboxed or spec.name in self._endpoints)
@@ -185,32 +193,49 @@ class VerifierPool:
         ``on_judged`` receives the number of responses that have just got their outcome. With
         ``any_number`` accuracies need not be in [0, 1]. Nothing that a verifier does raises here:
         it becomes the VerifierFailure of its response."""
-        batch = _Batch(responses, [None] * len(responses), on_judged or (lambda _: None))
+
+        def found(response: Response) -> VerifierSpec:
+            return replace(resolve_named(response.verifier, self._configured), any_number=any_number)
+
+        return await self._outcomes(responses, found, on_judged or (lambda _: None))
+
+    async def judgments(self, name: str, responses: Sequence[Response]) -> list[VerifierOutcome]:
+        """Return what is wrong with each response, as the reason of a verdict, by what writes
+        judgments under that name; in order. A failure says why there is none. Nothing raises."""
+        return await self._outcomes(responses, lambda _: resolve_judgments(name), lambda _: None)
+
+    async def _outcomes(
+        self, responses: Sequence[Response], found: Callable[[Response], VerifierSpec], told: Callable[[int], None]
+    ) -> list[VerifierOutcome]:
+        """Ask for the outcome of each response where it is ``found``; a ConfigError is one too."""
+        batch = _Batch(responses, [None] * len(responses), told)
         outcomes = batch.outcomes
         jobs: dict[VerifierSpec, list[_Judgement]] = {}
         batches: dict[VerifierSpec, list[int]] = {}
-        remote: list[int] = []
+        remote: dict[VerifierSpec, list[int]] = {}
         for index, response in enumerate(responses):
             try:
-                spec = replace(resolve_named(response.verifier, self._configured), any_number=any_number)
+                spec = found(response)
+                if spec.name.startswith(ENDPOINT):
+                    self._endpoint(spec.name)
             except ConfigError as error:
                 outcomes[index] = VerifierFailure(kind=VerifierFailureKind.UNKNOWN_VERIFIER, error=str(error))
                 continue
             if spec.name in self._endpoints:
-                remote.append(index)
+                remote.setdefault(spec, []).append(index)
             elif spec.sandboxed:
                 jobs.setdefault(spec, []).append(_Judgement(batch, index))
             else:
                 batches.setdefault(spec, []).append(index)
-        batch.told(len(responses) - len(remote) - sum(map(len, (*batches.values(), *jobs.values()))))
+        batch.told(len(responses) - sum(map(len, (*remote.values(), *batches.values(), *jobs.values()))))
         for spec, indices in batches.items():
-            returned = self._function(spec)([responses[index] for index in indices])
-            judged = checked(returned, len(indices), any_number=any_number)
+            returned = self._function(spec)([responses[index] for index in indices], judgments=spec.judgments)
+            judged = checked(returned, len(indices), any_number=spec.any_number, judgments=spec.judgments)
             for index, outcome in zip(indices, judged, strict=True):
                 outcomes[index] = outcome
             batch.told(len(indices))
         if remote:
-            await self._ask_endpoints(batch, remote, any_number=any_number)
+            await self._ask_endpoints(batch, remote)
         if jobs:
             await self._call_for(batch, jobs)
         return [outcome for outcome in outcomes if outcome is not None]
@@ -230,20 +255,21 @@ class VerifierPool:
             self._idle.put_nowait(process)
             work.step()
 
-    async def _ask_endpoints(self, batch: _Batch, indices: list[int], *, any_number: bool) -> None:
-        """Judge responses by the endpoints that they name, all at once; each endpoint has its limit
-        of requests in flight, and each judgement its deadline."""
+    async def _ask_endpoints(self, batch: _Batch, jobs: Mapping[VerifierSpec, Sequence[int]]) -> None:
+        """Judge responses by endpoints, all at once; each endpoint has its limit of requests in
+        flight, and each judgement its deadline."""
 
-        async def ask(index: int) -> None:
-            response = batch.responses[index]
-            outcome = await self._endpoints[response.verifier].judge(response)
-            (batch.outcomes[index],) = checked([outcome], 1, any_number=any_number)
+        async def ask(spec: VerifierSpec, index: int) -> None:
+            endpoint = self._endpoints[spec.name]
+            outcome = await (endpoint.judgment if spec.judgments else endpoint.judge)(batch.responses[index])
+            (batch.outcomes[index],) = checked([outcome], 1, any_number=spec.any_number, judgments=spec.judgments)
             work.step(1.0 / len(batch.outcomes))
             batch.told(1)
 
         async with asyncio.TaskGroup() as tasks:
-            for index in indices:
-                tasks.create_task(ask(index))
+            for spec, indices in jobs.items():
+                for index in indices:
+                    tasks.create_task(ask(spec, index))
 
     def _endpoint(self, name: str) -> HttpJudge:
         if name not in self._endpoints:
@@ -352,7 +378,7 @@ class VerifierPool:
     async def _judge(self, process: SandboxProcess, spec: VerifierSpec, jobs: Sequence[_Judgement]) -> None:
         """Judge by one call; by one each, where it fails or is late. A call is a piece of work."""
         judged = await process.call(spec, [job.response for job in jobs], self._timeout_s)
-        if len(jobs) > 1 and not any(isinstance(outcome, Verdict) and outcome.judged for outcome in judged):
+        if len(jobs) > 1 and not any(map(_is_answer, judged)):
             work.step()
             for job in jobs:
                 await self._judge(process, spec, [job])
@@ -368,12 +394,12 @@ class VerifierPool:
             job.end(outcome)
 
     def _function(self, spec: VerifierSpec) -> Judge:
-        if spec.name not in self._in_process:
+        if spec.path not in self._in_process:
             judge = load(spec.path)
             if judge.is_async:
                 raise ConfigError(f"verifier {spec.name!r} is async; register it with sandboxed=True")
-            self._in_process[spec.name] = judge
-        return self._in_process[spec.name]
+            self._in_process[spec.path] = judge
+        return self._in_process[spec.path]
 
 
 def _endpoints(config: RewardSection, budget: Budget | None, count: Count | None) -> dict[str, HttpJudge]:
@@ -386,6 +412,12 @@ def _endpoints(config: RewardSection, budget: Budget | None, count: Count | None
         ENDPOINT + name: HttpJudge(name, settings, budget=budget, count=count)
         for name, settings in config.endpoints.items()
     }
+
+
+def _is_answer(outcome: VerifierOutcome) -> bool:
+    if isinstance(outcome, Verdict):
+        return outcome.judged
+    return outcome.kind is VerifierFailureKind.NOTHING_FOUND
 
 
 def _has_died(outcome: VerifierOutcome) -> bool:

@@ -87,7 +87,7 @@ class SandboxProcess:
             reply = await self._exchange(spec, tuple(responses), timeout_s)
         if isinstance(reply, VerifierFailure):
             return [reply] * len(responses)
-        return checked(reply.outcomes, len(responses), any_number=spec.any_number)
+        return checked(reply.outcomes, len(responses), any_number=spec.any_number, judgments=spec.judgments)
 
     async def kill(self) -> None:
         """End the child and its processes at once, and reap it. Repeated calls do nothing."""
@@ -117,15 +117,16 @@ class SandboxProcess:
         try:
             async with asyncio.timeout(timeout_s):
                 process = self._process or await self._start()
-                ways = {"any_number": spec.any_number, "whole_group": spec.whole_group}
+                ways = {name: getattr(spec, name) for name in ("any_number", "whole_group", "judgments")}
                 call = Call(path=spec.path, responses=responses, timeout_s=timeout_s, **ways)
                 reply = await self._round_trip(process, call)
             is_clean = not reply.is_last
         except TimeoutError:
             if responses:
-                killed = f"the process of verifier {spec.name!r} was killed"
-                late = not_judged(f"not judged within {timeout_s:g} s; {killed}")
-                return Reply(outcomes=(late,) * len(responses))
+                late = f"not judged within {timeout_s:g} s; the process of verifier {spec.name!r} was killed"
+                if spec.judgments:
+                    return VerifierFailure(kind=VerifierFailureKind.LATE, error=late)
+                return Reply(outcomes=(not_judged(late),) * len(responses))
             late = f"verifier {spec.name!r} had not started and imported after {timeout_s:g} s; its process was killed"
             return VerifierFailure(kind=VerifierFailureKind.NOT_LOADED, error=late)
         except (asyncio.IncompleteReadError, ConnectionError) as error:

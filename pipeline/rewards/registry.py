@@ -30,6 +30,8 @@ class VerifierSpec:
     """Whether a call has all responses of a group."""
     any_number: bool = False
     """Whether its numbers may be outside of [0, 1], as those of ``reward.functions`` may."""
+    judgments: bool = False
+    """Whether it writes judgments: texts in place of numbers."""
 
 
 BY_MODEL = frozenset({"reward_model", "reward_model_sigmoid"})
@@ -44,6 +46,14 @@ RECORDED = "recorded"
 _ANSWERLESS = BY_MODEL | _RUN_PROGRAMS | {RECORDED}
 
 _SPECS: dict[str, VerifierSpec] = {}
+_JUDGMENTS = {
+    name: VerifierSpec(name, f"pipeline.rewards.judgments.{module}:judgments", sandboxed=sandboxed, judgments=True)
+    for name, module, sandboxed in (
+        ("arithmetic", "by_arithmetic", False),
+        ("math", "by_math", True),
+        ("recorded", "recorded", False),
+    )
+}
 
 
 def register(name: str, path: str, *, sandboxed: bool = True, sound: bool = False) -> VerifierSpec:
@@ -82,6 +92,22 @@ def resolve(name: str) -> VerifierSpec:
     close = difflib.get_close_matches(name, _SPECS, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names())};"
     raise ConfigError(f"unknown verifier {name!r}: {hint} your own function is named as package.module:function")
+
+
+def resolve_judgments(name: str) -> VerifierSpec:
+    """Find what writes judgments, by the name in ``guidance.judgments``. Raises ConfigError: there
+    is none of that name."""
+    built_in = _JUDGMENTS.get(name)
+    if built_in is not None:
+        return built_in
+    if is_import_path(name):
+        return VerifierSpec(name, name, sandboxed=True, judgments=True)
+    if name.startswith(ENDPOINT):
+        return VerifierSpec(name, name, sandboxed=False, judgments=True)
+    raise ConfigError(
+        f"judgments {name!r} do not exist; there are {', '.join(_JUDGMENTS)}, endpoint/NAME, and your own function as "
+        "package.module:function"
+    )
 
 
 def resolve_named(name: str, configured: Container[str]) -> VerifierSpec:

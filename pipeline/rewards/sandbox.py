@@ -51,6 +51,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the verifier must take several responses a call."""
     any_number: bool = False
     """Whether numbers may be outside of [0, 1]."""
+    judgments: bool = False
+    """Whether texts are wanted in place of numbers."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,8 +102,9 @@ def _serve(call: Call, verifiers: dict[str, Judge]) -> Reply:
             )
         if not call.responses:
             return Reply(max_batch=verifiers[call.path].max_batch)
-        returned = verifiers[call.path](call.responses, any_number=call.any_number)
-        return Reply(outcomes=tuple(checked(returned, len(call.responses), any_number=call.any_number)))
+        ways = {"any_number": call.any_number, "judgments": call.judgments}
+        returned = verifiers[call.path](call.responses, **ways)
+        return Reply(outcomes=tuple(checked(returned, len(call.responses), **ways)))
     except ConfigError as error:
         return _failed(VerifierFailureKind.UNKNOWN_VERIFIER, str(error), call)
     except KeyboardInterrupt:

@@ -70,8 +70,9 @@ class Judge:
         self._required = frozenset(name for name in self._names if parameters[name].default is inspect.Parameter.empty)
         self.style = self._recognised(signature)
 
-    def __call__(self, responses: Sequence[Response], *, any_number: bool = False) -> object:
-        """Return the verifier's result for ``responses``, unchecked: one outcome each."""
+    def __call__(self, responses: Sequence[Response], *, any_number: bool = False, judgments: bool = False) -> object:
+        """Return the verifier's result for ``responses``, unchecked: one outcome each. Where it
+        writes ``judgments``, they are texts."""
         match self.style:
             case Style.OWN:
                 return self._settled(self._function(list(responses)))
@@ -85,9 +86,9 @@ class Judge:
                 singles = [_verl_arguments(response) for response in responses]
                 lists = {f"{name}s": [single[name] for single in singles] for name in singles[0]}
                 returned = _as_list(self._settled(self._function(**self._chosen(lists))))
-        return (
-            [_verl_outcome(one, any_number=any_number) for one in returned] if isinstance(returned, list) else returned
-        )
+        if judgments or not isinstance(returned, list):
+            return returned
+        return [_verl_outcome(one, any_number=any_number) for one in returned]
 
     def close(self) -> None:
         """End the event loop of an async verifier, where there is one."""

@@ -42,6 +42,12 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     model_score: float | None = None
     """The reward model's score less ``reward.model.center``; None in a run without one."""
 
+    @property
+    def gold_text(self) -> str:
+        """What is right: the line's column ``gold`` or ``solution``, else its answer."""
+        columns = (self.extra.get(name) for name in ("gold", "solution"))
+        return next((text for text in columns if isinstance(text, str) and text.strip()), self.answer)
+
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     """A judgement of one response."""
@@ -79,7 +85,9 @@ class VerifierFailureKind(StrEnum):
     BUDGET = "budget"
     """an endpoint's budget of requests is spent"""
     LATE = "late"
-    """a further reward was not computed in time; it has no number that means wrong"""
+    """a further reward or a judgment was not there in time; it has no value that means wrong"""
+    NOTHING_FOUND = "nothing_found"
+    """nothing wrong was found to write a judgment about"""
 
 
 class VerifierFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
@@ -106,15 +114,36 @@ class Verifier(Protocol):
         ...
 
 
-def checked(returned: object, num_responses: int, *, any_number: bool = False) -> list[VerifierOutcome]:
+def checked(
+    returned: object, num_responses: int, *, any_number: bool = False, judgments: bool = False
+) -> list[VerifierOutcome]:
     """Return the outcomes of an untrusted result; what is no outcome becomes a failure.
-    ``any_number``: accuracies need not be in [0, 1]."""
+    ``any_number``: accuracies need not be in [0, 1]. ``judgments``: each is a text or None, and
+    becomes the reason of a verdict."""
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
         failure = _bad(f"a verifier returned {type(returned).__name__}; return a list of one outcome per response")
         return [failure] * num_responses
     if len(returned) != num_responses:
         return [_bad(f"a verifier returned {len(returned)} outcomes for {num_responses} responses")] * num_responses
-    return [_checked_one(item, any_number=any_number) for item in returned]
+    return [_checked_judgment(item) if judgments else _checked_one(item, any_number=any_number) for item in returned]
+
+
+def _checked_judgment(item: object) -> VerifierOutcome:
+    if isinstance(item, VerifierFailure):
+        return item
+    text = item.reason if isinstance(item, Verdict) else "" if item is None else item
+    if not isinstance(text, str):
+        return _bad(f"a judgment is {type(item).__name__}; return a text, or None where nothing wrong is found")
+    text = text.strip()
+    if not text:
+        return VerifierFailure(kind=VerifierFailureKind.NOTHING_FOUND, error="nothing wrong was found in the response")
+    if len(text) > MAX_JUDGMENT_CHARS:
+        return _bad(f"a judgment has {len(text)} characters; at most {MAX_JUDGMENT_CHARS} are taken: quote one step")
+    return Verdict(accuracy=0.0, reason=text)
+
+
+MAX_JUDGMENT_CHARS = 20_000
+"""Longest judgment of any kind; ``guidance.max_judgment_tokens`` may allow less."""
 
 
 def _checked_one(item: object, *, any_number: bool) -> VerifierOutcome:
