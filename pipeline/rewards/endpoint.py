@@ -7,9 +7,9 @@ endpoint is down or limits the rate, that is no fault of the response (``OUTAGE`
 by the content of their request, a bounded number of them, and equal requests wait for one another.
 The key comes from the environment; no error repeats it.
 
-A judgment, which says what is wrong with a response, has the same limits, budget and cache. But no
-response waits long for one. An unreadable reply is not asked for again, and after an outage the
-endpoint is left alone for ``timeout_s``.
+A judgment, which quotes what is wrong with a response, has the same limits, budget and cache. But
+no response waits long for one. After an unreadable reply there is no other try, and after an outage
+the endpoint is left alone for ``timeout_s``.
 
 Counters, each behind the endpoint's name and a colon: ``requests``, ``retries`` (requests after a
 failed one), ``cached``, ``rate_limited`` (replies of status 429), ``failed`` (judgements without a
@@ -135,7 +135,7 @@ class HttpJudge:
             # those in front have deadlines of their own
             async with self._room, _beating():
                 if wanted == _JUDGMENT and time.monotonic() < self._away_until_s:
-                    return self._failure("away a moment ago, and not asked again so soon", is_outage=True)
+                    return self._failure("away a moment ago, and left alone for a while", is_outage=True)
                 outcome = await self._ask(body, read, wanted)
         finally:
             self._asked.pop(content).set()

@@ -1,4 +1,4 @@
-"""What is sent to an endpoint of rewards, and how its reply is read.
+"""Requests to an endpoint of rewards, and the reading of its replies.
 
 Pure. With ``model`` an endpoint is an OpenAI-compatible chat API, which gets one message and ends
 its reply by ``Score: N``. Without it the address gets the response itself, and returns a number.
@@ -20,7 +20,7 @@ from pipeline.rewards.verifier import Response, Verdict
 _SCORE = re.compile(r"score\W{0,8}(-?\d+(?:\.\d+)?)", re.IGNORECASE)
 _JUDGMENT = re.compile(r"(?ms)^[ \t*]*Step:[ \t*]*(.+?)\n\s*[ \t*]*Wrong:[ \t*]*(.+)\Z", re.IGNORECASE)
 UNREADABLE = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
-"""What reading a reply raises where the reply is not of its form."""
+"""Errors of reading a reply that is not of its form."""
 
 
 def request_body(settings: EndpointSection, response: Response) -> bytes:

@@ -44,7 +44,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gold_text(self) -> str:
-        """What is right: the line's column ``gold`` or ``solution``, else its answer."""
+        """The right answer: the line's column ``gold`` or ``solution``, else its answer."""
         columns = (self.extra.get(name) for name in ("gold", "solution"))
         return next((text for text in columns if isinstance(text, str) and text.strip()), self.answer)
 

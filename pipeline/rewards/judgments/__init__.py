@@ -1,5 +1,5 @@
-"""Built-in judgments: what is wrong with a response, said by rules.
+"""Built-in judgments: what is wrong with a response, by rules.
 
 ``by_arithmetic`` and ``recorded`` run in the worker, ``by_math`` in a sandbox. Each takes wrong
 responses, and returns a text or nothing for each. ``counter_chain`` and ``equations`` find the
-first step that does not hold, ``values`` computes. ``pipeline.rewards.guidance`` asks for them."""
+first step that does not hold, ``values`` computes. ``pipeline.rewards.guidance`` gathers them."""

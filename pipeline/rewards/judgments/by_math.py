@@ -2,9 +2,9 @@ r"""Judgments for mathematics: the first equation of constants that does not hol
 
 Equations of plain arithmetic are read as ``equations`` does, in prose and in formulas. Those of a
 formula that have roots, powers in braces or ``\pi`` are read by math-verify and compared as
-numbers. An equation with a variable states what may hold for some value, so it is not judged; nor
-is one with a per cent, a function or an angle. It runs in a sandbox process: such an expression may
-take for ever."""
+numbers. An equation with a variable may hold for some value, so it is not judged. Nor is one with
+a per cent, a function or an angle. It runs in a sandbox process: such an expression may take for
+ever."""
 
 from __future__ import annotations
 

@@ -7,8 +7,9 @@ equation. The rules:
    ``\times``, ``\frac{}{}``, an ``x`` between numbers and one or two words of a unit are read:
    ``3 apples + 4 apples = 7 apples``.
 2. At least one side has an operator. ``x = 3`` and ``2 days = 48 hours`` state no sum.
-3. A side that begins with an operator after a name (``y + 3 = 7``), a power in signs (``5²``), a
-   per cent, a remainder, a number that goes on (``12 million``) or units that differ: not read.
+3. These are not read: a side that begins with an operator after a name (``y + 3 = 7``), a power in
+   signs (``5²``), a per cent, a remainder. Nor is a number that goes on (``12 million``), nor are
+   units that differ.
 4. ``a = b + c = d`` is two equations. A line that goes on (``3 * 4 = 12 + 1 = 13``) holds where its
    next number does.
 5. A decimal holds where it is the value rounded or cut at its last digit: ``10 / 3 = 3.33``."""
@@ -31,7 +32,7 @@ _MAX_SIDE = 40
 
 _NUMBER = r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+"
 _TOKEN = re.compile(
-    rf"(?P<number>{_NUMBER})|(?P<equals>==?(?!=))|(?P<word>[A-Za-z]+)|(?P<operator>[-+*/^()])|(?P<space>\s+)|(?P<other>.)"
+    rf"(?P<number>{_NUMBER})|(?P<equals>==?(?!=))|(?P<word>[A-Za-z]+)|(?P<operator>[-+*/^()])|(?P<space>[^\S\n]+)|(?P<other>[\s\S])"
 )
 _LIST_MARK = re.compile(
     r"(?m)^[ \t]*(?:[-*+•][ \t]+|\(?[0-9]{1,2}[.)][ \t]+)+"
@@ -41,6 +42,8 @@ _LIST_MARK = re.compile(
 _FRACTION = re.compile(r"(?<![0-9])(?<![0-9]\s)\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
 """Not after a number: a mixed number is no product."""
 _MAX_NESTED = 8
+_FILLING = "\v"
+"""White space in place of the rest of a fraction."""
 _TIMES = re.compile(r"(?<=[0-9)])(\s*)x(?=\s*[0-9($])")
 _SAME: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\times(?![A-Za-z])|\\cdot(?![A-Za-z])|[×·∙]"), "*"),
@@ -50,7 +53,7 @@ _SAME: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\\$"), "$"),
     (re.compile(r"(?<=[0-9])\*\*(?=[0-9])"), "^"),
 )
-"""What is written in several ways. A replacement is padded to the length of what it replaces."""
+"""Operators that are written in several ways. Each is padded to the length of what it replaces."""
 
 _NO_UNITS = re.compile(
     r"a|an|and|as|at|but|by|each|equals|every|for|from|gives|get|gets|have|her|his|if|in|into|is|it|its|"
@@ -126,8 +129,8 @@ def equations(text: str) -> list[Equation]:
 
 
 def agree(left: Fraction, right: Fraction, *written: str) -> bool:
-    """Return whether two values are equal, or one is the other rounded or cut at its last digit, as
-    a side that is ``written`` as a decimal may be."""
+    """Return whether two values are equal. A side that is ``written`` as a decimal may be the other
+    one rounded, or cut at its last digit."""
     places = [len(text.partition(".")[2]) for text in written if "." in text]
     if left == right or not places:
         return left == right
@@ -140,7 +143,7 @@ def normalised(text: str) -> str:
     """Return ``text`` with one way to write each operator; places stay the same."""
     text = _LIST_MARK.sub(lambda found: "\n" + " " * (len(found[0]) - 1), text)
     for _ in range(_MAX_NESTED):
-        text = _FRACTION.sub(lambda found: f"(({found[1]})/({found[2]}))".ljust(len(found[0])), text)
+        text = _FRACTION.sub(lambda found: f"(({found[1]})/({found[2]}))".ljust(len(found[0]), _FILLING), text)
     for pattern, sign in _SAME:
         text = pattern.sub(lambda found, sign=sign: sign.ljust(len(found[0])), text)
     return _TIMES.sub(r"\1*", text)
@@ -182,7 +185,7 @@ def _equation(text: str, plain: str, tokens: Sequence[Token], equals: int) -> Eq
         return None
     end = right.tokens[-1].end
     # the end of a \frac, which is longer as it is written
-    while end < len(text) and plain[end] == " " and not text[end].isspace():
+    while plain[end : end + 1] == _FILLING:
         end += 1
     return Equation(
         place=tokens[equals].start,
@@ -282,8 +285,8 @@ def _right_side(plain: str, tokens: Sequence[Token], equals: int) -> _Side | Non
 
 
 def _unit(tokens: Sequence[Token], index: int, *, first: bool) -> list[str]:
-    """Return the one or two words of a unit, between a number and an operator or ``=``, of which
-    ``index`` is the ``first`` or else the last; none where there is none."""
+    """Return the words of a unit, one or two between a number and an operator or ``=``; none where
+    there is no unit. ``index`` is the ``first`` of them, or else the last."""
     for size in (1, 2):
         begin = index if first else index - size + 1
         end = begin + size
@@ -337,10 +340,10 @@ def _begins_well(plain: str, before: Token | None, first: Token) -> bool:
 
 def _ends_well(plain: str, end: int) -> bool:
     """Whether a side ends where it is cut: what touches it is no power, per cent or letter."""
-    rest = plain[end : end + 40]
+    rest = plain[end : end + 40].lstrip(_FILLING)
     if rest[:1] and rest[0] not in _AFTER and not re.match(r"[A-Za-z]{2}|[-+*/=<]", rest):
         return False
-    goes_on = re.match(r"[:.,][0-9]|\s*(?:%|and (?:an?|one|[0-9])\b|\(\s*mod|[!²³√/*^±]|\\%|\\[a-z])", rest)
+    goes_on = re.match(r"[:.,][0-9]|\s*(?:%|and (?:(?:an?|one)\b|[0-9]+/[0-9])|\(\s*mod|[!²³√/*^±]|\\%|\\[a-z])", rest)
     return goes_on is None and re.search(r"\bremainder\b", rest, re.I) is None
 
 

@@ -19,9 +19,9 @@ class WrongStep:
 
     @property
     def judgment(self) -> str:
-        """Return the judgment: ``step 3 says 13, should be 12``. The quotation tells the guided
-        pass which tokens are meant."""
+        """Return the judgment: ``step 3 says 13, should be 12``. The guided pass finds the
+        wrong tokens by the quotation."""
         said = " ".join(self.said.split())
         if len(said) > _MAX_QUOTE_CHARS:
             said = said[: _MAX_QUOTE_CHARS - 3] + "..."
-        return f"step {self.number} says {said}, should be {self.should_be}"
+        return " ".join((f"step {self.number} says {said},", f"should be {self.should_be}"))
