@@ -12,6 +12,7 @@ from pipeline.observability.repairs import PARTS
 from pipeline.process.work import ServiceSums
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
+from pipeline.runtime.registry.counter_names import JUDGMENTS_ABSENT
 from pipeline.runtime.registry.vitals import Vitals
 from protocol.ids import Incarnation, Role
 
@@ -22,6 +23,7 @@ def whole_collector() -> HeartbeatCollector:
     """Return a collector with every counter on every role, and every wait, queue and reason."""
     counters = dict.fromkeys(WORKER_METRICS, 1.0) | {f"judge:{name}": 1.0 for name in ENDPOINT_METRICS}
     counters[f"{REWARD_PART_COUNTER}correct"] = 1.0
+    counters[f"{JUDGMENTS_ABSENT}outage"] = 1.0
     links = (
         LinkReport(
             name="generator-0>reward-0",

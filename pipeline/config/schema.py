@@ -15,6 +15,7 @@ from pipeline.config.catalogue import Declaration, declare, rule_class
 from pipeline.config.code import CodeSection
 from pipeline.config.evaluating import EvaluationSection
 from pipeline.config.guiding import ENDPOINT, GuidanceSection
+from pipeline.config.import_path import is_import_path
 from pipeline.config.judging import endpoint_verifiers
 from pipeline.config.launching import LaunchSection
 from pipeline.config.observing import ObserverSection
@@ -84,6 +85,7 @@ class RunConfig(Section):
         """Verifiers that data and messages may name besides the registered ones."""
         of_sets = (one.verifier for one in (*self.data.sets, *self.evaluation.sets) if one.verifier)
         functions = (function.verifier for function in self.reward.functions.values())
+        judgments = self.guidance.judgments
         return frozenset(
             (
                 self.data.verifier,
@@ -91,6 +93,7 @@ class RunConfig(Section):
                 *of_sets,
                 *self.reward.verifiers,
                 *functions,
+                *((judgments,) if is_import_path(judgments) else ()),
                 *endpoint_verifiers(self.reward.endpoints),
             )
         )

@@ -78,6 +78,7 @@ _NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "not_judged": ("unjudged_responses_total", "Responses without a verdict in time."),
     "judged": ("judged_responses_total", "Responses with an accuracy."),
     "judged_accuracy": ("judged_accuracy_total", "Sum of these responses' accuracies."),
+    "judgments": ("judgments_total", "Wrong responses with a judgment."),
     "waited_for_endpoint": ("endpoint_waits_total", "Responses put off, since their endpoint was away."),
     "waited_for_group": ("group_waits_total", "Responses put off until their group is finished."),
     "finished": ("value_waiting_trajectories", "Finished responses that wait for the critic."),
@@ -145,6 +146,10 @@ ENDPOINT_METRICS: Final = {of: MetricName(PREFIX + name, text) for of, (name, te
 REWARD_PART: Final = MetricName(f"{PREFIX}train_reward_part", "Mean of a summand of the newest update's reward.")
 """Of counters ``reward_NAME``."""
 REWARD_PART_COUNTER: Final = "reward_"
+ABSENT_JUDGMENTS: Final = MetricName(
+    f"{PREFIX}judgments_absent_total", "Wrong responses without a judgment, by reason."
+)
+"""Of counters ``judgments_absent_REASON``."""
 GENERATOR_METRICS: Final = {
     LOGPROB_GAP: MetricName(
         f"{PREFIX}logprob_gap_nats", "Mean gap of a generator's log-probs to the learner's, a token."

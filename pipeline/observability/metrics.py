@@ -32,6 +32,7 @@ from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.demand import LearnerWaits
 from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.metric_names import (
+    ABSENT_JUDGMENTS,
     ENDPOINT_METRICS,
     GENERATOR_METRICS,
     PREFIX,
@@ -43,6 +44,7 @@ from pipeline.observability.metric_names import (
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat
+from pipeline.runtime.registry.counter_names import JUDGMENTS_ABSENT
 from pipeline.runtime.registry.vitals import Vitals
 from protocol.errors import ConfigError
 
@@ -278,6 +280,8 @@ def _add_counters(families: _Families, beat: Heartbeat) -> None:
             families.add(metric, value, **of, endpoint=endpoint)
         elif (begin := GENERATOR_METRICS.get(f"{endpoint}:")) is not None:
             families.add(begin, value, **of, generator=what)
+        elif name.startswith(JUDGMENTS_ABSENT):
+            families.add(ABSENT_JUDGMENTS, value, **of, reason=name.removeprefix(JUDGMENTS_ABSENT))
         elif name.startswith(REWARD_PART_COUNTER):
             families.add(REWARD_PART, value, **of, part=name.removeprefix(REWARD_PART_COUNTER))
 

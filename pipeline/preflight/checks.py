@@ -373,6 +373,8 @@ async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None
         await pool.start(verifiers)
         for function in config.reward.functions.values():
             await pool.start([function.verifier], whole_group=function.whole_group)
+        if config.needs_guidance and config.guidance.judgments:
+            await pool.start_judgments(config.guidance.judgments)
 
 
 def _check_address(config: RunConfig) -> None:

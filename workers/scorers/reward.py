@@ -12,6 +12,8 @@ With a reward model (``reward.model``), the model first reads every response, on
 Its weighted score is a part of the reward, and verifiers see the score. Verifiers alone decide
 accuracy, which dynamic sampling uses.
 
+In a run with guidance, scores of training have it too (``workers.scorers.judgments``).
+
 The first work with a new version of the functions is a trial (``workers.scorers.code_trial``).
 
 Each function of ``reward.functions`` adds a part to the reward of a training response.
@@ -46,9 +48,10 @@ from pipeline.rewards.verifier import Response, VerifierFailure, VerifierFailure
 from pipeline.runtime.registry.contract import WaitingFor
 from protocol.errors import ConfigError, DataError, EngineError
 from protocol.ids import ChunkId, Role
-from protocol.trajectory import Field, Score, TrajectoryChunk
+from protocol.trajectory import Field, TrajectoryChunk
 from workers.engines.build import build_reward_model
 from workers.scorers.code_trial import CodeTrial
+from workers.scorers.judgments import GuidanceSource, Scored
 from workers.scorers.scorer import RECEIVE_TIMEOUT_S, Scorer
 
 if TYPE_CHECKING:
@@ -81,6 +84,7 @@ class Reward(Scorer):
         )
         await self._trial.begin(self._pool)
         self.max_batch = config.max_batch
+        self._guidance = GuidanceSource(self.ctx, self._pool)
         self._judges_groups = any(function.whole_group for function in config.functions.values())
         self._in_flight: set[ChunkId] = set()
         self._freed = asyncio.Event()
@@ -208,7 +212,7 @@ class Reward(Scorer):
             key: object = chunk.id
             if self._judges_groups and not chunk.trajectory.is_evaluation:
                 key = chunk.trajectory.group
-            elif all(map(self._pool.is_quick, self._verifiers(chunk))):
+            elif self._guidance.is_quick and all(map(self._pool.is_quick, self._verifiers(chunk))):
                 key = "quick"
             found.setdefault(key, []).append((chunk, score))
         return list(found.values())
@@ -227,7 +231,7 @@ class Reward(Scorer):
             return
         size = sum(self.size_of(chunk) for chunk, _ in piece)
         self.ctx.work.served("judging", seconds=self.ctx.clock.monotonic() - begun_s, size=size, pieces=len(piece))
-        scored: list[tuple[TrajectoryChunk, Score]] = []
+        scored: list[Scored] = []
         for (chunk, score), verdict in zip(piece, verdicts, strict=True):
             if isinstance(verdict, VerifierFailure):
                 if verdict.kind is VerifierFailureKind.BUDGET:
@@ -249,11 +253,11 @@ class Reward(Scorer):
                 finish_reason=chunk.finish_reason,
                 model_part=None if score is None else self._weight * score,
             )
-            scored.append((chunk, shaped))
+            scored.append((chunk, _response(chunk, score), shaped))
             self.ctx.count("judged")
             self.ctx.count("judged_accuracy", shaped.accuracy)
-        await self.write_all(scored)
-        self.ctx.count("scored_tokens", sum(chunk.response_length for chunk, _ in scored))
+        await self.write_all(await self._guidance.add(scored))
+        self.ctx.count("scored_tokens", sum(chunk.response_length for chunk, *_ in scored))
 
     async def _with_their_groups(self, chunks: list[TrajectoryChunk]) -> list[TrajectoryChunk]:
         """Return evaluation's chunks, and the final chunks of all groups that have ended."""

@@ -1,4 +1,4 @@
-"""Names of counters in heartbeats that the observer reads."""
+"""Names of counters in heartbeats that several parts read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Final
 LOGPROB_GAP: Final = "logprob_gap:"
 """Begin of counters of the learner: a generator's name follows. Mean of |log p of the learner - log
 p of the generator| over the tokens of its newest checked chunks, in nats."""
+JUDGMENTS_ABSENT: Final = "judgments_absent_"
+"""Begin of counters of a reward worker: the reason follows. Wrong responses without a judgment."""
 LOGPROB_USUAL_GAP: Final = "logprob_usual_gap:"
 """The same of other generators' chunks, at the same lags in versions."""
 STANDSTILL: Final = "standstill_s"
