@@ -27,6 +27,7 @@ Examples:
   headrace score responses.jsonl --verifier arithmetic --by difficulty --json
   headrace score responses.jsonl --verifier math --out verdicts.jsonl
   headrace score responses.jsonl --config run.toml
+  headrace score responses.jsonl --verifier math --judgments math
 
 Exit code 0; 11 when a line has no verdict, was not judged in time, or cannot be read.
 """
@@ -43,6 +44,11 @@ Exit code 0; 11 when a line has no verdict, was not judged in time, or cannot be
 )
 @click.option("--verifier", help="Registered name, or package.module:function. Default: the line's, a registered name.")
 @click.option(
+    "--judgments",
+    help="Judgments of wrong responses, as guidance.judgments writes them: arithmetic, math, recorded, endpoint/NAME, "
+    "or package.module:function. Default: the run file's.",
+)
+@click.option(
     "--path",
     "folders",
     multiple=True,
@@ -55,7 +61,7 @@ Exit code 0; 11 when a line has no verdict, was not judged in time, or cannot be
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Write a JSON line for each response: accuracy, reward, parts, judged, reason.",
+    help="Write a JSON line for each response: accuracy, reward, parts, judged, reason; with judgments, judgment too.",
 )
 @click.option(
     "--pass-rates",
@@ -67,6 +73,7 @@ def score(
     file: Path,
     files: tuple[Path, ...],
     verifier: str | None,
+    judgments: str | None,
     folders: tuple[Path, ...],
     by: str | None,
     timeout_s: float | None,
@@ -101,6 +108,7 @@ def score(
             out=out,
             pass_rates=pass_rates,
             on_judged=bar.advance,
+            judgments=judgments or ("" if run is None else run.guidance.judgments),
         )
     if as_json:
         echo_json(report)
@@ -124,6 +132,8 @@ def show_report(report: ScoreReport, console: Console) -> None:
     rows = [("correct", report.num_correct), ("partial", report.num_partial), ("wrong", wrong)]
     rows += [("  of these not judged in time", report.num_not_judged)]
     rows += [(f"no verdict: {kind}", count) for kind, count in report.failures.items()]
+    rows += [("judgments of wrong responses", report.num_judgments)]
+    rows += [(f"no judgment: {kind}", count) for kind, count in report.judgments_absent.items()]
     rows += [("unreadable lines", report.num_bad_lines), ("masked (over-long)", report.num_masked)]
     for name, count in rows:
         if count or name in ("correct", "wrong"):
@@ -148,7 +158,7 @@ def show_report(report: ScoreReport, console: Console) -> None:
             accuracy = "-" if group.accuracy is None else f"{group.accuracy:.1%}"
             groups.add_row(printable_line(group.value), str(group.num_responses), str(group.num_failed), accuracy)
         console.print(groups)
-    for example in (*report.failure_examples, *report.bad_lines):
+    for example in (*report.judgment_examples, *report.failure_examples, *report.bad_lines):
         console.print(printable(example), soft_wrap=True)
 
 

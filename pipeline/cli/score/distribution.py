@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pipeline.rewards.guidance import absent_reason
 from pipeline.rewards.verifier import Response, VerifierFailure
-from protocol.trajectory import RewardScore
+from protocol.trajectory import Guidance, RewardScore
 
 _MAX_EXAMPLES = 5
 _MAX_GROUPS = 50
@@ -74,6 +75,12 @@ class ScoreReport:
     bad_lines: list[str]
     """``file:line: problem``, the first few."""
     groups: list[GroupAccuracy]
+    num_judgments: int = 0
+    """Wrong responses with a judgment."""
+    judgments_absent: dict[str, int] = field(default_factory=dict[str, int])
+    """Wrong responses without one, by reason."""
+    judgment_examples: list[str] = field(default_factory=list[str])
+    """``file:line: judgment``, the first few; then reasons of absent ones."""
 
     @property
     def num_failed(self) -> int:
@@ -109,6 +116,10 @@ class ScoreTally:
         self._failure_examples: list[str] = []
         self._bad_lines: list[str] = []
         self._groups: dict[str, list[float | None]] = {}
+        self._num_judgments = 0
+        self._absent: Counter[str] = Counter()
+        self._judgments: list[str] = []
+        self._reasons: list[str] = []
 
     def score(self, response: Response, score: RewardScore, *, judged: bool = True) -> None:
         """Count a scored response; one that was not ``judged`` in time is wrong."""
@@ -136,6 +147,15 @@ class ScoreTally:
         if len(self._bad_lines) < _MAX_EXAMPLES:
             self._bad_lines.append(f"{self._path}:{line}: {problem[:_MAX_CHARS]}")
 
+    def judgment(self, line: int, guidance: Guidance) -> None:
+        """Count the judgment of a response, or its absence; a right one has neither."""
+        self._num_judgments += bool(guidance.judge_text)
+        if guidance.absent:
+            self._absent[absent_reason(guidance)] += 1
+        for text, examples in ((guidance.judge_text, self._judgments), (guidance.absent, self._reasons)):
+            if text and len(examples) < _MAX_EXAMPLES:
+                examples.append(f"{self._path}:{line}: {text[:_MAX_CHARS]}")
+
     def report(self) -> ScoreReport:
         """Return what was counted."""
         num_scored = len(self._accuracies)
@@ -161,6 +181,9 @@ class ScoreTally:
             num_bad_lines=self._num_bad_lines,
             bad_lines=self._bad_lines,
             groups=[_accuracy(value, found) for value, found in sorted(self._groups.items())],
+            num_judgments=self._num_judgments,
+            judgments_absent=dict(self._absent),
+            judgment_examples=[*self._judgments, *self._reasons],
         )
 
     def _group(self, response: Response) -> list[float | None]:

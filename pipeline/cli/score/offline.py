@@ -6,7 +6,7 @@ response. *Waits for* verifiers, each within its time limit."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from pipeline.algorithms.imitation import RIGHT_ACCURACY
 from pipeline.cli.score.distribution import ScoreReport, ScoreTally
 from pipeline.cli.score.pass_rates import PassRates
 from pipeline.config.judging import endpoint_verifiers
@@ -21,6 +22,7 @@ from pipeline.config.learning import RewardSection
 from pipeline.data.files import BadRow, Row, read_rows
 from pipeline.data.lines import text_of
 from pipeline.rewards.functions import judge
+from pipeline.rewards.guidance import guidance_for
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.registry import needs_answer, resolve
 from pipeline.rewards.shaping import shape
@@ -28,7 +30,7 @@ from pipeline.rewards.signature import MAX_BATCH
 from pipeline.rewards.verifier import Response, VerifierFailure, VerifierOutcome
 from pipeline.runtime.machine import this_machine
 from protocol.errors import ConfigError, DataError
-from protocol.trajectory import FinishReason
+from protocol.trajectory import FinishReason, Guidance, RewardScore
 
 _OWN_COLUMNS = frozenset({"response", "answer", "prompt", "verifier", "num_tokens", "finish_reason"})
 _MAX_TOKENS = 1 << 31
@@ -59,6 +61,7 @@ def score_file(
     out: Path | None = None,
     pass_rates: Path | None = None,
     on_judged: Callable[[int], None] | None = None,
+    judgments: str = "",
 ) -> ScoreReport:
     """Score every response of a ``.jsonl`` or ``.parquet`` file and return the distribution.
     ``verifier`` is for every line; without it, each line names a registered one, and
@@ -66,7 +69,8 @@ def score_file(
     parts. Only the soft over-long punishment needs ``max_response_tokens``. ``by`` is a column to
     break the distribution down by. ``out`` becomes a JSONL file: of each line its verdict, failure,
     or reading error. ``pass_rates`` becomes a file to train on, with each prompt's difficulty.
-    ``on_judged`` receives the number of lines judged since its last call.
+    ``on_judged`` receives the number of lines judged since its last call. ``judgments`` names the
+    source of judgments, as ``guidance.judgments`` does.
 
     Raises DataError for a file that is missing, unreadable or without a response. Raises
     ConfigError for a verifier that does not exist or cannot be imported, or a shaping without its
@@ -92,6 +96,7 @@ def score_file(
             rates,
             file,
             on_judged or (lambda _: None),
+            judgments,
         )
         asyncio.run(job.score(rows))
     if pass_rates is not None:
@@ -114,6 +119,7 @@ class _Job:
     rates: PassRates
     out: BinaryIO | None
     on_judged: Callable[[int], None]
+    judgments: str
 
     async def score(self, rows: Iterator[Row | BadRow]) -> None:
         config, verifier = self.config, self.verifier
@@ -123,6 +129,8 @@ class _Job:
         size = max(config.max_batch, _BATCH_A_PROCESS * config.processes)
         async with VerifierPool(config, configured=configured) as pool:
             await pool.start(named)
+            if self.judgments:
+                await pool.start_judgments(self.judgments)
             for batch in self._batches(rows, size):
                 read = [row.detail if isinstance(row, BadRow) else self._response(row) for row in batch]
                 responses = [found for found in read if not isinstance(found, str)]
@@ -131,13 +139,16 @@ class _Job:
                     _group(response.extra, response.prompt_text) or index for index, response in enumerate(responses)
                 ]
                 judged = judge(pool, config.functions, responses, groups=groups, on_judged=self.on_judged)
-                outcomes = iter(await judged)
+                outcomes = await judged
+                scores = [self._score(*one) for one in zip(responses, outcomes, strict=True)]
+                guidance = await self._guidance(pool, responses, scores)
+                results = zip(outcomes, scores, guidance, strict=True)
                 for row, found in zip(batch, read, strict=True):
                     if isinstance(found, str):
                         self.tally.bad_line(row.line, found)
                         self._write({"line": row.line, "unreadable": found})
                     else:
-                        self._judged(row.line, found, next(outcomes))
+                        self._judged(row.line, found, *next(results))
 
     def _batches(self, rows: Iterator[Row | BadRow], size: int) -> Iterator[list[Row | BadRow]]:
         """Yield batches. Where functions judge whole groups, no batch ends inside of one."""
@@ -159,18 +170,51 @@ class _Job:
     def _response(self, row: Row) -> Response | str:
         return _response(row, self.verifier or row.columns.get("verifier") or self.default_verifier)
 
-    def _judged(self, line: int, response: Response, outcome: VerifierOutcome) -> None:
+    def _score(self, response: Response, outcome: VerifierOutcome) -> RewardScore | None:
         if isinstance(outcome, VerifierFailure):
+            return None
+        size = {"num_tokens": response.num_tokens, "max_response_tokens": self.max_response_tokens}
+        return shape(self.config, outcome, **size, finish_reason=response.finish_reason)
+
+    async def _guidance(
+        self, pool: VerifierPool, responses: Sequence[Response], scores: Sequence[RewardScore | None]
+    ) -> list[Guidance | None]:
+        """Return the guidance of each response that has a score."""
+        if not self.judgments:
+            return [None] * len(responses)
+        scored = {index: score for index, score in enumerate(scores) if score is not None}
+        made = await guidance_for(
+            pool,
+            self.judgments,
+            [responses[index] for index in scored],
+            list(scored.values()),
+            right_above=RIGHT_ACCURACY,
+        )
+        found = dict(zip(scored, made, strict=True))
+        return [found.get(index) for index in range(len(responses))]
+
+    def _judged(
+        self,
+        line: int,
+        response: Response,
+        outcome: VerifierOutcome,
+        score: RewardScore | None,
+        guidance: Guidance | None,
+    ) -> None:
+        if isinstance(outcome, VerifierFailure) or score is None:
+            assert isinstance(outcome, VerifierFailure)
             self.tally.failure(line, response, outcome)
             verdict: dict[str, Any] = {"failure": outcome.kind, "error": outcome.error}
         else:
-            size = {"num_tokens": response.num_tokens, "max_response_tokens": self.max_response_tokens}
-            score = shape(self.config, outcome, **size, finish_reason=response.finish_reason)
             self.tally.score(response, score, judged=outcome.judged)
             if outcome.judged:
                 self.rates.add(response, score.accuracy)
             found = {name: getattr(score, name) for name in ("accuracy", "reward", "parts", "masked")}
             verdict = {**found, "judged": outcome.judged, "reason": outcome.reason}
+        if guidance is not None:
+            self.tally.judgment(line, guidance)
+            texts = {"judgment": guidance.judge_text, "judgment_absent": guidance.absent}
+            verdict |= {name: text for name, text in texts.items() if text}
         self._write({"line": line, "verifier": response.verifier, **verdict})
 
     def _write(self, verdict: dict[str, Any]) -> None:

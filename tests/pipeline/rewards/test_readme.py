@@ -68,6 +68,15 @@ def test_the_example_of_programs_runs_as_written(folder: Path) -> None:
     assert "accuracy 50.0%" in result.output
 
 
+def test_the_example_of_judgments_runs_as_written(folder: Path) -> None:
+    result = run_example(folder, section("What is wrong with a response"))
+    assert result.exit_code == 0, result.output
+    assert "accuracy 25.0%" in result.output
+    assert "wrong.jsonl:1: step 3 says 4, should be 3" in result.output
+    assert "wrong.jsonl:2: step 1 says 3 * 4 = 13, should be 12" in result.output
+    assert re.search(r"no judgment: nothing_found +1 ", result.output)
+
+
 def test_the_example_of_a_judge_runs_as_written(folder: Path) -> None:
     def by_text(body: dict[str, Any], number: int) -> Reply:
         is_good = "It scatters." in body["messages"][0]["content"]

@@ -104,6 +104,50 @@ def test_the_command_prints_a_table_or_json(file: Path) -> None:
     assert json.loads(printed.stdout) == json.loads(json.dumps(asdict(score_file(file, by="kind"))))
 
 
+WRONG = [
+    {"response": "3 * 4 = 13", "answer": "12", "judgment": "13 is wrong"},
+    {"response": "so 13", "answer": "12"},
+    {"response": "3 * 4 = 12", "answer": "12", "judgment": "nothing is"},
+    {"response": "so 14", "answer": "twelve"},
+]
+
+
+def test_judgments_of_wrong_responses_are_counted_shown_and_written(tmp_path: Path) -> None:
+    path, out = tmp_path / "wrong.jsonl", tmp_path / "verdicts.jsonl"
+    path.write_text("\n".join(map(json.dumps, WRONG)))
+    report = score_file(path, "arithmetic", judgments="arithmetic", out=out)
+    assert (report.num_scored, report.num_judgments, report.judgments_absent) == (3, 1, {"nothing_found": 1})
+    assert report.judgment_examples[0] == f"{path}:1: step 1 says 3 * 4 = 13, should be 12"
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line.get("judgment") for line in written] == ["step 1 says 3 * 4 = 13, should be 12", None, None, None]
+    assert written[1]["judgment_absent"].startswith("nothing_found: ")
+    assert "judgment_absent" not in written[2] and written[3]["failure"] == "bad_answer"
+    assert score_file(path, "arithmetic").num_judgments == 0, "none are asked for"
+
+
+def test_judgments_are_those_of_the_run_file_unless_others_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.jsonl"
+    path.write_text(json.dumps(WRONG[0]))
+    (tmp_path / "run.toml").write_text(
+        '[model]\npath = "m"\n[data]\ntrain = ["t.jsonl"]\nverifier = "arithmetic"\n'
+        '[algorithm]\nguidance = "mix"\n[guidance]\njudgments = "recorded"\n'
+    )
+    given = [str(path), "--config", str(tmp_path / "run.toml"), "--json"]
+    assert ":1: 13 is wrong" in json.loads(_printed(given))["judgment_examples"][0]
+    assert "step 1 says" in json.loads(_printed([*given, "--judgments", "arithmetic"]))["judgment_examples"][0]
+
+
+def _printed(arguments: list[str]) -> str:
+    return CliRunner().invoke(score, arguments, catch_exceptions=False).stdout
+
+
+def test_a_judgment_does_nothing_to_a_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.jsonl"
+    path.write_text(json.dumps({"response": "13", "answer": "12", "judgment": "13\x1b[2J is\x07 wrong"}))
+    printed = _printed([str(path), "--verifier", "arithmetic", "--judgments", "recorded"])
+    assert "is" in printed and "\x1b" not in printed and "\x07" not in printed
+
+
 HOSTILE = {
     "a list for a reason": {"finish_reason": []},
     "a map for a reason": {"finish_reason": {"a": 1}},
