@@ -4,9 +4,9 @@ For benchmarks of guidance by a judge that errs. A run names one by its import p
 
     headrace up run.toml --set guidance.judgments=ops.bench.noisy_judgments:three_tenths
 
-*Consumes* wrong responses to chains of the demo's task, or with equations. *Produces* a judgment of
-each, as ``arithmetic`` writes it. Which are wrong depends on a seed, the prompt and the response
-alone: every worker and every repeat says the same."""
+The responses are chains of the demo's task, or have equations. Other judgments are those of
+``arithmetic``. The choice depends on a seed, the prompt and the response alone, so every worker and
+every repeat makes the same."""
 
 from __future__ import annotations
 

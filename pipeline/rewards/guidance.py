@@ -1,8 +1,7 @@
-"""Guidance of scored responses: the texts that say what is right, and what is wrong.
+"""Guidance of scored responses: texts on what is right, and on what is wrong.
 
-*Consumes* responses with their scores. *Produces* a Guidance for each. *Waits for* judgments of
-wrong responses alone, each within its limit. A judgment that is not there is a state with its
-reason: it changes no score, and fails no response."""
+Wrong responses alone wait for a judgment, each within its limit. A judgment that is not there is a
+state with its reason: it changes no score, and fails no response."""
 
 from __future__ import annotations
 

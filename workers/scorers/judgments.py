@@ -1,9 +1,8 @@
 """The reward worker's guidance: judgments of wrong responses, before their scores are written.
 
-*Consumes* scored chunks of training. *Produces* their scores with guidance, in runs that need it.
-*Waits for* what writes judgments, each within its limit: ``reward.timeout_s`` of a function, and
-``timeout_s`` of an endpoint, which is left alone after an outage. A judgment that is not there
-fails nothing: the score is written without it, with the reason.
+Scores of training have guidance in runs that need it. A judgment has a limit: ``reward.timeout_s``
+of a function, and ``timeout_s`` of an endpoint, which is left alone after an outage. An absent
+judgment fails nothing: the score is written without it, with the reason.
 
 Counters: ``judgments`` (written), and ``judgments_absent_REASON`` of wrong responses without one:
 the kinds of ``VerifierFailureKind``, ``masked`` and ``not_asked_for``."""

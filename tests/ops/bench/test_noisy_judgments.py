@@ -23,8 +23,10 @@ def wrong_responses(number: int) -> list[Response]:
         problem = draw(rng, Split.TRAIN, 6)
         place, gap = rng.randrange(6), rng.randint(1, 9)
         counter = [shown if i < place else (shown + gap) % 10 for i, shown in enumerate(problem.counter)]
-        given = {"prompt_text": problem.prompt, "response_text": write_response(counter)}
-        made.append(Response(**given, answer=problem.answer, verifier="arithmetic"))
+        text = write_response(counter)
+        made.append(
+            Response(prompt_text=problem.prompt, response_text=text, answer=problem.answer, verifier="arithmetic")
+        )
     return made
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ops.demo.guided import NUM_TERMS, err, first_fault
 from ops.demo.task import Split, draw, write_response
 from pipeline.rewards.judgments.by_arithmetic import judgments
 from pipeline.rewards.judgments.counter_chain import chain_of, first_wrong_step
@@ -47,6 +48,15 @@ def test_one_error_in_a_chain_is_named_and_a_right_chain_has_no_judgment(
     said = (counter[step] + shift) % 10
     wrong = write_response(after(counter, step, said))
     assert judgment(problem.prompt, wrong) == f"step {step + 1} says {said}, should be {counter[step]}"
+
+
+@given(seed=st.integers(0, 10**6))
+def test_a_demonstrators_errors_get_the_judgments_that_the_guided_model_was_taught(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = draw(rng, Split.TRAIN, NUM_TERMS)
+    counter = err(problem, rng)
+    fault = first_fault(problem, counter)
+    assert judgment(problem.prompt, write_response(counter)) == (None if fault is None else fault.judgment)
 
 
 @pytest.mark.parametrize(
