@@ -84,7 +84,7 @@ class Reward(Scorer):
         )
         await self._trial.begin(self._pool)
         self.max_batch = config.max_batch
-        self._guidance = GuidanceSource(self.ctx, self._pool)
+        self._guidance = GuidanceSource(self.ctx, self._pool) if self.ctx.config.needs_guidance else None
         self._judges_groups = any(function.whole_group for function in config.functions.values())
         self._in_flight: set[ChunkId] = set()
         self._freed = asyncio.Event()
@@ -212,10 +212,14 @@ class Reward(Scorer):
             key: object = chunk.id
             if self._judges_groups and not chunk.trajectory.is_evaluation:
                 key = chunk.trajectory.group
-            elif self._guidance.is_quick and all(map(self._pool.is_quick, self._verifiers(chunk))):
+            elif self._is_quick(chunk):
                 key = "quick"
             found.setdefault(key, []).append((chunk, score))
         return list(found.values())
+
+    def _is_quick(self, chunk: TrajectoryChunk) -> bool:
+        quick_judgment = self._guidance is None or self._guidance.is_quick
+        return quick_judgment and all(map(self._pool.is_quick, self._verifiers(chunk)))
 
     def _verifiers(self, chunk: TrajectoryChunk) -> list[str]:
         functions = {} if chunk.trajectory.is_evaluation else self.ctx.config.reward.functions
@@ -256,7 +260,9 @@ class Reward(Scorer):
             scored.append((chunk, _response(chunk, score), shaped))
             self.ctx.count("judged")
             self.ctx.count("judged_accuracy", shaped.accuracy)
-        await self.write_all(await self._guidance.add(scored))
+        if self._guidance is not None:
+            scored = await self._guidance.add(scored)
+        await self.write_all((chunk, score) for chunk, _, score in scored)
         self.ctx.count("scored_tokens", sum(chunk.response_length for chunk, *_ in scored))
 
     async def _with_their_groups(self, chunks: list[TrajectoryChunk]) -> list[TrajectoryChunk]:

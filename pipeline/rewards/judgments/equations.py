@@ -72,7 +72,7 @@ _BEFORE = " \t\n([{<:;,\"'‘“*>$`|="
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class TextPiece:
     """A piece of a text."""
 
     kind: str
@@ -96,7 +96,7 @@ class Equation:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    tokens: Sequence[Token]
+    tokens: Sequence[TextPiece]
     units: frozenset[str]
     is_sure: bool = True
     """Whether nothing after it may belong to it."""
@@ -149,26 +149,26 @@ def normalised(text: str) -> str:
     return _TIMES.sub(r"\1*", text)
 
 
-def _tokens(text: str) -> Iterator[Token]:
+def _tokens(text: str) -> Iterator[TextPiece]:
     for found in _TOKEN.finditer(text):
         if (kind := found.lastgroup or "other") != "space":
-            yield Token(kind, found[0], found.start(), found.end())
+            yield TextPiece(kind, found[0], found.start(), found.end())
 
 
-def _with_products(tokens: list[Token]) -> list[Token]:
+def _with_products(tokens: list[TextPiece]) -> list[TextPiece]:
     """Write ``2(3 + 4)`` as a product."""
-    made: list[Token] = []
+    made: list[TextPiece] = []
     for token in tokens:
         before = made[-1] if made else None
         if before is not None and before.end == token.start:
             opens = token.text == "(" and (before.kind == "number" or before.text == ")")
             if opens or (token.kind == "number" and before.text == ")"):
-                made.append(Token("operator", "*", token.start, token.start))
+                made.append(TextPiece("operator", "*", token.start, token.start))
         made.append(token)
     return made
 
 
-def _equation(text: str, plain: str, tokens: Sequence[Token], equals: int) -> Equation | None:
+def _equation(text: str, plain: str, tokens: Sequence[TextPiece], equals: int) -> Equation | None:
     left, right = _left_side(plain, tokens, equals), _right_side(plain, tokens, equals)
     if left is None or right is None or not (left.has_operation or right.has_operation):
         return None
@@ -195,10 +195,10 @@ def _equation(text: str, plain: str, tokens: Sequence[Token], equals: int) -> Eq
     )
 
 
-def _left_side(plain: str, tokens: Sequence[Token], equals: int) -> _Side | None:
+def _left_side(plain: str, tokens: Sequence[TextPiece], equals: int) -> _Side | None:
     """Return the longest run of arithmetic that ends at the ``=``."""
     units: set[str] = set()
-    kept: list[Token] = []
+    kept: list[TextPiece] = []
     depth, index = 0, equals - 1
     while index >= 0 and len(kept) < _MAX_SIDE:
         token = tokens[index]
@@ -237,10 +237,10 @@ def _left_side(plain: str, tokens: Sequence[Token], equals: int) -> _Side | None
     return None if is_named else side
 
 
-def _right_side(plain: str, tokens: Sequence[Token], equals: int) -> _Side | None:
+def _right_side(plain: str, tokens: Sequence[TextPiece], equals: int) -> _Side | None:
     """Return the longest run of arithmetic that begins at the ``=``."""
     units: set[str] = set()
-    kept: list[Token] = []
+    kept: list[TextPiece] = []
     depth, index, is_sure = 0, equals + 1, True
     while index < len(tokens) and len(kept) < _MAX_SIDE:
         token = tokens[index]
@@ -284,7 +284,7 @@ def _right_side(plain: str, tokens: Sequence[Token], equals: int) -> _Side | Non
     return _Side(kept, frozenset(units), is_sure)
 
 
-def _unit(tokens: Sequence[Token], index: int, *, first: bool) -> list[str]:
+def _unit(tokens: Sequence[TextPiece], index: int, *, first: bool) -> list[str]:
     """Return the words of a unit, one or two between a number and an operator or ``=``; none where
     there is no unit. ``index`` is the ``first`` of them, or else the last."""
     for size in (1, 2):
@@ -307,12 +307,12 @@ def _unit(tokens: Sequence[Token], index: int, *, first: bool) -> list[str]:
     return []
 
 
-def _stand_apart(left: Token, right: Token) -> bool:
+def _stand_apart(left: TextPiece, right: TextPiece) -> bool:
     """Whether two numbers, or a number and a bracket, stand beside one another."""
     return (left.kind == "number" or left.text == ")") and (right.kind == "number" or right.text == "(")
 
 
-def _is_open_end(tokens: Sequence[Token], index: int) -> bool:
+def _is_open_end(tokens: Sequence[TextPiece], index: int) -> bool:
     """Whether the ``)`` at ``index`` has no ``(`` before it."""
     if tokens[index].text != ")":
         return False
@@ -324,7 +324,7 @@ def _is_open_end(tokens: Sequence[Token], index: int) -> bool:
     return True
 
 
-def _begins_well(plain: str, before: Token | None, first: Token) -> bool:
+def _begins_well(plain: str, before: TextPiece | None, first: TextPiece) -> bool:
     """Whether a side begins where it is cut: not behind a name, nor in the middle of a number."""
     if first.start > 0 and plain[first.start - 1] not in _BEFORE and (before is None or before.text != "="):
         return False
