@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +48,11 @@ class Turn:
     """To the end of the first update that was made with it."""
     gap_s: float
     """Longest time between the ends of two updates, from the last one before the command on."""
+    made_s: float | None = None
+    """Until ``headrace update`` had checked the change and put it into the registry: its start, its
+    imports, the schema. None for a resume."""
+    taken_s: float | None = None
+    """Until the learner took it, at its update's end. None for a resume."""
 
 
 class DemoRun:
@@ -76,8 +81,10 @@ class DemoRun:
     def hot(self) -> Turn:
         """Change the rate by ``headrace update``."""
         rate, began_s, rows = self._next_rate(), time.time(), self._rows()
-        _command("update", str(self.run_dir), "--set", f"{_KEY}={rate!r}")
-        return self._turn(rate, began_s, time.time(), rows)
+        answer = json.loads(_command("update", str(self.run_dir), "--set", f"{_KEY}={rate!r}", "--json"))
+        turn = self._turn(rate, began_s, time.time(), rows)
+        made_s, taken_s = answer["change"]["at_s"] - began_s, self._logged_s("settings_taken") - began_s
+        return replace(turn, made_s=made_s, taken_s=taken_s)
 
     def cold(self) -> Turn:
         """Change the rate by ``headrace down`` and ``headrace up --resume``."""
@@ -122,10 +129,13 @@ class DemoRun:
         return [row for row in read_for_view(path).rows if isinstance(row, UpdateRow)] if path.exists() else []
 
     def _ready_s(self) -> float:
-        """Return when a learner was last ready, in seconds since 1970."""
+        return self._logged_s("learner_ready")
+
+    def _logged_s(self, event: str) -> float:
+        """Return when a learner last logged an event, in seconds since 1970."""
         lines = (self.run_dir / "logs" / "learner.jsonl").read_text(encoding="utf-8").splitlines()
-        ready = [line for line in lines if '"learner_ready"' in line]
-        return datetime.fromisoformat(json.loads(ready[-1])["at"]).timestamp()
+        found = [line for line in lines if f'"{event}"' in line]
+        return datetime.fromisoformat(json.loads(found[-1])["at"]).timestamp()
 
     def _start(self, words: Sequence[str]) -> None:
         with (self._folder / "up.out").open("ab") as output:
@@ -154,12 +164,14 @@ def demo_run(folder: Path) -> Iterator[DemoRun]:
         run.end()
 
 
-def _command(*words: str) -> None:
+def _command(*words: str) -> str:
+    """Run a ``headrace`` command; return its output. Raises DataError when it fails."""
     done = subprocess.run(
         [sys.executable, "-m", "pipeline.cli", *words], capture_output=True, text=True, timeout=_LIMIT_S, check=False
     )
     if done.returncode:
         raise DataError(f"headrace {' '.join(words)} ended with code {done.returncode}: {done.stderr or done.stdout}")
+    return done.stdout
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -191,6 +203,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 str(Spread.of([turn.gap_s for turn in turns])),
             )
             for name, turns in kinds.items()
+        ],
+    )
+    parts = [(turn.made_s or 0.0, turn.taken_s or 0.0, turn.in_force_s) for turn in hot]
+    show(
+        "The parts of the time of `headrace update`: seconds",
+        ("its start and checks", "until the learner took it", "until the command had seen all"),
+        [
+            (
+                str(Spread.of([made_s for made_s, _, _ in parts])),
+                str(Spread.of([taken_s - made_s for made_s, taken_s, _ in parts])),
+                str(Spread.of([in_force_s - taken_s for _, taken_s, in_force_s in parts])),
+            )
         ],
     )
     faster = ratios([turn.in_force_s for turn in hot], [turn.in_force_s for turn in cold])
