@@ -37,6 +37,7 @@ async def status(at: Attached) -> Picture:
 
 
 def _status_lines(at: Attached, found: StatusReport) -> Iterator[Any]:
+    from pipeline.config.resolved import wanted_updates
     from pipeline.observability.history import HISTORY_NAME, HistoryTail, skipped_words
     from pipeline.observability.progress import RunProgress
     from pipeline.observability.tables import durability_line, fleet_table, groups_line, roles_line, tokens_line
@@ -45,7 +46,7 @@ def _status_lines(at: Attached, found: StatusReport) -> Iterator[Any]:
     detail = f", {printable_line(found.detail)}" if found.detail else ""
     yield f"{at.run_dir}: {found.state}{detail} ({alive})"
     tail = HistoryTail(at.run_dir / HISTORY_NAME)
-    progress = RunProgress.of(tail.read(), at.config.run.num_updates)
+    progress = RunProgress.of(tail.read(), wanted_updates(at.run_dir, at.settings))
     yield progress.in_words(time.time())
     if skipped := skipped_words(tail.num_skipped, HISTORY_NAME):
         yield skipped

@@ -104,9 +104,9 @@ def refusal(key: str) -> str | None:
 def with_settings(config: RunConfig, settings: Mapping[str, str], origin: str = "--set") -> RunConfig:
     """Return a configuration with other values (in TOML) of some settings. Raises ConfigError by
     the schema, cross-checks included."""
-    if not settings:
+    given = [f"{key}={value}" for key, value in settings.items() if in_toml(_held(config, key)) != value]
+    if not given:
         return config
-    given = [f"{key}={value}" for key, value in settings.items()]
     found = parse_config(to_toml(config), RESOLVED_NAME, given, option=origin)
     # the address of the ledger, with its password, is in no file
     return found.model_copy(update={"ledger": config.ledger})
@@ -183,7 +183,7 @@ def _check_together(present: RunConfig, wanted: RunConfig, num_updates: int) -> 
 def _held(config: RunConfig, key: str) -> Any:
     section, _, name = key.rpartition(".")
     held = section_of(config, section)
-    return getattr(held, name) if isinstance(held, BaseModel) else None
+    return getattr(held, name, None) if isinstance(held, BaseModel) else None
 
 
 def _is_known(key: str) -> bool:

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -109,12 +110,15 @@ def table_model(info: FieldInfo) -> type[BaseModel] | None:
     return None
 
 
-def settings() -> Iterator[Setting]:
-    """Yield every setting, in the order of the schema."""
-    for section, model in sections():
-        for name, info in model.model_fields.items():
-            if section_model(info) is None:
-                yield _setting(f"{section}.{name}", info)
+@cache
+def settings() -> tuple[Setting, ...]:
+    """Return every setting, in the order of the schema."""
+    return tuple(
+        _setting(f"{section}.{name}", info)
+        for section, model in sections()
+        for name, info in model.model_fields.items()
+        if section_model(info) is None
+    )
 
 
 def defaults_of(algorithm: str) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-import msgspec
 import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
@@ -24,6 +23,7 @@ from pipeline.config import CHANGES_NAME, RESOLVED_NAME
 from pipeline.config.describe import in_toml, named_model, section_model, settings, table_model
 from pipeline.config.other_names import meant_by
 from pipeline.config.public import kept_settings
+from pipeline.config.resolved import changed_settings
 from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
 from pipeline.ledger.url import hide_password
@@ -42,12 +42,6 @@ ENVIRONMENT: Final = "HEADRACE__"
 
 HUB_MODEL: Final = "hf:/"
 """Begins the path of a model on the hub, as ``pathlib`` holds hf://OWNER/NAME."""
-
-
-class _Change(msgspec.Struct):
-    """The part of a change of settings that configurations need."""
-
-    holds: dict[str, str]
 
 
 Tree = dict[str, Any]
@@ -118,21 +112,6 @@ def read_resolved(run_dir: Path) -> RunConfig:
         give = "give the folder that `headrace up` printed"
         raise ConfigError(f"{run_dir} is not a run: it has no {RESOLVED_NAME}; {give}")
     return load_config([path])
-
-
-def changed_settings(run_dir: Path) -> dict[str, str]:
-    """Return the settings that `headrace update` has changed in a run, as the supervisor wrote them
-    into its folder: values in TOML, by key. Raises ConfigError for a damaged file."""
-    path = run_dir / CHANGES_NAME
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=list[_Change])[-1].holds
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError, IndexError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error}; a running run's supervisor writes it anew; else put it back, or remove it to "
-            "begin with config.toml"
-        ) from None
 
 
 def write_resolved(config: RunConfig, run_dir: Path) -> Path:

@@ -42,12 +42,17 @@ class Attached:
 
     run_dir: Path
     settings: Glance
-    ledger: RunLedger
+    connect_ledger: Callable[[], RunLedger]
     registry: Registry
     client: Any
     """That both use, for further parts of the ledger."""
     is_copy: bool = False
     """Whether the server reads a copy: what is changed there is lost."""
+
+    @cached_property
+    def ledger(self) -> RunLedger:
+        """The run's ledger. Its import takes time, which commands without need of it do not spend."""
+        return self.connect_ledger()
 
     @cached_property
     def tokens(self) -> TokenAdmin:
@@ -137,7 +142,6 @@ async def _connected(run: Path | None, hold: _Hold, *, in_thread: bool = False) 
     from pipeline.ledger.server.embedded import read_ledger_url
     from pipeline.runtime.log import log_to_stderr
     from pipeline.runtime.registry.redis import RedisRegistry
-    from pipeline.runtime.run_ledger import run_ledger
     from pipeline.supervisor.run_folder import supervisor_pid
 
     log_to_stderr()
@@ -154,12 +158,20 @@ async def _connected(run: Path | None, hold: _Hold, *, in_thread: bool = False) 
         connect_to = functools.partial(connect, patience_s=_ANSWER_S)
         client = connect_to(url)
         registry = RedisRegistry(client, settings.run.name)
-        ledger = run_ledger(client, settings.run.name, run_dir, connect_to)
+        ledgers: list[RunLedger] = []
+
+        def connect_ledger() -> RunLedger:
+            from pipeline.runtime.run_ledger import run_ledger
+
+            ledgers.append(run_ledger(client, settings.run.name, run_dir, connect_to))
+            return ledgers[-1]
+
         try:
-            yield Attached(run_dir, settings, ledger, registry, client, is_copy)
+            yield Attached(run_dir, settings, connect_ledger, registry, client, is_copy)
         finally:
             await registry.aclose()
-            await ledger.aclose()
+            for ledger in ledgers:
+                await ledger.aclose()
 
 
 @asynccontextmanager

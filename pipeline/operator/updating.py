@@ -49,7 +49,7 @@ async def update(at: Attached, overrides: Sequence[str], reason: str = "") -> Se
     await check_running(at)
     last = await at.registry.last_settings_change()
     present = present_config(at, last)
-    sets = checked(present, overrides, num_updates=await _num_updates(at))
+    sets = checked(present, overrides, num_updates=await _num_updates(at, overrides))
     former = {key: value_of(present, key) for key in sets}
     return await _add(at, after(last, sets, former, by=operator(), at_s=time.time(), reason=words))
 
@@ -88,7 +88,7 @@ async def roll_back(at: Attached, reason: str = "") -> SettingsChange:
         raise ConfigError(f"{at.run_dir} goes by the settings of its start: no change stands, so none is rolled back")
     undone = undoing(changes[-1], found[-1:], by=operator(), at_s=time.time(), reason=words)
     given = [f"{key}={value}" for key, value in undone.sets.items()]
-    checked(present_config(at, changes[-1]), given, num_updates=await _num_updates(at), may_be_code=True)
+    checked(present_config(at, changes[-1]), given, num_updates=await _num_updates(at, given), may_be_code=True)
     for version in (undone.sets.get(key, "").strip('"') for key in CODE_KEYS):
         if version:
             checked_code(at.run_dir, version)
@@ -191,8 +191,11 @@ async def _add(at: Attached, change: SettingsChange) -> SettingsChange:
     return change
 
 
-async def _num_updates(at: Attached) -> int:
-    """Return how many updates the run has made, by its history and its learner."""
+async def _num_updates(at: Attached, overrides: Sequence[str]) -> int:
+    """Return how many updates the run has made, by its history and its learner; 0 for overrides that
+    no number of updates bounds, since a long history takes seconds to read."""
+    if not any(text.strip().startswith("run.num_updates") for text in overrides):
+        return 0
     from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_for_view
 
     rows = read_for_view(at.run_dir / HISTORY_NAME).rows
