@@ -40,6 +40,13 @@ class SupervisorGlance(msgspec.Struct, frozen=True):
     stuck_after_s: float | None = None
 
 
+class GeneratorsGlance(msgspec.Struct, frozen=True):
+    """Of ``[fleet]``."""
+
+    min_generators: int
+    max_generators: int | None = None
+
+
 class ValueGlance(msgspec.Struct, frozen=True):
     """Of ``[value]``."""
 
@@ -55,6 +62,7 @@ class Glance(msgspec.Struct, frozen=True):
     ledger: LedgerGlance
     supervisor: SupervisorGlance
     value: ValueGlance
+    fleet: GeneratorsGlance
 
 
 def glance(run_dir: Path) -> Glance:

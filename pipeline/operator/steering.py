@@ -106,8 +106,8 @@ def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Dr
             f"{one.worker} is the run's last {role}, and without any the run stands still; `--replace` starts a fresh one in "
             f"its place, `headrace scale {role}=2` another beside it first"
         )
-    least = at.config.fleet.min_generators
-    follows_demand = at.config.fleet.max_generators is not None and not present.is_by_hand
+    least = at.settings.fleet.min_generators
+    follows_demand = at.settings.fleet.max_generators is not None and not present.is_by_hand
     if role is Role.GENERATOR and one.worker in own and follows_demand and present.counts[role] <= least:
         raise ConfigError(
             f"{one.worker} is one of fleet.min_generators={least}: another would be started at once; `--replace` does just "

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pipeline.runtime.registry.settings_change import SettingsChange
 
 _LOOK_S = 0.02
+_LOOK_SHARE = 0.02
+"""Of the time waited so far: a worker that takes minutes is looked at seldom."""
+_LONGEST_LOOK_S = 0.5
 _MAX_CHANGES = 1000
 """Of one run. Each is a few hundred bytes in the registry."""
 
@@ -112,7 +115,8 @@ async def wait_until_taken(
     from pipeline.supervisor.run_folder import supervisor_pid
 
     clock = clock or RealClock()
-    end_s = clock.monotonic() + timeout_s
+    began_s = clock.monotonic()
+    end_s = began_s + timeout_s
     found = [TakenChange("supervisor", is_taken=False)]
     while True:
         try:
@@ -127,7 +131,7 @@ async def wait_until_taken(
             return found
         if change.is_code and await undone_by(at, change) is not None:
             return found
-        await clock.sleep(_LOOK_S)
+        await clock.sleep(min(_LONGEST_LOOK_S, max(_LOOK_S, _LOOK_SHARE * (clock.monotonic() - began_s))))
 
 
 async def undone_by(at: Attached, change: SettingsChange) -> SettingsChange | None:

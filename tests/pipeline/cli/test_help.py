@@ -57,6 +57,23 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
     assert not {"redis", "zmq", "pydantic", "rich"} & modules, "a --help needs click alone"
 
 
+_COLLECTIONS = """
+import gc
+from pipeline.cli import main
+before = sum(one["collections"] for one in gc.get_stats())
+try:
+    main(["update", "--settings"])
+finally:
+    print(sum(one["collections"] for one in gc.get_stats()) - before)
+"""
+
+
+def test_a_command_does_not_look_for_garbage_while_it_imports() -> None:
+    done = subprocess.run([sys.executable, "-c", _COLLECTIONS], capture_output=True, text=True, timeout=60, check=False)
+    assert "learner.learning_rate" in done.stdout
+    assert int(done.stdout.split()[-1]) <= 2, "by Python's threshold there are 100 or more"
+
+
 def _main(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pipeline.cli", *words], capture_output=True, text=True, timeout=60, check=False

@@ -3,6 +3,7 @@ end by their deadline."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -32,13 +33,16 @@ from pipeline.ledger.server import copy as server_copy
 from pipeline.ledger.server.embedded import EmbeddedServer, server_runs
 from pipeline.observability.start_record import StartRow, add_row
 from pipeline.observability.why.silence import silence, whereabouts
-from pipeline.operator.attached import Attached
+from pipeline.operator.attached import Attached, attach
 from pipeline.process.records import identify
+from pipeline.runtime.registry.contract import RunState, RunStatus
 from pipeline.runtime.registry.settings_change import after
+from pipeline.supervisor.run_folder import run_lock
 from protocol.errors import ConfigError, LedgerUnavailable
 from protocol.ids import Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field
 from tests.mute import Manner, mute_server
+from tests.pipeline.cli.probe import run_command
 from tests.pipeline.ledger.builders import make_chunk
 from tests.pipeline.made_run import stopped_run
 from tests.pipeline.observability.rows import update_row
@@ -407,39 +411,58 @@ def test_why_tells_of_a_mute_server_that_it_is_there_and_says_nothing(
         assert server.num_connections == 2
 
 
-_IMPORTED = """
-import json, sys
-from pipeline.cli import main
-try:
-    main(["why", sys.argv[1], "--json"])
-finally:
-    print("\\n@" + json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
-"""
+HEAVY = {"torch", "transformers", "pyarrow", "matplotlib", "pydantic"}
 
 
-def _imported(run_dir: Path) -> tuple[dict[str, Any], set[str]]:
-    """Return the answer of a `why` in a process of its own, and the packages that it imported."""
-    done = subprocess.run([sys.executable, "-c", _IMPORTED, str(run_dir)], capture_output=True, text=True, timeout=60)
-    answer, _, modules = done.stdout.partition("\n@")
-    return json.loads(answer), set(json.loads(modules))
+def _imported(command: str, run_dir: Path) -> tuple[Any, set[str]]:
+    """Return a command's answer from a process of its own, and the packages that it imported."""
+    name, *words = command.split()
+    printed, _, modules = run_command([name, str(run_dir), *words, "--json"])
+    return json.loads(printed), {module.partition(".")[0] for module in modules}
 
 
 def test_why_answers_without_what_takes_long_to_import(run_dir: Path) -> None:
-    heavy = {"torch", "transformers", "pyarrow", "pydantic"}
     server = EmbeddedServer(run_dir, max_memory_mb=64)
     server.start()
     pid = server.pid()
     assert pid is not None
     try:
-        answer, modules = _imported(run_dir)
+        answer, modules = _imported("why", run_dir)
         assert answer["chains"][0]["cause"] == "nobody"
-        assert not heavy & modules
+        assert not HEAVY & modules
         os.kill(pid, signal.SIGSTOP)
-        answer, modules = _imported(run_dir)
+        answer, modules = _imported("why", run_dir)
         assert answer["chains"][0]["cause"] == "ledger"
-        assert not (heavy | {"numpy", "redis", "asyncio", "structlog", "rich"}) & modules, "it asks the ledger nothing"
+        assert not (HEAVY | {"numpy", "redis", "asyncio", "structlog", "rich"}) & modules, "it asks the ledger nothing"
     finally:
         os.kill(pid, signal.SIGCONT)
+        server.stop()
+
+
+async def _set_running(run_dir: Path) -> None:
+    async with attach(run_dir) as at:
+        await at.registry.set_run_status(RunStatus(RunState.RUNNING))
+
+
+def test_light_commands_import_no_more_than_they_need(run_dir: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(run_dir, run)
+    server = EmbeddedServer(run, max_memory_mb=64)
+    server.start()
+    try:
+        with run_lock(run):
+            asyncio.run(_set_running(run))
+            for words in ("status", "queues"):
+                answer, modules = _imported(words, run)
+                assert answer
+                assert not HEAVY & modules, words
+            # the one that checks a value needs the schema, and no ledger
+            done = run_command(["update", str(run), "--set", "learner.learning_rate=0.5", "--timeout", "0"])
+        assert done[1] == 1
+        assert "change 1: learner.learning_rate 0.5" in done[0]
+        assert not (HEAVY - {"pydantic"}) & {module.partition(".")[0] for module in done[2]}
+        assert "pipeline.ledger.redis.ledger" not in done[2]
+    finally:
         server.stop()
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.config import RESOLVED_NAME
+from pipeline.config import CHANGES_NAME, RESOLVED_NAME
 from pipeline.config.load import load_config, read_resolved, write_resolved
-from pipeline.config.resolved import Glance, glance
+from pipeline.config.resolved import Glance, glance, wanted_updates
 from protocol.errors import ConfigError
 
 SETTINGS = (
@@ -22,6 +22,9 @@ SETTINGS = (
     "value.min_explained_variance=0.25",
     "value.pretrain_steps=7",
     "value.batch_trajectories=64",
+    "run.num_updates=77",
+    "fleet.max_generators=8",
+    "fleet.min_generators=0",
 )
 LEAST = ("run.name='seen'",)
 
@@ -52,3 +55,13 @@ def test_a_folder_that_holds_no_run_or_a_broken_file_is_refused_in_words(tmp_pat
     (tmp_path / RESOLVED_NAME).write_text("[run\n")
     with pytest.raises(ConfigError, match="not TOML"):
         glance(tmp_path)
+
+
+def test_a_run_makes_as_many_updates_as_its_newest_change_says(tmp_path: Path) -> None:
+    write_resolved(load_config([Path("configs/demo.toml")], SETTINGS), tmp_path)
+    assert wanted_updates(tmp_path, glance(tmp_path)) == 77
+    (tmp_path / CHANGES_NAME).write_text('[{"holds": {"run.num_updates": "90"}}, {"holds": {"run.num_updates": "900"}}]')
+    assert wanted_updates(tmp_path, glance(tmp_path)) == read_resolved(tmp_path).run.num_updates == 900
+    (tmp_path / CHANGES_NAME).write_text("[]")
+    with pytest.raises(ConfigError, match=CHANGES_NAME):
+        wanted_updates(tmp_path, glance(tmp_path))
