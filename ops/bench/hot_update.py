@@ -48,7 +48,7 @@ _HOT, _COLD = "headrace update", "down, up --resume"
 _LIMIT_S = 180.0
 _POLL_S = 0.2
 """Times are those of the history and the log, so a seldom look costs the fleet little."""
-_SETTLE = 5
+_SETTLE = 3
 """Updates between two changes."""
 
 
