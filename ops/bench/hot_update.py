@@ -1,7 +1,7 @@
 """A setting changed in a running fleet, against drain and resume with the new value, in turns.
 
 Both change ``learner.learning_rate``. A change is *in effect* when the first update that was
-computed with it has ended, by the history; the way there is the same for both. The *command is
+computed with it has ended, by the history. The *command is
 done* when ``headrace update`` returns, or when the resumed learner is ready, since ``headrace up``
 stays. Both count from the command's start. The *gap* is the longest time between the ends of two
 updates around the change, and shows what the run lost.
@@ -71,7 +71,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class BenchFleet:
-    """What is run, and changed again and again."""
+    """A fleet whose settings are changed again and again."""
 
     title: str
     files: tuple[str, ...]
@@ -141,7 +141,7 @@ class ChangingRun:
 
     def _turn(self, began_s: float, done_s: float, before: Sequence[UpdateRow]) -> Turn:
         def first() -> UpdateRow | None:
-            # rows name the change that they were made with; a resume with another value makes one too
+            # rows name the change that they were made with; a resume with another value is one
             return next((row for row in self._rows() if row.settings_change > before[-1].settings_change), None)
 
         self._wait(lambda: first() is not None, "an update with the new value")

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from pipeline.cli.lean import be_lean
 from pipeline.operator.attached import Attached
 from protocol.printable import printable
 
@@ -98,6 +99,8 @@ def on_run(connect: Callable[[Path | None], AbstractAsyncContextManager[Attached
         @functools.wraps(command)
         def with_connection(run: Path | None, **others: Any) -> Any:
             import asyncio
+
+            be_lean()
 
             async def call() -> Any:
                 async with connect(run) as at:

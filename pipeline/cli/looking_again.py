@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import click
 
 from pipeline.cli.common import Command, echo_json, json_option
+from pipeline.cli.lean import be_lean
 from pipeline.operator.attached import Attached, find_run, look_at
 from protocol.errors import LedgerError, LedgerUnavailable
 from protocol.printable import printable
@@ -75,6 +76,8 @@ def looking(command: Command) -> Command:
         run_dir = find_run(run)
 
         import asyncio
+
+        be_lean()
 
         async def once() -> Picture:
             async with look_at(run_dir) as at:

@@ -20,10 +20,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from pipeline.config import CHANGES_NAME, RESOLVED_NAME
+from pipeline.config.changed import changed_settings
 from pipeline.config.describe import in_toml, named_model, section_model, settings, table_model
 from pipeline.config.other_names import meant_by
 from pipeline.config.public import kept_settings
-from pipeline.config.resolved import changed_settings
 from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
 from pipeline.ledger.url import hide_password

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.config import CHANGES_NAME, RESOLVED_NAME
-from protocol.errors import ConfigError
+from pipeline.config import RESOLVED_NAME
+from pipeline.config.changed import changed_settings
 
 
 class RunGlance(msgspec.Struct, frozen=True):
@@ -19,12 +19,6 @@ class RunGlance(msgspec.Struct, frozen=True):
 
     name: str
     num_updates: int
-
-
-class _Change(msgspec.Struct):
-    """The part of a change of settings that configurations need."""
-
-    holds: dict[str, str]
 
 
 class LedgerGlance(msgspec.Struct, frozen=True):
@@ -75,21 +69,6 @@ def glance(run_dir: Path) -> Glance:
         from pipeline.config.public import public_settings
 
         return msgspec.convert(public_settings(read_resolved(run_dir)), Glance)
-
-
-def changed_settings(run_dir: Path) -> dict[str, str]:
-    """Return the settings that `headrace update` has changed in a run, as the supervisor wrote them
-    into its folder: values in TOML, by key. Raises ConfigError for a damaged file."""
-    path = run_dir / CHANGES_NAME
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=list[_Change])[-1].holds
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError, IndexError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error}; a running run's supervisor writes it anew; else put it back, or remove it to "
-            "begin with config.toml"
-        ) from None
 
 
 def wanted_updates(run_dir: Path, settings: Glance) -> int:

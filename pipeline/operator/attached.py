@@ -51,7 +51,7 @@ class Attached:
 
     @cached_property
     def ledger(self) -> RunLedger:
-        """The run's ledger. Its import takes time, which commands without need of it do not spend."""
+        """The run's ledger, made when it is first needed: its import takes time."""
         return self.connect_ledger()
 
     @cached_property

@@ -196,8 +196,8 @@ async def _add(at: Attached, change: SettingsChange) -> SettingsChange:
 
 
 async def _num_updates(at: Attached, overrides: Sequence[str]) -> int:
-    """Return how many updates the run has made, by its history and its learner; 0 for overrides that
-    no number of updates bounds, since a long history takes seconds to read."""
+    """Return how many updates the run has made, by its history and its learner. Overrides that no
+    number of updates bounds get 0: a long history takes seconds to read."""
     if not any(text.strip().startswith("run.num_updates") for text in overrides):
         return 0
     from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_for_view

@@ -18,8 +18,8 @@ import msgspec
 import structlog
 
 from pipeline.config import CHANGES_NAME
+from pipeline.config.changed import changed_settings
 from pipeline.config.changing import value_of
-from pipeline.config.resolved import changed_settings
 from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
 from pipeline.observability.settings_changes import read_changes

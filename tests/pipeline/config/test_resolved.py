@@ -60,7 +60,9 @@ def test_a_folder_that_holds_no_run_or_a_broken_file_is_refused_in_words(tmp_pat
 def test_a_run_makes_as_many_updates_as_its_newest_change_says(tmp_path: Path) -> None:
     write_resolved(load_config([Path("configs/demo.toml")], SETTINGS), tmp_path)
     assert wanted_updates(tmp_path, glance(tmp_path)) == 77
-    (tmp_path / CHANGES_NAME).write_text('[{"holds": {"run.num_updates": "90"}}, {"holds": {"run.num_updates": "900"}}]')
+    (tmp_path / CHANGES_NAME).write_text(
+        '[{"holds": {"run.num_updates": "90"}}, {"holds": {"run.num_updates": "900"}}]'
+    )
     assert wanted_updates(tmp_path, glance(tmp_path)) == read_resolved(tmp_path).run.num_updates == 900
     (tmp_path / CHANGES_NAME).write_text("[]")
     with pytest.raises(ConfigError, match=CHANGES_NAME):

@@ -1,0 +1,31 @@
+"""The settings that `headrace update` has changed in a run, read without the schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from pipeline.config import CHANGES_NAME
+from protocol.errors import ConfigError
+
+
+class _Change(msgspec.Struct):
+    """The part of a change of settings that configurations need."""
+
+    holds: dict[str, str]
+
+
+def changed_settings(run_dir: Path) -> dict[str, str]:
+    """Return the settings that `headrace update` has changed in a run, as the supervisor wrote them
+    into its folder: values in TOML, by key. Raises ConfigError for a damaged file."""
+    path = run_dir / CHANGES_NAME
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[_Change])[-1].holds
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError, IndexError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}; a running run's supervisor writes it anew; else put it back, or remove it to "
+            "begin with config.toml"
+        ) from None
