@@ -1,6 +1,6 @@
-"""What a command that looks at a run or changes it leaves out of its own process.
+"""Leaves threads and packages out of commands that look at a run or change it.
 
-A third of its time would go into threads and packages that it never uses."""
+Such a command never uses them, and a quarter of its time would go into them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Commands log to standard error without them, and nothing turns those metrics on.
 
 
 def be_lean() -> None:
-    """Have this process start no numeric threads, and libraries do without what is optional. What
-    was imported before, or is imported later by name, is as ever."""
+    """Have this process start no numeric threads, and its libraries do without what is optional.
+    Imports before and after this call are as ever."""
     # numpy's library starts a thread for each core when it is loaded
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for library, package in _OPTIONAL.items():
