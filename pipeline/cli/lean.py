@@ -4,13 +4,10 @@ Such a command never uses them, and a quarter of its time would go into them."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-
-_OPTIONAL = {"structlog": "rich", "redis.asyncio": "opentelemetry"}
-"""Packages that a library imports where they are installed, for tracebacks and metrics of its own.
-Commands log to standard error without them, and nothing turns those metrics on."""
+from collections.abc import Generator
+from contextlib import contextmanager
 
 
 def be_lean() -> None:
@@ -18,12 +15,23 @@ def be_lean() -> None:
     Imports before and after this call are as ever."""
     # numpy's library starts a thread for each core when it is loaded
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    for library, package in _OPTIONAL.items():
-        if library in sys.modules or package in sys.modules:
-            continue
-        # None: an import of it fails as if it were not installed
-        sys.modules[package] = None  # type: ignore[assignment]
-        try:
-            importlib.import_module(library)
-        finally:
-            del sys.modules[package]
+    # Commands log to standard error without its tracebacks.
+    with _without("rich"):
+        import structlog  # noqa: F401
+    # Nothing turns its metrics on.
+    with _without("opentelemetry"):
+        import redis.asyncio  # noqa: F401
+
+
+@contextmanager
+def _without(package: str) -> Generator[None]:
+    """Have imports of a package fail in this context as if it were not installed; one that is
+    imported already stays."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
