@@ -20,7 +20,7 @@ ROLES = {
 def imports(config: RunConfig, roles: Collection[Role] = tuple(ROLES)) -> Iterator[str]:
     """Yield the modules that workers of these roles import in a configuration, but for vLLM's."""
     yield from (module for role, module in ROLES.items() if role in roles)
-    if Role.GENERATOR in roles and config.generation.engine == "local":
+    if Role.GENERATOR in roles and config.has_sampling and config.generation.engine == "local":
         yield "workers.engines.generation.local.build"
     if Role.LEARNER in roles and config.learner.backend == "torch":
         yield "workers.engines.training.torch"

@@ -69,7 +69,7 @@ def prepare(config: RunConfig, roles: Sequence[Role]) -> dict[str, Any]:
 def try_generation(engine: GenerationEngine, config: RunConfig) -> None:
     """Sample two tokens with the weights that an engine has. Raises EngineError when their
     log-probs are not finite, or none come."""
-    if config.generation.engine == "emulated":
+    if config.generation.engine == "emulated" or not config.has_sampling:
         return
     request = WindowRequest(
         trajectory=_TRIAL,

@@ -8,15 +8,16 @@ There is no ledger, no wire and no other process. The weights before an update s
 learning shows in a minute or two. ``headrace bench demos`` measures whether a demo reaches its bar
 in an asynchronous run.
 
-*Consumes* run files of small tasks with the ``arithmetic`` verifier. *Produces* accuracies on
-held-out prompts and clipped shares, update by update, printed and as JSON. *Waits for* nothing."""
+*Consumes* run files of small tasks with the ``arithmetic`` verifier, or of recorded responses.
+*Produces* accuracies on held-out prompts and clipped shares, update by update, printed and as JSON.
+*Waits for* nothing."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -28,11 +29,14 @@ import torch
 from ops.bench.table import provenance, write_json
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
+from pipeline.data.responses import RecordedResponses
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk, Unit
 from pipeline.process.progress_bar import tracked
 from pipeline.rewards.arithmetic import verify
+from pipeline.rewards.recorded import verify as verify_recorded
+from pipeline.rewards.registry import RECORDED
 from pipeline.rewards.shaping import shape
 from pipeline.rewards.verifier import Response, Verdict
 from protocol.errors import ConfigError
@@ -176,6 +180,10 @@ class OneProcess:
         told = {"explained_variance": mean(explained)} if explained else {}
         return metrics | told | {"trained_tokens": float(trained)}
 
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the policy's weights as they are now."""
+        return self._backend.tensors()
+
     def sample_groups(self) -> list[list[Sampled]]:
         """Sample one update's groups, those without signal too, and train nothing."""
         return self._groups(filtered=False)
@@ -190,6 +198,8 @@ class OneProcess:
     def _groups(self, *, filtered: bool) -> list[list[Sampled]]:
         """Sample the groups of one update."""
         algorithm = self.config.algorithm
+        if self._source.responses is not None:
+            return self._recorded(self._source.responses)
         groups: list[list[Sampled]] = []
         while (lacking := algorithm.groups_per_update - len(groups)) > 0:
             many = lacking + (_SPARE_GROUPS if filtered else 0)
@@ -200,6 +210,22 @@ class OneProcess:
             self.num_tokens += sum(one.window.tokens.size for group in sampled for one in group)
             groups += [group for group in sampled if not filtered or len({one.score.accuracy for one in group}) > 1]
         return groups[: algorithm.groups_per_update]
+
+    def _recorded(self, responses: RecordedResponses) -> list[list[Sampled]]:
+        """Read one update's recorded responses, each a group of one."""
+        first, many = self._position, self.config.algorithm.groups_per_update
+        self._position += many
+        pairs: list[tuple[Prompt, SampledWindow]] = []
+        for position in range(first, first + many):
+            prompt = self._source.at(position)
+            found = responses.at(prompt.prompt_id)
+            nothing = np.zeros(found.tokens.size, np.float32)
+            of = Segment(self._num_updates, found.tokens.size)
+            name = TrajectoryId("t", position, 0)
+            pairs.append((prompt, SampledWindow(name, found.tokens, nothing, (of,), found.finish_reason)))
+            self.num_tokens += found.tokens.size
+        self.num_responses += many
+        return [[one] for one in self._mark(pairs)]
 
     def _sample(self, prompts: Sequence[Prompt], *, temperature: float, size: int) -> list[list[Sampled]]:
         limit = self.config.generation.max_response_tokens
@@ -322,7 +348,8 @@ class OneProcess:
         ]
         limit = self.config.generation.max_response_tokens
         made: list[Sampled] = []
-        for (prompt, window), text, verdict in zip(pairs, texts, verify(responses), strict=True):
+        judge = verify_recorded if responses and responses[0].verifier == RECORDED else verify
+        for (prompt, window), text, verdict in zip(pairs, texts, judge(responses), strict=True):
             num_tokens, reason = window.tokens.size, window.finish_reason
             assert isinstance(verdict, Verdict), verdict
             score = shape(

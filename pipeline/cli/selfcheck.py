@@ -49,10 +49,18 @@ def selfcheck(run: Path | None, fleet: bool, timeout_s: float, as_json: bool) ->
 
 
 async def _fleet(run: Path | None, timeout_s: float) -> AskedGenerators:
+    from pipeline.config.load import read_resolved
     from pipeline.operator.attached import attach
     from pipeline.operator.fleet_check import check_fleet
+    from protocol.errors import ConfigError
 
     async with attach(run) as at:
+        config = read_resolved(at.run_dir)
+        if not config.has_sampling:
+            raise ConfigError(
+                f"the generators of {config.run.name} have no model to check: they read data.responses, and there is no "
+                "evaluation; `headrace selfcheck` checks the devices of this machine"
+            )
         return await check_fleet(at, timeout_s)
 
 

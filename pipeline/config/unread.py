@@ -107,6 +107,21 @@ _RULES = (
         lambda c: "soft" not in c.reward.overlong,
         "reward.overlong is not soft",
     ),
+    _Rule(
+        "data.response_verifier data.columns.response data.columns.verdict data.columns.judgment",
+        lambda c: not c.data.responses,
+        "data.responses is empty",
+    ),
+    _Rule(
+        "data.verifier generation.dtype generation.device generation.kv_policy generation.vllm.",
+        lambda c: not c.has_sampling,
+        "data.responses are read, and there is no evaluation, so nothing is sampled",
+    ),
+    _Rule(
+        "learner.logprob_check_share",
+        lambda c: bool(c.data.responses),
+        "data.responses have no log-probs of a generator to check",
+    ),
     _Rule("evaluation.", lambda c: not c.has_evaluation, "data.evaluation and evaluation.sets are empty"),
     _Rule(
         "evaluation.patience evaluation.keep_best evaluation.main",

@@ -113,7 +113,9 @@ def needs(
     if config.learner.backend != "emulated" and counts.get(Role.LEARNER):
         is_here = on_cpu(config.model.device)
         found.append(_trained("learner", shape, config, is_value=False, on_cpu=is_here))
-    if config.generation.engine != "emulated":
+    if not config.has_sampling:
+        found += _each("generator", counts.get(Role.GENERATOR, 0), Need("", {"process": _LIGHT_BYTES}, 0))
+    elif config.generation.engine != "emulated":
         need = _generator(shape, config) if on_cpu(config.generation.device) else _ON_GPU
         found += _each("generator", counts.get(Role.GENERATOR, 0), need)
     if config.has_reference and config.reference.backend == "torch":

@@ -32,7 +32,7 @@ def threads_of(config: RunConfig) -> dict[Role, int]:
     found: dict[Role, int] = {}
     if config.learner.backend != "emulated" and is_cpu(config.model.device):
         found[Role.LEARNER] = config.learner.threads * config.learner.ranks
-    if config.generation.engine == "local" and is_cpu(config.generation.device):
+    if config.has_sampling and config.generation.engine == "local" and is_cpu(config.generation.device):
         found[Role.GENERATOR] = config.generation.threads
     if config.has_reference and config.reference.backend == "torch" and is_cpu(config.reference.device):
         found[Role.REFERENCE] = config.reference.threads
@@ -70,7 +70,7 @@ def _slots(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
     credit = (
         int((config.staleness.eta + 1) * algorithm.oversampling * algorithm.groups_per_update) * algorithm.group_size
     )
-    if generation.engine != "emulated" and slots > credit:
+    if generation.engine != "emulated" and not config.data.responses and slots > credit:
         yield warn(
             "slots",
             f"generators have {slots} slots, and credit admits {credit} responses at once, so slots stay empty",
@@ -117,7 +117,7 @@ def _deadlines(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
 def _correction(config: RunConfig, machine: Machine) -> Iterator[CheckFinding]:
     generation = config.generation
     differs = generation.engine == "vllm" or (generation.engine == "local" and generation.dtype != config.model.dtype)
-    if config.algorithm.importance == "none" and differs:
+    if config.algorithm.importance == "none" and differs and not config.data.responses:
         engine = "vLLM" if generation.engine == "vllm" else f"the engine in {generation.dtype}"
         yield warn(
             "correction",

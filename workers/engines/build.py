@@ -42,7 +42,16 @@ def build_engine(config: RunConfig, model_path: Path) -> GenerationEngine:
 
 
 def build_generation_engine(config: RunConfig) -> GenerationEngine:
-    """Make the run's generation engine on the start model, which it serves until the first swap."""
+    """Make the run's generation engine on the start model, which it serves until the first swap. A
+    run of recorded responses has a model for its evaluation alone, and without one none."""
+    if not config.data.responses:
+        return _build_sampling(config)
+    from workers.engines.generation.recorded import RecordedEngine
+
+    return RecordedEngine(config.generation.num_slots, _build_sampling(config) if config.has_sampling else None)
+
+
+def _build_sampling(config: RunConfig) -> GenerationEngine:
     engine = build_engine(config, config.model.path)
     pace = config.emulation
     if config.generation.engine != "emulated" and (pace.decode_base_s or pace.decode_slot_s):

@@ -47,9 +47,11 @@ from protocol.ids import Role
 from workers.engines.build import build_generation_engine
 from workers.engines.generation.seam import EngineStats, GenerationEngine, SampledWindow
 from workers.generator.chunk_writer import ChunkWriter
+from workers.generator.followed_weights import FollowedWeights
 from workers.generator.held_trajectories import Held, HeldTrajectories, Renewal
 from workers.generator.self_check import NUM_PROMPTS, SelfChecker
 from workers.generator.standstill import Standstill
+from workers.generator.version_follower import VersionFollower
 from workers.generator.weight_receiver import WeightReceiver
 
 _IDLE_S = 0.02
@@ -108,6 +110,17 @@ class Neighbours:
         return self._reach_scorers
 
 
+def receiver_of(ctx: ActorContext, engine: GenerationEngine) -> WeightReceiver | VersionFollower:
+    """Return what brings an engine its policy versions: weights, or without a model their
+    numbers."""
+    followed: FollowedWeights | None = ctx.prepared.take("weights")
+    if ctx.config.has_sampling:
+        return WeightReceiver(ctx, engine, followed)
+    if followed is not None:
+        followed.reader.close()
+    return VersionFollower(ctx, engine)
+
+
 class Generator(Actor):
     """Samples trajectories window by window."""
 
@@ -127,7 +140,7 @@ class Generator(Actor):
         self._before: EngineStats
         self._held: HeldTrajectories
         self._writer: ChunkWriter
-        self._taker: WeightReceiver
+        self._taker: WeightReceiver | VersionFollower
         self._tally: SampledTokenCounts
         self._check: SelfChecker
 
@@ -162,7 +175,7 @@ class Generator(Actor):
         self._writer = ChunkWriter(self.ctx, self._held, tokenizer, senders, max_waiting=2 * engine.num_slots)
         self._tally = SampledTokenCounts(self.ctx.run_dir, self.ctx.who)
         self._before = engine.stats()
-        self._taker = WeightReceiver(self.ctx, engine, self.ctx.prepared.take("weights"))
+        self._taker = receiver_of(self.ctx, engine)
         self._check = SelfChecker(self.ctx, engine, [source.at(place) for place in range(NUM_PROMPTS)])
         self.ctx.watch_in_hand(lambda: WorkInHand(self._held.since_s, output_depth=self._writer.num_unsent))
 
@@ -171,7 +184,8 @@ class Generator(Actor):
         self._writer.start()
         self.ctx.spawn("weights", self._taker.watch())
         self.ctx.spawn("leases", self._keep_leases())
-        self.ctx.spawn("self-checks", self._check.watch())
+        if self.ctx.config.has_sampling:
+            self.ctx.spawn("self-checks", self._check.watch())
         try:
             await self._decode()
         except (EngineDied, ParityFailed, WeightsRejected) as error:
@@ -361,7 +375,7 @@ class Generator(Actor):
 
     def _submit(self, held: Held) -> None:
         self.ctx.spans.begin(str(held.trajectory))
-        self._engine.submit(self._held.submit(held.trajectory).request(self.ctx.config))
+        self._engine.submit(self._held.submit(held.trajectory).request(self.ctx.config, self._source.responses))
 
     async def _keep_leases(self) -> None:
         """Renew the leases while the engine progresses, since a turn may outlast them. When it

@@ -26,6 +26,7 @@ import numpy as np
 
 from pipeline.config.data_sets import DataSetSection
 from pipeline.config.schema import RunConfig
+from pipeline.data.responses import RecordedResponses
 from pipeline.ledger.types import EvaluationRequest, Lease
 from protocol.errors import EngineError
 from protocol.ids import TrajectoryId
@@ -89,8 +90,9 @@ class Held:
         data = config.data
         return self.lease.evaluation or (data.set_of(self.prompt.prompt_id) if data.sets else None)
 
-    def request(self, config: RunConfig) -> WindowRequest:
-        """Return the request for the next window, at the run's sampling or the evaluation's own."""
+    def request(self, config: RunConfig, responses: RecordedResponses | None = None) -> WindowRequest:
+        """Return the request for the next window, at the run's sampling or the evaluation's own.
+        With recorded ``responses`` a training request carries its response."""
         generation, evaluation, own = config.generation, self.lease.evaluation, self._own(config)
         of = generation if evaluation is None else evaluation
         sampling = SamplingParams(
@@ -111,6 +113,7 @@ class Held:
             sampling=sampling,
             seed=config.run.seed,
             stop_strings=self.stop_strings(config),
+            recorded=responses.at(self.prompt.prompt_id) if responses is not None and evaluation is None else None,
         )
 
 

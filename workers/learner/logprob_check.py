@@ -30,7 +30,8 @@ class LogprobCheck:
 
     def __init__(self, ctx: ActorContext, backend: TrainingBackend) -> None:
         self._ctx, self._backend = ctx, backend
-        self._share = ctx.config.learner.logprob_check_share
+        # recorded responses have no log-probs of a generator
+        self._share = 0.0 if ctx.config.data.responses else ctx.config.learner.logprob_check_share
         self._gaps = SamplerGaps()
 
     async def look(

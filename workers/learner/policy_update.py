@@ -37,6 +37,7 @@ Compute = Callable[..., Awaitable[Any]]
 
 _SAME = 1e-3
 """Relative difference of two finite results that a device's order of additions may make."""
+_OF_BEHAVIOR = ("behavior_", "importance_", "log_perplexity_gap", "perplexity_ratio", "sequence_chi2")
 _OLD_LOGPROBS = 0.25
 """About the share that a forward pass over the batch has in it and the steps together."""
 
@@ -155,6 +156,8 @@ class PolicyUpdate:
                 blamed.append(BlamedStep(tuple(sample.name for sample in minibatch), result, limits))
             results.append(result)
             self._check(result)
+        if self._config.data.responses:
+            results = [_without_behavior(result) for result in results]
         return Stepped(results, stepping - started, time.monotonic() - stepping, tuple(blamed))
 
     @property
@@ -183,6 +186,13 @@ class PolicyUpdate:
                 f"settings; {advice}, then go on from the last checkpoint with "
                 f"`headrace up --resume {self._config.run_dir}`"
             )
+
+
+def _without_behavior(result: StepResult) -> StepResult:
+    """Return a result without metrics of the policy that sampled: it is unknown for recorded
+    responses."""
+    kept = {name: value for name, value in result.metrics.items() if not name.startswith(_OF_BEHAVIOR)}
+    return replace(result, metrics=kept)
 
 
 def _check_same(first: StepResult, again: StepResult, *, applied: bool) -> None:

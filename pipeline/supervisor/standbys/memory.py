@@ -25,7 +25,7 @@ def standby_parts(config: RunConfig, roles: Iterable[Role]) -> dict[str, int]:
     parts: dict[str, int] = {}
     for role in roles:
         match role:
-            case Role.GENERATOR if config.generation.engine != "emulated":
+            case Role.GENERATOR if config.has_sampling and config.generation.engine != "emulated":
                 cache = config.generation.vllm.kv_cache_gb << 30 if config.generation.engine == "vllm" else 0
                 parts["generator"] = _model(config.model.path, config.generation.dtype) + cache
             case Role.REFERENCE if config.reference.backend != "emulated":

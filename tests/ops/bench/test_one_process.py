@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from ops.bench.one_process import OneProcess, learn
 from ops.demo import task as demo_task
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.load import load_config
+from pipeline.data.source import PromptSource
+from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.types import ClaimedUnit
 from protocol.errors import ConfigError
 from workers.learner.policy_update import Prepared
@@ -46,6 +49,25 @@ def test_one_optimiser_step_an_update_clips_nothing_and_several_clip_some(task: 
 
     assert clipped(1) == 0.0
     assert clipped(4) > 0.0
+
+
+def test_recorded_responses_are_read_in_the_runs_order_and_without_behaviour(
+    task: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "responses.jsonl"
+    lines = [{"prompt": f"a{n}b+1=", "response": f"a{n}b{n + 1}={n + 1}", "verdict": n % 2} for n in range(6)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = [*task, "data.train=[]", f"data.responses=['{file}']", "algorithm.group_size=1", "reward.overlong=none"]
+    settings += ["algorithm.name=rft", "algorithm.groups_per_update=3", "algorithm.num_minibatches=1"]
+    config = load_config([ROOT / "configs" / "demo.toml"], [*settings, "algorithm.importance=none"])
+    learner, source = OneProcess(config), PromptSource(config, load_text_tokenizer(config.model.path))
+    read = [one for _ in range(4) for [one] in learner.sample_groups()]
+    assert [one.prompt.prompt_id for one in read] == [source.at(position).prompt_id for position in range(12)]
+    assert [one.score.accuracy for one in read] == [one.prompt.extra["verdict"] for one in read]
+    assert learner.num_responses == 12
+    metrics = learner.update()
+    assert not [name for name in metrics if name.startswith(("behavior_", "importance_", "sequence_chi2"))]
+    assert "proximal_logprob" in metrics
 
 
 def test_the_critic_is_trained_until_its_gate_would_open(task: tuple[str, ...]) -> None:

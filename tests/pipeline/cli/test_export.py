@@ -84,6 +84,19 @@ def test_the_card_names_data_rule_versions_settings_and_the_curve_up_to_it(run_d
     assert str(tmp_path) not in card, "no folder of this machine is published"
 
 
+def test_the_card_of_recorded_responses_names_their_files(run_dir: Path, tmp_path: Path) -> None:
+    write_resolved(
+        op_config(
+            tmp_path, "data.train=[]", "data.responses=['r.jsonl']", "algorithm.name=sft", "algorithm.group_size=1"
+        ),
+        run_dir,
+    )
+    assert export(run_dir, "--out", tmp_path / "op").exit_code == 0
+    card = (tmp_path / "op" / "README.md").read_text()
+    assert "* training: recorded responses of `r.jsonl`" in card.splitlines()
+    assert "on recorded responses." in card and "reinforcement learning." not in card
+
+
 def test_the_card_has_masks_where_settings_have_secrets(run_dir: Path, tmp_path: Path) -> None:
     config = op_config(tmp_path, 'generation.vllm.engine_args={hf_token="of-a-test"}')
     write_resolved(config, run_dir)

@@ -17,6 +17,8 @@ from pipeline.ledger.types import Unit
 from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses, trajectory_units
 from tests.pipeline.config.test_describe import MINIMAL
 
+RECORDED = ("data.train=[]", 'data.responses=["r.jsonl"]', "algorithm.name=sft")
+
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
@@ -67,6 +69,12 @@ def run_file(tmp_path: Path) -> Path:
         (["guidance.max_flagged_share=0.2", "algorithm.name=nlft-first"], {"guidance.max_flagged_share"}),
         (["guidance.max_flagged_share=0.2", "algorithm.name=nlft"], set()),
         (["algorithm.clip_high=0.3", "algorithm.name=sft"], {"algorithm.clip_high"}),
+        (["data.response_verifier=math"], {"data.response_verifier"}),
+        (["data.columns.verdict=mark"], {"data.columns.verdict"}),
+        ([*RECORDED, "data.response_verifier=math", "data.columns.verdict=mark"], set()),
+        ([*RECORDED, "data.verifier=math"], {"data.verifier"}),
+        ([*RECORDED, "data.verifier=math", 'data.evaluation=["h.jsonl"]'], set()),
+        ([*RECORDED, "learner.logprob_check_share=0.5"], {"learner.logprob_check_share"}),
         (["reference.threads=2"], {"reference.threads"}),
         (["reference.threads=2", "algorithm.guidance=mix"], set()),
         (["learner.lora.alpha=8"], {"learner.lora.alpha"}),

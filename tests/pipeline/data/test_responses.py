@@ -214,12 +214,15 @@ def test_the_digest_covers_responses_verdicts_and_judgments(tmp_path: Path, toke
     assert len(set(digests)) == len(changes)
 
 
-def test_a_text_that_the_tokenizer_changes_is_told(tmp_path: Path, tokenizer: TextTokenizer) -> None:
-    lines = [{"prompt": "a", "response": text, "verdict": 1} for text in ("1", "\N{SNOWMAN} 1")]
-    source = source_of(tmp_path / "own.jsonl", tokenizer, lines)
+def test_a_text_that_the_tokenizer_changes_is_told(tmp_path: Path) -> None:
+    letters = load_text_tokenizer(Path(__file__).parents[3] / "ops" / "demo" / "tiny_model")
+    lines = [{"prompt": "a", "response": text, "verdict": 1} for text in ("1", "\N{SNOWMAN}1")]
+    source = source_of(tmp_path / "own.jsonl", letters, lines)
     assert source.responses is not None
-    kept = tokenizer.decode(recorded(source, 1)[0]).split() == ["\N{SNOWMAN}", "1"]
-    assert any("own.jsonl:2" in line for line in source.responses.lines()) is not kept
+    assert letters.decode(recorded(source, 1)[0]) == "1", "this tokenizer has no such character"
+    changed = [line for line in source.responses.lines() if "another text in the model's tokens" in line]
+    assert len(changed) == 1
+    assert changed[0].startswith("1 responses") and "own.jsonl:2" in changed[0]
 
 
 def test_held_out_prompts_keep_a_verifier_of_their_own(tmp_path: Path, tokenizer: TextTokenizer) -> None:

@@ -28,6 +28,26 @@ def test_what_is_given_and_not_read_is_among_the_findings(tmp_path: Path) -> Non
     assert "set, but not read: algorithm.gae_lambda (dapo has no critic)" in findings
 
 
+def test_recorded_responses_are_counted_and_checked_as_prompts_are(tmp_path: Path) -> None:
+    file, held_out = tmp_path / "responses.jsonl", tmp_path / "heldout.jsonl"
+    lines = [{"prompt": f"{n}+{n}=", "response": str(n), "verdict": n == 0, "judgment": "no"} for n in range(8)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    held_out.write_text(json.dumps({"prompt": "3+3=", "answer": "6"}) + "\n")
+    recorded = ("data.train=[]", f"data.responses=['{file}']", "algorithm.name=sft", "algorithm.group_size=1")
+    checked = preflight(op_config(tmp_path, *recorded, "data.epochs=3"))
+    text = "\n".join(checked.findings)
+    assert "training: 8 responses: 1 right, 7 wrong, 8 with a judgment; the longest has 2 tokens" in text
+    assert "verifiers: arithmetic, recorded" in text
+    assert (checked.spec.num_prompts, checked.spec.group_size) == (24, 1)
+    with pytest.raises(ConfigError, match=r"data\.responses has 8 usable prompts for 1 epochs"):
+        preflight(op_config(tmp_path, *recorded, "data.epochs=1", "algorithm.groups_per_update=9"))
+    with pytest.raises(DataError, match=r"remove them from data\.responses or data\.evaluation"):
+        preflight(op_config(tmp_path, *recorded, f"data.evaluation=['{held_out}']"))
+    file.write_text(json.dumps({"prompt": "1+1=", "response": "2"}) + "\n")
+    with pytest.raises(DataError, match=r"responses\.jsonl:1: no verdict"):
+        preflight(op_config(tmp_path, *recorded))
+
+
 @pytest.mark.parametrize(
     ("override", "kind", "message"),
     [

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from pipeline.config.learning import DataSection
 from pipeline.config.schema import RunConfig
 from pipeline.preflight.memory_needs import (
     Need,
@@ -21,6 +22,7 @@ from pipeline.preflight.memory_needs import (
     room_here,
 )
 from pipeline.runtime.machine import Machine
+from pipeline.supervisor.standbys.memory import standby_parts
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
@@ -62,6 +64,17 @@ def test_what_is_published_lies_in_shared_memory_once_and_generators_use_it_ther
     found = _needs(small_config(tmp_path), counts=FEW | {Role.GENERATOR: 3})
     assert found["published weights"].num_bytes == 3 * 4 * QWEN.num_weights, "two are kept while the third is written"
     assert found["3 generators"].parts["weights"] == 0
+
+
+def test_a_generator_of_recorded_responses_needs_a_model_for_evaluation_alone(tmp_path: Path) -> None:
+    data = DataSection(responses=(tmp_path / "r.jsonl",))
+    config = small_config(tmp_path).model_copy(update={"data": data})
+    generator = _needs(config)["generator"]
+    assert generator.parts.keys() == {"process"} and generator.num_bytes < 1 << 27
+    assert "generator" not in standby_parts(config, [Role.GENERATOR])
+    evaluated = config.model_copy(update={"data": data.model_copy(update={"evaluation": (tmp_path / "h.jsonl",)})})
+    assert "KV cache at most" in _needs(evaluated)["generator"].parts
+    assert "generator" in standby_parts(evaluated, [Role.GENERATOR])
 
 
 def test_a_machine_that_cannot_hold_what_is_certain_is_refused_with_the_largest_part(tmp_path: Path) -> None:

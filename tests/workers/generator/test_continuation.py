@@ -34,6 +34,8 @@ WINDOW = 4
 class _OnePrompt:
     """A stream of the same prompt."""
 
+    responses = None
+
     def __init__(self, tokens: list[int]) -> None:
         self._prompt = Prompt(
             prompt_id="train:0",

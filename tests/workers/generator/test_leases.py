@@ -146,6 +146,8 @@ class _OneSlot:
 
 
 class _Prompts:
+    responses = None
+
     def at(self, position: int) -> Prompt:
         del position
         return PROMPT

@@ -42,6 +42,8 @@ PROMPTS = [
 
 
 class Prompts:
+    responses = None
+
     def at(self, position: int) -> Prompt:
         return PROMPTS[position % NUM_PROMPTS]
 

@@ -90,6 +90,8 @@ class Silent(EmulatedEngine):
 class OnePrompt:
     """A stream of the same prompt."""
 
+    responses = None
+
     def at(self, position: int) -> Prompt:
         del position
         return PROMPT

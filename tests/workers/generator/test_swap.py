@@ -32,6 +32,8 @@ PROMPT = Prompt(prompt_id="train:0", tokens=np.array([5, 9], np.int32), text="2+
 class _OnePrompt:
     """A stream of the same prompt."""
 
+    responses = None
+
     def at(self, position: int) -> Prompt:
         del position
         return PROMPT

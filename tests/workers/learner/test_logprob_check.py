@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.algorithms.batching import TrainingSample
+from pipeline.config.learning import DataSection
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.counter_names import LOGPROB_GAP, LOGPROB_USUAL_GAP
@@ -57,8 +58,12 @@ def unit_of(*chunks: TrajectoryChunk) -> ClaimedUnit:
     return ClaimedUnit(str(chunks[0].trajectory), tuple((ScoredChunk(chunk, {}),) for chunk in chunks))
 
 
-async def checked(folder: Path, tasks: asyncio.TaskGroup, share: float) -> tuple[LogprobCheck, ActorContext, Backend]:
+async def checked(
+    folder: Path, tasks: asyncio.TaskGroup, share: float, *, is_recorded: bool = False
+) -> tuple[LogprobCheck, ActorContext, Backend]:
     config = small_config(folder)
+    if is_recorded:
+        config = config.model_copy(update={"data": DataSection(responses=(folder / "no-data.jsonl",))})
     config = config.model_copy(update={"learner": config.learner.model_copy(update={"logprob_check_share": share})})
     registry = MemoryRegistry(ManualClock())
     ctx = await context_of(config, folder, Role.LEARNER, "learner", tasks, registry, zmq_transport(), ManualClock())
@@ -95,6 +100,15 @@ async def test_about_the_set_share_of_chunks_is_computed_again_and_none_at_zero(
             await check.look(units, updates_of, 0)
             assert backend.num_computed == sum(is_chosen(f"t.{n // 4}.{n % 4}.1", share) for n in range(200))
             assert ("checked_chunks" in ctx.counters) is (share > 0.0)
+            ctx.close()
+
+
+async def test_recorded_responses_have_no_log_probs_to_check(tmp_path: Path) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for is_recorded in (False, True):
+            check, ctx, backend = await checked(tmp_path, tasks, share=1.0, is_recorded=is_recorded)
+            await check.look([unit_of(*(chunk_of(n, "generator-0#1") for n in range(4)))], updates_of, 0)
+            assert backend.num_computed == (0 if is_recorded else 4)
             ctx.close()
 
 

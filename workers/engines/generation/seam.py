@@ -1,4 +1,5 @@
-"""The seam between the generator and the engines that sample tokens: local torch, and vLLM.
+"""The seam between the generator and the engines that sample tokens: local torch, and vLLM. An
+engine of recorded responses reads them in place of sampling.
 
 An engine is blocking and single-threaded: ``advance`` computes and returns. The generator drives it
 from the one compute thread that it owns."""
@@ -16,6 +17,7 @@ from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason, Segment
 
 if TYPE_CHECKING:
+    from pipeline.data.responses import RecordedResponse
     from pipeline.weights.tensorfile import Publication
 
 
@@ -56,6 +58,8 @@ class WindowRequest:
     """The run's; the token at response position p is drawn from stream (seed, trajectory, p)."""
     stop_strings: tuple[str, ...] = ()
     """The response ends with the first token after which its text holds one of them."""
+    recorded: RecordedResponse | None = None
+    """The whole response, of which the next window is read. Nothing is sampled then."""
 
 
 @dataclass(frozen=True, slots=True)
