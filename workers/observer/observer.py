@@ -101,7 +101,7 @@ class Observer(Actor):
         except (LedgerError, TimeoutError) as error:
             reason = str(error) or f"no answer within {ANSWER_S:g} s"
             suspicions = self._fleet.away(clock.monotonic(), clock.time(), asked_s, reason)
-            counter = "missed_moments"
+            is_missed = True
         else:
             now_s, at_s = clock.monotonic(), clock.time()
             published = -1 if weights is None else weights.policy_version
@@ -110,12 +110,15 @@ class Observer(Actor):
             frame, suspicions = self._fleet.look(now_s, at_s, others, published, failures)
             self._segments.add(at_s, frame, self._fleet.tables | records)
             self.ctx.counters["records_lost"] = self._records.num_lost
-            counter = "moments"
+            is_missed = False
         await self._record(self._book.look(clock.time(), suspicions))
         if self._segments.is_due():
             await self._write_segment()
         # at the end: a counted moment has its incidents in their file
-        self.ctx.count(counter)
+        if is_missed:
+            self.ctx.count("missed_moments")
+        else:
+            self.ctx.count("moments")
 
     async def _record(self, records: Sequence[IncidentRecord]) -> None:
         for record in records:
