@@ -23,7 +23,7 @@ from pipeline.cli import headrace
 from pipeline.config.catalogue import BUILT_IN, declare
 from pipeline.config.describe import Setting, in_toml, purpose, sections, settings
 from pipeline.ledger.types import DropReason
-from pipeline.observability.history import EvaluationRow, UpdateRow, ValueRow
+from pipeline.observability.history import EvaluationRow, RefusedRow, UpdateRow, ValueRow
 from pipeline.process.exit_codes import ExitCode
 
 _WIDTH: Final = 88
@@ -150,7 +150,13 @@ def metrics() -> list[str]:
 
 def _figures() -> Iterator[str]:
     """Yield a table of each kind of row in ``history.jsonl``."""
-    for title, kind in (("An update", UpdateRow), ("An evaluation", EvaluationRow), ("A step of the critic", ValueRow)):
+    kinds = {
+        "An update": UpdateRow,
+        "An update of which no step was applied": RefusedRow,
+        "An evaluation": EvaluationRow,
+        "A step of the critic": ValueRow,
+    }
+    for title, kind in kinds.items():
         texts = documented(inspect.getsource(kind))
         rows = (f"| {code(name)} | {plain(texts.get(name, ''))} |" for name in kind.__annotations__)
         yield from ("", f"### {title}", "", "| figure | meaning |", "|---|---|", *rows)

@@ -62,7 +62,7 @@ class UpdateRow:
     grad_norm: float
     learning_rate: float
     num_refused_steps: int
-    """Optimiser steps that were not finite, so not applied."""
+    """Optimiser steps that were not finite, or spikes, so not applied."""
     wait_s: float
     """Wait for enough ready units."""
     logprob_s: float
@@ -78,6 +78,22 @@ class UpdateRow:
     tokens. Empty in rows of earlier versions."""
     settings_change: int = 0
     """Number of the change of the run's settings that held; 0: those of the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """An update of which no step was applied: it made no version, and its number comes again."""
+
+    update: int
+    policy_version: int
+    """Of the weights, which stayed."""
+    at_s: float
+    num_trajectories: int
+    num_refused_steps: int
+    """0 when no response of the claim was finite."""
+    loss: float
+    """Mean over the steps; 0 without any."""
+    grad_norm: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +156,13 @@ class ValueRow:
     step_s: float
 
 
-Row = UpdateRow | EvaluationRow | ValueRow
-_KINDS: dict[str, type[Row]] = {"update": UpdateRow, "evaluation": EvaluationRow, "value": ValueRow}
+Row = UpdateRow | RefusedRow | EvaluationRow | ValueRow
+_KINDS: dict[str, type[Row]] = {
+    "update": UpdateRow,
+    "refused": RefusedRow,
+    "evaluation": EvaluationRow,
+    "value": ValueRow,
+}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 

@@ -19,7 +19,7 @@ import structlog
 
 from pipeline.config.code import CODE_KEYS, REWARDS
 from pipeline.config.schema import RunConfig
-from pipeline.observability.history import HISTORY_NAME, HistoryTail, UpdateRow
+from pipeline.observability.history import HISTORY_NAME, HistoryTail, RefusedRow, UpdateRow
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange, standing, undoing
@@ -80,7 +80,7 @@ class CodeKeeper:
         if self._history is None:
             self._history = HistoryTail(self._history_path)
         rows = await asyncio.to_thread(self._history.read)
-        updates = [UpdateGlance(row.at_s, row.loss) for row in rows if isinstance(row, UpdateRow)]
+        updates = [UpdateGlance(row.at_s, row.loss) for row in rows if isinstance(row, UpdateRow | RefusedRow)]
         for version in on_the_way:
             before, rollout = version.rollout.phase, version.rollout
             workers = self._workers(version, beats)

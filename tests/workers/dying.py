@@ -33,7 +33,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.data.source import HeldOutSource
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import LedgerSpec
-from pipeline.observability.history import EvaluationRow, UpdateRow, ValueRow, read_history
+from pipeline.observability.history import EvaluationRow, RefusedRow, UpdateRow, ValueRow, read_history
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
@@ -347,9 +347,9 @@ class World:
         assert newest is not None
         return json.loads((newest.path / "weights.json").read_text())
 
-    def history(self) -> list[UpdateRow | EvaluationRow]:
+    def history(self) -> list[UpdateRow | RefusedRow | EvaluationRow]:
         """Return the rows that a learner writes; one of a value worker is a failure."""
-        rows: list[UpdateRow | EvaluationRow] = []
+        rows: list[UpdateRow | RefusedRow | EvaluationRow] = []
         for row in read_history(self.folder / "history.jsonl"):
             assert not isinstance(row, ValueRow)
             rows.append(row)

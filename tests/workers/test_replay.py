@@ -38,7 +38,7 @@ from tests.workers.engines.tiny import tiny_model
 from workers.engines.build import build_training_backend
 from workers.engines.model import fingerprint
 from workers.engines.training.seam import StepResult
-from workers.learner.policy_update import PolicyUpdate
+from workers.learner.policy_update import PolicyUpdate, is_made
 from workers.learner.update_recorder import SEGMENT_KEY, UpdateRecorder
 from workers.replay import Replay, Report, Request, main
 
@@ -107,9 +107,10 @@ class Learning:
         self.recorder.batch(claim, given, self.num_updates + 1, self.version, self.updates.limits)
         prepared = self.updates.prepare(given)
         stepped = asyncio.run(self.updates.step(prepared.samples, policy_version=self.version, compute=_at_once))
-        self.recorder.outcome(prepared, stepped, self.num_updates + 1, self.version + 1)
-        self.num_updates += 1
-        self.version += 1
+        made = int(is_made(prepared, stepped))
+        self.recorder.outcome(prepared, stepped, self.num_updates + 1, self.version + made)
+        self.num_updates += made
+        self.version += made
 
     def make(self, num: int) -> Learning:
         for _ in range(num):
@@ -301,7 +302,7 @@ def test_units_with_nan_are_left_out_again_also_when_no_other_is_left(tmp_path: 
     learning.update(group_units([bad, *drawn[1:]], 16))
     learning.update(group_units([bad, *drawn[1:4]], 16))
     report = replayed(config)
-    assert (versions(report), report.num_equal) == ([1, 2, 3], 3)
+    assert (versions(report), report.num_equal) == ([1, 2, 2], 3), "the third made no version"
     assert [one.num_samples for one in report.remade] == [8, 8, 0]
     outcomes = [update.outcome for update in read_log(config.run_dir / "updates")[0].updates]
     assert [outcome.refused if outcome else None for outcome in outcomes] == [(), ("0",), ("0",)]
@@ -318,6 +319,26 @@ def test_an_update_with_a_step_that_its_data_made_infinite_comes_out_bit_for_bit
     assert [outcome.applied if outcome else None for outcome in outcomes] == [(True, True), (False, True), (True, True)]
     report = replayed(config)
     assert (versions(report), report.num_equal) == ([1, 2, 3], 3)
+
+
+def test_an_update_whose_steps_were_all_refused_has_no_version_in_its_log(tmp_path: Path) -> None:
+    config = config_of(tmp_path, algorithm={"normalize_std": False, "num_minibatches": 1})
+    learning = Learning(config, 1).make(1)
+    drawn = responses(5, num_groups=2)
+    huge = replace(drawn[0], score=msgspec.structs.replace(drawn[0].score, reward=1e30))
+    before = learning.backend.digests()
+    learning.update(group_units([huge, *drawn[1:]], 16))
+    assert learning.version == 1 and learning.backend.digests() == before
+    learning.make(1).checkpoint()
+    learning.update(group_units([huge, *drawn[1:]], 16))
+    learning.make(1).checkpoint()
+    report = replayed(config)
+    assert (versions(report), report.num_equal) == ([1, 1, 2, 2, 3], 5)
+    assert [one.update for one in report.remade] == [1, 2, 2, 3, 3]
+    assert versions(replayed(config, after=2)) == [3], "from the checkpoint of two updates"
+    # a successor goes on from the same checkpoint, in a stretch of its own
+    Learning(config, 2).make(1).checkpoint()
+    assert replayed(config).num_equal == 6
 
 
 @pytest.mark.parametrize(("spikes", "applied"), [("drop", False), ("train", True)])

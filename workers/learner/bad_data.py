@@ -12,8 +12,11 @@ from collections.abc import Iterable, Sequence
 
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.ledger.types import Claim, ClaimedUnit, DropReason, UnitLetter
+from pipeline.observability.history import RefusedRow
 from pipeline.runtime.context import ActorContext
-from workers.learner.policy_update import BlamedStep
+from protocol.errors import Diverged
+from workers.learner.policy_update import BlamedStep, Stepped
+from workers.learner.update_row import refused_row
 
 _MAX_NAMES = 8
 
@@ -23,6 +26,8 @@ class BadData:
 
     def __init__(self, ctx: ActorContext) -> None:
         self._ctx = ctx
+        self._num_in_a_row = 0
+        """Claims that were dropped whole since the last update."""
 
     async def refuse(self, claim: Claim, units: Sequence[ClaimedUnit], refused: Iterable[NonFiniteUnit]) -> set[str]:
         """Drop units whose arrays are not finite; return their names."""
@@ -79,6 +84,40 @@ class BadData:
                     await self._drop(claim, unit, f"{words}; its units: {', '.join(at_fault)}")
             found |= at_fault.keys()
         return found
+
+    async def give_up(
+        self, claim: Claim, units: Sequence[ClaimedUnit], stepped: Stepped, update: int, version: int
+    ) -> RefusedRow:
+        """Return what is left of a claim of which nothing was trained on; return its row for the
+        history. Weights, their ``version`` and their snapshot stay. Raises Diverged when so many
+        claims in a row came to nothing."""
+        ctx = self._ctx
+        self._num_in_a_row += 1
+        returned = await ctx.ledger.return_claim(ctx.who, claim.claim_id)
+        trajectories = [chunks[0].chunk.trajectory for unit in units for chunks in unit.trajectories]
+        for trajectory in trajectories:
+            ctx.spans.forget(str(trajectory))
+        row = refused_row(update, version, len(trajectories), stepped.results)
+        ctx.count("refused_steps", row.num_refused_steps)
+        ctx.counters["loss"] = row.loss
+        ctx.log.error(
+            "update_refused",
+            update=update,
+            units_returned=returned,
+            in_a_row=self._num_in_a_row,
+            action="no step was applied: no version is published, and the next update has this number",
+        )
+        if self._num_in_a_row >= ctx.config.learner.max_bad_steps:
+            raise Diverged(
+                f"{self._num_in_a_row} claims in a row came to nothing, since none of their responses was finite or no step "
+                "on them: not one batch is at fault; see `headrace dead-letters list` for what was not finite, then go on "
+                f"from the last checkpoint with `headrace up --resume {ctx.run_dir}`"
+            )
+        return row
+
+    def trained(self) -> None:
+        """Take note that a claim was trained on."""
+        self._num_in_a_row = 0
 
     async def _drop(self, claim: Claim, unit: ClaimedUnit, error: str) -> None:
         letter = UnitLetter(unit.trajectories[0][-1].chunk.id, error)

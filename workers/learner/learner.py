@@ -55,7 +55,7 @@ from workers.learner.forecast import Forecast
 from workers.learner.hopeless import HopelessData
 from workers.learner.logprob_check import LogprobCheck
 from workers.learner.new_settings import NewSettings
-from workers.learner.policy_update import PolicyUpdate
+from workers.learner.policy_update import PolicyUpdate, is_made
 from workers.learner.update_recorder import SEGMENT_KEY, UpdateRecorder
 from workers.learner.update_row import show, update_row
 from workers.learner.weight_publisher import WeightPublisher
@@ -239,9 +239,17 @@ class Learner(Actor):
             with self.ctx.work.part(0.9):
                 step = self._updates.step(samples, policy_version=self._version, compute=self.ctx.compute)
                 stepped = await self._settings.first(number, step)
+            if not is_made(prepared, stepped):
+                version = self._version
             with self.ctx.work.part(0.05):
                 await self.ctx.compute(self._recorder.outcome, prepared, stepped, number, version)
             dropped |= await self._bad_data.blame(claim, units, stepped.blamed, number)
+            if version == self._version:
+                self._history.append(await self._bad_data.give_up(claim, units, stepped, number, version))
+                self._chunks.published({unit.name for unit in units})
+                self._done()
+                return
+            self._bad_data.trained()
             self._num_updates, self._version = number, version
             self._applied[claim.claim_id] = claim.units
             self._chunks.trained()
@@ -274,6 +282,10 @@ class Learner(Actor):
         # after it: claims that it waited for are settled, and the snapshot holds only the others
         kept = {**self._state(), "claims": dict(self._applied)}
         await self._snapshots.take(self._backend.live_state, kept, version=self._version, num_updates=self._num_updates)
+        self._done()
+
+    def _done(self) -> None:
+        """End the work on a claim."""
         self.ctx.held, self._claimed_s = 0, None
         self.ctx.deliver()
         self.ctx.progress()

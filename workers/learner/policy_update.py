@@ -83,6 +83,12 @@ class Stepped:
     blamed: tuple[BlamedStep, ...] = ()
 
 
+def is_made(prepared: Prepared, stepped: Stepped) -> bool:
+    """Return whether an update makes a version. An update that lost units and applied no step makes
+    none."""
+    return any(result.applied for result in stepped.results) or not (stepped.blamed or prepared.refused)
+
+
 class PolicyUpdate:
     """Makes updates on a backend's weights, one after the other."""
 

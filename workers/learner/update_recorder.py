@@ -77,7 +77,8 @@ class UpdateRecorder:
         self._try(self._write_batch, claim, units, update, policy_version, limits)
 
     def outcome(self, prepared: Prepared, stepped: Stepped, update: int, policy_version: int) -> None:
-        """Record an update's result, before it is published as ``policy_version``."""
+        """Record an update's result, before it is published as ``policy_version``: the one before
+        where no step was applied."""
         self._try(self._write_outcome, prepared, stepped, update, policy_version)
 
     def cut(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.ledger.version_history import VersionHistory
-from pipeline.observability.history import Histogram, UpdateRow
+from pipeline.observability.history import Histogram, RefusedRow, UpdateRow
 from pipeline.runtime.context import ActorContext
 from workers.engines.training.seam import StepResult
 
@@ -67,6 +67,19 @@ def _guidance(samples: Sequence[TrainingSample]) -> dict[str, float]:
     """Return the share of responses without guidance; nothing for a rule that reads none."""
     known = [sample.is_unguided for sample in samples if sample.is_unguided is not None]
     return {"unguided_fraction": float(np.mean(known))} if known else {}
+
+
+def refused_row(update: int, version: int, num_samples: int, results: Sequence[StepResult]) -> RefusedRow:
+    """Return the summary of an update of which no step was applied, from ``version``."""
+    return RefusedRow(
+        update=update,
+        policy_version=version,
+        at_s=time.time(),
+        num_trajectories=num_samples,
+        num_refused_steps=len(results),
+        loss=float(np.mean([r.loss for r in results])) if results else 0.0,
+        grad_norm=float(np.mean([r.grad_norm for r in results])) if results else 0.0,
+    )
 
 
 def show(row: UpdateRow, ctx: ActorContext) -> None:

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Final
 
 from pipeline.observability.fleet_history import FleetRow
-from pipeline.observability.history import EvaluationRow, Row, UpdateRow, ValueRow
+from pipeline.observability.history import EvaluationRow, RefusedRow, Row, UpdateRow, ValueRow
 
 _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9_.@-]+")
 
@@ -109,6 +109,9 @@ class RowNames:
             values |= {f"reward/{plain(name)}": value for name, value in row.reward_parts.items()}
             values |= {f"objective/{plain(name)}": value for name, value in row.metrics.items()}
             return Point("update", Axis.UPDATE, row.update, row.at_s, values)
+        if isinstance(row, RefusedRow):
+            values = {_UPDATE["num_refused_steps"]: float(row.num_refused_steps)}
+            return Point("refused", Axis.UPDATE, row.update, row.at_s, values)
         if isinstance(row, ValueRow):
             values = {f"value/{name}": float(getattr(row, name)) for name in _VALUE}
             return Point("value", Axis.VALUE, row.step, row.at_s, values)

@@ -112,6 +112,12 @@ class LoggedUpdate:
     frames: tuple[RecordFrame, ...]
     """Of its units."""
 
+    @property
+    def num_updates(self) -> int:
+        """Updates in the weights after it. One of which no step was applied does not count."""
+        is_made = self.outcome is None or self.outcome.policy_version > self.batch.policy_version
+        return self.batch.update if is_made else self.batch.update - 1
+
     def units(self) -> list[ClaimedUnit]:
         """Read the units, in order. Raises DataError when some were never written."""
         found = [unit for frame in self.frames for unit in unpack_units(cast("Units", read_record(self.path, frame)))]

@@ -44,7 +44,7 @@ class UpdateSpan:
     @property
     def states(self) -> list[StateId]:
         """The states by position; the last update may have none."""
-        made = [StateId.of(u.outcome.update, u.outcome.digests) for u in self.updates if u.outcome is not None]
+        made = [StateId.of(u.num_updates, u.outcome.digests) for u in self.updates if u.outcome is not None]
         return [StateId.of(self.start.num_updates, self.start.digests), *made]
 
     def version(self, position: int) -> int:
@@ -54,11 +54,11 @@ class UpdateSpan:
     def checkpoints(self, at_hand: Checkpoints) -> dict[int, str]:
         """Return the checkpoints at hand by position."""
         found: dict[int, str] = {}
-        first = self.start.num_updates
-        for position in range(len(self.updates) + 1):
+        numbers = [self.start.num_updates, *(update.num_updates for update in self.updates)]
+        for position, number in enumerate(numbers):
             versions = {self.version(position)} | ({self.start.state_version} if position == 0 else set())
             for version in versions:
-                if name := at_hand.get((version, first + position)):
+                if name := at_hand.get((version, number)):
                     found[position] = name
         return found
 

@@ -103,7 +103,7 @@ class UpdateOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     update: int
     policy_version: int
-    """Its published version."""
+    """Its published version; the batch's own if no step was applied, and none was published."""
     refused: tuple[str, ...]
     """Units that held NaN or infinity and were left out."""
     losses: tuple[float, ...]

@@ -4,13 +4,18 @@ by name; another blames the machine."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from pipeline.algorithms.base import NonFiniteUnit
+from pipeline.ledger.types import ClaimedUnit
+from pipeline.observability.history import RefusedRow
 from protocol.errors import Diverged, StepDiffered
 from tests.workers.dying import BATCH, Reaper, World
+from workers.learner.policy_update import PolicyUpdate, Prepared
 
 POISON = "t.2.0"
 """A response of the second update's first group."""
@@ -114,6 +119,54 @@ async def test_a_step_that_differs_the_second_time_is_committed_by_a_successor_a
     audit = await world.ledger.audit()
     assert audit.balances and "non_finite" not in audit.trajectories.dropped
     assert await world.ledger.dead_letters() == []
+
+
+@pytest.mark.parametrize(
+    "name", [None, "before ledger.drop", "before ledger.return_claim", "after ledger.return_claim"]
+)
+async def test_an_update_whose_steps_were_all_refused_publishes_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    asked: list[list[str]] = []
+
+    def is_bad(names: list[str]) -> bool:
+        asked.append(names)
+        return POISON in names
+
+    world = World(tmp_path, monkeypatch, num_updates=4, is_bad=is_bad)
+    with capture_logs():
+        trained = await world.live_until_done(Reaper(0 if name else None, name))
+    assert world.num_lives == (2 if name else 1)
+    assert asked.count(["t.2.0", "t.2.1", "t.3.0", "t.3.1"]) == (4 if name == "before ledger.drop" else 2)
+    assert len(trained) == len(set(trained)) == 4 * BATCH and POISON not in trained
+    # so no version admits more than it trained: staleness.md, (1)
+    updates = [len(names) // BATCH for _, names in sorted(world.published.items())]
+    assert updates == sorted(set(updates)) if name is None else set(updates) == {*range(5)}
+    audit = await world.ledger.audit()
+    assert audit.balances and audit.trajectories.trained == 4 * BATCH
+    assert audit.trajectories.dropped["non_finite"] == BATCH
+    assert [row.update for row in world.rows()] == [1, 2, 3, 4]
+    refused = [row for row in world.history() if isinstance(row, RefusedRow)]
+    if name is None:
+        assert [(row.update, row.policy_version, row.num_refused_steps) for row in refused] == [(2, 1, 1)]
+        assert math.isnan(refused[0].loss) and refused[0].num_trajectories == BATCH
+
+
+async def test_claims_without_a_finite_response_make_no_version_and_in_a_row_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(updates: PolicyUpdate, units: Sequence[ClaimedUnit]) -> Prepared:
+        return Prepared([], [NonFiniteUnit(unit.name, "its log-probs") for unit in units])
+
+    monkeypatch.setattr(PolicyUpdate, "prepare", prepare)
+    world = World(tmp_path, monkeypatch, num_updates=9)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await world.live(Reaper(None))
+    [error] = caught.value.exceptions
+    assert isinstance(error, Diverged) and "3 claims in a row came to nothing" in str(error)
+    assert set(world.published) == {0} and world.rows() == []
+    audit = await world.ledger.audit()
+    assert audit.balances and audit.trajectories.dropped["non_finite"] == 3 * BATCH
 
 
 async def test_batches_that_are_bad_one_after_the_other_end_the_run_with_a_sentence(
