@@ -110,11 +110,22 @@ $(TRL)/.run: pyproject.toml $(call torch_first,$(TRL))
 
 trl: $(TRL)/.run ## an environment with TRL beside Headrace, in .venv-trl, for the learner benchmark to compare with
 
-demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEED=0; ON=join: workers that share no file with the run; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml)
+# The demo of recorded responses has two runs, by guidance and by imitation of the same responses.
+ifeq ($(filter nlft nlft-first,$(ALGO)),)
+demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEED=0; ON=join: workers that share no file with the run; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml; ALGO=nlft or nlft-first: from 50 recorded responses, beside fine-tuning on the same)
 	$(DEMO)/bin/python -m ops.demo.task --out runs/demo-data
 	$(DEMO)/bin/headrace up configs/$(ALGO).toml --fleet configs/fleets/demo.toml --set run.name=$(RUN) --set run.seed=$(SEED) \
 	  --set generation.engine=$(ENGINE) --on $(ON) --set wire.transport=$(if $(filter local,$(ON)),ipc,tcp)
 	$(DEMO)/bin/headrace audit runs/$(RUN)
+else
+demo: $(VENV)/.run
+	$(BIN)/python -m ops.demo.guided_responses --out runs/guided-data --seed $(SEED)
+	$(BIN)/headrace up configs/sft.toml --fleet configs/fleets/recorded.toml --set run.name=$(RUN)-sft --set run.seed=$(SEED)
+	$(BIN)/headrace up configs/nlft.toml --fleet configs/fleets/recorded.toml --set run.name=$(RUN) --set run.seed=$(SEED) \
+	  --set algorithm.name=$(ALGO)
+	$(BIN)/headrace audit runs/$(RUN)
+	$(BIN)/headrace compare runs/$(RUN)-sft runs/$(RUN)
+endif
 
 $(DOCS)/.run: $(VENV)/.dev
 	@echo "Installing Sphinx into $(DOCS), on top of $(VENV): about 60 MB"

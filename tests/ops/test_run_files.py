@@ -17,6 +17,8 @@ DEMOS = {
     path.stem: config for path in sorted(CONFIGS.glob("*.toml")) if TRAIN in (config := load_config([path])).data.train
 }
 """The configurations of `make demo`, by ALGO."""
+RECORDED = ("nlft", "sft")
+"""Those of the demo of recorded responses."""
 
 
 def test_the_demo_has_room_for_the_longest_chain_and_windows_shorter_than_the_tail():
@@ -44,10 +46,25 @@ def test_every_demo_samples_groups_but_plain_ppo(config: RunConfig):
 
 
 def test_there_is_a_demo_of_every_kind_of_rule():
+    # `make demo ALGO=nlft` has recorded responses
     by_response = {"nlft", "nlft-first", "sft", "rft"}
     assert {config.algorithm.name for config in DEMOS.values()} == BUILT_IN.keys() - {
         "reinforce++-baseline"
     } - by_response
+
+
+def test_the_demo_of_recorded_responses_and_its_rival_differ_in_the_rule_alone():
+    nlft, sft = (load_config([CONFIGS / f"{name}.toml", CONFIGS / "fleets" / "recorded.toml"]) for name in RECORDED)
+    one, other = nlft.model_dump(), sft.model_dump()
+    differs = {name for name in one if one[name] != other[name]}
+    assert differs == {"run", "algorithm", "guidance"}
+    assert one["run"] | {"name": "sft"} == other["run"]
+    assert {name for name, value in one["algorithm"].items() if other["algorithm"][name] != value} == {
+        "name",
+        "surrogate",
+    }
+    assert nlft.run.num_updates * nlft.algorithm.groups_per_update == 50 * (nlft.data.epochs or 0)
+    assert all(path.is_file() for path in (nlft.guidance.standard_template, nlft.guidance.judge_template) if path)
 
 
 def test_the_full_size_run_has_the_papers_hyper_parameters():
