@@ -81,6 +81,7 @@ BELOW: Final[Mapping[str, Mapping[str, str]]] = {
         "results/drills": "ops/results/drills.md",
         "results/mutants": "ops/results/mutants.md",
         "results/trace": "ops/results/trace.md",
+        "results/nlft": "ops/results/nlft.md",
         "results/recover": "ops/results/recover.md",
         "results/fuzz": "ops/results/fuzz.md",
         "results/verdicts": "ops/results/verdicts.md",

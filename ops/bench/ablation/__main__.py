@@ -17,6 +17,8 @@ from pathlib import Path
 from ops.bench.ablation import long_chains
 from ops.bench.ablation.curves import as_svg
 from ops.bench.ablation.distinct import effect_of, indistinct
+from ops.bench.ablation.guided.table import NAME as GUIDED
+from ops.bench.ablation.guided.table import write_table
 from ops.bench.ablation.page import as_json, as_markdown
 from ops.bench.ablation.runs import carry_out, carry_out_here, outcome_path, outcomes
 from ops.bench.ablation.signal import SIGNALS_NAME, read_signals
@@ -34,14 +36,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Repeat a table of the papers in small, with real fleets on this machine.",
         epilog="example: headrace bench ablation tppo-vs-ppo --seeds 5",
     )
-    parser.add_argument("table", choices=sorted(TABLES))
+    parser.add_argument("table", choices=sorted([*TABLES, GUIDED]))
     parser.add_argument("--seeds", type=int, default=5, help="of headline rows: 0, 1 ... (default: %(default)s)")
-    parser.add_argument("--other-seeds", type=int, default=3, help="of other rows (default: %(default)s)")
-    parser.add_argument("--held-out", type=int, default=512, help="prompts examined (default: %(default)s)")
+    parser.add_argument(
+        "--other-seeds", type=int, default=3, help=f"of other rows (default: %(default)s; not {GUIDED})"
+    )
+    parser.add_argument(
+        "--held-out", type=int, default=512, help=f"prompts examined (default: %(default)s; not {GUIDED})"
+    )
     parser.add_argument("--work", type=Path, default=Path("bench-results/ablation"), help="runs (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("ops/results"), help="pages (default: %(default)s)")
     parser.add_argument("--only", help="rows whose name holds this text")
     options = parser.parse_args(arguments)
+    if options.table == GUIDED:
+        write_table(options.work / GUIDED, options.out, options.seeds, options.only or "")
+        return
     table = TABLES[options.table]
     folder = options.work / table.name
     check_distinct(table)
