@@ -86,7 +86,7 @@ def test_the_history_is_columns_of_one_length(run_dir: Path) -> None:
     assert {len(column) for column in found.values()} == {2}
     assert Run.open(run_dir).history("evaluation")["accuracy"] == [0.25]
     assert Run.open(run_dir).history("value")["step"] == []
-    with pytest.raises(ConfigError, match="expected update, evaluation, value"):
+    with pytest.raises(ConfigError, match="expected update, refused, evaluation, value"):
         Run.open(run_dir).history("updates")  # pyright: ignore[reportArgumentType]
 
 
