@@ -98,7 +98,7 @@ class Run:
 
         return _apart(lambda: asyncio.run(read()))
 
-    def history(self, kind: Literal["update", "evaluation", "value"] = "update") -> dict[str, list[Any]]:
+    def history(self, kind: Literal["update", "refused", "evaluation", "value"] = "update") -> dict[str, list[Any]]:
         """Return rows of one kind as columns of one length, oldest first. Names and units are those
         of ``history.jsonl``; an objective's metric is a column ``metrics.NAME``. Damaged lines are
         skipped, with a warning that has their number."""
