@@ -35,6 +35,12 @@ class GuidanceSettings:
     loss_scale: float = 10.0
     nll_coefficient: float = 1.0
     """Of the plain imitation loss of right responses, beside the weighted one."""
+    clusters: bool = False
+    cluster_power: float = 0.3
+    cluster_distance: float = 0.4
+    """Largest cosine distance between a token and the cluster beside it."""
+    dissimilar_clusters: bool = False
+    """``cluster_distance`` is the smallest distance instead, as in the public code."""
 
     @classmethod
     def of(cls, section: GuidanceSection) -> GuidanceSettings:
@@ -49,6 +55,10 @@ class GuidanceSettings:
             unflagged_power=section.unflagged_power,
             loss_scale=section.loss_scale,
             nll_coefficient=section.nll_coefficient,
+            clusters=section.clusters,
+            cluster_power=section.cluster_power,
+            cluster_distance=section.cluster_distance,
+            dissimilar_clusters=section.dissimilar_clusters,
         )
 
 

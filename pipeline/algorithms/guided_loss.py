@@ -10,6 +10,9 @@ gives p_j. Both are frozen. Weights and flags have no gradient.
     first      e: the first token with p_j / p_s > 1.5 and p_j > 0.01
     error      before e p_s^0.5 (-log p_b),   at e 2 sigma(p_j / p_s - 1.5) (-log(1 - p_b)),   after e nothing
 
+With ``clusters``, w is ``(p_s / tau)^0.3`` in a cluster around tokens above tau. The published form
+then leaves out what lies in a cluster around flagged tokens.
+
 All are multiplied by ``loss_scale``. The verdict is the sign of the advantage. A right response
 without guidance is imitated with w = 1. A wrong one without a judgment has no loss, nor has one
 without a first error in the first-error form.
@@ -22,7 +25,9 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
+from pipeline.algorithms.clusters import clusters
 from pipeline.algorithms.guidance import GuidanceSettings
 from pipeline.algorithms.rows import Flags, Floats, Ints, Mask, Tokens, row_mean
 from pipeline.algorithms.surrogate import GuidedLogprobs, SurrogateTerms, TokenLoss, log_ratio
@@ -31,11 +36,15 @@ _LEAST_REST = 1e-6
 """``1 - p`` is taken as at least this, so that a certain token has a finite loss and gradient."""
 
 
-def standard_weights(standard_logprobs: Floats, settings: GuidanceSettings) -> Floats:
-    """Return the weight w of each token of a right response, from 0 to 2."""
+def standard_weights(standard_logprobs: Floats, settings: GuidanceSettings, clustered: Flags | None = None) -> Floats:
+    """Return the weight w of each token of a right response, from 0 to 2; ``clustered`` tokens have
+    ``cluster_power``."""
     tau = settings.standard_threshold
     standard = standard_logprobs.exp()
-    below = ((standard_logprobs - math.log(tau)) * settings.standard_power).exp()
+    powers = torch.full_like(standard, settings.standard_power)
+    if clustered is not None:
+        powers = powers.masked_fill(clustered, settings.cluster_power)
+    below = ((standard_logprobs - math.log(tau)) * powers).exp()
     above = 1.0 + ((standard - tau) / (1.0 - tau)).clamp(min=0.0) ** settings.bonus_power
     return torch.where(standard > tau, above, below)
 
@@ -92,6 +101,8 @@ def published_weights(
     flagged = mask & published_flags(logprobs, standard, judge, settings)
     share = row_mean(flagged.to(logprobs.dtype), mask, row_ids, num_rows)[row_ids]
     others = unflagged_weights(standard, settings) * (share <= settings.max_flagged_share)
+    if settings.clusters:
+        others = others * ~clusters(flagged, _states(guided), mask, row_ids, settings)
     return flagged, torch.where(flagged, blame(judge, logprobs, settings), others * mask)
 
 
@@ -111,7 +122,7 @@ def first_error_weights(
 
 
 def nlft(terms: SurrogateTerms) -> TokenLoss:
-    """Return NLFT's loss of each token as published, without clusters."""
+    """Return NLFT's loss of each token as published."""
     guided, wrong = _guided(terms)
     base = terms.logprobs.detach()
     return _loss(terms, guided, *published_weights(base, guided, wrong, terms.row_ids, terms.num_rows, terms.guidance))
@@ -158,15 +169,30 @@ def _guided(terms: SurrogateTerms) -> tuple[GuidedLogprobs, Mask]:
     guided = terms.guided
     if guided is None:
         zeros, nothing = torch.zeros_like(terms.advantages), torch.zeros_like(terms.mask)
-        guided = GuidedLogprobs(zeros, zeros, nothing, nothing)
+        states = zeros[:, None] if terms.guidance.clusters else None
+        guided = GuidedLogprobs(zeros, zeros, nothing, nothing, states)
     return guided, terms.mask & (terms.advantages < 0.0) & guided.has_standard & guided.has_judge
+
+
+def _states(guided: GuidedLogprobs) -> Tensor:
+    if guided.states is None:
+        raise ValueError(
+            "the hidden states are None, but guidance.clusters is on; give those of the policy, or turn clusters off"
+        )
+    return guided.states
 
 
 def _loss(terms: SurrogateTerms, guided: GuidedLogprobs, flagged: Mask, weights: Tokens) -> TokenLoss:
     """Join the losses of right responses and of wrong ones, which have these weights."""
     settings = terms.guidance
     wrong = weights * torch.where(flagged, unlikelihood(terms.logprobs), -terms.logprobs)
-    credit = standard_weights(guided.standard_logprobs, settings).where(guided.has_standard, torch.ones_like(weights))
+    clustered = None
+    if settings.clusters and terms.guided is not None:
+        told = terms.mask & (terms.advantages > 0.0) & guided.has_standard
+        salient = told & (guided.standard_logprobs.exp() > settings.standard_threshold)
+        clustered = clusters(salient, _states(guided), told, terms.row_ids, settings)
+    credit = standard_weights(guided.standard_logprobs, settings, clustered)
+    credit = credit.where(guided.has_standard, torch.ones_like(weights))
     right = -(credit + settings.nll_coefficient) * terms.logprobs
     nothing = torch.zeros_like(terms.mask)
     loss = settings.loss_scale * torch.where(terms.advantages > 0.0, right, wrong)

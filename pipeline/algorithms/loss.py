@@ -62,7 +62,7 @@ def token_loss(
     advantages = on_mask(advantages)
     if guided is not None:
         parts = on_mask(guided.standard_logprobs), on_mask(guided.judge_logprobs)
-        guided = GuidedLogprobs(*parts, guided.has_standard & mask, guided.has_judge & mask)
+        guided = GuidedLogprobs(*parts, guided.has_standard & mask, guided.has_judge & mask, guided.states)
         if objective.mixes_guidance:
             advantages = advantages * token_credit(guided, advantages, mask, row_ids, num_rows, objective.guidance)
     exponent = log_ratio(logprobs, proximal)

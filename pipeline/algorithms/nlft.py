@@ -14,9 +14,8 @@ ratio p_j / p_b is at most 1 / p_b. The first-error form is ours. It is meaningl
 do not quote the wrong step, since nothing is flagged then.
 
 Certain, from the public code: weights, flags, constants, the division by each response's length.
-Inferred: that a response without a flag teaches nothing in the first-error form. Not copied: the
-clusters of neighbouring tokens, and a loss on wrong responses that pairs the judge prompt's
-probabilities with other positions' tokens."""
+Inferred: that a response without a flag teaches nothing in the first-error form. Not copied: a loss
+on wrong responses that pairs the judge prompt's probabilities with other positions' tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from pipeline.ledger.types import Unit
 
 
 class Nlft(ResponseRule):
-    """NLFT as published, without clusters."""
+    """NLFT as published."""
 
     __slots__ = ()
     name: ClassVar[str] = "nlft"

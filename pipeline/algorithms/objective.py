@@ -214,6 +214,11 @@ class Objective:
         return self.entropy_coefficient != 0.0
 
     @property
+    def needs_states(self) -> bool:
+        """Whether ``token_loss`` reads the policy's hidden states: for clusters."""
+        return self.guidance.clusters and self.surrogate in (Surrogate.NLFT, Surrogate.NLFT_FIRST)
+
+    @property
     def needs_old(self) -> bool:
         """Whether ``token_loss`` reads the proximal policy's log-probs, so that it needs them."""
         return self.importance is not Importance.BYPASS and self.proximal is Proximal.RECOMPUTE

@@ -12,6 +12,8 @@ from functools import cache
 from typing import Any, Final, TypeAlias, cast
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from pipeline.algorithms.guidance import PUBLISHED, GuidanceSettings
 from pipeline.algorithms.rows import Flags, Floats, Ints, Mask, Tokens, row_mean
@@ -46,6 +48,8 @@ class GuidedLogprobs:
     has_standard: Mask
     has_judge: Mask
     """On wrong responses alone."""
+    states: Float[Tensor, "tokens hidden"] | None = None
+    """Last hidden states that predict the tokens, without gradient; None where nothing reads them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

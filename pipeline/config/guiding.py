@@ -49,7 +49,7 @@ class GuidanceSection(Section):
         0.95, "tau. Above this standard probability a token of a right response has a weight of 1 to 2.", gt=0.0, lt=1.0
     )
     standard_power: float = setting(0.6, "Below tau the weight is (p / tau) to this power.", ge=0.0)
-    cluster_power: float = setting(0.3, "The same inside of a cluster.", ge=0.0)
+    cluster_power: float = setting(0.3, "The same inside of a cluster around tokens above tau.", ge=0.0)
     bonus_power: float = setting(5.0, "Above tau the weight is 1 + ((p - tau) / (1 - tau)) to this power.", ge=0.0)
     judge_ratio: float = setting(
         1.5, "A token is flagged where the judge probability is above this multiple of the others.", gt=0.0
@@ -63,9 +63,13 @@ class GuidanceSection(Section):
     )
     loss_scale: float = setting(10.0, "The whole loss is multiplied by this.", gt=0.0)
     nll_coefficient: float = setting(1.0, "Weight of the plain imitation loss of right responses beside it.", ge=0.0)
-    clusters: bool = setting(False, "Let salient tokens spread over neighbours with similar hidden states.")
+    clusters: bool = setting(
+        False,
+        "Let salient tokens spread over neighbours with similar hidden states: those above tau raise weights around them, and"
+        " in nlft flagged ones spare the tokens around them.",
+    )
     cluster_distance: float = setting(
-        0.4, "Cosine distance to the cluster's mean state at which a cluster ends.", ge=0.0, le=2.0
+        0.4, "A cluster ends at a token with a larger cosine distance to its mean state.", ge=0.0, le=2.0
     )
     dissimilar_clusters: bool = setting(
         False, "Grow clusters over neighbours that are farther away than cluster_distance, as the public code does."

@@ -247,11 +247,6 @@ class RunConfig(Section):
                 f"algorithm.guidance is mix, but {algorithm.name} learns from guidance itself and has no advantages to scale: "
                 "set algorithm.guidance to none"
             )
-        if self.needs_guidance and guidance.clusters:
-            raise ValueError(
-                "guidance.clusters is on, but clusters need the hidden states of every token, which neither chunks nor "
-                "training backends hold: leave it out"
-            )
         name = guidance.judgments.removeprefix(ENDPOINT)
         if not self.needs_guidance or name == guidance.judgments:
             return

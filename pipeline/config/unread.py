@@ -87,7 +87,7 @@ _RULES = (
     _Rule("algorithm.kl_estimator", lambda c: not c.needs_reference, _UNREFERENCED),
     _Rule("reference. model.reference_path", lambda c: not c.has_reference, _UNREFERENCED),
     _Rule(
-        "guidance.loss_scale guidance.nll_coefficient guidance.max_flagged_share guidance.unflagged_power",
+        "guidance.loss_scale guidance.nll_coefficient guidance.max_flagged_share guidance.unflagged_power guidance.clusters",
         lambda c: c.algorithm.guidance == "mix",
         "algorithm.guidance mix scales advantages alone",
     ),

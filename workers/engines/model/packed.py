@@ -107,6 +107,8 @@ class TokenScores:
     """[M], float32 (float64 for a float64 model)"""
     entropy: torch.Tensor | None
     """[M], or None when not requested"""
+    states: torch.Tensor | None = None
+    """[M, hidden]: the last hidden states that predict them, without gradient; or None"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +187,21 @@ def score_packed(
     temperature: float = 1.0,
     entropy: Entropy = Entropy.NONE,
     max_logits: int = MAX_LOGITS,
+    *,
+    keep_states: bool = False,
 ) -> TokenScores:
     """Compute the log-prob of every scored token, differentiable when gradients are on.
 
     ``model`` went through :func:`prepare_packed`. Logits are divided by ``temperature``; that of
     sampling makes these the sampler's log-probs. Bigger batches than ``max_logits`` are computed in
-    parts."""
+    parts. ``keep_states`` returns hidden states, too; EngineError for a model that does more after
+    them than its head."""
     packing = packing_of(model)
+    if keep_states and not packing.is_head_last:
+        raise EngineError(
+            f"{type(model).__name__} changes its hidden states before its head, so they are not at hand for guidance.clusters; "
+            "turn clusters off, or choose another model (Qwen2, Qwen3 and Llama do)"
+        )
     vocabulary = int(model.config.get_text_config().vocab_size)
     rows = max(1, max_logits // vocabulary)
     num_scored = batch.targets.numel()
@@ -199,7 +209,7 @@ def score_packed(
         logits = _each_bucket(batch, lambda tokens: model(input_ids=tokens, use_cache=False)[0])
         logits = logits.index_select(0, batch.positions)
         return TokenScores(*score_logits(logits, batch.targets, temperature, entropy))
-    if not packing.unpacked_because and (num_scored <= rows or not packing.is_head_last):
+    if not keep_states and not packing.unpacked_because and (num_scored <= rows or not packing.is_head_last):
         output = model(
             input_ids=batch.tokens.unsqueeze(0),
             position_ids=batch.layout.position_ids.unsqueeze(0),
@@ -227,7 +237,8 @@ def score_packed(
         logprobs.append(part[0])
         if part[1] is not None:
             entropies.append(part[1])
-    return TokenScores(torch.cat(logprobs), torch.cat(entropies) if entropies else None)
+    states = hidden.detach().index_select(0, batch.positions) if keep_states else None
+    return TokenScores(torch.cat(logprobs), torch.cat(entropies) if entropies else None, states)
 
 
 def hidden_packed(model: PreTrainedModel, batch: PackedTokens) -> torch.Tensor:

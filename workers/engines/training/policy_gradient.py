@@ -72,14 +72,17 @@ class PackedPolicy(torch.nn.Module):
         self.model = model
         self._settings = settings
 
-    def forward(self, batch: PackedTokens, entropy: Entropy) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return log-probs [M] and entropies [M] (or None) of the scored tokens."""
+    def forward(
+        self, batch: PackedTokens, entropy: Entropy, keep_states: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return log-probs [M], entropies [M] (or None) and hidden states [M, hidden] (or None) of
+        the scored tokens."""
         context: AbstractContextManager[object] = nullcontext()
         if self._settings.autocast is not None:
             context = torch.autocast(batch.tokens.device.type, dtype=self._settings.autocast)
         with context:
-            scores = score_packed(self.model, batch, self._settings.temperature, entropy)
-        return scores.logprobs, scores.entropy
+            scores = score_packed(self.model, batch, self._settings.temperature, entropy, keep_states=keep_states)
+        return scores.logprobs, scores.entropy, scores.states
 
 
 @torch.no_grad()
@@ -92,7 +95,7 @@ def sample_logprobs(
     for indices in plan:
         with work.part(share_of_plan(plan, indices, lengths)):
             batch = _pack(samples, indices)
-            logprobs, _ = policy(PackedTokens.from_batch(batch, device), Entropy.NONE)
+            logprobs, *_ = policy(PackedTokens.from_batch(batch, device), Entropy.NONE)
         results |= zip(indices, batch.split(logprobs.to("cpu", torch.float32).numpy()), strict=False)
     return results
 
@@ -138,7 +141,7 @@ def accumulate_gradient(
     for number, indices in enumerate(plan, start=1):
         with work.part(share_of_plan(plan, indices, lengths)):
             batch = _pack(samples, indices)
-            scores = TokenScores(*policy(PackedTokens.from_batch(batch, device), entropy))
+            scores = TokenScores(*policy(PackedTokens.from_batch(batch, device), entropy, objective.needs_states))
             losses, metrics = _token_loss(objective, batch, scores, mean)
             rows = _row_metrics(batch, metrics)
             counts = float(bool(indices))
@@ -198,7 +201,7 @@ def _token_loss(
     guided = None
     if batch.standard_logprobs is not None:
         columns = (batch.standard_logprobs, batch.judge_logprobs, batch.has_standard, batch.has_judge)
-        guided = GuidedLogprobs(*(on_device(column) for column in columns if column is not None))
+        guided = GuidedLogprobs(*(on_device(column) for column in columns if column is not None), states=scores.states)
     return token_loss(
         objective,
         logprobs=scores.logprobs,

@@ -56,6 +56,25 @@ def test_packed_gradients_equal_those_of_each_sequence_alone(architecture: str, 
         torch.testing.assert_close(got.grad, expected.grad, atol=1e-9, rtol=1e-9, msg=name)
 
 
+@pytest.mark.parametrize("max_logits", [MAX_LOGITS, 7 * VOCABULARY], ids=["whole", "in parts"])
+def test_hidden_states_are_those_that_predict_each_scored_token(max_logits: int) -> None:
+    plain = tiny_model()
+    packed = prepare_packed(copy.deepcopy(plain))
+    sequences, batch = packed_batch()
+    scores = score_packed(packed, batch, 0.7, max_logits=max_logits, keep_states=True)
+    with torch.no_grad():
+        whole = [
+            plain(input_ids=torch.from_numpy(tokens)[None].long(), output_hidden_states=True).hidden_states[-1][0]
+            for tokens, _ in sequences
+        ]
+    expected = torch.cat([states[-num - 1 : -1] for states, (_, num) in zip(whole, sequences, strict=True)])
+    assert scores.states is not None and not scores.states.requires_grad
+    torch.testing.assert_close(scores.states, expected, atol=1e-5, rtol=0)
+    without = score_packed(packed, batch, 0.7, max_logits=max_logits)
+    assert without.states is None
+    torch.testing.assert_close(scores.logprobs, without.logprobs, atol=1e-6, rtol=0)
+
+
 def test_a_sequence_does_not_feel_what_it_is_packed_with() -> None:
     model = prepare_packed(tiny_model(dtype=torch.float64))
     rng = np.random.default_rng(3)
@@ -92,6 +111,8 @@ def test_a_model_that_scales_its_logits_is_scored_through_its_own_forward() -> N
         got = score_packed(packed, batch, max_logits=VOCABULARY).logprobs
         expected = torch.cat([plain_logprobs(plain, tokens, num, 1.0) for tokens, num in sequences])
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+    with pytest.raises(EngineError, match=r"GraniteForCausalLM changes its hidden states.*turn clusters off"):
+        score_packed(packed, batch, keep_states=True)
 
 
 @pytest.mark.parametrize("max_logits", [MAX_LOGITS, 7 * VOCABULARY], ids=["whole", "in parts"])

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.algorithms.objective import Importance, KLEstimator, Objective
+from pipeline.algorithms.guidance import PUBLISHED
+from pipeline.algorithms.objective import Importance, KLEstimator, Objective, Surrogate
 from tests.workers.engines.tiny import make_samples, tiny_model
 from workers.engines.model.optimizer import OptimizerSettings
 from workers.engines.model.packed import prepare_packed
@@ -41,6 +42,35 @@ def test_a_kl_coefficient_alone_draws_the_policy_to_the_reference() -> None:
     objective = Objective(kl_coefficient=1.0, kl_estimator=KLEstimator.K2, importance=Importance.NONE)
     divergences = [training.step(samples, objective).metrics["reference_kl"] for _ in range(6)]
     assert divergences[-1] < 0.9 * divergences[0]
+
+
+def test_clusters_are_of_the_policys_own_hidden_states() -> None:
+    """Around tokens above tau, the loss of the others grows as far as their states are alike."""
+    samples = make_samples(5, with_old=False)
+    dice = np.random.default_rng(3)
+    told = [
+        replace(
+            sample,
+            advantages=np.ones_like(sample.advantages),
+            loss_mask=np.ones_like(sample.loss_mask),
+            standard_logprobs=np.log(dice.choice([0.3, 0.99], sample.response_length)).astype(np.float32),
+            is_unguided=False,
+        )
+        for sample in samples
+    ]
+    losses = [
+        backend()
+        .step(told, Objective(surrogate=Surrogate.NLFT, importance=Importance.NONE, guidance=replace(PUBLISHED, **of)))
+        .loss
+        for of in (
+            {},
+            {"clusters": True, "cluster_distance": 0.0},
+            {"clusters": True, "cluster_distance": 0.6},
+            {"clusters": True, "cluster_distance": 2.0},
+        )
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert losses[0] < losses[2] < losses[3]
 
 
 @pytest.mark.parametrize("by_callback", [False, True])
