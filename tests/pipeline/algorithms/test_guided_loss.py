@@ -112,7 +112,8 @@ def test_a_surrogate_sees_no_guidance_off_the_mask(monkeypatch: pytest.MonkeyPat
     [terms] = seen
     assert terms.guided is not None and not terms.mask.all()
     for column in fields(terms.guided):
-        assert not getattr(terms.guided, column.name)[~terms.mask].any()
+        values = getattr(terms.guided, column.name)
+        assert values is None or not values[~terms.mask].any()
 
 
 @few
@@ -172,6 +173,15 @@ def test_only_the_first_error_form_flags_a_confident_error(objective: Objective,
     samples, policy = _one([0.9, 0.95, 0.9], [0.8, 0.02, 0.9], [0.85, 0.97, 0.9])
     _, metrics = token_losses(objective, samples, policy)
     assert metrics["flagged_fraction"].sum() == flags
+
+
+@pytest.mark.parametrize(("objective", "trains"), [(GUIDED[0], True), (GUIDED[1], False)], ids=["nlft", "nlft-first"])
+def test_a_wrong_response_without_a_flag_trains_in_the_published_form_alone(objective: Objective, trains: bool) -> None:
+    samples, policy = _one([0.5, 0.6, 0.4], [0.5, 0.7, 0.5], [0.4, 0.7, 0.5])
+    _, metrics = token_losses(objective, samples, policy)
+    assert metrics["flagged_fraction"].sum() == 0.0
+    _, gradients = train(objective, samples, policy, [[0]])
+    assert bool(gradients[samples[0].name].any()) is trains
 
 
 def test_too_many_flags_leave_the_flagged_tokens_alone() -> None:

@@ -12,6 +12,7 @@ import pytest
 from pipeline.algorithms import Algorithm, build
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.critic_rule import CriticRule
+from pipeline.algorithms.objective import Objective
 from pipeline.config.load import load_config
 from pipeline.ledger.types import ClaimedUnit, Unit
 from protocol.errors import ConfigError
@@ -148,6 +149,11 @@ def test_settings_that_contradict_the_rule_are_refused(run_file: Path, settings:
         load_config([run_file], [f"algorithm.{setting}" for setting in settings])
 
 
-def test_clusters_are_refused_with_a_reason(run_file: Path) -> None:
-    with pytest.raises(ConfigError, match="clusters need the hidden states"):
-        load_config([run_file], ["algorithm.name=nlft", "guidance.clusters=true"])
+def test_clusters_reach_the_loss_of_the_rules_that_have_them(run_file: Path) -> None:
+    for name, has_clusters in (("nlft", True), ("nlft-first", True), ("sft", False)):
+        asked = ["guidance.clusters=true", "guidance.cluster_distance=0.2", "guidance.dissimilar_clusters=true"]
+        objective = Objective.from_config(load_config([run_file], [f"algorithm.name={name}", *asked]))
+        assert objective.needs_states is has_clusters
+        if has_clusters:
+            assert (objective.guidance.cluster_distance, objective.guidance.dissimilar_clusters) == (0.2, True)
+        assert not Objective.from_config(load_config([run_file], [f"algorithm.name={name}"])).needs_states
