@@ -49,7 +49,7 @@ class GuidedLogprobs:
     has_judge: Mask
     """On wrong responses alone."""
     states: Float[Tensor, "tokens hidden"] | None = None
-    """Last hidden states that predict the tokens, without gradient; None for a rule without them."""
+    """The last hidden states that predict the tokens, without gradient; None where not asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The verifier of recorded verdicts: what a line says, and a line that says nothing."""
+"""The verifier of recorded verdicts: right and wrong ones, and lines without one."""
 
 from __future__ import annotations
 
