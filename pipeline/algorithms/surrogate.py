@@ -49,7 +49,7 @@ class GuidedLogprobs:
     has_judge: Mask
     """On wrong responses alone."""
     states: Float[Tensor, "tokens hidden"] | None = None
-    """The last hidden states that predict the tokens, without gradient; None where not asked for."""
+    """The last hidden states that predict the tokens, without gradient; None without clusters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
