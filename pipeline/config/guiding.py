@@ -38,7 +38,7 @@ class GuidanceSection(Section):
         " endpoint/NAME; or package.module:function of your own. Empty: none, and a wrong response trains "
         "nothing by guidance.",
     )
-    max_judgment_tokens: Positive = setting(512, "A longer judgment is left out, and counted as absent.")
+    max_judgment_tokens: Positive = setting(512, "A longer judgment or gold text is left out, and counted as absent.")
     standard_template: Path | None = setting(
         None, "File of the prompt with the gold text, with {question} and {gold}. Absent: the built-in one."
     )

@@ -121,9 +121,10 @@ def fleet(
     resume: Path | None = None,
     arguments: tuple[str, ...] = (),
     charts: bool = False,
+    of: tuple[str, str] = ("demo", "demo"),
 ) -> Iterator[RunningFleet]:
-    """Start the demo's configuration with ``overrides``, or resume a run with further
-    ``arguments``; kill its processes at the end. ``charts``: its report has them."""
+    """Start the run and fleet files ``of`` these names with ``overrides``, or resume a run with
+    further ``arguments``; kill its processes at the end. ``charts``: its report has them."""
     data = tmp_path / "data"
     task.main(["--out", str(data)])
     command = [sys.executable, "-m", "pipeline.cli", "up"]
@@ -131,7 +132,7 @@ def fleet(
     if resume is not None:
         command += ["--resume", str(resume), *arguments]
     else:
-        command += ["configs/demo.toml", "--fleet", "configs/fleets/demo.toml"]
+        command += [f"configs/{of[0]}.toml", "--fleet", f"configs/fleets/{of[1]}.toml"]
         settings = [
             f"run.dir={tmp_path / 'runs'}",
             "run.name=test",

@@ -1,10 +1,12 @@
 """Learning from a file of responses: the fleet learns what one process does, bit for bit, whatever
-dies on the way. No response is trained on twice or lost."""
+dies on the way. No response is trained on twice or lost. With guidance it learns more."""
 
 from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,10 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 from ops.bench.one_process import OneProcess
+from ops.demo import guided_responses
 from ops.demo.task import Split, draw, write_response
 from pipeline.config.load import read_resolved
 from pipeline.training.update_log.folder import read_log
-from tests.integration.fleet import RunningFleet, fleet, kill
+from tests.integration.fleet import ROOT, RunningFleet, fleet, kill
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -93,3 +96,28 @@ def test_a_fleet_with_deaths_learns_from_a_file_as_one_process_does_bit_for_bit(
     own = dict(alone.tensors())
     assert learned.keys() <= own.keys()
     assert all(torch.equal(tensor, own[name]) for name, tensor in learned.items())
+
+
+def test_guidance_teaches_more_than_imitation_and_is_made_again_bit_for_bit(tmp_path: Path) -> None:
+    guided_responses.main(["--out", str(tmp_path / "guided"), "--heldout", "64"])
+    files = (
+        "data.train=[]",
+        f"data.responses=['{tmp_path / 'guided' / 'responses.jsonl'}']",
+        f"data.evaluation=['{tmp_path / 'guided' / 'heldout.jsonl'}']",
+        "data.epochs=2",
+        "run.num_updates=10",
+        "evaluation.every_updates=10",
+        "evaluation.num_prompts=64",
+    )
+    with fleet(tmp_path, *files, "algorithm.name=nlft-first", of=("nlft", "recorded")) as run:
+        assert run.finish() == 0, run.output.read_text()[-4000:]
+        assert run.audit()["balances"]
+    command = [sys.executable, "-m", "pipeline.cli", "replay", str(run.run_dir), "--json"]
+    again = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120).stdout)
+    assert (again["num_equal"], again["first_difference"]) == (10, None)
+    rows = [json.loads(line) for line in (run.run_dir / "history.jsonl").read_text().splitlines()]
+    before, *_, after = [row["accuracy"] for row in rows if row["kind"] == "evaluation"]
+    assert before < 0.5 < 0.8 < after
+    guided = [row for row in rows if row["kind"] == "update"]
+    assert all(row["metrics"]["unguided_fraction"] == 0.0 for row in guided)
+    assert max(row["metrics"]["flagged_fraction"] for row in guided) > 0.0

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import redis.asyncio
 from click.testing import CliRunner
@@ -22,7 +23,7 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.ledger import RedisLedger
 from protocol.errors import ConfigError
 from protocol.ids import ChunkId, TrajectoryId
-from protocol.trajectory import Field
+from protocol.trajectory import Field, Guidance, GuidanceScore, RewardScore
 from tests.pipeline.ledger.builders import GENERATOR, SCORER, make_chunk, make_spec, reference, reward
 
 FIRST, SECOND = TrajectoryId("t", 0, 0), TrajectoryId("t", 0, 1)
@@ -127,3 +128,25 @@ def test_an_empty_ledger_says_so() -> None:
         _peek("--latest")
     with pytest.raises(ConfigError, match=r"t\.9\.0\.0 is not in the ledger"):
         _peek("t.9.0.0")
+
+
+def test_a_guided_response_is_shown_with_its_texts_columns_and_what_is_absent() -> None:
+    told = Guidance(gold_text="13", judge_text="step 3 says 14, should be 13")
+    scores = (
+        RewardScore(reward=-1.0, accuracy=0.0, guidance=told),
+        GuidanceScore(
+            standard_logprobs=np.zeros(4, np.float32), judge_logprobs=np.zeros(4, np.float32), guide_version="abc"
+        ),
+    )
+    shown = "\n".join(cli.as_text(make_chunk(FIRST, 0), scores, "1 2"))
+    assert "guidance of 4 standard and 4 judge log-probs, by abc" in shown
+    assert "step 3 says 14, should be 13" in shown and "gold" in shown and "absent" not in shown
+    lacking = GuidanceScore(
+        standard_logprobs=np.zeros(4, np.float32),
+        judge_logprobs=np.zeros(0, np.float32),
+        guide_version="abc",
+        absent="the judgment has 600 tokens",
+    )
+    shown = "\n".join(cli.as_text(make_chunk(FIRST, 0), [lacking], "1 2"))
+    assert "guidance of 4 standard log-probs, by abc" in shown
+    assert "the judgment has 600 tokens" in shown
