@@ -15,9 +15,21 @@ from hypothesis import strategies as st
 
 from ops.bench.ablation.guided import runs as guided_runs
 from ops.bench.ablation.guided.flags import FlagSums, count_flags
-from ops.bench.ablation.guided.guides import OracleGuide, misjudge, place_of_error
+from ops.bench.ablation.guided.guides import OracleGuide, is_lucky, misjudge, place_of_error
 from ops.bench.ablation.guided.page import as_markdown
-from ops.bench.ablation.guided.rows import FIRST, PLAIN, PUBLISHED, RFT, ROWS, SFT, Cell, Row
+from ops.bench.ablation.guided.rows import (
+    FIRST,
+    ORACLE,
+    PLAIN,
+    PUBLISHED,
+    RFT,
+    ROWS,
+    SFT,
+    SOUND_ORACLE,
+    SOUND_RFT,
+    Cell,
+    Row,
+)
 from ops.bench.ablation.guided.runs import GuidedOutcome, SeedRuns, outcome_path, read_outcome
 from ops.bench.ablation.guided.table import check_distinct
 from ops.demo.guided_responses import GuidedSample, draw_samples
@@ -69,6 +81,18 @@ def test_the_verifiers_index_stands_out_at_the_first_wrong_digit_alone(samples: 
         assert standing_out == ([] if place is None else [place])
         assert (score.judge_logprobs.size > 0) == (place is not None)
         assert place is None or one.text[place] == str(one.fault and one.fault.said)
+
+
+def test_rows_of_correct_working_leave_out_right_answers_whose_errors_cancel(runs: SeedRuns) -> None:
+    given = runs.given(PLAIN)
+    lucky = [one for one in given if is_lucky(one)]
+    assert lucky
+    assert all(one.is_right and one.fault is not None and not one.judgment for one in lucky)
+    for name, sound in ((RFT, SOUND_RFT), (ORACLE, SOUND_ORACLE)):
+        with_lucky, without = runs.samples(row(name), PLAIN), runs.samples(row(sound), PLAIN)
+        assert without == [one for one in with_lucky if one not in lucky]
+        assert len(with_lucky) - len(without) == len(lucky)
+    assert runs.samples(row(FIRST), PLAIN) == given
 
 
 def test_the_first_error_form_flags_what_the_published_test_cannot_see(samples: list[GuidedSample]) -> None:

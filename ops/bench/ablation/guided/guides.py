@@ -109,6 +109,11 @@ def place_of_error(sample: GuidedSample) -> int | None:
     return None if fault is None else 2 * fault.step - 1
 
 
+def is_lucky(sample: GuidedSample) -> bool:
+    """Return whether the answer is right and the working is not: the verifier reads the answer."""
+    return sample.is_right and sample.fault is not None
+
+
 def misjudge(samples: Sequence[GuidedSample], share: float, seed: int) -> list[GuidedSample]:
     """Let the judge be wrong about a share of the wrong responses: it calls another step wrong,
     and quotes what stands there."""

@@ -54,6 +54,8 @@ class Row:
     """Share of the wrong responses about which the judge is wrong."""
     only_right: bool = False
     """Learns from the right responses alone: epochs are over these."""
+    only_sound: bool = False
+    """Leaves out responses whose answer is right and whose working is not: two errors cancel."""
     samples_anew: bool = False
     """Samples groups of BATCH with the policy as it learns, as many responses in all as others are
     given."""
@@ -69,14 +71,17 @@ _FIRST: Final = ('algorithm.name="nlft-first"',)
 SFT, RFT, PUBLISHED, FIRST, ORACLE = (
     "SFT on all", "SFT on correct", "NLFT as published", "first-error form", "the verifier's own index",
 )  # fmt: skip
+SOUND_RFT, SOUND_ORACLE = "SFT on correct working", "the index, lucky answers left out"
 GRPO, GUIDED_GRPO = "GRPO", "GRPO with guidance"
 
 ROWS: Final = (
     Row(SFT, ('algorithm.name="sft"',)),
     Row(RFT, ('algorithm.name="rft"',), only_right=True),
+    Row(SOUND_RFT, ('algorithm.name="rft"',), only_right=True, only_sound=True),
     Row(PUBLISHED, _NLFT, GuideKind.FROZEN),
     Row(FIRST, _FIRST, GuideKind.FROZEN),
     Row(ORACLE, _FIRST, GuideKind.ORACLE),
+    Row(SOUND_ORACLE, _FIRST, GuideKind.ORACLE, only_sound=True),
     Row(GRPO, _GRPO, samples_anew=True),
     Row(GUIDED_GRPO, (*_GRPO, 'algorithm.guidance="mix"'), GuideKind.FROZEN, samples_anew=True),
     Row(f"{PUBLISHED}, live guidance", _NLFT, GuideKind.LIVE, sizes=(PLAIN,), rate_of=PUBLISHED),

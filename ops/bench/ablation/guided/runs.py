@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from ops.bench.ablation.guided.guides import Guide, ModelGuide, NoGuide, OracleGuide, misjudge
+from ops.bench.ablation.guided.guides import Guide, ModelGuide, NoGuide, OracleGuide, is_lucky, misjudge
 from ops.bench.ablation.guided.learner import GuidedLearner
 from ops.bench.ablation.guided.rows import BATCH, PLAIN, RATES, SIZES, START, GuideKind, Row
 from ops.demo.guided import problems
@@ -127,7 +127,7 @@ class SeedRuns:
             rate=rate,
             seed=self._seed,
             overrides=row.overrides,
-            num_right=num_right if row.samples_anew else sum(sample.is_right for sample in self._samples[:size]),
+            num_right=num_right if row.samples_anew else sum(sample.is_right for sample in self.samples(row, size)),
             validated=tuple(validated),
             best_step=best_step,
             forwarded_tokens=forwarded,
@@ -154,8 +154,12 @@ class SeedRuns:
         return load_config([START], [*row.overrides, f"learner.learning_rate={rate}", f"run.seed={self._seed}"])
 
     def samples(self, row: Row, size: int) -> list[GuidedSample]:
-        """Return the responses that a row is given, with its judge's judgments."""
-        return misjudge(self._samples[:size], row.misjudged, self._seed)
+        """Return the responses that a row learns from, with its judge's judgments."""
+        return [
+            sample
+            for sample in misjudge(self._samples[:size], row.misjudged, self._seed)
+            if (sample.is_right or not row.only_right) and not (row.only_sound and is_lucky(sample))
+        ]
 
     def given(self, size: int) -> list[GuidedSample]:
         """Return the first responses of the seed."""
@@ -173,7 +177,7 @@ class SeedRuns:
 
     def _given(self, row: Row, size: int) -> Iterator[_Groups]:
         """Yield batches of the given responses, epoch by epoch, each epoch in another order."""
-        samples = [sample for sample in self.samples(row, size) if sample.is_right or not row.only_right]
+        samples = self.samples(row, size)
         dice = random.Random(f"order:{self._seed}")
         cuts = range(0, len(samples), BATCH)
         num_epochs = min(MAX_EPOCHS, -(-EXAMINED[-1] // len(cuts)))
