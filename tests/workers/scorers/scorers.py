@@ -32,6 +32,7 @@ async def scorer_context(tmp_path: Path, config: RunConfig, role: Role) -> Async
     await ledger.open(make_spec(max_attempts=1))
     who = Incarnation(role, f"{role.value}-0", 1)
     await registry.register(role, who.worker)
+    transport = zmq_transport()
     async with asyncio.TaskGroup() as tasks:
         ctx = ActorContext(
             config=config,
@@ -39,7 +40,7 @@ async def scorer_context(tmp_path: Path, config: RunConfig, role: Role) -> Async
             who=who,
             ledger=ledger,
             registry=registry,
-            transport=zmq_transport(),
+            transport=transport,
             log=cast("FilteringBoundLogger", structlog.get_logger("test")),
             clock=clock,
             tasks=tasks,
@@ -48,6 +49,8 @@ async def scorer_context(tmp_path: Path, config: RunConfig, role: Role) -> Async
             yield ctx
         finally:
             ctx.close()
+            # it waits for libzmq's thread, so the next worker of the same name can bind
+            transport.close()
 
 
 async def judge_all(worker: Reward, chunks: list[TrajectoryChunk]) -> None:
