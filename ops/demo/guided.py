@@ -31,8 +31,8 @@ MODEL = Path(__file__).parent / "guided_model"
 NUM_TERMS = 9
 """Terms of a chain. The model gets one chain in four right."""
 SMALLER_FROM_LARGER = 0.75
-"""How often the demonstrator answers a borrow wrongly: with certainty enough that the published
-test of NLFT, p_judge / p_base > 1.5, cannot see the error."""
+"""How often the demonstrator answers a borrow wrongly. A model of it gives the error more than
+2/3, so the published test of NLFT, p_judge / p_base > 1.5, cannot see it."""
 
 
 @dataclass(frozen=True, slots=True)
