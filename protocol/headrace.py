@@ -42,6 +42,12 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", str(_HERE), module, *arguments]
 
 
+def of_root(words: Sequence[str], root: Path) -> list[str]:
+    """Return a command line of ``command`` whose process takes our packages from ``root``."""
+    entry = str(root / "protocol" / _HERE.name)
+    return [entry if word == str(_HERE) else word for word in words]
+
+
 def keep_own() -> None:
     """Import our packages from our own distribution from now on. Repeated calls do nothing."""
     if not any(getattr(finder, "__name__", "") == _OwnPackages.__name__ for finder in sys.meta_path):

@@ -67,6 +67,7 @@ IMPORTERS = {
     "pipeline/runtime/gpus.py",
     "workers/__main__.py",
     "workers/preparation.py",
+    "workers/code_check.py",
     "workers/starter.py",
     "ops/checks/fuzz.py",
 }

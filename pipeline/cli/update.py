@@ -1,4 +1,4 @@
-"""``headrace update``: change a running run's settings or reward functions, roll back, show all."""
+"""``headrace update``: change a running run's settings or code, roll back, show all."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ Examples:
   headrace update --set learner.learning_rate=5e-7 --reason "loss is noisy"
   headrace update runs/demo --set run.num_updates=2000
   headrace update --code my_rewards/   # one worker first, then the others
+  headrace update --code ~/headrace/   # a checkout: the workers' own code
   headrace update --rollback
   headrace update --settings    # those that may change, and who takes each
   headrace update               # all changes of the run, with their effect
@@ -44,7 +45,7 @@ _NOT_ALL = 1
     "source",
     type=PATH,
     metavar="DIR|FILE",
-    help="A folder of modules, or one module, with the reward functions as they are to be.",
+    help="A folder of modules, or one module, with the reward functions as they are to be; or another Headrace.",
 )
 @click.option("--lazily", is_flag=True, help="With --code: each worker takes it when it restarts anyway.")
 @click.option("--reason", default="", metavar="TEXT", help="Why; shown wherever the change is.")
@@ -65,15 +66,16 @@ def update(
     timeout_s: float,
     as_json: bool,
 ) -> int:
-    """Change settings or reward functions of a running run; nothing ends or is lost.
+    """Change settings or code of a running run; nothing ends or is lost.
 
     The command waits until every worker that a change concerns goes by it. A change lasts over
     restarts of workers, supervisor and run. A change whose first update fails or is not finite is
     rolled back by itself.
 
     --code copies the code into the run's folder and imports it in a process of its own. Then one
-    reward worker is replaced, and after its first work the others, one at a time. The code is
-    rolled back by itself when a worker fails with it, or the rate of updates falls by a third.
+    worker is replaced, and after its first work the others, one at a time. The code is rolled back
+    by itself when a worker fails with it, or the rate of updates falls by a third. Reward functions
+    concern reward workers. A folder with Headrace's own packages concerns all workers.
 
     Without --set and --code, show all changes."""
     if lists:
@@ -127,7 +129,7 @@ def _lines(change: SettingsChange, found: list[TakenChange], timeout_s: float) -
             words = f"has not taken it within {timeout_s:g} s; it does when it is back, or between two updates"
         lines.append(f"  {printable_line(one.worker)}: {words}")
     if change.is_lazy:
-        lines.append("  each reward worker takes it when it restarts, and all do after code.lazy_limit_s")
+        lines.append("  each worker takes it when it restarts, and all do after code.lazy_limit_s")
     if change.is_code and not change.undoes:
         lines.append("  the next updates are compared with those before; `headrace update` shows what came of it")
     return lines

@@ -30,6 +30,7 @@ class Changeable:
     effect: str
 
 
+_WORKERS: Final = frozenset(Role) - {Role.SUPERVISOR}
 _BETWEEN: Final = "between two updates"
 CHANGEABLE: Final[Mapping[str, Changeable]] = {
     "learner.learning_rate": Changeable(
@@ -153,8 +154,14 @@ def changed_since(start: RunConfig, now: RunConfig) -> dict[str, str]:
 
 def takers(sets: Mapping[str, str]) -> set[Role]:
     """Return the roles that take these settings; those of a later version have none here."""
-    rewards = {Role.REWARD} if REWARDS in sets else set[Role]()
-    return {CHANGEABLE[key].role for key in sets if key in CHANGEABLE} | rewards
+    found = {CHANGEABLE[key].role for key in sets if key in CHANGEABLE}
+    found |= {role for key in CODE_KEYS if key in sets for role in coded_roles(key)}
+    return found
+
+
+def coded_roles(key: str) -> frozenset[Role]:
+    """Return the roles whose workers go by the version of code that a setting names."""
+    return frozenset({Role.REWARD}) if key == REWARDS else _WORKERS
 
 
 def _check_together(present: RunConfig, wanted: RunConfig, num_updates: int) -> None:

@@ -9,7 +9,8 @@ from pydantic import StringConstraints
 from pipeline.config.base import Positive, Section, setting
 
 REWARDS: Final = "code.rewards"
-CODE_KEYS: Final = (REWARDS,)
+WORKERS: Final = "code.workers"
+CODE_KEYS: Final = (REWARDS, WORKERS)
 """Settings whose values are versions of code; empty for that of the start."""
 CodeVersionName = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16})?$")]
 
@@ -19,6 +20,9 @@ class CodeSection(Section):
 
     rewards: CodeVersionName = setting(
         "", "Version of the reward functions, a folder of the run's `code/`. Empty: as reward.path has them."
+    )
+    workers: CodeVersionName = setting(
+        "", "Version of Headrace's own packages for the workers, a folder of the run's `code/`. Empty: as installed."
     )
     canary_pieces: Positive = setting(
         16, "Pieces of work that the first worker with a new version does before others take it."

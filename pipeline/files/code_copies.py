@@ -11,13 +11,14 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from pipeline.files import write_private
+from protocol import headrace
 from protocol.errors import ConfigError
 from protocol.private import ensure_private_folder
 
@@ -38,8 +39,9 @@ class CodeFile(msgspec.Struct, frozen=True):
     """sha256, in hex."""
 
 
-def keep_code(source: Path, run_dir: Path) -> str:
+def keep_code(source: Path, run_dir: Path, only: Collection[str] = ()) -> str:
     """Copy a folder of modules, or one module's file, into a run's folder; return the version.
+    ``only``: names in the folder that are copied; by default all.
 
     Hidden files, caches and Python environments are left out. Raises ConfigError: there is no code
     or too much, a link leads out of the folder, or a module hides one of Python's. It raises that,
@@ -50,7 +52,7 @@ def keep_code(source: Path, run_dir: Path) -> str:
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700)
-        files = _copied(source, partial)
+        files = _copied(source, partial, only)
         version = _version(files)
         write_private(folder / f"{version}.json", msgspec.json.encode(files))
         if not (folder / version).exists():
@@ -81,6 +83,13 @@ def checked_code(run_dir: Path, version: str) -> Path:
     return folder
 
 
+def running_version(run_dir: Path) -> str:
+    """Return the version of Headrace's packages that this process runs; empty for those that are
+    installed."""
+    root = Path(headrace.__file__).absolute().parents[1]
+    return root.name if root.parent == run_dir.absolute() / CODE_FOLDER else ""
+
+
 def module_names(folder: Path) -> frozenset[str]:
     """Return the modules and packages at the top of a folder."""
     return frozenset(
@@ -94,13 +103,14 @@ def _version(files: list[CodeFile]) -> str:
     return hashlib.sha256(msgspec.json.encode(files)).hexdigest()[:_NUM_DIGITS]
 
 
-def _copied(source: Path, into: Path) -> list[CodeFile]:
+def _copied(source: Path, into: Path, only: Collection[str]) -> list[CodeFile]:
     """Copy the files of a folder, or one file; return them in the order of their places."""
     if source.is_file():
         found = [(source, source.name)]
     elif source.is_dir():
         root = source.resolve()
-        found = [(path, path.relative_to(root).as_posix()) for path in _walk(root, root)]
+        tops = [root / name for name in sorted(only)] or [root]
+        found = [(path, path.relative_to(root).as_posix()) for top in tops for path in _walk(top, root)]
     else:
         raise ConfigError(f"{source} is not there; expected a folder of modules, or one module's .py file")
     if not any(place.endswith(".py") for _, place in found):

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.files import write_private
+from pipeline.files.shared_code import shared_digests
 from pipeline.observability.effective_time import UpSpan
 from pipeline.runtime.machine import this_machine
 
@@ -74,6 +75,8 @@ class StartRow:
     """NVIDIA's kernel driver."""
     server: str = ""
     """The program of an embedded ledger, or ``external``."""
+    shared_code: dict[str, str] = field(default_factory=dict[str, str])
+    """Digests of the code that the run's processes share, by place."""
     packages: dict[str, str] = field(default_factory=dict[str, str])
     """Installed version by distribution."""
 
@@ -161,6 +164,7 @@ def own_start(at_s: float, *, seed: int, num_updates: int, server: str) -> Start
         gpus=gpus,
         driver=driver,
         server=server,
+        shared_code=shared_digests(_ROOT),
         packages=_packages(),
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.config.code import CODE_KEYS
+from pipeline.config.code import CODE_KEYS, WORKERS
 from pipeline.operator.attached import Attached
 from pipeline.operator.steering import MAX_REASON_CHARS, check_running, operator
 from protocol.errors import ConfigError, LedgerUnavailable
@@ -58,21 +58,21 @@ async def update(at: Attached, overrides: Sequence[str], reason: str = "") -> Se
 
 
 async def update_code(at: Attached, source: Path, reason: str = "", *, is_lazy: bool = False) -> SettingsChange:
-    """Bring another version of the reward functions into a running run; return the change.
+    """Bring other reward functions, or other code of the workers, into a running run; return the
+    change.
 
-    ``source``: a folder of modules, or one module's file. ``is_lazy``: workers take it when they
-    restart anyway. Raises ConfigError: the run does not run, or as ``prepare_rewards``."""
+    ``source``: a folder of modules, one module's file, or a Headrace. ``is_lazy``: workers take it
+    when they restart anyway. Raises ConfigError: the run does not run, or as ``prepare_code``."""
     from pipeline.config.changing import value_of
-    from pipeline.config.code import REWARDS
-    from pipeline.operator.code_update import prepare_rewards
+    from pipeline.operator.code_update import prepare_code
     from pipeline.runtime.registry.settings_change import after
 
     words = _in_a_line(reason)
     await check_running(at)
     last = await at.registry.last_settings_change()
     present = present_config(at, last)
-    version = await prepare_rewards(at, present, source)
-    sets, former = {REWARDS: f'"{version}"'}, {REWARDS: value_of(present, REWARDS)}
+    key, version = await prepare_code(at, present, source)
+    sets, former = {key: f'"{version}"'}, {key: value_of(present, key)}
     return await _add(at, after(last, sets, former, by=operator(), at_s=time.time(), reason=words, is_lazy=is_lazy))
 
 
@@ -146,7 +146,10 @@ async def taken(at: Attached, change: SettingsChange) -> list[TakenChange]:
     from pipeline.config.changing import takers
 
     found = [TakenChange("supervisor", _written(at) >= change.number)]
-    for role in () if change.is_lazy else sorted(takers(change.sets)):
+    roles = takers(change.sets)
+    if WORKERS in change.sets and (fleet := await at.registry.fleet()) is not None:
+        roles &= {role for role, count in fleet.counts.items() if count}
+    for role in () if change.is_lazy else sorted(roles):
         answers = {beat.who.worker: _answer(beat, change) for beat in await at.registry.heartbeats(role)}
         if change.is_code:
             # one that is being replaced has no heartbeat
@@ -165,11 +168,14 @@ async def _wanted(at: Attached, role: Role) -> list[str]:
 
 
 def _answer(beat: Heartbeat, change: SettingsChange) -> TakenChange:
-    if change.is_code and beat.who.role is not Role.LEARNER:
-        versions = {key: value.strip('"') for key, value in change.sets.items() if key in CODE_KEYS}
-        goes_by = all(beat.settings.code.get(key, "") == version for key, version in versions.items())
-        return TakenChange(beat.who.worker, goes_by)
-    has = beat.settings.number >= change.number
+    from pipeline.config.changing import CHANGEABLE, coded_roles
+
+    coded = [key for key in CODE_KEYS if key in change.sets and beat.who.role in coded_roles(key)]
+    has = all(beat.settings.code.get(key, "") == change.sets[key].strip('"') for key in coded)
+    if beat.who.role in {CHANGEABLE[key].role for key in change.sets if key in CHANGEABLE}:
+        has &= beat.settings.number >= change.number
+    elif coded:
+        return TakenChange(beat.who.worker, has)
     is_exact = beat.settings.number == change.number
     return TakenChange(beat.who.worker, has, beat.settings.first_update if is_exact else 0)
 

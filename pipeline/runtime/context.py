@@ -18,7 +18,9 @@ import msgspec
 from structlog.typing import FilteringBoundLogger
 
 from pipeline.config.changing import with_settings
+from pipeline.config.code import WORKERS
 from pipeline.config.schema import RunConfig
+from pipeline.files.code_copies import running_version
 from pipeline.ledger.contract import Ledger
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.work import Meter, listening, piece_limit_s
@@ -132,6 +134,8 @@ class ActorContext:
         self.spans = Spans() if spans is None else spans
         self.draining = asyncio.Event()
         self.worker_state = WorkerState(who, clock)
+        if version := running_version(run_dir):
+            self.goes_by_code(WORKERS, version)
         self.flow = FlowRecorder(clock, ring)
         self.flow.watch_worker(self._flow_state)
         self.prepared = prepared or PreparedParts()

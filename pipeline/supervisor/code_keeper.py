@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,11 @@ from typing import Final
 
 import structlog
 
-from pipeline.config.code import CODE_KEYS, REWARDS
+from pipeline.config.changing import coded_roles
+from pipeline.config.code import CODE_KEYS, WORKERS
 from pipeline.config.schema import RunConfig
+from pipeline.files.code_copies import checked_code
+from pipeline.files.shared_code import differing, shared_digests
 from pipeline.observability.history import HISTORY_NAME, HistoryTail, RefusedRow, UpdateRow
 from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.registry.contract import Heartbeat, Registry, WaitingFor
@@ -27,7 +31,7 @@ from pipeline.supervisor.host_fleet import HostFleet, meaning
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.rollout import CodedMember, Rollout, RolloutPolicy, RolloutState, UpdateGlance
 from pipeline.supervisor.settings_keeper import SettingsKeeper
-from protocol.ids import Role
+from protocol.errors import ConfigError
 
 _BY: Final = "supervisor"
 _NOT_READY: Final = frozenset({WaitingFor.STARTING, WaitingFor.DRAINING, WaitingFor.STOPPED})
@@ -61,7 +65,7 @@ class CodeKeeper:
             replace_timeout_s=config.supervisor.start_timeout_s + config.supervisor.drain_ceiling_s,
         )
         self._fleet, self._settings = fleet, settings
-        self._history_path = run_dir / HISTORY_NAME
+        self._run_dir, self._history_path = run_dir, run_dir / HISTORY_NAME
         self._history: HistoryTail | None = None
         """Read while a version is on its way."""
         self._number = 0
@@ -69,6 +73,19 @@ class CodeKeeper:
         self._changes: Sequence[SettingsChange] = ()
         self._versions: dict[str, _HeldVersion] = {}
         fleet.blames_code = self._is_to_blame
+
+    async def begin(self, version: str) -> None:
+        """Start workers by the version of Headrace's packages that holds at this start of the run.
+        Raises ConfigError: it is not there, was changed, or has other shared code than we."""
+        if not version:
+            return
+        folder = await asyncio.to_thread(checked_code, self._run_dir, version)
+        if (place := differing(shared_digests(), await asyncio.to_thread(shared_digests, folder))) is not None:
+            raise ConfigError(
+                f"the run's workers go by version {version} of their code, which has other code in {place} than this "
+                "Headrace; all processes share that. Resume by the installed code: --set 'code.workers=\"\"'"
+            )
+        self._fleet.go_by(folder)
 
     async def look(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
         """Bring the versions that hold one step further. Raises LedgerUnavailable."""
@@ -145,6 +162,17 @@ class CodeKeeper:
             pids = self._fleet.processes.pids
             old = {worker: pid for worker, pid in pids.items() if by_pid.get(pid, "") != value}
             self._versions[key] = _HeldVersion(change, value, rollout, old)
+            if key == WORKERS:
+                await self._go_by(value, rollout)
+
+    async def _go_by(self, value: str, rollout: Rollout) -> None:
+        """Start workers by this version from now on. A damaged version is rolled back."""
+        try:
+            folder = await asyncio.to_thread(checked_code, self._run_dir, value) if value else None
+        except ConfigError as error:
+            rollout.refused(str(error))
+            return
+        self._fleet.go_by(folder)
 
     def _is_done(self, version: _HeldVersion) -> bool:
         # a failed one is rolled back until another change holds
@@ -152,12 +180,15 @@ class CodeKeeper:
         return is_settled or version.rollout.phase is RolloutState.SETTLED
 
     def _workers(self, version: _HeldVersion, beats: Sequence[Heartbeat]) -> dict[str, CodedMember]:
-        """Return the concerned workers of this host, in the order of their names."""
+        """Return the concerned workers of this host, in the order of their names. Those of the role
+        with the most workers are last: the first to try a version is one of them."""
         key, pids = _key(version), self._fleet.processes.pids
         there = {beat.who.worker: beat for beat in beats if pids.get(beat.who.worker) == beat.pid}
         found: dict[str, CodedMember] = {}
-        for worker in sorted(self._fleet.plan.workers, key=lambda one: (one.role, len(one.name), one.name)):
-            if worker.is_given_up or not _concerns(key, worker.role):
+        members = Counter(one.role for one in self._fleet.plan.workers)
+        order = sorted(self._fleet.plan.workers, key=lambda one: (members[one.role], one.role, len(one.name), one.name))
+        for worker in order:
+            if worker.is_given_up or worker.role not in coded_roles(key):
                 continue
             beat, pid = there.get(worker.name), pids.get(worker.name)
             if beat is None or is_silent(beat.silent_s) or beat.waiting_for in _NOT_READY:
@@ -172,7 +203,7 @@ class CodeKeeper:
         """Whether the version that a worker went by is to blame for its end; it then fails."""
         for version in self._versions.values():
             is_old = version.old_pids.get(exit_.worker) == exit_.pid
-            if is_old or self._is_done(version) or not _concerns(_key(version), exit_.role):
+            if is_old or self._is_done(version) or exit_.role not in coded_roles(_key(version)):
                 continue
             is_trying = version.rollout.phase is RolloutState.CANARY
             if (is_trying or exit_.code not in _BY_CHANCE) and version.rollout.ended(exit_.worker, _end(exit_)):
@@ -187,7 +218,3 @@ def _end(exit_: Exit) -> str:
 
 def _key(version: _HeldVersion) -> str:
     return next(key for key in CODE_KEYS if key in version.change.sets)
-
-
-def _concerns(key: str, role: Role) -> bool:
-    return key != REWARDS or role is Role.REWARD

@@ -138,6 +138,11 @@ class HostFleet:
                     log.error("drain_timed_out", worker=action.worker, action="killed; others lease what it held")
                     self.processes.stop(action.worker, now=True)
 
+    def go_by(self, code: Path | None) -> None:
+        """Start workers and standbys by the Headrace in this folder; None: by the installed one."""
+        if self.processes.go_by(code) and self.standbys is not None:
+            self.standbys.renew("it goes by other code than its workers")
+
     def _start(self, role: Role, worker: str, now: float) -> None:
         """Let a standby replace a lost worker, else start a process."""
         standby = None

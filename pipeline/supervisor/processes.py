@@ -81,7 +81,10 @@ class Processes:
     def __init__(self, run_dir: Path, command: Command = worker_command) -> None:
         self._run_dir = run_dir
         self._command = command
-        self._starter: Starter | None = None
+        self._starters: dict[Path | None, Starter] = {}
+        """By the folder of Headrace's packages that its forks go by; None for those installed."""
+        self._starter_command: Sequence[str] = ()
+        self._code: Path | None = None
         self._forks: Callable[[Role], bool] = lambda _: False
         self._children: dict[str, _Child] = {}
         self._unstarted: list[Exit] = []
@@ -104,14 +107,40 @@ class Processes:
             command: Command line of the starter.
             forks: Returns whether a role's workers are forked; others import for themselves.
             given_up: Ends the wait."""
+        self._starter_command, self._forks = command, forks
+        self._begin_starter()
         began_s = time.monotonic()
+        if (starter := self._starters.get(self._code)) is not None:
+            try:
+                starter.wait(given_up)
+                log.info("starter_ready", pid=starter.pid, seconds=round(time.monotonic() - began_s, 3))
+            except (OSError, StarterEnded) as error:
+                self._lose_starter(error)
+
+    def go_by(self, code: Path | None) -> bool:
+        """Start processes by the Headrace in this folder from now on; None: by the installed one.
+        Return whether that is another one than before.
+
+        Where workers are forked, a starter of its own imports it meanwhile. Until it is ready they
+        import for themselves. Of the other starters that of the installed code and the last used
+        are kept, since they know how their workers end."""
+        if code == self._code:
+            return False
+        for other in [other for other in self._starters if other not in (None, code, self._code)]:
+            self._starters.pop(other).close()
+        self._code = code
+        if self._starter_command and code not in self._starters:
+            self._begin_starter()
+        return True
+
+    def _begin_starter(self) -> None:
         try:
-            self._starter = Starter(self._run_dir, command)
-            self._starter.wait(given_up)
-            log.info("starter_ready", pid=self._starter.pid, seconds=round(time.monotonic() - began_s, 3))
-        except (OSError, StarterEnded) as error:
+            self._starters[self._code] = Starter(self._run_dir, self._of_code(self._starter_command))
+        except OSError as error:
             self._lose_starter(error)
-        self._forks = forks
+
+    def _of_code(self, command: Sequence[str]) -> Sequence[str]:
+        return command if self._code is None else headrace.of_root(command, self._code)
 
     def start(self, role: Role, name: str) -> None:
         """Start a worker's process. A refused start is reported by ``reap`` as a failure."""
@@ -136,9 +165,11 @@ class Processes:
         self, name: str, command: Sequence[str], output: BinaryIO, *, is_forked: bool
     ) -> subprocess.Popen[bytes] | AdoptedProcess:
         environment = marked_environment(worker_mark(self._run_dir, name))
-        if self._starter is not None and is_forked:
+        command, starter = self._of_code(command), self._starters.get(self._code)
+        if starter is not None and is_forked:
             try:
-                return self._starter.start(command, environment, output, partial(self._written_code, name))
+                if starter.is_ready():
+                    return starter.start(command, environment, output, partial(self._written_code, name))
             except StarterEnded as error:
                 self._lose_starter(error)
         return subprocess.Popen(
@@ -182,9 +213,8 @@ class Processes:
         log.warning(
             "starter_ended", reason=str(error), action="workers import for themselves", output=f"logs/{STARTER}.out"
         )
-        if self._starter is not None:
-            self._starter.close()
-        self._starter = None
+        if (starter := self._starters.pop(self._code, None)) is not None:
+            starter.close()
 
     def observe(self, beats: Sequence[Heartbeat]) -> None:
         """Take note of heartbeats; processes of this host are known without."""
@@ -267,8 +297,9 @@ class Processes:
             process.wait()
         self._children.clear()
         self.standbys.clear()
-        if self._starter is not None:
-            self._starter.close()
+        for starter in self._starters.values():
+            starter.close()
+        self._starters.clear()
 
     def end_strays(self) -> int:
         """Kill all workers of an ended run on this host, with descendants; return their number."""

@@ -115,6 +115,11 @@ class Rollout:
             self._fail(f"{worker}, which went by it, {why}")
         return True
 
+    def refused(self, why: str) -> None:
+        """Note that no worker can be started with the version."""
+        if not self.is_over:
+            self._fail(why)
+
     def look(
         self, now_s: float, wall_s: float, workers: Mapping[str, CodedMember], updates: Sequence[UpdateGlance]
     ) -> list[str]:

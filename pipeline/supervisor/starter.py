@@ -78,6 +78,7 @@ class Starter:
         OSError: it cannot be started."""
 
     def __init__(self, run_dir: Path, command: Sequence[str]) -> None:
+        self._is_ready = False
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(_ANSWER_S)
         with theirs, (run_dir / "logs" / f"{NAME}.out").open("ab") as output:
@@ -106,10 +107,23 @@ class Starter:
             if given_up() or time.monotonic() > deadline:
                 self._process.kill()
                 raise StarterEnded("it was still importing")
+        self._receive_readiness()
+
+    def is_ready(self) -> bool:
+        """Return whether the imports are done, without a wait. Raises StarterEnded."""
+        if not self._is_ready:
+            poll = select.poll()
+            poll.register(self._channel, select.POLLIN)
+            if poll.poll(0):
+                self._receive_readiness()
+        return self._is_ready
+
+    def _receive_readiness(self) -> None:
         try:
             receive_answer(self._channel)
         except (EOFError, OSError) as error:
             raise StarterEnded(str(error)) from error
+        self._is_ready = True
 
     def start(
         self,

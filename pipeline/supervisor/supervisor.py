@@ -113,8 +113,8 @@ class Supervisor:
         is_own = command is worker_command
         self._fleet = HostFleet(config, run_dir, command, processes=places, ladder=ladder, standbys=is_own)
         self._settings = SettingsKeeper(config, run_dir)
-        code = CodeKeeper(config, run_dir, self._fleet, self._settings)
-        self._repairing = Repairing(ladder, self._fleet, run_dir, code)
+        self._code = CodeKeeper(config, run_dir, self._fleet, self._settings)
+        self._repairing = Repairing(ladder, self._fleet, run_dir, self._code)
         self._processes, self._plan = self._fleet.processes, self._fleet.plan
         self._is_forking = is_own and config.supervisor.preload
         self._server_patience_s = min(_SERVER_PATIENCE_S, config.ledger.outage_timeout_s / 2)
@@ -249,6 +249,7 @@ class Supervisor:
         adopted = await take_over(self._processes, self._plan, registry)
         await self._settings.begin(registry)
         self._write_config()
+        await self._code.begin(self._config.code.workers)
         if self._is_forking:
             command = starter_command(self._run_dir)
             forked = partial(forks, self._config)

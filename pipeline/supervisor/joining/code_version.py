@@ -4,17 +4,17 @@ Hosts of one run have the same of both: messages, scripts and sampling must agre
 
 from __future__ import annotations
 
-import hashlib
 from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
+from pipeline.files.shared_code import digest_of
 from protocol.errors import ConfigError
 from protocol.headrace import PACKAGES
 
 _ROOT = Path(__file__).parents[3]
-_SOURCES = (".py", ".lua")
+_NUM_DIGITS = 12
 
 
 class CodeVersion(msgspec.Struct, frozen=True):
@@ -31,16 +31,11 @@ class CodeVersion(msgspec.Struct, frozen=True):
 
 def own_version(root: Path = _ROOT) -> CodeVersion:
     """Return the version of the Headrace that runs here. ``root`` has its packages."""
-    hasher = hashlib.sha256()
-    for package in PACKAGES:
-        for path in sorted(path for path in (root / package).rglob("*") if path.suffix in _SOURCES):
-            content = path.read_bytes()
-            hasher.update(f"{path.relative_to(root)} {len(content)}\n".encode() + content)
     try:
         version = metadata.version("headrace")
     except metadata.PackageNotFoundError:
         version = "of a source tree"
-    return CodeVersion(version, hasher.hexdigest()[:12])
+    return CodeVersion(version, digest_of(root, *PACKAGES)[:_NUM_DIGITS])
 
 
 def check_same(theirs: CodeVersion, ours: CodeVersion) -> None:

@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
+from pipeline.config.code import WORKERS
 from pipeline.config.load import read_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.redis.client import connect
@@ -27,6 +28,7 @@ from pipeline.ledger.url import hide_password
 from pipeline.process.exit_codes import Interrupted
 from pipeline.runtime.registry.contract import RunState
 from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.registry.settings_change import SettingsChange
 from pipeline.runtime.worker_process import leaves
 from pipeline.supervisor.joining.code_version import check_same, own_version
 from pipeline.supervisor.joining.file_cache import FileCache, cache_folder
@@ -156,6 +158,7 @@ async def _agreed(request: JoinRequest) -> Manifest:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_check_clock(board))
             publishing = tasks.create_task(_published(request, board, registry))
+            changing = tasks.create_task(registry.last_settings_change())
         encoded = publishing.result()
     except BaseExceptionGroup as group:
         error = leaves(group)[0]
@@ -172,6 +175,7 @@ async def _agreed(request: JoinRequest) -> Manifest:
     if manifest.trouble:
         raise ConfigError(f"no host can join the run {request.run}: {manifest.trouble}")
     _check_role(manifest, request.role)
+    _check_code(changing.result(), request.run)
     return manifest
 
 
@@ -224,6 +228,16 @@ def _check_role(manifest: Manifest, role: Role) -> None:
     if role is Role.GENERATOR and settings["weights"]["path"] == "file":
         raise ConfigError(
             "weights.path of the run is file, so generators of other hosts get no weights; start it with weights.path auto"
+        )
+
+
+def _check_code(last: SettingsChange | None, run: str) -> None:
+    """Raise ConfigError where the run's workers go by code that no other host has."""
+    version = "" if last is None else last.holds.get(WORKERS, "").strip('"')
+    if version:
+        raise ConfigError(
+            f"no host can join the run {run}: its workers go by version {version} of their code, which the run's host alone "
+            "has; `headrace update --rollback` there, or `headrace down`, install it on both, `headrace up --resume`"
         )
 
 

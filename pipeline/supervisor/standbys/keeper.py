@@ -127,6 +127,10 @@ class StandbyKeeper:
             return name
         return None
 
+    def renew(self, reason: str) -> None:
+        """Replace all standbys, and take none of the present ones."""
+        self._pool.renew(reason)
+
     # -- keeping -----------------------------------------------------------------------------------
 
     def keep(self, now_s: float, beats: Sequence[Heartbeat], workers: Mapping[str, Role], *, is_over: bool) -> None:

@@ -104,6 +104,7 @@ class StandbyPool:
         self._standbys: dict[str, Standby] = {}
         self._budgets = {kind: _Budget() for kind in StandbyKind}
         self._num_named = 0
+        self._outdated: list[StandbyAction] = []
         self.refill_s: float | None = None
         """The newest time from a start to readiness; None before the first."""
         self.given_up: dict[StandbyKind, str] = {}
@@ -145,6 +146,13 @@ class StandbyPool:
             return
         self._failed(now_s, standby.kind, reason)
 
+    def renew(self, reason: str) -> None:
+        """End all that are there, by the next ``tick``: others take their places. None failed."""
+        for standby in self._standbys.values():
+            if standby.phase is not StandbyPhase.ENDING:
+                standby.phase, standby.roles = StandbyPhase.ENDING, frozenset()
+                self._outdated.append(StandbyAction(StandbyVerb.END, standby.name, standby.kind, reason))
+
     def take(self, role: Role, *, but: frozenset[str] = frozenset()) -> str | None:
         """Give a ready standby for this role away; return its name, or None without one. The one
         with the newest weights is taken. ``but``: names that are not taken."""
@@ -158,7 +166,7 @@ class StandbyPool:
     def tick(self, now_s: float, newest_version: int | None = None) -> list[StandbyAction]:
         """Return what is to be done now. ``newest_version``: of the published weights; None for
         none."""
-        actions: list[StandbyAction] = []
+        actions, self._outdated = self._outdated, []
         for standby in self._standbys.values():
             if reason := self._why_end(standby, now_s, newest_version):
                 standby.phase = StandbyPhase.ENDING

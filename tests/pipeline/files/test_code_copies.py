@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.files import code_copies
-from pipeline.files.code_copies import CODE_FOLDER, checked_code, keep_code, module_names
+from pipeline.files.code_copies import CODE_FOLDER, checked_code, keep_code, module_names, running_version
+from protocol import headrace
 from protocol.errors import ConfigError
 
 
@@ -111,3 +112,17 @@ def test_what_is_no_code_or_hides_a_module_of_python_is_refused(source: Path, ru
     (source / "json.py").write_text("")
     with pytest.raises(ConfigError, match=r"module 'json', which is one of Python's own"):
         keep_code(source, run_dir)
+
+
+def test_of_a_folder_only_the_named_packages_are_copied(source: Path, run_dir: Path) -> None:
+    version = keep_code(source, run_dir, only=("helpers",))
+    assert module_names(checked_code(run_dir, version)) == {"helpers"}
+
+
+def test_a_process_knows_by_its_own_place_which_version_it_runs(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert running_version(run_dir) == ""
+    monkeypatch.setattr(headrace, "__file__", str(run_dir / CODE_FOLDER / "00ff" / "protocol" / "headrace.py"))
+    assert running_version(run_dir) == "00ff"
+    assert running_version(tmp_path / "another run") == ""

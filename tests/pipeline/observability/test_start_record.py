@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.files.shared_code import shared_digests
 from pipeline.observability import start_record
 from pipeline.observability.start_record import EndRow, StartRow, add_row, commit_of, in_words, own_start, read_starts
 
@@ -50,6 +51,7 @@ def test_a_start_has_the_versions_that_results_depend_on() -> None:
     import torch
 
     row = own_start(1.0, seed=7, num_updates=50, server="valkey 9.1")
+    assert row.shared_code == shared_digests()
     assert row.packages["torch"] == torch.__version__
     assert {"transformers", "numpy", "pyzmq", "redis", "safetensors"} <= set(row.packages)
     assert "ruff" not in row.packages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
@@ -10,6 +11,9 @@ from typing import cast
 import msgspec
 import pytest
 
+from pipeline.config.load import write_resolved
+from pipeline.files.shared_code import shared_digests
+from pipeline.observability.start_record import StartRow, add_row
 from pipeline.operator import updating
 from pipeline.operator.attached import Attached
 from pipeline.runtime.registry.contract import Fleet, Heartbeat
@@ -18,10 +22,12 @@ from pipeline.runtime.registry.settings_change import SettingsTaken
 from pipeline.supervisor.run_folder import run_lock
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from protocol.errors import ConfigError, LedgerUnavailable
+from protocol.headrace import PACKAGES
 from protocol.ids import Role
 from tests.pipeline.operator.small_run import SmallRun, small_run
 
 KEY = "learner.learning_rate"
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -181,7 +187,7 @@ async def test_code_that_cannot_be_used_is_refused_and_the_run_is_as_it_was(
     assert await judged.registry.settings_changes() == []
 
 
-async def test_a_folder_without_the_runs_functions_or_with_headraces_is_refused(
+async def test_a_folder_without_the_runs_functions_or_with_a_part_of_headrace_is_refused(
     judged: SmallRun, tmp_path: Path
 ) -> None:
     (tmp_path / "new").mkdir()
@@ -190,7 +196,7 @@ async def test_a_folder_without_the_runs_functions_or_with_headraces_is_refused(
         await updating.update_code(at(judged), tmp_path / "new")
     (tmp_path / "new" / "pipeline").mkdir()
     (tmp_path / "new" / "pipeline" / "__init__.py").write_text("")
-    with pytest.raises(ConfigError, match=r"has pipeline, a package of Headrace's own"):
+    with pytest.raises(ConfigError, match=r"has pipeline, a package of Headrace's own, but no protocol"):
         await updating.update_code(at(judged), tmp_path / "new")
 
 
@@ -214,3 +220,72 @@ async def test_code_is_taken_once_each_reward_worker_runs_it_also_those_being_re
     assert judged.registry.beat(msgspec.structs.replace(beat, settings=code))
     found = await updating.taken(at(judged), change)
     assert {one.worker: one.is_taken for one in found} == {"supervisor": True, "reward-0": True, "reward-1": False}
+
+
+def other_headrace(folder: Path, module: str = "", end: str = "") -> Path:
+    for package in PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__", "node_modules")
+        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
+    if module:
+        path = folder / module
+        path.write_text(path.read_text() + end)
+    return folder
+
+
+async def test_another_headrace_is_taken_once_the_workers_of_all_roles_run_it(judged: SmallRun, tmp_path: Path) -> None:
+    write_resolved(judged.config, judged.run_dir)
+    add_row(judged.run_dir, StartRow(at_s=1.0, shared_code=shared_digests()))
+    await judged.registry.set_fleet(Fleet({Role.REWARD: 1, Role.LEARNER: 1}))
+    change = await updating.update_code(at(judged), other_headrace(tmp_path / "new", "workers/imported.py", "\n"))
+    (key,) = change.sets
+    value = change.sets[key].strip('"')
+    assert key == "code.workers" and change.former == {key: '""'}
+    assert {path.name for path in (judged.run_dir / "code" / value).iterdir()} == set(PACKAGES)
+    await SettingsKeeper(judged.config, judged.run_dir).keep(judged.registry, [])
+    for name, role in (("reward-0", Role.REWARD), ("learner", Role.LEARNER)):
+        found = {one.worker: one.is_taken for one in await updating.taken(at(judged), change)}
+        assert not found[name]
+        beat = await judged.beat(role, name)
+        taken = SettingsTaken(code={key: value})
+        assert judged.registry.beat(msgspec.structs.replace(beat, settings=taken))
+    found = {one.worker: one.is_taken for one in await updating.taken(at(judged), change)}
+    assert found == {"supervisor": True, "reward-0": True, "learner": True}
+
+
+@pytest.mark.parametrize(
+    ("module", "end", "complaint"),
+    [
+        ("workers/learner/learner.py", "import no_such_module_of_ours\n", "No module named 'no_such_module_of_ours'"),
+        ("workers/scorers/reward.py", "def (\n", "SyntaxError"),
+        ("pipeline/config/code.py", "\ndel CodeSection\n", "cannot import name 'CodeSection'"),
+    ],
+)
+async def test_another_headrace_that_cannot_be_imported_is_refused(
+    judged: SmallRun, tmp_path: Path, module: str, end: str, complaint: str
+) -> None:
+    write_resolved(judged.config, judged.run_dir)
+    add_row(judged.run_dir, StartRow(at_s=1.0, shared_code=shared_digests()))
+    with pytest.raises(ConfigError, match=complaint):
+        await updating.update_code(at(judged), other_headrace(tmp_path / "new", module, end))
+    assert await judged.registry.settings_changes() == []
+
+
+async def test_another_headrace_is_refused_where_the_shared_code_differs_from_the_start(
+    judged: SmallRun, tmp_path: Path
+) -> None:
+    source = other_headrace(tmp_path / "new", "pipeline/ledger/contract.py", "\n")
+    with pytest.raises(ConfigError, match="was started by a Headrace that records no shared code"):
+        await updating.update_code(at(judged), source)
+    add_row(judged.run_dir, StartRow(at_s=1.0, shared_code=shared_digests()))
+    with pytest.raises(ConfigError, match="has other code in pipeline/ledger than the run was started with"):
+        await updating.update_code(at(judged), source)
+    assert await judged.registry.settings_changes() == []
+
+
+async def test_another_headrace_is_refused_while_another_host_has_a_worker_of_any_role(
+    judged: SmallRun, tmp_path: Path
+) -> None:
+    await judged.beat(Role.GENERATOR, "generator-hostb-x-0")
+    with pytest.raises(ConfigError, match=r"generator-hostb-x-0 is on .* which the new code would not reach"):
+        await updating.update_code(at(judged), other_headrace(tmp_path / "new"))
+    assert not (judged.run_dir / "code").exists()

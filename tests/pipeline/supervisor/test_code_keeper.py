@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pipeline.config.code import REWARDS
+from pipeline.config.code import REWARDS, WORKERS
+from pipeline.files.code_copies import CODE_FOLDER, keep_code
 from pipeline.observability.settings_changes import read_changes
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.last_error import LastError
@@ -21,9 +22,13 @@ from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.processes import Processes, worker_command
 from pipeline.supervisor.settings_keeper import SettingsKeeper
+from pipeline.supervisor.standbys.pool import StandbyKind
+from protocol.errors import ConfigError
+from protocol.headrace import PACKAGES
 from protocol.ids import Incarnation, Role
 from tests.pipeline.op_config import op_config
 
+ROOT = Path(__file__).parents[3]
 OLD, NEW = "", "00ff00ff00ff00ff"
 
 
@@ -35,10 +40,15 @@ class Listed(Processes):
         self.there: dict[str, int] = {}
         self.stopped: list[str] = []
         self._last_pid = 100
+        self.codes: list[Path | None] = []
 
     @property
     def pids(self) -> dict[str, int]:
         return self.there
+
+    def go_by(self, code: Path | None) -> bool:
+        self.codes.append(code)
+        return super().go_by(code)
 
     def start(self, role: Role, name: str) -> None:
         self._last_pid += 1
@@ -66,9 +76,9 @@ class Desk:
         self.fleet.carry_out(self.fleet.plan.want(self.counts, now))
         self.fleet.carry_out(self.fleet.plan.due(now))
 
-    async def change(self, version: str = NEW) -> None:
+    async def change(self, version: str = NEW, key: str = REWARDS) -> None:
         last = await self.registry.last_settings_change()
-        one = after(last, {REWARDS: f'"{version}"'}, {REWARDS: '""'}, by="ann@a", at_s=time.time())
+        one = after(last, {key: f'"{version}"'}, {key: '""'}, by="ann@a", at_s=time.time())
         assert await self.registry.add_settings_change(one)
 
     async def look(self, now: float) -> list[str]:
@@ -179,3 +189,70 @@ async def test_a_failed_rollback_is_tried_again_until_another_change_holds(
     assert len(await desk.registry.settings_changes()) == 1
     await desk.look(4.0)
     assert (await desk.registry.settings_changes())[-1].undoes == 1
+
+
+def kept(desk: Desk, tmp_path: Path) -> str:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "workers.py").write_text("")
+    return keep_code(tmp_path / "new", desk.run_dir)
+
+
+async def test_code_of_the_workers_concerns_every_role_and_one_of_many_tries_it_first(
+    desk: Desk, tmp_path: Path
+) -> None:
+    version = kept(desk, tmp_path)
+    await desk.change(version, WORKERS)
+    assert await desk.look(1.0) == ["reward-1"]
+    assert desk.processes.codes == [desk.run_dir / CODE_FOLDER / version]
+    desk.end("reward-1", 0, 2.0)
+    held = desk.keeper._versions[WORKERS]
+    assert set(desk.keeper._workers(held, [])) == {"learner", "reward-0", "reward-1"}
+    # its bad end is the version's, and a restart goes by the former one
+    desk.end("reward-1", ExitCode.FAILURE, 3.0)
+    await desk.look(3.5)
+    assert (await desk.registry.settings_changes())[-1].sets == {WORKERS: '""'}
+    await desk.look(4.0)
+    assert desk.processes.codes[-1] is None
+
+
+async def test_code_of_the_workers_that_was_changed_since_its_check_starts_none(desk: Desk, tmp_path: Path) -> None:
+    version = kept(desk, tmp_path)
+    (desk.run_dir / CODE_FOLDER / version / "workers.py").write_text("changed = True\n")
+    await desk.change(version, WORKERS)
+    assert await desk.look(1.0) == [] and desk.processes.codes == []
+    last = (await desk.registry.settings_changes())[-1]
+    assert last.undoes == 1 and "workers.py was changed" in last.reason
+
+
+async def test_a_start_of_the_run_goes_by_the_version_that_holds_or_is_refused(desk: Desk) -> None:
+    version = keep_code(ROOT, desk.run_dir, PACKAGES)
+    await desk.keeper.begin("")
+    assert desk.processes.codes == []
+    await desk.keeper.begin(version)
+    assert desk.processes.codes == [desk.run_dir / CODE_FOLDER / version]
+    with pytest.raises(ConfigError, match="version 00ff00ff00ff00ff of the code is not in"):
+        await desk.keeper.begin(NEW)
+
+
+async def test_a_start_whose_headrace_shares_other_code_than_the_version_is_refused(desk: Desk, tmp_path: Path) -> None:
+    for package in PACKAGES:
+        (tmp_path / "new" / package).mkdir(parents=True)
+        (tmp_path / "new" / package / "__init__.py").write_text("")
+    with pytest.raises(ConfigError, match="has other code in pipeline/ledger than this Headrace"):
+        await desk.keeper.begin(keep_code(tmp_path / "new", desk.run_dir, PACKAGES))
+    assert desk.processes.codes == []
+
+
+async def test_standbys_of_the_former_code_become_no_workers(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    config = op_config(tmp_path / "other")
+    fleet = HostFleet(config, desk.run_dir, worker_command, processes=desk.processes, standbys=True)
+    assert fleet.standbys is not None
+    pool = fleet.standbys._pool
+    pool.want({StandbyKind.GENERIC: 1})
+    (begun,) = pool.tick(0.0)
+    pool.reported(1.0, begun.name, frozenset({Role.REWARD}), None)
+    fleet.go_by(None)
+    assert fleet.standbys.roles == {Role.REWARD}
+    fleet.go_by(tmp_path)
+    assert fleet.standbys.roles == frozenset()

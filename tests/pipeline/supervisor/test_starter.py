@@ -20,9 +20,11 @@ from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.process.records import process_runs
 from pipeline.runtime.threads import limit_threads, thread_environment
 from pipeline.supervisor.adopted_process import AdoptedProcess
+from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.run_folder import prepare_run_dir
 from pipeline.supervisor.starter import Starter, StarterEnded, forks, marked_environment, starter_command
+from protocol import headrace
 from protocol.ids import Role
 from tests.pipeline.op_config import op_config
 from workers.starter import imports
@@ -237,3 +239,52 @@ def test_threads_may_be_limited_again_alike_after_torch_was_imported(monkeypatch
     limit_threads(1)
     with pytest.raises(RuntimeError, match="after torch was imported"):
         limit_threads(2)
+
+
+def test_processes_start_by_the_code_in_a_folder_and_then_by_the_installed_one_again(run_dir: Path) -> None:
+    entry = run_dir / "code" / "protocol" / "headrace.py"
+    entry.parent.mkdir(parents=True)
+    entry.write_text("import sys\nprint('in session', sys.argv[1:], flush=True)\nsys.stdin.read()\n")
+
+    def command(role: Role, run_dir: Path, name: str) -> list[str]:
+        return headrace.command("no.such.module", name)
+
+    processes = Processes(run_dir, command)
+    try:
+        assert processes.go_by(run_dir / "code") and not processes.go_by(run_dir / "code")
+        processes.start(Role.LEARNER, "learner")
+        until(lambda: "in session ['no.such.module', 'learner']" in processes.logs("learner"))
+        assert processes.go_by(None)
+        processes.start(Role.VALUE, "value")
+        until(lambda: "No module named 'no'" in processes.logs("value"))
+    finally:
+        processes.close()
+
+
+def test_only_the_starters_of_the_installed_and_the_last_used_code_are_kept(run_dir: Path) -> None:
+    processes = prepared(run_dir)
+    mark = worker_mark(run_dir, "starter")[:-1]
+    try:
+        # A fork has its starter's mark until it has its own.
+        (first,) = marked(WORKER_MARK, mark)
+        processes.start(Role.LEARNER, "learner")
+        for name in ("a", "b", "c"):
+            processes.go_by(run_dir / name)
+            until(lambda: is_forked_now(processes))
+        until(lambda: len(marked(WORKER_MARK, mark)) == 3)
+        assert first in marked(WORKER_MARK, mark)
+        # The first knows how its worker ends.
+        processes.stop("learner", now=True)
+        found: list[Exit] = []
+        until(lambda: bool(found.extend(one for one in processes.reap() if one.worker == "learner") or found))
+        assert found[0].code == -signal.SIGKILL
+    finally:
+        processes.close()
+    assert marked(WORKER_MARK, mark) == []
+
+
+def is_forked_now(processes: Processes) -> bool:
+    """Whether a worker that starts now is a fork; until its starter is ready it is none."""
+    name = f"value-{len(processes.pids)}"
+    processes.start(Role.VALUE, name)
+    return is_forked(processes, name)

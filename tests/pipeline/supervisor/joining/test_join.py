@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pipeline.config.code import WORKERS
 from pipeline.config.load import read_resolved
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
@@ -16,6 +17,7 @@ from pipeline.ledger.address import read_ledger_url
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.records import process_runs
 from pipeline.runtime.registry.contract import Drain, Eviction, Fleet, RunState
+from pipeline.runtime.registry.settings_change import after
 from pipeline.supervisor.joining.code_version import CodeVersion
 from pipeline.supervisor.joining.manifest import Manifest, encode_manifest
 from pipeline.supervisor.pulse import trouble
@@ -159,6 +161,17 @@ async def test_another_version_of_headrace_is_refused_with_both_versions_and_the
             with run.claimed() as place, pytest.raises(ConfigError, match=remedy) as refused:
                 await run.join(place)
             assert str(code) in str(refused.value) and str(manifest.code) in str(refused.value)
+
+
+async def test_a_run_whose_workers_go_by_other_code_is_joined_by_no_host(
+    tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with meeting(tmp_path, redis_server, monkeypatch) as run:
+        await published(run)
+        change = after(None, {WORKERS: '"00ff00ff00ff00ff"'}, {WORKERS: '""'}, by="ann@a", at_s=1.0)
+        assert await run.registry.add_settings_change(change)
+        with run.claimed() as place, pytest.raises(ConfigError, match="go by version 00ff00ff00ff00ff of their code"):
+            await run.join(place)
 
 
 @pytest.mark.parametrize(("difference_s", "words"), [(61.0, "61.0 s behind"), (-61.0, "61.0 s ahead of")])

@@ -181,3 +181,22 @@ def test_no_standby_is_ever_given_to_two_workers(events: list[tuple[str, int, Ro
         assert sum(one.phase is StandbyPhase.STARTING for one in made.standbys) <= 1
     assert len(set(given_away)) == len(given_away)
     assert len(set(named)) == len(named)
+
+
+def test_outdated_standbys_end_are_not_taken_meanwhile_and_count_as_no_failure():
+    made = pool(2)
+    first = ready(made, 0.0)
+    (second,) = started(made, 2.0)
+    made.renew("other code")
+    assert made.take(Role.REWARD) is None and made.roles == frozenset()
+    made.reported(3.0, second, ROLES, None)
+    assert made.take(Role.REWARD) is None
+    actions = made.tick(3.0)
+    assert [(one.verb, one.name, one.reason) for one in actions if one.verb is StandbyVerb.END] == [
+        (StandbyVerb.END, first, "other code"),
+        (StandbyVerb.END, second, "other code"),
+    ]
+    assert [one.verb for one in actions].count(StandbyVerb.START) == 1, "no pause, as after a failure"
+    for name in (first, second):
+        made.ended(4.0, name, "ended")
+    assert not any(one.verb is StandbyVerb.END for one in made.tick(5.0)) and not made.given_up
