@@ -52,7 +52,8 @@ def test_a_start_has_the_versions_that_results_depend_on() -> None:
 
     row = own_start(1.0, seed=7, num_updates=50, server="valkey 9.1")
     assert row.shared_code == shared_digests()
-    assert row.packages["torch"] == torch.__version__
+    # A build's mark (+cu130) is in its version, and not always in its distribution's.
+    assert row.packages["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert {"transformers", "numpy", "pyzmq", "redis", "safetensors"} <= set(row.packages)
     assert "ruff" not in row.packages
     assert row.num_cores >= 1
