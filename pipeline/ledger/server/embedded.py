@@ -57,6 +57,9 @@ ANSWER_S = 2.0
 START_S = 60.0
 """Limit of a server's first sign of life, or its next."""
 _LOG_TAIL_BYTES = 2000
+_FROZEN_S = 2.0
+"""Time that a server which was silent for all the patience has to end by itself. A frozen one never
+does, and the run waits. A killed one loses nothing: it answers after it has written."""
 _KILLED_S = 5.0
 """Least limit of a killed server's end: on a busy host its memory and files take a moment."""
 
@@ -185,7 +188,7 @@ class EmbeddedServer:
             "ledger_server_lost", state=str(sight.state), why=sight.words, action=f"{verdict} on its append-only file"
         )
         if verdict is ServerAction.REPLACE:
-            self.stop()
+            self.stop(timeout_s=_FROZEN_S)
         self.start()
         return self.look()
 
@@ -393,7 +396,7 @@ class EmbeddedServer:
             self._server.signal(signal.SIGTERM)
             ended = self._server.wait_until_gone(timeout_s)
         if not ended:
-            self._server.end(signal.SIGKILL, timeout_s)
+            self._server.end(signal.SIGKILL, max(timeout_s, _KILLED_S))
         self._server.started = None
         self._remove_socket()
         return ended

@@ -148,12 +148,15 @@ def test_the_supervisor_replaces_a_frozen_server_when_its_patience_ends(
     watch = ServerWatch(patience_s=30.0)
     assert server.keep(watch, 0.0).state is ServerState.SERVES
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(module.EmbeddedServer.stop, "__kwdefaults__", {"timeout_s": 0.1})
+    given_s = list[float]()
+    process, wait = server._server, server._server.wait_until_gone  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(process, "wait_until_gone", lambda timeout_s: given_s.append(timeout_s) or wait(timeout_s))
     for now_s in (1.0, 15.0, 29.0):
         assert server.keep(watch, now_s).state is ServerState.SILENT
         assert process_runs(pid), f"ended after {now_s:g} s of 30"
     assert server.keep(watch, 31.0).state is ServerState.SERVES
     assert not process_runs(pid)
+    assert given_s[0] == 2.0, "a frozen server never ends by itself, and all workers wait"
 
 
 def test_the_supervisor_starts_a_killed_server_once_enough_looks_agree(server: EmbeddedServer, tmp_path: Path) -> None:
