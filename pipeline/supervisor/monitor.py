@@ -5,6 +5,8 @@ A thread watches the server. The loop reads overdue work and totals, and waits f
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -14,7 +16,6 @@ import structlog
 
 from pipeline.ledger.server.disk import disk_trouble
 from pipeline.ledger.server.embedded import EmbeddedServer
-from pipeline.ledger.server.probe import Sight
 from pipeline.ledger.server.watch import ServerWatch
 from pipeline.ledger.types import QueueStat, Totals
 from pipeline.observability.status import RunSnapshot
@@ -70,37 +71,45 @@ class Monitor:
         """Whether an operator has paused admission, at most 1 s ago."""
         self._watch = watch
         self._watch_every_s = watch_every_s
-        self._next_watch_s = self._next_check_s = self._next_overdue_s = 0.0
+        self._next_watch_s = self._next_overdue_s = 0.0
         self._shown: RunState | None = None
         self._overdue_s: dict[Role, float] = {}
         self._watch_server = ServerWatch(patience_s=server_patience_s)
         self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger-server")
-        self._looking: Future[Sight] | None = None
+        self._keeping: Future[None] | None = None
+        self._is_closing = threading.Event()
         self._folder = None if server is None else server.folder
         self._is_disk_full = False
 
-    def keep_server(self, now: float) -> None:
-        """Have a thread watch the embedded server: a mute server would hold up the loop. Raises
-        LedgerUnavailable: the server cannot be started again, or not be ended."""
+    def keep_server(self) -> None:
+        """Have a thread watch the embedded server, from the first call on. Raises LedgerUnavailable:
+        the server cannot be started again, or not be ended.
+
+        A mute server would hold up the loop. A loop that waits for a dead one would hold up its
+        start."""
         if self._server is None:
             return
-        if self._looking is not None:
-            if not self._looking.done():
-                return
-            looking, self._looking = self._looking, None
+        if self._keeping is None:
+            self._keeping = self._keeper.submit(self._keep, self._server)
+        elif self._keeping.done():
+            self._keeping.result()
+
+    def _keep(self, server: EmbeddedServer) -> None:
+        pause_s = 0.0
+        while not self._is_closing.wait(pause_s):
             try:
-                looking.result()
+                server.keep(self._watch_server, time.monotonic())
             except LedgerUnavailable as error:
-                trouble = disk_trouble(self._folder, is_refused=False)
+                if self._is_closing.is_set():
+                    return
+                trouble = disk_trouble(server.folder, is_refused=False)
                 if not trouble:
                     raise
                 # The start is repeated until there is room.
                 log.error("ledger_server_not_started", reason=str(error), disk=trouble)
-                self._next_check_s = now + _NO_ROOM_CHECK_S
-                return
-        if now >= self._next_check_s:
-            self._next_check_s = now + (_SUSPICIOUS_CHECK_S if self._watch_server.is_suspicious else _SERVER_CHECK_S)
-            self._looking = self._keeper.submit(self._server.keep, self._watch_server, now)
+                pause_s = _NO_ROOM_CHECK_S
+            else:
+                pause_s = _SUSPICIOUS_CHECK_S if self._watch_server.is_suspicious else _SERVER_CHECK_S
 
     async def end_record(self, now: float) -> None:
         """Write the last row of the fleet's history, if the ledger answers."""
@@ -113,6 +122,7 @@ class Monitor:
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
+        self._is_closing.set()
         if self._server is not None:
             # The first stop ends the wait of a start under way.
             self._server.stop()

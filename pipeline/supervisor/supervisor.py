@@ -311,7 +311,7 @@ class Supervisor:
             ended = self._processes.reap()
             for exit_ in ended:
                 self._note(exit_, now)
-            monitor.keep_server(now)
+            monitor.keep_server()
             self._mirroring.keep(now)
             self._sinking.keep(now)
             if now >= self._next_cut_s:

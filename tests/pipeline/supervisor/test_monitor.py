@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from pipeline.ledger.queues import queue_stat
+from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.ledger.types import Totals
 from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.start_record import StartRow, add_row
@@ -15,6 +22,7 @@ from pipeline.runtime.registry.contract import RunState, RunStatus
 from pipeline.supervisor.fleet_plan import FleetPlan
 from pipeline.supervisor.fleet_recorder import FleetRecorder
 from pipeline.supervisor.monitor import Monitor, overdue_ages
+from protocol.errors import LedgerUnavailable
 from protocol.ids import Role
 from tests.pipeline.observability.rows import update_row
 from tests.pipeline.observability.test_device_time import write_history
@@ -74,3 +82,45 @@ async def test_the_metrics_have_the_effective_time_of_the_runs_folder_every_half
     first, *between, last = metrics.effective
     assert between == [None, None] and first == last
     assert first is not None and first.by_steps == 1.0
+
+
+def watching(server: object) -> Monitor:
+    return Monitor(cast("Any", None), cast("Any", Counted()), cast("Any", server), None, None, 1.0, 1.0, 30.0)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+async def test_a_killed_server_is_started_again_while_the_loop_waits_for_it(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path, max_memory_mb=64)
+    server.start()
+    around = watching(server)
+    try:
+        around.keep_server()
+        killed = server.pid()
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        # The loop waits for an answer: it does not come back to keep_server.
+        wait_for(lambda: server.pid() not in (None, killed))
+    finally:
+        await around.close()
+    assert not server.is_there()
+
+
+async def test_a_server_that_cannot_be_started_again_ends_the_loop_with_the_reason(tmp_path: Path) -> None:
+    class Hopeless:
+        folder = tmp_path
+
+        def keep(self, *_: object) -> None:
+            raise LedgerUnavailable("its program is gone")
+
+        def stop(self) -> None: ...
+
+    around = watching(Hopeless())
+    with pytest.raises(LedgerUnavailable, match="its program is gone"):
+        wait_for(lambda: around.keep_server() is not None)
+    await around.close()
