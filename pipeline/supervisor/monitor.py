@@ -82,11 +82,10 @@ class Monitor:
         self._is_disk_full = False
 
     def keep_server(self) -> None:
-        """Have a thread watch the embedded server, from the first call on. Raises LedgerUnavailable:
-        the server cannot be started again, or not be ended.
+        """Have a thread watch the embedded server, from the first call on.
 
         A mute server would hold up the loop. A loop that waits for a dead one would hold up its
-        start."""
+        start. Raises LedgerUnavailable: it cannot be started again, or not be ended."""
         if self._server is None:
             return
         if self._keeping is None:
