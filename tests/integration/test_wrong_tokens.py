@@ -1,5 +1,5 @@
-"""A generator of a running fleet samples other tokens than its peers, without an error. The learner's
-check finds it, a self-check of the fleet proves it, and it is evicted."""
+"""A generator of a running fleet samples other tokens than its peers, without an error. The
+learner's check finds it, a self-check of the fleet proves it, and it is evicted."""
 
 from __future__ import annotations
 
