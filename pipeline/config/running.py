@@ -306,6 +306,13 @@ class SupervisorSection(Section):
     silent_after_s: float = setting(
         20.0, "A worker without a heartbeat for this long is replaced. Heartbeats come every second or two.", gt=0.0
     )
+    stopped_after_s: float = setting(
+        3.0,
+        "A worker of this host whose heartbeat is late, and whose process has not run at all for this long, is replaced: "
+        "it was stopped, as by SIGSTOP or a frozen control group. A process that waits for a processor, a disk or a "
+        "debugger has silent_after_s.",
+        gt=0.0,
+    )
     heartbeats_per_s: float = setting(
         250.0,
         "Heartbeats of all workers a second at the ledger's server. A larger fleet sends them every two seconds "

@@ -9,12 +9,15 @@ read heartbeats. They agree on a worker because they take the limit from here.
     UNREACHED_SAID_AFTER_S        2  a handshake takes milliseconds; two heartbeats name the mailbox
     SILENT_AFTER_S                5  two heartbeats or more missed: no pause of a healthy process is as long
     UNREACHED_AFTER_S             5  as long as silence: a mailbox and its worker are given up together
+    STOPPED_AFTER_S               3  no thread of it has run: nothing but another process lets it go on
     UNLISTED_AFTER_S             10  twice as long: links are not torn down for a pause that ends
     REPLACED_AFTER_S             20  twice that: a restart costs a model's load, a wait does not
     RESTARTED_WITHIN_S           20  a replacement is at work, or has ended again, within as long
 
 They grow in this order: a worker is reported as silent before its mailbox is left out, and that is
-before it is replaced. ``supervisor.silent_after_s`` changes the replacement alone."""
+before it is replaced. ``supervisor.silent_after_s`` changes the replacement alone. A process of
+this host that does not run at all is replaced sooner, ``supervisor.stopped_after_s`` after its
+heartbeat is late."""
 
 from __future__ import annotations
 
@@ -37,6 +40,9 @@ UNLISTED_AFTER_S: Final = 10.0
 REPLACED_AFTER_S: Final = 20.0
 """A worker without a heartbeat for so long is replaced, unless ``supervisor.silent_after_s``
 differs."""
+STOPPED_AFTER_S: Final = 3.0
+"""A worker whose heartbeat is late is replaced when no thread of its process has run for so long,
+unless ``supervisor.stopped_after_s`` differs."""
 CLOCK_DIFFERS_S: Final = 5.0
 """A clock that differs by more is named: a heartbeat is on its way for two seconds at most."""
 _MOMENT_S: Final = 0.1

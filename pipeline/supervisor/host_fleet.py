@@ -15,6 +15,7 @@ import structlog
 
 from pipeline.config.schema import RunConfig
 from pipeline.observability.repairs import add_repair
+from pipeline.process.activity import activity_of
 from pipeline.process.exit_codes import ExitCode
 from pipeline.process.stacks.request import stand_of
 from pipeline.runtime.registry.contract import Drain, Heartbeat, Registry
@@ -196,7 +197,12 @@ class HostFleet:
         """Fence and kill frozen and stuck workers, which are started again."""
         self.processes.observe(beats)
         roles = {beat.who.worker: beat.who.role for beat in beats}
-        for worker, reason in self.watchdog.look(beats, self.processes.pids, now, overdue_s).items():
+        pids = self.processes.pids
+        here = {
+            worker for worker in self.watchdog.quiet(now) if worker in roles and self.processes.is_here(roles[worker])
+        }
+        activity = {worker: activity_of(pids[worker]) for worker in here & pids.keys()}
+        for worker, reason in self.watchdog.look(beats, pids, now, overdue_s, activity).items():
             is_silent = self.watchdog.is_silent(worker, now)
             # a frozen process cannot answer
             stands = {} if is_silent else await self._stands(worker)
@@ -249,6 +255,7 @@ def _timeouts(config: RunConfig) -> Timeouts:
         stuck_after_s=settings.stuck_after_s,
         start_timeout_s=settings.start_timeout_s,
         silent_after_s=settings.silent_after_s,
+        stopped_after_s=settings.stopped_after_s,
         checkpoint_timeout_s=settings.checkpoint_timeout_s,
         drain_timeout_s=settings.drain_timeout_s,
         outage_timeout_s=config.ledger.outage_timeout_s,

@@ -2,12 +2,15 @@
 argument.
 
 Its input is heartbeats as they are read, the age of each role's overdue work, and the reader's
-monotonic time. A worker is judged by changes between two readings, on the reader's clock. Wall
-clocks jump; a laptop that slept, a ledger that was away, or a reader that stood still must not look
-like a dead fleet.
+monotonic time. Of silent processes of this host it is also their activity
+(``pipeline.process.activity``). A worker is judged by changes between two readings, on the reader's
+clock. Wall clocks jump; a laptop that slept, a ledger that was away, or a reader that stood still
+must not look like a dead fleet.
 
     without a change              means                         limit
     the heartbeat                 the process is frozen         silent_after_s
+    the heartbeat, and no thread  the process is stopped        stopped_after_s
+    has run
     none: it has left             the process does not end      drain_timeout_s
     turns, and pieces             the main loop is dead         the limit of its reported wait
     progress, and pieces, at      it is stuck with its work     the limit of its reported wait
@@ -28,11 +31,12 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.process.work import LEAST_S, piece_limit_s
-from pipeline.runtime.liveness import REPLACED_AFTER_S
+from pipeline.runtime.liveness import HEARTBEAT_WITHIN_S, REPLACED_AFTER_S, STOPPED_AFTER_S
 from pipeline.runtime.registry.contract import MAY_HOLD, Heartbeat, WaitingFor
 from protocol.ids import Role
 
 _NO_OVERDUE: Mapping[Role, float] = {}
+_NO_ACTIVITY: Mapping[str, str] = {}
 _WITH_DISK = frozenset({WaitingFor.DISK, WaitingFor.DRAINING})
 """Waits that a write to the disk moves on; elsewhere the write must not hide a standstill."""
 
@@ -47,6 +51,8 @@ class Timeouts:
     """Without progress, before the main loop and in a computation's first call."""
     silent_after_s: float = REPLACED_AFTER_S
     """Without a heartbeat; a live process writes one every second."""
+    stopped_after_s: float = STOPPED_AFTER_S
+    """Without a heartbeat, and without a thread that has run."""
     checkpoint_timeout_s: float = 600.0
     drain_timeout_s: float = 20.0
     outage_timeout_s: float = 0.0
@@ -92,6 +98,10 @@ class _Seen:
     changed_s: float
     moved_s: float
     turned_s: float
+    ran_s: float
+    """Last time at which the process may have run."""
+    activity: str = ""
+    """Mark of its last activity; "": unknown, so that it may have run."""
     beat_at_s: float | None = None
     """By the worker's clock; only changes matter."""
     progress: tuple[int, ...] = ()
@@ -111,7 +121,11 @@ class Watchdog:
     def blind(self, now_s: float) -> None:
         """Record that heartbeats could not be read: all limits start again."""
         for seen in [*self._seen.values(), *self._guests.values()]:
-            seen.changed_s = seen.moved_s = seen.turned_s = now_s
+            seen.changed_s = seen.moved_s = seen.turned_s = seen.ran_s = now_s
+
+    def quiet(self, now_s: float) -> list[str]:
+        """Return the workers whose heartbeats are late: their activity is wanted."""
+        return [worker for worker, seen in self._seen.items() if now_s - seen.changed_s > HEARTBEAT_WITHIN_S]
 
     def look(
         self,
@@ -119,22 +133,29 @@ class Watchdog:
         pids: Mapping[str, int],
         now_s: float,
         overdue_s: Mapping[Role, float] = _NO_OVERDUE,
+        activity: Mapping[str, str] = _NO_ACTIVITY,
     ) -> dict[str, str]:
         """Return the reason for every process in ``pids`` (by worker) that must be replaced.
         ``now_s`` is the reader's monotonic time; ``overdue_s`` the age of each role's work beyond
-        its deadline."""
-        if self._looked_s is not None and now_s - self._looked_s > self._timeouts.silent_after_s / 2:
-            # The reader itself stood still.
+        its deadline; ``activity`` the marks of silent workers of this host."""
+        stood_s = 0.0 if self._looked_s is None else now_s - self._looked_s
+        # The reader itself stood still.
+        if stood_s > self._timeouts.silent_after_s / 2:
             self.blind(now_s)
+        elif stood_s > self._timeouts.stopped_after_s / 2:
+            activity = _NO_ACTIVITY
         self._looked_s = now_s
         by_pid = {(beat.who.worker, beat.pid): beat for beat in beats}
         for worker in [name for name, seen in self._seen.items() if pids.get(name) != seen.pid]:
             del self._seen[worker]
         dead: dict[str, str] = {}
         for worker, pid in pids.items():
-            seen = self._seen.setdefault(worker, _Seen(pid, now_s, now_s, now_s, now_s))
+            seen = self._seen.setdefault(worker, _Seen(pid, now_s, now_s, now_s, now_s, now_s))
             beat = by_pid.get((worker, pid))
             _remember(seen, beat, now_s)
+            mark = activity.get(worker, "")
+            if not mark or mark != seen.activity:
+                seen.activity, seen.ran_s = mark, now_s
             reason = self._reason(seen, beat, now_s, overdue_s)
             if reason is not None:
                 dead[worker] = reason
@@ -150,7 +171,7 @@ class Watchdog:
             del self._guests[worker]
         silent: dict[str, str] = {}
         for worker, beat in guests.items():
-            seen = self._guests.setdefault(worker, _Seen(beat.pid, now_s, now_s, now_s, now_s))
+            seen = self._guests.setdefault(worker, _Seen(beat.pid, now_s, now_s, now_s, now_s, now_s))
             _remember(seen, beat, now_s)
             silent_s = now_s - seen.changed_s
             if silent_s > (self._timeouts.silent_after_s if beat.pid in gone else self._timeouts.least_s):
@@ -165,7 +186,12 @@ class Watchdog:
     def is_silent(self, worker: str, now_s: float) -> bool:
         """Return whether a worker's heartbeat stands still: its process is frozen or gone."""
         seen = self._seen.get(worker)
-        return seen is not None and now_s - seen.changed_s > self._timeouts.silent_after_s
+        return seen is not None and (
+            now_s - seen.changed_s > self._timeouts.silent_after_s or self._is_stopped(seen, now_s)
+        )
+
+    def _is_stopped(self, seen: _Seen, now_s: float) -> bool:
+        return now_s - max(seen.ran_s, seen.changed_s) > self._timeouts.stopped_after_s
 
     def _reason(self, seen: _Seen, beat: Heartbeat | None, now_s: float, overdue_s: Mapping[Role, float]) -> str | None:
         timeouts = self._timeouts
@@ -179,6 +205,8 @@ class Watchdog:
             return f"left {silent_s:.0f} s ago and has not ended (supervisor.drain_timeout_s)" if is_late else None
         if silent_s > timeouts.silent_after_s:
             return f"no heartbeat for {silent_s:.0f} s (supervisor.silent_after_s)"
+        if self._is_stopped(seen, now_s):
+            return f"no heartbeat for {silent_s:.0f} s, and its process does not run (supervisor.stopped_after_s)"
         at, limit_s = beat.waiting_for, timeouts.limit_s(beat.waiting_for, beat.work.slowest_s)
         if at is WaitingFor.STARTING:
             is_late = min(still_s, now_s - seen.started_s) > limit_s

@@ -25,6 +25,7 @@ SMALL = (
     "ledger.scoring_deadline_s=3",
     "supervisor.backoff_s=10",
     "supervisor.silent_after_s=60",
+    "supervisor.stopped_after_s=60",
     "ledger.lease_s=60",
 )
 

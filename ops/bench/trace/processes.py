@@ -41,7 +41,8 @@ SETTINGS = (
     "emulation.decode_base_s=0.02", "emulation.scoring_token_s=0.0002", "emulation.step_s=0.5",
     "checkpoint.every_updates=10", "checkpoint.keep=2",
     "data.allow_overlap=true", "evaluation.every_updates=60", "evaluation.num_prompts=16",
-    "supervisor.silent_after_s=20", "weights.ack_timeout_s=30", "supervisor.max_data_failures=1000",
+    "supervisor.silent_after_s=20", "supervisor.stopped_after_s=20", "supervisor.max_data_failures=1000",
+    "weights.ack_timeout_s=30",
 )  # fmt: skip
 """Over ``configs/drill.toml``: a fleet of nine workers, the observer among them, that uses a small
 part of two cores. Its generators and its learner are about equally fast."""

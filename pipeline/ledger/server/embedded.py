@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -57,9 +58,9 @@ ANSWER_S = 2.0
 START_S = 60.0
 """Limit of a server's first sign of life, or its next."""
 _LOG_TAIL_BYTES = 2000
-_FROZEN_S = 2.0
-"""Time that a server which was silent for all the patience has to end by itself. A frozen one never
-does, and the run waits. A killed one loses nothing: it answers after it has written."""
+_SILENT_END_S = 2.0
+"""Time that a server which was silent for all the patience has to end by itself; the run waits. A
+killed one loses nothing: it answers after it has written."""
 _KILLED_S = 5.0
 """Least limit of a killed server's end: on a busy host its memory and files take a moment."""
 
@@ -83,7 +84,8 @@ def open_ledger(
 ) -> EmbeddedServer | None:
     """Ensure that this run has a ledger, and write its address; return its server if embedded.
 
-    An embedded server without a sign of life for ``patience_s`` is ended and started again.
+    An embedded server without a sign of life for ``patience_s`` is ended and started again; sooner
+    if its process does not run at all.
 
     Raises:
         ConfigError: no server program was found.
@@ -170,10 +172,16 @@ class EmbeddedServer:
     def look(self) -> Sight:
         """Return the server's state, within ``answer_s``."""
         sight = Sight(ServerState.SILENT, words="it was never started")
+        stands_at = ""
         if (address := self._server.known()) is not None:
+            stands_at = self._server.activity()
             sight = probe(Path(address.socket), _password(address), timeout_s=self._answer_s)
-        if sight.state is ServerState.SILENT and not self.is_there():
+        if sight.state is not ServerState.SILENT:
+            return sight
+        if not self.is_there():
             return Sight(ServerState.GONE, words=sight.words)
+        if stands_at and stands_at == self._server.activity():
+            return replace(sight, words=f"{sight.words}; its process does not run", stands_at=stands_at)
         return sight
 
     def keep(self, watch: ServerWatch, now_s: float) -> Sight:
@@ -188,7 +196,8 @@ class EmbeddedServer:
             "ledger_server_lost", state=str(sight.state), why=sight.words, action=f"{verdict} on its append-only file"
         )
         if verdict is ServerAction.REPLACE:
-            self.stop(timeout_s=_FROZEN_S)
+            # A process that does not run cannot end by itself either.
+            self.stop(timeout_s=0.0 if sight.stands_at else _SILENT_END_S)
         self.start()
         return self.look()
 
@@ -235,7 +244,7 @@ class EmbeddedServer:
                         f"again when they have ended (`fuser {self._folder / 'server.lock'}` lists them)"
                     )
                 if watch.see(sight, time.monotonic()) is ServerAction.REPLACE:
-                    log.error("ledger_server_ended", why=f"{sight.state} for {timeout_s:g} s: {sight.words}")
+                    log.error("ledger_server_ended", why=f"{sight.state}: {sight.words}")
                     # The kernel's time for that does not depend on the caller's patience.
                     self._server.end(signal.SIGKILL, max(timeout_s, _KILLED_S))
                     watch.begin_again(time.monotonic())

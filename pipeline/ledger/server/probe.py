@@ -39,6 +39,9 @@ class Sight:
     """Of its file, while it loads."""
     refuses_writes: bool = False
     """Its append-only file cannot be written; as a rule its disk is full."""
+    stands_at: str = ""
+    """The mark of a silent server's process that has not run during the look
+    (``pipeline.process.activity``); "" for one that has, or where that is unknown."""
     words: str = ""
     """Why it is silent or strange."""
 

@@ -109,12 +109,16 @@ def test_a_worker_is_reported_then_left_out_and_then_replaced() -> None:
     assert 2 * liveness.HEARTBEAT_WITHIN_S < liveness.SILENT_AFTER_S, "one lost heartbeat is no silence"
     assert 4 * liveness.HEARTBEAT_WITHIN_S < liveness.UNLISTED_AFTER_S, "nor are those that a replica lacks"
     assert liveness.UNREACHED_SAID_AFTER_S < liveness.UNREACHED_AFTER_S <= liveness.SILENT_AFTER_S
+    assert liveness.HEARTBEAT_WITHIN_S + liveness.STOPPED_AFTER_S >= liveness.SILENT_AFTER_S, (
+        "it is seen as silent first"
+    )
     assert liveness.SILENT_AFTER_S < liveness.UNLISTED_AFTER_S < liveness.REPLACED_AFTER_S
     assert liveness.REPLACED_AFTER_S <= liveness.RESTARTED_WITHIN_S < LEAST_S
 
 
 def test_the_supervisor_the_registry_and_the_heartbeat_take_their_limits_from_there() -> None:
     assert SupervisorSection().silent_after_s == liveness.REPLACED_AFTER_S
+    assert SupervisorSection().stopped_after_s == liveness.STOPPED_AFTER_S
     assert Timeouts(stuck_after_s=None, start_timeout_s=1.0).silent_after_s == liveness.REPLACED_AFTER_S
     assert MemoryRegistry().unlisted_after_s == liveness.UNLISTED_AFTER_S
     assert (HeartbeatThread.__init__.__kwdefaults__ or {})["interval_of"](7) == liveness.HEARTBEAT_EVERY_S

@@ -20,6 +20,7 @@ from pipeline.preflight.checks import preflight
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Fleet, RunState
 from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.supervisor import host_fleet
 from pipeline.supervisor.launchers.seam import JobState
 from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.supervisor import Supervisor
@@ -134,9 +135,12 @@ def test_scaling_starts_and_drains_launched_workers(tmp_path: Path) -> None:
     assert [run.state(f"generator-{number}") for number in range(3)] == [JobState.ENDED] * 3
 
 
-def test_a_frozen_launched_worker_is_fenced_ended_and_replaced(tmp_path: Path) -> None:
-    run = LaunchedRun(tmp_path, "supervisor.silent_after_s=4")
+def test_a_frozen_launched_worker_is_replaced_by_its_heartbeat_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = LaunchedRun(tmp_path, "supervisor.silent_after_s=6")
     frozen: list[int] = []
+    asked: list[int] = []
 
     def freeze(snapshot: RunSnapshot) -> None:
         (beat,) = (beat for beat in snapshot.heartbeats if beat.who.worker == "generator-0")
@@ -149,5 +153,8 @@ def test_a_frozen_launched_worker_is_fenced_ended_and_replaced(tmp_path: Path) -
             run.interrupt(snapshot)
 
     run.when_live(freeze)
+    activity_of_process = host_fleet.activity_of
+    monkeypatch.setattr(host_fleet, "activity_of", lambda pid: asked.append(pid) or activity_of_process(pid))
     assert run.until_end().exit_code == ExitCode.OK
     assert frozen
+    assert not set(asked) & set(frozen), "its process id may be another host's"

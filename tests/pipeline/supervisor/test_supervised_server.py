@@ -171,27 +171,22 @@ def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signa
     asleep_s: list[float] = []
     ended: list[threading.Thread] = []
 
-    def server_pid() -> int:
-        address = read_address(run.run_dir)
-        assert address is not None
-        return address.pid
+    def silence(seconds: float) -> float:
+        with redis.Redis.from_url(read_ledger_url(run.run_dir)) as client:
+            client.client_pause(round(1000 * seconds))
+        return time.monotonic()
 
     def sleep_through() -> None:
-        began = time.monotonic()
-        os.kill(server_pid(), signal.SIGSTOP)
+        began = silence(6.0)
         time.sleep(6.0)
-        os.kill(server_pid(), signal.SIGCONT)
         asleep_s.append(time.monotonic() - began)
 
     def end_meanwhile() -> None:
-        os.kill(server_pid(), signal.SIGSTOP)
-        began = time.monotonic()
+        began = silence(45.0)
         os.kill(os.getpid(), signal.SIGINT)
         while any(process_runs(pid) for pid in first.values()) and time.monotonic() < began + 45.0:
             time.sleep(0.05)
         asleep_s.append(time.monotonic() - began)
-        # that its own end need not be forced
-        os.kill(server_pid(), signal.SIGCONT)
 
     def in_a_thread(act: Callable[[], None]) -> None:
         ended.append(threading.Thread(target=act))
@@ -216,6 +211,35 @@ def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signa
     # a mute server is started anew after half of the outage's limit
     assert asleep_s[1] < 45.0, "the workers drained while no server answered"
     assert not {"worker_replaced", "worker_exited", "drain_timed_out"} & {row["event"] for row in logged}
+
+
+def test_a_server_that_is_stopped_under_a_run_costs_seconds_and_no_worker(tmp_path: Path) -> None:
+    run = Run(tmp_path, "ledger.outage_timeout_s=100")
+    stopped: dict[str, int] = {}
+    workers: dict[str, int] = {}
+
+    def stop(snapshot: RunSnapshot) -> None:
+        address = read_address(run.run_dir)
+        assert address is not None
+        workers.update({beat.who.worker: beat.pid for beat in snapshot.heartbeats})
+        stopped.update(pid=address.pid)
+        os.kill(address.pid, signal.SIGSTOP)
+        run.react = until_back
+
+    def until_back(snapshot: RunSnapshot) -> None:
+        address = read_address(run.run_dir)
+        if address is not None and address.pid != stopped["pid"] and len(snapshot.heartbeats) == len(workers):
+            assert {beat.who.worker: beat.pid for beat in snapshot.heartbeats} == workers
+            run.interrupt(snapshot)
+
+    run.when_live(stop)
+    with capture_logs() as logged:
+        outcome = run.until_end()
+    assert outcome.exit_code == ExitCode.OK
+    assert not process_runs(stopped["pid"])
+    (lost,) = (row for row in logged if row["event"] == "ledger_server_lost")
+    assert "its process does not run" in lost["why"], "half of the outage's limit is 50 s"
+    assert not {"worker_replaced", "worker_exited"} & {row["event"] for row in logged}
 
 
 class SometimesThere:

@@ -230,6 +230,29 @@ def test_a_loop_that_never_turns_is_replaced_though_its_heartbeat_goes_on(tmp_pa
     assert any(call.startswith("run (supervisor/fake_worker.py:") for call in replaced["calls"])
 
 
+def test_a_stopped_worker_is_replaced_within_seconds_though_a_silent_one_has_long(tmp_path: Path) -> None:
+    run = Run(tmp_path, "supervisor.silent_after_s=1000")
+    stopped: dict[str, int] = {}
+
+    def stop(snapshot: RunSnapshot) -> None:
+        stopped.update({beat.who.worker: beat.pid for beat in snapshot.heartbeats})
+        os.kill(stopped["reward-0"], signal.SIGSTOP)
+        run.react = until_back
+
+    def until_back(snapshot: RunSnapshot) -> None:
+        now = {beat.who.worker: beat.pid for beat in snapshot.heartbeats}
+        if now.get("reward-0", stopped["reward-0"]) != stopped["reward-0"]:
+            assert now | {"reward-0": 0} == stopped | {"reward-0": 0}, "the others are left alone"
+            run.interrupt(snapshot)
+
+    run.when_live(stop)
+    with capture_logs() as logged:
+        assert run.until_end().exit_code == ExitCode.OK
+    (replaced,) = [row for row in logged if row["event"] == "worker_replaced"]
+    assert "its process does not run (supervisor.stopped_after_s)" in replaced["reason"]
+    assert not process_runs(stopped["reward-0"])
+
+
 class BeatingClock:
     """The supervisor's time: it jumps once each worker has turned since the last jump, or is the
     one whose loop stands still. So only standing still is measured, however slow the machine is."""

@@ -18,6 +18,7 @@ PATIENCE = Timeouts(
     stuck_after_s=60.0,
     start_timeout_s=100.0,
     silent_after_s=10.0,
+    stopped_after_s=3.0,
     checkpoint_timeout_s=200.0,
     drain_timeout_s=20.0,
     outage_timeout_s=300.0,
@@ -89,6 +90,55 @@ def test_a_worker_whose_heartbeat_stands_still_is_dead(dog: Watchdog) -> None:
     for second in range(11):
         assert dog.look([_beat(5.0)], PIDS, float(second)) == {}
     assert "no heartbeat for 11 s" in dog.look([_beat(5.0)], PIDS, 11.0)["reward-0"]
+
+
+def _replaced_at(dog: Watchdog, marks: list[str], *, start_s: int = 0) -> tuple[int, str] | None:
+    """Let a silent worker have these marks, one a second; return when it is found dead, and why."""
+    for second, mark in enumerate(marks, start_s):
+        if dead := dog.look([_beat(5.0)], PIDS, float(second), activity={"reward-0": mark} if mark else {}):
+            return second, dead["reward-0"]
+    return None
+
+
+def test_a_silent_worker_whose_process_does_not_run_is_replaced_sooner(dog: Watchdog) -> None:
+    found = _replaced_at(dog, ["", "", *["7 ticks"] * 9])
+    assert found is not None
+    assert found[0] == 6, "more than three seconds after the first mark, at 2 s"
+    assert "its process does not run (supervisor.stopped_after_s)" in found[1]
+
+
+@pytest.mark.parametrize(
+    "marks", [["7 ticks", "8 ticks"], ["7 ticks", ""], ["7 ticks", "7 ticks", "7 ticks", "8 ticks"]]
+)
+def test_a_silent_worker_that_may_have_run_has_the_patience_for_a_silent_one(dog: Watchdog, marks: list[str]) -> None:
+    found = _replaced_at(dog, marks * 9)
+    assert found is not None
+    assert (found[0], "silent_after_s" in found[1]) == (11, True)
+
+
+def test_a_process_that_does_not_run_between_two_heartbeats_is_left_alone(dog: Watchdog) -> None:
+    for second in range(100):
+        beat = _beat(float(second - second % 3))
+        assert dog.look([beat], PIDS, float(second), activity={"reward-0": "7 ticks"}) == {}
+
+
+def test_only_workers_with_late_heartbeats_are_looked_into(dog: Watchdog) -> None:
+    dog.look([_beat(5.0)], PIDS, 0.0)
+    assert dog.quiet(2.0) == []
+    dog.look([_beat(5.0)], PIDS, 2.5)
+    assert dog.quiet(2.5) == ["reward-0"]
+    dog.look([_beat(6.0)], PIDS, 3.0)
+    assert dog.quiet(3.0) == []
+
+
+def test_a_worker_is_not_taken_for_stopped_while_the_reader_itself_stood_still(dog: Watchdog) -> None:
+    """A host that was suspended, or a ledger that was away."""
+    assert _replaced_at(dog, ["7 ticks"] * 4) is None
+    assert dog.look([_beat(5.0)], PIDS, 6.0, activity={"reward-0": "7 ticks"}) == {}
+    dog.blind(7.0)
+    found = _replaced_at(dog, ["7 ticks"] * 9, start_s=7)
+    assert found is not None
+    assert found[0] == 11
 
 
 @pytest.mark.parametrize(

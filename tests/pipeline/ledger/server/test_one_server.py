@@ -25,6 +25,7 @@ from pipeline.ledger.server.embedded import EmbeddedServer, end_server, server_r
 from pipeline.ledger.server.lock import holders, is_locked, no_server, take_lock
 from pipeline.ledger.server.probe import ServerState, Sight
 from pipeline.ledger.server.watch import ServerWatch
+from pipeline.process.activity import activity_of
 from pipeline.process.exit_codes import Interrupted
 from pipeline.process.records import identify, process_runs
 from protocol.errors import LedgerUnavailable
@@ -141,22 +142,63 @@ def test_a_server_that_stays_frozen_is_ended_for_certain_before_another_is_start
         assert client.get("kept") == b"1"
 
 
-def test_the_supervisor_replaces_a_frozen_server_when_its_patience_ends(
-    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+def stop(pid: int) -> None:
+    """Stop every thread of a process; a signal returns before that."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: activity_of(pid) != "")
+
+
+@pytest.fixture
+def given_s(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The times that the server's process is given to end."""
+    given = list[float]()
+    process, wait = server._server, server._server.wait_until_gone  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(process, "wait_until_gone", lambda timeout_s: given.append(timeout_s) or wait(timeout_s))
+    return given
+
+
+def test_the_supervisor_replaces_a_mute_server_when_its_patience_ends(
+    server: EmbeddedServer, given_s: list[float]
 ) -> None:
     pid = started(server)
     watch = ServerWatch(patience_s=30.0)
     assert server.keep(watch, 0.0).state is ServerState.SERVES
-    os.kill(pid, signal.SIGSTOP)
-    given_s = list[float]()
-    process, wait = server._server, server._server.wait_until_gone  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(process, "wait_until_gone", lambda timeout_s: given_s.append(timeout_s) or wait(timeout_s))
+    with redis.Redis.from_url(server.url) as client:
+        client.client_pause(60_000)
     for now_s in (1.0, 15.0, 29.0):
         assert server.keep(watch, now_s).state is ServerState.SILENT
         assert process_runs(pid), f"ended after {now_s:g} s of 30"
     assert server.keep(watch, 31.0).state is ServerState.SERVES
     assert not process_runs(pid)
-    assert given_s[0] == 2.0, "a frozen server never ends by itself, and all workers wait"
+    assert given_s[0] == 2.0, "it has been silent for long, and all workers wait"
+
+
+def test_the_supervisor_replaces_a_stopped_server_within_seconds(server: EmbeddedServer, given_s: list[float]) -> None:
+    pid = started(server)
+    watch = ServerWatch(patience_s=30.0)
+    assert server.keep(watch, 0.0).state is ServerState.SERVES
+    stop(pid)
+    sight = server.keep(watch, 1.0)
+    assert (sight.state, watch.is_suspicious) == (ServerState.SILENT, True)
+    assert "does not run" in sight.words
+    assert server.keep(watch, 2.9).state is ServerState.SILENT
+    assert process_runs(pid), "ended after less than two seconds"
+    assert server.keep(watch, 3.0).state is ServerState.SERVES
+    assert not process_runs(pid)
+    assert given_s[0] == 0.0, "a stopped process cannot end by itself"
+
+
+def test_a_silent_server_that_runs_now_and_then_has_all_the_patience(server: EmbeddedServer) -> None:
+    pid = started(server)
+    watch = ServerWatch(patience_s=30.0)
+    assert server.keep(watch, 0.0).state is ServerState.SERVES
+    for now_s in range(1, 25, 3):
+        stop(pid)
+        assert server.keep(watch, float(now_s)).state is ServerState.SILENT
+        assert watch.is_suspicious
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: server.look().state is ServerState.SERVES)
+    assert process_runs(pid)
 
 
 def test_the_supervisor_starts_a_killed_server_once_enough_looks_agree(server: EmbeddedServer, tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""Claims about what the kernel shows of a process that runs, sleeps, waits or is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pipeline.process import activity
+from pipeline.process.activity import activity_of
+
+
+@contextmanager
+def process(code: str) -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-c", code]) as running:
+        try:
+            yield running.pid
+        finally:
+            running.kill()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def stop(pid: int) -> str:
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: activity_of(pid) != "")
+    return activity_of(pid)
+
+
+def test_the_mark_of_a_stopped_process_stays_and_that_of_one_which_goes_on_changes() -> None:
+    with process("import time\nwhile True: time.sleep(0.05)") as pid:
+        time.sleep(0.5)
+        mark = stop(pid)
+        time.sleep(0.3)
+        assert activity_of(pid) == mark
+        os.kill(pid, signal.SIGCONT)
+        until(lambda: activity_of(pid) not in ("", mark))
+
+
+def test_one_thread_that_runs_changes_the_mark_of_a_process_whose_main_thread_waits_for_ever() -> None:
+    beats = "import threading, time\ndef beat():\n  while True: time.sleep(0.05)\n"
+    with process(f"{beats}threading.Thread(target=beat).start()\nthreading.Event().wait()") as pid:
+        until(lambda: len(list(Path(f"/proc/{pid}/task").iterdir())) == 2 and activity_of(pid) != "")
+        mark = activity_of(pid)
+        until(lambda: activity_of(pid) not in ("", mark))
+
+
+def test_of_a_process_that_is_gone_or_computes_nothing_is_said() -> None:
+    with process("while True: pass") as pid:
+        time.sleep(0.5)
+        assert {activity_of(pid) for _ in range(20)} == {""}
+    assert activity_of(pid) == ""
+
+
+def written(folder: Path, *threads: tuple[str, str]) -> None:
+    for number, (state, counted) in enumerate(threads):
+        task = folder / "7" / "task" / str(7 + number)
+        task.mkdir(parents=True)
+        (task / "stat").write_text(f"7 (a) name) {state} 1 2 3\n")
+        (task / "schedstat").write_text(f"{counted}\n")
+
+
+@pytest.mark.parametrize("state", "RDtX")
+def test_a_thread_that_may_go_on_by_itself_speaks_for_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setattr(activity, "_PROC", tmp_path)
+    written(tmp_path, ("T", "5 0 1"), (state, "9 0 2"))
+    assert activity_of(7) == ""
+
+
+@pytest.mark.parametrize("state", "TS")
+def test_a_frozen_control_group_counts_as_a_stop_though_its_threads_seem_to_sleep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setattr(activity, "_PROC", tmp_path)
+    written(tmp_path, (state, "5 0 1"), (state, "9 0 2"))
+    assert activity_of(7) != ""
+
+
+def test_a_kernel_without_the_count_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "_PROC", tmp_path)
+    written(tmp_path, ("T", "0 0 0"))
+    assert activity_of(7) == ""
