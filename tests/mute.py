@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hiredis
+import redis
 
 
 class Manner(StrEnum):
@@ -114,3 +115,12 @@ def mute_server(manner: Manner, folder: Path | None = None) -> Iterator[MuteServ
             yield server
         finally:
             server.close()
+
+
+def keep_busy(url: str, seconds: float) -> None:
+    """Have a real server compute, and answer no client; return when it answers again, or has
+    ended."""
+    script = "local from = redis.call('TIME')[1] while redis.call('TIME')[1] - from < tonumber(ARGV[1]) do end"
+    with redis.Redis.from_url(url) as client, suppress(redis.RedisError):
+        client.config_set("busy-reply-threshold", round(2000 * seconds))
+        client.eval(script, 0, str(seconds))

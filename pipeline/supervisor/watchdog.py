@@ -30,13 +30,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
+from pipeline.process.activity import Activity
 from pipeline.process.work import LEAST_S, piece_limit_s
 from pipeline.runtime.liveness import HEARTBEAT_WITHIN_S, REPLACED_AFTER_S, STOPPED_AFTER_S
 from pipeline.runtime.registry.contract import MAY_HOLD, Heartbeat, WaitingFor
 from protocol.ids import Role
 
 _NO_OVERDUE: Mapping[Role, float] = {}
-_NO_ACTIVITY: Mapping[str, str] = {}
+_NO_ACTIVITY: Mapping[str, Activity | None] = {}
 _WITH_DISK = frozenset({WaitingFor.DISK, WaitingFor.DRAINING})
 """Waits that a write to the disk moves on; elsewhere the write must not hide a standstill."""
 
@@ -100,8 +101,8 @@ class _Seen:
     turned_s: float
     ran_s: float
     """Last time at which the process may have run."""
-    activity: str = ""
-    """Mark of its last activity; "": unknown, so that it may have run."""
+    activity: Activity | None = None
+    """None: unknown, so that it may have run."""
     beat_at_s: float | None = None
     """By the worker's clock; only changes matter."""
     progress: tuple[int, ...] = ()
@@ -133,11 +134,11 @@ class Watchdog:
         pids: Mapping[str, int],
         now_s: float,
         overdue_s: Mapping[Role, float] = _NO_OVERDUE,
-        activity: Mapping[str, str] = _NO_ACTIVITY,
+        activity: Mapping[str, Activity | None] = _NO_ACTIVITY,
     ) -> dict[str, str]:
         """Return the reason for every process in ``pids`` (by worker) that must be replaced.
         ``now_s`` is the reader's monotonic time; ``overdue_s`` the age of each role's work beyond
-        its deadline; ``activity`` the marks of silent workers of this host."""
+        its deadline; ``activity`` that of silent workers of this host."""
         stood_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         # The reader itself stood still.
         if stood_s > self._timeouts.silent_after_s / 2:
@@ -153,9 +154,9 @@ class Watchdog:
             seen = self._seen.setdefault(worker, _Seen(pid, now_s, now_s, now_s, now_s, now_s))
             beat = by_pid.get((worker, pid))
             _remember(seen, beat, now_s)
-            mark = activity.get(worker, "")
-            if not mark or mark != seen.activity:
-                seen.activity, seen.ran_s = mark, now_s
+            done = activity.get(worker)
+            if done is None or done != seen.activity:
+                seen.activity, seen.ran_s = done, now_s
             reason = self._reason(seen, beat, now_s, overdue_s)
             if reason is not None:
                 dead[worker] = reason

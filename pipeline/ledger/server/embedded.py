@@ -28,7 +28,6 @@ import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -85,7 +84,7 @@ def open_ledger(
     """Ensure that this run has a ledger, and write its address; return its server if embedded.
 
     An embedded server without a sign of life for ``patience_s`` is ended and started again; sooner
-    if its process does not run at all.
+    if its process is at rest.
 
     Raises:
         ConfigError: no server program was found.
@@ -172,16 +171,11 @@ class EmbeddedServer:
     def look(self) -> Sight:
         """Return the server's state, within ``answer_s``."""
         sight = Sight(ServerState.SILENT, words="it was never started")
-        stands_at = ""
         if (address := self._server.known()) is not None:
-            stands_at = self._server.activity()
-            sight = probe(Path(address.socket), _password(address), timeout_s=self._answer_s)
-        if sight.state is not ServerState.SILENT:
-            return sight
-        if not self.is_there():
+            pid = self._server.recorded()
+            sight = probe(Path(address.socket), _password(address), timeout_s=self._answer_s, pid=pid)
+        if sight.state is ServerState.SILENT and not self.is_there():
             return Sight(ServerState.GONE, words=sight.words)
-        if stands_at and stands_at == self._server.activity():
-            return replace(sight, words=f"{sight.words}; its process does not run", stands_at=stands_at)
         return sight
 
     def keep(self, watch: ServerWatch, now_s: float) -> Sight:
@@ -196,8 +190,8 @@ class EmbeddedServer:
             "ledger_server_lost", state=str(sight.state), why=sight.words, action=f"{verdict} on its append-only file"
         )
         if verdict is ServerAction.REPLACE:
-            # A process that does not run cannot end by itself either.
-            self.stop(timeout_s=0.0 if sight.stands_at else _SILENT_END_S)
+            # A process at rest does not end by itself either.
+            self.stop(timeout_s=0.0 if sight.is_at_rest else _SILENT_END_S)
         self.start()
         return self.look()
 

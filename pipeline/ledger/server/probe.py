@@ -14,6 +14,12 @@ from typing import Any, cast
 
 import hiredis
 
+from pipeline.process.activity import Activity, activity_of
+
+_REST_SHARE = 0.05
+"""Most of a look's time that a process at rest runs or waits for a processor. An idle server's
+clock takes less than a hundredth."""
+
 
 class ServerState(StrEnum):
     """A server's state, as seen from outside."""
@@ -39,24 +45,33 @@ class Sight:
     """Of its file, while it loads."""
     refuses_writes: bool = False
     """Its append-only file cannot be written; as a rule its disk is full."""
-    stands_at: str = ""
-    """The mark of a silent server's process that has not run during the look
-    (``pipeline.process.activity``); "" for one that has, or where that is unknown."""
+    is_at_rest: bool = False
+    """Whether a silent server's process hardly ran during the look, and waited for no disk."""
     words: str = ""
     """Why it is silent or strange."""
 
 
-def probe(path: Path, password: str, *, timeout_s: float) -> Sight:
-    """Probe the server at ``path``, within ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
+def probe(path: Path, password: str, *, timeout_s: float, pid: int | None = None) -> Sight:
+    """Probe the server at ``path``, within ``timeout_s``. ``pid``: its process, where it is known,
+    which may be at rest."""
+    began_s = time.monotonic()
+    deadline = began_s + timeout_s
+    before = after = None
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout_s)
-            connection.connect(str(path))
-            connection.sendall(_packed("AUTH", password) + _packed("INFO"))
-            welcome, told = _replies(connection, deadline)
+            before = None if pid is None else activity_of(pid)
+            try:
+                connection.connect(str(path))
+                connection.sendall(_packed("AUTH", password) + _packed("INFO"))
+                welcome, told = _replies(connection, deadline)
+            finally:
+                # The end of the connection wakes the server. Its clock may run just now.
+                after = None if before is None or pid is None else activity_of(pid) or activity_of(pid)
     except TimeoutError:
-        return Sight(ServerState.SILENT, words=f"no answer within {timeout_s:g} s")
+        how = _rest(before, after, time.monotonic() - began_s)
+        words = f"no answer within {timeout_s:g} s{how and f', and its process {how}'}"
+        return Sight(ServerState.SILENT, is_at_rest=bool(how), words=words)
     except OSError as error:
         return Sight(ServerState.SILENT, words=error.strerror or str(error))
     except hiredis.ProtocolError as error:
@@ -88,6 +103,16 @@ def listens(path: Path, *, timeout_s: float = 1.0) -> bool:
         # its queue is full, or we lack rights: a process listens
         return True
     return True
+
+
+def _rest(before: Activity | None, after: Activity | None, seconds: float) -> str:
+    """Return how a process is at rest that did so much in these seconds; "" where it is not, or
+    where that is unknown."""
+    if before is None or after is None:
+        return ""
+    if after == before:
+        return "does not run"
+    return "sleeps" if after.wanted_ns - before.wanted_ns <= 1e9 * seconds * _REST_SHARE else ""
 
 
 def _packed(*words: str) -> bytes:

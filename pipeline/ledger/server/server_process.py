@@ -15,7 +15,6 @@ from pathlib import Path
 
 from pipeline.ledger.address import LedgerAddress, read_address
 from pipeline.ledger.server.lock import holders, is_locked
-from pipeline.process.activity import activity_of
 from pipeline.process.records import identify, process_runs, this_host
 from protocol.errors import LedgerUnavailable
 
@@ -58,12 +57,6 @@ class ServerHandle:
         if address.process is not None:
             return address.pid if identify(address.pid) == address.process else None
         return address.pid if process_runs(address.pid) and self._is_its_program(address.pid) else None
-
-    def activity(self) -> str:
-        """Return a mark that changes once the server's process has run; "" where that is unknown
-        (``pipeline.process.activity``)."""
-        pid = self.recorded()
-        return "" if pid is None else activity_of(pid)
 
     def signal(self, number: signal.Signals) -> list[int]:
         """Signal the server and its forks; return their ids. Raises LedgerUnavailable for another

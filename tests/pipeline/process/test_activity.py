@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.process import activity
-from pipeline.process.activity import activity_of
+from pipeline.process.activity import Activity, activity_of
 
 
 @contextmanager
@@ -33,35 +33,35 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def stop(pid: int) -> str:
+def stop(pid: int) -> Activity | None:
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: activity_of(pid) != "")
+    until(lambda: activity_of(pid) is not None)
     return activity_of(pid)
 
 
-def test_the_mark_of_a_stopped_process_stays_and_that_of_one_which_goes_on_changes() -> None:
+def test_a_stopped_process_does_nothing_until_it_goes_on() -> None:
     with process("import time\nwhile True: time.sleep(0.05)") as pid:
         time.sleep(0.5)
-        mark = stop(pid)
+        before = stop(pid)
         time.sleep(0.3)
-        assert activity_of(pid) == mark
+        assert activity_of(pid) == before
         os.kill(pid, signal.SIGCONT)
-        until(lambda: activity_of(pid) not in ("", mark))
+        until(lambda: activity_of(pid) not in (None, before))
 
 
-def test_one_thread_that_runs_changes_the_mark_of_a_process_whose_main_thread_waits_for_ever() -> None:
+def test_one_thread_that_runs_speaks_for_a_process_whose_main_thread_waits() -> None:
     beats = "import threading, time\ndef beat():\n  while True: time.sleep(0.05)\n"
     with process(f"{beats}threading.Thread(target=beat).start()\nthreading.Event().wait()") as pid:
-        until(lambda: len(list(Path(f"/proc/{pid}/task").iterdir())) == 2 and activity_of(pid) != "")
-        mark = activity_of(pid)
-        until(lambda: activity_of(pid) not in ("", mark))
+        until(lambda: len(list(Path(f"/proc/{pid}/task").iterdir())) == 2 and activity_of(pid) is not None)
+        before = activity_of(pid)
+        until(lambda: activity_of(pid) not in (None, before))
 
 
 def test_of_a_process_that_is_gone_or_computes_nothing_is_said() -> None:
     with process("while True: pass") as pid:
         time.sleep(0.5)
-        assert {activity_of(pid) for _ in range(20)} == {""}
-    assert activity_of(pid) == ""
+        assert {activity_of(pid) for _ in range(20)} == {None}
+    assert activity_of(pid) is None
 
 
 def written(folder: Path, *threads: tuple[str, str]) -> None:
@@ -78,7 +78,7 @@ def test_a_thread_that_may_go_on_by_itself_speaks_for_its_process(
 ) -> None:
     monkeypatch.setattr(activity, "_PROC", tmp_path)
     written(tmp_path, ("T", "5 0 1"), (state, "9 0 2"))
-    assert activity_of(7) == ""
+    assert activity_of(7) is None
 
 
 @pytest.mark.parametrize("state", "TS")
@@ -87,10 +87,10 @@ def test_a_frozen_control_group_counts_as_a_stop_though_its_threads_seem_to_slee
 ) -> None:
     monkeypatch.setattr(activity, "_PROC", tmp_path)
     written(tmp_path, (state, "5 0 1"), (state, "9 0 2"))
-    assert activity_of(7) != ""
+    assert activity_of(7) == Activity(14, 3)
 
 
 def test_a_kernel_without_the_count_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activity, "_PROC", tmp_path)
     written(tmp_path, ("T", "0 0 0"))
-    assert activity_of(7) == ""
+    assert activity_of(7) is None

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.process.activity import Activity
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.supervisor.watchdog import Timeouts, Watchdog
@@ -92,26 +93,30 @@ def test_a_worker_whose_heartbeat_stands_still_is_dead(dog: Watchdog) -> None:
     assert "no heartbeat for 11 s" in dog.look([_beat(5.0)], PIDS, 11.0)["reward-0"]
 
 
-def _replaced_at(dog: Watchdog, marks: list[str], *, start_s: int = 0) -> tuple[int, str] | None:
-    """Let a silent worker have these marks, one a second; return when it is found dead, and why."""
-    for second, mark in enumerate(marks, start_s):
-        if dead := dog.look([_beat(5.0)], PIDS, float(second), activity={"reward-0": mark} if mark else {}):
+def _done(slices: int) -> Activity:
+    return Activity(1000 * slices, slices)
+
+
+def _replaced_at(dog: Watchdog, slices: list[int], *, start_s: int = 0) -> tuple[int, str] | None:
+    """Let a silent worker's threads have run so often, by the second, 0 for unknown; return when it
+    is found dead, and why."""
+    for second, number in enumerate(slices, start_s):
+        activity = {"reward-0": _done(number) if number else None}
+        if dead := dog.look([_beat(5.0)], PIDS, float(second), activity=activity):
             return second, dead["reward-0"]
     return None
 
 
 def test_a_silent_worker_whose_process_does_not_run_is_replaced_sooner(dog: Watchdog) -> None:
-    found = _replaced_at(dog, ["", "", *["7 ticks"] * 9])
+    found = _replaced_at(dog, [0, 0, *[7] * 9])
     assert found is not None
-    assert found[0] == 6, "more than three seconds after the first mark, at 2 s"
+    assert found[0] == 6, "more than three seconds after the first look into it, at 2 s"
     assert "its process does not run (supervisor.stopped_after_s)" in found[1]
 
 
-@pytest.mark.parametrize(
-    "marks", [["7 ticks", "8 ticks"], ["7 ticks", ""], ["7 ticks", "7 ticks", "7 ticks", "8 ticks"]]
-)
-def test_a_silent_worker_that_may_have_run_has_the_patience_for_a_silent_one(dog: Watchdog, marks: list[str]) -> None:
-    found = _replaced_at(dog, marks * 9)
+@pytest.mark.parametrize("slices", [[7, 8], [7, 0], [7, 7, 7, 8]])
+def test_a_silent_worker_that_may_have_run_has_the_patience_for_a_silent_one(dog: Watchdog, slices: list[int]) -> None:
+    found = _replaced_at(dog, slices * 9)
     assert found is not None
     assert (found[0], "silent_after_s" in found[1]) == (11, True)
 
@@ -119,7 +124,7 @@ def test_a_silent_worker_that_may_have_run_has_the_patience_for_a_silent_one(dog
 def test_a_process_that_does_not_run_between_two_heartbeats_is_left_alone(dog: Watchdog) -> None:
     for second in range(100):
         beat = _beat(float(second - second % 3))
-        assert dog.look([beat], PIDS, float(second), activity={"reward-0": "7 ticks"}) == {}
+        assert dog.look([beat], PIDS, float(second), activity={"reward-0": _done(7)}) == {}
 
 
 def test_only_workers_with_late_heartbeats_are_looked_into(dog: Watchdog) -> None:
@@ -133,10 +138,10 @@ def test_only_workers_with_late_heartbeats_are_looked_into(dog: Watchdog) -> Non
 
 def test_a_worker_is_not_taken_for_stopped_while_the_reader_itself_stood_still(dog: Watchdog) -> None:
     """A host that was suspended, or a ledger that was away."""
-    assert _replaced_at(dog, ["7 ticks"] * 4) is None
-    assert dog.look([_beat(5.0)], PIDS, 6.0, activity={"reward-0": "7 ticks"}) == {}
+    assert _replaced_at(dog, [7] * 4) is None
+    assert dog.look([_beat(5.0)], PIDS, 6.0, activity={"reward-0": _done(7)}) == {}
     dog.blind(7.0)
-    found = _replaced_at(dog, ["7 ticks"] * 9, start_s=7)
+    found = _replaced_at(dog, [7] * 9, start_s=7)
     assert found is not None
     assert found[0] == 11
 
