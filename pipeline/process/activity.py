@@ -17,8 +17,9 @@ _MAY_GO_ON = frozenset("RDtxXKWP")
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the threads of a process have done so far; each of them sleeps or is stopped. Two are
-    equal if no thread has run between them."""
+    """The work so far of a process whose threads all sleep or are stopped.
+
+    Two are equal if no thread has run between them."""
 
     wanted_ns: int
     """Time on a processor, and time waiting for one."""
