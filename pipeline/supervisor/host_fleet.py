@@ -58,7 +58,7 @@ class HostFleet:
         self._ladder = ladder
         self.standbys = StandbyKeeper(config, run_dir, self.processes) if standbys else None
         self.plan = FleetPlan(_restart_policy(config), name, None if ladder is None else self._evicts)
-        self._timeouts = _timeouts(config)
+        self._timeouts = timeouts_of(config)
         self.watchdog = Watchdog(self._timeouts)
         self._repairs = RepairWatch()
         self.blames_code: Callable[[Exit], bool] = lambda _: False
@@ -249,7 +249,8 @@ def _restart_policy(config: RunConfig) -> RestartPolicy:
     )
 
 
-def _timeouts(config: RunConfig) -> Timeouts:
+def timeouts_of(config: RunConfig) -> Timeouts:
+    """Return the limits that a run's settings give the watchdog."""
     settings = config.supervisor
     return Timeouts(
         stuck_after_s=settings.stuck_after_s,

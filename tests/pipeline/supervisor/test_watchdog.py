@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from pipeline.process.activity import Activity
 from pipeline.process.work import WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
+from pipeline.supervisor.host_fleet import timeouts_of
 from pipeline.supervisor.watchdog import Timeouts, Watchdog
 from protocol.ids import Incarnation, Role
+from tests.pipeline.op_config import op_config
 
 PATIENCE = Timeouts(
     stuck_after_s=60.0,
@@ -57,6 +60,15 @@ def _beat(
         storing=storing or WorkReport(),
         begun=begun,
     )
+
+
+def test_every_limit_of_a_run_file_reaches_the_watchdog(tmp_path: Path) -> None:
+    named = {field.name: 7.0 + number for number, field in enumerate(fields(Timeouts))}
+    sections = {"outage_timeout_s": "ledger", "send_timeout_s": "wire"}
+    config = op_config(
+        tmp_path, *(f"{sections.get(name, 'supervisor')}.{name}={value}" for name, value in named.items())
+    )
+    assert asdict(timeouts_of(config)) == named
 
 
 @pytest.fixture

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.ledger.server import probe as probing
 from pipeline.ledger.server.probe import ServerState, Sight, listens, probe
 from pipeline.ledger.server.watch import NUM_LOOKS, REST_S, ServerAction, ServerWatch
+from pipeline.process.activity import Activity
 
 SERVES, SILENT, GONE = Sight(ServerState.SERVES, 1), Sight(ServerState.SILENT), Sight(ServerState.GONE)
 STRANGE = Sight(ServerState.STRANGE)
@@ -132,6 +134,25 @@ def test_a_probe_ends_by_its_deadline_however_little_comes(behave: Callable[[soc
         # it trickles for 20 s
         assert time.monotonic() - began < 10.0
         assert listens(path)
+
+
+@pytest.mark.parametrize(
+    ("after", "is_at_rest"),
+    [
+        (Activity(1_000, 7), True),
+        (Activity(1_000_000, 9), True),
+        (Activity(200_000_000, 9), False),
+        (None, False),
+    ],
+)
+def test_a_mute_server_is_at_rest_when_its_threads_hardly_wanted_to_run(
+    monkeypatch: pytest.MonkeyPatch, after: Activity | None, is_at_rest: bool
+) -> None:
+    seen = iter([Activity(1_000, 7), after, after])
+    monkeypatch.setattr(probing, "activity_of", lambda _: next(seen))
+    with puppet(hang) as path:
+        sight = probe(path, "secret", timeout_s=0.3, pid=7)
+    assert (sight.state, sight.is_at_rest) == (ServerState.SILENT, is_at_rest)
 
 
 @pytest.mark.parametrize(
