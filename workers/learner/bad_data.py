@@ -61,12 +61,12 @@ class BadData:
                     action="it was the same when it was made again, and learner.spikes is train",
                 )
                 continue
-            numbers, found = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}", "not finite"
+            numbers, what = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}", "not finite"
             if step.is_spike:
-                found = "a spike"
+                what = "a spike"
                 numbers += f", above {step.limits.loss:g} or {step.limits.grad_norm:g}"
             words = (
-                f"a step of update {update} on {len(step.samples)} responses was {found}, and the same when it was made "
+                f"a step of update {update} on {len(step.samples)} responses was {what}, and the same when it was made "
                 f"again: {numbers}; it was not committed"
             )
             names = ", ".join([*at_fault][:_MAX_NAMES]) + (", ..." if len(at_fault) > _MAX_NAMES else "")

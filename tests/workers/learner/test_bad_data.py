@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,6 +16,7 @@ from pipeline.ledger.types import ClaimedUnit
 from pipeline.observability.history import RefusedRow
 from protocol.errors import Diverged, StepDiffered
 from tests.workers.dying import BATCH, Reaper, World
+from workers.learner.bad_data import BadData
 from workers.learner.policy_update import PolicyUpdate, Prepared
 
 POISON = "t.2.0"
@@ -50,6 +52,28 @@ async def test_data_that_makes_a_step_not_finite_becomes_dead_letters_and_traini
     assert [row.num_refused_steps for row in rows] == [0, 1, 0, 0]
     assert math.isnan(rows[1].loss) and math.isinf(rows[1].grad_norm), "the history has them"
     assert '"loss": "NaN"' in (tmp_path / "history.jsonl").read_text()
+
+
+async def test_the_units_of_every_step_that_was_refused_in_an_update_count_as_not_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[set[str]] = []
+    blame = BadData.blame
+
+    async def noted(*arguments: Any) -> set[str]:
+        told.append(await blame(*arguments))
+        return told[-1]
+
+    monkeypatch.setattr(BadData, "blame", noted)
+    # an update has four steps, each on one response
+    bad = {"t.2.0", "t.2.1", "t.3.1"}
+    world = World(tmp_path, monkeypatch, num_updates=3, num_minibatches=4, is_bad=lambda names: bool(bad & {*names}))
+    with capture_logs():
+        trained = await world.live_until_done(Reaper(None))
+    assert told == [set(), {"2", "3"}, set()], "spans and flow records say so of these units"
+    letters = await world.ledger.dead_letters()
+    assert sorted(letter.chunk for letter in letters) == ["t.2.0.0", "t.3.0.0"], "each unit is dropped once"
+    assert not bad & set(trained) and "t.3.0" in trained
 
 
 @pytest.mark.parametrize("spikes", ["drop", "train"])
