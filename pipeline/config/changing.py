@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from pipeline.config import RESOLVED_NAME
-from pipeline.config.code import CODE_KEYS, REWARDS
+from pipeline.config.code import CODE_KEYS, REWARDS, WORKERS
 from pipeline.config.describe import in_toml
 from pipeline.config.load import known_keys, override_key, parse_config, section_of, suggest, to_toml
 from pipeline.config.schema import RunConfig
@@ -157,6 +157,12 @@ def takers(sets: Mapping[str, str]) -> set[Role]:
     found = {CHANGEABLE[key].role for key in sets if key in CHANGEABLE}
     found |= {role for key in CODE_KEYS if key in sets for role in coded_roles(key)}
     return found
+
+
+def triers(sets: Mapping[str, str]) -> set[Role]:
+    """Return the roles whose workers try these settings by their first work, and report a failure.
+    Code of the workers is tried by the supervisor, which sees a worker's end."""
+    return takers({key: value for key, value in sets.items() if key != WORKERS})
 
 
 def coded_roles(key: str) -> frozenset[Role]:

@@ -117,8 +117,8 @@ def _mean(values: Sequence[float]) -> float:
 def change_words(change: SettingsChange) -> str:
     """Return a change on one line: ``change 2: learner.learning_rate 1e-4, was 2e-4``."""
     sets = ", ".join(f"{key} {value}, was {change.former.get(key, 'unset')}" for key, value in change.sets.items())
-    what = f"change {change.number}, which undoes {change.undoes}" if change.undoes else f"change {change.number}"
-    return f"{what}: {sets}"
+    undone = ", ".join(map(str, change.undone)) or (f"{change.undoes} and those after it" if change.undoes else "")
+    return f"change {change.number}{f', which undoes {undone}' if undone else ''}: {sets}"
 
 
 def effect_words(effect: Effect) -> list[str]:

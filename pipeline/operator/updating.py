@@ -89,9 +89,9 @@ async def roll_back(at: Attached, reason: str = "") -> SettingsChange:
     found = standing(changes)
     if not found:
         raise ConfigError(f"{at.run_dir} goes by the settings of its start: no change stands, so none is rolled back")
-    undone = undoing(changes[-1], found[-1:], by=operator(), at_s=time.time(), reason=words)
-    given = [f"{key}={value}" for key, value in undone.sets.items()]
-    checked(present_config(at, changes[-1]), given, num_updates=await _num_updates(at, given), may_be_code=True)
+    undone = undoing(changes, found[-1:], by=operator(), at_s=time.time(), reason=words)
+    if given := [f"{key}={value}" for key, value in undone.sets.items() if value != undone.former[key]]:
+        checked(present_config(at, changes[-1]), given, num_updates=await _num_updates(at, given), may_be_code=True)
     for version in (undone.sets.get(key, "").strip('"') for key in CODE_KEYS):
         if version:
             checked_code(at.run_dir, version)
@@ -136,8 +136,7 @@ async def wait_until_taken(
 
 async def undone_by(at: Attached, change: SettingsChange) -> SettingsChange | None:
     """Return the rollback of a change; None while it stands."""
-    later = [one for one in await at.registry.settings_changes() if one.number > change.number]
-    return next((one for one in later if 0 < one.undoes <= change.number), None)
+    return next((one for one in await at.registry.settings_changes() if one.rolls_back(change.number)), None)
 
 
 async def taken(at: Attached, change: SettingsChange) -> list[TakenChange]:

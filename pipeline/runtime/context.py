@@ -7,7 +7,7 @@ threads and tasks. *Waits for* the compute thread, in ``compute``, and the stora
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -283,12 +283,13 @@ class ActorContext:
         self.worker_state.on_news()
         return change
 
-    def give_up_settings(self, former: Mapping[str, str], failed: int, why: str) -> None:
-        """Go by ``former`` values again, and report why the change ``failed``, and those after it.
-        The supervisor then rolls them back for all workers."""
-        self.config = with_settings(self.config, former)
-        taken = self.worker_state.settings
-        self.worker_state.settings = msgspec.structs.replace(taken, failed=failed, why=why[:MAX_DETAIL_CHARS])
+    def give_up_settings(self, former: Mapping[str, str], failed: Sequence[int], why: str) -> None:
+        """Go by ``former`` values again, and report why the changes of the numbers ``failed`` did.
+        The supervisor rolls them back for all workers; until then none is taken."""
+        self.config, self._offered = with_settings(self.config, former), None
+        self.worker_state.settings = msgspec.structs.replace(
+            self.worker_state.settings, failed=min(failed), failed_to=max(failed), why=why[:MAX_DETAIL_CHARS]
+        )
         self.worker_state.on_news()
 
     def goes_by_code(self, key: str, version: str) -> None:

@@ -41,6 +41,7 @@ from pipeline.process.work import listening
 from pipeline.runtime.clock import Clock, RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.first_error import FirstError
+from pipeline.runtime.heard_settings import hear_settings
 from pipeline.runtime.heartbeat import HeartbeatThread
 from pipeline.runtime.life_record import LifeRecord
 from pipeline.runtime.lifecycle import Lifecycle
@@ -239,8 +240,7 @@ class Host:
             ctx.draining.set()
         heartbeats = self._heartbeats(ctx)
         ctx.worker_state.on_news = heartbeats.nudge
-        await self._hear_settings(ctx)
-        ctx.take_settings()
+        await hear_settings(ctx, is_taken=True)
         host_watch = begin_vitals(ctx, ledger)
         heartbeats.start()
         self._watch(tasks, "run-watch", self._watch_run(ctx))
@@ -404,20 +404,8 @@ class Host:
                 status = await ctx.registry.run_status()
                 if status.state in _ENDED and not ctx.draining.is_set():
                     self._stop(f"the run is {status.state}: {status.detail}")
-                await self._hear_settings(ctx)
+                await hear_settings(ctx, is_taken=not self._actor_class.takes_settings)
             await self._clock.wait(changed, LOOK_ANYWAY_S)
-
-    async def _hear_settings(self, ctx: ActorContext) -> None:
-        """Offer the last change of the run's settings; an actor that takes none goes by it now."""
-        change = await ctx.registry.last_settings_change()
-        if change is None:
-            return
-        try:
-            ctx.offer_settings(change)
-        except ConfigError as error:
-            self._log.error("settings_refused", number=change.number, reason=str(error))
-        if not self._actor_class.takes_settings:
-            ctx.take_settings()
 
     async def _read_links(self, ctx: ActorContext) -> None:
         lag = ctx.worker_state.signs.lag

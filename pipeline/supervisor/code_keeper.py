@@ -120,15 +120,15 @@ class CodeKeeper:
         return found[-1] if found and found[-1].at_s >= since_s else None
 
     async def undo(self, registry: Registry, change: SettingsChange, why: str) -> bool:
-        """Roll back a change and those after it; return whether it still stood."""
+        """Roll back a change; return whether it still stood."""
         return await self._roll_back(registry, change.number, why)
 
     async def _roll_back(self, registry: Registry, number: int, why: str) -> bool:
         changes = await registry.settings_changes()
-        undone = [change for change in standing(changes) if change.number >= number]
+        undone = [change for change in standing(changes) if change.number == number]
         if not undone:
             return False
-        change = undoing(changes[-1], undone, by=_BY, at_s=time.time(), reason=why)
+        change = undoing(changes, undone, by=_BY, at_s=time.time(), reason=why)
         if not await registry.add_settings_change(change):
             # another change came first: the next look tries again
             return False

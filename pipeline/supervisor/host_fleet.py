@@ -122,10 +122,14 @@ class HostFleet:
                 self.carry_out(self.plan.renew(drain.worker, now))
         self.carry_out(self.plan.want(counts, now, left_out))
 
+    def own(self, beats: Sequence[Heartbeat]) -> dict[str, Heartbeat]:
+        """Return the heartbeats of these processes, by worker."""
+        pids = self.processes.pids
+        return {beat.who.worker: beat for beat in beats if pids.get(beat.who.worker) == beat.pid}
+
     def incarnations(self, beats: Sequence[Heartbeat]) -> dict[str, int]:
         """Return the epochs of these processes' workers, as their heartbeats have them."""
-        pids = self.processes.pids
-        return {beat.who.worker: beat.who.epoch for beat in beats if pids.get(beat.who.worker) == beat.pid}
+        return {worker: beat.who.epoch for worker, beat in self.own(beats).items()}
 
     def carry_out(self, actions: Sequence[Action]) -> None:
         """Start, drain and kill."""

@@ -19,11 +19,12 @@ import structlog
 
 from pipeline.config import CHANGES_NAME
 from pipeline.config.changed import changed_settings
-from pipeline.config.changing import value_of
+from pipeline.config.changing import triers, value_of
 from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
 from pipeline.observability.settings_changes import read_changes
 from pipeline.runtime.clock import RealClock
+from pipeline.runtime.liveness import is_silent
 from pipeline.runtime.notifications import LOOK_ANYWAY_S, Notifications
 from pipeline.runtime.registry.contract import Heartbeat, Registry, Topic
 from pipeline.runtime.registry.settings_change import SettingsChange, after, standing, undoing
@@ -94,10 +95,11 @@ class SettingsKeeper:
         raise failed
 
     async def keep(self, registry: Registry, beats: Sequence[Heartbeat]) -> None:
-        """Write new changes into the folder; roll back those that a worker has given up."""
+        """Write new changes into the folder; roll back those that a worker has given up. ``beats``:
+        of the run's own workers, whose word counts."""
         await self._keep_file(registry)
         for beat in beats:
-            if beat.settings.failed:
+            if beat.settings.failed and not is_silent(beat.silent_s):
                 await self._roll_back(registry, beat)
 
     async def settle(self, registry: Registry, number: int) -> None:
@@ -130,11 +132,16 @@ class SettingsKeeper:
                     log.info("settings_changed", number=last.number, sets=last.sets, by=last.by, reason=last.reason)
 
     async def _roll_back(self, registry: Registry, beat: Heartbeat) -> None:
-        changes = await registry.settings_changes()
-        failed = [change for change in standing(changes) if change.number >= beat.settings.failed]
+        """Roll back what a worker has given up, of the changes that its role tries. Later ones are
+        not meant: one of them may correct what failed."""
+        taken, changes = beat.settings, await registry.settings_changes()
+        given_up = range(taken.failed, max(taken.failed, taken.failed_to) + 1)
+        failed = [
+            change for change in standing(changes) if change.number in given_up and beat.who.role in triers(change.sets)
+        ]
         if not failed:
             return
-        undone = undoing(changes[-1], failed, by=beat.who.worker, at_s=self._now_s(), reason=beat.settings.why)
+        undone = undoing(changes, failed, by=beat.who.worker, at_s=self._now_s(), reason=taken.why)
         if await registry.add_settings_change(undone):
             log.error("settings_rolled_back", number=failed[0].number, back_to=undone.sets, reason=undone.reason)
 

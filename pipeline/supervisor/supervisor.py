@@ -375,7 +375,7 @@ class Supervisor:
             detail = "the ledger has no record of this run any more: its server was emptied or lost its file"
             return RunStatus(RunState.FAILED, detail)
         if status.state is RunState.RUNNING:
-            await self._settings.keep(registry, beats)
+            await self._settings.keep(registry, list(self._fleet.own(beats).values()))
             fleet = await registry.fleet()
             if fleet is not None:
                 if self._demand is not None:

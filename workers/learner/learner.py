@@ -33,7 +33,7 @@ from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.ledger.types import Claim, ClaimRefused, ClaimWait, Restart
 from pipeline.ledger.version_history import VersionHistory
 from pipeline.observability.best import BestEvaluation
-from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, read_history
+from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History, UpdateRow, read_history
 from pipeline.observability.samples import Samples
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.actor import Actor, ActorContext
@@ -140,7 +140,9 @@ class Learner(Actor):
         self._evaluations = Evaluations(
             self.ctx, self._record, sets=source.evaluation_sets, next_number=int(state.get("next_evaluation", 0))
         )
-        evaluated = [row for row in read_history(history) if isinstance(row, EvaluationRow)]
+        rows = [row for row in read_history(history) if isinstance(row, EvaluationRow | UpdateRow)]
+        self._settings.resume(rows)
+        evaluated = [row for row in rows if isinstance(row, EvaluationRow)]
         self._best = BestEvaluation(evaluated)
         recorded = {row.number for row in evaluated}
         await self._evaluations.resume(one for one in state.get("evaluations", ()) if one[0] not in recorded)

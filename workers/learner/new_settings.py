@@ -1,18 +1,23 @@
 """The learner's part in a change of the run's settings: it takes one between two updates, and tries
 it with one update.
 
+A change is on trial until an update was made with it; a new learner reads in the history which was.
 An update that fails, or has a step that is not finite, ends the trial. The learner then goes on
-with what held before, and the supervisor rolls the change back. A refused step changed nothing."""
+with what held before, and the supervisor rolls the change back. A refused step changed nothing.
+Changes that other workers take, as versions of code, are not on trial here."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 
+from pipeline.config.changing import triers
+from pipeline.observability.history import Row, UpdateRow
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry.settings_change import standing
+from pipeline.runtime.registry.settings_change import standing, without
 from protocol.errors import LedgerError, StepDiffered
+from protocol.ids import Role
 from workers.learner.policy_update import PolicyUpdate, Stepped
 from workers.learner.update_recorder import UpdateRecorder
 
@@ -26,9 +31,9 @@ class NewSettings:
 
     def __init__(self, ctx: ActorContext, updates: PolicyUpdate, recorder: UpdateRecorder) -> None:
         self._ctx, self._updates, self._recorder = ctx, updates, recorder
-        self._tried = self.number
-        """The last change with an update; those after it, up to ``number``, are on trial."""
-        self._is_on_trial = False
+        self._tried = 0
+        """The last change with an update; the learner's after it, up to ``number``, are on
+        trial."""
 
     @property
     def number(self) -> int:
@@ -40,19 +45,23 @@ class NewSettings:
         if self.number:
             await self._use()
 
+    def resume(self, rows: Iterable[Row]) -> None:
+        """Go on with the trials of the learner before: changes that no row of the history was made
+        with."""
+        tried = max((row.settings_change for row in rows if isinstance(row, UpdateRow)), default=0)
+        # a run that goes on with another ledger numbers its changes from 1 again
+        self._tried = min(tried, self.number)
+
     async def take(self, num_updates: int) -> None:
         """Take a change, if there is one, between update ``num_updates`` and the next."""
         if (change := self._ctx.take_settings(first_update=num_updates + 1)) is None:
             return
         await self._use()
-        self._is_on_trial = not change.undoes
-        if change.undoes:
-            self._tried = change.number
         self._ctx.log.info("settings_taken", number=change.number, sets=change.sets, first_update=num_updates + 1)
 
     async def first(self, update: int, step: Awaitable[Stepped]) -> Stepped:
         """Make an update, and judge the changes that wait for one by it."""
-        if not self._is_on_trial:
+        if self._tried >= self.number:
             return await step
         try:
             stepped = await step
@@ -70,22 +79,21 @@ class NewSettings:
             found = f"loss {bad[0].loss:g}, gradient norm {bad[0].grad_norm:g}"
             what = "a spike" if math.isfinite(bad[0].loss) and math.isfinite(bad[0].grad_norm) else "not finite"
             await self._give_up(f"a step of update {update}, the first with it, was {what}: {found}")
-        self._tried, self._is_on_trial = self.number, False
+        self._tried = self.number
         return stepped
 
     async def _give_up(self, why: str) -> None:
-        """Go back to what held before the changes on trial, but for those that a person has rolled
-        back meanwhile."""
+        """Go back to what held before the changes on trial: those that the learner takes, and that
+        no person has rolled back meanwhile."""
         changes = await self._ctx.registry.settings_changes()
-        on_trial = [change for change in standing(changes) if self._tried < change.number <= self.number]
-        former: dict[str, str] = {}
-        for change in reversed(on_trial):
-            former |= change.former
-        if not on_trial:
+        taken = [change for change in standing(changes) if self._tried < change.number <= self.number]
+        failed = [change for change in taken if Role.LEARNER in triers(change.sets)]
+        if not failed:
             return
-        first = on_trial[0].number
-        self._ctx.give_up_settings(former, first, why)
-        self._ctx.log.error("settings_given_up", number=first, back_to=former, reason=why)
+        former = without([change for change in changes if change.number <= self.number], failed)
+        numbers = [change.number for change in failed]
+        self._ctx.give_up_settings(former, numbers, why)
+        self._ctx.log.error("settings_given_up", numbers=numbers, back_to=former, reason=why)
         await self._use()
 
     async def _use(self) -> None:
@@ -98,7 +106,6 @@ class NewSettings:
         failed, clock = self._ctx.worker_state.settings.failed, self._ctx.clock
         end_s = clock.monotonic() + _ROLLBACK_S
         while failed and clock.monotonic() < end_s:
-            last = await self._ctx.registry.last_settings_change()
-            if last is not None and 0 < last.undoes <= failed:
+            if not any(one.number == failed for one in standing(await self._ctx.registry.settings_changes())):
                 return
             await clock.sleep(_LOOK_S)

@@ -69,7 +69,7 @@ class CodeTrial:
         why = f"a reward function of version {self.version} failed on its first work: {error}"
         self._ctx.log.error("code_given_up", version=self.version, reason=bad[0])
         if change is not None:
-            self._ctx.give_up_settings({}, change.number, why)
+            self._ctx.give_up_settings({}, [change.number], why)
         return True
 
 

@@ -1,7 +1,7 @@
 """A change of a running run's settings, and a worker's answer to it.
 
 Changes are numbered from 1 and never removed. The last one holds until the next. A rollback is a
-change too: it sets what held before the change that it undoes."""
+change too: it sets what would hold without the changes that it undoes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,20 @@ class SettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Seconds since 1970, by the clock of the host that made it."""
     reason: str = ""
     undoes: int = 0
-    """Number of the change that this one rolls back; 0 for none."""
+    """Number of the first change that this one rolls back; 0 for none."""
     is_lazy: bool = False
     """Whether workers take it, a version of code, when they restart anyway."""
     is_settled: bool = False
     """In the run's folder alone: whether this version of code has proved good."""
+    undone: tuple[int, ...] = ()
+    """Numbers of all changes that this one rolls back. Empty in a rollback of an earlier release,
+    which rolls back ``undoes`` and all after it."""
+
+    def rolls_back(self, number: int) -> bool:
+        """Return whether this is a rollback of the change of that number."""
+        if self.undone:
+            return number in self.undone
+        return 0 < self.undoes <= number < self.number
 
     @property
     def is_code(self) -> bool:
@@ -46,8 +55,10 @@ class SettingsTaken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     first_update: int = 0
     """The learner's: the first update that it made, or will make, with it."""
     failed: int = 0
-    """Number of a change whose first update failed; the learner then goes on with what held
-    before."""
+    """Number of the first change that the worker has given up, since its first work failed; the
+    learner then goes on with what held before. It stays until the change is rolled back."""
+    failed_to: int = 0
+    """Number of the last one that failed with it; 0: it alone."""
     why: str = ""
     """Why it failed, in at most ``contract.MAX_DETAIL_CHARS``."""
     code: dict[str, str] = {}
@@ -62,15 +73,15 @@ def after(
     by: str,
     at_s: float,
     reason: str = "",
-    undoes: int = 0,
+    undone: Sequence[int] = (),
     is_lazy: bool = False,
 ) -> SettingsChange:
-    """Return the change that follows ``last``."""
+    """Return the change that follows ``last``. ``undone``: numbers of those that it rolls back."""
     holds = {**(last.holds if last else {}), **sets}
     number = last.number + 1 if last else 1
     return SettingsChange(
-        number=number, sets=sets, former=former, holds=holds, by=by, at_s=at_s, reason=reason, undoes=undoes,
-        is_lazy=is_lazy,
+        number=number, sets=sets, former=former, holds=holds, by=by, at_s=at_s, reason=reason,
+        undoes=min(undone, default=0), undone=tuple(undone), is_lazy=is_lazy,
     )  # fmt: skip
 
 
@@ -79,19 +90,29 @@ def standing(changes: Sequence[SettingsChange]) -> list[SettingsChange]:
     found: list[SettingsChange] = []
     for change in changes:
         if change.undoes:
-            found = [earlier for earlier in found if earlier.number < change.undoes]
+            found = [earlier for earlier in found if not change.rolls_back(earlier.number)]
         else:
             found.append(change)
     return found
 
 
+def without(changes: Sequence[SettingsChange], undone: Sequence[SettingsChange]) -> dict[str, str]:
+    """Return the settings of ``undone`` as the other changes that stand have set them, else as they
+    were before all changes. ``changes``: all of the run."""
+    gone = {change.number for change in undone}
+    start = {key: value for change in reversed(changes) for key, value in change.former.items()}
+    held = {
+        key: value for change in standing(changes) if change.number not in gone for key, value in change.sets.items()
+    }
+    return {key: held.get(key, start[key]) for change in undone for key in change.sets}
+
+
 def undoing(
-    last: SettingsChange, undone: Sequence[SettingsChange], *, by: str, at_s: float, reason: str = ""
+    changes: Sequence[SettingsChange], undone: Sequence[SettingsChange], *, by: str, at_s: float, reason: str = ""
 ) -> SettingsChange:
-    """Return the change that follows ``last`` and sets what held before all of ``undone``: the
-    newest that stand, in their order."""
-    sets: dict[str, str] = {}
-    for change in reversed(undone):
-        sets |= change.former
-    former = {key: last.holds[key] for key in sets}
-    return after(last, sets, former, by=by, at_s=at_s, reason=reason, undoes=undone[0].number)
+    """Return the change that follows all ``changes`` of a run and rolls ``undone`` back. All others
+    stand, those after it too."""
+    sets = without(changes, undone)
+    former = {key: changes[-1].holds[key] for key in sets}
+    numbers = [change.number for change in undone]
+    return after(changes[-1], sets, former, by=by, at_s=at_s, reason=reason, undone=numbers)

@@ -13,13 +13,15 @@ from pipeline.config.changing import with_settings
 from pipeline.config.load import read_resolved, write_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.observability.settings_changes import read_changes
+from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus
 from pipeline.runtime.registry.memory import MemoryRegistry
-from pipeline.runtime.registry.settings_change import SettingsTaken, after, standing
+from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken, after, standing
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from protocol.errors import ConfigError
 from protocol.ids import Incarnation, Role
 from tests.pipeline.op_config import op_config
 from tests.pipeline.runtime.registries import beat_of
+from tests.pipeline.supervisor.supervised import Run
 
 KEY = "learner.learning_rate"
 LEARNER = Incarnation(Role.LEARNER, "learner", 1)
@@ -71,7 +73,7 @@ async def test_a_resume_keeps_what_holds_and_its_own_set_is_a_new_change(config:
 async def test_changes_that_a_learner_gave_up_are_rolled_back_once(config: RunConfig) -> None:
     registry, keeper = MemoryRegistry(), SettingsKeeper(config, config.run_dir)
     await changed(config, registry, "0.5", "0.25", "0.125")
-    taken = SettingsTaken(number=3, first_update=7, failed=2, why="a step was not finite")
+    taken = SettingsTaken(number=3, first_update=7, failed=2, failed_to=3, why="a step was not finite")
     beats = [msgspec.structs.replace(beat_of(LEARNER), settings=taken)]
     for _ in range(3):
         await keeper.keep(registry, beats)
@@ -81,6 +83,61 @@ async def test_changes_that_a_learner_gave_up_are_rolled_back_once(config: RunCo
     assert changes[-1].reason == "a step was not finite"
     assert [change.number for change in standing(changes)] == [1]
     assert read_changes(config.run_dir) == changes
+
+
+def gave_up(who: Incarnation, failed: int, failed_to: int = 0, silent_s: float = 0.0) -> Heartbeat:
+    taken = SettingsTaken(number=max(failed, failed_to), failed=failed, failed_to=failed_to, why="not finite")
+    return msgspec.structs.replace(beat_of(who), settings=taken, silent_s=silent_s)
+
+
+async def test_a_change_that_corrects_a_failed_one_stands_after_its_rollback(config: RunConfig) -> None:
+    registry, keeper = MemoryRegistry(), SettingsKeeper(config, config.run_dir)
+    await changed(config, registry, "0.5")
+    beats = [gave_up(LEARNER, 1)]
+    await keeper.keep(registry, beats)
+    # the learner reports it until it has taken the rollback
+    await changed(config, registry, "0.25")
+    await keeper.keep(registry, beats)
+    changes = await registry.settings_changes()
+    assert [change.undoes for change in changes] == [0, 1, 0]
+    assert [change.number for change in standing(changes)] == [3]
+
+
+async def test_a_change_that_comes_before_the_rollback_of_a_failed_one_stands(config: RunConfig) -> None:
+    registry, keeper = MemoryRegistry(), SettingsKeeper(config, config.run_dir)
+    await changed(config, registry, "0.5", "0.25")
+    await keeper.keep(registry, [gave_up(LEARNER, 1)])
+    changes = await registry.settings_changes()
+    assert [change.number for change in standing(changes)] == [2]
+    assert (changes[-1].undone, changes[-1].holds) == ((1,), {KEY: "0.25"})
+
+
+async def test_a_report_counts_from_a_live_worker_of_a_role_that_tries_the_change(config: RunConfig) -> None:
+    registry, keeper = MemoryRegistry(), SettingsKeeper(config, config.run_dir)
+    await changed(config, registry, "0.5")
+    others = [Incarnation(role, f"{role}-0", 1) for role in (Role.GENERATOR, Role.REWARD, Role.OBSERVER)]
+    await keeper.keep(registry, [gave_up(LEARNER, 1, silent_s=6.0), *(gave_up(who, 1) for who in others)])
+    assert [change.number for change in standing(await registry.settings_changes())] == [1]
+    await keeper.keep(registry, [gave_up(LEARNER, 1, silent_s=1.0)])
+    assert standing(await registry.settings_changes()) == []
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_only_a_process_that_the_supervisor_started_can_have_a_change_rolled_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_own: bool
+) -> None:
+    supervisor, registry = Run(tmp_path).supervisor, MemoryRegistry()
+    beat = gave_up(LEARNER, 1)
+    pids = {"learner": beat.pid if is_own else beat.pid + 1}
+    monkeypatch.setattr(type(supervisor._processes), "pids", property(lambda _: pids))
+
+    async def steered() -> list[SettingsChange]:
+        await registry.set_run_status(RunStatus(RunState.RUNNING))
+        assert await registry.add_settings_change(after(None, {KEY: "0.5"}, {KEY: "1e-06"}, by="ann@a", at_s=1.0))
+        await supervisor._steer(registry, [beat], 0.0, is_paused=False)
+        return standing(await registry.settings_changes())
+
+    assert bool(asyncio.run(steered())) is not is_own
 
 
 async def test_a_change_is_written_as_soon_as_it_is_made_and_the_work_goes_on(config: RunConfig) -> None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from pipeline.config.changing import value_of
+from pipeline.config.code import REWARDS, WORKERS
 from pipeline.config.schema import RunConfig
+from pipeline.observability.history import Row, UpdateRow
 from pipeline.runtime.context import ActorContext
+from pipeline.runtime.heard_settings import hear_settings
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.settings_change import SettingsChange, after, undoing
 from pipeline.runtime.worker_state import WorkerState
@@ -18,6 +24,7 @@ from protocol.errors import EngineError, StepDiffered
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
 from tests.pipeline.op_config import op_config
+from tests.workers.dying import Reaper, World
 from tests.workers.recording import RecordingTraining
 from workers.engines.training.seam import StepResult
 from workers.learner.new_settings import NewSettings
@@ -33,7 +40,6 @@ class Rig:
         self.clock, self.registry, self.backend = ManualClock(), MemoryRegistry(), RecordingTraining()
         self.recorded: list[RunConfig] = []
         self.news: list[int] = []
-        self.changes: list[SettingsChange] = []
         self.start = config
         log = SimpleNamespace(info=lambda *_, **__: None, error=lambda *_, **__: None)
         self.ctx = ActorContext.__new__(ActorContext)
@@ -58,15 +64,19 @@ class Rig:
         return self.ctx.worker_state.settings
 
     async def offer(self, value: str, key: str = KEY) -> SettingsChange:
-        from pipeline.config.changing import value_of
-
-        last = self.changes[-1] if self.changes else None
+        last = await self.registry.last_settings_change()
         present = last.holds.get(key) if last else None
         change = after(last, {key: value}, {key: present or value_of(self.start, key)}, by="ann@a", at_s=1.0)
-        self.changes.append(change)
-        assert await self.registry.add_settings_change(change)
-        self.ctx.offer_settings(change)
+        await self.add(change)
         return change
+
+    async def add(self, change: SettingsChange) -> None:
+        """Add a change to the run, and offer what then holds."""
+        assert await self.registry.add_settings_change(change)
+        await self.hear()
+
+    async def hear(self) -> None:
+        await hear_settings(self.ctx, is_taken=False)
 
 
 @pytest.fixture
@@ -86,6 +96,11 @@ async def made(result: Stepped | Exception) -> Stepped:
 
 async def first(rig: Rig, update: int, result: Stepped | Exception) -> Stepped:
     return await rig.settings.first(update, cast("Awaitable[Stepped]", made(result)))
+
+
+async def roll_back(rig: Rig, number: int) -> None:
+    changes = await rig.registry.settings_changes()
+    await rig.add(undoing(changes, [changes[number - 1]], by="learner", at_s=2.0))
 
 
 async def test_an_offered_change_is_taken_between_two_updates_and_reported(rig: Rig) -> None:
@@ -169,11 +184,90 @@ async def test_the_rollback_itself_is_not_on_trial(rig: Rig) -> None:
     await rig.offer("0.5")
     await rig.settings.take(6)
     await first(rig, 7, stepped(float("nan"), applied=False))
-    rig.ctx.offer_settings(undoing(rig.changes[-1], rig.changes, by="learner", at_s=2.0))
+    await roll_back(rig, 1)
     await rig.settings.take(7)
     assert (rig.taken.number, rig.taken.failed) == (2, 0)
     await first(rig, 8, stepped(float("nan"), applied=False))
     assert rig.taken.failed == 0
+
+
+async def test_what_failed_is_reported_and_no_change_taken_until_it_is_rolled_back(rig: Rig) -> None:
+    before = rig.ctx.config
+    await rig.offer("0.5")
+    await rig.settings.take(6)
+    # those that were on their way are kept back, too
+    await rig.offer("9000", "run.num_updates")
+    await rig.offer("0.25")
+    await first(rig, 7, stepped(float("nan"), applied=False))
+    await rig.hear()
+    await rig.settings.take(7)
+    assert (rig.taken.number, rig.taken.failed, rig.taken.failed_to) == (1, 1, 1)
+    assert rig.ctx.config == before, "what holds has the value that failed"
+    await roll_back(rig, 1)
+    await rig.settings.take(7)
+    assert (rig.taken.number, rig.taken.failed) == (4, 0)
+    assert (rig.ctx.config.run.num_updates, rig.ctx.config.learner.learning_rate) == (9000, 0.25)
+    # of those that it takes now, the rollback is not on trial, and the others are
+    await first(rig, 8, stepped(float("nan"), applied=False))
+    assert (rig.taken.failed, rig.taken.failed_to) == (2, 3)
+    assert rig.ctx.config == before
+
+
+def row(change: int) -> UpdateRow:
+    zeros = {one.name: 0 for one in fields(UpdateRow) if one.name not in {"metrics", "reward_parts", "histograms"}}
+    return UpdateRow(**{**zeros, "settings_change": change})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("made_with", "failed"), [([], 1), ([0, 1], 2), ([0, 1, 2], 0)])
+async def test_a_new_learner_tries_the_changes_that_no_update_was_made_with(
+    rig: Rig, made_with: list[int], failed: int
+) -> None:
+    for value in ("0.5", "0.25"):
+        await rig.offer(value)
+    # the runtime takes them before the actor's start
+    rig.ctx.take_settings()
+    await rig.settings.begin()
+    rig.settings.resume([row(change) for change in made_with])
+    await first(rig, 7, stepped(float("nan"), applied=False))
+    assert (rig.taken.failed, rig.taken.failed_to) == (failed, 2 if failed else 0)
+
+
+async def test_a_learner_that_comes_after_another_reads_the_history_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[int]] = []
+    resume = NewSettings.resume
+
+    def noted(settings: NewSettings, rows: list[Row]) -> None:
+        told.append([row.update for row in rows if isinstance(row, UpdateRow)])
+        resume(settings, rows)
+
+    monkeypatch.setattr(NewSettings, "resume", noted)
+    world = World(tmp_path, monkeypatch, num_updates=4, snapshots="off")
+    # its checkpoint has two updates, and the third is made again
+    await world.live_until_done(Reaper(3, "before batch"))
+    assert told == [[], [1, 2]]
+
+
+async def test_a_run_that_goes_on_with_another_ledger_tries_its_first_change(rig: Rig) -> None:
+    rig.settings.resume([row(3)])
+    await rig.offer("0.5")
+    await rig.settings.take(6)
+    await first(rig, 7, stepped(float("nan"), applied=False))
+    assert rig.taken.failed == 1
+
+
+@pytest.mark.parametrize("key", [REWARDS, WORKERS])
+async def test_code_is_not_on_trial_in_a_learners_update_and_settings_beside_it_are(rig: Rig, key: str) -> None:
+    await rig.offer('"00ff00ff00ff00ff"', key)
+    await rig.settings.take(6)
+    await first(rig, 7, stepped(1.0, applied=False))
+    assert rig.taken.failed == 0
+    for value, changed in (("0.5", KEY), ('"11ff00ff00ff00ff"', key)):
+        await rig.offer(value, changed)
+    await rig.settings.take(7)
+    await first(rig, 8, stepped(1.0, applied=False))
+    assert (rig.taken.failed, rig.taken.failed_to) == (2, 2)
 
 
 async def test_a_learner_that_ends_with_its_first_update_waits_for_the_rollback(rig: Rig) -> None:
@@ -184,7 +278,7 @@ async def test_a_learner_that_ends_with_its_first_update_waits_for_the_rollback(
         await rig.clock.advance(0.3)
         assert not ending.done()
         assert rig.taken.failed == 1
-        assert await rig.registry.add_settings_change(undoing(change, [change], by="learner", at_s=2.0))
+        assert await rig.registry.add_settings_change(undoing([change], [change], by="learner", at_s=2.0))
         await rig.clock.advance(0.3)
         assert await ending == "no memory"
 
@@ -192,7 +286,7 @@ async def test_a_learner_that_ends_with_its_first_update_waits_for_the_rollback(
 async def test_a_failure_after_a_persons_rollback_leaves_it_to_that(rig: Rig) -> None:
     change = await rig.offer("0.5")
     await rig.settings.take(6)
-    assert await rig.registry.add_settings_change(undoing(change, [change], by="ann@a", at_s=2.0))
+    assert await rig.registry.add_settings_change(undoing([change], [change], by="ann@a", at_s=2.0))
     await first(rig, 7, stepped(float("nan"), applied=False))
     assert rig.taken.failed == 0
     assert await _fails(rig) == "no memory"

@@ -14,7 +14,8 @@ from pipeline.config.code import REWARDS, CodeSection
 from pipeline.config.learning import RewardSection
 from pipeline.files.code_copies import CODE_FOLDER, keep_code
 from pipeline.runtime.context import ActorContext
-from pipeline.runtime.registry.settings_change import after
+from pipeline.runtime.heard_settings import hear_settings
+from pipeline.runtime.registry.settings_change import after, undoing
 from protocol.errors import ConfigError
 from protocol.ids import Role
 from protocol.trajectory import Field
@@ -94,6 +95,21 @@ async def test_a_response_that_a_version_on_trial_fails_on_is_kept_for_another(t
         await ctx.clock.advance(1e6)  # type: ignore[attr-defined]
         left = await ctx.ledger.overdue(ctx.who, Field.REWARD, max_chunks=9)
         assert len(left) == 3 - scored
+
+
+async def test_a_failed_trial_is_reported_until_it_is_rolled_back_whatever_else_changes(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (bench, ctx):
+        await judge_all(bench.worker, await bench.finished("bad"))
+        (first,) = await ctx.registry.settings_changes()
+        other = after(first, {"learner.learning_rate": "0.5"}, {"learner.learning_rate": "1e-6"}, by="ann@a", at_s=2.0)
+        assert await ctx.registry.add_settings_change(other)
+        await hear_settings(ctx, is_taken=True)
+        taken = ctx.worker_state.heartbeat().settings
+        assert (taken.failed, taken.failed_to, bool(taken.why)) == (1, 1, True)
+        assert await ctx.registry.add_settings_change(undoing([first, other], [first], by="reward-0", at_s=3.0))
+        await hear_settings(ctx, is_taken=True)
+        taken = ctx.worker_state.heartbeat().settings
+        assert (taken.number, taken.failed) == (3, 0)
 
 
 @pytest.mark.parametrize("is_settled", [True, False])
