@@ -2,7 +2,8 @@
 digests.
 
 A version is a copy, named after its content: equal files have one version, wherever they came from.
-Nothing changes a version once it is there. Folders have mode 0700, files 0600."""
+Nothing changes a version once it is there; a damaged one is replaced by a new copy of the same
+files. Folders have mode 0700, files 0600."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -55,8 +57,7 @@ def keep_code(source: Path, run_dir: Path, only: Collection[str] = ()) -> str:
         files = _copied(source, partial, only)
         version = _version(files)
         write_private(folder / f"{version}.json", msgspec.json.encode(files))
-        if not (folder / version).exists():
-            partial.rename(folder / version)
+        _put(partial, folder / version, files)
     except OSError as error:
         raise ConfigError(f"{error.filename or source} cannot be copied to {folder}: {error.strerror}") from error
     finally:
@@ -65,11 +66,28 @@ def keep_code(source: Path, run_dir: Path, only: Collection[str] = ()) -> str:
     return version
 
 
-def checked_code(run_dir: Path, version: str) -> Path:
+def _put(partial: Path, folder: Path, files: list[CodeFile]) -> None:
+    """Put a copy in its place, unless an equal one is there. A damaged one makes room; what goes by
+    it has the same files afterwards."""
+    with suppress(OSError, ConfigError):
+        if [_read(folder / file.place, file.place)[0] for file in files] == files:
+            return
+    damaged = partial.with_name(f"{partial.name}-damaged")
+    shutil.rmtree(damaged, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        folder.rename(damaged)
+    partial.rename(folder)
+    shutil.rmtree(damaged, ignore_errors=True)
+
+
+def checked_code(run_dir: Path, version: str, *, starts: str = "") -> Path:
     """Return the folder of a version. Raises ConfigError when it is not there, is not as it was
-    copied, or others may write to it."""
+    copied, or others may write to it. ``starts``: the setting that names it at a start of the
+    run."""
     folder = run_dir / CODE_FOLDER / version
     remedy = "`headrace update --code` copies it again, or go on with another version by `headrace update --rollback`"
+    if starts:
+        remedy = f"put the folder back as it was, or start without it: --set '{starts}=\"\"'"
     try:
         ensure_private_folder(folder.parent)
         files = msgspec.json.decode((folder.parent / f"{version}.json").read_bytes(), type=list[CodeFile])
@@ -81,6 +99,23 @@ def checked_code(run_dir: Path, version: str) -> Path:
         which = damaged[0] if damaged else "its list of files"
         raise ConfigError(f"{folder} is not version {version} any more: {which} was changed; {remedy}")
     return folder
+
+
+def remove_code(run_dir: Path, kept: Collection[str], *, before_s: float) -> list[str]:
+    """Remove the versions that are not ``kept`` and were last copied before ``before_s`` (seconds
+    since 1970), with what copies under way left behind. Return the versions. Raises OSError."""
+    folder, removed = run_dir / CODE_FOLDER, list[str]()
+    if not folder.is_dir():
+        return removed
+    for path in sorted(folder.iterdir()):
+        version = path.name.removesuffix(".json")
+        note = folder / f"{version}.json"
+        copied_s = (note if note.exists() else path).stat().st_mtime
+        if version in kept or copied_s >= before_s:
+            continue
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        removed += [] if version in removed else [version]
+    return removed
 
 
 def running_version(run_dir: Path) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from pipeline.config.code import REWARDS
 from pipeline.config.learning import RewardModelSection
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.config.schema import RunConfig
@@ -368,7 +369,7 @@ async def _check_verifiers(config: RunConfig, verifiers: frozenset[str]) -> None
         if not folder.is_dir():
             raise ConfigError(f"reward.path names {folder}, which is no folder; correct or remove it")
     version = config.code.rewards
-    code = checked_code(config.run_dir, version) if version else None
+    code = checked_code(config.run_dir, version, starts=REWARDS) if version else None
     async with VerifierPool(config.reward, configured=config.verifier_paths, code=code) as pool:
         await pool.start(verifiers)
         for function in config.reward.functions.values():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
 import pytest
 
 from pipeline.files import code_copies
-from pipeline.files.code_copies import CODE_FOLDER, checked_code, keep_code, module_names, running_version
+from pipeline.files.code_copies import CODE_FOLDER, checked_code, keep_code, module_names, remove_code, running_version
 from protocol import headrace
 from protocol.errors import ConfigError
 
@@ -70,6 +71,54 @@ def test_a_folder_that_others_may_write_to_holds_no_code(source: Path, run_dir: 
     for use in (lambda: keep_code(source, run_dir), lambda: checked_code(run_dir, version)):
         with pytest.raises(ConfigError, match="expected a folder of ours alone"):
             use()
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing", "gone"])
+def test_a_damaged_version_is_whole_again_after_another_copy_of_the_same_files(
+    source: Path, run_dir: Path, damage: str
+) -> None:
+    version = keep_code(source, run_dir)
+    folder = run_dir / CODE_FOLDER / version
+    if damage == "changed":
+        (folder / "judge.py").write_text("from elsewhere import words\n")
+    elif damage == "missing":
+        (folder / "judge.py").unlink()
+    else:
+        shutil.rmtree(folder)
+    with pytest.raises(ConfigError, match=r"`headrace update --code` copies it again"):
+        checked_code(run_dir, version)
+    assert keep_code(source, run_dir) == version
+    assert (checked_code(run_dir, version) / "judge.py").read_text() == "from helpers import words\n"
+    assert sorted(path.name for path in (run_dir / CODE_FOLDER).iterdir()) == [version, f"{version}.json"]
+
+
+def test_another_copy_leaves_a_whole_version_in_its_place(source: Path, run_dir: Path) -> None:
+    folder = run_dir / CODE_FOLDER / keep_code(source, run_dir)
+    before = folder.stat().st_ino
+    keep_code(source, run_dir)
+    assert folder.stat().st_ino == before, "workers read from it"
+
+
+def test_a_start_that_needs_a_damaged_version_names_the_way_without_it(source: Path, run_dir: Path) -> None:
+    version = keep_code(source, run_dir)
+    shutil.rmtree(run_dir / CODE_FOLDER / version)
+    with pytest.raises(ConfigError, match=r"start without it: --set 'code\.rewards=\"\"'"):
+        checked_code(run_dir, version, starts="code.rewards")
+
+
+def test_versions_that_are_not_kept_and_not_new_are_removed(source: Path, run_dir: Path) -> None:
+    versions = [keep_code(source, run_dir)]
+    for text in ("words = 4\n", "words = 5\n"):
+        (source / "helpers" / "__init__.py").write_text(text)
+        versions.append(keep_code(source, run_dir))
+    kept, new, old = versions
+    folder = run_dir / CODE_FOLDER
+    (folder / ".partial-99").mkdir()
+    for name in (f"{kept}.json", f"{old}.json", ".partial-99"):
+        os.utime(folder / name, (1000.0, 1000.0))
+    assert remove_code(run_dir, [kept], before_s=2000.0) == [".partial-99", old]
+    assert {path.name for path in folder.iterdir()} == {kept, f"{kept}.json", new, f"{new}.json"}
+    assert remove_code(run_dir.parent, [], before_s=2000.0) == []
 
 
 @pytest.mark.parametrize("kind", ["file outside", "folder inside"])
