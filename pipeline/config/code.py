@@ -28,11 +28,13 @@ class CodeSection(Section):
         16, "Pieces of work that the first worker with a new version does before others take it."
     )
     canary_timeout_s: float = setting(
-        60.0, "A first worker that is ready, and was given less work in this time, counts as good.", gt=0.0
+        60.0, "A first worker that is ready, holds no work, and was given less in this time counts as good.", gt=0.0
     )
     judged_updates: Positive = setting(
-        8, "Updates before a new version and after it whose rates are compared: a rate lower by a third rolls it back."
+        8,
+        "Updates before a new version and after it whose rates are compared: a rate lower by a third rolls it back. So does "
+        "a lack of updates for 1.5 times the longest that so many took before, and at least a minute.",
     )
     lazy_limit_s: float = setting(
-        86_400.0, "`headrace update --lazily`: workers that have not restarted by then are replaced.", gt=0.0
+        86_400.0, "`headrace update --lazily`: workers that have not restarted this long after it are replaced.", gt=0.0
     )

@@ -1,4 +1,4 @@
-"""What a worker hears of the changes of the run's settings while it runs."""
+"""Reads the changes of the run's settings for a worker, while it runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ async def hear_settings(ctx: ActorContext, *, is_taken: bool) -> None:
     """Offer the last change of the run's settings. ``is_taken``: the worker goes by it now; else
     its actor takes it where the change may have its effect.
 
-    A worker that has given changes up hears of none until they are rolled back: what the last one
-    holds may have their values, and its report must not be lost."""
+    A worker that has given changes up is offered none until they are rolled back. The last one may
+    hold their values, and the worker's report must not be lost."""
     change = await ctx.registry.last_settings_change()
     if change is None:
         return

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -37,6 +38,20 @@ DIED_WELL = ENDED_WELL | {ExitCode.FENCED}
 log = structlog.get_logger(__name__)
 
 
+class BlamesCode(Protocol):
+    """Judges a worker's end."""
+
+    def __call__(self, exit_: Exit, stood: str = "") -> bool:
+        """Return whether code is to blame. ``stood``: how a worker stood still that is ended for
+        it."""
+        ...
+
+
+def _blames_none(exit_: Exit, stood: str = "") -> bool:
+    del exit_, stood
+    return False
+
+
 class HostFleet:
     """The plan, the processes and the watchdog of one host's workers."""
 
@@ -61,8 +76,10 @@ class HostFleet:
         self._timeouts = timeouts_of(config)
         self.watchdog = Watchdog(self._timeouts)
         self._repairs = RepairWatch()
-        self.blames_code: Callable[[Exit], bool] = lambda _: False
+        self.blames_code: BlamesCode = _blames_none
         """Whether a version of code on trial is to blame for a bad end, and the worker is not."""
+        self._of_code: dict[str, int] = {}
+        """Process ids of workers that are ended since a version made them stand still, by name."""
         self._expelled: dict[str, int] = {}
         """Process ids of evicted workers that were ended, by name."""
 
@@ -171,7 +188,8 @@ class HostFleet:
             self._repairs.left(exit_.worker)
         else:
             self._repairs.lost(exit_.worker, exit_.role, meaning(code), now)
-        is_of_code = not was_draining and code not in DIED_WELL and self.blames_code(exit_)
+        stood = self._of_code.pop(exit_.worker, None) == exit_.pid
+        is_of_code = stood or (not was_draining and code not in DIED_WELL and self.blames_code(exit_))
         if self._ladder is not None and not was_draining and code not in ENDED_WELL and not is_of_code:
             self._ladder.lost(now, exit_.worker, exit_.role, meaning(code))
         kept = self._kept(exit_.worker)
@@ -200,7 +218,7 @@ class HostFleet:
     ) -> None:
         """Fence and kill frozen and stuck workers, which are started again."""
         self.processes.observe(beats)
-        roles = {beat.who.worker: beat.who.role for beat in beats}
+        roles, own = {beat.who.worker: beat.who.role for beat in beats}, self.own(beats)
         pids = self.processes.pids
         here = {
             worker for worker in self.watchdog.quiet(now) if worker in roles and self.processes.is_here(roles[worker])
@@ -212,11 +230,13 @@ class HostFleet:
             stands = {} if is_silent else await self._stands(worker)
             if worker in roles and (moved_s := self.watchdog.moved_s(worker)) is not None:
                 self._repairs.lost(worker, roles[worker], reason, now, stood_s=now - moved_s)
-            if self._ladder is not None and worker in roles:
+            # what had a heartbeat and has none was frozen from outside, as far as is known
+            is_of_code = not (is_silent and worker in own) and self._stands_by_code(worker, pids[worker], reason)
+            if self._ladder is not None and worker in roles and not is_of_code:
                 self._ladder.lost(now, worker, roles[worker], reason)
             await registry.fence(worker)
             self.processes.stop(worker, now=True)
-            if self.plan.replace(worker, reason, kept=None if is_silent else self._kept(worker)):
+            if self.plan.replace(worker, reason, kept=None if is_silent or is_of_code else self._kept(worker)):
                 log.error("worker_replaced", worker=worker, reason=reason, **stands)
         pids = self.processes.pids
         for beat in beats:
@@ -235,6 +255,15 @@ class HostFleet:
         if self.standbys is not None:
             is_over = self.plan.is_stopping or self.plan.failure is not None
             await asyncio.to_thread(self.standbys.keep, now, beats, self.plan.wanted, is_over=is_over)
+
+    def _stands_by_code(self, worker: str, pid: int, reason: str) -> bool:
+        """Return whether a version of code on trial has a worker stand still."""
+        role = next((one.role for one in self.plan.workers if one.name == worker), None)
+        if role is None or self.plan.is_draining(worker):
+            return False
+        if self._of_code.get(worker) != pid and self.blames_code(Exit(worker, role, pid, ExitCode.STUCK), reason):
+            self._of_code[worker] = pid
+        return self._of_code.get(worker) == pid
 
     def _kept(self, worker: str) -> str | None:
         """Return a learning worker's newest checkpoint, "" for none; None for other workers."""

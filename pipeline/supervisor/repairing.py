@@ -24,7 +24,7 @@ from pipeline.incidents.file import RunIncidents
 from pipeline.observability.repairs import StepRow, add_steps, read_steps
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.liveness import is_silent
-from pipeline.runtime.registry.contract import Eviction, Fleet, Heartbeat, Registry, WaitingFor
+from pipeline.runtime.registry.contract import Eviction, Heartbeat, Registry, WaitingFor
 from pipeline.runtime.registry.settings_change import SettingsChange
 from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.evictions import BY_SUPERVISOR, evicted
@@ -103,8 +103,6 @@ class Repairing:
 
     async def look(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
         """Read the signs, and carry out what follows. Raises LedgerUnavailable."""
-        if self._code is not None:
-            await self._code.look(registry, beats, now)
         signs: dict[int, IncidentSign] = {}
         if any(beat.who.role is Role.OBSERVER and not is_silent(beat.silent_s) for beat in beats):
             signs = await asyncio.to_thread(self._open_incidents)
@@ -114,7 +112,8 @@ class Repairing:
         self._see(beats, now)
         standbys = self._fleet.standbys
         roles = frozenset[Role]() if standbys is None else standbys.roles
-        abilities = Abilities(standby_roles=roles, may_roll_back=self._newest_change() is not None)
+        changed = frozenset(role for role in Role if self._newest_change(role) is not None)
+        abilities = Abilities(standby_roles=roles, rollback_roles=changed)
         self._orders += self._ladder.tick(now, self._roster(beats), abilities)
         await self.record()
         while self._orders:
@@ -202,13 +201,14 @@ class Repairing:
             case _:
                 self._ladder.failed(now, order, "it is not at hand")
 
-    def _newest_change(self) -> SettingsChange | None:
-        """Return the newest change of settings or code that may be what broke a worker."""
-        return None if self._code is None else self._code.newest(time.time() - _AN_HOUR_S)
+    def _newest_change(self, role: Role | None) -> SettingsChange | None:
+        """Return the newest change of settings or code that may have broken a worker of a role."""
+        return None if self._code is None or role is None else self._code.newest(time.time() - _AN_HOUR_S, role)
 
     async def _roll_back(self, registry: Registry, order: RepairOrder, now: float) -> None:
-        """Go back to what held before the newest change, and start the sick workers again."""
-        change = self._newest_change()
+        """Go back to what held before the newest change of what the worker takes, and start the
+        sick workers again."""
+        change = self._newest_change(self._role_of(order.worker))
         why = f"{order.worker} does not come back: {order.reason}"
         if change is None or self._code is None or not await self._code.undo(registry, change, why):
             self._ladder.failed(now, order, "no change stands any more")
@@ -229,7 +229,7 @@ class Repairing:
             else:
                 for worker in order.workers:
                     one = Eviction(worker, "", order.reason, BY_SUPERVISOR, at_s)
-                    fleet = evicted(fleet, one, self._role_of(worker, fleet))
+                    fleet = evicted(fleet, one, self._role_of(worker))
             if fleet == present or await registry.replace_fleet(present, fleet):
                 for worker in order.workers:
                     if worker not in self._fleet.processes.pids:
@@ -237,7 +237,7 @@ class Repairing:
                 return
         self._ladder.failed(now, order, "the desired fleet was being changed by others")
 
-    def _role_of(self, worker: str, fleet: Fleet) -> Role | None:
+    def _role_of(self, worker: str) -> Role | None:
         return next((one.role for one in self._fleet.plan.workers if one.name == worker), None)
 
     # -- the record --------------------------------------------------------------------------------

@@ -5,10 +5,17 @@
     (settled) <──rates are as before── watching <──all workers have it────────────┘
 
 From each state but ``settled`` a failure leads to ``failed``. A worker that goes by the version
-ends by an error, or does not come up in time. A loss is not finite, or the rate of updates falls by
-a third. The way back is a rollout without canary: all workers at once, since theirs fails.
+ends by an error, stands still, or does not come up. A loss is not finite. Or the rate of updates
+falls by a third: the median time between ``judged_updates`` grows by half. Or fewer come than
+``judged_updates`` and one more, in 1.5 times the longest time that so many took before. That time
+has the run's evaluations and long responses in it, so that one more of them is no alarm. Time
+counts only while nothing else holds the run up.
 
-Its input is the workers as the supervisor sees them, updates, ends of workers, and the time."""
+The way back is a rollout without canary: all workers at once, since theirs fails.
+
+Its input is the workers as the supervisor sees them, updates, ends of workers, and the time. Of the
+time between two looks at most ``MOST_BETWEEN_LOOKS_S`` counts: none can be made while the ledger is
+away, and no limit runs out meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +28,12 @@ from statistics import median
 from typing import Final
 
 SLOWER: Final = 1.5
-"""A median time between updates above so many of the former: the rate fell by a third."""
+"""A time between updates above so many of the former: the rate fell by a third."""
+MOST_BETWEEN_LOOKS_S: Final = 2.0
+_NUM_SPANS: Final = 10
+"""So many times the judged updates before a version show how long they take at most."""
+_MOST_TIMES: Final = 10
+"""A time between two updates above so many medians was an outage, and counts as so many."""
 
 
 class RolloutState(StrEnum):
@@ -45,14 +57,17 @@ class RolloutPolicy:
 
     canary_pieces: int = 16
     canary_timeout_s: float = 60.0
-    """A ready canary that was given less work in this time is good."""
+    """A ready canary that was given less work in this time, and holds none, is good."""
     judged_updates: int = 8
     """On each side."""
     lazy_limit_s: float = 86_400.0
-    replace_timeout_s: float = 600.0
-    """From a drain to a ready successor."""
+    """Since the change was made."""
+    replace_timeout_s: float = 360.0
+    """Without a sign of life of a worker that is being replaced."""
+    least_standstill_s: float = 60.0
+    """No shorter time without enough updates is a failure."""
     watch_limit_s: float = 3600.0
-    """A version is settled after this without enough updates."""
+    """A version is settled after this where too few updates before it are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +80,20 @@ class CodedMember:
     """Whether it is past its start."""
     progress: int = 0
     """Pieces of work of this process."""
+    held: int = 0
+    """Pieces of work that it has begun."""
+    sign: object = None
+    """Differs after each sign of life."""
+
+
+@dataclass(slots=True)
+class _Replacement:
+    """The way of a worker to the version."""
+
+    sign: object
+    """Its last sign of life."""
+    signed_s: float
+    """When that was seen, in watched time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +117,24 @@ class Rollout:
         self._limits = limits
         self._is_way_back = is_way_back
         self._made_s = made_s
-        self._since_s = now_s
+        self._looked_s = now_s
+        self._watched_s = 0.0
+        """Time that counts, since the start."""
         self.phase = RolloutState.LAZY if is_lazy and not is_way_back else RolloutState.CANARY
         self._is_lazy = self.phase is RolloutState.LAZY
         self.failure = ""
         """Why it is to be rolled back."""
         self.canary = ""
         self._ready_s: float | None = None
-        """When the canary was first seen ready."""
-        self._replaced: dict[str, float] = {}
-        """Workers that are being replaced, with their deadlines."""
+        """When the canary was first seen ready, in watched time."""
+        self._replaced: dict[str, _Replacement] = {}
+        """Workers that are being replaced."""
+        self._begun_s: float | None = None
+        """When the first worker went by it, by the wall clock."""
         self._complete_s: float | None = None
         """When all workers went by it, by the wall clock."""
+        self._free_s = 0.0
+        """Time since then in which nothing else held the run up."""
 
     @property
     def is_over(self) -> bool:
@@ -121,44 +156,79 @@ class Rollout:
             self._fail(why)
 
     def look(
-        self, now_s: float, wall_s: float, workers: Mapping[str, CodedMember], updates: Sequence[UpdateGlance]
+        self,
+        now_s: float,
+        wall_s: float,
+        workers: Mapping[str, CodedMember],
+        updates: Sequence[UpdateGlance],
+        *,
+        is_held_up: bool = False,
     ) -> list[str]:
-        """Return the workers to replace now. ``updates``: the newest ones, oldest first."""
+        """Return the workers to replace now.
+
+        Args:
+            now_s: By the monotonic clock.
+            wall_s: By the wall clock.
+            workers: Those that the version concerns.
+            updates: The newest ones, oldest first.
+            is_held_up: Whether something else may hold updates up, as a pause or a start."""
+        passed_s = min(now_s - self._looked_s, MOST_BETWEEN_LOOKS_S)
+        self._looked_s, self._watched_s = now_s, self._watched_s + passed_s
         if self.is_over:
             return []
-        for name in [name for name, worker in workers.items() if worker.is_new and worker.is_ready]:
-            self._replaced.pop(name, None)
-        self._replaced = {name: due_s for name, due_s in self._replaced.items() if name in workers}
-        late = [name for name, due_s in self._replaced.items() if now_s >= due_s]
-        if late and not self._is_way_back:
-            self._fail(f"{late[0]} did not go by it within {self._limits.replace_timeout_s:g} s")
-            return []
+        self._see(wall_s, workers)
         if self._is_way_back:
-            return self._go_back(now_s, workers)
+            return self._go_back(workers)
+        if not self._check(updates):
+            return []
         orders: list[str] = []
         if self.phase is RolloutState.LAZY:
-            self._wait(now_s, workers)
+            self._wait(wall_s, workers)
         if self.phase is RolloutState.CANARY:
-            orders = self._try(now_s, workers)
+            orders = self._try(workers)
         if self.phase is RolloutState.ROLLING:
-            orders = self._roll(now_s, wall_s, workers)
+            orders = self._roll(wall_s, workers)
         if self.phase is RolloutState.WATCHING:
+            self._free_s += 0.0 if is_held_up else passed_s
             self._watch(wall_s, updates)
         return orders
 
-    def _go_back(self, now_s: float, workers: Mapping[str, CodedMember]) -> list[str]:
+    def _see(self, wall_s: float, workers: Mapping[str, CodedMember]) -> None:
+        """Take note of workers that go by the version, and of signs of those on their way."""
+        done = [name for name, worker in workers.items() if worker.is_new and worker.is_ready]
+        if done and self._begun_s is None:
+            self._begun_s = wall_s
+        for name in [name for name in self._replaced if name in done or name not in workers]:
+            del self._replaced[name]
+        for name, replacement in self._replaced.items():
+            if workers[name].sign != replacement.sign:
+                replacement.sign, replacement.signed_s = workers[name].sign, self._watched_s
+
+    def _check(self, updates: Sequence[UpdateGlance]) -> bool:
+        """Return whether no loss and no worker on its way speaks against the version."""
+        limit_s = self._limits.replace_timeout_s
+        late = [name for name, one in self._replaced.items() if self._watched_s - one.signed_s >= limit_s]
+        if late:
+            self._fail(f"{late[0]} did not go by it: there was no sign of it for {limit_s:g} s")
+            return False
+        made = [] if self._begun_s is None else [one for one in updates if one.at_s >= self._begun_s]
+        if bad := next((update for update in made if not math.isfinite(update.loss)), None):
+            self._fail(f"a loss after it was not finite: {bad.loss:g}")
+            return False
+        return True
+
+    def _go_back(self, workers: Mapping[str, CodedMember]) -> list[str]:
         old = [name for name, worker in workers.items() if not worker.is_new and name not in self._replaced]
         if not old and not self._replaced:
             self.phase = RolloutState.SETTLED
-        return self._replace(now_s, old)
+        return self._replace(old, workers)
 
-    def _wait(self, now_s: float, workers: Mapping[str, CodedMember]) -> None:
-        is_due = now_s - self._since_s >= self._limits.lazy_limit_s
-        self._is_lazy = not is_due
-        if is_due or any(worker.is_new for worker in workers.values()):
+    def _wait(self, wall_s: float, workers: Mapping[str, CodedMember]) -> None:
+        self._is_lazy = wall_s - self._made_s < self._limits.lazy_limit_s
+        if not self._is_lazy or any(worker.is_new for worker in workers.values()):
             self.phase = RolloutState.CANARY
 
-    def _try(self, now_s: float, workers: Mapping[str, CodedMember]) -> list[str]:
+    def _try(self, workers: Mapping[str, CodedMember]) -> list[str]:
         if self.canary not in workers:
             new = [name for name, worker in workers.items() if worker.is_new]
             self.canary, self._ready_s = (new or list(workers) or [""])[-1], None
@@ -166,58 +236,73 @@ class Rollout:
             return []
         canary = workers[self.canary]
         if not canary.is_new:
-            return [] if self.canary in self._replaced else self._replace(now_s, [self.canary])
+            return self._replace([self.canary], workers)
         if not canary.is_ready:
-            self._await_start(now_s, [self.canary])
+            self._await_start([self.canary], workers)
             return []
         if self._ready_s is None:
-            self._ready_s = now_s
-        if canary.progress >= self._limits.canary_pieces or now_s - self._ready_s >= self._limits.canary_timeout_s:
+            self._ready_s = self._watched_s
+        is_idle = not canary.held and self._watched_s - self._ready_s >= self._limits.canary_timeout_s
+        if is_idle or canary.progress >= self._limits.canary_pieces:
             self.phase = RolloutState.ROLLING
         return []
 
-    def _roll(self, now_s: float, wall_s: float, workers: Mapping[str, CodedMember]) -> list[str]:
-        self._is_lazy = self._is_lazy and now_s - self._since_s < self._limits.lazy_limit_s
+    def _roll(self, wall_s: float, workers: Mapping[str, CodedMember]) -> list[str]:
+        self._is_lazy = self._is_lazy and wall_s - self._made_s < self._limits.lazy_limit_s
         if all(worker.is_new and worker.is_ready for worker in workers.values()):
             self.phase, self._complete_s = RolloutState.WATCHING, wall_s
             return []
         old = [name for name, worker in workers.items() if not worker.is_new]
-        self._await_start(now_s, [name for name, worker in workers.items() if worker.is_new and not worker.is_ready])
-        return [] if self._is_lazy or self._replaced else self._replace(now_s, old[:1])
+        self._await_start([name for name, worker in workers.items() if worker.is_new and not worker.is_ready], workers)
+        return [] if self._is_lazy or self._replaced else self._replace(old[:1], workers)
 
-    def _await_start(self, now_s: float, names: Sequence[str]) -> None:
+    def _await_start(self, names: Sequence[str], workers: Mapping[str, CodedMember]) -> None:
         for name in names:
-            self._replaced.setdefault(name, now_s + self._limits.replace_timeout_s)
+            self._replaced.setdefault(name, _Replacement(workers[name].sign, self._watched_s))
 
-    def _replace(self, now_s: float, names: Sequence[str]) -> list[str]:
-        self._replaced |= dict.fromkeys(names, now_s + self._limits.replace_timeout_s)
-        return list(names)
+    def _replace(self, names: Sequence[str], workers: Mapping[str, CodedMember]) -> list[str]:
+        """Return those of ``names`` that are not being replaced, as from now on they are."""
+        new = [name for name in names if name not in self._replaced]
+        self._await_start(new, workers)
+        return new
 
     def _watch(self, wall_s: float, updates: Sequence[UpdateGlance]) -> None:
         complete_s = wall_s if self._complete_s is None else self._complete_s
         number = self._limits.judged_updates
+        before = [update for update in updates if update.at_s < self._made_s]
         after = [update for update in updates if update.at_s >= complete_s]
-        if bad := next((update for update in after if not math.isfinite(update.loss)), None):
-            self._fail(f"a loss after it was not finite: {bad.loss:g}")
-            return
-        # one more than the times between them
-        before = [update for update in updates if update.at_s < self._made_s][-number - 1 :]
+        longest_s = _longest_s(before[-_NUM_SPANS * (number + 1) :], number + 1)
         if len(after) > number:
-            former_s, now_s = _interval_s(before), _interval_s(after[: number + 1])
-            if former_s is not None and len(before) > number and now_s is not None and now_s > SLOWER * former_s:
-                self._fail(
-                    f"the rate of updates fell by a third or more: a median of {now_s:.3g} s between {number} updates "
-                    f"after it, {former_s:.3g} s before"
-                )
+            # one more than the times between them
+            former, now_s = _times_s(before[-number - 1 :]), median(_times_s(after[: number + 1]))
+            if len(former) < number or now_s <= SLOWER * median(former):
+                self.phase = RolloutState.SETTLED
                 return
-            self.phase = RolloutState.SETTLED
-        elif wall_s - complete_s >= self._limits.watch_limit_s:
-            self.phase = RolloutState.SETTLED
+            self._fail(
+                f"the rate of updates fell by a third or more: a median of {now_s:.3g} s between {number} updates "
+                f"after it, {median(former):.3g} s before"
+            )
+        elif longest_s is None:
+            if self._free_s >= self._limits.watch_limit_s:
+                self.phase = RolloutState.SETTLED
+        elif self._free_s > max(SLOWER * longest_s, self._limits.least_standstill_s):
+            self._fail(
+                f"the rate of updates fell by a third or more: {len(after)} of {number + 1} in {self._free_s:.3g} s after "
+                f"it; before, so many took {longest_s:.3g} s at most"
+            )
 
     def _fail(self, why: str) -> None:
         self.phase, self.failure = RolloutState.FAILED, why
 
 
-def _interval_s(updates: Sequence[UpdateGlance]) -> float | None:
-    times = [later.at_s - earlier.at_s for earlier, later in pairwise(updates)]
-    return median(times) if times else None
+def _times_s(updates: Sequence[UpdateGlance]) -> list[float]:
+    return [later.at_s - earlier.at_s for earlier, later in pairwise(updates)]
+
+
+def _longest_s(updates: Sequence[UpdateGlance], number: int) -> float | None:
+    """Return the longest time that ``number`` updates in a row took; None for fewer."""
+    times = _times_s(updates)
+    if len(times) < number:
+        return None
+    most_s = _MOST_TIMES * median(times)
+    return max(sum(min(time_s, most_s) for time_s in times[at : at + number]) for at in range(len(times) - number + 1))

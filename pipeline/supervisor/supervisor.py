@@ -341,6 +341,7 @@ class Supervisor:
             await self._fleet.replace(monitor.registry, beats, now, await monitor.overdue(now))
             await self._fence_silent(monitor.registry, beats, now)
             if status.state is RunState.RUNNING:
+                await self._code.look(monitor.registry, beats, now, is_paused=monitor.is_paused)
                 await self._repairing.look(monitor.registry, beats, now)
             await monitor.show(status, beats, self._plan, now)
         except LedgerRefused as error:

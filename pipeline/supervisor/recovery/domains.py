@@ -83,7 +83,10 @@ def lack_of(rung: Rung, worker: str, roster: Mapping[str, Member], abilities: Ab
     has_standby = member is not None and not member.is_guest and member.role in abilities.standby_roles
     means = {
         Rung.REPLACE: (has_standby, "no standby is there"),
-        Rung.ROLLBACK: (abilities.may_roll_back, "no update of code or settings is there to go back from"),
+        Rung.ROLLBACK: (
+            member is not None and member.role in abilities.rollback_roles,
+            "no update of code or settings that it takes is there to go back from",
+        ),
         Rung.REPLAY: (abilities.may_replay, "dual-phase replay is not at hand"),
     }
     is_possible, lack = means.get(rung, (True, ""))

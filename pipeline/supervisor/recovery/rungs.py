@@ -124,7 +124,8 @@ class Abilities:
 
     standby_roles: frozenset[Role] = frozenset()
     """Roles that a ready standby may take on."""
-    may_roll_back: bool = False
+    rollback_roles: frozenset[Role] = frozenset()
+    """Roles that take a change of settings or code that can be rolled back."""
     may_replay: bool = False
 
 

@@ -120,10 +120,11 @@ class Desk:
         self.fleet.plan.want({Role.LEARNER: 1, Role.GENERATOR: 2}, 0.0)
         self.registry = MemoryRegistry()
         self.settings = SettingsKeeper(config, self.run_dir)
-        code = CodeKeeper(config, self.run_dir, self.fleet, self.settings)
-        self.repairing = Repairing(self.ladder, self.fleet, self.run_dir, code)
+        self.code = CodeKeeper(config, self.run_dir, self.fleet, self.settings)
+        self.repairing = Repairing(self.ladder, self.fleet, self.run_dir, self.code)
 
     async def look(self, now: float, *beats: Heartbeat) -> list[tuple[str, str]]:
+        await self.code.look(self.registry, beats, now)
         await self.repairing.look(self.registry, beats, now)
         return [(row.rung, row.outcome) for row in read_steps(self.run_dir)]
 
@@ -240,3 +241,27 @@ async def test_before_the_last_rung_the_newest_change_of_the_settings_is_rolled_
     assert changes[-1].reason.startswith("learner does not come back: no work within 10 s")
     taken = await desk.look(32.0)
     assert taken[-1] == ("whole_run", "begun")
+
+
+@pytest.mark.parametrize("has_its_own", [True, False])
+async def test_the_ladder_rolls_back_only_a_change_that_the_sick_worker_takes(
+    tmp_path: Path, has_its_own: bool
+) -> None:
+    desk = Desk(tmp_path, "recovery.restart_timeout_s=10")
+    own, of_others = "learner.learning_rate", "code.rewards"
+    first = after(None, {own: "0.5"}, {own: "1e-06"}, by="ann@a", at_s=time.time()) if has_its_own else None
+    code = {of_others: '"00ff00ff00ff00ff"'}
+    other = after(first, code, {of_others: '""'}, by="ann@a", at_s=time.time())
+    for change in (first, other):
+        assert change is None or await desk.registry.add_settings_change(change)
+    # it has proved good
+    await desk.settings.settle(desk.registry, other.number)
+    desk.ladder.lost(0.0, "learner", Role.LEARNER, "killed")
+    for now in (1.0, 11.0, 21.0):
+        taken = await desk.look(now)
+    changes = await desk.registry.settings_changes()
+    assert changes[-1].holds[of_others] == code[of_others]
+    if has_its_own:
+        assert ("rollback", "begun") in taken and (changes[-1].undone, changes[-1].holds[own]) == ((1,), "1e-06")
+    else:
+        assert ("rollback", "skipped") in taken and len(changes) == 1

@@ -14,7 +14,7 @@ from pipeline.supervisor.rollout import CodedMember, Rollout, RolloutPolicy, Rol
 
 LIMITS = RolloutPolicy(
     canary_pieces=4, canary_timeout_s=30.0, judged_updates=3, lazy_limit_s=100.0, replace_timeout_s=60.0,
-    watch_limit_s=500.0,
+    least_standstill_s=20.0, watch_limit_s=500.0,
 )  # fmt: skip
 MADE_S = 1000.0
 OLD = CodedMember(is_new=False, is_ready=True, progress=50)
@@ -34,16 +34,31 @@ class Fleet:
         self.workers = {f"reward-{number}": OLD for number in range(num_workers)}
         self.updates = updates(2.0, 10, end_s=MADE_S)
         self.now_s = 0.0
+        self.is_held_up = False
+        self.ordered: set[str] = set()
 
     def look(self, later_s: float = 0.5) -> list[str]:
+        """Look as often as a supervisor does, until ``later_s`` have passed."""
+        orders: list[str] = []
+        end_s = self.now_s + later_s
+        while self.now_s < end_s:
+            orders += self.jump(min(1.0, end_s - self.now_s))
+        return orders
+
+    def jump(self, later_s: float) -> list[str]:
+        """Look once after a time without a look, as when the ledger was away."""
         self.now_s += later_s
-        return self.rollout.look(self.now_s, MADE_S + self.now_s, self.workers, self.updates)
+        wall_s = MADE_S + self.now_s
+        orders = self.rollout.look(self.now_s, wall_s, self.workers, self.updates, is_held_up=self.is_held_up)
+        self.ordered |= {*orders}
+        return orders
 
     def all_new(self, progress: int = 9) -> None:
         """Follow all orders at once, until updates are watched."""
         for _ in range(4 * len(self.workers)):
-            for worker in self.look():
-                self.workers[worker] = replace(READY, progress=progress)
+            if self.rollout.phase is not RolloutState.WATCHING:
+                self.look()
+                self.workers |= dict.fromkeys(self.ordered, replace(READY, progress=progress))
         assert self.rollout.phase is RolloutState.WATCHING
 
 
@@ -70,18 +85,53 @@ def test_a_canary_without_work_is_good_after_its_limit() -> None:
     fleet = Fleet(2)
     fleet.look()
     fleet.workers["reward-1"] = READY
-    assert [fleet.look(10.0) for _ in range(3)] == [[], [], []]
-    assert fleet.look(10.0) == ["reward-0"]
+    assert fleet.look(30.0) == []
+    assert fleet.look(1.0) == ["reward-0"]
 
 
-def test_a_worker_that_does_not_come_back_fails_the_version() -> None:
+def test_a_canary_that_holds_work_without_doing_it_is_not_good_however_long_it_lasts() -> None:
+    fleet = Fleet(2)
+    fleet.look()
+    fleet.workers["reward-1"] = replace(READY, progress=3, held=1)
+    assert fleet.look(1000.0) == [] and fleet.rollout.phase is RolloutState.CANARY
+    fleet.workers["reward-1"] = replace(READY, progress=4, held=1)
+    assert fleet.look() == ["reward-0"]
+
+
+def test_a_worker_on_its_way_without_a_sign_of_life_fails_the_version() -> None:
+    fleet = Fleet(2)
+    fleet.look()
+    for sign in range(5):
+        fleet.workers["reward-1"] = replace(STARTING, sign=sign)
+        assert fleet.look(59.0) == [] and fleet.rollout.phase is RolloutState.CANARY, "it loads"
+    fleet.look(2.0)
+    assert fleet.rollout.phase is RolloutState.FAILED
+    assert fleet.rollout.failure == "reward-1 did not go by it: there was no sign of it for 60 s"
+
+
+def test_a_drain_with_signs_of_life_may_last_and_one_without_fails_the_version() -> None:
+    fleet = Fleet(2)
+    assert fleet.look() == ["reward-1"]
+    for sign in range(5):
+        fleet.workers["reward-1"] = replace(OLD, sign=sign)
+        assert fleet.look(59.0) == [] and fleet.rollout.phase is RolloutState.CANARY
+    fleet.look(2.0)
+    assert fleet.rollout.phase is RolloutState.FAILED
+
+
+def test_no_limit_runs_out_while_nothing_can_be_seen() -> None:
     fleet = Fleet(2)
     fleet.look()
     fleet.workers["reward-1"] = STARTING
-    assert fleet.look(59.0) == [] and fleet.rollout.phase is RolloutState.CANARY
-    fleet.look(2.0)
-    assert fleet.rollout.phase is RolloutState.FAILED
-    assert fleet.rollout.failure == "reward-1 did not go by it within 60 s"
+    fleet.jump(4000.0)
+    assert fleet.rollout.phase is RolloutState.CANARY
+    fleet.workers["reward-1"] = READY
+    fleet.look()
+    fleet.jump(4000.0)
+    assert fleet.rollout.phase is RolloutState.CANARY, "it had no time for a piece of work"
+    fleet.all_new()
+    fleet.jump(4000.0)
+    assert fleet.rollout.phase is RolloutState.WATCHING
 
 
 @pytest.mark.parametrize("stage", ["canary", "rolling", "watching"])
@@ -119,11 +169,11 @@ def test_rates_and_losses_before_and_after_decide(
     fleet.all_new()
     begin_s = MADE_S + fleet.now_s
     fleet.updates += [UpdateGlance(begin_s + 1.0 + every_s * place, loss) for place in range(number)]
-    fleet.look(20.0)
+    fleet.look(15.0)
     assert fleet.rollout.phase is phase
 
 
-def test_without_enough_updates_before_or_after_nothing_is_compared() -> None:
+def test_without_enough_updates_before_nothing_is_compared() -> None:
     fleet = Fleet(2)
     fleet.updates = fleet.updates[:3]
     fleet.all_new()
@@ -131,19 +181,88 @@ def test_without_enough_updates_before_or_after_nothing_is_compared() -> None:
     fleet.look(301.0)
     assert fleet.rollout.phase is RolloutState.SETTLED
     alone = Fleet(2)
+    alone.updates = alone.updates[:4]
     alone.all_new()
-    alone.look(480.0)
+    alone.look(490.0)
     assert alone.rollout.phase is RolloutState.WATCHING
     alone.look(20.0)
     assert alone.rollout.phase is RolloutState.SETTLED
+
+
+@pytest.mark.parametrize(
+    ("every_s", "num_after", "fails_after_s"),
+    [
+        # four updates took 8 s before, and no time below 20 s is a standstill
+        (2.0, 0, 20.0),
+        (2.0, 3, 20.0),
+        # four took 40 s
+        (10.0, 0, 60.0),
+        (10.0, 2, 60.0),
+    ],
+)
+def test_a_rate_that_falls_to_nothing_fails_the_version(every_s: float, num_after: int, fails_after_s: float) -> None:
+    fleet = Fleet(2)
+    fleet.updates = updates(every_s, 10, end_s=MADE_S)
+    fleet.all_new()
+    fleet.updates += [UpdateGlance(MADE_S + fleet.now_s + at_s, 0.5) for at_s in range(num_after)]
+    fleet.look(fails_after_s - 2.0)
+    assert fleet.rollout.phase is RolloutState.WATCHING
+    fleet.look(4.0)
+    assert fleet.rollout.phase is RolloutState.FAILED
+    assert f"fell by a third or more: {num_after} of 4 in " in fleet.rollout.failure
+
+
+def test_a_standstill_that_something_else_explains_is_not_held_against_the_version() -> None:
+    fleet = Fleet(2)
+    fleet.all_new()
+    fleet.is_held_up = True
+    fleet.look(1000.0)
+    assert fleet.rollout.phase is RolloutState.WATCHING
+    fleet.is_held_up = False
+    fleet.look(18.0)
+    assert fleet.rollout.phase is RolloutState.WATCHING
+    fleet.look(4.0)
+    assert fleet.rollout.phase is RolloutState.FAILED
+
+
+def test_a_pause_that_the_run_had_before_is_no_alarm_and_an_outage_before_hides_none() -> None:
+    fleet = Fleet(2)
+    # an update in ten takes 80 s, as with an evaluation
+    fleet.updates = [UpdateGlance(MADE_S - at_s, 0.5) for at_s in (230, 220, 210, 130, 120, 110, 100, 90, 80, 70)]
+    fleet.all_new()
+    fleet.look(1.5 * (10 + 10 + 80 + 10) - 2.0)
+    assert fleet.rollout.phase is RolloutState.WATCHING
+    fleet.look(4.0)
+    assert fleet.rollout.phase is RolloutState.FAILED
+    resumed = Fleet(2)
+    resumed.updates = [*updates(2.0, 6, end_s=MADE_S - 40_000.0), *updates(2.0, 4, end_s=MADE_S)]
+    resumed.all_new()
+    resumed.look(1.5 * (2.0 * 3 + 10 * 2.0) + 2.0)
+    assert resumed.rollout.phase is RolloutState.FAILED, "the night that the run was down counts as ten updates"
+
+
+@pytest.mark.parametrize("stage", ["canary", "rolling", "watching"])
+def test_a_loss_that_is_not_finite_fails_a_version_that_a_worker_goes_by(stage: str) -> None:
+    fleet = Fleet(2)
+    fleet.updates[-1] = replace(fleet.updates[-1], loss=math.nan)
+    fleet.look()
+    assert fleet.rollout.phase is RolloutState.CANARY, "no worker goes by it yet"
+    if stage == "watching":
+        fleet.all_new()
+    else:
+        fleet.workers["reward-1"] = replace(READY, progress=9 if stage == "rolling" else 0)
+        fleet.look()
+    assert fleet.rollout.phase == stage
+    fleet.updates.append(UpdateGlance(MADE_S + fleet.now_s, math.nan))
+    assert fleet.look() == [] and fleet.rollout.phase is RolloutState.FAILED
 
 
 def test_one_slow_update_does_not_roll_back() -> None:
     fleet = Fleet(2)
     fleet.all_new()
     begin_s = MADE_S + fleet.now_s
-    fleet.updates += [UpdateGlance(begin_s + at_s, 0.5) for at_s in (1.0, 3.0, 40.0, 42.0)]
-    fleet.look(50.0)
+    fleet.updates += [UpdateGlance(begin_s + at_s, 0.5) for at_s in (1.0, 3.0, 16.0, 18.0)]
+    fleet.look(19.0)
     assert fleet.rollout.phase is RolloutState.SETTLED
 
 
@@ -155,6 +274,15 @@ def test_a_lazy_version_comes_with_restarts_and_to_all_after_its_limit() -> None
     assert fleet.look(10.0) == [] and fleet.rollout.phase is RolloutState.ROLLING
     assert fleet.look(30.0) == []
     assert fleet.look(20.0) == ["reward-1"], "the limit has passed"
+    # it counts from the change, over restarts of the supervisor
+    later = Fleet(3, is_lazy=True)
+    later.rollout = Rollout(LIMITS, now_s=0.0, made_s=MADE_S - 95.0, is_lazy=True)
+    assert later.look(4.0) == [] and later.look(2.0) == ["reward-2"]
+    begun = Fleet(3, is_lazy=True)
+    begun.rollout = Rollout(LIMITS, now_s=0.0, made_s=MADE_S - 95.0, is_lazy=True)
+    begun.workers["reward-0"] = replace(READY, progress=9)
+    assert begun.look(4.0) == [] and begun.rollout.phase is RolloutState.ROLLING
+    assert begun.look(2.0) == ["reward-1"]
 
 
 def test_the_way_back_takes_all_workers_at_once_and_blames_none() -> None:

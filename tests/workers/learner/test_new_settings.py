@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +23,7 @@ from pipeline.runtime.worker_state import WorkerState
 from protocol.errors import EngineError, StepDiffered
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
+from tests.pipeline.observability.rows import update_row
 from tests.pipeline.op_config import op_config
 from tests.workers.dying import Reaper, World
 from tests.workers.recording import RecordingTraining
@@ -213,11 +214,6 @@ async def test_what_failed_is_reported_and_no_change_taken_until_it_is_rolled_ba
     assert rig.ctx.config == before
 
 
-def row(change: int) -> UpdateRow:
-    zeros = {one.name: 0 for one in fields(UpdateRow) if one.name not in {"metrics", "reward_parts", "histograms"}}
-    return UpdateRow(**{**zeros, "settings_change": change})  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(("made_with", "failed"), [([], 1), ([0, 1], 2), ([0, 1, 2], 0)])
 async def test_a_new_learner_tries_the_changes_that_no_update_was_made_with(
     rig: Rig, made_with: list[int], failed: int
@@ -227,7 +223,7 @@ async def test_a_new_learner_tries_the_changes_that_no_update_was_made_with(
     # the runtime takes them before the actor's start
     rig.ctx.take_settings()
     await rig.settings.begin()
-    rig.settings.resume([row(change) for change in made_with])
+    rig.settings.resume([replace(update_row(9), settings_change=change) for change in made_with])
     await first(rig, 7, stepped(float("nan"), applied=False))
     assert (rig.taken.failed, rig.taken.failed_to) == (failed, 2 if failed else 0)
 
@@ -250,7 +246,7 @@ async def test_a_learner_that_comes_after_another_reads_the_history_for_it(
 
 
 async def test_a_run_that_goes_on_with_another_ledger_tries_its_first_change(rig: Rig) -> None:
-    rig.settings.resume([row(3)])
+    rig.settings.resume([replace(update_row(9), settings_change=3)])
     await rig.offer("0.5")
     await rig.settings.take(6)
     await first(rig, 7, stepped(float("nan"), applied=False))
