@@ -239,9 +239,9 @@ class CodeKeeper:
         wanted = [there.get(worker.name) for worker in self._fleet.plan.workers if not worker.is_given_up]
         return any(beat is None or not _is_ready(beat) or beat.waiting_for in _HOLDS_UP for beat in wanted)
 
-    def _is_to_blame(self, exit_: Exit, stood: str = "") -> bool:
+    def _is_to_blame(self, exit_: Exit, stood: str) -> bool:
         """Whether the version that a worker went by is to blame for its end; it then fails.
-        ``stood``: how the worker stood still, and is to be ended for it."""
+        ``stood``: how the worker stood still, if it is ended for that."""
         for version in self._versions.values():
             is_old = version.old_pids.get(exit_.worker) == exit_.pid
             if is_old or self._is_done(version) or exit_.role not in coded_roles(version.key):

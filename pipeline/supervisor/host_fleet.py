@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
@@ -38,20 +37,6 @@ DIED_WELL = ENDED_WELL | {ExitCode.FENCED}
 log = structlog.get_logger(__name__)
 
 
-class BlamesCode(Protocol):
-    """Judges a worker's end."""
-
-    def __call__(self, exit_: Exit, stood: str = "") -> bool:
-        """Return whether code is to blame. ``stood``: how a worker stood still that is ended for
-        it."""
-        ...
-
-
-def _blames_none(exit_: Exit, stood: str = "") -> bool:
-    del exit_, stood
-    return False
-
-
 class HostFleet:
     """The plan, the processes and the watchdog of one host's workers."""
 
@@ -76,8 +61,9 @@ class HostFleet:
         self._timeouts = timeouts_of(config)
         self.watchdog = Watchdog(self._timeouts)
         self._repairs = RepairWatch()
-        self.blames_code: BlamesCode = _blames_none
-        """Whether a version of code on trial is to blame for a bad end, and the worker is not."""
+        self.blames_code: Callable[[Exit, str], bool] = lambda *_: False
+        """Whether a version of code on trial is to blame for a bad end, and the worker is not. With
+        words on how the worker stood still, if it is ended for that."""
         self._of_code: dict[str, int] = {}
         """Process ids of workers that are ended since a version made them stand still, by name."""
         self._expelled: dict[str, int] = {}
@@ -189,7 +175,7 @@ class HostFleet:
         else:
             self._repairs.lost(exit_.worker, exit_.role, meaning(code), now)
         stood = self._of_code.pop(exit_.worker, None) == exit_.pid
-        is_of_code = stood or (not was_draining and code not in DIED_WELL and self.blames_code(exit_))
+        is_of_code = stood or (not was_draining and code not in DIED_WELL and self.blames_code(exit_, ""))
         if self._ladder is not None and not was_draining and code not in ENDED_WELL and not is_of_code:
             self._ladder.lost(now, exit_.worker, exit_.role, meaning(code))
         kept = self._kept(exit_.worker)
