@@ -14,6 +14,8 @@ from protocol.errors import ConfigError
 from protocol.printable import printable, printable_line
 
 _EVERY_S = 0.5
+_NATIVE_S = 60.0
+"""Most time of py-spy with one worker."""
 
 
 @click.command(
@@ -78,7 +80,6 @@ def stacks(workers: tuple[str, ...], run: Path | None, looks: int, show_all: boo
 
 def _show_native(run_dir: Path, workers: tuple[str, ...]) -> None:
     import shutil
-    import subprocess
 
     from pipeline.process import records
 
@@ -92,6 +93,21 @@ def _show_native(run_dir: Path, workers: tuple[str, ...]) -> None:
             click.echo(f"{worker}: no process of it runs on this host")
             continue
         click.echo(f"{worker}:")
-        command = [program, "dump", "--native", "--pid", str(record.identity.pid)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
-        click.echo(printable(done.stdout if done.returncode == 0 else f"    {done.stderr.strip()}"))
+        click.echo(printable(_native_stacks(program, record.identity.pid)))
+
+
+def _native_stacks(program: str, pid: int) -> str:
+    """Return what py-spy prints of a process, or why it prints nothing."""
+    import subprocess
+
+    command = [program, "dump", "--native", "--pid", str(pid)]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_NATIVE_S,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"    py-spy has not answered within {_NATIVE_S:g} s: the process is frozen, or the machine is busy"
+    except OSError as error:
+        return f"    {program} cannot be run: {error.strerror}"
+    return done.stdout if done.returncode == 0 else f"    {done.stderr.strip()}"

@@ -111,12 +111,13 @@ async def _change(
     else:
         change = await (updating.roll_back(at, reason) if rollback else updating.update(at, overrides, reason))
     found = await updating.wait_until_taken(at, change, timeout_s)
-    undone = await updating.undone_by(at, change) if change.is_code else None
-    is_taken = undone is None and all(one.is_taken for one in found)
-    value = {"change": change, "taken": found, "is_taken": is_taken, "undone_by": undone}
-    lines = _lines(change, found, timeout_s) if undone is None else [f"rolled back: {printable_line(undone.reason)}"]
+    undone = found.undone_by
+    value = {"change": change, "taken": found.taken, "is_taken": found.is_taken, "undone_by": undone}
+    lines = (
+        _lines(change, found.taken, timeout_s) if undone is None else [f"rolled back: {printable_line(undone.reason)}"]
+    )
     answer(as_json, value, *lines)
-    return 0 if is_taken else _NOT_ALL
+    return 0 if found.is_taken else _NOT_ALL
 
 
 def _lines(change: SettingsChange, found: list[TakenChange], timeout_s: float) -> list[str]:

@@ -15,7 +15,6 @@ from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
-    from protocol.ids import Role
 
 _CHECK_S = 120.0
 """For imports of all workers on a busy machine."""
@@ -38,10 +37,10 @@ async def prepare_rewards(at: Attached, config: RunConfig, source: Path) -> str:
     functions, or would not reach all of its reward workers."""
     import asyncio
 
+    from pipeline.config.code import REWARDS
     from pipeline.files.code_copies import checked_code, keep_code
-    from protocol.ids import Role
 
-    await _check_reach(at, config, Role.REWARD, "rewards of one group must be comparable")
+    await check_reach(at, config, REWARDS)
     version = await asyncio.to_thread(keep_code, source, at.run_dir)
     if version == config.code.rewards:
         raise ConfigError(f"{source} is version {version}, which holds already; nothing is changed")
@@ -72,11 +71,11 @@ async def _prepare_workers(at: Attached, config: RunConfig, source: Path, packag
     """Copy and check another version of Headrace's packages; return it."""
     import asyncio
 
+    from pipeline.config.code import WORKERS
     from pipeline.files.code_copies import checked_code, keep_code
     from pipeline.files.shared_code import differing, shared_digests
     from pipeline.observability.start_record import read_starts
     from protocol.headrace import PACKAGES
-    from protocol.ids import Role
 
     remedy = f"for such a change `headrace down`, install it, `headrace up --resume {config.run_dir}`"
     if missing := sorted(set(PACKAGES) - set(packages)):
@@ -84,8 +83,7 @@ async def _prepare_workers(at: Attached, config: RunConfig, source: Path, packag
             f"{source} has {packages[0]}, a package of Headrace's own, but no {missing[0]}; expected all of "
             f"{', '.join(PACKAGES)}, or reward functions alone"
         )
-    for role in sorted(set(Role) - {Role.SUPERVISOR}):
-        await _check_reach(at, config, role, "its workers must go by the same code")
+    await check_reach(at, config, WORKERS)
     starts, _ = await asyncio.to_thread(read_starts, at.run_dir)
     shared = starts[-1].start.shared_code if starts else {}
     if not shared:
@@ -137,16 +135,23 @@ def _check_workers(run_dir: Path, folder: Path, source: Path) -> None:
         raise ConfigError(f"{source}: its workers cannot be imported: {lines[-1]}; nothing is changed")
 
 
-async def _check_reach(at: Attached, config: RunConfig, role: Role, why: str) -> None:
-    """Raise ConfigError where workers of a role are out of the run's host."""
+async def check_reach(at: Attached, config: RunConfig, key: str) -> None:
+    """Raise ConfigError where workers that a version of this setting concerns are out of the run's
+    host."""
+    from pipeline.config.changing import coded_roles
+    from pipeline.config.code import REWARDS
     from pipeline.supervisor.takeover import is_own
 
-    guests = [beat for beat in await at.registry.heartbeats(role) if not is_own(beat.who.worker)]
-    if guests or role in config.launch.launched:
-        there = (
-            f"{guests[0].who.worker} is on {guests[0].host}" if guests else f"launch.roles has {role} workers elsewhere"
-        )
-        raise ConfigError(
-            f"{there}, which the new code would not reach, and {why}: end those workers first (`headrace drain`), or go by "
-            "`headrace down` and `headrace up --resume`"
-        )
+    reason = "rewards of one group must be comparable" if key == REWARDS else "its workers must go by the same code"
+    for role in sorted(coded_roles(key)):
+        guests = [beat for beat in await at.registry.heartbeats(role) if not is_own(beat.who.worker)]
+        if guests or role in config.launch.launched:
+            there = (
+                f"{guests[0].who.worker} is on {guests[0].host}"
+                if guests
+                else f"launch.roles has {role} workers elsewhere"
+            )
+            raise ConfigError(
+                f"{there}, which the new code would not reach, and {reason}: end those workers first (`headrace drain`), or "
+                "go by `headrace down` and `headrace up --resume`"
+            )

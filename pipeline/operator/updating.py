@@ -42,6 +42,21 @@ class TakenChange:
     """The learner's first update with it; 0 of other workers."""
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeOutcome:
+    """The answers to a change, as far as they were waited for."""
+
+    taken: list[TakenChange]
+    """Of the supervisor, and of every worker that the change concerns."""
+    undone_by: SettingsChange | None = None
+    """The rollback of a version of code; None while it stands."""
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether all go by it."""
+        return self.undone_by is None and all(one.is_taken for one in self.taken)
+
+
 async def update(at: Attached, overrides: Sequence[str], reason: str = "") -> SettingsChange:
     """Change settings (``section.key=value``) of a running run; return the change. Raises
     ConfigError: the run does not run, a setting may not change, or a value does not fit."""
@@ -64,7 +79,7 @@ async def update_code(at: Attached, source: Path, reason: str = "", *, is_lazy: 
     ``source``: a folder of modules, one module's file, or a Headrace. ``is_lazy``: workers take it
     when they restart anyway. Raises ConfigError: the run does not run, or as ``prepare_code``."""
     from pipeline.config.changing import value_of
-    from pipeline.operator.code_update import prepare_code
+    from pipeline.operator.code_update import check_reach, prepare_code
     from pipeline.runtime.registry.settings_change import after
 
     words = _in_a_line(reason)
@@ -72,6 +87,8 @@ async def update_code(at: Attached, source: Path, reason: str = "", *, is_lazy: 
     last = await at.registry.last_settings_change()
     present = present_config(at, last)
     key, version = await prepare_code(at, present, source)
+    # a host may have joined while the code was checked
+    await check_reach(at, present, key)
     sets, former = {key: f'"{version}"'}, {key: value_of(present, key)}
     return await _add(at, after(last, sets, former, by=operator(), at_s=time.time(), reason=words, is_lazy=is_lazy))
 
@@ -107,29 +124,27 @@ def present_config(at: Attached, last: SettingsChange | None) -> RunConfig:
 
 async def wait_until_taken(
     at: Attached, change: SettingsChange, timeout_s: float, clock: Clock | None = None
-) -> list[TakenChange]:
-    """Wait until the supervisor and every worker that the change concerns have taken it, at most
-    ``timeout_s``; return their answers. A ledger that does not answer has until then, too. Raises
-    ConfigError: the run has ended meanwhile."""
+) -> ChangeOutcome:
+    """Wait until the supervisor and every worker that the change concerns have taken it, or a
+    version of code is rolled back, at most ``timeout_s``. A ledger that does not answer has until
+    then, too. Raises ConfigError: the run has ended meanwhile."""
     from pipeline.runtime.clock import RealClock
     from pipeline.supervisor.run_folder import supervisor_pid
 
     clock = clock or RealClock()
     began_s = clock.monotonic()
     end_s = began_s + timeout_s
-    found = [TakenChange("supervisor", is_taken=False)]
+    found = ChangeOutcome([TakenChange("supervisor", is_taken=False)])
     while True:
         try:
-            found = await taken(at, change)
+            found = ChangeOutcome(await taken(at, change), await undone_by(at, change) if change.is_code else None)
         except LedgerUnavailable:
             if supervisor_pid(at.run_dir) is None:
                 raise ConfigError(
                     f"{at.run_dir} has ended before all had answered; change {change.number} is recorded: "
                     f"`headrace update {at.run_dir}` shows what came of it"
                 ) from None
-        if all(one.is_taken for one in found) or clock.monotonic() >= end_s:
-            return found
-        if change.is_code and await undone_by(at, change) is not None:
+        if found.is_taken or found.undone_by is not None or clock.monotonic() >= end_s:
             return found
         await clock.sleep(min(_LONGEST_LOOK_S, max(_LOOK_S, _LOOK_SHARE * (clock.monotonic() - began_s))))
 

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
-from pipeline.config.code import WORKERS
+from pipeline.config.code import REWARDS, WORKERS
 from pipeline.config.load import read_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.redis.client import connect
@@ -135,6 +135,7 @@ async def _stay(
         with supervisor.signals():
             try:
                 await _prepare(supervisor, _bring(manifest, folder, files, requester))
+                await _check_code_again(request)
             except BaseException:
                 await asyncio.to_thread(supervisor.close)
                 raise
@@ -175,7 +176,7 @@ async def _agreed(request: JoinRequest) -> Manifest:
     if manifest.trouble:
         raise ConfigError(f"no host can join the run {request.run}: {manifest.trouble}")
     _check_role(manifest, request.role)
-    _check_code(changing.result(), request.run)
+    _check_code(changing.result(), request)
     return manifest
 
 
@@ -231,13 +232,30 @@ def _check_role(manifest: Manifest, role: Role) -> None:
         )
 
 
-def _check_code(last: SettingsChange | None, run: str) -> None:
-    """Raise ConfigError where the run's workers go by code that no other host has."""
-    version = "" if last is None else last.holds.get(WORKERS, "").strip('"')
+async def _check_code_again(request: JoinRequest) -> None:
+    """Check the run's code once more, after the files have come: a change of it may have passed
+    this host by meanwhile."""
+    registry = RedisRegistry(connect(request.ledger_url, timeout_s=_ANSWER_S, patience_s=_PATIENCE_S), request.run)
+    try:
+        _check_code(await registry.last_settings_change(), request)
+    finally:
+        await registry.aclose()
+
+
+def _check_code(last: SettingsChange | None, request: JoinRequest) -> None:
+    """Raise ConfigError where workers of the role go by code that no other host has."""
+    holds = {} if last is None else last.holds
+    version = holds.get(WORKERS, "").strip('"')
     if version:
         raise ConfigError(
-            f"no host can join the run {run}: its workers go by version {version} of their code, which the run's host alone "
-            "has; `headrace update --rollback` there, or `headrace down`, install it on both, `headrace up --resume`"
+            f"no host can join the run {request.run}: its workers go by version {version} of their code, which the run's host "
+            "alone has; `headrace update --rollback` there, or `headrace down`, install it on both, `headrace up --resume`"
+        )
+    version = holds.get(REWARDS, "").strip('"')
+    if version and request.role is Role.REWARD:
+        raise ConfigError(
+            f"no host can join the run {request.run} as reward: its reward workers go by version {version} of the reward "
+            "functions, which the run's host alone has; `headrace update --rollback` there, or join in another role"
         )
 
 

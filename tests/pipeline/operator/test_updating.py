@@ -6,7 +6,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,11 +14,11 @@ import pytest
 from pipeline.config.load import write_resolved
 from pipeline.files.shared_code import shared_digests
 from pipeline.observability.start_record import StartRow, add_row
-from pipeline.operator import updating
+from pipeline.operator import code_update, updating
 from pipeline.operator.attached import Attached
 from pipeline.runtime.registry.contract import Fleet, Heartbeat
 from pipeline.runtime.registry.memory import MemoryRegistry
-from pipeline.runtime.registry.settings_change import SettingsTaken
+from pipeline.runtime.registry.settings_change import SettingsChange, SettingsTaken, after
 from pipeline.supervisor.run_folder import run_lock
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from protocol.errors import ConfigError, LedgerUnavailable
@@ -92,7 +92,8 @@ async def test_the_command_waits_for_supervisor_and_learner_and_for_no_other(run
         assert run.registry.beat(msgspec.structs.replace(beat, settings=taken))
         await run.clock.advance(1.0)
         found = await waiting
-    assert [(one.worker, one.is_taken, one.first_update) for one in found] == [
+    assert found.is_taken
+    assert [(one.worker, one.is_taken, one.first_update) for one in found.taken] == [
         ("supervisor", True, 0),
         ("learner", True, 3),
     ]
@@ -104,7 +105,8 @@ async def test_the_wait_has_a_deadline_and_names_who_has_not_taken_the_change(ru
         waiting = tasks.create_task(updating.wait_until_taken(at(run), change, 5.0, run.clock))
         await run.clock.advance(5.1)
         found = await waiting
-    assert [(one.worker, one.is_taken) for one in found] == [("supervisor", False), ("learner", False)]
+    assert not found.is_taken
+    assert [(one.worker, one.is_taken) for one in found.taken] == [("supervisor", False), ("learner", False)]
 
 
 async def test_a_ledger_without_an_answer_is_asked_again_while_the_run_goes_on(
@@ -122,7 +124,27 @@ async def test_a_ledger_without_an_answer_is_asked_again_while_the_run_goes_on(
             await run.clock.advance(3.0)
             assert not waiting.done()
         await run.clock.advance(2.5)
-        assert [one.worker for one in await waiting] == ["supervisor", "learner"]
+        assert [one.worker for one in (await waiting).taken] == ["supervisor", "learner"]
+
+
+async def test_a_ledger_that_does_not_say_whether_code_was_rolled_back_is_asked_again(
+    judged: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = await updating.update_code(at(judged), version(tmp_path / "new", GOOD))
+
+    async def mute(*_: object) -> list[SettingsChange]:
+        raise LedgerUnavailable("no answer")
+
+    async with asyncio.TaskGroup() as tasks:
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryRegistry, "settings_changes", mute)
+            waiting = tasks.create_task(updating.wait_until_taken(at(judged), change, 60.0, judged.clock))
+            await judged.clock.advance(3.0)
+            assert not waiting.done()
+        undone = await updating.roll_back(at(judged))
+        await judged.clock.advance(1.0)
+        found = await waiting
+    assert found.undone_by == undone and not found.is_taken
 
 
 async def test_a_run_that_ends_before_all_have_answered_is_called_so(
@@ -145,6 +167,9 @@ def version(folder: Path, text: str) -> Path:
     return folder
 
 
+GOOD = "def judge(responses):\n    return [1.0 for _ in responses]\n"
+
+
 @pytest.fixture
 async def judged(tmp_path: Path) -> AsyncIterator[SmallRun]:
     """A run with a reward function of the user's, and two reward workers."""
@@ -157,7 +182,7 @@ async def judged(tmp_path: Path) -> AsyncIterator[SmallRun]:
 
 
 async def test_new_reward_functions_are_copied_imported_and_then_a_change(judged: SmallRun, tmp_path: Path) -> None:
-    source = version(tmp_path / "new", "def judge(responses):\n    return [1.0 for _ in responses]\n")
+    source = version(tmp_path / "new", GOOD)
     change = await updating.update_code(at(judged), source, " better\n", is_lazy=True)
     value = change.sets["code.rewards"].strip('"')
     assert (change.former, change.reason, change.is_lazy) == ({"code.rewards": '""'}, "better", True)
@@ -202,17 +227,49 @@ async def test_a_folder_without_the_runs_functions_or_with_a_part_of_headrace_is
 
 async def test_code_is_refused_while_another_host_has_reward_workers(judged: SmallRun, tmp_path: Path) -> None:
     await judged.beat(Role.REWARD, "reward-hostb-x-0")
-    source = version(tmp_path / "new", "def judge(responses):\n    return [1.0 for _ in responses]\n")
+    source = version(tmp_path / "new", GOOD)
     with pytest.raises(ConfigError, match="rewards of one group must be comparable"):
         await updating.update_code(at(judged), source)
     assert not (judged.run_dir / "code").exists()
+
+
+async def test_code_is_refused_when_a_host_joins_while_it_is_checked(
+    judged: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = code_update.check_rewards
+
+    async def slow(*arguments: Any) -> None:
+        await check(*arguments)
+        await judged.beat(Role.REWARD, "reward-hostb-x-0")
+
+    monkeypatch.setattr(code_update, "check_rewards", slow)
+    with pytest.raises(ConfigError, match=r"reward-hostb-x-0 is on host, which the new code would not reach"):
+        await updating.update_code(at(judged), version(tmp_path / "new", GOOD))
+    assert await judged.registry.settings_changes() == []
+
+
+async def test_a_lazy_change_is_taken_once_the_supervisor_has_written_it(judged: SmallRun, tmp_path: Path) -> None:
+    change = await updating.update_code(at(judged), version(tmp_path / "new", GOOD), is_lazy=True)
+    assert await updating.taken(at(judged), change) == [updating.TakenChange("supervisor", is_taken=False)]
+    await SettingsKeeper(judged.config, judged.run_dir).keep(judged.registry, [])
+    assert await updating.taken(at(judged), change) == [updating.TakenChange("supervisor", is_taken=True)]
+
+
+async def test_a_rollback_of_code_that_does_not_hold_any_more_is_no_error(judged: SmallRun, tmp_path: Path) -> None:
+    change = await updating.update_code(at(judged), version(tmp_path / "new", GOOD))
+    # as when the supervisor has gone further back than the version before
+    sets, former = {"code.rewards": '""'}, {"code.rewards": change.sets["code.rewards"]}
+    further = after(change, sets, former, by="supervisor", at_s=2.0, undone=[9])
+    assert await judged.registry.add_settings_change(further)
+    undone = await updating.roll_back(at(judged))
+    assert (undone.undone, undone.holds) == ((1,), {"code.rewards": '""'})
 
 
 async def test_code_is_taken_once_each_reward_worker_runs_it_also_those_being_replaced(
     judged: SmallRun, tmp_path: Path
 ) -> None:
     await judged.registry.set_fleet(Fleet({Role.REWARD: 2, Role.LEARNER: 1}))
-    source = version(tmp_path / "new", "def judge(responses):\n    return [1.0 for _ in responses]\n")
+    source = version(tmp_path / "new", GOOD)
     change = await updating.update_code(at(judged), source)
     await SettingsKeeper(judged.config, judged.run_dir).keep(judged.registry, [])
     code = SettingsTaken(number=1, code={"code.rewards": change.sets["code.rewards"].strip('"')})

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from pipeline.config.code import WORKERS
+from pipeline.config.code import REWARDS, WORKERS
 from pipeline.config.load import read_resolved
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
@@ -18,6 +19,7 @@ from pipeline.process.exit_codes import ExitCode
 from pipeline.process.records import process_runs
 from pipeline.runtime.registry.contract import Drain, Eviction, Fleet, RunState
 from pipeline.runtime.registry.settings_change import after
+from pipeline.supervisor.joining import join as join_module
 from pipeline.supervisor.joining.code_version import CodeVersion
 from pipeline.supervisor.joining.manifest import Manifest, encode_manifest
 from pipeline.supervisor.pulse import trouble
@@ -172,6 +174,42 @@ async def test_a_run_whose_workers_go_by_other_code_is_joined_by_no_host(
         assert await run.registry.add_settings_change(change)
         with run.claimed() as place, pytest.raises(ConfigError, match="go by version 00ff00ff00ff00ff of their code"):
             await run.join(place)
+
+
+async def test_a_run_whose_reward_functions_were_changed_is_joined_by_no_reward_worker(
+    tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with meeting(tmp_path, redis_server, monkeypatch) as run:
+        await published(run)
+        change = after(None, {REWARDS: '"00ff00ff00ff00ff"'}, {REWARDS: '""'}, by="ann@a", at_s=1.0)
+        assert await run.registry.add_settings_change(change)
+        words = "version 00ff00ff00ff00ff of the reward functions"
+        with run.claimed(Role.REWARD) as place, pytest.raises(ConfigError, match=words) as refused:
+            await run.join(place)
+        assert "join in another role" in str(refused.value)
+        with run.claimed() as place:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(run.join(place))
+                tasks.create_task(run.end_soon(lambda: _any(run)))
+
+
+async def test_a_change_of_code_while_a_host_fetches_its_files_is_noticed_in_time(
+    tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = join_module.fetch_files
+
+    async def slow(*arguments: Any, **named: Any) -> Any:
+        found = await fetch(*arguments, **named)
+        if await run.registry.last_settings_change() is None:
+            change = after(None, {WORKERS: '"00ff00ff00ff00ff"'}, {WORKERS: '""'}, by="ann@a", at_s=1.0)
+            assert await run.registry.add_settings_change(change)
+        return found
+
+    monkeypatch.setattr(join_module, "fetch_files", slow)
+    async with meeting(tmp_path, redis_server, monkeypatch) as run:
+        with run.claimed() as place, pytest.raises(ConfigError, match="go by version 00ff00ff00ff00ff of their code"):
+            await run.join(place)
+        assert await run.registry.heartbeats() == []
 
 
 @pytest.mark.parametrize(("difference_s", "words"), [(61.0, "61.0 s behind"), (-61.0, "61.0 s ahead of")])
