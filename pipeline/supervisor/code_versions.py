@@ -1,8 +1,8 @@
 """Which versions of code a run's folder keeps, and to which it can go back.
 
-A version that a change of the settings names is kept, the newest ``MAX_KEPT`` of them. So ``headrace
-update --rollback`` finds what it goes back to. Others are removed once they are ``SPARED_S`` old: a
-command may just be about to name one."""
+A version that a change of the settings names is kept, the newest ``MAX_KEPT`` of them. So
+``headrace update --rollback`` finds what it goes back to. Others are removed once they are
+``SPARED_S`` old: a command may just be about to name one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def named_versions(changes: Sequence[SettingsChange]) -> list[str]:
 
 
 def tidy(run_dir: Path, changes: Sequence[SettingsChange], started_by: Sequence[str] = ()) -> None:
-    """Remove versions that no change names and that are not those of the run's start. One that
+    """Remove versions that no change names and that are not those of the run's start. A folder that
     cannot be removed is logged."""
     kept = [*started_by, *named_versions(changes)[:MAX_KEPT]]
     try:

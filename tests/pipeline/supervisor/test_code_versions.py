@@ -18,7 +18,7 @@ def made(*steps: tuple[str, str]) -> list[SettingsChange]:
     return changes
 
 
-def test_versions_that_hold_come_first_then_those_that_standing_changes_name_newest_first() -> None:
+def test_versions_that_hold_come_first_then_those_of_standing_changes() -> None:
     changes = made((REWARDS, "a"), (WORKERS, "w"), (REWARDS, "b"), (KEY, "0.5"), (REWARDS, "c"), (REWARDS, "d"))
     assert named_versions(changes) == ["d", "w", "c", "b", "a"]
     back = [*changes, undoing(changes, changes[-1:], by="reward-1", at_s=2.0)]
