@@ -57,7 +57,7 @@ def test_workers_that_stand_at_one_place_are_a_group_and_the_odd_one_is_marked(
     assert figures["groups"][1]["is_unlike"] and {*figures["stacks"]} == {"generator-0", "generator-1", "generator-2"}
 
 
-def test_of_a_named_worker_every_thread_and_task_is_shown_and_of_an_absent_one_the_reason(workers: Workers) -> None:
+def test_of_a_named_worker_every_thread_and_task_is_shown_or_why_it_has_none(workers: Workers) -> None:
     workers.start("generator-0")
     result = shown(workers, "generator-0", "generator-7", "--looks", "1", "--all")
     assert result.exit_code == 0

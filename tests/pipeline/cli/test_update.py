@@ -46,9 +46,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("is_lazy", [False, True])
-def test_code_that_is_given_lazily_is_a_lazy_change_and_the_answer_says_when_it_comes(
-    source: Path, is_lazy: bool
-) -> None:
+def test_code_that_is_given_lazily_is_a_lazy_change_and_the_answer_says_so(source: Path, is_lazy: bool) -> None:
     words = ("--code", str(source), "--timeout", "0", *(["--lazily"] if is_lazy else []))
     result = CliRunner().invoke(headrace, ["update", *words], catch_exceptions=False, standalone_mode=False)
     # none supervises this run, so that nothing takes it
