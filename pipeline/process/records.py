@@ -1,6 +1,6 @@
 """``<run_dir>/processes/``: records of the workers' processes, for a supervisor that takes over.
 
-    <worker>.json        by the supervisor, at the start: host, process id, start time, role
+    <worker>.json        by the supervisor, at the start: host, process id, start time, role, mark as a standby
     <worker>.life.json   by the worker: the same process, and its epoch after registration; at the end its
                          exit code, its error, and its finished work
 
@@ -43,6 +43,8 @@ class Started(msgspec.Struct, frozen=True):
 
     identity: ProcessIdentity
     role: str
+    former_mark: str = ""
+    """Of what it started as a standby (``pipeline.process.descendants``); "" if it was none."""
 
 
 class Life(msgspec.Struct, frozen=True):

@@ -3,11 +3,13 @@
 *Consumes* commands. *Produces* processes in sessions of their own, so that a terminal's Ctrl-C
 reaches the supervisor alone; ``<run_dir>/logs/<worker>.out``; a record of each for a later
 supervisor. *Waits for* no exit but in ``close`` and ``end``: exits are polled. Descendants of a
-worker are ended with it. No worker's environment has the ledger's password."""
+worker are ended with it, those too that it started as a standby. No worker's environment has the
+ledger's password."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -54,6 +56,8 @@ class Found:
     identity: records.ProcessIdentity
     epoch: int
     """0 before its registration."""
+    former_mark: str = ""
+    """Of what it started as a standby."""
 
     @property
     def pid(self) -> int:
@@ -68,6 +72,8 @@ class _Child:
     identity: records.ProcessIdentity | None
     output_from: int
     """Offset in its output file where this process began to print."""
+    former_mark: str = ""
+    """Of what it started as a standby."""
 
 
 def worker_command(role: Role, run_dir: Path, name: str) -> list[str]:
@@ -90,6 +96,7 @@ class Processes:
         self._unstarted: list[Exit] = []
         self.standbys: dict[str, StandbyChild] = {}
         """Processes that are no workers, by name."""
+        self._standby_marks: dict[str, str] = {}
         self._former: dict[str, str] = {}
         """Workers by the names that they had as standbys."""
 
@@ -158,13 +165,13 @@ class Processes:
 
     def _spawn(self, role: Role, name: str, output: BinaryIO) -> subprocess.Popen[bytes] | AdoptedProcess:
         """Fork a worker of the starter, else start it anew. Raises OSError."""
-        command = self._command(role, self._run_dir, name)
-        return self._begin(name, command, output, is_forked=self._forks(role))
+        command, mark = self._command(role, self._run_dir, name), worker_mark(self._run_dir, name)
+        return self._begin(name, mark, command, output, is_forked=self._forks(role))
 
     def _begin(
-        self, name: str, command: Sequence[str], output: BinaryIO, *, is_forked: bool
+        self, name: str, mark: str, command: Sequence[str], output: BinaryIO, *, is_forked: bool
     ) -> subprocess.Popen[bytes] | AdoptedProcess:
-        environment = marked_environment(worker_mark(self._run_dir, name))
+        environment = marked_environment(mark)
         command, starter = self._of_code(command), self._starters.get(self._code)
         if starter is not None and is_forked:
             try:
@@ -182,11 +189,24 @@ class Processes:
         )
 
     def begin_standby(self, name: str, command: Sequence[str], roles: Iterable[Role]) -> StandbyChild:
-        """Start a process that is no worker yet, and hold it in ``standbys``. Raises OSError."""
+        """Start a process that is no worker yet, and hold it in ``standbys``. Raises OSError.
+
+        Its mark is its own for ever: a later supervisor gives the same names again."""
+        mark = worker_mark(self._run_dir, f"{name}.{secrets.token_hex(4)}")
         with self.output_path(name).open("ab") as output:
-            process = self._begin(name, command, output, is_forked=all(map(self._forks, roles)))
-        self.standbys[name] = process
+            process = self._begin(name, mark, command, output, is_forked=all(map(self._forks, roles)))
+        self.standbys[name], self._standby_marks[name] = process, mark
         return process
+
+    def reap_standbys(self) -> dict[str, int]:
+        """End what ended standbys have left; return their exit codes by name, each once."""
+        ended: dict[str, int] = {}
+        for name, process in list(self.standbys.items()):
+            if (code := process.poll()) is not None:
+                del self.standbys[name]
+                self._end_left(name, self._standby_marks.pop(name))
+                ended[name] = code
+        return ended
 
     def is_here(self, role: Role) -> bool:
         """Return whether a role's workers are processes of this host."""
@@ -197,7 +217,8 @@ class Processes:
         """Hold a standby's process as a worker's from now on."""
         process = self.standbys.pop(standby)
         self._former[standby] = worker
-        child = _Child(role, process, records.identify(process.pid), self._output_size(worker))
+        mark = self._standby_marks.pop(standby)
+        child = _Child(role, process, records.identify(process.pid), self._output_size(worker), mark)
         self._children[worker] = child
         self._write_record(worker, child)
         log.info("worker_started", worker=worker, pid=process.pid, standby=standby)
@@ -231,14 +252,15 @@ class Processes:
             if worker in self._children or records.identify(identity.pid) != identity:
                 continue
             life = records.read_life(self._run_dir, worker, identity)
-            found.append(Found(worker, Role(record.role), identity, life.epoch if life else 0))
+            found.append(Found(worker, Role(record.role), identity, life.epoch if life else 0, record.former_mark))
         return found
 
     def adopt(self, found: Found) -> bool:
         """Hold a process of an earlier supervisor; return False when it has just ended."""
         process = self._hold(found)
         if process is not None:
-            self._children[found.worker] = _Child(found.role, process, found.identity, self._output_size(found.worker))
+            output_from = self._output_size(found.worker)
+            self._children[found.worker] = _Child(found.role, process, found.identity, output_from, found.former_mark)
         return process is not None
 
     def end(self, found: Found) -> None:
@@ -246,7 +268,7 @@ class Processes:
         if process := self._hold(found):
             process.kill()
             process.wait()
-        self._ended(found.worker)
+        self._ended(found.worker, found.former_mark)
 
     def stop(self, name: str, *, now: bool = False) -> None:
         """Request a worker's drain, or with ``now`` kill it; an ended one is left."""
@@ -270,7 +292,7 @@ class Processes:
             code = child.process.poll()
             if code is not None:
                 del self._children[name]
-                self._ended(name)
+                self._ended(name, child.former_mark)
                 ended.append(self._exit(name, child, code))
         return ended
 
@@ -292,11 +314,11 @@ class Processes:
         self.kill_all()
         for name, child in self._children.items():
             child.process.wait()
-            self._ended(name)
+            self._ended(name, child.former_mark)
         for process in self.standbys.values():
             process.wait()
+        self.reap_standbys()
         self._children.clear()
-        self.standbys.clear()
         for starter in self._starters.values():
             starter.close()
         self._starters.clear()
@@ -309,11 +331,14 @@ class Processes:
                 records.forget_started(self._run_dir, worker)
         return num_ended
 
-    def _ended(self, worker: str) -> None:
+    def _ended(self, worker: str, former_mark: str) -> None:
         """End the descendants of an ended worker, and remove its record."""
-        if left := end_marked(WORKER_MARK, worker_mark(self._run_dir, worker)):
-            log.warning("stray_processes_ended", worker=worker, num_processes=left)
+        self._end_left(worker, worker_mark(self._run_dir, worker), former_mark)
         records.forget_started(self._run_dir, worker)
+
+    def _end_left(self, name: str, *marks: str) -> None:
+        if left := sum(end_marked(WORKER_MARK, mark) for mark in marks if mark):
+            log.warning("stray_processes_ended", worker=name, num_processes=left)
 
     def _hold(self, found: Found) -> AdoptedProcess | None:
         def exit_code() -> int | None:
@@ -328,7 +353,8 @@ class Processes:
         """Write a record; without one (full disk), a later supervisor's worker fences this one."""
         try:
             if child.identity is not None:
-                records.write_started(self._run_dir, name, records.Started(child.identity, str(child.role)))
+                record = records.Started(child.identity, str(child.role), child.former_mark)
+                records.write_started(self._run_dir, name, record)
         except OSError as error:
             log.warning("process_not_recorded", worker=name, pid=child.process.pid, reason=str(error))
 

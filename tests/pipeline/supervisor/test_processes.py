@@ -61,6 +61,48 @@ def test_what_a_killed_worker_started_is_ended_with_it(tmp_path: Path) -> None:
     until(lambda: not any(process_runs(pid) for pid in children))
 
 
+def begun_standby(processes: Processes, run_dir: Path) -> list[int]:
+    processes.begin_standby("standby-1", [sys.executable, "-c", WORKER, str(run_dir)], [Role.REWARD])
+    return told(run_dir)[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="found by /proc")
+def test_what_a_killed_standby_started_is_ended_with_it(tmp_path: Path) -> None:
+    processes = started(tmp_path)
+    children = begun_standby(processes, tmp_path)
+    assert processes.reap_standbys() == {} and all(map(process_runs, children))
+    processes.standbys["standby-1"].kill()
+    assert until(processes.reap_standbys) == {"standby-1": -signal.SIGKILL}
+    until(lambda: not any(process_runs(pid) for pid in children))
+    assert not processes.standbys and processes.reap_standbys() == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="found by /proc")
+def test_what_a_standby_started_is_ended_when_its_supervisor_closes(tmp_path: Path) -> None:
+    processes = started(tmp_path)
+    children = begun_standby(processes, tmp_path)
+    processes.close()
+    until(lambda: not any(process_runs(pid) for pid in children))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="found by /proc")
+def test_what_a_worker_started_as_a_standby_ends_with_it_and_not_with_its_namesake(tmp_path: Path) -> None:
+    former = started(tmp_path)
+    children = begun_standby(former, tmp_path)
+    former.hand_over("standby-1", Role.REWARD, "reward-0")
+    later = Processes(tmp_path)
+    (found,) = later.find()
+    assert later.adopt(found)
+    sleeping = [sys.executable, "-c", "import time; time.sleep(300)"]
+    later.begin_standby("standby-1", sleeping, [Role.REWARD]).kill()
+    until(later.reap_standbys)
+    assert all(map(process_runs, children)), "the worker needs them"
+    later.stop("reward-0", now=True)
+    assert [ended.worker for ended in until(later.reap)] == ["reward-0"]
+    until(lambda: not any(process_runs(pid) for pid in children))
+    former.close()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="found by /proc")
 def test_what_is_left_of_a_run_is_found_without_any_record(tmp_path: Path) -> None:
     processes = started(tmp_path)
