@@ -82,8 +82,8 @@ def length_law(settings: EmulationSection) -> LengthLaw:
 
 def token_law(config: RunConfig, tokenizer: TextTokenizer) -> TokenLaw:
     """Return the tokens of a run's emulated responses."""
-    stops = {*config.generation.stop_token_ids, *filter(None.__ne__, [tokenizer.eos_token_id])}
-    return TokenLaw.of(tokenizer.num_tokens, stops)
+    end = tokenizer.eos_token_id
+    return TokenLaw.of(tokenizer.num_tokens, {*config.generation.stop_token_ids, *(() if end is None else (end,))})
 
 
 def num_weights(settings: EmulationSection) -> int:
