@@ -152,6 +152,17 @@ def changed_since(start: RunConfig, now: RunConfig) -> dict[str, str]:
     return {key: value_of(now, key) for key in CHANGEABLE if _held(now, key) != _held(start, key)}
 
 
+def differ_in_changeable_alone(one: RunConfig, other: RunConfig) -> bool:
+    """Return whether two configurations have the same values of all settings that workers read at
+    their start alone. Versions of reward functions count as changeable, those of workers do not."""
+    trees = [config.model_dump() for config in (one, other)]
+    for tree in trees:
+        for key in (*CHANGEABLE, REWARDS):
+            section, _, name = key.partition(".")
+            del tree[section][name]
+    return trees[0] == trees[1]
+
+
 def takers(sets: Mapping[str, str]) -> set[Role]:
     """Return the roles that take these settings; those of a later version have none here."""
     found = {CHANGEABLE[key].role for key in sets if key in CHANGEABLE}

@@ -106,15 +106,15 @@ def run_actor(load: Callable[[], type[Actor]], run_dir: Path, worker: str, made:
         code = exit_code_of(error)
         life.ended(code, error)
         return code
-    # Garbage collection skips the modules: with torch it would stop everything for 0.1 s each time.
-    gc.freeze()
     if "torch" not in sys.modules:
         limit_threads(threads_of(config, actor_class.role))
     log = open_log(run_dir, role=actor_class.role, worker=worker, run=config.run.name)
     stacks = _stack_dump(run_dir, worker, log)
     if made is not None and not made.fits(config):
         log.logger.warning("standby_not_used", reason="the settings have changed since")
-        made = None
+        made.release()
+    # Garbage collection skips the modules: with torch it would stop everything for 0.1 s each time.
+    gc.freeze()
     host = Host(actor_class, config, run_dir, worker, url, log, stacks, on_epoch=life.registered, prepared=made)
     code = ExitCode.FAILURE
     try:

@@ -47,8 +47,9 @@ class Run:
         self.server.start()
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, kind: str, worker: str = "reward-0") -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-P", "-m", "tests.pipeline.runtime.tiny_actors", kind, str(self.folder), worker]
+    def start(self, kind: str, worker: str = "reward-0", *more: str) -> subprocess.Popen[bytes]:
+        module = "tests.pipeline.runtime.tiny_actors"
+        command = [sys.executable, "-P", "-m", module, kind, str(self.folder), worker, *more]
         root = Path(__file__).parents[3]
         environment = {**os.environ, "PYTHONPATH": str(root)}
         with (self.folder / f"{worker}.out").open("wb") as output:
@@ -139,6 +140,14 @@ async def test_a_sigterm_drains_and_departs(run: Run):
     assert (last["event"], last["reason"], last["code"]) == ("worker_ended", "received SIGTERM", "OK")
     assert (last["role"], last["worker"], last["run"], last["policy_version"]) == ("reward", "reward-0", run.name, 3)
     await registry.aclose()
+
+
+def test_a_standby_s_parts_serve_a_worker_of_changed_settings_and_others_are_closed(run: Run):
+    assert run.start("Made", "reward-0", "1").wait(_PATIENCE_S) == ExitCode.OK
+    assert run.marks() == ["setup", "warm", "drain", "teardown"]
+    assert run.start("Made", "reward-1", "5").wait(_PATIENCE_S) == ExitCode.OK
+    assert run.marks("reward-1") == ["closed", "setup", "run", "drain", "teardown"]
+    assert [line["event"] for line in run.log("reward-1")].count("standby_not_used") == 1
 
 
 def test_a_second_signal_is_immediate(run: Run):

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+from pipeline.config.load import read_resolved
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.actor import Actor
+from pipeline.runtime.prepared import PreparedParts
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.worker_process import run_actor
 from protocol.errors import ConfigError
@@ -119,6 +121,34 @@ class DeadLoop(Ticking):
         time.sleep(60.0)  # noqa: ASYNC251 -- the very mistake
 
 
+class Made(Ticking):
+    """Takes the part that its process made as a standby, if there is one, and ends."""
+
+    async def run(self) -> None:
+        self.mark("run" if self.ctx.prepared.take("engine") is None else "warm")
+        self.ctx.finish(ExitCode.OK, "")
+
+
+class Engine:
+    """A part that a standby made."""
+
+    def __init__(self, marks: Path) -> None:
+        self._marks = marks
+
+    def close(self) -> None:
+        with self._marks.open("a") as file:
+            file.write("closed\n")
+
+
+def made(run_dir: Path, worker: str, threads: int) -> PreparedParts:
+    """Return a part by settings with so many threads of the learner, and another learning rate."""
+    config = read_resolved(run_dir)
+    learner = config.learner.model_copy(update={"threads": threads, "learning_rate": 0.25})
+    parts = {"engine": Engine(run_dir / f"{worker}.marks")}
+    return PreparedParts(config.model_copy(update={"learner": learner}), parts)
+
+
 if __name__ == "__main__":
-    name, folder, worker = sys.argv[1:]
-    sys.exit(run_actor(lambda: globals()[name], Path(folder), worker))
+    name, folder, worker, *threads = sys.argv[1:]
+    parts = made(Path(folder), worker, int(threads[0])) if threads else None
+    sys.exit(run_actor(lambda: globals()[name], Path(folder), worker, parts))

@@ -3,6 +3,7 @@ a default."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ from pipeline.config.learning import AlgorithmSection, LearnerSection, ModelSect
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
 from protocol.errors import ConfigError
+from tests.pipeline.op_config import op_config
 from tests.pipeline.runtime.fakes import small_config
+from tests.pipeline.runtime.test_prepared import OTHER
 from tests.workers.engines.tiny import plain_logprobs
 from workers.engines.generation.local.build import build_local
 from workers.engines.generation.vllm.build import check_counts
@@ -136,3 +139,17 @@ def test_penalties_of_a_response_are_refused_where_vllm_counts_by_window(config:
     sets[0]["frequency_penalty"] = 0.5
     with pytest.raises(ConfigError, match=r"evaluation.sets a.frequency_penalty is 0.5.*set it to 0"):
         check_counts(config.model_copy(update={"evaluation": EvaluationSection.model_validate({"sets": sets})}))
+
+
+@pytest.mark.parametrize(
+    "schedule", [[], ["learner.schedule=cosine", "learner.schedule_updates=4", "learner.warmup_updates=1"]]
+)
+def test_of_all_that_may_change_in_a_run_the_rate_alone_is_in_a_learner_s_part(
+    tmp_path: Path, schedule: list[str]
+) -> None:
+    given = ["reference.always=true", *schedule]
+    former = optimizer_settings(op_config(tmp_path, *given))
+    for key, value in OTHER.items():
+        now = optimizer_settings(op_config(tmp_path, *given, f"{key}={value}"))
+        # a learner sets it by itself: a standby's part may have the former one
+        assert replace(now, learning_rate=former.learning_rate) == former, key
