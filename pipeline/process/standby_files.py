@@ -19,22 +19,28 @@ _ORDER = ".order.json"
 
 
 class StandbyReport(msgspec.Struct, frozen=True):
-    """A standby's own record, renewed while it waits."""
+    """A standby's own record, renewed while it loads and waits."""
 
     pid: int
     turn: int
     """Grows with each report."""
     roles: tuple[str, ...]
-    """Of the workers that it may become."""
+    """Of the workers that it may become; none while it loads."""
     version: int | None
     """Of the weights that it serves; None where it follows none."""
     memory_bytes: int
     """Of this process alone; pages that others share do not count."""
     prepared_s: float
-    """From its start to its first report, in seconds."""
+    """From its start until all was loaded, in seconds; 0 before that."""
+    progress: int = 0
+    """Pieces of its loading so far."""
+    is_taking: bool = False
+    """Whether it loads a newer version of the weights."""
 
     def in_words(self, name: str) -> str:
         """Return a sentence: ``standby-1 waits to be a generator or reward: 812 MiB idle``."""
+        if not self.roles:
+            return f"{name} loads: {self.memory_bytes >> 20} MiB so far"
         weights = "" if self.version is None else f", weights of version {self.version}"
         return f"{name} waits to be a {' or '.join(self.roles)}: {self.memory_bytes >> 20} MiB idle{weights}"
 

@@ -233,7 +233,7 @@ class HostFleet:
             by = {"standby": row.standby} if row.standby else {}
             log.info("worker_repaired", worker=row.worker, took_s=round(row.whole_s, 3), cause=row.cause, **by)
             if self.standbys is not None:
-                self.standbys.repaired()
+                self.standbys.repaired(Role(row.role))
             try:
                 await asyncio.to_thread(add_repair, self._run_dir, row)
             except OSError as error:

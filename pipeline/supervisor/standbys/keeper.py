@@ -17,6 +17,7 @@ import structlog
 from pipeline.config.schema import RunConfig
 from pipeline.process.standby_files import (
     StandbyOrder,
+    StandbyReport,
     clear_standbys,
     give_order,
     order_path,
@@ -41,6 +42,8 @@ _ROOM = "-" * 80
 _OBEYED_S = 5.0
 _FIRST_REFILL_S = 60.0
 """Assumed before the first refill is measured."""
+_TIMES_LOAD, _LOAD_SLACK_S = 2.0, 10.0
+"""A worker holds refills up for so many times its role's shortest start, and some seconds more."""
 
 log = structlog.get_logger(__name__)
 
@@ -87,11 +90,16 @@ class StandbyKeeper:
         """Starts of workers that have not ended, by worker."""
         self._loads: dict[Role, float] = {}
         """The shortest start of each role, in seconds."""
+        self._away: dict[str, float] = {}
+        """Since when wanted workers are not at work, by name."""
         self._bytes: dict[StandbyKind, int] = {}
-        """Memory of a standby, as the last one reported it."""
+        """Memory of a ready standby, as the last one reported it."""
+        self._held: dict[str, int] = {}
+        """Memory of each standby, as it reported it."""
         self._num_repairs = 0
         self._began_s: float | None = None
         self._said: dict[StandbyKind, str] = {}
+        """The last shortage of each kind in the log, in few words."""
         self._is_clear = False
 
     @property
@@ -103,15 +111,15 @@ class StandbyKeeper:
         """Note the start of a worker's new process, whose duration is measured."""
         self._starts[worker] = role, now_s
 
-    def repaired(self) -> None:
+    def repaired(self, role: Role) -> None:
         """Count a worker that was lost and works again."""
-        self._num_repairs += 1
+        self._num_repairs += role in self._roles[StandbyKind.GENERIC]
 
     # -- taking over -------------------------------------------------------------------------------
 
     def take(self, now_s: float, role: Role, worker: str) -> str | None:
         """Make a standby this worker; return its former name, None without one that is ready."""
-        while (name := self._pool.take(role)) is not None:
+        while (name := self._pool.take(now_s, role)) is not None:
             process = self._children[name]
             try:
                 if process.poll() is not None:
@@ -124,6 +132,7 @@ class StandbyKeeper:
             self._processes.hand_over(name, role, worker)
             self._orders[name] = _Order(worker, now_s)
             self._turns.pop(name, None)
+            self._held.pop(name, None)
             return name
         return None
 
@@ -148,8 +157,12 @@ class StandbyKeeper:
         self._read(now_s)
         self._check_orders(now_s)
         versions = [beat.policy_version for beat in beats if beat.who.role is Role.LEARNER]
-        wanted = {} if is_over else self._wanted(now_s, beats, workers)
-        self._pool.want({kind: self._that_fit(kind, number) for kind, number in wanted.items()})
+        if is_over:
+            self._pool.want({})
+        elif self._is_held_up(now_s, beats, workers):
+            self._pool.want(self._present())
+        else:
+            self._pool.want(self._that_fit(self._wanted(now_s, workers)))
         for action in self._pool.tick(now_s, max(versions, default=None)):
             if action.verb is StandbyVerb.START:
                 self._start(now_s, action.name, action.kind)
@@ -157,7 +170,7 @@ class StandbyKeeper:
                 log.info("standby_ended", standby=action.name, reason=action.reason)
                 self._children[action.name].kill()
         for kind, reason in self._pool.given_up.items():
-            self._say(kind, f"no standby is started any more: {reason}")
+            self._say(kind, "given up", f"no standby is started any more: {reason}")
 
     def _measure(self, now_s: float, beats: Sequence[Heartbeat]) -> None:
         """Take the durations of starts that are over."""
@@ -170,28 +183,32 @@ class StandbyKeeper:
 
     def _read(self, now_s: float) -> None:
         kinds = {one.name: one.kind for one in self._pool.standbys}
-        for name, process in list(self._children.items()):
-            if (code := process.poll()) is not None:
-                del self._children[name]
-                remove_report(self._run_dir, name)
-                if kinds.get(name) is not None:
-                    words = f"it ended with code {code}; see logs/{name}.out"
-                    log.warning("standby_lost", standby=name, reason=words)
-                    self._pool.ended(now_s, name, words)
-                continue
+        for name, code in self._processes.reap_standbys().items():
+            remove_report(self._run_dir, name)
+            self._turns.pop(name, None)
+            self._held.pop(name, None)
+            if kinds.get(name) is not None:
+                words = f"it ended with code {code}; see logs/{name}.out"
+                log.warning("standby_lost", standby=name, reason=words)
+                self._pool.ended(now_s, name, words)
+        for name, process in self._children.items():
             report = read_report(self._run_dir, name)
             if report is None or report.pid != process.pid or report.turn == self._turns.get(name):
                 continue
-            if name not in self._turns:
-                log.info("standby_ready", standby=name, prepared_s=report.prepared_s, memory_bytes=report.memory_bytes)
-            self._turns[name] = report.turn
-            roles = frozenset(map(Role, report.roles))
-            if name in kinds:
-                self._bytes[kinds[name]] = report.memory_bytes
-            if Role.GENERATOR in roles and report.version is None and self._follows:
-                # it is not tried without weights
-                roles = frozenset[Role]()
-            self._pool.reported(now_s, name, roles, report.version)
+            self._turns[name], self._held[name] = report.turn, report.memory_bytes
+            self._note(now_s, name, report)
+
+    def _note(self, now_s: float, name: str, report: StandbyReport) -> None:
+        roles = frozenset(map(Role, report.roles))
+        if Role.GENERATOR in roles and report.version is None and self._follows:
+            # it is not tried without weights
+            roles = frozenset[Role]()
+        version, progress, is_taking = report.version, report.progress, report.is_taking
+        if self._pool.reported(now_s, name, roles, version, progress=progress, is_taking=is_taking):
+            log.info("standby_ready", standby=name, prepared_s=report.prepared_s, memory_bytes=report.memory_bytes)
+        for one in self._pool.standbys:
+            if one.name == name and one.phase is StandbyPhase.READY:
+                self._bytes[one.kind] = report.memory_bytes
 
     @property
     def _follows(self) -> bool:
@@ -227,21 +244,30 @@ class StandbyKeeper:
 
     # -- how many ----------------------------------------------------------------------------------
 
-    def _wanted(self, now_s: float, beats: Sequence[Heartbeat], workers: Mapping[str, Role]) -> dict[StandbyKind, int]:
-        """Return the wanted standbys by kind; the present ones while a fleet starts."""
+    def _is_held_up(self, now_s: float, beats: Sequence[Heartbeat], workers: Mapping[str, Role]) -> bool:
+        """Return whether a wanted worker is about to come to work: a standby's start would slow it.
+
+        A worker that is away for longer than its start takes holds nothing up."""
         at_work = {beat.who.worker for beat in beats if beat.waiting_for is not WaitingFor.STARTING}
-        present = self._present()
-        if not workers.keys() <= at_work:
-            return present
+        self._away = {worker: self._away.get(worker, now_s) for worker in workers.keys() - at_work}
+        return any(now_s - since_s <= self._longest_start_s(workers[worker]) for worker, since_s in self._away.items())
+
+    def _longest_start_s(self, role: Role) -> float:
+        """Return the time within which a worker of this role should be at work."""
+        limit_s, load_s = self._config.supervisor.start_timeout_s, self._loads.get(role)
+        return limit_s if load_s is None else min(limit_s, _TIMES_LOAD * load_s + _LOAD_SLACK_S)
+
+    def _wanted(self, now_s: float, workers: Mapping[str, Role]) -> dict[StandbyKind, int]:
+        """Return the wanted standbys by kind, whether or not there is room for them."""
         fleet, wanted = self._config.fleet, dict[StandbyKind, int]()
         roles = self._roles[StandbyKind.GENERIC]
         if fleet.standby != "auto":
             wanted[StandbyKind.GENERIC] = fleet.standby if roles else 0
         elif self._is_worth(roles):
             num = sum(role in roles for role in workers.values())
-            run_s = now_s - (self._began_s or now_s)
+            run_s = 0.0 if self._began_s is None else now_s - self._began_s
             rate = measured_rate(self._config.recovery.faults_per_day, self._num_repairs, num, run_s)
-            refill_s = self._pool.refill_s or _FIRST_REFILL_S
+            refill_s = self._pool.refill_s(StandbyKind.GENERIC) or _FIRST_REFILL_S
             wanted[StandbyKind.GENERIC] = max(1, num_standbys(num, rate, refill_s))
         learner, is_auto = self._roles[StandbyKind.LEARNER], fleet.standby_learner == "auto"
         if fleet.standby_learner == "on" or (is_auto and self._is_worth(learner)):
@@ -257,22 +283,36 @@ class StandbyKeeper:
         is_slow = any(self._loads.get(role, 0.0) >= WORTH_S for role in roles)
         return is_slow and not any(Path("/dev").glob(_GPUS))
 
-    def _that_fit(self, kind: StandbyKind, wanted: int) -> int:
-        """Return how many of the wanted standbys fit into memory; log once that there are fewer."""
-        present = self._present()[kind]
-        if wanted <= present:
-            return wanted
-        need = self._bytes.get(kind) or standby_bytes(self._config, self._roles[kind])
-        if need <= self._free():
-            return present + 1
-        self._say(
-            kind,
-            f"{present} of {wanted} standbys are kept: one more takes {need >> 20} MiB, and {self._free() >> 20} MiB are free",
-        )
-        return present
+    def _that_fit(self, wanted: Mapping[StandbyKind, int]) -> dict[StandbyKind, int]:
+        """Return how many of the wanted standbys are there, or fit into memory. One of each kind
+        comes before a second one. That there are fewer is logged, once until it changes."""
+        present = self._present()
+        given = {kind: min(number, present[kind]) for kind, number in wanted.items()}
+        open_kinds = [kind for kind in wanted if kind not in self._pool.given_up]
+        free = self._free() - self._still_to_take() if given != wanted else 0
+        while lacking := [kind for kind in open_kinds if given[kind] < wanted[kind]]:
+            kind = min(lacking, key=given.__getitem__)
+            need = self._need(kind)
+            if need <= free:
+                given[kind], free = given[kind] + 1, free - need
+                continue
+            open_kinds.remove(kind)
+            number = f"{given[kind]} of {wanted[kind]} standbys are kept"
+            self._say(kind, number, f"{number}: one more takes {need >> 20} MiB, and {max(0, free) >> 20} MiB are free")
+        for kind in open_kinds:
+            self._said.pop(kind, None)
+        return given
 
-    def _say(self, kind: StandbyKind, words: str) -> None:
-        """Log a shortage once for each kind."""
-        if kind not in self._said:
-            self._said[kind] = words
+    def _need(self, kind: StandbyKind) -> int:
+        return self._bytes.get(kind) or standby_bytes(self._config, self._roles[kind])
+
+    def _still_to_take(self) -> int:
+        """Return the memory that starting standbys have not taken yet."""
+        starting = [one for one in self._pool.standbys if one.phase is StandbyPhase.STARTING]
+        return sum(max(0, self._need(one.kind) - self._held.get(one.name, 0)) for one in starting)
+
+    def _say(self, kind: StandbyKind, what: str, words: str) -> None:
+        """Log a shortage of a kind, unless its last line was the same."""
+        if self._said.get(kind) != what:
+            self._said[kind] = what
             log.warning("fewer_standbys", kind=str(kind), reason=words)

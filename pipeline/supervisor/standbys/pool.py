@@ -6,16 +6,19 @@
                          ending <──────────── ending ──exit──> (gone; another is started after a pause)
 
 A standby's name is never used twice. A taken one belongs to exactly one worker from then on, and
-the pool forgets it. One standby starts at a time, so that a refill takes little from the fleet.
+the pool forgets it. All that a kind lacks start side by side. Each loads all its models: one after
+another, the last would come too late for the next fault.
 
-Failures are ends without a take. Each doubles the pause before the next start. Too many in a row,
-and the kind is given up: the run goes on with restarts in place."""
+Failures are ends without a take. Each doubles the pause before the next start, and one starts at a
+time until one is ready. Too many in a row, and the kind is given up: the run goes on with restarts
+in place."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from protocol.ids import Role
@@ -59,7 +62,7 @@ class PoolLimits:
     """Deadlines in seconds, and budgets."""
 
     start_timeout_s: float = 300.0
-    """From a start to readiness, without any report of loading."""
+    """Without progress of its loading, or of the weights that it loads."""
     silent_after_s: float = 15.0
     """A ready one that has not reported for so long is replaced."""
     behind_s: float = 60.0
@@ -83,6 +86,12 @@ class Standby:
     """Of the workers that it may become, once it is ready."""
     version: int | None = None
     """Of the weights that it has; None where it follows none."""
+    is_taking: bool = False
+    """Whether it loads a newer version: an order waits for the end of that."""
+    progress: int = 0
+    """Pieces of its loading so far."""
+    moved_s: float = 0.0
+    """When that grew."""
     reported_s: float = 0.0
     awaited_version: int = -1
     """A version that it did not have when that was the newest."""
@@ -90,9 +99,15 @@ class Standby:
 
 
 @dataclass(slots=True)
-class _Budget:
+class _Track:
+    """A kind's failures and refills so far."""
+
     num_failures: int = 0
+    """In a row."""
     next_start_s: float = 0.0
+    uses_s: deque[float] = field(default_factory=deque[float])
+    """When standbys were taken that are not refilled yet."""
+    refill_s: float | None = None
 
 
 class StandbyPool:
@@ -102,11 +117,9 @@ class StandbyPool:
         self._limits = limits or PoolLimits()
         self._wanted: dict[StandbyKind, int] = {}
         self._standbys: dict[str, Standby] = {}
-        self._budgets = {kind: _Budget() for kind in StandbyKind}
+        self._tracks = {kind: _Track() for kind in StandbyKind}
         self._num_named = 0
         self._outdated: list[StandbyAction] = []
-        self.refill_s: float | None = None
-        """The newest time from a start to readiness; None before the first."""
         self.given_up: dict[StandbyKind, str] = {}
         """Kinds that are not started any more, each with the reason."""
 
@@ -123,21 +136,41 @@ class StandbyPool:
     def _ready(self) -> list[Standby]:
         return [one for one in self._standbys.values() if one.phase is StandbyPhase.READY]
 
+    def refill_s(self, kind: StandbyKind) -> float | None:
+        """Return the newest time from the use of a standby to the next one's readiness; before the
+        first use, from a start to readiness. None before that."""
+        return self._tracks[kind].refill_s
+
     def want(self, numbers: Mapping[StandbyKind, int]) -> None:
         """Make ``numbers`` the wanted standbys, by kind."""
         self._wanted = dict(numbers)
 
-    def reported(self, now_s: float, name: str, roles: frozenset[Role], version: int | None) -> None:
-        """Note a sign of life. ``roles``: empty while it still loads."""
+    def reported(
+        self,
+        now_s: float,
+        name: str,
+        roles: frozenset[Role],
+        version: int | None,
+        *,
+        progress: int = 0,
+        is_taking: bool = False,
+    ) -> bool:
+        """Note a sign of life; return whether the standby is ready since this one. ``roles``: empty
+        while it still loads."""
         standby = self._standbys.get(name)
         if standby is None or standby.phase is StandbyPhase.ENDING:
-            return
-        standby.reported_s, standby.version = now_s, version
-        if roles and standby.phase is StandbyPhase.STARTING:
+            return False
+        if progress != standby.progress:
+            standby.progress, standby.moved_s = progress, now_s
+        standby.reported_s, standby.version, standby.is_taking = now_s, version, is_taking
+        is_new = bool(roles) and standby.phase is StandbyPhase.STARTING
+        if is_new:
             standby.phase = StandbyPhase.READY
-            self.refill_s = now_s - standby.started_s
-            self._budgets[standby.kind] = _Budget()
+            track = self._tracks[standby.kind]
+            track.refill_s = now_s - (track.uses_s.popleft() if track.uses_s else standby.started_s)
+            track.num_failures, track.next_start_s = 0, 0.0
         standby.roles = roles if standby.phase is StandbyPhase.READY else frozenset()
+        return is_new
 
     def ended(self, now_s: float, name: str, reason: str) -> None:
         """Note the end of a standby's process. A taken one is a worker, and unknown here."""
@@ -153,14 +186,15 @@ class StandbyPool:
                 standby.phase, standby.roles = StandbyPhase.ENDING, frozenset()
                 self._outdated.append(StandbyAction(StandbyVerb.END, standby.name, standby.kind, reason))
 
-    def take(self, role: Role, *, but: frozenset[str] = frozenset()) -> str | None:
-        """Give a ready standby for this role away; return its name, or None without one. The one
-        with the newest weights is taken. ``but``: names that are not taken."""
-        fit = [one for one in self._ready() if role in one.roles and one.name not in but]
+    def take(self, now_s: float, role: Role) -> str | None:
+        """Give a ready standby for this role away; return its name, or None without one. Standbys
+        that load no weights just now come first, and of these the one with the newest."""
+        fit = [one for one in self._ready() if role in one.roles]
         if not fit:
             return None
-        best = max(fit, key=lambda one: -1 if one.version is None else one.version)
+        best = max(fit, key=lambda one: (not one.is_taking, -1 if one.version is None else one.version))
         del self._standbys[best.name]
+        self._tracks[best.kind].uses_s.append(now_s)
         return best.name
 
     def tick(self, now_s: float, newest_version: int | None = None) -> list[StandbyAction]:
@@ -181,10 +215,8 @@ class StandbyPool:
         """Return why a standby is of no use any more, or ""."""
         limits = self._limits
         if standby.phase is StandbyPhase.STARTING:
-            since_s = max(standby.started_s, standby.reported_s)
-            return (
-                f"not ready after {now_s - standby.started_s:.0f} s" if now_s - since_s > limits.start_timeout_s else ""
-            )
+            is_late = now_s - standby.moved_s > limits.start_timeout_s
+            return f"not ready after {now_s - standby.started_s:.0f} s" if is_late else ""
         if standby.phase is StandbyPhase.ENDING:
             return ""
         if now_s - standby.reported_s > limits.silent_after_s:
@@ -193,32 +225,40 @@ class StandbyPool:
             standby.behind_since_s = math.inf
         elif math.isinf(standby.behind_since_s) or standby.version >= standby.awaited_version:
             standby.awaited_version, standby.behind_since_s = newest_version, now_s
-        if now_s - standby.behind_since_s > limits.behind_s:
+        if now_s - standby.behind_since_s > (limits.start_timeout_s if standby.is_taking else limits.behind_s):
             return f"it does not follow the weights: it has version {standby.version}, the newest is {newest_version}"
         return ""
 
     def _sized(self, kind: StandbyKind, now_s: float) -> list[StandbyAction]:
-        """End surplus standbys of a kind, the newest first, or start one more."""
+        """End surplus standbys of a kind, the newest first, or start those that it lacks."""
         there = [one for one in self._standbys.values() if one.kind is kind and one.phase is not StandbyPhase.ENDING]
-        wanted = self._wanted.get(kind, 0)
+        wanted, track = self._wanted.get(kind, 0), self._tracks[kind]
+        is_starting = any(one.phase is StandbyPhase.STARTING for one in there)
+        num_ready = sum(one.phase is StandbyPhase.READY for one in there)
+        while len(track.uses_s) > max(0, wanted - num_ready):
+            # fewer are wanted than were used
+            track.uses_s.popleft()
         if len(there) > wanted:
             surplus = there[wanted:]
             for standby in surplus:
                 standby.phase, standby.roles = StandbyPhase.ENDING, frozenset()
             return [StandbyAction(StandbyVerb.END, one.name, kind, "fewer are wanted") for one in surplus]
-        is_starting = any(one.phase is StandbyPhase.STARTING for one in self._standbys.values())
-        if len(there) == wanted or is_starting or kind in self.given_up or now_s < self._budgets[kind].next_start_s:
+        if kind in self.given_up or now_s < track.next_start_s or (track.num_failures and is_starting):
             return []
+        lacking = wanted - len(there)
+        return [self._started(kind, now_s) for _ in range(min(lacking, 1) if track.num_failures else lacking)]
+
+    def _started(self, kind: StandbyKind, now_s: float) -> StandbyAction:
         self._num_named += 1
         name = f"{kind}-{self._num_named}"
-        self._standbys[name] = Standby(name, kind, now_s, reported_s=now_s)
-        return [StandbyAction(StandbyVerb.START, name, kind)]
+        self._standbys[name] = Standby(name, kind, now_s, moved_s=now_s, reported_s=now_s)
+        return StandbyAction(StandbyVerb.START, name, kind)
 
     def _failed(self, now_s: float, kind: StandbyKind, reason: str) -> None:
-        budget, limits = self._budgets[kind], self._limits
-        budget.num_failures += 1
-        pause_s = min(limits.pause_s * 2 ** (budget.num_failures - 1), limits.longest_pause_s)
-        budget.next_start_s = now_s + pause_s
-        if budget.num_failures > limits.max_failures:
-            num = f"{budget.num_failures} in a row failed, {limits.max_failures} are allowed"
+        track, limits = self._tracks[kind], self._limits
+        track.num_failures += 1
+        pause_s = min(limits.pause_s * 2 ** (track.num_failures - 1), limits.longest_pause_s)
+        track.next_start_s = now_s + pause_s
+        if track.num_failures > limits.max_failures:
+            num = f"{track.num_failures} in a row failed, {limits.max_failures} are allowed"
             self.given_up[kind] = f"{num}; the last one: {reason}"

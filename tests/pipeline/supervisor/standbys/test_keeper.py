@@ -17,6 +17,7 @@ from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 from pipeline.supervisor.processes import Processes
 from pipeline.supervisor.standbys import keeper as keeping
 from pipeline.supervisor.standbys.keeper import StandbyKeeper, standby_roles
+from pipeline.supervisor.standbys.memory import standby_bytes
 from pipeline.supervisor.standbys.pool import StandbyKind
 from protocol.ids import Incarnation, Role
 from tests.pipeline.op_config import op_config
@@ -61,8 +62,16 @@ def start_took(made: StandbyKeeper, processes: Processes, seconds: float) -> Non
     keep(made, processes, seconds)
 
 
-def report(tmp_path: Path, processes: Processes, name: str, version: int | None = 3, turn: int = 1) -> None:
-    one = StandbyReport(processes.standbys[name].pid, turn, GENERIC_ROLES, version, 7 << 20, 1.0)
+def report(
+    tmp_path: Path,
+    processes: Processes,
+    name: str,
+    version: int | None = 3,
+    turn: int = 1,
+    roles: tuple[str, ...] = GENERIC_ROLES,
+    memory_bytes: int = 7 << 20,
+) -> None:
+    one = StandbyReport(processes.standbys[name].pid, turn, roles, version, memory_bytes, 1.0)
     write_report(tmp_path, name, one)
 
 
@@ -98,16 +107,137 @@ def test_no_standby_is_started_while_a_worker_starts_and_none_is_kept_at_the_end
     held.wait()
 
 
-def test_standbys_that_do_not_fit_into_memory_are_left_out_and_that_is_said_once(
+def test_a_worker_that_never_comes_up_holds_refills_up_for_the_time_of_a_start_alone(
     tmp_path: Path, processes: Processes
 ) -> None:
-    made = keeper(tmp_path, processes, "fleet.standby=2", free=1 << 20)
+    made = keeper(tmp_path, processes, "fleet.standby=1")
+    start_took(made, processes, 30.0)
+    processes.standbys["standby-1"].kill()
+    processes.standbys["standby-1"].wait()
+    for now_s in range(100, 180):
+        without = [beat for beat in beats(processes.pids) if beat.who.worker != "generator-0"]
+        made.keep(float(now_s), without, WORKERS, is_over=False)
+        # a start takes 30 s: twice that, and 10 s
+        assert bool(processes.standbys) == (now_s > 170), now_s
+
+
+def test_a_worker_that_was_back_holds_refills_up_anew(tmp_path: Path, processes: Processes) -> None:
+    made = keeper(tmp_path, processes, "fleet.standby=1", "supervisor.start_timeout_s=20")
+    for now_s in (0.0, 15.0):
+        made.keep(now_s, [], WORKERS, is_over=False)
+    keep(made, processes, 19.0)
+    processes.standbys["standby-1"].kill()
+    processes.standbys["standby-1"].wait()
+    for now_s, is_there in ((21.0, False), (40.0, False), (42.0, True)):
+        made.keep(now_s, [], WORKERS, is_over=False)
+        assert bool(processes.standbys) == is_there, now_s
+
+
+def said(logs: list[Any]) -> list[str]:
+    return [line["reason"] for line in logs if line["event"] == "fewer_standbys"]
+
+
+def test_standbys_that_do_not_fit_into_memory_are_left_out_and_it_is_said_once(
+    tmp_path: Path, processes: Processes
+) -> None:
+    free = [1 << 20]
+    config = op_config(tmp_path, "reference.always=false", "fleet.standby=2")
+    made = StandbyKeeper(config, tmp_path, processes, free=lambda: free[0])
     with capture_logs() as logs:
         for turn in range(3):
             keep(made, processes, float(turn))
-    said = [line["reason"] for line in logs if line["event"] == "fewer_standbys"]
-    assert not processes.standbys and len(said) == 1
-    assert said[0].startswith("0 of 2 standbys are kept: one more takes ") and said[0].endswith("and 1 MiB are free")
+    assert not processes.standbys and len(said(logs)) == 1
+    assert said(logs)[0].startswith("0 of 2 standbys are kept: one more takes ")
+    assert said(logs)[0].endswith("and 1 MiB are free")
+    free[0] = 1 << 40
+    keep(made, processes, 3.0)
+    assert list(processes.standbys) == ["standby-1", "standby-2"]
+    free[0] = 2 << 20
+    for name in ("standby-1", "standby-2"):
+        report(tmp_path, processes, name)
+    keep(made, processes, 4.0)
+    made.take(5.0, Role.REWARD, "reward-0")
+    made.take(5.0, Role.GENERATOR, "generator-0")
+    with capture_logs() as logs:
+        for now_s in (5.0, 6.0):
+            keep(made, processes, now_s)
+        free[0] = 8 << 20
+        keep(made, processes, 7.0)
+    assert [words.split(":")[0] for words in said(logs)] == [f"{num} of 2 standbys are kept" for num in (0, 1)]
+
+
+def test_memory_that_starting_standbys_will_take_is_not_given_twice(tmp_path: Path, processes: Processes) -> None:
+    config = op_config(tmp_path, "reference.always=false", "fleet.standby=3")
+    need = standby_bytes(config, (Role.GENERATOR, Role.REWARD))
+    free = [2 * need + need // 2]
+    made = StandbyKeeper(config, tmp_path, processes, free=lambda: free[0])
+    for now_s in (1.0, 2.0):
+        keep(made, processes, now_s)
+        assert list(processes.standbys) == ["standby-1", "standby-2"], "neither has taken anything yet"
+    # one has taken all, the other little
+    report(tmp_path, processes, "standby-1", roles=(), memory_bytes=need)
+    report(tmp_path, processes, "standby-2", roles=(), memory_bytes=1 << 20)
+    free[0] -= need + (1 << 20)
+    keep(made, processes, 3.0)
+    assert len(processes.standbys) == 2
+    free[0] += need // 2
+    keep(made, processes, 4.0)
+    assert len(processes.standbys) == 3
+
+
+def test_where_memory_is_short_one_standby_of_each_kind_comes_first(tmp_path: Path, processes: Processes) -> None:
+    config = op_config(tmp_path, "reference.always=false", "fleet.standby=3", "fleet.standby_learner=on")
+    free = standby_bytes(config, (Role.GENERATOR, Role.REWARD)) + standby_bytes(config, (Role.LEARNER,))
+    made = StandbyKeeper(config, tmp_path, processes, free=lambda: free)
+    keep(made, processes, 1.0)
+    assert list(processes.standbys) == ["standby-1", "learner-standby-2"]
+
+
+def test_a_kind_that_is_given_up_is_said_to_be_and_takes_no_memory_from_the_other(
+    tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def command(run_dir: Path, name: str, roles: tuple[Role, ...]) -> list[str]:
+        return [sys.executable, "-c", "import time; time.sleep(300)" if Role.LEARNER in roles else ""]
+
+    monkeypatch.setattr(keeping, "standby_command", command)
+    config = op_config(tmp_path, "reference.always=false", "fleet.standby=1", "fleet.standby_learner=on")
+    free = [1 << 40]
+    made = StandbyKeeper(config, tmp_path, processes, free=lambda: free[0])
+    with capture_logs() as logs:
+        for now_s in range(1, 1000, 10):
+            keep(made, processes, float(now_s))
+            for name, process in processes.standbys.items():
+                if name.startswith("learner"):
+                    report(tmp_path, processes, name, turn=now_s, roles=("learner",), version=None)
+                else:
+                    process.wait()
+    given_up = "no standby is started any more: 6 in a row failed, 5 are allowed"
+    assert [words.split(";")[0] for words in said(logs)] == [given_up]
+    (learners,) = processes.standbys
+    free[0] = standby_bytes(config, (Role.LEARNER,))
+    processes.standbys[learners].kill()
+    processes.standbys[learners].wait()
+    for now_s in (1001.0, 1010.0):
+        keep(made, processes, now_s)
+    assert [name.startswith("learner") for name in processes.standbys] == [True]
+
+
+def test_the_automatic_number_grows_with_repairs_of_its_roles_and_with_the_refill(
+    tmp_path: Path, processes: Processes
+) -> None:
+    made = keeper(tmp_path, processes, "fleet.standby=auto", "recovery.faults_per_day=1")
+    start_took(made, processes, 60.0)
+    for now_s in (600.0, 5900.0, 5950.0):
+        report(tmp_path, processes, "standby-1", turn=int(now_s))
+        keep(made, processes, now_s)
+        assert list(processes.standbys) == ["standby-1"], "a generic standby becomes no learner"
+        for _ in range(40):
+            made.repaired(Role.LEARNER)
+    for _ in range(3):
+        made.repaired(Role.GENERATOR)
+    # the refill took 540 s: in that time both workers fail with P = 0.016, in 60 s with 0.0002
+    keep(made, processes, 5960.0)
+    assert list(processes.standbys) == ["standby-1", "standby-2"]
 
 
 def test_a_standby_is_taken_once_it_has_weights_and_is_then_a_worker_of_its_process(
@@ -152,6 +282,23 @@ def test_a_dead_standby_is_replaced_by_another_one_and_never_taken(tmp_path: Pat
     for now_s in (3.0, 9.0):
         keep(made, processes, now_s)
     assert list(processes.standbys) == ["standby-2"]
+
+
+def test_a_standby_is_ready_once_it_reports_roles_and_then_its_memory_is_known(
+    tmp_path: Path, processes: Processes
+) -> None:
+    made = keeper(tmp_path, processes, "fleet.standby=1")
+    keep(made, processes, 1.0)
+    with capture_logs() as logs:
+        report(tmp_path, processes, "standby-1", roles=(), version=None)
+        keep(made, processes, 2.0)
+        assert made.roles == frozenset() and not logs
+        report(tmp_path, processes, "standby-1", turn=2)
+        keep(made, processes, 3.0)
+        report(tmp_path, processes, "standby-1", turn=3)
+        keep(made, processes, 4.0)
+    assert made.roles == {Role.GENERATOR, Role.REWARD}
+    assert [line["memory_bytes"] for line in logs if line["event"] == "standby_ready"] == [7 << 20]
 
 
 def test_a_standby_prepares_only_roles_of_this_host_with_one_rank(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from protocol.ids import Role
 LIMITS = PoolLimits(
     start_timeout_s=60.0, silent_after_s=10.0, behind_s=20.0, pause_s=5.0, longest_pause_s=40.0, max_failures=3
 )
-GENERIC = StandbyKind.GENERIC
+GENERIC, LEARNER = StandbyKind.GENERIC, StandbyKind.LEARNER
+NOW_S = 2.0
 ROLES = frozenset({Role.GENERATOR, Role.REWARD})
 
 
@@ -42,8 +43,8 @@ def test_a_used_standby_is_refilled_by_another_name():
     made = pool()
     first = ready(made, 0.0)
     assert made.roles == ROLES
-    assert made.take(Role.REWARD) == first
-    assert made.take(Role.REWARD) is None and made.roles == frozenset()
+    assert made.take(NOW_S, Role.REWARD) == first
+    assert made.take(NOW_S, Role.REWARD) is None and made.roles == frozenset()
     (second,) = started(made, 2.0)
     assert second != first
 
@@ -51,29 +52,89 @@ def test_a_used_standby_is_refilled_by_another_name():
 def test_only_a_ready_standby_is_taken_and_only_for_a_role_that_it_prepared():
     made = pool()
     (name,) = started(made, 0.0)
-    assert made.take(Role.GENERATOR) is None
+    assert made.take(NOW_S, Role.GENERATOR) is None
     made.reported(1.0, name, frozenset(), None)
-    assert made.take(Role.GENERATOR) is None
+    assert made.take(NOW_S, Role.GENERATOR) is None
     made.reported(2.0, name, ROLES, None)
-    assert made.take(Role.VALUE) is None
-    assert made.take(Role.GENERATOR) == name
-    assert made.refill_s == 2.0
+    assert made.take(NOW_S, Role.VALUE) is None
+    assert made.take(NOW_S, Role.GENERATOR) == name
 
 
-def test_the_standby_with_the_newest_weights_is_taken():
-    made = pool(2)
-    behind = ready(made, 0.0, 3)
-    newest = ready(made, 2.0, 4)
-    assert made.take(Role.GENERATOR) == newest
-    assert made.take(Role.GENERATOR) == behind
-
-
-def test_one_standby_starts_at_a_time():
+def test_the_standby_with_the_newest_weights_is_taken_but_none_that_loads_some():
     made = pool(3)
-    (first,) = started(made, 0.0)
+    names = started(made, 0.0)
+    for name, version, is_taking in zip(names, (3, 4, 5), (False, False, True), strict=True):
+        made.reported(1.0, name, ROLES, version, is_taking=is_taking)
+    behind, newest, busy = names
+    assert [made.take(NOW_S, Role.GENERATOR) for _ in range(3)] == [newest, behind, busy]
+
+
+def test_all_that_lack_start_side_by_side():
+    made = pool(3)
+    first, second, _ = started(made, 0.0)
     assert started(made, 1.0) == []
-    made.reported(2.0, first, ROLES, None)
-    assert len(started(made, 3.0)) == 1
+    for name in (first, second):
+        made.reported(2.0, name, ROLES, None)
+        made.take(3.0, Role.REWARD)
+    assert len(started(made, 3.0)) == 2, "the third still starts"
+
+
+def test_the_learner_s_standby_starts_while_generic_ones_start_or_fail():
+    made = pool()
+    made.want({GENERIC: 2, LEARNER: 1})
+    assert [one.kind for one in made.tick(0.0)] == [GENERIC, GENERIC, LEARNER]
+    made = pool()
+    made.want({GENERIC: 1})
+    for now_s in range(200):
+        for name in started(made, float(now_s)):
+            made.ended(float(now_s), name, "killed by SIGKILL")
+    assert made.given_up
+    made.want({GENERIC: 1, LEARNER: 1})
+    assert [one.kind for one in made.tick(200.0)] == [LEARNER]
+
+
+def test_after_a_failure_one_starts_at_a_time_until_one_is_ready():
+    made = pool(3)
+    first, *others = started(made, 0.0)
+    made.ended(1.0, first, "killed by SIGKILL")
+    for name in others:
+        made.ended(1.0, name, "killed by SIGKILL")
+    (trial,) = started(made, 100.0)
+    assert started(made, 101.0) == []
+    made.reported(102.0, trial, ROLES, None)
+    assert len(started(made, 103.0)) == 2
+
+
+def test_a_refill_lasts_from_a_use_to_the_next_readiness_by_kind():
+    made = pool()
+    made.want({GENERIC: 2, LEARNER: 1})
+    first, second, learner = started(made, 0.0)
+    assert made.refill_s(GENERIC) is None
+    made.reported(8.0, first, ROLES, None)
+    made.reported(9.0, second, ROLES, None)
+    made.reported(30.0, learner, frozenset({Role.LEARNER}), None)
+    assert (made.refill_s(GENERIC), made.refill_s(LEARNER)) == (9.0, 30.0)
+    made.take(100.0, Role.GENERATOR)
+    made.take(103.0, Role.GENERATOR)
+    # the keeper has waited for the workers' return
+    third, fourth = started(made, 120.0)
+    made.reported(128.0, third, ROLES, None)
+    assert made.refill_s(GENERIC) == 28.0
+    made.reported(140.0, fourth, ROLES, None)
+    assert (made.refill_s(GENERIC), made.refill_s(LEARNER)) == (37.0, 30.0)
+
+
+def test_uses_that_are_not_refilled_since_fewer_are_wanted_count_for_no_refill():
+    made = pool(2)
+    for name in started(made, 0.0):
+        made.reported(1.0, name, ROLES, None)
+        made.take(2.0, Role.REWARD)
+    made.want({GENERIC: 0})
+    made.tick(3.0)
+    made.want({GENERIC: 1})
+    (name,) = started(made, 500.0)
+    made.reported(510.0, name, ROLES, None)
+    assert made.refill_s(GENERIC) == 10.0
 
 
 def test_a_standby_that_does_not_follow_the_weights_is_replaced_after_a_pause():
@@ -89,21 +150,37 @@ def test_a_standby_that_does_not_follow_the_weights_is_replaced_after_a_pause():
     (end,) = made.tick(41.0, 3)
     assert (end.verb, end.name) == (StandbyVerb.END, name)
     assert end.reason == "it does not follow the weights: it has version 2, the newest is 3"
-    assert made.take(Role.GENERATOR) is None
+    assert made.take(NOW_S, Role.GENERATOR) is None
     made.ended(42.0, name, "killed by SIGKILL")
     assert started(made, 45.0) == []
     assert len(started(made, 46.0)) == 1
 
 
-def test_a_silent_standby_and_one_that_is_never_ready_are_ended():
+def test_a_standby_that_loads_weights_for_long_has_the_time_of_a_start():
+    made = pool()
+    name = ready(made, 0.0, 1)
+    for now_s in range(1, 80):
+        made.reported(float(now_s), name, ROLES, 1, is_taking=True)
+        actions = made.tick(float(now_s), 2 + now_s)
+        assert bool(actions) == (now_s > 61), now_s
+        if actions:
+            break
+    else:
+        raise AssertionError("it was never ended")
+
+
+def test_a_silent_standby_and_one_whose_loading_stands_still_are_ended():
     made = pool()
     name = ready(made, 0.0)
     (end,) = made.tick(12.0)
     assert (end.name, end.reason) == (name, "no sign of it for 11 s")
     slow = pool()
     (name,) = started(slow, 0.0)
-    slow.reported(50.0, name, frozenset(), None)
-    assert slow.tick(100.0) == []
+    for now_s in range(1, 100):
+        # the second model is there after 50 s
+        slow.reported(float(now_s), name, frozenset(), None, progress=1 + (now_s >= 50))
+    assert slow.tick(109.0) == [], "reports go on, and progress was 59 s ago"
+    slow.reported(110.0, name, frozenset(), None, progress=2)
     (end,) = slow.tick(111.0)
     assert (end.name, end.reason) == (name, "not ready after 111 s")
 
@@ -129,13 +206,15 @@ def test_a_standby_that_was_ready_renews_the_budget():
 
 def test_fewer_wanted_standbys_end_the_surplus_without_counting_failures():
     made = pool(2)
-    first, second = ready(made, 0.0), ready(made, 2.0)
+    first, second = started(made, 0.0)
+    for name in (first, second):
+        made.reported(1.0, name, ROLES, None)
     made.want({GENERIC: 1})
     assert made.tick(4.0) == [StandbyAction(StandbyVerb.END, second, GENERIC, "fewer are wanted")]
     made.ended(5.0, second, "killed")
     made.want({GENERIC: 2})
     assert len(started(made, 5.0)) == 1
-    assert made.take(Role.REWARD) == first
+    assert made.take(NOW_S, Role.REWARD) == first
 
 
 EVENTS = st.lists(
@@ -169,34 +248,35 @@ def test_no_standby_is_ever_given_to_two_workers(events: list[tuple[str, int, Ro
                 alive = [one for one in alive if one != name]
             case "take":
                 was_ready = {one.name for one in made.standbys if one.phase is StandbyPhase.READY and role in one.roles}
-                if (taken := made.take(role)) is not None:
+                if (taken := made.take(now_s, role)) is not None:
                     assert taken in was_ready and taken in alive
                     given_away.append(taken)
             case "want":
-                made.want({GENERIC: number, StandbyKind.LEARNER: number % 2})
+                made.want({GENERIC: number, LEARNER: number % 2})
             case _:
                 now_s += 30.0
         held = {one.name for one in made.standbys}
         assert not held.intersection(given_away)
-        assert sum(one.phase is StandbyPhase.STARTING for one in made.standbys) <= 1
+        for kind in StandbyKind:
+            assert sum(one.kind is kind and one.phase is not StandbyPhase.ENDING for one in made.standbys) <= 5
     assert len(set(given_away)) == len(given_away)
     assert len(set(named)) == len(named)
 
 
 def test_outdated_standbys_end_are_not_taken_meanwhile_and_count_as_no_failure():
     made = pool(2)
-    first = ready(made, 0.0)
-    (second,) = started(made, 2.0)
+    first, second = started(made, 0.0)
+    made.reported(1.0, first, ROLES, None)
     made.renew("other code")
-    assert made.take(Role.REWARD) is None and made.roles == frozenset()
+    assert made.take(NOW_S, Role.REWARD) is None and made.roles == frozenset()
     made.reported(3.0, second, ROLES, None)
-    assert made.take(Role.REWARD) is None
+    assert made.take(NOW_S, Role.REWARD) is None
     actions = made.tick(3.0)
     assert [(one.verb, one.name, one.reason) for one in actions if one.verb is StandbyVerb.END] == [
         (StandbyVerb.END, first, "other code"),
         (StandbyVerb.END, second, "other code"),
     ]
-    assert [one.verb for one in actions].count(StandbyVerb.START) == 1, "no pause, as after a failure"
+    assert [one.verb for one in actions].count(StandbyVerb.START) == 2, "no pause, as after a failure"
     for name in (first, second):
         made.ended(4.0, name, "ended")
     assert not any(one.verb is StandbyVerb.END for one in made.tick(5.0)) and not made.given_up
