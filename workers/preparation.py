@@ -3,13 +3,16 @@
 Made are the slow ones: models on their engines, and prompts. Mailboxes, links, verifier processes
 and all that needs an incarnation are made by the worker that the standby becomes.
 
-An emulated engine computes nothing, so there is nothing to try."""
+An emulated engine computes nothing, so there is nothing to try.
+
+One part is made after another. Libraries that load models set the types of new tensors for the
+whole process, so loads side by side would disturb each other."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.preflight.guidance import load_guided_prompts
+from pipeline.process import work
 from pipeline.runtime.threads import threads_of
 from protocol.errors import EngineError
 from protocol.ids import Role, TrajectoryId
@@ -39,31 +43,53 @@ _TRIAL_TOKENS = 2
 _MAX_TRIAL_STEPS = 100
 
 
-def prepare(config: RunConfig, roles: Sequence[Role]) -> dict[str, Any]:
-    """Import what workers of these roles import, make their parts, and try them; return the parts
-    by the names under which actors take them.
-
-    Raises EngineError when an engine fails its trial, and what making a part raises."""
+def import_all(config: RunConfig, roles: Sequence[Role]) -> None:
+    """Import what workers of these roles import."""
     for module in imports(config, roles):
         importlib.import_module(module)
+
+
+def prepare(config: RunConfig, roles: Sequence[Role]) -> dict[str, Any]:
+    """Make the parts of workers of these roles, and try them; return the parts by the names under
+    which actors take them. The end of each part is a piece of work (``pipeline.process.work``).
+
+    Raises EngineError when an engine fails its trial, and what making a part raises."""
     parts: dict[str, Any] = {}
-    if Role.GENERATOR in roles or Role.LEARNER in roles:
-        parts["prompts"] = PromptSource(config, load_text_tokenizer(config.model.path))
-    if Role.GENERATOR in roles:
-        parts["generation"] = build_generation_engine(config)
-    if Role.REFERENCE in roles:
-        parts["reference"] = engine = build_scoring_engine(config)
-        _finite("the reference", _logprobs(engine))
-        if config.needs_guidance:
-            parts["guided prompts"] = load_guided_prompts(config)
-    if Role.REWARD in roles and config.reward.model is not None:
-        parts["reward model"] = build_reward_model(config.reward.model)
-    if Role.VALUE in roles:
-        parts["value"] = engine = build_value_engine(config)
-        _finite("the value model", _values(engine))
-    if Role.LEARNER in roles:
-        parts["training"] = build_training_backend(config)
+    for name, make in _makers(config, roles).items():
+        parts[name] = make()
+        work.step()
     return parts
+
+
+def _makers(config: RunConfig, roles: Sequence[Role]) -> dict[str, Callable[[], Any]]:
+    makers: dict[str, Callable[[], Any]] = {}
+    if Role.GENERATOR in roles or Role.LEARNER in roles:
+        makers["prompts"] = lambda: PromptSource(config, load_text_tokenizer(config.model.path))
+    if Role.GENERATOR in roles:
+        makers["generation"] = lambda: build_generation_engine(config)
+    if Role.REFERENCE in roles:
+        makers["reference"] = lambda: _tried_reference(config)
+        if config.needs_guidance:
+            makers["guided prompts"] = lambda: load_guided_prompts(config)
+    if Role.REWARD in roles and (model := config.reward.model) is not None:
+        makers["reward model"] = lambda: build_reward_model(model)
+    if Role.VALUE in roles:
+        makers["value"] = lambda: _tried_value(config)
+    if Role.LEARNER in roles:
+        makers["training"] = lambda: build_training_backend(config)
+    return makers
+
+
+def _tried_reference(config: RunConfig) -> ScoringEngine:
+    engine = build_scoring_engine(config)
+    check_finite("the reference", engine.logprobs([_scored()])[0])
+    return engine
+
+
+def _tried_value(config: RunConfig) -> ValueEngine:
+    engine = build_value_engine(config)
+    check_finite("the value model", engine.values([_scored()])[0])
+    return engine
 
 
 def try_generation(engine: GenerationEngine, config: RunConfig) -> None:
@@ -83,7 +109,7 @@ def try_generation(engine: GenerationEngine, config: RunConfig) -> None:
     engine.submit(request)
     for _ in range(_MAX_TRIAL_STEPS):
         if windows := engine.advance(1):
-            _finite("the generation engine", windows[0].behavior_logprobs)
+            check_finite("the generation engine", windows[0].behavior_logprobs)
             return
     raise EngineError(f"the generation engine sampled nothing in {_MAX_TRIAL_STEPS} steps")
 
@@ -94,18 +120,11 @@ def give_threads(config: RunConfig, role: Role) -> None:
         sys.modules["torch"].set_num_threads(threads_of(config, role))
 
 
-def _logprobs(engine: ScoringEngine) -> np.ndarray:
-    return engine.logprobs([_scored()])[0]
-
-
-def _values(engine: ValueEngine) -> np.ndarray:
-    return engine.values([_scored()])[0]
-
-
 def _scored() -> ScoringRequest:
     return ScoringRequest(np.zeros(1 + _TRIAL_TOKENS, np.int32), _TRIAL_TOKENS)
 
 
-def _finite(what: str, values: np.ndarray) -> None:
+def check_finite(what: str, values: np.ndarray) -> None:
+    """Raise EngineError unless all these numbers are finite. ``what``: computed them."""
     if not np.isfinite(values).all():
         raise EngineError(f"{what} computes numbers that are not finite: {values.tolist()}")

@@ -4,26 +4,35 @@
 *Produces* a report once a second, and then the worker. *Waits for* the order. It ends with its
 supervisor.
 
+One TaskGroup holds two tasks. The loop looks for the order and reports; the other one has a thread
+make the parts, and then take each version of the weights. So a long load keeps neither waiting. An
+order is taken at once, and obeyed when the load under way has ended: an engine cannot be left half
+loaded.
+
 It has no incarnation, no lease, no mailbox and no heartbeat. These come with the order: then it
 registers under the worker's name, which fences the one before."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipeline.config.load import read_resolved
 from pipeline.config.schema import RunConfig
 from pipeline.files import keep_private
 from pipeline.ledger.address import read_ledger_url
-from pipeline.process.descendants import WORKER_MARK, worker_mark
+from pipeline.process.descendants import WORKER_MARK, end_marked, worker_mark
 from pipeline.process.forking import show
 from pipeline.process.standby_files import StandbyOrder, StandbyReport, take_order, write_report
+from pipeline.process.work import Meter, listening
 from pipeline.runtime.prepared import PreparedParts
+from pipeline.runtime.registry.contract import Registry, WeightsAnnouncement
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.run_ledger import connect_worker
 from pipeline.runtime.threads import limit_threads
@@ -32,10 +41,18 @@ from protocol.errors import LedgerError, WeightsDamaged
 from protocol.ids import Role
 from workers import __main__ as worker
 
+if TYPE_CHECKING:
+    from workers.generator.followed_weights import FollowedWeights
+
 _LOOK_S = 0.05
 _WEIGHTS_EVERY_S = 0.5
 _REPORT_EVERY_S = 1.0
 _PAGE_TABLE = Path("/proc/self/smaps_rollup")
+_ROLES = {
+    "generation": Role.GENERATOR, "weights": Role.GENERATOR, "reference": Role.REFERENCE,
+    "reward model": Role.REWARD, "value": Role.VALUE, "training": Role.LEARNER,
+}  # fmt: skip
+"""The only role that uses a part, by the part's name; other parts serve several."""
 
 
 def main() -> NoReturn:
@@ -45,11 +62,7 @@ def main() -> NoReturn:
     # Before any import of a numeric library.
     limit_threads(1)
     standby = StandbyProcess(Path(run_dir).absolute(), name, tuple(map(Role, roles)))
-    standby.prepare()
-    order = asyncio.run(standby.wait())
-    if order is None:
-        worker.finish(0)
-    standby.become(order)
+    standby.become(asyncio.run(standby.wait()))
 
 
 class StandbyProcess:
@@ -60,81 +73,117 @@ class StandbyProcess:
         self._began_s = time.monotonic()
         self._parent = os.getppid()
         self._config: RunConfig = read_resolved(run_dir)
+        self._meter = Meter()
         self._parts: dict[str, Any] = {}
-        self._weights: Any = None
-        self._is_tried = False
+        self._weights: FollowedWeights | None = None
         self._prepared_s = 0.0
+        """0 until all parts are made."""
+        self._is_tried = self._is_taking = False
         self._num_reports = 0
+        self._is_ordered = asyncio.Event()
 
-    def prepare(self) -> None:
-        """Import, and make the parts. Raises what making them raises."""
-        from workers.preparation import prepare
+    async def wait(self) -> StandbyOrder:
+        """Make the parts and follow the weights until the order comes. End this process, and what
+        it has started, when the supervisor has ended.
 
+        Raises what making a part raises, WeightsDamaged and EngineError, in a group."""
+        url = read_ledger_url(self._run_dir)
+        client = connect_worker(self._config, self._run_dir, url, self._name)
+        registry = RedisRegistry(client, self._config.run.name)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._get_ready(registry), name="parts and weights")
+                order = await self._look()
+                self._is_ordered.set()
+        finally:
+            await registry.aclose()
+        return order
+
+    async def _look(self) -> StandbyOrder:
+        """Look for the order, and report."""
+        next_report_s = 0.0
+        while True:
+            if os.getppid() != self._parent:
+                self._end()
+            if order := take_order(self._run_dir, self._name, os.getpid()):
+                return order
+            if time.monotonic() >= next_report_s:
+                self._report()
+                next_report_s = time.monotonic() + _REPORT_EVERY_S
+            await asyncio.sleep(_LOOK_S)
+
+    def _end(self) -> NoReturn:
+        """End this process, and what it has started. A load under way is not waited for."""
+        if mark := os.environ.get(WORKER_MARK):
+            end_marked(WORKER_MARK, mark)
+        worker.finish(0)
+
+    async def _get_ready(self, registry: Registry) -> None:
+        """Make the parts, and take each newer version of the weights until there is an order."""
+        with listening(self._meter):
+            await asyncio.to_thread(self._make_parts)
+            while self._weights is not None and not self._is_ordered.is_set():
+                await self._follow(registry, self._weights)
+                self._meter.step()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.0 if self._is_taking else _WEIGHTS_EVERY_S):
+                        await self._is_ordered.wait()
+
+    def _make_parts(self) -> None:
+        from workers.preparation import import_all, prepare
+
+        import_all(self._config, self._roles)
+        # later collections look at the parts alone
+        gc.freeze()
+        self._meter.step()
         self._parts = prepare(self._config, self._roles)
         if "generation" in self._parts:
             from workers.generator.followed_weights import FollowedWeights
 
             self._weights = self._parts["weights"] = FollowedWeights(self._parts["generation"])
+        self._prepared_s = time.monotonic() - self._began_s
 
-    async def wait(self) -> StandbyOrder | None:
-        """Follow the weights until the order comes; None when the supervisor has ended."""
-        url = read_ledger_url(self._run_dir)
-        registry = RedisRegistry(connect_worker(self._config, self._run_dir, url, self._name), self._config.run.name)
-        next_look_s = next_report_s = 0.0
-        try:
-            while os.getppid() == self._parent:
-                if order := take_order(self._run_dir, self._name, os.getpid()):
-                    return order
-                now = time.monotonic()
-                if now >= next_look_s:
-                    next_look_s = now + _WEIGHTS_EVERY_S
-                    await self._follow(registry)
-                if now >= next_report_s:
-                    next_report_s = now + _REPORT_EVERY_S
-                    self._report()
-                await asyncio.sleep(_LOOK_S)
-        finally:
-            await registry.aclose()
-        return None
-
-    async def _follow(self, registry: RedisRegistry) -> None:
+    async def _follow(self, registry: Registry, weights: FollowedWeights) -> None:
         """Take the newest version, and try the engine with the first one. A version whose file was
         replaced while it was read is left out.
 
         Raises WeightsDamaged and EngineError: this process is of no use."""
-        if self._weights is None:
-            return
-        from workers.preparation import try_generation
-
         try:
             newest = await registry.weights()
             if newest is None:
                 return
-            has_it = False
+            self._is_taking = newest.policy_version > weights.policy_version
             try:
-                has_it = self._weights.follow(newest)
+                self._is_taking &= await asyncio.to_thread(self._take, weights, newest)
             except WeightsDamaged:
                 if newest == await registry.weights():
                     raise
         except LedgerError as error:
+            self._is_taking = False
             sys.stdout.write(f"{self._name}: the weights are not read: {error}\n")
-            return
+
+    def _take(self, weights: FollowedWeights, newest: WeightsAnnouncement) -> bool:
+        """Return whether the engine has this version, or a newer one."""
+        from workers.preparation import try_generation
+
+        has_it = weights.follow(newest)
         if has_it and not self._is_tried:
             try_generation(self._parts["generation"], self._config)
             self._is_tried = True
+        return has_it
 
     def _report(self) -> None:
         serving = None if self._weights is None else self._weights.serving
-        if not self._prepared_s:
-            self._prepared_s = time.monotonic() - self._began_s
         self._num_reports += 1
         report = StandbyReport(
             pid=os.getpid(),
             turn=self._num_reports,
-            roles=tuple(map(str, self._roles)),
-            version=None if serving is None else serving[0].policy_version,
+            roles=tuple(map(str, self._roles)) if self._prepared_s else (),
+            version=serving[0].policy_version if serving is not None and self._is_tried else None,
             memory_bytes=own_memory(),
             prepared_s=round(self._prepared_s, 3),
+            progress=self._meter.report().steps,
+            is_taking=self._is_taking,
         )
         try:
             write_report(self._run_dir, self._name, report)
@@ -157,14 +206,15 @@ class StandbyProcess:
             os.dup2(output, descriptor)
         os.close(output)
         give_threads(self._config, role)
-        used = {"generation": Role.GENERATOR, "weights": Role.GENERATOR, "reference": Role.REFERENCE}
-        used |= {"reward model": Role.REWARD, "value": Role.VALUE, "training": Role.LEARNER}
-        parts = {name: part for name, part in self._parts.items() if used.get(name, role) is role}
-        if self._weights is not None and role is not Role.GENERATOR:
-            self._weights.reader.close()
-        # The other roles' models go.
+        worker.finish(worker.work(arguments, self._parts_for(role)))
+
+    def _parts_for(self, role: Role) -> PreparedParts:
+        """Give a worker of this role its parts. The others are closed, and their memory is free."""
+        own = {name: part for name, part in self._parts.items() if _ROLES.get(name, role) is role}
+        others = PreparedParts(parts={name: part for name, part in self._parts.items() if name not in own})
         self._parts, self._weights = {}, None
-        worker.finish(worker.work(arguments, PreparedParts(self._config, parts)))
+        others.release()
+        return PreparedParts(self._config, own)
 
 
 def own_memory() -> int:

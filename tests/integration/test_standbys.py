@@ -26,7 +26,7 @@ STANDBYS = (
 
 def ready(run: RunningFleet, *names: str) -> bool:
     reports = read_reports(run.run_dir)
-    return all(name in reports for name in names)
+    return all(name in reports and reports[name].roles for name in names)
 
 
 def repair(run: RunningFleet, worker: str) -> RepairRow:
@@ -44,6 +44,8 @@ def test_a_standby_does_the_work_of_a_killed_generator_and_of_a_killed_learner(t
         pids = {name: report.pid for name, report in read_reports(run.run_dir).items()}
         assert not {"standby-1", "learner-standby-2"} & before.keys()
         assert len(run.status()["standbys"]) == 2
+        # by which the standbys' models were not made
+        assert run.command("update", str(run.run_dir), "--set", "learner.learning_rate=0.0078125")
 
         kill(run, "generator-1")
         row = repair(run, "generator-1")
@@ -65,6 +67,8 @@ def test_a_standby_does_the_work_of_a_killed_generator_and_of_a_killed_learner(t
         run.wait_until(lambda: ready(run, "standby-3"), "the refill")
         steps = [(step.worker, step.rung, step.outcome) for step in read_steps(run.run_dir)]
         for worker in ("generator-1", "learner"):
+            log = (run.run_dir / "logs" / f"{worker}.jsonl").read_text()
+            assert "standby_not_used" not in log
             assert (worker, "replace", "begun") in steps and (worker, "replace", "done") in steps
         run.command("down", str(run.run_dir))
         assert run.finish() == 0, run.output.read_text()

@@ -23,6 +23,15 @@ class FollowedWeights:
         self.serving: tuple[WeightsAnnouncement, MappedFile] | None = None
         """The version that the engine serves, with the file that it may use."""
 
+    @property
+    def policy_version(self) -> int:
+        """The engine's version; below 0 before the first."""
+        return self._engine.policy_version
+
+    def close(self) -> None:
+        """Give the files back to their writer."""
+        self.reader.close()
+
     def follow(self, announcement: WeightsAnnouncement) -> bool:
         """Give the engine this version, if it is a newer one in a file here; return whether it has
         it. A version that is just being replaced is left out.

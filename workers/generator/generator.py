@@ -117,7 +117,7 @@ def receiver_of(ctx: ActorContext, engine: GenerationEngine) -> WeightReceiver |
     if ctx.config.has_sampling:
         return WeightReceiver(ctx, engine, followed)
     if followed is not None:
-        followed.reader.close()
+        followed.close()
     return VersionFollower(ctx, engine)
 
 
