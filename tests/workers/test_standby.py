@@ -1,5 +1,5 @@
-"""Claims about a standby's process: it reports and takes its order while it loads, keeps the parts
-of its role alone, and ends with its supervisor. Processes, ledger and files are real."""
+"""Claims about a standby's process: it reports and takes its order while it loads, and ends with
+its supervisor. Processes, ledger and files are real."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def test_a_standby_follows_each_version_that_is_published(start: Callable[
 
 @pytest.mark.integration
 @pytest.mark.skipif(sys.platform != "linux", reason="found by /proc")
-def test_a_standby_ends_with_its_supervisor_in_the_middle_of_a_load_and_leaves_nothing(
+def test_a_standby_ends_with_its_supervisor_in_a_load_and_leaves_nothing(
     start: Callable[..., Run],
 ) -> None:
     run = start("emulation.load_s=300")

@@ -19,6 +19,8 @@ from typing import Any
 from ops.bench.trace.scoring import quantile, wilson
 from pipeline.observability.repairs import PARTS, RepairRow
 
+BASE = "as configured"
+"""Name of the settings with which others are compared."""
 REPLACED_S, LEARNER_S = 8.0, 10.0
 """Bars: onset to first useful work, and of a learner to its first committed update; P95."""
 MOST_REPEATED = 1
@@ -50,6 +52,10 @@ class Trial:
     """Updates that the learner made again; None for other roles."""
     load: float = 0.0
     """Load average of the machine over the last minute, at the onset."""
+    strike: int | None = None
+    """Number of the arrival: at one, several workers may be struck."""
+    worked_s: float | None = None
+    """The new process had finished a piece of work, by its own log; None where that was not read."""
 
     @property
     def back_s(self) -> float | None:
@@ -83,6 +89,8 @@ class RunRecord:
     """Whether the ledger's audit balanced at the end."""
     trials: tuple[Trial, ...]
     notes: tuple[str, ...] = ()
+    weights: tuple[tuple[int, float], ...] = ()
+    """In a comparison with an oracle: numbers of workers struck together, each with its weight."""
     usual_ratio: float | None = None
     """The ratio by steps without faults, before and after. It is below 1 where updates differ in
     length: a few long ones move the mean, and not the median. None in earlier records."""
@@ -232,9 +240,10 @@ def compared(runs: Sequence[RunRecord]) -> str:
 
 
 def bars(runs: Sequence[RunRecord]) -> dict[str, bool]:
-    """Return each bar that these runs have trials for, and whether it holds."""
+    """Return each bar that these runs have trials for, and whether it holds. Single repairs of a
+    comparison with an oracle have none: cold fleets are a part of it."""
     found = dict[str, bool]()
-    for (label, role, fault), trials in _grouped(runs).items():
+    for (label, role, fault), trials in _grouped(run for run in runs if not run.weights).items():
         name = f"{label}: {role}, {fault}: at work again within {_bar_s(role):g} s in 95 %"
         found[name] = quantile([trial.back_s for trial in trials], 0.95) <= _bar_s(role)
     learners = [trial for run in runs for trial in run.trials if trial.role == "learner"]
@@ -320,4 +329,5 @@ def read_runs(text: str) -> list[RunRecord]:
 def _read(row: Mapping[str, Any]) -> RunRecord:
     lists = {each.name: tuple(row[each.name]) for each in fields(RunRecord) if isinstance(row.get(each.name), list)}
     trials = tuple(Trial(**trial) for trial in row["trials"])
-    return RunRecord(**{**row, **lists, "trials": trials})
+    weights = tuple((size, weight) for size, weight in row.get("weights", ()))
+    return RunRecord(**{**row, **lists, "trials": trials, "weights": weights})

@@ -11,6 +11,7 @@ day's, here that of the measured refill."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Final
 
 CONFIDENCE: Final = 0.99
@@ -27,20 +28,25 @@ def num_standbys(num_workers: int, rate_per_day: float, refill_s: float, *, conf
         rate_per_day: Failures of one worker a day.
         refill_s: From the use of a standby to the next one's readiness, in seconds.
         confidence: Probability that they suffice."""
-    p = -math.expm1(-rate_per_day * refill_s / DAY_S)
-    if num_workers <= 0 or p <= 0.0:
-        return 0
-    if p >= 1.0:
-        return num_workers
-    # P(exactly k), from one k to the next in logarithms: (1 - p)^N underflows in large fleets
-    log_term, log_odds = num_workers * math.log1p(-p), math.log(p) - math.log1p(-p)
     within = 0.0
-    for k in range(num_workers + 1):
-        within += math.exp(log_term)
+    for k, chance in enumerate(chances(num_workers, rate_per_day, refill_s)):
+        within += chance
         if within >= confidence:
             return k
-        log_term += math.log(num_workers - k) - math.log(k + 1) + log_odds if k < num_workers else 0.0
     return num_workers
+
+
+def chances(num_workers: int, rate_per_day: float, seconds: float) -> Iterator[float]:
+    """Yield the probability that exactly 0, 1, 2 ... of so many workers fail within a time."""
+    p = -math.expm1(-rate_per_day * seconds / DAY_S)
+    if num_workers <= 0 or p <= 0.0 or p >= 1.0:
+        yield from (float(k == (num_workers if p >= 1.0 else 0)) for k in range(max(0, num_workers) + 1))
+        return
+    # from one k to the next in logarithms: (1 - p)^N underflows in large fleets
+    log_term, log_odds = num_workers * math.log1p(-p), math.log(p) - math.log1p(-p)
+    for k in range(num_workers + 1):
+        yield math.exp(log_term)
+        log_term += math.log(num_workers - k) - math.log(k + 1) + log_odds if k < num_workers else 0.0
 
 
 def measured_rate(assumed_per_day: float, num_repairs: int, num_workers: int, run_s: float) -> float:

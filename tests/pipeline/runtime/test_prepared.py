@@ -1,5 +1,5 @@
-"""Claims about the parts that a standby made: they fit whatever may change while a run goes on, and
-are closed where they are not used."""
+"""Claims about the parts that a standby made: changed settings leave them useful, and those that no
+worker takes are closed."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_each_newer_version_is_served_as_it_was_published_and_an_older_one_is_le
     assert rig.weights.serving is not None and rig.weights.serving[0] == second
 
 
-def test_the_former_version_s_file_goes_back_to_its_writer_and_the_present_one_s_does_not(rig: Rig) -> None:
+def test_the_former_version_s_file_goes_back_to_its_writer_the_present_one_s_not(rig: Rig) -> None:
     held = []
     for version in (1, 2):
         rig.weights.follow(rig.publish(version))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.supervisor.standbys.number import DAY_S, measured_rate, num_standbys
+from pipeline.supervisor.standbys.number import DAY_S, chances, measured_rate, num_standbys
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,13 @@ def test_the_number_is_the_least_that_suffices(workers: int, p: float, confidenc
     assert 0 <= k <= workers
     assert within(k) >= confidence - 1e-9
     assert k == 0 or within(k - 1) < confidence + 1e-9
+
+
+def test_the_chances_are_those_of_the_binomial_distribution():
+    rate = -math.log1p(-0.25)
+    assert list(chances(3, rate, DAY_S)) == pytest.approx([27 / 64, 27 / 64, 9 / 64, 1 / 64])
+    assert list(chances(2, 0.0, DAY_S)) == [1.0, 0.0, 0.0] and list(chances(2, 1e9, DAY_S)) == [0.0, 0.0, 1.0]
+    assert math.fsum(chances(10_000, 0.1, DAY_S)) == pytest.approx(1.0)
 
 
 def test_a_rate_of_nothing_needs_none_and_a_certain_one_all():
