@@ -5,10 +5,10 @@ fleet's time is
 
     sum over k of w(k) T(k).
 
-For k up to the number of standbys that suffices with 0.99 (``supervisor.standbys.number``), w(k) is
-the probability that exactly k workers fail within a time, given that one does. These weights are
-scaled to add up to 0.99. The rest, 0.01, is a catastrophe: a fourth of the role, or one more than
-there are standbys. A role of one worker has k = 1 alone.
+w(k) is the probability that exactly k workers fail within a time, given that at least one does. k
+goes up to the number of standbys that suffices with 0.99 (``supervisor.standbys.number``). These
+weights are scaled to add up to 0.99. The rest, 0.01, is a catastrophe: a fourth of the role, or one
+worker more than there are standbys. A role of one worker has k = 1 alone.
 
 The oracle knows each fault in advance: it has as many standbys ready as are about to be killed.
 
@@ -122,8 +122,8 @@ def strike_times(runs: Iterable[RunRecord]) -> dict[int, list[float]]:
 
 
 def _back_s(trial: Trial) -> float:
-    """Return when a worker was back: a learner by its update, others by their own logs. What the
-    supervisor sees may be 1.5 s old, which is much of a standby's time."""
+    """Return when a worker was back: a learner by its update, others by their own logs. The
+    supervisor's view may be 1.5 s old, which is much of a standby's time."""
     back_s = trial.committed_s if trial.role == "learner" else trial.worked_s
     return inf if back_s is None else back_s
 

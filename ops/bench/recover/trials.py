@@ -55,7 +55,7 @@ class Trial:
     strike: int | None = None
     """Number of the arrival: at one, several workers may be struck."""
     worked_s: float | None = None
-    """The new process had finished a piece of work, by its own log; None where that was not read."""
+    """The new process had finished a piece of work, by its own log; None where it was not read."""
 
     @property
     def back_s(self) -> float | None:
