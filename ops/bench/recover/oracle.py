@@ -5,8 +5,8 @@ fleet's time is
 
     sum over k of w(k) T(k).
 
-w(k) is the probability that exactly k workers fail within a time, given that at least one does. k
-goes up to the number of standbys that suffices with 0.99 (``supervisor.standbys.number``). These
+w(k) is the probability that exactly k workers fail within a time, given that at least one does. The
+largest k is the number of standbys that suffices with 0.99 (``supervisor.standbys.number``). These
 weights are scaled to add up to 0.99. The rest, 0.01, is a catastrophe: a fourth of the role, or one
 worker more than there are standbys. A role of one worker has k = 1 alone.
 
