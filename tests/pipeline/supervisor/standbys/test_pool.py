@@ -79,6 +79,21 @@ def test_all_that_lack_start_side_by_side():
     assert len(started(made, 3.0)) == 2, "the third still starts"
 
 
+def test_two_standbys_that_load_for_90_s_are_there_for_a_fault_every_62_s():
+    made, readies = pool(2), dict[str, float]()
+    faults = [122 + 62 * number for number in range(10)]
+    for now_s in range(faults[-1] + 1):
+        # the keeper starts none while a lost worker is on its way back
+        if not any(fault <= now_s < fault + 2 for fault in faults):
+            readies |= dict.fromkeys(started(made, float(now_s)), now_s + 90.0)
+        for name in [name for name, ready_s in readies.items() if ready_s <= now_s]:
+            made.reported(float(now_s), name, ROLES, None)
+        if now_s in faults:
+            taken = made.take(float(now_s), Role.GENERATOR)
+            assert taken is not None, now_s
+            del readies[taken]
+
+
 def test_the_learner_s_standby_starts_while_generic_ones_start_or_fail():
     made = pool()
     made.want({GENERIC: 2, LEARNER: 1})
