@@ -86,8 +86,8 @@ def test_two_standbys_that_load_for_90_s_are_there_for_a_fault_every_62_s():
         # the keeper starts none while a lost worker is on its way back
         if not any(fault <= now_s < fault + 2 for fault in faults):
             readies |= dict.fromkeys(started(made, float(now_s)), now_s + 90.0)
-        for name in [name for name, ready_s in readies.items() if ready_s <= now_s]:
-            made.reported(float(now_s), name, ROLES, None)
+        for name, ready_s in readies.items():
+            made.reported(float(now_s), name, ROLES if ready_s <= now_s else frozenset(), None, progress=now_s)
         if now_s in faults:
             taken = made.take(float(now_s), Role.GENERATOR)
             assert taken is not None, now_s
