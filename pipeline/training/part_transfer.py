@@ -17,6 +17,9 @@ PART_BYTES: Final = 1 << 22
 _PART_S: Final = 10.0
 """Limit of one part."""
 _UNREACHED_S: Final = 2.0
+_LEAST_BYTES: Final = 1 << 20
+"""Of a part but the last: no sender is configured for less. One that sends a byte at a time would
+hold its receiver up without an end, each part within its limit."""
 _MAX_TEXT_BYTES: Final = 64 << 20
 """A description is small; a peer that offers more is refused."""
 
@@ -44,13 +47,18 @@ async def fetch_bytes(
     """Give ``put`` every part of a snapshot, in order, with its first byte's number.
 
     ``pause``: awaited after each part, for as long as it took. Raises DataError when the sender has
-    no longer all of it, and WireError."""
+    no longer all of it, or sends too little at once, and WireError."""
     offset = 0
     while offset < num_bytes:
         asked_s = time.monotonic()
         part = await _ask(requester, name, offset)
-        if part.offset != offset or not 0 < part.data.size <= num_bytes - offset or part.total_bytes != num_bytes:
+        rest = num_bytes - offset
+        if part.offset != offset or not 0 < part.data.size <= rest or part.total_bytes != num_bytes:
             raise DataError(f"only {offset} of {num_bytes} bytes of a snapshot came: its sender has it no more")
+        if part.data.size < min(_LEAST_BYTES, rest):
+            raise DataError(
+                f"a part of a snapshot has {part.data.size} bytes, expected {_LEAST_BYTES} or more; not taken"
+            )
         await put(offset, part.data)
         offset += part.data.size
         if pause is not None:

@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 
 from pipeline.files import write_private
+from pipeline.process import work
 from pipeline.training.snapshots import SnapshotManifest, read_told
 from protocol.errors import DataError
 
@@ -36,6 +37,8 @@ COPIES: Final = "snapshot-copies:"
 KEPT: Final = 2
 _SECRET_FILE = ".snapshot-secret"  # noqa: S105 -- a file's name
 _SECRET_BYTES = 32
+_DIGESTED_BYTES = 1 << 28
+"""Digested between two marks of progress."""
 
 T = TypeVar("T")
 
@@ -167,7 +170,11 @@ class HeldCopies:
 
 def digest_of(data: np.ndarray) -> str:
     """Return ``sha256:hex`` of uint8 [bytes]."""
-    return f"sha256:{hashlib.sha256(memoryview(data)).hexdigest()}"  # pyright: ignore[reportArgumentType] -- numpy's stubs lack the protocol on 3.11
+    digest = hashlib.sha256()
+    for start in range(0, data.size, _DIGESTED_BYTES):
+        digest.update(memoryview(data[start : start + _DIGESTED_BYTES]))  # pyright: ignore[reportArgumentType] -- numpy's stubs lack the protocol on 3.11
+        work.step()
+    return f"sha256:{digest.hexdigest()}"
 
 
 def _seal(manifest: str, digest: str, secret: bytes) -> str:

@@ -262,13 +262,18 @@ class SnapshotFolder:
 
     def adopt(self, manifest: bytes, peer: str, write: Callable[[Path], None]) -> StateSnapshot | None:
         """Take a copy that came from a peer like a predecessor's snapshot; None if it is refused,
-        which is logged. ``write`` fills the buffer's file. Raises OSError."""
+        which is logged. ``write`` fills the buffer's file. Raises OSError, with nothing left."""
         name = f"{_safe(peer)}-{digest_buffer(manifest).rpartition(':')[2][:8]}"
         folder = self._root / f"peer-{name}{_TAKEN}{self._owner}"
         folder.mkdir(mode=0o700)
         buffer = folder / "a.state"
-        write(buffer)
-        _write_manifest(_manifest_of(buffer), manifest)
+        try:
+            write(buffer)
+            _write_manifest(_manifest_of(buffer), manifest)
+        except BaseException:
+            # its memory would be held until the first seal
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         return self._look(buffer)
 
     def fill(self, live: LiveState) -> FilledBuffer | None:

@@ -1,7 +1,8 @@
 """Snapshots that a peer on another host has, for a learner whose own host has none.
 
 Each was sealed by this run's host, or is refused by name. It then counts as one of the host's own
-does (``workers.snapshot_restore``). A peer that does not answer is passed over after a deadline."""
+does (``workers.snapshot_restore``). A peer that does not answer is passed over after a deadline.
+Every part counts as progress of the start, so that a large snapshot may take its time."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.process import work
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.registry.announcements import SnapshotPeer
 from pipeline.training.part_transfer import fetch_bytes, fetch_text
@@ -28,7 +30,9 @@ from pipeline.training.snapshots import SnapshotFolder, StateSnapshot
 from protocol.channel import Requester
 from protocol.errors import DataError, DeadlineExceeded, WireError
 
-_FAILURES = (DataError, WireError, DeadlineExceeded, OSError)
+_FAILURES = (DataError, WireError, DeadlineExceeded, OSError, MemoryError)
+_WRITTEN_BYTES = 1 << 26
+"""Written between two marks of progress."""
 
 
 async def peers_snapshots(
@@ -61,7 +65,7 @@ async def peers_snapshots(
                 continue
             ctx.starting(f"fetching a snapshot of version {copy.told.version} from {peer.host}")
             try:
-                data = await _fetch(requester, copy)
+                data = await _fetch(ctx, requester, copy)
                 await ctx.compute(_check, copy, data)
                 snapshot = await ctx.compute(
                     memory.adopt, copy.manifest.encode(), peer.name, partial(_write, data=data)
@@ -87,12 +91,14 @@ def _why_not(copy: SnapshotCopy, secret: bytes, least_updates: int) -> str:
     return ""
 
 
-async def _fetch(requester: Requester, copy: SnapshotCopy) -> np.ndarray:
+async def _fetch(ctx: ActorContext, requester: Requester, copy: SnapshotCopy) -> np.ndarray:
     data = np.empty(copy.num_bytes, np.uint8)
 
     async def put(offset: int, part: np.ndarray) -> None:
         data[offset : offset + part.size] = part
+        ctx.work.step()
 
+    ctx.work.begin()
     await fetch_bytes(requester, f"{BYTES}{copy.id}", copy.num_bytes, put)
     return data
 
@@ -105,7 +111,9 @@ def _check(copy: SnapshotCopy, data: np.ndarray) -> None:
 def _write(path: Path, *, data: np.ndarray) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(data.data)
+        for start in range(0, data.size, _WRITTEN_BYTES):
+            file.write(data[start : start + _WRITTEN_BYTES].data)
+            work.step()
 
 
 def _refuse(ctx: ActorContext, peer: SnapshotPeer, copy: SnapshotCopy, reason: str) -> None:

@@ -57,7 +57,7 @@ _TURN_S: Final = 0.5
 _ANSWER_S: Final = 2.0
 _SEALS: Final = 600
 """Looks for a seal; the run's host digests a part of the snapshot at each."""
-_FAILURES: Final = (LedgerError, WireError, DataError, OSError, DeadlineExceeded, TimeoutError)
+_FAILURES: Final = (LedgerError, WireError, DataError, OSError, MemoryError, DeadlineExceeded, TimeoutError)
 
 _log = structlog.get_logger(__name__)
 
@@ -128,7 +128,8 @@ class SnapshotKeeper:
                             await registry.set_snapshot_peer(self._record())
                     self._trouble = ""
                 except _FAILURES as error:
-                    self._complain(str(error))
+                    # a MemoryError may have no words
+                    self._complain(str(error) or repr(error))
                 await asyncio.sleep(_LOOK_S)
         finally:
             requester.close()

@@ -95,6 +95,20 @@ def test_a_peer_receives_the_newest_snapshot_in_parts_and_then_its_seal(tmp_path
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["learner#2"]
 
 
+def test_a_copy_from_a_peer_that_finds_no_room_leaves_nothing_behind(tmp_path: Path) -> None:
+    copy, data = made(tmp_path / "there", 2)
+    second = SnapshotFolder(tmp_path / "here", owner="learner#2", run="run")
+    second.take_over()
+
+    def put(path: Path) -> None:
+        path.write_bytes(data[: data.size // 2].tobytes())
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        second.adopt(copy.manifest.encode(), "host b", put)
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["learner#2"]
+
+
 def test_a_held_snapshot_stays_as_it_is_and_the_learner_fills_a_third_buffer(tmp_path: Path) -> None:
     folder, shelf = writer(tmp_path), shelf_of(tmp_path)
     write(folder, 1)

@@ -6,26 +6,36 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from pipeline.process.work import Meter, listening
 from pipeline.supervisor.joining.joined_folder import JoinedFolder
 from pipeline.supervisor.joining.snapshot_keeper import SnapshotKeeper
-from pipeline.training.snapshot_copies import HeldCopy, SnapshotOffer, digest_of, sealed_copy, snapshot_secret
-from pipeline.training.snapshots import sealed_manifests
+from pipeline.training.snapshot_copies import (
+    BYTES,
+    HeldCopy,
+    SnapshotOffer,
+    digest_of,
+    sealed_copy,
+    snapshot_secret,
+)
+from pipeline.training.snapshots import SnapshotFolder, sealed_manifests
 from pipeline.training.update_log.records import Origin
 from protocol.ids import Role
 from tests.transports import zmq_transport
-from tests.workers.dying import BATCH, Reaper, World
+from tests.workers.dying import BATCH, Quiet, Reaper, World
 from workers.learner.beginning import Beginning, begin
+from workers.learner.peer_snapshots import peers_snapshots
 
 Own = Literal["whole", "damaged", "none"]
 Peer = Literal["whole", "damaged", "half", "foreign", "older", "silent", "none"]
@@ -132,6 +142,76 @@ async def test_a_learner_goes_on_from_its_own_memory_then_a_peer_then_the_disk(
     reasons = [line["reason"] for line in logs if line["event"] == "snapshot refused"]
     if own == "damaged":
         assert any("its memory was changed" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("piece", ["fetched", "checked", "written"])
+async def test_a_start_reports_each_piece_of_a_snapshot_that_a_peer_has(
+    piece: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that reports none for start_timeout_s is replaced."""
+    world = World(tmp_path, monkeypatch, num_updates=NUM_UPDATES)
+    over_tcp(world)
+    assert not await world.live(Reaper(3, "before step"))
+    [held, *_] = copies(world)
+    sizes = {
+        "fetched": ("pipeline.training.part_transfer.PART_BYTES", "pipeline.training.part_transfer._LEAST_BYTES"),
+        "checked": ("pipeline.training.snapshot_copies._DIGESTED_BYTES",),
+        "written": ("workers.learner.peer_snapshots._WRITTEN_BYTES",),
+    }
+    for name in sizes[piece]:
+        monkeypatch.setattr(name, 64)
+    meter = Meter()
+
+    async def compute(function: Callable[..., Any], *args: Any) -> Any:
+        with listening(meter):
+            return function(*args)
+
+    ctx = SimpleNamespace(
+        config=world.config, registry=world.registry, transport=zmq_transport("learner"), run_dir=tmp_path, log=Quiet(),
+        starting=lambda _: None, compute=compute, work=meter,
+    )  # fmt: skip
+    folder = SnapshotFolder(tmp_path / "elsewhere", owner="learner#2", run=held.copy.told.run)
+    folder.take_over()
+    async with asyncio.timeout(60), peer_of(world, [held], is_silent=False):
+        found = [snapshot async for snapshot in peers_snapshots(cast("Any", ctx), folder, least_updates=0)]
+    assert [snapshot.manifest.num_updates for snapshot in found] == [3]
+    assert meter.report().steps >= held.data.size // 64 > 3
+
+
+@pytest.mark.parametrize("peer", ["trickling", "too large"])
+async def test_a_copy_that_never_comes_or_finds_no_memory_leaves_the_start_to_the_disk(
+    peer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, num_updates=NUM_UPDATES)
+    over_tcp(world)
+    assert not await world.live(Reaper(3, "before step"))
+    held = copies(world)
+    shutil.rmtree(tmp_path / "snapshots")
+
+    def no_memory(num_bytes: int, dtype: object) -> None:
+        raise MemoryError
+
+    if peer == "too large":
+        monkeypatch.setattr("workers.learner.peer_snapshots.np", SimpleNamespace(empty=no_memory, uint8=np.uint8))
+    else:
+        answer = SnapshotKeeper._answer
+
+        async def a_byte(keeper: SnapshotKeeper, request: Any) -> Any:
+            is_part = request.digest.startswith(BYTES)
+            return await answer(keeper, msgspec.structs.replace(request, max_bytes=1) if is_part else request)
+
+        monkeypatch.setattr(SnapshotKeeper, "_answer", a_byte)
+    begun: list[Beginning] = []
+
+    async def note(ctx: Any) -> Beginning:
+        begun.append(await begin(ctx))
+        return begun[-1]
+
+    monkeypatch.setattr("workers.learner.learner.begin", note)
+    async with asyncio.timeout(60), peer_of(world, held, is_silent=False):
+        trained = await world.live_until_done(Reaper(None))
+    assert [one.origin for one in begun] == [Origin.CHECKPOINT]
+    assert len(trained) == len(set(trained)) == NUM_UPDATES * BATCH
 
 
 async def test_a_copy_that_is_not_gone_on_from_is_refused_by_name(

@@ -92,6 +92,7 @@ def put_back_state(kept: KeptState, live: Mapping[str, torch.Tensor], optimizer:
     with torch.no_grad():
         for name, tensor in live.items():
             tensor.copy_(weights[name])
+            work.step()
     optimizer.restore(sorted_states, state)
 
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from pipeline.process.work import Meter
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.announcements import SnapshotPeer
 from pipeline.runtime.registry.memory import MemoryRegistry
@@ -42,7 +43,7 @@ async def brought(run: Meeting, folder: SnapshotFolder) -> list[int]:
     )
     ctx = SimpleNamespace(
         config=run.config, registry=run.registry, transport=transport, run_dir=run.run_dir, log=Quiet(),
-        starting=lambda _: None, compute=asyncio.to_thread,
+        starting=lambda _: None, compute=asyncio.to_thread, work=Meter(),
     )  # fmt: skip
     try:
         copies = peers_snapshots(cast("Any", ctx), folder, least_updates=0)
@@ -97,11 +98,18 @@ async def test_a_joined_host_gives_back_the_snapshots_that_the_runs_host_has_los
 
 @pytest.mark.parametrize(
     ("setting", "free", "told"),
-    [("auto", 1 << 40, ""), ("off", 1 << 40, ""), ("on", 1000, "GB are free")],
+    [("auto", 1 << 40, ""), ("off", 1 << 40, ""), ("on", 1000, "GB are free"), ("on", 1 << 40, "Cannot allocate")],
 )
 async def test_nothing_is_copied_on_the_runs_own_host_or_without_room(
     setting: str, free: int, told: str, tmp_path: Path, redis_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In any case the join goes on."""
+
+    def no_map(fd: int, length: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    if "allocate" in told:
+        monkeypatch.setattr("pipeline.supervisor.joining.snapshot_keeper.mmap", SimpleNamespace(mmap=no_map))
     async with meeting(tmp_path, redis_server, monkeypatch, f"checkpoint.snapshot_peers={setting}") as run:
         root = snapshots_folder(run.run_dir)
         complaints: list[str] = []
