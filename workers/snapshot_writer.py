@@ -1,15 +1,22 @@
 """Snapshots in the host's memory: the learner's after every update, the value worker's after every
 step, beside the next one.
 
-The worker waits for one copy, on its compute thread. Digest and manifest follow on another thread
-(``pipeline.training.snapshots``). A snapshot that is due before the last one is sealed is left out,
-as is one for which every buffer is being read.
+The worker lends its engine's state to a copy, and goes on. The engine waits for the copy's end
+before it changes the state (``pipeline.training.live_states``). Copy, digest and manifest are made
+on another thread (``pipeline.training.snapshots``). A snapshot that is due before the last one is
+sealed is left out, as is one for which every buffer is being read.
+
+A worker that dies goes on from the newest sealed snapshot. It is that of its last update, or of the
+one before while the last one's is copied and sealed. So at most one update is repeated; the one
+that was being made begins again in any case. Where copy and seal take longer than an update, only
+each k-th update has a snapshot, and at most 2k - 1 are repeated. ``skipped_snapshots`` counts the
+others.
 
 A snapshot settles nothing. Where it cannot be made, the log reports it once, and the run goes on
 with checkpoints alone.
 
 Counters in the heartbeat: ``snapshot_version``, ``snapshots``, ``skipped_snapshots``,
-``snapshot_s`` (seconds that the worker waited for them)."""
+``snapshot_s`` (seconds that worker and engine waited for them)."""
 
 from __future__ import annotations
 
@@ -23,13 +30,16 @@ from typing import Any
 from pipeline.preflight.memory_needs import Room, room_here
 from pipeline.runtime.actor import ActorContext
 from pipeline.runtime.machine import this_machine
-from pipeline.training.snapshots import FilledBuffer, LiveState, SnapshotFolder, StateSnapshot
+from pipeline.training.live_states import LiveState, StateLoan
+from pipeline.training.snapshots import OpenBuffer, SnapshotFolder, StateSnapshot
 from protocol.errors import ConfigError, StorageFailed
 
 _ROOM = 3
 """Sizes of the state that must be free: two buffers, and a checkpoint's copy beside them."""
-_SEAL_S = 60.0
-"""Most that a drain waits for a seal."""
+_SEAL_S = 10.0
+"""Most that a drain waits for a snapshot: the drain's own checkpoint has all that is in it."""
+_FAILURES = (OSError, MemoryError, RuntimeError)
+"""Of a copy: no room, a folder that was taken over, torch's errors."""
 
 
 class SnapshotWriter:
@@ -49,6 +59,7 @@ class SnapshotWriter:
         self._ranks = ranks
         self._room = room
         self._task: Task[None] | None = None
+        self._loan: StateLoan | None = None
         settings = ctx.config.checkpoint
         self._is_off = settings.snapshots == "off"
         self._is_room_known = settings.snapshots == "on"
@@ -61,7 +72,7 @@ class SnapshotWriter:
             found = await self._ctx.compute(self._folder.take_over)
         except (OSError, ConfigError) as error:
             if not self._is_off:
-                self._stop(str(error))
+                self._stop(error)
             return []
         if self._is_off:
             await self._ctx.compute(self._folder.remove)
@@ -76,34 +87,38 @@ class SnapshotWriter:
     async def take(
         self, live_state: Callable[[], LiveState], state: dict[str, Any], *, version: int, num_updates: int
     ) -> None:
-        """Copy the engine's state, with the worker's beside it; the caller goes on while the copy
-        is sealed. ``num_updates``: or the value model's steps, by which a successor compares."""
+        """Lend the engine's state to a copy, with the worker's ``state`` beside it; the caller goes
+        on. ``num_updates``: or the value model's steps, by which a successor compares."""
         if self._is_off:
             return
         if self._task is not None and not self._task.done():
             self._ctx.count("skipped_snapshots")
             return
+        if self._loan is not None:
+            self._ctx.count("snapshot_s", self._loan.waited_s)
+            self._loan = None
         started_s = time.perf_counter()
         try:
-            filled = await self._ctx.compute(self._copy, live_state)
-        except (OSError, StorageFailed) as error:
-            self._stop(str(error))
+            lent = await self._ctx.compute(self._lend, live_state)
+        except _FAILURES as error:
+            self._stop(error)
             return
-        if filled is None:
+        if lent is None:
             self._ctx.count("skipped_snapshots")
             return
-        self._ctx.count("snapshots")
         self._ctx.count("snapshot_s", time.perf_counter() - started_s)
-        seal = partial(self._folder.seal, filled, version=version, num_updates=num_updates, state=state)
-        self._task = self._ctx.spawn("snapshot", self._seal(seal, version), endless=False)
+        placed, self._loan = lent
+        seal = partial(self._folder.seal, placed, version=version, num_updates=num_updates, state=state)
+        self._task = self._ctx.spawn("snapshot", self._keep(self._loan, seal, version), endless=False)
 
     async def wait(self) -> None:
-        """Wait until nothing is being sealed, at most a minute."""
+        """Wait, in a drain, until nothing is being copied or sealed, or for its limit."""
+        limit_s = min(_SEAL_S, self._ctx.config.supervisor.drain_timeout_s / 2)
         if self._task is not None and not self._task.done():
-            await asyncio.wait({self._task}, timeout=_SEAL_S)
+            await asyncio.wait({self._task}, timeout=limit_s)
 
-    def _copy(self, live_state: Callable[[], LiveState]) -> FilledBuffer | None:
-        """Fill a buffer, once it is known that there is room. Raises OSError and StorageFailed."""
+    def _lend(self, live_state: Callable[[], LiveState]) -> tuple[OpenBuffer, StateLoan] | None:
+        """Begin a loan to a buffer, once it is known that there is room. Raises OSError."""
         live = live_state()
         if not self._is_room_known:
             wanted, room = _ROOM * live.num_bytes, self._room()
@@ -114,22 +129,35 @@ class SnapshotWriter:
                     f"free, in /dev/shm too; {free / 1e9:.1f} GB are"
                 )
             self._is_room_known = True
-        return self._folder.fill(live)
+        placed = self._folder.place(live)
+        return None if placed is None else (placed, live.lend(placed.pages))
 
-    async def _seal(self, seal: Callable[[], None], version: int) -> None:
+    async def _keep(self, loan: StateLoan, seal: Callable[[], None], version: int) -> None:
+        def copy_and_seal() -> None:
+            # here, on its thread, the loan ends: a task that is cancelled leaves the thread running
+            loan.copy()
+            try:
+                seal()
+            except OSError as error:
+                raise StorageFailed(
+                    f"{error}; a newer incarnation has taken the folder over, or it was removed"
+                ) from error
+
         try:
-            await asyncio.to_thread(seal)
-        except OSError as error:
-            self._stop(f"{error}; a newer incarnation has taken the folder over, or it was removed")
+            await asyncio.to_thread(copy_and_seal)
+        except _FAILURES as error:
+            self._stop(error)
             return
+        self._ctx.count("snapshots")
         self._ctx.counters["snapshot_version"] = version
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str | Exception) -> None:
         """Report once that there are no snapshots, and give the memory back."""
         self._is_off = True
         self._folder.clear()
         self._ctx.log.warning(
             "snapshots_off",
-            reason=reason,
+            # an error may have no words
+            reason=str(reason) or repr(reason),
             action="the run goes on with checkpoints alone; after a death the updates since the last one are made again",
         )

@@ -127,9 +127,9 @@ class CheckpointSection(Section):
     )
     snapshots: Literal["auto", "on", "off"] = setting(
         "auto",
-        "The state of learner and value worker is copied after every update to their host's shared memory, twice as "
-        "large as weights and optimiser. A worker that dies then repeats at most one update. auto: where there is room, with "
-        "one rank.",
+        "The state of learner and value worker is copied after every update to their host's shared memory, beside the next "
+        "one. It takes twice the size of weights and optimiser. A worker that dies then repeats at most one update; more where "
+        "a copy takes longer than an update. auto: where there is room, with one rank.",
     )
     snapshot_peers: Literal["auto", "on", "off"] = setting(
         "auto",

@@ -126,7 +126,10 @@ _NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "snapshot_version": ("snapshot_version", "Version in the newest snapshot in the host's memory."),
     "snapshots": ("snapshots_total", "Snapshots copied to the host's memory."),
     "skipped_snapshots": ("snapshots_skipped_total", "Snapshots left out: the one before was not sealed yet."),
-    "snapshot_s": ("snapshot_seconds_total", "Time that learner or value worker waited for its snapshots."),
+    "snapshot_s": (
+        "snapshot_seconds_total",
+        "Time that learner or value worker waited for its snapshots, its engine's steps included.",
+    ),
     "failed_checkpoints": ("failed_checkpoints_total", "Checkpoints that the disk refused."),
 }
 

@@ -18,8 +18,8 @@ _PART_S: Final = 10.0
 """Limit of one part."""
 _UNREACHED_S: Final = 2.0
 _LEAST_BYTES: Final = 1 << 20
-"""Of a part but the last: no sender is configured for less. One that sends a byte at a time would
-hold its receiver up without an end, each part within its limit."""
+"""Of a part but the last: no sender is configured for less. A sender of single bytes would hold its
+receiver up without an end, each part within its limit."""
 _MAX_TEXT_BYTES: Final = 64 << 20
 """A description is small; a peer that offers more is refused."""
 

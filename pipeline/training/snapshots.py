@@ -38,6 +38,7 @@ import numpy as np
 import structlog
 
 from pipeline.process import work
+from pipeline.training.live_states import BufferPages, LiveState
 from pipeline.weights.digest import Digest, digest_buffer
 from pipeline.weights.tensorfile import TensorSpec, publication, read_contents
 from protocol.endpoints import run_tag
@@ -62,32 +63,6 @@ def snapshots_folder(run_dir: Path) -> Path:
 def value_snapshots_folder(run_dir: Path) -> Path:
     """Return the folder of a run's value worker's snapshots on this host."""
     return _SHARED_MEMORY / f"{run_tag(run_dir)}-value-snapshots"
-
-
-@dataclass(frozen=True, eq=False)
-class BufferPages:
-    """The pages of one buffer, by tensor. Views of them are kept by weak references, and so go with
-    the buffer."""
-
-    arrays: list[np.ndarray]
-    """uint8 [bytes]"""
-
-
-@dataclass(frozen=True, slots=True)
-class LiveState:
-    """The state of an exact resume, where it lies until the next step."""
-
-    specs: tuple[TensorSpec, ...]
-    """In the order of a file (``tensorfile.in_order``)."""
-    note: str
-    """The backend's own JSON: what is no tensor."""
-    copy: Callable[[BufferPages], None]
-    """Fills the pages, one for each of ``specs``."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of all tensors."""
-        return sum(spec.num_bytes for spec in self.specs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +167,16 @@ class _StateBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class FilledBuffer:
-    """A buffer with a state in it, without its manifest."""
+class OpenBuffer:
+    """A buffer for one state, without its manifest: no snapshot yet."""
 
     slot: _StateBuffer
     note: str
+
+    @property
+    def pages(self) -> BufferPages:
+        """Its pages, to be filled."""
+        return self.slot.pages
 
 
 class SnapshotFolder:
@@ -276,8 +256,15 @@ class SnapshotFolder:
             raise
         return self._look(buffer)
 
-    def fill(self, live: LiveState) -> FilledBuffer | None:
-        """Copy a state into an older buffer, whose snapshot ends with that; None while both other
+    def fill(self, live: LiveState) -> OpenBuffer | None:
+        """Copy a state into an older buffer, as :meth:`place` has it."""
+        placed = self.place(live)
+        if placed is not None:
+            live.lend(placed.pages).copy()
+        return placed
+
+    def place(self, live: LiveState) -> OpenBuffer | None:
+        """Return an older buffer for a state; its snapshot ends with that. None while both other
         buffers are read, or there is no room for the third. Raises OSError: no room for two, or the
         folder was taken over."""
         name = self._free_slot()
@@ -299,16 +286,14 @@ class SnapshotFolder:
                     raise
                 return None
             self._slots[name].lock()
-        slot = self._slots[name]
-        live.copy(slot.pages)
-        return FilledBuffer(slot, live.note)
+        return OpenBuffer(self._slots[name], live.note)
 
     def _free_slot(self) -> str:
         """Return a slot without the newest snapshot, locked if it is there; "" without one."""
         others = (name for name in _SLOTS if name != self._newest)
         return next((name for name in others if name not in self._slots or self._slots[name].lock()), "")
 
-    def seal(self, filled: FilledBuffer, *, version: int, num_updates: int, state: dict[str, Any]) -> None:
+    def seal(self, filled: OpenBuffer, *, version: int, num_updates: int, state: dict[str, Any]) -> None:
         """Make a snapshot of a filled buffer. The first removes the predecessors'. Raises OSError:
         the folder was taken over."""
         data = filled.slot.data

@@ -37,7 +37,8 @@ from pipeline.observability.history import EvaluationRow, RefusedRow, UpdateRow,
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
-from pipeline.training.snapshots import BufferPages, KeptState, LiveState, SnapshotFolder
+from pipeline.training.live_states import BufferPages, LiveState, StateLoan
+from pipeline.training.snapshots import KeptState, SnapshotFolder
 from pipeline.training.spikes import NO_LIMITS, StepLimits
 from pipeline.weights.store import StoredWeights, WeightsStore
 from pipeline.weights.tensorfile import Publication, TensorSpec
@@ -57,13 +58,14 @@ GROUPS_PER_UPDATE = 2
 BATCH = GROUP_SIZE * GROUPS_PER_UPDATE
 
 
-_SEAL, _TAKE = SnapshotFolder.seal, SnapshotWriter.take
+_COPY, _SEAL, _TAKE = StateLoan.copy, SnapshotFolder.seal, SnapshotWriter.take
 
 
 async def _take_to_the_end(writer: SnapshotWriter, *args: Any, **kwargs: Any) -> None:
     """Take a snapshot that is sealed at once, so that every life has the same points."""
     await _TAKE(writer, *args, **kwargs)
-    await writer.wait()
+    while writer._task is not None and not writer._task.done():
+        await writer.wait()
 
 
 class Killed(BaseException):
@@ -138,6 +140,12 @@ class MortalContext(ActorContext):
 
     async def store(self, function: Callable[..., Any], /, *args: Any) -> Any:
         return await self._mortal(super().store, function, args)
+
+    def end_threads(self) -> None:
+        """Wait for what a dead process would not do any more: it uses files that are closed next,
+        whose numbers are then another's."""
+        for thread in (self._compute_thread, self._storage_thread):
+            thread.shutdown(cancel_futures=True)
 
     async def _mortal(self, run: Callable[..., Awaitable[Any]], function: Callable[..., Any], args: Any) -> Any:
         name = getattr(function, "__name__", "work")
@@ -223,6 +231,9 @@ class World:
     """Version -> the weights of that name."""
     num_lives: int = 0
     snapshots: Literal["on", "off"] = "on"
+    seals_at_once: bool = True
+    """Whether an update waits for the seal of its snapshot, so that every life has the same
+    points."""
     stepped: list[str] = field(default_factory=list[str])
     """Trained on in any life, in this order."""
     num_minibatches: int = 1
@@ -302,7 +313,8 @@ class World:
         self.epochs["learner"] = who.epoch
         self.num_lives += 1
         restore = mortal_disk(reaper)
-        mortal_snapshots(self.monkeypatch, reaper)
+        if self.seals_at_once:
+            mortal_snapshots(self.monkeypatch, reaper)
         learner: Learner | None = None
         context: MortalContext | None = None
         try:
@@ -333,6 +345,7 @@ class World:
         finally:
             restore()
             if context is not None:
+                context.end_threads()
                 context.close()
             for part in ("_folder", "_history", "_publisher"):
                 if hasattr(learner, part):
@@ -366,7 +379,8 @@ def named_publication(trained: list[str]) -> Publication:
 
 
 def mortal_snapshots(monkeypatch: pytest.MonkeyPatch, reaper: Reaper) -> None:
-    """Put points around the seal of a snapshot, which is waited for."""
+    """Put points around copy and seal of a snapshot, which are waited for."""
+    monkeypatch.setattr(StateLoan, "copy", reaper.around("copy", _COPY))
     monkeypatch.setattr(SnapshotFolder, "seal", reaper.around("seal", _SEAL))
     monkeypatch.setattr(SnapshotWriter, "take", _take_to_the_end)
 

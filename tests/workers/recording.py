@@ -18,7 +18,8 @@ import numpy as np
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.objective import Objective
 from pipeline.rewards.verifier import Response, VerifierOutcome
-from pipeline.training.snapshots import KeptState, LiveState
+from pipeline.training.live_states import LiveState
+from pipeline.training.snapshots import KeptState
 from pipeline.training.spikes import NO_LIMITS, StepLimits
 from pipeline.weights.tensorfile import Publication
 from protocol.ids import TrajectoryId

@@ -199,6 +199,7 @@ class Learner(Actor):
     async def drain(self) -> None:
         """Keep the effect of all updates since the last checkpoint."""
         await self._keep()
+        await self._snapshots.wait()
 
     async def teardown(self) -> None:
         """Close files and endpoints, and let other ranks end."""

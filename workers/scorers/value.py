@@ -103,6 +103,7 @@ class Value(BatchScorer):
         if self._applied or self._checkpointed_step != self._num_steps:
             await self._checkpoint()
             await self._writer.complete(self._checkpoint)
+        await self._snapshots.wait()
 
     async def teardown(self) -> None:
         """Close the files and the mailbox, and let other ranks end."""

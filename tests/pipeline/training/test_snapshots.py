@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.training.snapshots import BufferPages, LiveState, SnapshotFolder, StateSnapshot
+from pipeline.training.live_states import BufferPages, LiveState
+from pipeline.training.snapshots import SnapshotFolder, StateSnapshot
 from pipeline.weights.tensorfile import TensorSpec
 from protocol.errors import ConfigError, DataError
 

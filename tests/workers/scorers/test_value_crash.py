@@ -17,7 +17,8 @@ import pytest
 import workers.scorers.value_beginning
 from pipeline.config.running import CheckpointSection
 from pipeline.training.checkpoints import VALUE_CHECKPOINTS, latest_checkpoint
-from pipeline.training.snapshots import BufferPages, KeptState, LiveState
+from pipeline.training.live_states import BufferPages, LiveState
+from pipeline.training.snapshots import KeptState
 from pipeline.weights.tensorfile import TensorSpec
 from protocol.ids import Role
 from tests.pipeline.ledger.builders import SCORER, value
@@ -107,6 +108,7 @@ async def live(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, reaper: Reaper) ->
     finally:
         restore()
         if context is not None:
+            context.end_threads()
             context.close()
         for name in ("_folder", "_history", "_mailbox"):
             if hasattr(worker, name):
@@ -158,7 +160,7 @@ async def test_a_value_worker_killed_at_any_point_learns_from_everything_once(
     monkeypatch.setattr(os, "fsync", lambda _: None)
     whole = Reaper(None)
     await check(tmp_path / "whole", monkeypatch, whole, snapshots)
-    sealed = ("_copy", "before seal") if snapshots == "on" else ()
+    sealed = ("_lend", "before copy", "before seal") if snapshots == "on" else ()
     for needed in ("claim_finished", "step", "snapshot", "rename", "settle_finished", "recover_finished", *sealed):
         assert any(needed in name for name in whole.points), f"no point at {needed}"
     for at, name in enumerate(whole.points):

@@ -26,7 +26,8 @@ from pipeline.observability.history import VALUE_HISTORY_NAME, ValueRow, read_hi
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS
-from pipeline.training.snapshots import KeptState, LiveState
+from pipeline.training.live_states import LiveState
+from pipeline.training.snapshots import KeptState
 from protocol.channel import Delivery, LinkStats, Mailbox
 from protocol.errors import Diverged, EngineError
 from protocol.ids import Incarnation, Role

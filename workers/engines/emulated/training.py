@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.algorithms.batching import TrainingSample
-from pipeline.training.snapshots import KeptState, LiveState
+from pipeline.training.live_states import LiveState
+from pipeline.training.snapshots import KeptState
 from pipeline.training.spikes import NO_LIMITS, StepLimits
 from protocol.errors import EngineError
 from protocol.ids import TrajectoryId

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.training.snapshots import KeptState, LiveState
+from pipeline.training.live_states import LiveState
+from pipeline.training.snapshots import KeptState
 from protocol.errors import EngineError
 from workers.engines.emulated.pace import Pace
 from workers.engines.emulated.scoring import tail_uniforms

@@ -4,12 +4,19 @@
     <state>/<parameter name>    the optimiser's, as in a checkpoint (``checkpoint_files``)
     rng/<device>                the random streams
 
-The note is what a checkpoint has in ``training.json``."""
+The note is what a checkpoint has in ``training.json``.
+
+A copy runs on a thread beside the one that computes. On the host it is numpy's: it releases the
+interpreter's lock, and starts none of torch's threads, which would compete with the step's. A GPU
+copies on a stream beside the one that computes: from the loan's moment on, and the loan ends when
+that stream has. (The tests have no GPU: that part is not tested.)"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -17,7 +24,8 @@ import numpy as np
 import torch
 
 from pipeline.process import work
-from pipeline.training.snapshots import BufferPages, KeptState, LiveState
+from pipeline.training.live_states import BufferPages, LiveState, StateLoan
+from pipeline.training.snapshots import KeptState
 from pipeline.weights.tensorfile import TensorSpec, in_order
 from protocol.errors import DataError
 from workers.engines.model.checkpoint_files import TrainingState, parse_training_state
@@ -25,15 +33,16 @@ from workers.engines.model.optimizer import GuardedOptimizer
 from workers.engines.model.weights_file import spec_of, torch_type
 
 _WEIGHT = "model/"
-_AT_ONCE = 64
-"""Tensors copied between two marks of progress."""
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By bytes of a number: numpy has not all of torch's types, and a copy needs none."""
 
 
 class StateCopier:
-    """Makes live states of one model. Layout and views of the pages are kept from one to the next:
-    to make them takes longer than a small model's copy."""
+    """Makes live states of one model, and knows their loans. Layout and views of the pages are kept
+    from one to the next: to make them takes longer than a small model's copy."""
 
     def __init__(self) -> None:
+        self._loans: list[StateLoan] = []
         self._key: list[tuple[str, torch.dtype, torch.Size]] = []
         self._specs: tuple[TensorSpec, ...] = ()
         self._views: WeakKeyDictionary[BufferPages, list[torch.Tensor]] = WeakKeyDictionary()
@@ -48,17 +57,30 @@ class StateCopier:
         if key != self._key:
             self._key, self._views = key, WeakKeyDictionary()
             self._specs = tuple(in_order(spec_of(name, tensor, tensor.dtype) for name, tensor in tensors.items()))
-        ordered = [tensors[spec.name] for spec in self._specs]
+        ordered = [tensors[spec.name].detach() for spec in self._specs]
+        device = next((tensor.device for tensor in ordered if tensor.is_cuda), None)
+        moments: list[Any] = []
+
+        def begin(loan: StateLoan) -> None:
+            self._loans = [*(one for one in self._loans if not one.is_over), loan]
+            if device is not None:
+                moments.append(torch.cuda.current_stream(device).record_event())
 
         def copy(pages: BufferPages) -> None:
-            views = self._views_of(pages, ordered)
-            with torch.no_grad():
-                for first in range(0, len(ordered), _AT_ONCE):
-                    part = slice(first, first + _AT_ONCE)
-                    torch._foreach_copy_(views[part], ordered[part])  # pyright: ignore[reportPrivateImportUsage]
+            with torch.no_grad(), _beside(device, moments):
+                for view, tensor in zip(self._views_of(pages, ordered), ordered, strict=True):
+                    if tensor.is_cuda:
+                        view.copy_(tensor, non_blocking=True)
+                    else:
+                        np.copyto(_bits(view), _bits(tensor))
                     work.step()
 
-        return LiveState(self._specs, msgspec.json.encode(state).decode(), copy)
+        return LiveState(self._specs, msgspec.json.encode(state).decode(), copy, begin)
+
+    def wait(self) -> None:
+        """Wait until what was lent is copied: it is about to change. Raises EngineDied."""
+        for loan in self._loans:
+            loan.wait()
 
     def _views_of(self, pages: BufferPages, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return pages as tensors of the types and shapes of ``like``."""
@@ -68,6 +90,28 @@ class StateCopier:
                 for page, tensor in zip(pages.arrays, like, strict=True)
             ]
         return self._views[pages]
+
+
+@contextmanager
+def _beside(device: torch.device | None, moments: Sequence[Any]) -> Generator[None]:
+    """Let the block's copies of a device run on a stream beside the present one, after a moment of
+    that. All have ended when the block has."""
+    if device is None:
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    for moment in moments:
+        stream.wait_event(moment)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        stream.synchronize()
+
+
+def _bits(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor on the host as whole numbers of the same size, in place."""
+    return tensor.view(_BITS[tensor.element_size()]).numpy()
 
 
 def read_kept(kept: KeptState) -> tuple[TrainingState, dict[str, torch.Tensor], dict[str, torch.Tensor]]:

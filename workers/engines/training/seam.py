@@ -14,7 +14,8 @@ from pipeline.training.spikes import NO_LIMITS, StepLimits
 
 if TYPE_CHECKING:
     from pipeline.algorithms.objective import Objective
-    from pipeline.training.snapshots import KeptState, LiveState
+    from pipeline.training.live_states import LiveState
+    from pipeline.training.snapshots import KeptState
     from pipeline.weights.tensorfile import Publication
 
 
@@ -100,8 +101,12 @@ class TrainingBackend(Protocol):
         ...
 
     def live_state(self) -> LiveState:
-        """Return the state of an exact resume where it lies, to be copied before the next step.
-        Weights that never change are left out."""
+        """Return the state of an exact resume where it lies, to be lent before the next change.
+        Weights that never change are left out.
+
+        While it is lent, it is only read. A step, a load and ``put_back`` wait for the loan's end
+        before they change it. They raise EngineDied when its copy stands still. For a state that
+        this method has copied itself they wait for nothing."""
         ...
 
     def put_back(self, kept: KeptState) -> None:

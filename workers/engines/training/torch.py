@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
     from pipeline.algorithms.objective import Objective
     from pipeline.config.schema import RunConfig
-    from pipeline.training.snapshots import KeptState, LiveState
+    from pipeline.training.live_states import LiveState
+    from pipeline.training.snapshots import KeptState
     from workers.engines.model.adapter import Adapter
     from workers.engines.training.lora import LoraSettings
 MEMORY_ADVICE = "lower learner.micro_batch_tokens or set model.gradient_checkpointing"
@@ -105,6 +106,7 @@ class TorchTraining(TorchPublishing):
                         self._policy, samples, objective, self._plan(samples), self._model.device
                     )
                 totals = batch_totals(samples, objective, sums)
+                self._copier.wait()
                 step = self._optimizer.step(totals.loss, limits)
         finally:
             self._optimizer.clear()
@@ -133,16 +135,18 @@ class TorchTraining(TorchPublishing):
         state = read_training_state(folder)
         put_weights = self._weights.read(folder)
         optimizer = self._optimizer.read(folder, state)
+        self._copier.wait()
         put_weights()
         self._optimizer.restore(optimizer, state)
 
     def live_state(self) -> LiveState:
-        """Return weights, optimiser and random streams where they lie."""
+        """Return weights, optimiser and random streams where they lie, to be lent."""
         states = optimizer_tensors(self._optimizer.states) | rng_tensors()
         return self._copier.live_state(self._weights.changing, states, self._optimizer.training_state)
 
     def put_back(self, kept: KeptState) -> None:
         """Take back a copied ``live_state``. On DataError nothing has changed."""
+        self._copier.wait()
         put_back_state(kept, self._weights.changing, self._optimizer)
 
     def close(self) -> None:

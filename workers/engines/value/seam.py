@@ -12,7 +12,8 @@ import numpy as np
 from workers.engines.scoring.seam import ScoringRequest
 
 if TYPE_CHECKING:
-    from pipeline.training.snapshots import KeptState, LiveState
+    from pipeline.training.live_states import LiveState
+    from pipeline.training.snapshots import KeptState
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ class ValueEngine(Protocol):
         ...
 
     def live_state(self) -> LiveState:
-        """Return the state of an exact resume where it lies, to be copied before the next step."""
+        """Return the state of an exact resume where it lies, to be lent, as
+        ``TrainingBackend.live_state``."""
         ...
 
     def put_back(self, kept: KeptState) -> None:

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from pipeline.config.schema import RunConfig
-    from pipeline.training.snapshots import KeptState, LiveState
+    from pipeline.training.live_states import LiveState
+    from pipeline.training.snapshots import KeptState
 MEMORY_ADVICE = "lower value.micro_batch_tokens or set value.gradient_checkpointing"
 
 
@@ -91,7 +92,9 @@ class TorchValue:
                 plan = self._plan(samples)
                 with work.part(GRADIENT):
                     sums = accumulate_regression(self._value, samples, self._settings, plan, self._model.device)
-                step = self._optimizer.step(float(sums.loss))
+                loss = float(sums.loss)
+                self._copier.wait()
+                step = self._optimizer.step(loss)
         finally:
             self._optimizer.clear()
         return value_step_result(samples, self._settings, sums, step)
@@ -106,16 +109,18 @@ class TorchValue:
         state = read_training_state(folder)
         weights = read_model(self._model, folder)
         optimizer = self._optimizer.read(folder, state)
+        self._copier.wait()
         put_model(self._model, weights)
         self._optimizer.restore(optimizer, state)
 
     def live_state(self) -> LiveState:
-        """Return weights, optimiser and random streams where they lie."""
+        """Return weights, optimiser and random streams where they lie, to be lent."""
         states = optimizer_tensors(self._optimizer.states) | rng_tensors()
         return self._copier.live_state(self._parameters, states, self._optimizer.training_state)
 
     def put_back(self, kept: KeptState) -> None:
         """Take back a copied ``live_state``. On DataError nothing has changed."""
+        self._copier.wait()
         put_back_state(kept, self._parameters, self._optimizer)
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from pipeline.algorithms.objective import Objective
 from pipeline.config.load import load_config
 from pipeline.weights.store import write_publication
 from protocol.errors import ConfigError, DataError, EngineError, WeightsDamaged, WeightsRejected
@@ -24,6 +25,7 @@ from protocol.ids import TrajectoryId
 from protocol.trajectory import FinishReason
 from tests.workers.engines.generation_contract import GenerationContract, bytes_of, drain, request
 from tests.workers.engines.tiny import VOCABULARY, make_samples
+from tests.workers.engines.training.through_memory import ThroughMemory, during
 from workers.engines.emulated.generation import EmulatedEngine, EngineCosts
 from workers.engines.emulated.law import LengthLaw, TokenLaw
 from workers.engines.emulated.scoring import EmulatedScoring
@@ -148,8 +150,6 @@ def test_a_length_is_at_least_one_token() -> None:
 
 
 def test_weights_depend_on_every_batch_and_its_order_and_survive_a_checkpoint(tmp_path: Path) -> None:
-    from pipeline.algorithms.objective import Objective
-
     one, two = make_samples(4, seed=1), make_samples(4, seed=2)
 
     def trained(*batches: Any) -> EmulatedTraining:
@@ -220,6 +220,22 @@ def test_a_value_step_opens_the_gate_and_is_remembered(tmp_path: Path) -> None:
     assert replace(sample, reward=0.0) != sample
     assert engine.step([replace(sample, reward=0.0)]) != other.step([sample])
     assert engine.state != other.state
+
+
+def test_an_emulated_snapshot_is_of_its_loans_moment_though_a_step_comes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = ValueSample("t.0.0", np.arange(9, dtype=np.int32), 4, np.zeros(5, np.float32), 1.0)
+    policy, critic = EmulatedTraining(num_weights=16), EmulatedValue()
+    changes = (lambda: policy.step(make_samples(), Objective()), lambda: critic.step([sample]))
+    fresh = (EmulatedTraining(num_weights=16), EmulatedValue())
+    for engine, change, resumed in zip((policy, critic), changes, fresh, strict=True):
+        change()
+        memory, moment = ThroughMemory(tmp_path / type(engine).__name__), engine.state
+        placed, loan = memory.lend(engine)
+        during(loan, change, monkeypatch)
+        resumed.put_back(memory.read(placed))
+        assert resumed.state == moment != engine.state
 
 
 def test_generators_and_learner_are_emulated_together_or_not_at_all() -> None:

@@ -17,9 +17,11 @@ from pipeline.algorithms.aggregation import Aggregation
 from pipeline.algorithms.batching import TrainingSample, plan_micro_batches
 from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective, Rejection, RejectionLevel, Surrogate
 from pipeline.process.work import Meter, listening
+from pipeline.training import live_states
+from pipeline.training.live_states import StateLoan
 from pipeline.training.snapshots import SnapshotFolder
 from pipeline.training.spikes import NO_STEP, StepLimits
-from protocol.errors import ConfigError, DataError, EngineError
+from protocol.errors import ConfigError, DataError, EngineDied, EngineError
 from tests.workers.engines.generation_contract import bytes_of
 from tests.workers.engines.subjects import (
     CONTRACT,
@@ -34,7 +36,7 @@ from tests.workers.engines.subjects import (
     forget_followers,
 )
 from tests.workers.engines.tiny import make_samples, plain_logprobs, tiny_model, with_old
-from tests.workers.engines.training.through_memory import ThroughMemory
+from tests.workers.engines.training.through_memory import ThroughMemory, during
 from workers.engines.model.weights_file import view_weights
 from workers.engines.training.ranks.launch import is_rank
 from workers.engines.training.seam import StepResult, TrainingBackend
@@ -488,6 +490,71 @@ def test_a_snapshot_in_memory_goes_on_bitwise_as_if_never_stopped(make: Make, tm
     assert torch.equal(torch.rand(4), drawn)
     assert [resumed.step(make_samples(seed=seed), Objective()) for seed in range(3, 6)] == after
     assert same(snapshot(through), snapshot(resumed))
+
+
+@pytest.mark.parametrize("change", ["step", "load", "put_back"])
+def test_a_snapshot_is_of_the_moment_of_its_loan_though_a_change_comes_at_once(
+    make: Make, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, memory = Settings(warmup_steps=6, weight_decay=0.1), ThroughMemory(tmp_path / "first")
+    other, elsewhere = make(tiny_model(seed=5), settings), ThroughMemory(tmp_path / "other")
+    other.step(make_samples(seed=9), Objective())
+    other.snapshot()(tmp_path / "checkpoint")
+    foreign = elsewhere.read(elsewhere.fill(other))
+    backend = make(tiny_model(), settings)
+    for seed in range(2):
+        backend.step(make_samples(seed=seed), Objective())
+    moment = snapshot(backend)
+    changes: dict[str, Callable[[], object]] = {
+        "step": lambda: backend.step(make_samples(seed=2), Objective()),
+        "load": lambda: backend.load(tmp_path / "checkpoint"),
+        "put_back": lambda: backend.put_back(foreign),
+    }
+    placed, loan = memory.lend(backend)
+    changed = during(loan, changes[change], monkeypatch)
+    assert not same(snapshot(backend), moment), "the change was made"
+    resumed = make(tiny_model(seed=77), settings)
+    resumed.put_back(memory.read(placed))
+    assert same(snapshot(resumed), moment)
+    if change == "step":
+        assert resumed.step(make_samples(seed=2), Objective()) == changed, "so is the optimiser's state"
+        assert same(snapshot(resumed), snapshot(backend))
+
+
+def test_what_only_reads_a_lent_state_does_not_wait(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, memory = make(tiny_model(), Settings()), ThroughMemory(tmp_path / "memory")
+    backend.step(make_samples(), Objective())
+
+    def refuse(loan: StateLoan) -> None:
+        raise AssertionError("it waits for the copy")
+
+    monkeypatch.setattr(StateLoan, "wait", refuse)
+    _, loan = memory.lend(backend)
+    own_old(backend, make_samples())
+    backend.publication()
+    backend.digests()
+    backend.snapshot()(tmp_path / "checkpoint")
+    loan.copy()
+
+
+def test_a_backend_whose_lent_state_is_copied_no_further_ends_unchanged(
+    subject: Subject, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if subject is not TORCH:
+        pytest.skip("what ranks lend is a copy already")
+    monkeypatch.setattr(live_states, "_TURN_S", 0.01)
+    monkeypatch.setattr(live_states, "_STALLED_S", 0.01)
+    backend, memory = make(tiny_model(), Settings()), ThroughMemory(tmp_path)
+    backend.step(make_samples(), Objective())
+    before = snapshot(backend)
+    _, loan = memory.lend(backend)
+    with pytest.raises(EngineDied, match="snapshot has stood still"):
+        backend.step(make_samples(), Objective())
+    assert same(snapshot(backend), before)
+    loan.copy()
+    assert backend.step(make_samples(), Objective()).applied
 
 
 def test_a_backend_holds_no_buffer_whose_snapshots_are_given_up(make: Make, tmp_path: Path) -> None:

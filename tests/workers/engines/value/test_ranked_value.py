@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from protocol.errors import EngineError
 from tests.workers.engines.subjects import RANKED, Subject, forget_followers, make_ranked_value, make_torch_value
 from tests.workers.engines.tiny import ragged, tiny_model
+from tests.workers.engines.training.through_memory import ThroughMemory, during
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.value.seam import ValueEngine, ValueSample
 
@@ -80,6 +81,21 @@ def test_values_and_steps_agree_with_plain_torch_and_checkpoints_go_both_ways(
     after = weights(other, tmp_path / "other")
     for name, value in weights(plain, tmp_path / "again").items():
         np.testing.assert_allclose(after[name], value, rtol=0, atol=2 * SAME, err_msg=name)
+
+
+def test_a_snapshot_of_shares_is_of_its_loans_moment_though_a_step_comes_at_once(
+    ranked: Subject, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, memory = make_ranked_value(ranked, start), ThroughMemory(tmp_path / "memory")
+    engine.step(samples(0))
+    moment = weights(engine, tmp_path / "moment")
+    placed, loan = memory.lend(engine)
+    stepped = during(loan, lambda: engine.step(samples(1)), monkeypatch)
+    resumed = make_ranked_value(ranked, start)
+    resumed.put_back(memory.read(placed))
+    for name, value in weights(resumed, tmp_path / "resumed").items():
+        np.testing.assert_array_equal(value, moment[name], err_msg=name)
+    assert resumed.step(samples(1)) == stepped
 
 
 def test_a_response_that_is_not_finite_changes_nothing_on_any_rank(

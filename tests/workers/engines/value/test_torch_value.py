@@ -4,6 +4,7 @@ batch decides, resume."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -13,9 +14,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from pipeline.training.live_states import StateLoan
 from protocol.errors import DataError, EngineError
 from tests.workers.engines.tiny import VOCABULARY, ragged, tiny_model
-from tests.workers.engines.training.through_memory import ThroughMemory
+from tests.workers.engines.training.through_memory import ThroughMemory, during
 from workers.engines.model.critic import value_head
 from workers.engines.model.loading import load_value_model
 from workers.engines.model.optimizer import OptimizerSettings
@@ -254,6 +256,45 @@ def test_a_value_model_goes_on_bit_for_bit_from_a_snapshot_in_memory(start: Path
     assert resumed.num_steps == 3
     assert [resumed.step(samples_of(seed=seed)) for seed in range(3, 6)] == after
     assert same(weights_of(engine), weights_of(resumed))
+
+
+@pytest.mark.parametrize("change", ["step", "load", "put_back"])
+def test_a_value_snapshot_is_of_the_moment_of_its_loan_though_a_change_comes_at_once(
+    start: Path, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, elsewhere = ThroughMemory(tmp_path / "first"), ThroughMemory(tmp_path / "other")
+    other, engine = engine_of(value_model(start, seed=7)), engine_of(value_model(start, seed=5))
+    other.step(samples_of(seed=9))
+    other.snapshot()(tmp_path / "checkpoint")
+    foreign = elsewhere.read(elsewhere.fill(other))
+    engine.step(samples_of(seed=0))
+    moment = weights_of(engine)
+    changes: dict[str, Callable[[], object]] = {
+        "step": lambda: engine.step(samples_of(seed=1)),
+        "load": lambda: engine.load(tmp_path / "checkpoint"),
+        "put_back": lambda: engine.put_back(foreign),
+    }
+    placed, loan = memory.lend(engine)
+    changed = during(loan, changes[change], monkeypatch)
+    assert not same(weights_of(engine), moment), "the change was made"
+    resumed = engine_of(value_model(start))
+    resumed.put_back(memory.read(placed))
+    assert same(weights_of(resumed), moment)
+    if change == "step":
+        assert resumed.step(samples_of(seed=1)) == changed and same(weights_of(resumed), weights_of(engine))
+
+
+def test_values_of_a_lent_model_do_not_wait(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(value_model(start))
+
+    def refuse(loan: StateLoan) -> None:
+        raise AssertionError("it waits for the copy")
+
+    monkeypatch.setattr(StateLoan, "wait", refuse)
+    _, loan = ThroughMemory(tmp_path / "memory").lend(engine)
+    engine.values([ScoringRequest(sample.tokens, sample.response_length) for sample in samples_of()])
+    engine.snapshot()(tmp_path / "checkpoint")
+    loan.copy()
 
 
 def test_inconsistent_responses_are_named(start: Path) -> None:

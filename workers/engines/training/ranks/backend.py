@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from pipeline.algorithms.batching import TrainingSample, plan_ranks
-from pipeline.training.snapshots import KeptState, LiveState
+from pipeline.training.live_states import LiveState
+from pipeline.training.snapshots import KeptState
 from workers.engines.scoring.seam import ScoringRequest
 from workers.engines.training.ranks.messages import Command
 from workers.engines.training.ranks.sharded import ShardedModel

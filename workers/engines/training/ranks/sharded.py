@@ -16,7 +16,8 @@ from typing import Protocol
 
 import torch
 
-from pipeline.training.snapshots import KeptState, LiveState
+from pipeline.training.live_states import LiveState
+from pipeline.training.snapshots import KeptState
 from pipeline.training.spikes import NO_LIMITS, StepLimits
 from protocol.errors import EngineError
 from workers.engines.model.adapter import Adapter
@@ -177,6 +178,7 @@ class ShardedModel:
         """Gather weights, optimiser and random streams: copies, since no rank has all of them."""
         gathered = self._gather(self._changing, with_optimizer=True)
         state = self._settings.training_state(gathered.num_steps)
+        # nothing waits for a loan of copies
         return self._copier.live_state(gathered.weights, gathered.states | rng_tensors(), state)
 
     def put_back(self, kept: KeptState) -> None:
