@@ -249,6 +249,7 @@ bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and s
 	$(BIN)/python -m ops.bench.watch --sizes 8,32 --windows 26 --json bench-results/watch.json
 	$(BIN)/python -m ops.bench.judge --json bench-results/judge.json
 	$(BIN)/python -m ops.bench.update_log --json bench-results/update_log.json
+	-$(BIN)/python -m ops.bench.snapshots --json bench-results/snapshots.json
 	$(BIN)/python -m ops.bench.weights times --json bench-results/weights.json
 	$(BIN)/python -m ops.bench.weights delta --json bench-results/weights-delta.json
 	$(BIN)/python -m ops.bench.fleet_memory --json bench-results/fleet_memory.json

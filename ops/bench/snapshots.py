@@ -1,11 +1,13 @@
-"""The cost of a snapshot after every update: the learner's seconds for its copy, and the rate of
-updates with it and without.
+"""The cost of a snapshot after every update: the rate that is lost, and what the learner waits.
 
 *Consumes* the demo's model, and a model with random weights of a chosen size. *Produces* two
 tables. The first has updates on one backend, by the learner's own lines
-(``workers.learner.policy_update``) and the snapshots' own folder. With and without take turns. A
-seal goes on beside the next update, as in a learner. The second has whole runs of the demo, in
-pairs that begin with either kind in turn. Run it on an idle machine.
+(``workers.learner.policy_update``) and the snapshots' own folder. Three kinds take turns: without
+snapshots; with a copy that the learner waits for (blocking); with a copy beside the next update
+(lent), as the learner makes it. Digest and manifest are made beside the next update in both. Each
+turn begins with an update that does not count, so that a snapshot is under way, and ends when
+nothing is. The second table has whole runs of the demo, in pairs that begin with either kind in
+turn. Run it on an idle machine.
 
     python -m ops.bench.snapshots --pairs 10 --updates 60 --json bench-results/snapshots.json"""
 
@@ -27,13 +29,14 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from ops.bench.fleet_run import last_counters, train
-from ops.bench.table import Spread, interleaved, show, write_json
+from ops.bench.table import Spread, provenance, show, write_json
 from ops.bench.update_log import make_units
 from ops.demo.task import main as write_data
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import ClaimedUnit
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
 from pipeline.process.progress_bar import tracked
+from pipeline.training.live_states import StateLoan
 from pipeline.training.snapshots import SnapshotFolder, snapshots_folder
 from protocol.errors import DataError
 from protocol.ids import Role
@@ -43,14 +46,28 @@ from workers.learner.policy_update import PolicyUpdate
 
 BAR: Final = 0.005
 """Largest share of the rate that snapshots may cost."""
+OFF: Final = "off"
+BLOCKING: Final = "blocking"
+LENT: Final = "lent"
+KINDS: Final = (OFF, BLOCKING, LENT)
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _DEMO: Final = _ROOT / "ops" / "demo" / "tiny_model"
 _FILES: Final = (_ROOT / "configs" / "demo.toml", _ROOT / "configs" / "fleets" / "demo.toml")
 _WARMUP: Final = 5
 """Updates of a run that are not counted."""
 _IN_A_ROW: Final = 3
-"""Updates of one turn: a seal goes on beside the next one."""
+"""Timed updates of one turn."""
 _STATE: Final[dict[str, Any]] = {"claims": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Some updates in a row of one kind."""
+
+    update_s: float
+    """Mean of an update, with its snapshot."""
+    wait_s: float = 0.0
+    """Mean that the learner waited for a snapshot: in its call, and before the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +77,41 @@ class UpdateCost:
     model: str
     num_tokens: int
     state_bytes: int
-    off_s: Spread
-    """Seconds of an update without."""
-    copy_s: Spread
-    """That the learner waited for one snapshot."""
+    turns: dict[str, list[Turn]]
+    """By kind, round by round."""
     seal_s: Spread
-    """Beside the next update."""
-    loss: Spread
-    """Share of the rate that was lost, turn by turn; below 0 by noise."""
+    """Digest and manifest, beside the next update."""
 
     @property
-    def copy_share(self) -> float:
-        """The copy's median, as a share of an update."""
-        return self.copy_s.median / self.off_s.median
+    def off_s(self) -> Spread:
+        """Seconds of an update without a snapshot."""
+        return Spread.of([turn.update_s for turn in self.turns[OFF]])
+
+    def wait_s(self, kind: str) -> Spread:
+        """Seconds that the learner waited for one snapshot."""
+        return Spread.of([turn.wait_s for turn in self.turns[kind]])
+
+    def lost(self, kind: str) -> Spread:
+        """Share of the rate that was lost, round by round; below 0 by noise."""
+        return lost_shares([turn.update_s for turn in self.turns[OFF]], [turn.update_s for turn in self.turns[kind]])
+
+
+def lost_shares(without_s: Sequence[float], with_s: Sequence[float]) -> Spread:
+    """Return the share of the rate that is lost, pair by pair of durations of the same work."""
+    return Spread.of([1.0 - without / kept for without, kept in zip(without_s, with_s, strict=True)])
+
+
+def in_turn(number: int) -> tuple[str, ...]:
+    """Return the order of the kinds in a round: each begins every third."""
+    first = number % len(KINDS)
+    return (*KINDS[first:], *KINDS[:first])
+
+
+def holds(costs: Sequence[UpdateCost], of_runs: Spread | None) -> bool:
+    """Return whether lent copies cost no more than the bar: of the updates, and of whole runs where
+    there are any, by the median of the paired rates."""
+    lost = [cost.lost(LENT).median for cost in costs]
+    return all(share <= BAR for share in (*lost, *([] if of_runs is None else [of_runs.median])))
 
 
 def random_model(folder: Path, millions: int, vocabulary: int) -> Path:
@@ -95,9 +134,79 @@ def random_model(folder: Path, millions: int, vocabulary: int) -> Path:
     return folder
 
 
+class _Learner:
+    """Updates and their snapshots, by the learner's own parts."""
+
+    def __init__(self, config: RunConfig, path: Path, units: list[ClaimedUnit], snapshots: SnapshotFolder) -> None:
+        device = torch.device("cpu")
+        self.backend = TorchTraining(
+            load_model(path, torch.float32, device), forward_settings(config, device), optimizer_settings(config)
+        )
+        self._units, self._snapshots = units, snapshots
+        self._updates = PolicyUpdate(config, self.backend)
+        self._beside = ThreadPoolExecutor(1)
+        self._sealing: Future[float] | None = None
+        self._loan: StateLoan | None = None
+        self.seals: list[float] = []
+
+    def turn(self, kind: str) -> Turn:
+        """Make one update that does not count, and then those of a turn."""
+        self._update()
+        self._keep(kind)
+        wait_s, started_s = 0.0, time.perf_counter()
+        for _ in range(_IN_A_ROW):
+            self._update()
+            wait_s += self._keep(kind)
+        update_s = (time.perf_counter() - started_s) / _IN_A_ROW
+        self._settle()
+        return Turn(update_s, wait_s / _IN_A_ROW)
+
+    def close(self) -> None:
+        """End the thread beside."""
+        self._beside.shutdown()
+
+    def _update(self) -> None:
+        prepared = self._updates.prepare(self._units)
+        asyncio.run(self._updates.step(prepared.samples, policy_version=3, compute=_at_once))
+
+    def _keep(self, kind: str) -> float:
+        """Take a snapshot; return the seconds that were waited for it, and for the copy before."""
+        if kind == OFF:
+            return 0.0
+        former_s = self._settle()
+        started_s = time.perf_counter()
+        live = self.backend.live_state()
+        placed = self._snapshots.place(live)
+        assert placed is not None, "nothing reads the buffers"
+        loan = self._loan = live.lend(placed.pages)
+        if kind == BLOCKING:
+            loan.copy()
+        seal = partial(self._snapshots.seal, placed, version=1, num_updates=1, state=_STATE)
+        self._sealing = self._beside.submit(_sealed, loan, seal)
+        return former_s + time.perf_counter() - started_s
+
+    def _settle(self) -> float:
+        """Wait for a seal that is under way; return the seconds that the engine has waited."""
+        if self._sealing is None or self._loan is None:
+            return 0.0
+        self.seals.append(self._sealing.result())
+        waited_s = self._loan.waited_s
+        self._sealing = self._loan = None
+        return waited_s
+
+
+def _sealed(loan: StateLoan, seal: Callable[[], None]) -> float:
+    """Copy, unless that is done, and seal; return the seconds of the seal."""
+    if not loan.is_over:
+        loan.copy()
+    started_s = time.perf_counter()
+    seal()
+    return time.perf_counter() - started_s
+
+
 def measure(name: str, path: Path, *, response: float, rounds: int) -> UpdateCost:
     """Measure updates of the model in ``path``, on 64 responses of this median length."""
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as beside:
+    with tempfile.TemporaryDirectory() as folder:
         config = _config(Path(folder), path)
         units = make_units(
             config.declaration.unit,
@@ -107,52 +216,26 @@ def measure(name: str, path: Path, *, response: float, rounds: int) -> UpdateCos
             vocabulary=30,
             seed=0,
         )
-        device = torch.device("cpu")
-        backend = TorchTraining(
-            load_model(path, torch.float32, device), forward_settings(config, device), optimizer_settings(config)
-        )
         snapshots = SnapshotFolder(snapshots_folder(Path(folder)), owner="learner#1", run="bench")
         snapshots.take_over()
-        updates = PolicyUpdate(config, backend)
-        sealing: Future[float] | None = None
-        copies: list[float] = []
-        seals: list[float] = []
-
-        def update(*, is_kept: bool) -> None:
-            nonlocal sealing
-            for _ in range(_IN_A_ROW):
-                _update(updates, units)
-                if not is_kept:
-                    continue
-                if sealing is not None:
-                    seals.append(sealing.result())
-                started_s = time.perf_counter()
-                filled = snapshots.fill(backend.live_state())
-                copies.append(time.perf_counter() - started_s)
-                assert filled is not None
-                seal = partial(snapshots.seal, filled, version=1, num_updates=1, state=_STATE)
-                sealing = beside.submit(_timed, seal)
-
+        learner = _Learner(config, path, units, snapshots)
+        turns: dict[str, list[Turn]] = {kind: [] for kind in KINDS}
         try:
-            seconds = interleaved(
-                {"off": lambda: update(is_kept=False), "on": lambda: update(is_kept=True)}, rounds=rounds
-            )
-            assert sealing is not None
-            seals.append(sealing.result())
-            state_bytes = backend.live_state().num_bytes
+            # the first round allocates the buffers
+            for number in range(-1, rounds):
+                for kind in in_turn(number):
+                    turn = learner.turn(kind)
+                    if number >= 0:
+                        turns[kind].append(turn)
         finally:
+            learner.close()
             snapshots.remove()
-        off = [taken / _IN_A_ROW for taken in seconds["off"]]
-        on = [taken / _IN_A_ROW for taken in seconds["on"]]
         return UpdateCost(
             name,
             sum(scored.chunk.num_tokens for unit in units for one in unit.trajectories for scored in one),
-            state_bytes,
-            Spread.of(off),
-            # the first two allocate their buffers
-            Spread.of(copies[2:]),
-            Spread.of(seals[2:]),
-            Spread.of([1.0 - without / kept for without, kept in zip(off, on, strict=True)]),
+            sum(spec.num_bytes for spec in learner.backend.live_state().specs),
+            turns,
+            Spread.of(learner.seals[2:]),
         )
 
 
@@ -183,7 +266,7 @@ def run_rate(folder: Path, kind: str, *, updates: int, seed: int) -> tuple[float
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure; return 1 when the copy takes more than the bar's share of an update."""
+    """Measure; return 1 when snapshots cost more of the rate than the bar."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.bench.snapshots", description="Measure what a snapshot after every update costs."
     )
@@ -211,42 +294,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     waits.append(waited_s)
     show(
         "Snapshots: milliseconds of an update, one thread",
-        ("model", "tokens", "state MB", "update ms", "copy ms", "seal ms, beside", "copy / update", "rate lost"),
+        ("model", "tokens", "state MB", "update ms", "copy", "waited ms a snapshot", "seal ms, beside", "rate lost"),
         [
             (
-                cost.model, cost.num_tokens, cost.state_bytes / 1e6, _ms(cost.off_s), _ms(cost.copy_s), _ms(cost.seal_s),
-                f"{cost.copy_share:.2%}", f"{cost.loss.median:.2%} ({cost.loss.low:.2%} to {cost.loss.high:.2%})",
+                cost.model, cost.num_tokens, cost.state_bytes / 1e6, _ms(cost.off_s), kind, _ms(cost.wait_s(kind)),
+                _ms(cost.seal_s), _percent(cost.lost(kind)),
             )
             for cost in costs
+            for kind in (BLOCKING, LENT)
         ],
     )  # fmt: skip
     lost: Spread | None = None
     if options.pairs:
-        lost = Spread.of([1.0 - on / off for on, off in zip(rates["on"], rates["off"], strict=True)])
+        # rates, so that their inverses are durations
+        lost = lost_shares([1.0 / rate for rate in rates["off"]], [1.0 / rate for rate in rates["on"]])
         show(
             "Snapshots: whole runs of the demo",
             ("pairs", "updates/s off", "updates/s on", "rate lost", "waited ms a snapshot"),
             [
                 (
-                    options.pairs, str(Spread.of(rates["off"])), str(Spread.of(rates["on"])),
-                    f"{lost.median:.2%} ({lost.low:.2%} to {lost.high:.2%})", _ms(Spread.of(waits)),
+                    options.pairs, str(Spread.of(rates["off"])), str(Spread.of(rates["on"])), _percent(lost),
+                    _ms(Spread.of(waits)),
                 )
             ],
         )  # fmt: skip
+    is_held = holds(costs, lost)
     if options.json:
         write_json(
             options.json,
             {
+                **provenance("snapshots", arguments, rounds=options.rounds, pairs=options.pairs, threads=1, seed=0),
                 "bar": BAR,
-                "updates": [asdict(cost) for cost in costs],
+                "is_held": is_held,
+                "updates": [
+                    {
+                        **asdict(cost),
+                        "waited_s": {kind: asdict(cost.wait_s(kind)) for kind in (BLOCKING, LENT)},
+                        "rate_lost": {kind: asdict(cost.lost(kind)) for kind in (BLOCKING, LENT)},
+                    }
+                    for cost in costs
+                ],
                 "rates": rates,
                 "waited_s": waits,
                 "rate_lost": lost and asdict(lost),
             },
         )
-    holds = all(cost.copy_share <= BAR for cost in costs)
-    sys.stdout.write(f"the copy takes at most {BAR:.1%} of an update: {'yes' if holds else 'no'}\n")
-    return 0 if holds else 1
+    sys.stdout.write(f"a lent copy costs at most {BAR:.1%} of the rate: {'yes' if is_held else 'no'}\n")
+    return 0 if is_held else 1
 
 
 def _config(folder: Path, model: Path) -> RunConfig:
@@ -261,19 +355,12 @@ def _config(folder: Path, model: Path) -> RunConfig:
     )
 
 
-def _update(updates: PolicyUpdate, units: list[ClaimedUnit]) -> None:
-    prepared = updates.prepare(units)
-    asyncio.run(updates.step(prepared.samples, policy_version=3, compute=_at_once))
-
-
 def _ms(seconds: Spread) -> str:
     return str(Spread.of([seconds.low * 1e3, seconds.median * 1e3, seconds.high * 1e3]))
 
 
-def _timed(function: Callable[[], object]) -> float:
-    started_s = time.perf_counter()
-    function()
-    return time.perf_counter() - started_s
+def _percent(share: Spread) -> str:
+    return f"{share.median:.2%} ({share.low:.2%} to {share.high:.2%})"
 
 
 async def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -31,6 +31,7 @@ _NAMES = {
     "one_process": "A demo's learning in one synchronous process.",
     "oversampling": "Gain and cost of over-sampling, in virtual time.",
     "recover": "Repairs of killed and frozen workers, on real processes.",
+    "snapshots": "A snapshot after every update: the rate that it costs.",
     "startup": "Start of the command line, against Python's own.",
     "trace": "Causes of stalls, on emulated fleets with faults.",
     "views": "Looks at a full ledger, and the price of their counts.",
