@@ -2,12 +2,12 @@
 
 *Consumes* the demo's model, and a model with random weights of a chosen size. *Produces* two
 tables. The first has updates on one backend, by the learner's own lines
-(``workers.learner.policy_update``) and the snapshots' own folder. Three kinds take turns: without
-snapshots; with a copy that the learner waits for (blocking); with a copy beside the next update
-(lent), as the learner makes it. Digest and manifest are made beside the next update in both. Each
-turn begins with an update that does not count, so that a snapshot is under way, and ends when
-nothing is. The second table has whole runs of the demo, in pairs that begin with either kind in
-turn. Run it on an idle machine.
+(``workers.learner.policy_update``) and the snapshots' own folder. Three kinds take turns. The first
+has no snapshots. A blocking copy is waited for; a lent one is made beside the next update, as the
+learner does it. Digest and manifest are made beside the next update in both. Each turn begins with
+an update that does not count, so that a snapshot is under way, and ends when none is. The second
+table has whole runs of the demo, in pairs that begin with either kind in turn. Run it on an idle
+machine.
 
     python -m ops.bench.snapshots --pairs 10 --updates 60 --json bench-results/snapshots.json"""
 
@@ -108,8 +108,8 @@ def in_turn(number: int) -> tuple[str, ...]:
 
 
 def holds(costs: Sequence[UpdateCost], of_runs: Spread | None) -> bool:
-    """Return whether lent copies cost no more than the bar: of the updates, and of whole runs where
-    there are any, by the median of the paired rates."""
+    """Return whether lent copies cost no more than the bar, by the median of the paired rates. Whole
+    runs count where there are any, too."""
     lost = [cost.lost(LENT).median for cost in costs]
     return all(share <= BAR for share in (*lost, *([] if of_runs is None else [of_runs.median])))
 

@@ -107,7 +107,7 @@ class LiveState:
         return sum(spec.num_bytes for spec in self.specs)
 
     def lend(self, pages: BufferPages) -> StateLoan:
-        """Begin a loan. Whoever has it calls its ``copy``, on any thread."""
+        """Begin a loan. Its ``copy`` must be called, on any thread."""
         loan = StateLoan(partial(self.copy, pages))
         self.begin(loan)
         return loan

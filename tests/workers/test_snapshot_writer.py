@@ -35,7 +35,7 @@ PLENTY = Room(1 << 40, 1 << 40, 1 << 40)
 
 @dataclass
 class Writing:
-    """A worker with a writer of snapshots, and what the writer has told."""
+    """A worker with a writer of snapshots, and the lines of its log."""
 
     ctx: ActorContext
     writer: SnapshotWriter
@@ -170,7 +170,7 @@ async def test_off_takes_none_and_removes_those_of_a_former_setting(tmp_path: Pa
 # -- beside the work -------------------------------------------------------------------------------
 
 
-async def test_the_worker_goes_on_while_its_state_is_copied_and_a_snapshot_due_meanwhile_is_left_out(
+async def test_the_worker_goes_on_during_a_copy_and_a_snapshot_that_is_due_is_left_out(
     tmp_path: Path,
 ) -> None:
     slow = SlowCopy()

@@ -1,4 +1,4 @@
-"""How many updates a learner that dies repeats, with the writer of snapshots as it is: snapshots are
+"""How many updates a learner that dies repeats, with the writer of snapshots as it is: they are
 copied and sealed beside the next updates."""
 
 from __future__ import annotations
