@@ -50,13 +50,14 @@ class SnapshotWriter:
         ctx: ActorContext,
         folder: SnapshotFolder,
         *,
-        ranks: int,
+        gathered_ranks: int = 1,
         room: Callable[[], Room] = lambda: room_here(this_machine()),
     ) -> None:
-        """``ranks``: that share the state. ``room``: returns the memory that could be had now."""
+        """``gathered_ranks``: those whose state a snapshot gathers; 1: none is. ``room``: returns
+        the memory that could be had now."""
         self._ctx = ctx
         self._folder = folder
-        self._ranks = ranks
+        self._gathered_ranks = gathered_ranks
         self._room = room
         self._task: Task[None] | None = None
         self._loan: StateLoan | None = None
@@ -77,10 +78,10 @@ class SnapshotWriter:
         if self._is_off:
             await self._ctx.compute(self._folder.remove)
             return []
-        if self._ranks > 1 and not self._is_room_known:
+        if self._gathered_ranks > 1 and not self._is_room_known:
             self._stop(
-                f"{self._ctx.who.role} has {self._ranks} ranks: every snapshot would gather the state of all of them; "
-                "checkpoint.snapshots = on takes them all the same"
+                f"every snapshot would gather the state of the {self._gathered_ranks} ranks of the {self._ctx.who.role}, with "
+                "its settings of DeepSpeed; checkpoint.snapshots = on takes them all the same"
             )
         return found
 

@@ -108,8 +108,9 @@ def in_turn(number: int) -> tuple[str, ...]:
 
 
 def holds(costs: Sequence[UpdateCost], of_runs: Spread | None) -> bool:
-    """Return whether lent copies cost no more than the bar, by the median of the paired rates. Whole
-    runs count where there are any, too."""
+    """Return whether lent copies cost no more than the bar, by the median of the paired rates.
+
+    Whole runs count, too, where there are any."""
     lost = [cost.lost(LENT).median for cost in costs]
     return all(share <= BAR for share in (*lost, *([] if of_runs is None else [of_runs.median])))
 

@@ -129,7 +129,7 @@ class CheckpointSection(Section):
         "auto",
         "The state of learner and value worker is copied after every update to their host's shared memory, beside the next "
         "one. It takes twice the size of weights and optimiser. A worker that dies then repeats at most one update; more where "
-        "a copy takes longer than an update. auto: where there is room, with one rank.",
+        "a copy takes longer than an update. auto: where there is room, unless it would gather DeepSpeed's shares.",
     )
     snapshot_peers: Literal["auto", "on", "off"] = setting(
         "auto",

@@ -28,6 +28,7 @@ from typing import Any
 
 from pipeline.algorithms.batching import tokens_at_once
 from pipeline.config.schema import RunConfig
+from pipeline.config.shares import gathered_ranks
 from pipeline.preflight.findings import CheckFinding, fine, warn
 from pipeline.preflight.model_folder import read_model_config
 from pipeline.runtime.machine import CONTROL_GROUPS, Machine, free_in_group
@@ -156,17 +157,17 @@ def snapshots(config: RunConfig, shape: Shape) -> list[Need]:
     state = int(trained * (1.0 + _STATE_SHARE.get(config.learner.optimizer, 2.0)))
     # while a peer copies one of two, a third is filled
     has_peers = config.wire.transport == "tcp" and config.checkpoint.snapshot_peers != "off"
-    return _snapshots(SNAPSHOTS, config, state, ranks=config.learner.ranks, num_buffers=3 if has_peers else 2)
+    return _snapshots(SNAPSHOTS, config, state, gathered_ranks(config.learner), num_buffers=3 if has_peers else 2)
 
 
 def value_snapshots(config: RunConfig, shape: Shape) -> list[Need]:
     """Return the memory of the value worker's snapshots; nothing where none are taken."""
-    return _snapshots(f"value {SNAPSHOTS}", config, 3 * shape.num_weights * _FP32, ranks=config.value.ranks)
+    return _snapshots(f"value {SNAPSHOTS}", config, 3 * shape.num_weights * _FP32, gathered_ranks(config.value))
 
 
-def _snapshots(name: str, config: RunConfig, state: int, *, ranks: int, num_buffers: int = 2) -> list[Need]:
+def _snapshots(name: str, config: RunConfig, state: int, num_gathered: int, *, num_buffers: int = 2) -> list[Need]:
     setting = config.checkpoint.snapshots
-    if setting == "off" or (setting == "auto" and ranks > 1):
+    if setting == "off" or (setting == "auto" and num_gathered > 1):
         return []
     buffers = {f"{num_buffers} buffers": num_buffers * state}
     return [Need(name, buffers, 0, is_optional=setting == "auto")]

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -33,8 +34,12 @@ class BufferPages:
     """The pages of one buffer, by tensor. Views of them are kept by weak references, and so go with
     the buffer."""
 
+    path: Path
+    """Of the buffer's file, for other processes of this host."""
     arrays: list[np.ndarray]
     """uint8 [bytes]"""
+    starts: list[int]
+    """Of each in the file, in bytes."""
 
 
 class StateLoan:
@@ -84,8 +89,24 @@ class StateLoan:
         self.waited_s += self._clock() - began_s
 
 
-def _nothing(loan: StateLoan) -> None:
-    del loan
+class OpenLoans:
+    """The loans of one state, for its owner."""
+
+    def __init__(self) -> None:
+        self._loans: list[StateLoan] = []
+
+    def add(self, loan: StateLoan) -> None:
+        """Take note of a loan that begins."""
+        self._loans = [*(one for one in self._loans if not one.is_over), loan]
+
+    def wait(self) -> None:
+        """Wait until all of them are over: the state is about to change. Raises EngineDied."""
+        for loan in self._loans:
+            loan.wait()
+
+
+def _nothing(loan: StateLoan, pages: BufferPages) -> None:
+    del loan, pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +119,8 @@ class LiveState:
     """The backend's own JSON: what is no tensor."""
     copy: Callable[[BufferPages], None]
     """Fills the pages, one for each of ``specs``."""
-    begin: Callable[[StateLoan], None] = _nothing
-    """Takes note of a loan, before its copy: the state's owner waits for it."""
+    begin: Callable[[StateLoan, BufferPages], None] = _nothing
+    """Takes note of a loan to these pages, before their copy: the state's owner waits for it."""
 
     @property
     def num_bytes(self) -> int:
@@ -109,5 +130,5 @@ class LiveState:
     def lend(self, pages: BufferPages) -> StateLoan:
         """Begin a loan. Its ``copy`` must be called, on any thread."""
         loan = StateLoan(partial(self.copy, pages))
-        self.begin(loan)
+        self.begin(loan, pages)
         return loan

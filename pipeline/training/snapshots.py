@@ -6,6 +6,7 @@ memory, for its next incarnation.
         a.state  b.state            buffers, filled in turn: safetensors with weights, optimiser and random states
         a.json   b.json             manifests: the buffer's size and digest, the worker's state, and their own digest
         c.state  c.json             a third, made while one of the two is copied to a peer
+      a.state.rank-1              of several ranks: which copy rank 1 has put its share into
       learner#2.taken-by-learner#3/ the predecessor's, until learner#3 has sealed its own first
 
 A buffer is filled only once its manifest is gone, and the manifest is renamed in last. So a buffer
@@ -144,9 +145,10 @@ class _StateBuffer:
         self.path, self.specs, self._fd = path, specs, fd
         end = len(laid_out.head)
         self.data[:end] = np.frombuffer(laid_out.head, np.uint8)
-        self.pages = BufferPages([])
+        self.pages = BufferPages(path, [], [])
         for spec in specs:
             self.pages.arrays.append(self.data[end : end + spec.num_bytes])
+            self.pages.starts.append(end)
             end += spec.num_bytes
 
     def lock(self) -> bool:

@@ -61,6 +61,9 @@ def test_a_fleet_trains_on_two_ranks_and_goes_on_after_one_of_them_is_killed(tmp
         assert exits == [("learner", ExitCode.ENGINE)]
         seen = updates(run)[-1]
         run.wait_until(lambda: updates(run)[-1] >= seen + 2, "updates after the death", 180.0)
+        ready = [json.loads(line) for line in (run.run_dir / "logs" / "learner.jsonl").read_text().splitlines()]
+        begun = [row["begun_from"].split(" of ")[0] for row in ready if row["event"] == "learner_ready"]
+        assert begun == ["the start model", "snapshot"], "each rank's share was in it"
         assert run.audit()["balances"] is True
         run.command("down", str(run.run_dir))
         assert run.finish() == 0, run.output.read_text()

@@ -70,7 +70,7 @@ async def writing(
     tmp_path: Path,
     setting: Literal["auto", "on", "off"] = "auto",
     *,
-    ranks: int = 1,
+    gathered_ranks: int = 1,
     room: Callable[[], Room] = lambda: PLENTY,
 ) -> AsyncIterator[Writing]:
     clock = RealClock()
@@ -80,7 +80,7 @@ async def writing(
             settings = (config, tmp_path, Role.LEARNER, "learner", tasks)
             ctx = await context_of(*settings, MemoryRegistry(clock), zmq_transport(), clock)
             folder = SnapshotFolder(tmp_path / "snapshots", owner=str(ctx.who), run="run")
-            writer = SnapshotWriter(ctx, folder, ranks=ranks, room=room)
+            writer = SnapshotWriter(ctx, folder, gathered_ranks=gathered_ranks, room=room)
             await writer.take_over()
             yield Writing(ctx, writer, tmp_path / "snapshots", logs)
             await ctx.cancel_spawned()
@@ -99,7 +99,7 @@ class SlowCopy:
             assert self.may_end.wait(60.0)
             live(1).copy(pages)
 
-        return LiveState(live(1).specs, "note", copy, self.loans.append)
+        return LiveState(live(1).specs, "note", copy, lambda loan, _: self.loans.append(loan))
 
 
 def failing(error: Exception) -> tuple[Callable[[], LiveState], list[StateLoan]]:
@@ -110,7 +110,7 @@ def failing(error: Exception) -> tuple[Callable[[], LiveState], list[StateLoan]]
         pages.arrays[0][:100] = 1
         raise error
 
-    return lambda: LiveState(live(1).specs, "", copy, loans.append), loans
+    return lambda: LiveState(live(1).specs, "", copy, lambda loan, _: loans.append(loan)), loans
 
 
 # -- whether they are taken ------------------------------------------------------------------------
@@ -149,13 +149,13 @@ async def test_on_takes_snapshots_without_a_look_at_the_room(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("setting", "is_taken"), [("auto", False), ("on", True)])
-async def test_several_ranks_take_snapshots_only_when_they_are_told_to(
+async def test_ranks_whose_state_is_gathered_take_snapshots_only_when_set_to_on(
     tmp_path: Path, setting: Literal["auto", "on"], is_taken: bool
 ) -> None:
-    async with writing(tmp_path, setting, ranks=2) as one:
+    async with writing(tmp_path, setting, gathered_ranks=2) as one:
         await one.kept(1)
         assert one.versions == ([1] if is_taken else [])
-        assert [("has 2 ranks" in reason) for reason in one.off] == ([] if is_taken else [True])
+        assert [("gather the state of the 2 ranks" in reason) for reason in one.off] == ([] if is_taken else [True])
 
 
 async def test_off_takes_none_and_removes_those_of_a_former_setting(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.shares import gathered_ranks
 from pipeline.preflight.model_folder import loading
 from pipeline.runtime.actor import ActorContext
 from pipeline.training.checkpoints import CHECKPOINTS, Checkpoint, CheckpointFolder, list_checkpoints
@@ -56,7 +57,7 @@ async def begin(ctx: ActorContext) -> Beginning:
         run=await ctx.compute(folder.identity),
         set_aside=folder.last_set_aside,
     )
-    writer = SnapshotWriter(ctx, memory, ranks=ctx.config.learner.ranks)
+    writer = SnapshotWriter(ctx, memory, gathered_ranks=gathered_ranks(ctx.config.learner))
     found = await writer.take_over()
     on_disk = await ctx.compute(list_checkpoints, folder.root)
     ctx.starting(loading(ctx.config.model.path))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config.shares import gathered_ranks
 from pipeline.preflight.model_folder import loading
 from pipeline.runtime.actor import ActorContext
 from pipeline.training.checkpoints import VALUE_CHECKPOINTS, CheckpointFolder, list_checkpoints
@@ -47,7 +48,7 @@ async def begin_value(ctx: ActorContext) -> ValueBeginning:
     memory = SnapshotFolder(
         value_snapshots_folder(ctx.run_dir), owner=str(ctx.who), run=await ctx.compute(folder.identity)
     )
-    writer = SnapshotWriter(ctx, memory, ranks=config.value.ranks)
+    writer = SnapshotWriter(ctx, memory, gathered_ranks=gathered_ranks(config.value))
     found = await writer.take_over()
     on_disk = await ctx.compute(list_checkpoints, folder.root)
     ctx.starting(loading(config.value.path or config.model.path))

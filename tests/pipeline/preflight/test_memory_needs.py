@@ -115,6 +115,16 @@ def test_snapshots_are_counted_where_they_fit_and_left_out_in_words_where_not(tm
     assert "snapshots 11.9 GB" in told and "set checkpoint.snapshots to auto or off" in told
 
 
+def test_snapshots_of_ranks_are_counted_unless_they_would_gather(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    auto = config.checkpoint.model_copy(update={"snapshots": "auto"})
+    for offload, is_counted in (({}, True), ({"device": "cpu"}, False)):
+        zero = config.learner.deepspeed.model_copy(update={"offload_optimizer": offload})
+        learner = config.learner.model_copy(update={"backend": "deepspeed", "ranks": 2, "deepspeed": zero})
+        found = _needs(config.model_copy(update={"checkpoint": auto, "learner": learner}))
+        assert ("snapshots" in found) is is_counted
+
+
 def test_a_value_workers_snapshots_are_counted_with_those_of_the_learner(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     on = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"snapshots": "on"})})

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from pipeline.config.learning import DeepSpeedSection
+from pipeline.training.live_states import StateLoan
 from protocol.errors import ConfigError
 from tests.workers.engines.tiny import ARCHITECTURES
 from workers.engines.model.critic import value_head
@@ -31,7 +33,7 @@ from workers.engines.training.ranks.build import Ranks, make_training, make_valu
 from workers.engines.training.ranks.group import Group, join
 from workers.engines.training.ranks.launch import is_rank
 from workers.engines.training.ranks.lead import Lead
-from workers.engines.training.ranks.messages import Command, decode
+from workers.engines.training.ranks.messages import Command, Lend, decode
 from workers.engines.training.ranks.training import RankedTraining
 from workers.engines.training.ranks.value import RankedValue
 from workers.engines.training.seam import TrainingBackend
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from workers.engines.training.lora import LoraSettings
 
 TIMEOUT_S = 60.0
-_MAKE, _FORGET, _END, _DISAGREE, _COMPARE = -1, -2, -3, -4, -5
+_MAKE, _FORGET, _END, _DISAGREE, _COMPARE, _LATE = -1, -2, -3, -4, -5, -6
 
 
 @dataclass(frozen=True)
@@ -210,9 +212,43 @@ def _compare(backend: RankedTraining) -> None:
     group().agree(hashlib.sha256(b"".join(weights)).digest(), "weights")
 
 
+def copy_late() -> None:
+    """Let the other ranks begin the copy of what they lend next only once they wait for it."""
+    _say(_LATE)
+
+
+class LateCopy:
+    """The next copy of this process, which a change of the state must wait for."""
+
+    def __init__(self) -> None:
+        self._may_begin = threading.Event()
+        self._copy, self._wait = StateLoan.copy, StateLoan.wait
+
+    def begin(self) -> None:
+        """Hold the next copy back."""
+
+        def copy(loan: StateLoan) -> None:
+            assert self._may_begin.wait(TIMEOUT_S)
+            self._copy(loan)
+
+        def wait(loan: StateLoan) -> None:
+            self._may_begin.set()
+            self._wait(loan)
+
+        cast("Any", StateLoan).copy = copy
+        cast("Any", StateLoan).wait = wait
+
+    def end(self) -> None:
+        """Let it begin now in any case."""
+        self._may_begin.set()
+        cast("Any", StateLoan).copy = self._copy
+        cast("Any", StateLoan).wait = self._wait
+
+
 def follow_tests() -> None:
     """Be one of the other ranks, until rank 0 ends."""
     backends: dict[int, RankedTraining | RankedValue] = {}
+    late: LateCopy | None = None
     while (number := int(group().broadcast(torch.tensor([0])))) != _END:
         if number == _FORGET:
             backends.clear()
@@ -223,12 +259,19 @@ def follow_tests() -> None:
             newest = backends[max(backends)]
             assert isinstance(newest, RankedTraining)
             _compare(newest)
+        elif number == _LATE:
+            late = LateCopy()
+            late.begin()
         elif number == _MAKE:
             told = json.loads(group().broadcast_bytes(None).tobytes())
             ranks = Ranks(group(), Lead(replace(group(), size=1), timeout_s=1e6))
             backends[told["number"]] = _obedient(told, ranks)
         else:
-            backends[number].obey(decode(group().broadcast_bytes(None)))
+            command = decode(group().broadcast_bytes(None))
+            backends[number].obey(command)
+            if late is not None and not isinstance(command, Lend):
+                late.end()
+                late = None
 
 
 def _obedient(told: dict[str, Any], ranks: Ranks) -> RankedTraining | RankedValue:

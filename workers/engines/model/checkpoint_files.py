@@ -38,6 +38,8 @@ TRAINING_FILE = "training.json"
 OptimizerState: TypeAlias = tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 """State by parameter name and kind, and the random streams by device."""
 
+STEP = "step"
+"""AdamW's count of steps: one number, kept with every parameter that it steps."""
 TRAINING_FORMAT = 1
 _RNG = "rng"
 _TOKENIZER_FILES = (

@@ -13,7 +13,7 @@ that stream has. (The tests have no GPU: that part is not tested.)"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from pipeline.process import work
-from pipeline.training.live_states import BufferPages, LiveState, StateLoan
+from pipeline.training.live_states import BufferPages, LiveState, OpenLoans, StateLoan
 from pipeline.training.snapshots import KeptState
 from pipeline.weights.tensorfile import TensorSpec, in_order
 from protocol.errors import DataError
@@ -32,7 +32,7 @@ from workers.engines.model.checkpoint_files import TrainingState, parse_training
 from workers.engines.model.optimizer import GuardedOptimizer
 from workers.engines.model.weights_file import spec_of, torch_type
 
-_WEIGHT = "model/"
+WEIGHT = "model/"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes of a number: numpy has not all of torch's types, and a copy needs none."""
 
@@ -42,7 +42,7 @@ class StateCopier:
     from one to the next: to make them takes longer than a small model's copy."""
 
     def __init__(self) -> None:
-        self._loans: list[StateLoan] = []
+        self.loans = OpenLoans()
         self._key: list[tuple[str, torch.dtype, torch.Size]] = []
         self._specs: tuple[TensorSpec, ...] = ()
         self._views: WeakKeyDictionary[BufferPages, list[torch.Tensor]] = WeakKeyDictionary()
@@ -52,35 +52,22 @@ class StateCopier:
     ) -> LiveState:
         """Return live ``weights`` by name, and optimiser and random ``states`` as a checkpoint
         names them, as one state."""
-        tensors = {**{f"{_WEIGHT}{name}": tensor for name, tensor in weights.items()}, **states}
+        tensors = {**{f"{WEIGHT}{name}": tensor for name, tensor in weights.items()}, **states}
         key = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
         if key != self._key:
             self._key, self._views = key, WeakKeyDictionary()
             self._specs = tuple(in_order(spec_of(name, tensor, tensor.dtype) for name, tensor in tensors.items()))
         ordered = [tensors[spec.name].detach() for spec in self._specs]
-        device = next((tensor.device for tensor in ordered if tensor.is_cuda), None)
-        moments: list[Any] = []
+        copy_into = copy_of(ordered)
 
-        def begin(loan: StateLoan) -> None:
-            self._loans = [*(one for one in self._loans if not one.is_over), loan]
-            if device is not None:
-                moments.append(torch.cuda.current_stream(device).record_event())
+        def begin(loan: StateLoan, pages: BufferPages) -> None:
+            del pages
+            self.loans.add(loan)
 
         def copy(pages: BufferPages) -> None:
-            with torch.no_grad(), _beside(device, moments):
-                for view, tensor in zip(self._views_of(pages, ordered), ordered, strict=True):
-                    if tensor.is_cuda:
-                        view.copy_(tensor, non_blocking=True)
-                    else:
-                        np.copyto(_bits(view), _bits(tensor))
-                    work.step()
+            copy_into(self._views_of(pages, ordered))
 
         return LiveState(self._specs, msgspec.json.encode(state).decode(), copy, begin)
-
-    def wait(self) -> None:
-        """Wait until what was lent is copied: it is about to change. Raises EngineDied."""
-        for loan in self._loans:
-            loan.wait()
 
     def _views_of(self, pages: BufferPages, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return pages as tensors of the types and shapes of ``like``."""
@@ -92,16 +79,33 @@ class StateCopier:
         return self._views[pages]
 
 
+def copy_of(tensors: Sequence[torch.Tensor]) -> Callable[[Iterable[torch.Tensor]], None]:
+    """Take note of this moment of live tensors; return a function that copies them into as many
+    tensors on the host, on any thread."""
+    device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+    moment = None if device is None else torch.cuda.current_stream(device).record_event()
+
+    def copy(views: Iterable[torch.Tensor]) -> None:
+        with torch.no_grad(), _beside(device, moment):
+            for view, tensor in zip(views, tensors, strict=True):
+                if tensor.is_cuda:
+                    view.copy_(tensor, non_blocking=True)
+                else:
+                    np.copyto(_bits(view), _bits(tensor))
+                work.step()
+
+    return copy
+
+
 @contextmanager
-def _beside(device: torch.device | None, moments: Sequence[Any]) -> Generator[None]:
+def _beside(device: torch.device | None, moment: Any) -> Generator[None]:
     """Let the block's copies of a device run on a stream beside the present one, after a moment of
     that. All have ended when the block has."""
     if device is None:
         yield
         return
     stream = torch.cuda.Stream(device)
-    for moment in moments:
-        stream.wait_event(moment)
+    stream.wait_event(moment)
     try:
         with torch.cuda.stream(stream):
             yield
@@ -121,8 +125,8 @@ def read_kept(kept: KeptState) -> tuple[TrainingState, dict[str, torch.Tensor], 
     states: dict[str, torch.Tensor] = {}
     for name, (spec, data) in kept.tensors.items():
         tensor = _tensor(spec, data)
-        if name.startswith(_WEIGHT):
-            weights[name.removeprefix(_WEIGHT)] = tensor
+        if name.startswith(WEIGHT):
+            weights[name.removeprefix(WEIGHT)] = tensor
         else:
             states[name] = tensor
     return state, weights, states

@@ -106,7 +106,7 @@ class TorchTraining(TorchPublishing):
                         self._policy, samples, objective, self._plan(samples), self._model.device
                     )
                 totals = batch_totals(samples, objective, sums)
-                self._copier.wait()
+                self._copier.loans.wait()
                 step = self._optimizer.step(totals.loss, limits)
         finally:
             self._optimizer.clear()
@@ -135,7 +135,7 @@ class TorchTraining(TorchPublishing):
         state = read_training_state(folder)
         put_weights = self._weights.read(folder)
         optimizer = self._optimizer.read(folder, state)
-        self._copier.wait()
+        self._copier.loans.wait()
         put_weights()
         self._optimizer.restore(optimizer, state)
 
@@ -146,7 +146,7 @@ class TorchTraining(TorchPublishing):
 
     def put_back(self, kept: KeptState) -> None:
         """Take back a copied ``live_state``. On DataError nothing has changed."""
-        self._copier.wait()
+        self._copier.loans.wait()
         put_back_state(kept, self._weights.changing, self._optimizer)
 
     def close(self) -> None:

@@ -93,7 +93,7 @@ class TorchValue:
                 with work.part(GRADIENT):
                     sums = accumulate_regression(self._value, samples, self._settings, plan, self._model.device)
                 loss = float(sums.loss)
-                self._copier.wait()
+                self._copier.loans.wait()
                 step = self._optimizer.step(loss)
         finally:
             self._optimizer.clear()
@@ -109,7 +109,7 @@ class TorchValue:
         state = read_training_state(folder)
         weights = read_model(self._model, folder)
         optimizer = self._optimizer.read(folder, state)
-        self._copier.wait()
+        self._copier.loans.wait()
         put_model(self._model, weights)
         self._optimizer.restore(optimizer, state)
 
@@ -120,7 +120,7 @@ class TorchValue:
 
     def put_back(self, kept: KeptState) -> None:
         """Take back a copied ``live_state``. On DataError nothing has changed."""
-        self._copier.wait()
+        self._copier.loans.wait()
         put_back_state(kept, self._parameters, self._optimizer)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,9 +20,9 @@ from pipeline.algorithms.objective import Importance, ImportanceLevel, Objective
 from pipeline.process.work import Meter, listening
 from pipeline.training import live_states
 from pipeline.training.live_states import StateLoan
-from pipeline.training.snapshots import SnapshotFolder
+from pipeline.training.snapshots import KeptState, SnapshotFolder
 from pipeline.training.spikes import NO_STEP, StepLimits
-from protocol.errors import ConfigError, DataError, EngineDied, EngineError
+from protocol.errors import ConfigError, DataError, EngineDied, EngineError, StorageFailed
 from tests.workers.engines.generation_contract import bytes_of
 from tests.workers.engines.subjects import (
     CONTRACT,
@@ -32,6 +33,7 @@ from tests.workers.engines.subjects import (
     Make,
     Settings,
     Subject,
+    copy_late,
     disagree,
     forget_followers,
 )
@@ -39,6 +41,7 @@ from tests.workers.engines.tiny import make_samples, plain_logprobs, tiny_model,
 from tests.workers.engines.training.through_memory import ThroughMemory, during
 from workers.engines.model.weights_file import view_weights
 from workers.engines.training.ranks.launch import is_rank
+from workers.engines.training.ranks.training import RankedTraining
 from workers.engines.training.seam import StepResult, TrainingBackend
 
 PROPORTIONAL = Settings(learning_rate=1e6, eps=1e6, max_grad_norm=1e9)
@@ -543,7 +546,7 @@ def test_a_backend_whose_lent_state_is_copied_no_further_ends_unchanged(
     subject: Subject, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if subject is not TORCH:
-        pytest.skip("what ranks lend is a copy already")
+        pytest.skip("a rank that gives up ends the others, which are in their step")
     monkeypatch.setattr(live_states, "_TURN_S", 0.01)
     monkeypatch.setattr(live_states, "_STALLED_S", 0.01)
     backend, memory = make(tiny_model(), Settings()), ThroughMemory(tmp_path)
@@ -692,6 +695,57 @@ def test_updates_agree_with_plain_torch(ranked: Subject, tied: bool) -> None:
         assert got.learning_rate == expected.learning_rate
         assert got.metrics == pytest.approx(expected.metrics, rel=1e-3, abs=1e-5)
     agree(shared, plain)
+
+
+@pytest.mark.parametrize("num_steps", [0, 2])
+def test_what_ranks_lend_is_what_they_would_gather(ranked: Subject, tmp_path: Path, num_steps: int) -> None:
+    backend = ranked.make(tiny_model("qwen2", vocab_size=67), Settings(weight_decay=0.1))
+    for seed in range(num_steps):
+        backend.step(make_samples(seed=seed), Objective())
+    kept: list[KeptState] = []
+    for lends in (True, False):
+        assert isinstance(backend, RankedTraining)
+        cast("Any", backend._model.shards).lends = lends
+        memory = ThroughMemory(tmp_path / str(lends))
+        kept.append(memory.read(memory.fill(backend)))
+    lent, gathered = kept
+    assert lent.note == gathered.note and lent.tensors.keys() == gathered.tensors.keys()
+    assert any(name.startswith("exp_avg") for name in lent.tensors) is bool(num_steps)
+    for name, (spec, data) in gathered.tensors.items():
+        assert lent.tensors[name][0] == spec
+        np.testing.assert_array_equal(lent.tensors[name][1], data, err_msg=name)
+
+
+@pytest.mark.skipif(not is_rank(), reason="needs several ranks: see test_two_ranks")
+def test_each_rank_waits_for_the_copy_of_its_own_share(
+    ranked: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, memory = ranked.make(tiny_model(), Settings()), ThroughMemory(tmp_path)
+    backend.step(make_samples(), Objective())
+    moment = snapshot(backend)
+    copy_late()
+    placed, loan = memory.lend(backend)
+    stepped = during(loan, lambda: backend.step(make_samples(seed=1), Objective()), monkeypatch)
+    resumed = ranked.make(tiny_model(seed=77), Settings())
+    resumed.put_back(memory.read(placed))
+    assert same(snapshot(resumed), moment)
+    assert resumed.step(make_samples(seed=1), Objective()) == stepped
+
+
+@pytest.mark.skipif(not is_rank(), reason="needs several ranks: see test_two_ranks")
+def test_a_rank_that_cannot_copy_its_share_fails_the_snapshot_and_nothing_else(ranked: Subject, tmp_path: Path) -> None:
+    backend = ranked.make(tiny_model(), Settings())
+    backend.step(make_samples(), Objective())
+    folder = SnapshotFolder(tmp_path, owner="learner#1", run="run")
+    folder.take_over()
+    live = backend.live_state()
+    placed = folder.place(live)
+    assert placed is not None
+    placed.pages.path.unlink()
+    loan = live.lend(placed.pages)
+    with pytest.raises(StorageFailed, match="rank 1 could not copy its share: FileNotFoundError"):
+        loan.copy()
+    assert backend.step(make_samples(seed=1), Objective()).applied
 
 
 def test_fewer_samples_than_ranks_make_the_step_that_one_rank_makes(ranked: Subject) -> None:

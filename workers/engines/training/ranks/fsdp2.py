@@ -7,25 +7,29 @@ is by element. Muon's products, by torch, are over all ranks, and so is the grad
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import cast
 
 import torch
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from pipeline.training.spikes import NO_LIMITS, StepLimits
 from protocol.errors import EngineError
+from workers.engines.model.checkpoint_files import STEP
 from workers.engines.model.optimizer import AppliedStep, GuardedOptimizer, OptimizerSettings
 from workers.engines.training.ranks.group import Group
-from workers.engines.training.ranks.sharded import STEP
+from workers.engines.training.ranks.lending import ShareRange
 
 
 class Fsdp2Shards:
     """A share of a model, as :class:`workers.engines.training.ranks.sharded.Shards`."""
 
     averages_gradients = True
+    lends = True
 
     def __init__(
         self,
@@ -55,6 +59,8 @@ class Fsdp2Shards:
         self._settings = settings
         trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
         self._optimizer = GuardedOptimizer(trained, settings, embeddings)
+        self._is_lead = group.is_lead
+        self._starts = {name: _first_number(parameter) for name, parameter in trained.items()}
 
     @property
     def num_steps(self) -> int:
@@ -93,6 +99,14 @@ class Fsdp2Shards:
         return _whole(self._optimizer.state_of(name)[key])
 
     @torch.no_grad()
+    def piece(self, name: str, key: str = "") -> ShareRange | None:
+        """Return this rank's rows of a parameter, or of its state; rank 0 has what is not cut."""
+        tensor = self._optimizer.state_of(name)[key] if key else self._parameters[name].detach()
+        if isinstance(tensor, DTensor):
+            return ShareRange(self._starts[name], tensor.to_local().flatten())
+        return ShareRange(0, tensor.flatten()) if self._is_lead else None
+
+    @torch.no_grad()
     def put_weight(self, name: str, value: torch.Tensor) -> None:
         """Set a parameter or buffer from its whole value."""
         target = self._parameters[name] if name in self._parameters else self._buffers[name]
@@ -110,6 +124,14 @@ class Fsdp2Shards:
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _first_number(parameter: torch.Tensor) -> int:
+    """Return the place of this rank's first number in the whole parameter, which is cut by rows."""
+    if not isinstance(parameter, DTensor):
+        return 0
+    _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+    return offset[0] * math.prod(parameter.shape[1:])
 
 
 def _share(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -69,6 +69,16 @@ class Gather(msgspec.Struct, frozen=True, tag=True):
     with_optimizer: bool
 
 
+class Lend(msgspec.Struct, frozen=True, tag=True):
+    """Begin the copy of shares into a file of this host."""
+
+    path: str
+    turn: str
+    """Names this copy: the other ranks report its end by it."""
+    places: dict[str, int]
+    """Tensor's name, as a snapshot has it -> its first byte in the file."""
+
+
 class Put(msgspec.Struct, frozen=True, tag=True):
     """Take weights, then optimiser state, from rank 0, which broadcasts each tensor."""
 
@@ -78,7 +88,7 @@ class Put(msgspec.Struct, frozen=True, tag=True):
     """State's name -> names of the parameters that have it."""
 
 
-Command = Idle | Stop | Score | Step | SetRate | Evaluate | ValueStep | Gather | Put
+Command = Idle | Stop | Score | Step | SetRate | Evaluate | ValueStep | Gather | Lend | Put
 
 
 def encode(command: Command) -> bytes:

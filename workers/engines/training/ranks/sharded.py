@@ -22,6 +22,7 @@ from pipeline.training.spikes import NO_LIMITS, StepLimits
 from protocol.errors import EngineError
 from workers.engines.model.adapter import Adapter
 from workers.engines.model.checkpoint_files import (
+    STEP,
     OptimizerState,
     TrainingState,
     copy_to_host,
@@ -37,19 +38,17 @@ from workers.engines.model.live_state import StateCopier, check_weights, read_ke
 from workers.engines.model.optimizer import AppliedStep, OptimizerSettings
 from workers.engines.training.ranks.group import Group
 from workers.engines.training.ranks.lead import Lead
-from workers.engines.training.ranks.messages import Command, Gather, Put
+from workers.engines.training.ranks.lending import LentShards, ShareLender
+from workers.engines.training.ranks.messages import Command, Gather, Lend, Put
 from workers.engines.training.trained_weights import WeightsForm
 
-STEP = "step"
-"""AdamW's count of steps: one number, kept with every parameter that it steps."""
 
-
-class Shards(Protocol):
+class Shards(LentShards, Protocol):
     """One rank's share of a model and its optimiser. All ranks call each method in one order."""
 
     @property
-    def num_steps(self) -> int:
-        """Optimiser steps applied since the start of the run, over resumes."""
+    def lends(self) -> bool:
+        """Whether ``piece`` has all of a share; else a snapshot gathers it."""
         ...
 
     @property
@@ -81,10 +80,6 @@ class Shards(Protocol):
 
     def weight(self, name: str) -> torch.Tensor:
         """Return a whole parameter, on any device; it may be the live one."""
-        ...
-
-    def kinds(self, name: str) -> Sequence[str]:
-        """Return the kinds of a trained parameter's state after a step."""
         ...
 
     def state(self, name: str, key: str) -> torch.Tensor:
@@ -146,6 +141,8 @@ class ShardedModel:
         self._dtype = dtype
         self._loaded: _Loaded | None = None
         self._copier = StateCopier()
+        shapes = {name: self._form.shapes[name] for name in self._changing}
+        self._lender = ShareLender(shards, group, lead, shapes=shapes, dtype=dtype)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gather the weights, then yield them by name, tied ones once: copies, on the CPU."""
@@ -175,11 +172,18 @@ class ShardedModel:
         self._put(weights, read_optimizer(self._trained_shapes, folder), state)
 
     def live_state(self) -> LiveState:
-        """Gather weights, optimiser and random streams: copies, since no rank has all of them."""
+        """Return weights, optimiser and random streams, to be lent by all ranks; copies of them, of
+        shares that cannot be lent."""
+        if self.shards.lends:
+            return self._lender.live_state(self._settings.training_state(self.shards.num_steps), self.obey)
         gathered = self._gather(self._changing, with_optimizer=True)
         state = self._settings.training_state(gathered.num_steps)
         # nothing waits for a loan of copies
         return self._copier.live_state(gathered.weights, gathered.states | rng_tensors(), state)
+
+    def wait_for_loans(self) -> None:
+        """Wait, on each rank, until what its share has lent is copied. Raises EngineDied."""
+        self._lender.loans.wait()
 
     def put_back(self, kept: KeptState) -> None:
         """Share out a copied ``live_state``. On DataError nothing has changed."""
@@ -214,6 +218,9 @@ class ShardedModel:
         match command:
             case Gather():
                 return self._bring_together(command.names, with_optimizer=command.with_optimizer)
+            case Lend():
+                self._lender.lend(command)
+                return Gathered({}, {}, self.shards.num_steps)
             case Put():
                 self._share_out(command)
                 return Gathered({}, {}, command.num_steps)
@@ -241,6 +248,7 @@ class ShardedModel:
 
     def _share_out(self, command: Put) -> None:
         loaded = self._loaded
+        self.wait_for_loans()
         for name in command.weights:
             self.shards.put_weight(name, self._from_lead(name, loaded.weights[name] if loaded else None))
         self.shards.begin_states(command.num_steps)

@@ -96,6 +96,7 @@ class RankedTraining(RankedBackend, TorchPublishing):
                         loss_scale=self._loss_scale,
                     )
                 totals = batch_totals(samples, objective, self._over_ranks(sums))
+                self._model.wait_for_loans()
                 step = shards.step(totals.loss, limits)
         finally:
             shards.clear()

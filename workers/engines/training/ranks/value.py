@@ -81,6 +81,7 @@ class RankedValue(RankedBackend):
                     )
                 figures = self._group.sum(torch.stack([part.loss, part.clipped]))
                 sums = RegressionSums(figures[0], figures[1], self._group.sum(part.values))
+                self._model.wait_for_loans()
                 step = shards.step(float(sums.loss))
         finally:
             shards.clear()

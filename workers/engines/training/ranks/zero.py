@@ -3,7 +3,10 @@
 Every method that computes waits for the other ranks. DeepSpeed steps plain torch's AdamW on flat
 fp32 shares; its own optimisers would be compiled at the first start. It clips by the same norm. It
 refuses a step whose gradient is not finite, and leaves all state as it was. A loss that is not
-finite is turned into such a gradient. Only DeepSpeed's documented API is used."""
+finite is turned into such a gradient.
+
+DeepSpeed's documented API is used. Stages 1 and 2 have none for a rank's part of the state: it is
+found by the links that DeepSpeed's own full reads follow."""
 
 from __future__ import annotations
 
@@ -16,12 +19,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from pipeline.config.shares import lends_shares
 from pipeline.training.spikes import NO_LIMITS, StepLimits
 from protocol.errors import EngineError
+from workers.engines.model.checkpoint_files import STEP
 from workers.engines.model.optimizer import AppliedStep, OptimizerSettings
 from workers.engines.model.optimizers import make_optimizers
 from workers.engines.training.ranks.group import Group
-from workers.engines.training.ranks.sharded import STEP
+from workers.engines.training.ranks.lending import ShareRange
 
 if TYPE_CHECKING:
     from pipeline.config.learning import DeepSpeedSection
@@ -48,6 +53,7 @@ class ZeroShards:
         self._zero = cast("Any", deepspeed.zero)
         self._tools = cast("Any", deepspeed.utils)
         self._stage = options.stage
+        self.lends = lends_shares(options)
         self._group = group
         self._settings = settings
         self._parameters = dict(model.named_parameters())
@@ -118,6 +124,30 @@ class ZeroShards:
     def state(self, name: str, key: str) -> torch.Tensor:
         """Return a parameter's whole optimiser state of one kind."""
         return self._tools.safe_get_full_optimizer_state(self._parameters[name], key)
+
+    @torch.no_grad()
+    def piece(self, name: str, key: str = "") -> ShareRange | None:
+        """Return this rank's numbers of a parameter, or of its state of a kind."""
+        parameter = self._parameters[name]
+        rank, size = self._group.rank, self._group.size
+        if self._stage == 3:
+            length = int(cast("Any", parameter).ds_tensor.ds_numel)
+            local = (
+                self._tools.safe_get_local_optimizer_state(parameter, key)
+                if key
+                else self._tools.safe_get_local_fp32_param(parameter)
+            )
+            first, numbers = rank * length, int(cast("Any", parameter).ds_numel)
+            # the last parts are filled with zeros
+            return ShareRange(first, local[: max(0, numbers - first)])
+        if not key:
+            # each rank has all of it
+            first, last = (parameter.numel() * number // size for number in (rank, rank + 1))
+            return ShareRange(first, parameter.detach().flatten()[first:last])
+        link = cast("Any", parameter)._hp_mapping
+        if link is None:
+            return None
+        return ShareRange(link.lp_fragment_address.start, link.get_optim_state_fragment(key))
 
     @torch.no_grad()
     def put_weight(self, name: str, value: torch.Tensor) -> None:

@@ -1,0 +1,218 @@
+"""The shares of a state, lent to one buffer: each rank copies its own pieces into its file.
+
+    rank 0    live.lend(pages)    Lend goes to all ranks: each notes its pieces, and changes none before they are copied
+    rank R    a thread            copies its pieces into the file, and then writes the turn into FILE.rank-R
+    rank 0    loan.copy()         copies its own pieces, and waits for these files
+
+The ranks of a worker are on one host. The file has whole tensors, as a gathered state has, and a
+rank's piece of a tensor is a run of its numbers. So nothing travels between the ranks, and a
+snapshot goes on under another number of ranks. Random streams and step counts are rank 0's."""
+
+from __future__ import annotations
+
+import mmap
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import torch
+
+from pipeline.process import work
+from pipeline.training.live_states import BufferPages, LiveState, OpenLoans, StateLoan
+from pipeline.weights.tensorfile import TensorSpec, in_order
+from protocol.errors import StorageFailed
+from workers.engines.model.checkpoint_files import STEP, TrainingState, rng_tensors
+from workers.engines.model.live_state import WEIGHT, copy_of
+from workers.engines.model.weights_file import spec_of
+from workers.engines.training.ranks.group import Group
+from workers.engines.training.ranks.lead import Lead
+from workers.engines.training.ranks.messages import Command, Lend
+
+_LOOK_S = 0.003
+_LIMIT_S = 50.0
+"""Rank 0's wait for the next of the others. Before this ends, its own owner does not complain."""
+_FAILURES = (OSError, MemoryError, RuntimeError)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareRange:
+    """A rank's part of one tensor: a run of its numbers."""
+
+    start: int
+    """Number of the first, in the whole tensor."""
+    numbers: torch.Tensor
+    """[n], live."""
+
+
+class LentShards(Protocol):
+    """A rank's share, as far as it is lent."""
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps applied."""
+        ...
+
+    def kinds(self, name: str) -> Sequence[str]:
+        """Return the kinds of a trained parameter's state."""
+        ...
+
+    def piece(self, name: str, key: str = "") -> ShareRange | None:
+        """Return this rank's piece of a parameter, or of its state of a kind; None without one."""
+        ...
+
+
+class ShareLender:
+    """One rank's part in the loans of a model in shares."""
+
+    def __init__(
+        self,
+        shards: LentShards,
+        group: Group,
+        lead: Lead,
+        *,
+        shapes: Mapping[str, torch.Size],
+        dtype: torch.dtype,
+    ) -> None:
+        """``shapes``: of whole trained parameters, by name; ``dtype``: of them and their state."""
+        self._shards, self._group, self._lead = shards, group, lead
+        self._shapes, self._dtype = shapes, dtype
+        self.loans = OpenLoans()
+        self._labels: list[str] = []
+        self._specs: list[TensorSpec] = []
+        self._own: _OwnPieces | None = None
+
+    def live_state(self, state: TrainingState, obey: Callable[[Command], Any]) -> LiveState:
+        """Return the state of an exact resume, of whole tensors; on rank 0. ``obey``: carries out a
+        command with all ranks."""
+        own = rng_tensors()
+        if self._shards.num_steps:
+            count = torch.tensor(float(self._shards.num_steps))
+            own |= {f"{STEP}/{name}": count for name in self._shapes if STEP in self._shards.kinds(name)}
+        shared = self._shared_specs()
+        specs = tuple(in_order([*shared, *(spec_of(label, tensor, tensor.dtype) for label, tensor in own.items())]))
+        turn = secrets.token_hex(8)
+
+        def begin(loan: StateLoan, pages: BufferPages) -> None:
+            starts = {spec.name: start for spec, start in zip(specs, pages.starts, strict=True)}
+            places = {spec.name: starts[spec.name] for spec in shared}
+            self.loans.add(loan)
+            self._lead.run(Lend(str(pages.path), turn, places), obey)
+
+        def copy(pages: BufferPages) -> None:
+            pieces, self._own = self._own, None
+            assert pieces is not None, "a loan has begun"
+            by_label = {spec.name: page for spec, page in zip(specs, pages.arrays, strict=True)}
+            for label, tensor in own.items():
+                by_label[label][:] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+            pieces.copy(by_label)
+            self._wait_for_others(pages.path, turn)
+
+        return LiveState(specs, msgspec.json.encode(state).decode(), copy, begin)
+
+    def lend(self, command: Lend) -> None:
+        """Begin this rank's part of a loan, with all ranks at once."""
+        pieces = self._pieces(command.places)
+        if self._group.is_lead:
+            # copied by its loan's holder
+            self._own = pieces
+            return
+        loan = StateLoan(partial(self._copy_share, command, pieces))
+        self.loans.add(loan)
+        self._thread.submit(loan.copy)
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="share")
+
+    def _shared_specs(self) -> list[TensorSpec]:
+        """Return what ranks copy: weights, and their states but the step counts."""
+        labels = [(f"{WEIGHT}{name}", name) for name in self._shapes]
+        if self._shards.num_steps:
+            labels += [
+                (f"{key}/{name}", name) for name in self._shapes for key in self._shards.kinds(name) if key != STEP
+            ]
+        if [label for label, _ in labels] != self._labels:
+            self._labels = [label for label, _ in labels]
+            self._specs = [
+                spec_of(label, torch.empty(self._shapes[name], dtype=self._dtype, device="meta"), self._dtype)
+                for label, name in labels
+            ]
+        return self._specs
+
+    def _pieces(self, places: Mapping[str, int]) -> _OwnPieces:
+        found: list[tuple[str, ShareRange]] = []
+        with torch.no_grad():
+            for label in places:
+                kind, _, name = label.partition("/")
+                piece = self._shards.piece(name, "" if f"{kind}/" == WEIGHT else kind)
+                if piece is not None and piece.numbers.numel():
+                    found.append((label, piece))
+        return _OwnPieces(found)
+
+    def _copy_share(self, command: Lend, pieces: _OwnPieces) -> None:
+        """Copy this rank's pieces, and report the end, or the failure, to rank 0."""
+        path, failure = Path(command.path), ""
+        try:
+            with path.open("r+b") as file:
+                data = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+            pieces.copy({label: data[start:] for label, start in command.places.items()})
+        except _FAILURES as error:
+            failure = repr(error)
+        told = _file_of(path, self._group.rank)
+        partial_file = told.with_name(f"{told.name}.partial")
+        partial_file.write_text(f"{command.turn} {failure}", encoding="utf-8")
+        partial_file.replace(told)
+
+    def _wait_for_others(self, path: Path, turn: str) -> None:
+        """Wait until each rank has copied its pieces. Raises StorageFailed when one has not."""
+        waiting, since_s = set(range(1, self._group.size)), time.monotonic()
+        while waiting:
+            for rank in sorted(waiting):
+                of, _, failure = _read(_file_of(path, rank)).partition(" ")
+                if of != turn:
+                    continue
+                if failure:
+                    raise StorageFailed(f"rank {rank} could not copy its share: {failure}")
+                waiting.remove(rank)
+                since_s = time.monotonic()
+                work.step()
+            if waiting and time.monotonic() - since_s > _LIMIT_S:
+                raise StorageFailed(f"rank {min(waiting)} has not copied its share within {_LIMIT_S:g} s")
+            if waiting:
+                time.sleep(_LOOK_S)
+
+
+class _OwnPieces:
+    """A rank's pieces of a moment, by label."""
+
+    def __init__(self, pieces: Sequence[tuple[str, ShareRange]]) -> None:
+        self._pieces = pieces
+        self._copy_into = copy_of([piece.numbers for _, piece in pieces])
+
+    def copy(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Copy them into whole tensors: uint8 [bytes, or more], by label."""
+        self._copy_into(_view(tensors[label], piece) for label, piece in self._pieces)
+
+
+def _view(data: np.ndarray, piece: ShareRange) -> torch.Tensor:
+    size = piece.numbers.element_size()
+    start = piece.start * size
+    return torch.from_numpy(data[start : start + piece.numbers.numel() * size]).view(piece.numbers.dtype)
+
+
+def _file_of(path: Path, rank: int) -> Path:
+    return path.with_name(f"{path.name}.rank-{rank}")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
