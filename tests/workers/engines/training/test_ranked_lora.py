@@ -31,6 +31,7 @@ from tests.workers.engines.subjects import (
 )
 from tests.workers.engines.tiny import make_samples, tiny_model
 from tests.workers.engines.training.test_two_ranks import run
+from tests.workers.engines.training.through_memory import ThroughMemory
 from workers.engines.build import build_training_backend
 from workers.engines.model.adapter import publish_merged
 from workers.engines.model.weights_file import publish_tensors
@@ -129,6 +130,17 @@ def test_a_resumed_adapter_on_ranks_goes_on_bit_for_bit(ranked: Subject, tmp_pat
     through.snapshot()(tmp_path)
     resumed = ranked.make(tiny_model(), SETTINGS)
     resumed.load(tmp_path)
+    assert steps(through, range(2, 4)) == steps(resumed, range(2, 4))
+    assert same(weights(through), weights(resumed))
+
+
+def test_an_adapter_on_ranks_goes_on_bit_for_bit_from_a_snapshot_in_memory(ranked: Subject, tmp_path: Path) -> None:
+    through, memory = ranked.make(tiny_model(), SETTINGS), ThroughMemory(tmp_path)
+    steps(through, range(2))
+    assert not [spec.name for spec in through.live_state().specs if "base_layer" in spec.name]
+    filled = memory.fill(through)
+    resumed = ranked.make(tiny_model(), SETTINGS)
+    resumed.put_back(memory.read(filled))
     assert steps(through, range(2, 4)) == steps(resumed, range(2, 4))
     assert same(weights(through), weights(resumed))
 
