@@ -110,13 +110,19 @@ class Ledger(Protocol):
 
     async def finished_group(self, who: Incarnation, group: int, *, num_members: int) -> list[TrajectoryChunk]:
         """Give a training group to ``who``, which judges it: its final chunks, by member, once all
-        of its ``num_members`` have ended; before, nothing. Nothing as well for a group that is
-        given already, until its deadline or a failure, or lacks no reward. Members that were
-        settled or dropped since are left out."""
+        of its ``num_members`` have ended; before, nothing. Nothing as well for a group that lacks
+        no reward, or is given already: until its deadline, a failure or that scorer's fence.
+        Members that were settled or dropped since are left out."""
         ...
 
     async def extend_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> None:
         """Extend the deadlines of chunks that ``who`` scores, and of groups that it was given."""
+
+    async def expire_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> int:
+        """Make chunks due at once whose scorer is lost; return how many were not due before.
+
+        ``who`` has sent them there. Chunks that are gone, or have the field, are left out."""
+        ...
 
     async def spend(self, who: Incarnation, name: str, *, limit: int) -> bool:
         """Take one of ``limit`` of ``name``, for the whole run; return whether one was left."""

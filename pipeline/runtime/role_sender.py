@@ -6,11 +6,18 @@ Unreachable mailboxes are not waited for; the heartbeat names them.
 
 The first link to try changes with every message, and a full one is skipped: equal workers get equal
 work, a slow one gets less. A message without room in time stays with the caller, and the ledger's
-overdue index."""
+overdue index.
+
+Chunks in the mailbox of a lost worker do not wait for their deadline: the ledger hands them out at
+once. A worker is lost when its mailbox is gone from the registry, or has another address. A silent
+worker may come back, and keeps its chunks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.liveness import UNREACHED_AFTER_S, UNREACHED_SAID_AFTER_S
@@ -20,20 +27,34 @@ from pipeline.runtime.registry.contract import MAX_NAMED_LINKS, OTHER_LINKS, Lin
 from protocol.channel import Sender
 from protocol.codec import Encoded
 from protocol.errors import ChannelClosed, LedgerFull, LedgerUnavailable
-from protocol.ids import Role
+from protocol.ids import ChunkId, Role
 from protocol.messages import Message
+from protocol.trajectory import Field
 
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
+_AGAIN_S = 1.0
+"""After a look that the ledger did not answer."""
 _MAX_NAMED = 4
+_MAX_SENT: Final = 4096
+"""Newest chunks of a link that are remembered: more than a mailbox and its worker hold of them."""
 _PLAIN = Parcel()
+_FIELDS = {Role.REWARD: Field.REWARD, Role.REFERENCE: Field.REFERENCE, Role.VALUE: Field.VALUE}
 
 
 @dataclass(slots=True)
 class _Link:
+    worker: str
     sender: Sender
     address: tuple[str, str]
     """Endpoint and key: a change of either is another mailbox."""
+    sent: deque[tuple[float, ChunkId]] = field(default_factory=lambda: deque(maxlen=_MAX_SENT))
+    """Each chunk with the time at which the ledger hands it out by itself, by the monotonic clock.
+    From then on another worker may have it."""
+
+    def chunks(self, now_s: float) -> tuple[ChunkId, ...]:
+        """Return the chunks that this mailbox alone has. Some may be scored."""
+        return tuple(chunk for due_s, chunk in self.sent if due_s > now_s)
 
 
 class RoleSender:
@@ -43,6 +64,8 @@ class RoleSender:
         self.role = role
         self._ctx = ctx
         self._links: dict[str, _Link] = {}
+        self._left: dict[tuple[str, str], _Link] = {}
+        """Closed links by address, whose chunks may be lost."""
         self._turn = 0
         self._outbox = ctx.outbox(role)
         self._num_sent: dict[str, int] = {}
@@ -64,51 +87,89 @@ class RoleSender:
         try:
             while True:
                 changed.clear()
-                await self.refresh()
-                await self._ctx.clock.wait(changed, LOOK_ANYWAY_S)
+                is_done = await self.refresh()
+                await self._ctx.clock.wait(changed, LOOK_ANYWAY_S if is_done else _AGAIN_S)
         finally:
             self.close()
 
-    async def refresh(self) -> None:
+    async def refresh(self) -> bool:
         """Connect to new mailboxes, and leave absent ones. While the ledger is away, change
-        nothing."""
+        nothing. Return whether all is done."""
         try:
-            found = await self._ctx.registry.endpoints(self.role)
+            self._connect(await self._ctx.registry.endpoints(self.role))
+            if self._left:
+                await self._hand_out(await self._ctx.registry.endpoints(self.role, silent=True))
         except (LedgerUnavailable, LedgerFull):
-            return
+            return False
+        return True
+
+    def _connect(self, found: Mapping[str, tuple[str, str]]) -> None:
         for worker in [name for name, link in self._links.items() if found.get(name) != link.address]:
-            self._links.pop(worker).sender.close()
+            link = self._links.pop(worker)
+            link.sender.close()
+            self._left[link.address] = link
             self._ctx.log.info("link_closed", to=worker)
         for worker, address in found.items():
             if worker not in self._links:
                 endpoint, key = address
-                self._links[worker] = _Link(self._ctx.transport.sender(endpoint, server_key=key), address)
+                link = _Link(worker, self._ctx.transport.sender(endpoint, server_key=key), address)
+                if (before := self._left.pop(address, None)) is not None:
+                    link.sent = before.sent
+                self._links[worker] = link
                 self._ctx.log.info("link_opened", to=worker, endpoint=endpoint)
+
+    async def _hand_out(self, there: Mapping[str, tuple[str, str]]) -> None:
+        """Have the ledger hand out the chunks of lost workers. ``there``: all mailboxes, those of
+        silent workers too."""
+        for address, link in list(self._left.items()):
+            chunks = link.chunks(self._ctx.clock.monotonic())
+            if chunks and there.get(link.worker) == address:
+                continue
+            if chunks:
+                num = await self._ctx.ledger.expire_scoring(self._ctx.who, _FIELDS[self.role], chunks)
+                self._ctx.log.info("chunks_handed_out", sent_to=link.worker, chunks=num)
+            del self._left[address]
 
     @property
     def num_waiting(self) -> int:
         """Messages that wait for a link with room."""
         return len(self._outbox)
 
-    async def send(self, message: Message | Encoded, *, timeout_s: float, parcel: Parcel = _PLAIN) -> bool:
-        """Send to a link with room, waiting at most ``timeout_s``; return whether a
-        link took it. ``parcel`` names the message in flow records."""
-        number, worker = self._outbox.produced(), None
+    async def send(
+        self,
+        message: Message | Encoded,
+        *,
+        timeout_s: float,
+        parcel: Parcel = _PLAIN,
+        chunk: ChunkId | None = None,
+        due_s: float = 0.0,
+    ) -> bool:
+        """Send to a link with room; return whether a link took it.
+
+        Args:
+            message: Is encoded by the link, unless it is already.
+            timeout_s: Longest wait for room.
+            parcel: Names the message in flow records.
+            chunk: The ledger's chunk that it has, if any.
+            due_s: When the ledger hands that out by itself, by the monotonic clock."""
+        number, link = self._outbox.produced(), None
         try:
-            worker = await self._place(message, timeout_s)
+            link = await self._place(message, timeout_s)
         finally:
-            if worker is None:
+            if link is None:
                 self._outbox.given_up(number, parcel)
             else:
-                self._outbox.sent(number, worker, parcel)
-        return worker is not None
+                self._outbox.sent(number, link.worker, parcel)
+        if link is not None and chunk is not None:
+            link.sent.append((due_s, chunk))
+        return link is not None
 
-    async def _place(self, message: Message | Encoded, timeout_s: float) -> str | None:
-        """Return the worker whose link took the message; None when none did in time."""
-        worker = await self._offer(message)
+    async def _place(self, message: Message | Encoded, timeout_s: float) -> _Link | None:
+        """Return the link that took the message; None when none did in time."""
+        link = await self._offer(message)
         # To wait for unreachable mailboxes would be in vain.
-        if worker is not None or self.is_cut_off:
-            return worker
+        if link is not None or self.is_cut_off:
+            return link
         deadline = self._ctx.clock.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
         detail = f"{_named(self.workers)} to read" if self._links else f"a {self.role} worker to join"
@@ -116,8 +177,8 @@ class RoleSender:
             while (left := deadline - self._ctx.clock.monotonic()) > 0.0:
                 await self._ctx.clock.sleep(min(pause, left))
                 pause = min(2.0 * pause, _LONGEST_PAUSE_S)
-                if (worker := await self._offer(message)) is not None:
-                    return worker
+                if (link := await self._offer(message)) is not None:
+                    return link
         return None
 
     def reports(self) -> list[LinkReport]:
@@ -143,8 +204,9 @@ class RoleSender:
         found = [(name, link.address[0], link.sender.unreached_s()) for name, link in sorted(self._links.items())]
         return [entry for entry in found if entry[2] >= after_s]
 
-    async def _offer(self, message: Message | Encoded) -> str | None:
-        """Try every link once without waiting, from the next link on; return whose took it."""
+    async def _offer(self, message: Message | Encoded) -> _Link | None:
+        """Try every link once without waiting, from the next link on; return the one that took
+        it."""
         workers = self.workers
         self._turn += 1
         for place in range(len(workers)):
@@ -159,7 +221,7 @@ class RoleSender:
                 continue
             if took:
                 self._num_sent[worker] = self._num_sent.get(worker, 0) + 1
-                return worker
+                return link
         return None
 
 

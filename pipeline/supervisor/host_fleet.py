@@ -68,6 +68,8 @@ class HostFleet:
         """Process ids of workers that are ended since a version made them stand still, by name."""
         self._expelled: dict[str, int] = {}
         """Process ids of evicted workers that were ended, by name."""
+        self._unfenced: dict[str, int] = {}
+        """Process ids of workers that ended badly, until they are fenced."""
 
     def _evicts(self, worker: str, role: Role, reason: str, is_its_own: bool) -> bool:
         now_s = time.monotonic()
@@ -161,6 +163,8 @@ class HostFleet:
                 self.standbys.started(now, worker, role)
         if standby is None:
             self.processes.start(role, worker)
+        # the successor's registration is a fence
+        self._unfenced.pop(worker, None)
         self._repairs.started(worker, now, standby or "")
         if self._ladder is not None:
             self._ladder.started(now, worker, standby or "")
@@ -168,6 +172,8 @@ class HostFleet:
     def note(self, exit_: Exit, now: float) -> int:
         """Record an end in the plan; return its exit code as it counts."""
         was_draining = self.plan.is_draining(exit_.worker)
+        if exit_.code not in DIED_WELL:
+            self._unfenced[exit_.worker] = exit_.pid
         # A worker's loop obeys SIGTERM; a worker that dies of it holds nothing.
         code = ExitCode.OK if was_draining and exit_.code == -signal.SIGTERM else exit_.code
         if was_draining or code in DIED_WELL:
@@ -191,13 +197,15 @@ class HostFleet:
             log.error("worker_given_up", worker=lost.worker, reason=lost.reason, action="the run goes on without it")
         return code
 
-    async def fence_exited(self, registry: Registry, ended: Sequence[Exit], beats: Sequence[Heartbeat]) -> None:
-        """Fence workers that ended badly, so that their heartbeats leave the registry."""
+    async def fence_exited(self, registry: Registry, beats: Sequence[Heartbeat]) -> None:
+        """Fence workers that ended badly, so that heartbeats and mailboxes leave the registry. The
+        next call does what an absent ledger has kept from it."""
+        # Without a process id, it was a job elsewhere.
         beating = {(beat.who.worker, pid) for beat in beats for pid in (beat.pid, 0)}
-        for exit_ in ended:
-            # Without a process id, it was a job elsewhere.
-            if exit_.code not in DIED_WELL and (exit_.worker, exit_.pid) in beating:
-                await registry.fence(exit_.worker)
+        for worker, pid in list(self._unfenced.items()):
+            if (worker, pid) in beating:
+                await registry.fence(worker)
+            del self._unfenced[worker]
 
     async def replace(
         self, registry: Registry, beats: Sequence[Heartbeat], now: float, overdue_s: Mapping[Role, float]

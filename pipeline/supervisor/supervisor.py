@@ -319,7 +319,7 @@ class Supervisor:
                 await asyncio.to_thread(self._processes.bound_outputs)
             if ended or now >= self._next_look_s:
                 self._next_look_s = now + _LOOK_EVERY_S
-                status = await self._look(monitor, status, ended, now)
+                status = await self._look(monitor, status, now)
             if status.state is not RunState.RUNNING:
                 self._fleet.carry_out(self._plan.stop(now))
             self._fleet.carry_out(self._plan.due(now))
@@ -328,7 +328,7 @@ class Supervisor:
             self._pulse.beat(now, is_ready=status.state is RunState.RUNNING)
             await asyncio.sleep(_TICK_S)
 
-    async def _look(self, monitor: Monitor, status: RunStatus, ended: Sequence[Exit], now: float) -> RunStatus:
+    async def _look(self, monitor: Monitor, status: RunStatus, now: float) -> RunStatus:
         """Read the ledger and act on it; return the run's status."""
         try:
             await monitor.check()
@@ -337,7 +337,7 @@ class Supervisor:
                 status = await self._steer(monitor.registry, beats, now, is_paused=monitor.is_paused)
             own = {worker.name for worker in self._plan.workers}
             self._joined_hosts.see(beats, own, is_running=status.state is RunState.RUNNING)
-            await self._fleet.fence_exited(monitor.registry, ended, beats)
+            await self._fleet.fence_exited(monitor.registry, beats)
             await self._fleet.replace(monitor.registry, beats, now, await monitor.overdue(now))
             await self._fence_silent(monitor.registry, beats, now)
             if status.state is RunState.RUNNING:

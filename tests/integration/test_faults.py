@@ -135,6 +135,25 @@ def test_batches_that_await_their_checkpoint_never_lock_up_a_small_ledger(tmp_pa
         assert run.audit()["balances"] is True
 
 
+def test_a_lost_scorers_chunks_are_scored_long_before_their_deadline(tmp_path: Path) -> None:
+    patient = ("supervisor.silent_after_s=120", "supervisor.stopped_after_s=120", "supervisor.stuck_after_s=120")
+    with fleet(tmp_path, *QUICK, *patient, "ledger.scoring_deadline_s=600", "fleet.reward=1") as run:
+        run.wait_until(lambda: run.num_updates() >= 2, "the second update")
+        stopped = run.workers()["reward-0"]
+        os.kill(stopped["pid"], signal.SIGSTOP)
+
+        def num_waiting() -> int:
+            rows = run.command("queues", str(run.run_dir))
+            return next(row["depth"] for row in rows if row["name"] == "reward")
+
+        run.wait_until(lambda: num_waiting() >= 8, "chunks in the mailbox of a stopped scorer")
+        kill(run, "reward-0")
+        goes_on(run, "the scorer's death")
+        run.command("down", str(run.run_dir))
+        assert run.finish() == 0, run.output.read_text()
+        assert run.audit()["balances"] is True
+
+
 def with_signal(pid: int, number: int) -> None:
     """Signal a process that may be gone by now."""
     try:

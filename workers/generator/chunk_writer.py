@@ -104,6 +104,8 @@ class ChunkWriter:
         chunk = self._chunk(writing, window)
         encoded = encode_once(chunk)
         piece = str(chunk.trajectory)
+        # by a clock read before it is stored: the ledger's own deadline is no earlier
+        due_s = ctx.clock.monotonic() + ctx.config.ledger.scoring_deadline_s
         outcome = await self._store(chunk, encoded)
         if outcome.status in (WriteStatus.STORED, WriteStatus.DUPLICATE):
             # a duplicate is a repeat whose first answer was lost, so it was not sent yet
@@ -115,7 +117,7 @@ class ChunkWriter:
                 piece, "sample", chunk.trajectory, is_root=writing.next_index == 0, chunk=str(chunk.id),
                 num_tokens=chunk.num_tokens, policy_versions=versions, finish_reason=str(chunk.finish_reason),
             )  # fmt: skip
-            await self._deliver(chunk, replace(encoded, trace=trace))
+            await self._deliver(chunk, replace(encoded, trace=trace), due_s)
         else:
             ctx.spans.forget(piece)
             self._ctx.count("refused_tokens", chunk.num_tokens)
@@ -182,9 +184,9 @@ class ChunkWriter:
         self._store_trouble = ""
         return written
 
-    async def _deliver(self, chunk: TrajectoryChunk, encoded: Encoded) -> None:
+    async def _deliver(self, chunk: TrajectoryChunk, encoded: Encoded, due_s: float) -> None:
         """Send the chunk to the mailboxes that need it; without room in time it is left to the
-        overdue index."""
+        overdue index, from ``due_s`` on."""
         parcel = Parcel(str(chunk.id), chunk.num_tokens, chunk.versions[-1])
         for sender in self._senders:
             if sender.role is Role.REWARD and not chunk.finish_reason.is_final:
@@ -192,5 +194,5 @@ class ChunkWriter:
             if sender.role is not Role.REWARD and chunk.trajectory.is_evaluation:
                 continue
             timeout_s = _DRAIN_SEND_S if self._ctx.draining.is_set() else self._ctx.config.wire.send_timeout_s
-            if not await sender.send(encoded, timeout_s=timeout_s, parcel=parcel):
+            if not await sender.send(encoded, timeout_s=timeout_s, parcel=parcel, chunk=chunk.id, due_s=due_s):
                 self._ctx.count("undelivered")

@@ -208,12 +208,17 @@ class MemoryLedger:
     async def finished_group(self, who: Incarnation, group: int, *, num_members: int) -> list[TrajectoryChunk]:
         """Give a group that has ended to one scorer: its final chunks; else nothing."""
         s, now = self._enter(who)
-        return scoring.finished_group(s, who, group, num_members, now)
+        return scoring.finished_group(s, who, group, num_members, now, self._epoch_of)
 
     async def extend_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> None:
         """Extend the deadlines of chunks that ``who`` scores, and of its groups."""
         s, now = self._enter(who)
         scoring.extend(s, who, field, chunks, now)
+
+    async def expire_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> int:
+        """Make chunks of a lost scorer due at once; return how many were not."""
+        s, now = self._enter(who)
+        return scoring.expire(s, field, chunks, now)
 
     async def spend(self, who: Incarnation, name: str, *, limit: int) -> bool:
         """Take one of ``limit`` for the whole run; return whether one was left."""

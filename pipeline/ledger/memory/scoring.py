@@ -3,7 +3,7 @@ drops out of claims."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pipeline.ledger.memory.lives import event
 from pipeline.ledger.memory.state import LedgerState
@@ -49,13 +49,19 @@ def overdue(s: LedgerState, field: Field, max_chunks: int, now: float) -> list[S
     return read_overdue(field, [blob for c in records for blob in (c.blob, *map(c.scores.__getitem__, rewards))])
 
 
-def finished_group(s: LedgerState, who: Incarnation, group: int, num_members: int, now: float) -> list[TrajectoryChunk]:
-    """Give a group that has ended to one scorer; return its final chunks, or nothing."""
+def finished_group(
+    s: LedgerState, who: Incarnation, group: int, num_members: int, now: float, epoch_of: Callable[[str], int]
+) -> list[TrajectoryChunk]:
+    """Give a group that has ended to one scorer; return its final chunks, or nothing. ``epoch_of``
+    returns a worker's newest epoch."""
     names = (TrajectoryId("t", group, member) for member in range(num_members))
     there = {name: s.trajectories[name] for name in names if name in s.trajectories}
     last = [ChunkId(name, record.next - 1) for name, record in there.items()]
     lacking = [chunk for chunk in last if chunk in s.due[Field.REWARD]]
-    if not lacking or not all(record.final for record in there.values()) or s.groups[group].judged_until > now:
+    if not lacking or not all(record.final for record in there.values()):
+        return []
+    judge, _, epoch = s.groups[group].judged_by.rpartition("#")
+    if s.groups[group].judged_until > now and epoch_of(judge) <= int(epoch):
         return []
     until_s = now + s.spec.scoring_deadline_s
     s.groups[group].judged_by, s.groups[group].judged_until = str(who), until_s
@@ -73,6 +79,14 @@ def extend(s: LedgerState, who: Incarnation, field: Field, chunks: Iterable[Chun
         group = None if chunk.trajectory.is_evaluation else s.groups.get(chunk.trajectory.group)
         if field is Field.REWARD and group is not None and group.judged_by == str(who):
             group.judged_until = until_s
+
+
+def expire(s: LedgerState, field: Field, chunks: Iterable[ChunkId], now: float) -> int:
+    """Make chunks that lack a field due at once; return how many were not."""
+    due = s.due[field]
+    later = [chunk for chunk in dict.fromkeys(chunks) if due.get(chunk, now) > now]
+    due.update(dict.fromkeys(later, now))
+    return len(later)
 
 
 def spend(s: LedgerState, name: str, limit: int) -> bool:

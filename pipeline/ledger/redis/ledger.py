@@ -184,13 +184,18 @@ class RedisLedger:
     async def finished_group(self, who: Incarnation, group: int, *, num_members: int) -> list[TrajectoryChunk]:
         """Give a group that has ended to one scorer: its final chunks; else nothing."""
         async with self._requests.one_at_a_time() as number:
-            asked = {"group": str(group), "members": num_members, "request": number}
-            blobs = await self._call("finished_group", who, **asked)
+            blobs = await self._call("finished_group", who, group=str(group), members=num_members, request=number)
         return [read_chunk(blob) for blob in blobs]
 
     async def extend_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> None:
         """Extend the deadlines of chunks that ``who`` scores, and of its groups."""
         await self._call("extend_scoring", who, field=field.value, chunks=[*map(str, chunks)])
+
+    async def expire_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> int:
+        """Make chunks of a lost scorer due at once; return how many were not."""
+        async with self._requests.one_at_a_time() as number:
+            asked = {"field": field.value, "request": number, "chunks": [*map(str, chunks)]}
+            return await self._call("expire_scoring", who, **asked)
 
     async def spend(self, who: Incarnation, name: str, *, limit: int) -> bool:
         """Take one of ``limit`` for the whole run; return whether one was left."""
@@ -199,10 +204,9 @@ class RedisLedger:
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
         """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""
-        text = error.encode("utf-8", "replace")
+        asked = {"chunk": str(chunk), "field": field.value, "traceback": error.encode("utf-8", "replace")}
         with self._requests.number(f"fail_score {field} of {chunk}") as number:
-            arguments = {"chunk": str(chunk), "field": field.value, "traceback": text, "request": number}
-            return bool(await self._call("fail_score", who, **arguments))
+            return bool(await self._call("fail_score", who, **asked, request=number))
 
     async def dead_letters(self, *, limit: int = 100) -> list[DeadLetter]:
         """Return the newest dead letters first."""

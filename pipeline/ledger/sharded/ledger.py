@@ -14,7 +14,7 @@ Crashes between two shards leave nothing half done:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -201,14 +201,19 @@ class ShardedLedger:
 
     async def extend_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> None:
         """Extend the deadlines of chunks that ``who`` scores, and of their groups."""
-        by_shard: dict[int, list[ChunkId]] = {}
-        for chunk in chunks:
-            by_shard.setdefault(self._index_of(chunk.trajectory.group), []).append(chunk)
 
         async def extend(index: int, some: list[ChunkId]) -> None:
             await (await self._enter(index, who)).extend_scoring(who, field, tuple(some))
 
-        await together(extend(index, some) for index, some in by_shard.items())
+        await together(extend(index, some) for index, some in self._by_shard(chunks).items())
+
+    async def expire_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> int:
+        """Make chunks of a lost scorer due at once; return how many were not."""
+
+        async def expire(index: int, some: list[ChunkId]) -> int:
+            return await (await self._enter(index, who)).expire_scoring(who, field, tuple(some))
+
+        return sum(await together(expire(index, some) for index, some in self._by_shard(chunks).items()))
 
     async def spend(self, who: Incarnation, name: str, *, limit: int) -> bool:
         """Take one of ``limit`` for the whole run; the home counts."""
@@ -370,6 +375,12 @@ class ShardedLedger:
         await together(shard.aclose() for shard in self._shards)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _by_shard(self, chunks: Iterable[ChunkId]) -> dict[int, list[ChunkId]]:
+        found: dict[int, list[ChunkId]] = {}
+        for chunk in chunks:
+            found.setdefault(self._index_of(chunk.trajectory.group), []).append(chunk)
+        return found
 
     def _index_of(self, group: int) -> int:
         return group % self.num_shards

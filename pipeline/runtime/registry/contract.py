@@ -306,11 +306,11 @@ class Registry(Protocol):
         """Set the address of this worker's mailbox. Raises Fenced."""
         ...
 
-    async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
+    async def endpoints(self, role: Role, *, silent: bool = False) -> dict[str, tuple[str, str]]:
         """Return worker -> (endpoint, public CURVE key or "") of a role.
 
         These are workers with recent heartbeats or a recent registration, which have not departed.
-        """
+        With ``silent`` also those without recent heartbeats: they may come back."""
         ...
 
     async def depart(self, who: Incarnation, failure: FailureReport | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,9 +91,9 @@ class MemoryRegistry:
         known.role, known.endpoint = who.role, (endpoint, public_key)
         self._changed(Topic.ENDPOINTS)
 
-    async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
-        """Return the endpoints of a role's recently live workers."""
-        since = self.clock.monotonic() - self.unlisted_after_s
+    async def endpoints(self, role: Role, *, silent: bool = False) -> dict[str, tuple[str, str]]:
+        """Return the endpoints of a role's recently live workers; with ``silent`` all of them."""
+        since = -math.inf if silent else self.clock.monotonic() - self.unlisted_after_s
         return {
             name: known.endpoint
             for name, known in self._workers.items()

@@ -123,8 +123,8 @@ class RedisRegistry:
         newest = await self._run("set_endpoint", worker=who.worker, epoch=who.epoch, endpoint=entry)
         check_newest(who, newest)
 
-    async def endpoints(self, role: Role) -> dict[str, tuple[str, str]]:
-        """Return the endpoints of a role's recently live workers."""
+    async def endpoints(self, role: Role, *, silent: bool = False) -> dict[str, tuple[str, str]]:
+        """Return the endpoints of a role's recently live workers; with ``silent`` all of them."""
         num_begun = self._num_reads
         async with self._reading:
             if self._num_reads == num_begun:
@@ -135,7 +135,7 @@ class RedisRegistry:
         return {
             name: (entry.endpoint, entry.public_key)
             for name, entry in self._mailboxes.items()
-            if entry.role is role and name not in self._silent
+            if entry.role is role and (silent or name not in self._silent)
         }
 
     async def depart(self, who: Incarnation, failure: FailureReport | None = None) -> None:

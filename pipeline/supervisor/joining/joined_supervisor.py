@@ -34,7 +34,6 @@ from pipeline.supervisor import leftovers
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.joining.home import HomeReader
 from pipeline.supervisor.joining.joined_folder import JoinedFolder
-from pipeline.supervisor.launchers.seam import Exit
 from pipeline.supervisor.monitor import overdue_ages
 from pipeline.supervisor.processes import Command, worker_command
 from pipeline.supervisor.pulse import Pulse
@@ -167,7 +166,7 @@ class JoinedSupervisor:
                 self._fleet.note(exit_, now)
             if ended or now >= self._next_look_s:
                 self._next_look_s = now + _LOOK_EVERY_S
-                ending = await self._look(registry, ledger, ended, now) or ending or self._own_end()
+                ending = await self._look(registry, ledger, now) or ending or self._own_end()
             if now >= self._next_home_s:
                 self._next_home_s = now + _HOME_EVERY_S
                 await asyncio.to_thread(self._fleet.processes.bound_outputs)
@@ -181,7 +180,7 @@ class JoinedSupervisor:
             self._pulse.beat(now, is_ready=self._is_ready)
             await asyncio.sleep(_TICK_S)
 
-    async def _look(self, registry: Registry, ledger: RunLedger, ended: Sequence[Exit], now: float) -> str:
+    async def _look(self, registry: Registry, ledger: RunLedger, now: float) -> str:
         """Read the ledger and act on it; return why the run is over, empty while it goes on."""
         fleet = self._fleet
         try:
@@ -189,7 +188,7 @@ class JoinedSupervisor:
             beats = await registry.heartbeats_of(list(fleet.processes.pids))
             wanted = await registry.fleet()
             self._is_ready = any(map(_does_its_work, beats))
-            await fleet.fence_exited(registry, ended, beats)
+            await fleet.fence_exited(registry, beats)
             await fleet.replace(registry, beats, now, await self._overdue(ledger, now))
         except LedgerRefused as error:
             fleet.watchdog.blind(now)

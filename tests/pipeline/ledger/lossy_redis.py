@@ -16,6 +16,7 @@ ANSWERED_ALIKE = {
         "give_back",
         "overdue",
         "finished_group",
+        "expire_scoring",
         "spend",
         "fail_score",
         "claim",

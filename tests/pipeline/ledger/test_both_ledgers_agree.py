@@ -239,6 +239,12 @@ class BothLedgers(PairedLedgers):
         given = self.both("finished_group", who, chunk.id.trajectory.group, num_members=self.group_size)
         self.both("extend_scoring", who, Field.REWARD, tuple(one.id for one in given))
 
+    @precondition(lambda self: self.written)
+    @rule(data=st.data(), worker=st.sampled_from(WORKERS), field=st.sampled_from(Field))
+    def lose_a_mailbox(self, data, worker, field) -> None:
+        sent = data.draw(st.lists(st.sampled_from(self.written), max_size=5))
+        reached["expired"] += self.both("expire_scoring", self.who(worker), field, tuple(one.id for _, one in sent))
+
     @rule(who=st.sampled_from([SCORER, OTHER_SCORER]), limit=st.integers(1, 4))
     def spend(self, who, limit) -> None:
         self.both("spend", who, "endpoint/quality", limit=limit)

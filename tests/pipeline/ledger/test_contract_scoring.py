@@ -6,6 +6,7 @@ from pipeline.ledger.types import (
     Unit,
     WriteStatus,
 )
+from protocol.errors import Fenced
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
 from protocol.trajectory import Field
 from tests.pipeline.ledger.builders import (
@@ -97,6 +98,41 @@ async def test_deadlines_of_chunks_in_the_work_are_extended_and_those_of_others_
     assert [late.chunk.id for late in await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)] == [two.id]
     bench.now += 3.0
     assert [late.chunk.id for late in await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)] == [one.id]
+
+
+async def test_chunks_of_a_lost_scorer_are_due_at_once_and_no_others(bench):
+    ledger = await bench.open(make_spec())
+    lost, kept = [make_chunk(lease.trajectory) for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases]
+    for chunk in (lost, kept):
+        await ledger.write_chunk(GENERATOR, chunk)
+    bench.now += 1.0
+    gone = ChunkId(TrajectoryId("t", 7, 0), 0)
+    assert await ledger.expire_scoring(GENERATOR, Field.REWARD, (lost.id, gone, lost.id)) == 1
+    assert [late.chunk.id for late in await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)] == [lost.id]
+    await ledger.write_score(SCORER, lost.id, reward(1.0))
+    assert await ledger.expire_scoring(GENERATOR, Field.REWARD, (lost.id,)) == 0, "it has its score"
+    assert await ledger.expire_scoring(GENERATOR, Field.REWARD, ()) == 0
+    assert await ledger.overdue(SCORER, Field.REWARD, max_chunks=9) == []
+    bench.now += 4.0
+    assert [late.chunk.id for late in await ledger.overdue(SCORER, Field.REWARD, max_chunks=9)] == [kept.id]
+    bench.now += 5.0
+    assert await ledger.expire_scoring(GENERATOR, Field.REWARD, (kept.id,)) == 0, "it is due already"
+    await bench.set_epoch(GENERATOR.worker, GENERATOR.epoch + 1)
+    with pytest.raises(Fenced):
+        await ledger.expire_scoring(GENERATOR, Field.REWARD, (kept.id,))
+
+
+async def test_a_fenced_scorers_group_is_given_to_another_at_once(bench):
+    ledger = await bench.open(make_spec(eta=4))
+    other = Incarnation(Role.REWARD, "reward-1", 1)
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases:
+        await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
+    assert len(await ledger.finished_group(SCORER, 0, num_members=2)) == 2
+    await bench.set_epoch("reward-7", SCORER.epoch + 1)
+    assert await ledger.finished_group(other, 0, num_members=2) == []
+    await bench.set_epoch(SCORER.worker, SCORER.epoch + 1)
+    assert len(await ledger.finished_group(other, 0, num_members=2)) == 2
+    assert await ledger.finished_group(Incarnation(Role.REWARD, "reward-2", 1), 0, num_members=2) == []
 
 
 @pytest.mark.parametrize("unit", Unit)

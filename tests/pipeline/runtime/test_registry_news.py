@@ -160,6 +160,7 @@ async def test_silence_and_its_end_are_news_of_the_mailboxes_and_of_no_other_wor
             found = await registry.notifications(seen, timeout_s=0.05)
     assert list(found) == [Topic.ENDPOINTS]
     assert await registry.endpoints(Role.REWARD) == {}
+    assert await registry.endpoints(Role.REWARD, silent=True) == {"reward-0": ("ipc://r", "")}
     seen |= found
     assert await registry.notifications(seen, timeout_s=0.01) == {}, "it is told once"
     assert await asyncio.to_thread(writer.beat, beat_of(another))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pytest
 
 from pipeline.config.schema import RunConfig
+from pipeline.ledger.contract import Ledger
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.liveness import UNREACHED_AFTER_S, UNREACHED_SAID_AFTER_S
@@ -17,8 +19,11 @@ from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.role_sender import RoleSender
 from protocol.channel import Mailbox
-from protocol.ids import Role
+from protocol.errors import LedgerUnavailable
+from protocol.ids import ChunkId, Incarnation, Role
 from protocol.messages import WeightsPart
+from protocol.trajectory import Field, TrajectoryChunk
+from tests.pipeline.ledger.builders import make_chunk, make_spec
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
 
@@ -168,6 +173,97 @@ async def test_the_heartbeat_tells_what_each_link_carried(bench: Bench):
     assert (sent.name, sent.sent) == ("generator-0>reward-0", 3)
     assert (role.name, role.produced, role.open) == ("generator-0>reward", 3, 0)
     assert received.received == 3
+
+
+class Sending:
+    """Chunks in the ledger, each sent to the next worker."""
+
+    def __init__(self, bench: Bench, ledger: Ledger, chunks: list[TrajectoryChunk]) -> None:
+        self.bench, self.ledger, self.chunks = bench, ledger, chunks
+
+    @classmethod
+    async def of(cls, bench: Bench, number: int) -> Self:
+        ledger, who = bench.ctx.ledger, bench.ctx.who
+        await ledger.open(make_spec())
+        leases = (await ledger.lease(who, max_trajectories=number)).leases
+        chunks = [make_chunk(lease.trajectory) for lease in leases]
+        for chunk in chunks:
+            await ledger.write_chunk(who, chunk)
+        return cls(bench, ledger, chunks)
+
+    async def send(self, chunk: TrajectoryChunk, *, due_in_s: float = 5.0) -> None:
+        due_s = self.bench.ctx.clock.monotonic() + due_in_s
+        assert await self.bench.sender.send(chunk, timeout_s=2.0, chunk=chunk.id, due_s=due_s)
+
+    async def handed_out(self) -> list[ChunkId]:
+        scorer = Incarnation(Role.REWARD, "reward-9", 1)
+        return [one.chunk.id for one in await self.ledger.overdue(scorer, Field.REWARD, max_chunks=9)]
+
+
+async def test_what_a_lost_worker_was_sent_is_handed_out_at_once_and_nothing_else(bench: Bench):
+    sending = await Sending.of(bench, 3)
+    await bench.open_mailbox("reward-0")
+    await bench.sender.refresh()
+    lost, late, healthy = sending.chunks
+    await sending.send(lost)
+    # by now the ledger may have given it to another worker
+    await sending.send(late, due_in_s=0.0)
+    await bench.ctx.registry.fence("reward-0")
+    await bench.open_mailbox("reward-1")
+    assert await bench.sender.refresh()
+    await sending.send(healthy)
+    assert await bench.sender.refresh()
+    assert await sending.handed_out() == [lost.id]
+
+
+async def test_a_successors_mailbox_shows_that_what_its_worker_was_sent_is_lost(bench: Bench):
+    sending = await Sending.of(bench, 1)
+    await bench.open_mailbox("reward-0")
+    await bench.sender.refresh()
+    await sending.send(sending.chunks[0])
+    await bench.open_mailbox("reward-0")
+    await bench.sender.refresh()
+    assert await sending.handed_out() == [sending.chunks[0].id]
+
+
+async def test_a_silent_worker_keeps_what_it_was_sent_until_it_is_fenced(bench: Bench):
+    registry = bench.ctx.registry
+    assert isinstance(registry, MemoryRegistry)
+    sending = await Sending.of(bench, 2)
+    await bench.open_mailbox("reward-0")
+    await bench.sender.refresh()
+    for number, chunk in enumerate(sending.chunks):
+        await sending.send(chunk)
+        # nothing is recent
+        listed_s, registry.unlisted_after_s = registry.unlisted_after_s, -1.0
+        await bench.sender.refresh()
+        assert (bench.sender.workers, await sending.handed_out()) == ([], []), number
+        registry.unlisted_after_s = listed_s
+        await bench.sender.refresh()
+        assert bench.sender.workers == ["reward-0"]
+    await registry.fence("reward-0")
+    await bench.sender.refresh()
+    assert await sending.handed_out() == [chunk.id for chunk in sending.chunks]
+
+
+async def test_a_ledger_that_is_away_learns_of_the_lost_chunks_when_it_is_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    sending = await Sending.of(bench, 1)
+    await bench.open_mailbox("reward-0")
+    await bench.sender.refresh()
+    await sending.send(sending.chunks[0])
+    await bench.ctx.registry.fence("reward-0")
+
+    async def away(*_: object) -> int:
+        raise LedgerUnavailable("the server is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.ctx.ledger, "expire_scoring", away)
+        assert not await bench.sender.refresh()
+    assert await sending.handed_out() == []
+    assert await bench.sender.refresh()
+    assert await sending.handed_out() == [sending.chunks[0].id]
 
 
 class Far:

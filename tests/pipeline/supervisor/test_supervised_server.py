@@ -286,7 +286,7 @@ def test_a_server_that_answers_now_and_then_costs_no_worker_without_heartbeats(
         await around.registry.set_run_status(status)
         for second in range(60):
             around.answers = second % answers_every_s == 0
-            status = await supervisor._look(around, status, [], float(second))  # pyright: ignore[reportArgumentType]
+            status = await supervisor._look(around, status, float(second))  # pyright: ignore[reportArgumentType]
         return status
 
     supervisor._plan.adopt("generator-0", Role.GENERATOR)

@@ -44,8 +44,8 @@ class _SlowOutbox:
     def __init__(self, ctx: ActorContext, held: HeldTrajectories) -> None:
         self._ctx, self._held = ctx, held
 
-    async def send(self, message: Encoded, *, timeout_s: float, parcel: object) -> bool:
-        del message, timeout_s, parcel
+    async def send(self, message: Encoded, **how: object) -> bool:
+        del message, how
         await self._ctx.ledger.advance(LEARNER, 1)
         grant = await self._ctx.ledger.lease(self._ctx.who, max_trajectories=1, policy_version=1)
         (lease,) = grant.leases

@@ -1,13 +1,13 @@
 -- finished_group.lua: hand a group that has ended to one scorer, which judges all of it.
 --
 -- Uses     beginning names requests
--- Reads    trajectory:* chunk:*
+-- Reads    trajectory:* chunk:* epochs
 -- Writes   group:<n> due:reward asked:<who>
 -- ARGV[4]  group    text
 -- ARGV[5]  members  integer  how many it has
 -- ARGV[6]  request  integer  its number
 -- Returns  blobs of the final chunks, by member. None while a member goes on, once no member lacks
---          its reward, or while another call has the group.
+--          its reward, or while another call has the group, by a scorer that is not fenced.
 
 local group, members, request = ARGV[4], tonumber(ARGV[5]), ARGV[6]
 local gkey, due = group_key(group), P .. 'due:reward'
@@ -22,7 +22,15 @@ local function nothing()
   return {}
 end
 
-if order == 'new' and tonumber(call('HGET', gkey, 'judged_until') or '0') > now then return nothing() end
+-- Whether a scorer has the group: until its deadline, unless it was fenced.
+local function is_given()
+  local g = call('HMGET', gkey, 'judged_by', 'judged_until')
+  if not g[1] or tonumber(g[2]) <= now then return false end
+  local judge, its_epoch = string.match(g[1], '^(.*)#(%d+)$')
+  return integer(call('HGET', P .. 'epochs', judge)) <= tonumber(its_epoch)
+end
+
+if order == 'new' and is_given() then return nothing() end
 local last, lacking = {}, {}
 for member = 0, members - 1 do
   local tid = member_of(group, member)
