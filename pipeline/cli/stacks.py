@@ -13,7 +13,6 @@ from pipeline.operator.attached import find_run
 from protocol.errors import ConfigError
 from protocol.printable import printable, printable_line
 
-_EVERY_S = 0.5
 _NATIVE_S = 60.0
 """Most time of py-spy with one worker."""
 
@@ -39,7 +38,7 @@ def stacks(workers: tuple[str, ...], run: Path | None, looks: int, show_all: boo
     """Show where workers stand, and which stand elsewhere than the rest of their role."""
     from pipeline.process.stacks.alike import stack_groups
     from pipeline.process.stacks.parse import StackLook
-    from pipeline.process.stacks.request import request_stacks
+    from pipeline.process.stacks.request import LOOK_EVERY_S, request_stacks
 
     run_dir = find_run(run)
     if native:
@@ -49,7 +48,7 @@ def stacks(workers: tuple[str, ...], run: Path | None, looks: int, show_all: boo
     missing: dict[str, str] = {}
     for number in range(looks):
         if number:
-            time.sleep(_EVERY_S)
+            time.sleep(LOOK_EVERY_S)
         answers = request_stacks(run_dir, found.keys() if number else workers or None)
         missing |= answers.missing
         for worker, look in answers.looks.items():

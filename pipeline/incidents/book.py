@@ -90,6 +90,24 @@ class IncidentBook:
         self._forget(now_s)
         return records
 
+    def stood(self, component: str, lines: tuple[str, ...]) -> list[IncidentRecord]:
+        """Return the record that adds stacks to an open incident; none once it has ended. Its time
+        is that of the last finding, so that an end is never before it."""
+        entry = self._followed.get(component)
+        if entry is None or not entry.incident.is_open:
+            return []
+        incident = entry.incident
+        record = IncidentRecord(
+            number=incident.number,
+            step=IncidentStep.STOOD,
+            at_s=entry.seen_s,
+            component=component,
+            since_s=incident.since_s,
+            score=incident.records[-1].score,
+            evidence=_bounded(lines),
+        )
+        return [self._append(entry, record)]
+
     def close(self) -> list[IncidentRecord]:
         """Return the records that end all open incidents, as the writer leaves. The next writer
         opens those again that go on."""
@@ -132,6 +150,10 @@ def _first(causes: tuple[FoundCause, ...]) -> tuple[str, str] | None:
     return (causes[0].component, causes[0].kind) if causes else None
 
 
+def _bounded(evidence: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(words[:MAX_WORDS_CHARS] for words in evidence[:MAX_EVIDENCE])
+
+
 def _record(number: int, step: IncidentStep, one: Suspicion, now_s: float) -> IncidentRecord:
     return IncidentRecord(
         number=number,
@@ -143,7 +165,7 @@ def _record(number: int, step: IncidentStep, one: Suspicion, now_s: float) -> In
         since_s=min(one.since_s, now_s),
         sentence=one.sentence[:MAX_WORDS_CHARS],
         score=one.score,
-        evidence=tuple(words[:MAX_WORDS_CHARS] for words in one.evidence[:MAX_EVIDENCE]),
+        evidence=_bounded(one.evidence),
         causes=one.causes[:MAX_CAUSES],
     )
 

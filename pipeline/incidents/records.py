@@ -29,6 +29,8 @@ class IncidentStep(StrEnum):
     OPENED = "opened"
     GREW = "grew"
     """Another kind of fault, or another cause, was found."""
+    STOOD = "stood"
+    """Stacks of its worker and its role were read. The evidence has where each stood."""
     ENDED = "ended"
     """Nothing was found for a while; the record's time is that of the last finding."""
 
@@ -64,6 +66,11 @@ class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     causes: tuple[FoundCause, ...] = ()
     """Best first, at most ``MAX_CAUSES``."""
 
+    @property
+    def is_finding(self) -> bool:
+        """Whether something was found wrong then."""
+        return self.step in (IncidentStep.OPENED, IncidentStep.GREW)
+
 
 _DECODER = msgspec.json.Decoder(IncidentRecord)
 
@@ -93,6 +100,13 @@ class Incident:
     def kind(self) -> str:
         """The first kind of fault that was found."""
         return self.kinds[0] if self.kinds else ""
+
+    @property
+    def stands(self) -> tuple[str, ...]:
+        """Where its worker stood, and the others of its role, by the newest stacks; empty without
+        any."""
+        stood = (record.evidence for record in reversed(self.records) if record.step is IncidentStep.STOOD)
+        return next(stood, ())
 
 
 def encode(record: IncidentRecord) -> bytes:

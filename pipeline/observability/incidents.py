@@ -85,7 +85,7 @@ class SupervisorLogReader:
                 words = _exited(fields)
             case "worker_replaced":
                 self._end(line.worker, at_s)
-                words = f"was replaced: {fields.get('reason', 'frozen or stuck')}"
+                words = f"was replaced: {fields.get('reason', 'frozen or stuck')}{_stood(fields)}"
             case "worker_started":
                 ended_s = self._ended.pop(line.worker, None)
                 if ended_s is None:
@@ -110,6 +110,8 @@ class SupervisorLogReader:
 
 def _finding(incident: Incident) -> IncidentRow:
     number, words = f"incident {incident.number}", incident.sentence
+    if incident.stands:
+        words = f"{words}; {incident.stands[0]}"
     if incident.ended_s is not None:
         words = f"{words} (ended after {incident.ended_s - incident.since_s:.0f} s)"
     worker, kind = printable_line(incident.component), printable_line(incident.kind)
@@ -128,6 +130,11 @@ def _exited(fields: Mapping[str, Any]) -> str:
     how = fields.get("meaning", fields.get("exit_code"))
     error = fields.get("error")
     return f"ended ({how})" + (f" by {error}" if error else "")
+
+
+def _stood(fields: Mapping[str, Any]) -> str:
+    stands = fields.get("stands")
+    return f"; {stands[0]}" if isinstance(stands, list) and stands else ""
 
 
 def _in_words(event: str, fields: Mapping[str, Any]) -> str:

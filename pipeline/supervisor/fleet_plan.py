@@ -190,6 +190,11 @@ class FleetPlan:
         worker = self._workers.get(name)
         return worker is not None and worker.phase is WorkerPhase.DRAINING
 
+    def is_being_replaced(self, name: str) -> bool:
+        """Whether this worker is ended on purpose, to be started again."""
+        worker = self._workers.get(name)
+        return worker is not None and worker.is_being_replaced
+
     def adopt(self, name: str, role: Role) -> None:
         """Take over a running process of an earlier supervisor. Surplus ones are drained."""
         self._workers[name] = Worker(name, role, WorkerPhase.RUNNING)

@@ -17,7 +17,7 @@ from pipeline.config.schema import RunConfig
 from pipeline.observability.repairs import add_repair
 from pipeline.process.activity import activity_of
 from pipeline.process.exit_codes import ExitCode
-from pipeline.process.stacks.request import stand_of
+from pipeline.process.stacks.request import stands_of
 from pipeline.runtime.registry.contract import Drain, Heartbeat, Registry
 from pipeline.supervisor.fleet_plan import Action, FleetPlan, Intensity, RestartPolicy, Verb, worker_name
 from pipeline.supervisor.launchers.seam import Exit
@@ -30,7 +30,7 @@ from pipeline.training.checkpoints import CHECKPOINTS, VALUE_CHECKPOINTS, newest
 from protocol.ids import Role
 
 _STACKS_S = 1.5
-"""Most time that a stuck worker's stacks may take before its end."""
+"""Most time that the stacks of stuck workers may take before their end."""
 ENDED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED})
 DIED_WELL = ENDED_WELL | {ExitCode.FENCED}
 
@@ -81,22 +81,43 @@ class HostFleet:
         if self._ladder is not None:
             self._ladder.blind(now_s)
 
-    async def restart(self, worker: str, reason: str, *, detect_s: float = 0.0, localise_s: float = 0.0) -> None:
-        """Kill a fenced worker, which is started again. ``detect_s``, ``localise_s``: seconds from
-        the fault's begin to its incident, and from that to this decision."""
-        if worker in self.processes.pids:
-            stands = await self._stands(worker)
-            role = next((one.role for one in self.plan.workers if one.name == worker), None)
-            if role is not None:
-                stood_s = detect_s + localise_s
-                self._repairs.lost(worker, role, reason, time.monotonic(), stood_s=stood_s, localise_s=localise_s)
-            self.processes.stop(worker, now=True)
-            self.plan.replace(worker, reason)
-            log.error("worker_replaced", worker=worker, reason=reason, **stands)
+    async def restart(
+        self,
+        registry: Registry,
+        worker: str,
+        reason: str,
+        *,
+        detect_s: float = 0.0,
+        localise_s: float = 0.0,
+        stands: Sequence[str] = (),
+    ) -> int:
+        """Fence a worker, and kill its process of this host, which is started again; return the
+        fence's epoch. A worker of a joined host ends by the fence.
 
-    async def _stands(self, worker: str) -> dict[str, object]:
-        group = await asyncio.to_thread(stand_of, self._run_dir, worker, answer_s=_STACKS_S)
-        return {} if group is None else {"stands_in": group.where, "calls": group.calls, "alike": group.workers}
+        Args:
+            registry: The run's.
+            worker: Its name.
+            reason: Why, in words.
+            detect_s: From the fault's begin to its incident.
+            localise_s: From that to this decision.
+            stands: Where it stands (``stands``)."""
+        role = self.plan.wanted.get(worker)
+        is_here = worker in self.processes.pids
+        # before the fence: the worker may end by it before it is killed
+        if is_here and role is not None:
+            stood_s = detect_s + localise_s
+            self._repairs.lost(worker, role, reason, time.monotonic(), stood_s=stood_s, localise_s=localise_s)
+        if is_here and self.plan.replace(worker, reason):
+            log.error("worker_replaced", worker=worker, reason=reason, stands=stands)
+        epoch = await registry.fence(worker)
+        if is_here:
+            self.processes.stop(worker, now=True)
+        return epoch
+
+    async def stands(self, workers: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """Return where workers of this host stand, in words; all are examined at once."""
+        here = [worker for worker in workers if worker in self.processes.pids]
+        return await asyncio.to_thread(stands_of, self._run_dir, here, answer_s=_STACKS_S) if here else {}
 
     async def expel(self, registry: Registry, evicted: Collection[str]) -> None:
         """Fence and kill evicted workers that run. ``follow`` does not start them again."""
@@ -176,7 +197,9 @@ class HostFleet:
             self._unfenced[exit_.worker] = exit_.pid
         # A worker's loop obeys SIGTERM; a worker that dies of it holds nothing.
         code = ExitCode.OK if was_draining and exit_.code == -signal.SIGTERM else exit_.code
-        if was_draining or code in DIED_WELL:
+        # the end by a fence, too, where it is ended on purpose
+        is_loss = code not in DIED_WELL or self.plan.is_being_replaced(exit_.worker)
+        if was_draining or not is_loss:
             self._repairs.left(exit_.worker)
         else:
             self._repairs.lost(exit_.worker, exit_.role, meaning(code), now)
@@ -218,20 +241,22 @@ class HostFleet:
             worker for worker in self.watchdog.quiet(now) if worker in roles and self.processes.is_here(roles[worker])
         }
         activity = {worker: activity_of(pids[worker]) for worker in here & pids.keys()}
-        for worker, reason in self.watchdog.look(beats, pids, now, overdue_s, activity).items():
-            is_silent = self.watchdog.is_silent(worker, now)
-            # a frozen process cannot answer
-            stands = {} if is_silent else await self._stands(worker)
+        dead = self.watchdog.look(beats, pids, now, overdue_s, activity)
+        # frozen processes cannot answer
+        silent = {worker for worker in dead if self.watchdog.is_silent(worker, now)}
+        stands = await self.stands(dead.keys() - silent)
+        for worker, reason in dead.items():
             if worker in roles and (moved_s := self.watchdog.moved_s(worker)) is not None:
                 self._repairs.lost(worker, roles[worker], reason, now, stood_s=now - moved_s)
             # what had a heartbeat and has none was frozen from outside, as far as is known
-            is_of_code = not (is_silent and worker in own) and self._stands_by_code(worker, pids[worker], reason)
+            is_of_code = not (worker in silent and worker in own) and self._stands_by_code(worker, pids[worker], reason)
             if self._ladder is not None and worker in roles and not is_of_code:
                 self._ladder.lost(now, worker, roles[worker], reason)
             await registry.fence(worker)
             self.processes.stop(worker, now=True)
-            if self.plan.replace(worker, reason, kept=None if is_silent or is_of_code else self._kept(worker)):
-                log.error("worker_replaced", worker=worker, reason=reason, **stands)
+            kept = None if worker in silent or is_of_code else self._kept(worker)
+            if self.plan.replace(worker, reason, kept=kept):
+                log.error("worker_replaced", worker=worker, reason=reason, stands=stands.get(worker, ()))
         pids = self.processes.pids
         for beat in beats:
             worker = beat.who.worker

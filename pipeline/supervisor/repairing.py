@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +53,8 @@ _AT_WORK: Final = frozenset(WaitingFor) - {
 }
 _READY: Final = _AT_WORK - {WaitingFor.COMPUTE, WaitingFor.COMPILE, WaitingFor.DISK}
 """Waits of a worker that has started, and that others end."""
+_ENDING: Final = frozenset({Rung.RESTART, Rung.REPLACE, Rung.ROLE_RESTART, Rung.ROLLBACK})
+"""Rungs that end processes; their stacks are read before."""
 _MAX_TRIES: Final = 5
 _A_MINUTE_S: Final = 60.0
 _AN_HOUR_S: Final = 3600.0
@@ -116,8 +118,10 @@ class Repairing:
         abilities = Abilities(standby_roles=roles, rollback_roles=changed)
         self._orders += self._ladder.tick(now, self._roster(beats), abilities)
         await self.record()
+        ended = {worker for order in self._orders if order.rung in _ENDING for worker in order.workers}
+        stands = await self._fleet.stands(ended)
         while self._orders:
-            await self._carry_out(registry, self._orders[0], now)
+            await self._carry_out(registry, self._orders[0], now, stands)
             self._orders.popleft()
         await self.record()
 
@@ -178,23 +182,16 @@ class Repairing:
 
     # -- orders ------------------------------------------------------------------------------------
 
-    async def _carry_out(self, registry: Registry, order: RepairOrder, now: float) -> None:
+    async def _carry_out(
+        self, registry: Registry, order: RepairOrder, now: float, stands: Mapping[str, Sequence[str]]
+    ) -> None:
         match order.rung:
-            case Rung.ISOLATE:
-                for worker in order.workers:
-                    self._fenced[worker] = await registry.fence(worker)
             case Rung.RESTART | Rung.REPLACE | Rung.ROLE_RESTART:
-                for worker in order.workers:
-                    if order.rung is not Rung.RESTART:
-                        self._fenced[worker] = await registry.fence(worker)
-                    # a fenced guest ends, and its own supervisor starts it again
-                    await self._fleet.restart(
-                        worker, order.reason, detect_s=order.detect_s, localise_s=order.localise_s
-                    )
+                await self._restart(registry, order, stands)
             case Rung.EVICT:
                 await self._evict(registry, order, now)
             case Rung.ROLLBACK:
-                await self._roll_back(registry, order, now)
+                await self._roll_back(registry, order, now, stands)
             case Rung.WHOLE_RUN:
                 plan, reason = self._fleet.plan, f"does not come back: {order.reason}; every rung before was tried"
                 plan.failure = plan.failure or FleetFailure(order.worker, ExitCode.STUCK, reason)
@@ -205,7 +202,20 @@ class Repairing:
         """Return the newest change of settings or code that may have broken a worker of a role."""
         return None if self._code is None or role is None else self._code.newest(time.time() - _AN_HOUR_S, role)
 
-    async def _roll_back(self, registry: Registry, order: RepairOrder, now: float) -> None:
+    async def _restart(self, registry: Registry, order: RepairOrder, stands: Mapping[str, Sequence[str]]) -> None:
+        for worker in order.workers:
+            self._fenced[worker] = await self._fleet.restart(
+                registry,
+                worker,
+                order.reason,
+                detect_s=order.detect_s,
+                localise_s=order.localise_s,
+                stands=stands.get(worker, ()),
+            )
+
+    async def _roll_back(
+        self, registry: Registry, order: RepairOrder, now: float, stands: Mapping[str, Sequence[str]]
+    ) -> None:
         """Go back to what held before the newest change of what the worker takes, and start the
         sick workers again."""
         change = self._newest_change(self._role_of(order.worker))
@@ -213,9 +223,7 @@ class Repairing:
         if change is None or self._code is None or not await self._code.undo(registry, change, why):
             self._ladder.failed(now, order, "no change stands any more")
             return
-        for worker in order.workers:
-            self._fenced[worker] = await registry.fence(worker)
-            await self._fleet.restart(worker, order.reason)
+        await self._restart(registry, order, stands)
 
     async def _evict(self, registry: Registry, order: RepairOrder, now: float) -> None:
         at_s = time.time()

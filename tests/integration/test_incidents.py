@@ -49,6 +49,10 @@ def kinds(run: RunningFleet) -> dict[str, tuple[str, ...]]:
     return {incident.component: incident.kinds for incident in RunIncidents(run.run_dir).read()}
 
 
+def stands(run: RunningFleet, worker: str) -> tuple[str, ...]:
+    return next(one.stands for one in RunIncidents(run.run_dir).read() if one.component == worker)
+
+
 def num_moments(run: RunningFleet) -> float:
     return run.workers().get("observer", {}).get("counters", {}).get("moments", 0)
 
@@ -65,6 +69,7 @@ def test_a_frozen_generator_a_hung_scorer_and_a_mute_ledger_are_named_alone(tmp_
         switch.touch()
         try:
             run.wait_until(lambda: kinds(run).keys() >= {"generator-1", "reward-0"}, "both", NAMED_WITHIN_S)
+            assert run.wait_until(lambda: stands(run, "reward-0"), "stacks")[0].startswith("reward-0 stands in ")
         finally:
             os.kill(frozen, signal.SIGCONT)
             switch.unlink()

@@ -4,7 +4,8 @@ Once a second it reads the registry's heartbeats, and the flow records of its ho
 finds faults in the heartbeats (``workers.observer.suspicions``). It writes incidents
 (``pipeline.incidents``) and files of metrics, states, links and messages
 (``pipeline.watch.segments``) into the run's folder. It waits for the next second, and for the
-registry's answer, for two seconds.
+registry's answer, for two seconds. The incident of a hung worker gets the stacks of its role
+(``workers.observer.stands``).
 
 The run goes on without it. It holds nothing that a restart cannot rebuild: open incidents are read
 again from their file. A registry without an answer is itself an incident, of the ledger.
@@ -32,6 +33,7 @@ from pipeline.watch.segments import SegmentWriter
 from pipeline.watch.thresholds import read_thresholds
 from protocol.errors import DataError, LedgerError
 from protocol.ids import Role
+from workers.observer.stands import HANGS, Stands
 from workers.observer.suspicions import FleetSuspicions
 
 EVERY_S = 1.0
@@ -57,6 +59,7 @@ class Observer(Actor):
         self._segments = SegmentWriter(ctx.run_dir, keep_bytes=ctx.config.observer.keep_mb << 20)
         self._records = HostRecordReader(flow_folder(ctx.run_dir))
         self._is_refused = False
+        self._stands = Stands(ctx, self._add_stands)
 
     async def setup(self) -> None:
         """Read the thresholds, and the incidents of earlier observers of this run."""
@@ -124,7 +127,7 @@ class Observer(Actor):
         for record in records:
             if record.step is IncidentStep.OPENED:
                 self.ctx.count("incidents")
-            if record.step is not IncidentStep.ENDED:
+            if record.is_finding:
                 self.ctx.log.warning(
                     "incident",
                     number=record.number,
@@ -136,6 +139,10 @@ class Observer(Actor):
         self.ctx.counters["incidents_open"] = len(still_open)
         if records:
             await self._stored(lambda: self._file.append(records, still_open), "incidents_not_written")
+        self._stands.examine(one.component for one in records if one.is_finding and one.kind in HANGS)
+
+    async def _add_stands(self, component: str, lines: tuple[str, ...]) -> None:
+        await self._record(self._book.stood(component, lines))
 
     async def _write_segment(self) -> None:
         await self._stored(self._segments.take(), "metrics_not_written")

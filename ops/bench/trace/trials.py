@@ -15,7 +15,7 @@ from math import isinf
 from typing import Any
 
 from ops.bench.trace.scoring import quantile, wilson
-from pipeline.incidents.records import IncidentRecord, IncidentStep
+from pipeline.incidents.records import IncidentRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def said_of(records: Iterable[IncidentRecord], onset_s: float, until_s: float) -
             record.sentence,
         )
         for record in records
-        if onset_s <= record.at_s <= until_s and record.step is not IncidentStep.ENDED
+        if onset_s <= record.at_s <= until_s and record.is_finding
     )
 
 

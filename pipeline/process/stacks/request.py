@@ -12,12 +12,15 @@ import msgspec
 
 from pipeline.process import records
 from pipeline.process.records import ProcessIdentity, Started
-from pipeline.process.stacks.alike import StackGroup, stack_groups
+from pipeline.process.stacks.alike import stack_groups
 from pipeline.process.stacks.dump import END, SIGNAL, stack_file
 from pipeline.process.stacks.parse import StackLook, parse_dump
+from pipeline.process.stacks.words import stand_lines
 
 ANSWER_S = 3.0
 """A heartbeat's time, in a large fleet, and a little more."""
+LOOK_EVERY_S = 0.5
+"""Between two looks."""
 _POLL_S = 0.02
 _MAX_READ = 4 << 20
 
@@ -98,15 +101,26 @@ def _read(run_dir: Path, worker: str, size: int) -> str:
         return ""
 
 
-def stand_of(run_dir: Path, worker: str, *, answer_s: float = ANSWER_S) -> StackGroup | None:
-    """Return where a worker stands, beside the others of its role on this host; None without an
-    answer."""
+def stands_of(
+    run_dir: Path, workers: Collection[str], *, num_looks: int = 1, answer_s: float = ANSWER_S
+) -> dict[str, tuple[str, ...]]:
+    """Return where each of these workers stands, beside the others of its role, in a few lines; or
+    why that is not known. Workers of other hosts are left out.
+
+    All are examined at once, so that many take no longer than one. ``num_looks``: half a second
+    apart; of one, every worker seems to stand."""
     started = records.read_started(run_dir)
-    if worker not in started:
-        return None
-    role = started[worker].role
-    answers = request_stacks(
-        run_dir, [name for name, record in started.items() if record.role == role], answer_s=answer_s
-    )
-    groups = stack_groups({name: [look] for name, look in answers.looks.items()})
-    return next((group for group in groups if worker in group.workers), None)
+    here = [worker for worker in workers if worker in started]
+    roles = {started[worker].role for worker in here}
+    asked = [name for name, record in started.items() if record.role in roles]
+    looks: dict[str, list[StackLook]] = {}
+    missing = dict[str, str]()
+    for number in range(num_looks if asked else 0):
+        if number:
+            time.sleep(LOOK_EVERY_S)
+        answers = request_stacks(run_dir, asked, answer_s=answer_s)
+        missing |= answers.missing
+        for worker, look in answers.looks.items():
+            looks.setdefault(worker, []).append(look)
+    groups = stack_groups(looks)
+    return {worker: stand_lines(worker, groups) or (f"{worker}: {missing[worker]}",) for worker in here}

@@ -116,7 +116,8 @@ class Ladder:
             self._hand_on(case, now_s, f"{case.num_losses} losses in a row, {limit}")
             return
         self._follow(case, now_s)
-        self._note(case, Rung.ISOLATE, StepOutcome.DONE, "its epoch is fenced: others go on with what it held")
+        words = "its epoch is fenced, now or with the ledger's next answer: others go on with what it held"
+        self._note(case, Rung.ISOLATE, StepOutcome.DONE, words)
         self._note(case, case.rung, StepOutcome.BEGUN, f"the supervisor starts it again: {reason}", now_s)
 
     def started(self, now_s: float, worker: str, standby: str = "") -> None:
@@ -309,7 +310,6 @@ class Ladder:
         case.rung, case.is_down, case.worked_s = Rung.RESTART, True, None
         self._follow(case, now_s)
         self._note(case, Rung.ISOLATE, StepOutcome.BEGUN, "its epoch is fenced: others go on with what it held")
-        self._order(case, Rung.ISOLATE, (case.worker,))
         self._note(case, Rung.RESTART, StepOutcome.BEGUN, case.reason, now_s)
         localise_s = 0.0 if case.signed_s is None else now_s - case.signed_s
         order = RepairOrder(Rung.RESTART, case.number, case.worker, case.reason, case.deadline_s, (case.worker,))

@@ -27,9 +27,14 @@ def run_dir(tmp_path: Path) -> Path:
         "reward-0", "hung", 1e9, "holds 3 chunks\x1b[2J for 9 s, 8 s are allowed", "reward", causes=(cause,)
     )
     file.append(book.look(1e9 + 9.0, [first]))
+    file.append(
+        book.stood("reward-0", ("reward-0 stands in compute\x1b: judge (rules.py:3)", "reward-1 stands in main"))
+    )
     file.append(book.look(1e9 + 60.0, [Suspicion("generator-1", "slow", 1e9 + 50.0, "takes 4 times as long")]))
     log = {"event": "worker_replaced", "at": "2001-09-09T01:46:55Z", "level": "error", "worker": "reward-0"}
-    (folder / "logs" / "supervisor.jsonl").write_text(json.dumps(log | {"reason": "stuck for 12 s"}) + "\n")
+    (folder / "logs" / "supervisor.jsonl").write_text(
+        json.dumps(log | {"reason": "stuck for 12 s", "stands": ["reward-0 stands in main: spin"]}) + "\n"
+    )
     return folder
 
 
@@ -52,7 +57,8 @@ def test_one_incident_is_shown_with_evidence_and_what_the_supervisor_did(run_dir
     code, shown = command("show", "1", str(run_dir))
     assert code == 0
     assert "3 chunks wait, none is judged" in shown
-    assert "was replaced: stuck for 12 s" in shown
+    assert "was replaced: stuck for 12 s; reward-0 stands in main: spin" in shown
+    assert "judge (rules.py:3)" in shown and "reward-1 stands in main" in shown
     assert "\x1b" not in shown
 
 
@@ -71,7 +77,7 @@ def test_json_has_the_records(run_dir: Path) -> None:
     listed = json.loads(command("list", str(run_dir), "--json")[1])
     assert [one["number"] for one in listed["incidents"]] == [1, 2]
     shown = json.loads(command("show", "1", str(run_dir), "--json")[1])
-    assert [record["step"] for record in shown["incident"]["records"]] == ["opened", "ended"]
+    assert [record["step"] for record in shown["incident"]["records"]] == ["opened", "stood", "ended"]
     assert [row["worker"] for row in shown["supervisor"]] == ["reward-0"]
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.incidents.book import CALM_S, MAX_GROWN, MAX_OPEN, SAME_S, IncidentBook, Suspicion
-from pipeline.incidents.records import FoundCause, IncidentRecord, IncidentStep, folded
+from pipeline.incidents.records import MAX_EVIDENCE, MAX_WORDS_CHARS, FoundCause, IncidentRecord, IncidentStep, folded
 
 
 def slow(component: str = "generator-1", kind: str = "slow", since_s: float = 90.0, **more: object) -> Suspicion:
@@ -42,6 +42,20 @@ def test_another_first_cause_is_news_and_the_same_with_other_confidence_is_none(
     book.look(100.0, [stalled("reward-0", 0.5)])
     assert book.look(101.0, [stalled("reward-0", 0.9)]) == []
     assert steps(book.look(102.0, [stalled("learner", 0.9)])) == [(1, "grew", "slow")]
+
+
+def test_stacks_are_added_to_an_open_incident_in_bounded_size_and_to_no_other() -> None:
+    book = IncidentBook()
+    opened = book.look(100.0, [slow(kind="hung")])
+    book.look(101.0, [slow(kind="hung")])
+    (stood,) = book.stood("generator-1", tuple(f"{number}" * 1000 for number in range(20)))
+    assert (stood.number, stood.step, stood.at_s, stood.is_finding) == (1, IncidentStep.STOOD, 101.0, False)
+    assert [len(line) for line in stood.evidence] == [MAX_WORDS_CHARS] * MAX_EVIDENCE
+    ended = book.look(140.0, [])
+    assert book.stood("generator-1", ("late",)) == book.stood("generator-2", ("unknown",)) == []
+    (incident,) = folded([*opened, stood, *ended]).values()
+    assert (incident.is_open, incident.kinds, incident.stands) == (False, ("hung",), stood.evidence)
+    assert ended[0].at_s >= stood.at_s, "a reader leaves out what seems to be of before"
 
 
 def test_an_incident_ends_at_its_last_suspicion_once_it_was_calm() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pipeline.incidents.book import IncidentBook, Suspicion
+from pipeline.incidents.file import IncidentFile
 from pipeline.observability.incidents import IncidentReader
 
 
@@ -57,6 +59,14 @@ def test_what_a_worker_names_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     (incident,) = IncidentReader(tmp_path).read()
     assert "\x1b" not in incident.worker + incident.words
     assert "\n" not in incident.words
+
+
+def test_a_finding_of_a_hung_worker_has_where_it_stands(tmp_path: Path) -> None:
+    book, file = IncidentBook(), IncidentFile(tmp_path)
+    file.append(book.look(1e9, [Suspicion("reward-0", "hung", 1e9, "its loop stands", "reward")]))
+    file.append(book.stood("reward-0", ("reward-0 stands in main: spin (odd.py:3)", "reward-1 moves")))
+    (row,) = IncidentReader(tmp_path).read()
+    assert row.words == "incident 1: its loop stands; reward-0 stands in main: spin (odd.py:3)"
 
 
 def test_a_change_of_the_settings_stands_among_the_incidents(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.incidents.file import IncidentFile
 from pipeline.incidents.records import IncidentRecord, IncidentStep
-from pipeline.observability.repairs import StepRow, read_steps
+from pipeline.observability.repairs import StepRow, read_repairs, read_steps
 from pipeline.observability.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, WaitingFor
@@ -92,7 +92,7 @@ def test_an_incident_restarts_its_worker_only_where_the_policy_says_so(
                 sentence="no progress for 9 s",
             )  # fmt: skip
             IncidentFile(run.run_dir).append([record])
-        is_done = is_restarted and pids.get("generator-1", first.get("generator-1")) != first.get("generator-1")
+        is_done = is_restarted and bool(read_repairs(run.run_dir)[0])
         if first and (is_done or (not is_restarted and steps(run, "restart", "advised"))):
             assert {name: pid for name, pid in pids.items() if name != "generator-1"}.items() <= first.items()
             assert (pids["generator-1"] != first["generator-1"]) is is_restarted
@@ -103,6 +103,9 @@ def test_an_incident_restarts_its_worker_only_where_the_policy_says_so(
     (begun,) = steps(run, "tolerate", "begun")
     assert begun.sentence == "incident 7: generator-1 is hung: no progress for 9 s"
     assert [len(steps(run, rung, "begun")) for rung in ("isolate", "restart")] == [is_restarted] * 2
+    repairs, _ = read_repairs(run.run_dir)
+    assert [(row.worker, row.cause) for row in repairs] == [("generator-1", begun.sentence)] * is_restarted
+    assert all(row.detect_s > 0.0 and row.localise_s >= 0.5 for row in repairs)
 
 
 # -- its hands, without processes ------------------------------------------------------------------

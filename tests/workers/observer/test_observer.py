@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -17,6 +18,7 @@ from pipeline.incidents.records import Incident
 from pipeline.runtime.flow_ring import Completion, FlowRingWriter, MessageOutcome, flow_folder
 from pipeline.runtime.registry.contract import FailureReport, Heartbeat, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
+from pipeline.runtime.registry.vitals import Vitals
 from pipeline.supervisor import leftovers
 from pipeline.watch.thresholds import Tail, Thresholds
 from protocol.errors import LedgerUnavailable
@@ -24,6 +26,7 @@ from protocol.ids import Role
 from tests.manual_clock import ManualClock
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
+from workers.observer import stands
 from workers.observer.observer import Observer
 from workers.observer.suspicions import AWAY_S, FleetSuspicions
 
@@ -103,6 +106,7 @@ async def observed(run_dir: Path, *, clock: ManualClock | None = None, threshold
             await clock.advance(1.0)
             await running
             await observer.drain()
+            await ctx.cancel_spawned()
             ctx.close()
 
 
@@ -130,6 +134,33 @@ async def test_an_observer_reads_the_failures_of_workers_from_the_registry(tmp_p
         await site.pass_s(2)
         (only,) = site.incidents
         assert (only.component, only.kind) == ("reference-1", "failed")
+
+
+async def test_the_incident_of_a_hung_worker_gets_stacks_while_the_observer_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    examined: list[list[str]] = []
+
+    def stands_of(_: Path, workers: list[str], **how: object) -> dict[str, tuple[str, ...]]:
+        examined.append(workers)
+        assert answers.wait(LIMIT_S)
+        return {worker: (f"{worker} stands in main: spin", "reference-0 moves") for worker in workers}
+
+    monkeypatch.setattr(stands, "stands_of", stands_of)
+    async with observed(tmp_path) as site:
+        await site.add(Role.REFERENCE, *(f"reference-{n}" for n in range(6)))
+        for second in range(1, 13):
+            hung = site.beats["reference-1"]
+            vitals = Vitals(loop_lag_ms=1e3 * second)
+            site.beats["reference-1"] = msgspec.structs.replace(hung, vitals=vitals, turned_at_s=1e9)
+            await site.pass_s(1)
+        (only,) = site.incidents
+        assert (only.component, only.kind, only.stands) == ("reference-1", "hung", ())
+        answers.set()
+        await until(lambda: bool(site.incidents[0].stands))
+        assert site.incidents[0].stands == ("reference-1 stands in main: spin", "reference-0 moves")
+        assert examined == [["reference-1"]]
 
 
 async def test_an_observer_judges_by_the_thresholds_of_its_setting(

@@ -20,7 +20,7 @@ from pipeline.process.records import ProcessIdentity, Started
 from pipeline.process.stacks import request
 from pipeline.process.stacks.dump import END, StackDump, stack_file
 from pipeline.process.stacks.parse import parse_dump
-from pipeline.process.stacks.request import request_stacks, stand_of
+from pipeline.process.stacks.request import request_stacks, stands_of
 
 PATIENT_S = 20.0
 """For an answer that comes; on a busy machine it may take long."""
@@ -137,13 +137,23 @@ def test_a_call_that_holds_the_interpreters_lock_is_shown_by_its_threads_alone(w
 def test_the_odd_worker_is_told_from_its_role(workers: Workers):
     for name, kind in (("generator-0", "waits"), ("generator-1", "spins"), ("generator-2", "waits")):
         workers.start(name, kind)
-    odd = stand_of(workers.folder, "generator-1", answer_s=PATIENT_S)
-    assert odd is not None
-    assert (odd.workers, odd.where, odd.is_unlike) == (("generator-1",), "main", True)
-    assert odd.calls[0].startswith("spin_for_ever")
-    usual = stand_of(workers.folder, "generator-0", answer_s=PATIENT_S)
-    assert usual is not None
-    assert (usual.workers, usual.where, usual.is_unlike) == (("generator-0", "generator-2"), "task life", False)
+    stands = stands_of(workers.folder, ["generator-1", "generator-0", "reward-9"], answer_s=PATIENT_S)
+    odd, others = stands["generator-1"]
+    assert odd.startswith("generator-1 stands in main, alone in its role: spin_for_ever (")
+    assert others.startswith("generator-0 and generator-2 stand in task life: wait (")
+    assert stands["generator-0"][0].startswith("generator-0 stands in task life, as generator-2: wait (")
+    assert "reward-9" not in stands, "it is on another host"
+
+
+def test_many_workers_are_examined_in_the_time_of_one(workers: Workers):
+    names = [f"generator-{number}" for number in range(4)]
+    for name in names:
+        workers.start(name)
+        workers.processes[name].send_signal(signal.SIGSTOP)
+    begun_s = time.monotonic()
+    stands = stands_of(workers.folder, names, answer_s=0.5)
+    assert time.monotonic() - begun_s < len(names) * 0.5
+    assert all("frozen" in stands[name][0] for name in names)
 
 
 def test_a_frozen_worker_is_missing_with_a_reason_and_goes_on_later(workers: Workers):

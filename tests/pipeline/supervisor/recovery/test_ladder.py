@@ -67,8 +67,8 @@ def test_a_restart_for_an_incident_has_the_times_of_finding_and_of_deciding():
     sign = replace(suspected()[1], stood_s=7.0)
     made.see_incidents(20.0, {1: sign})
     assert made.tick(29.0, FLEET) == []
-    isolate, restart = made.tick(31.0, FLEET)
-    assert (isolate.rung, restart.rung) == (Rung.ISOLATE, Rung.RESTART)
+    (restart,) = made.tick(31.0, FLEET)
+    assert restart.rung is Rung.RESTART
     assert (restart.detect_s, restart.localise_s) == (7.0, 11.0)
 
 
@@ -273,9 +273,9 @@ def test_an_incident_that_passes_within_the_tolerance_costs_nothing():
 def test_an_incident_that_lasts_isolates_first_and_restarts_then():
     made = ladder()
     made.see_incidents(0.0, suspected())
-    isolate, restart = made.tick(10.0, FLEET)
-    assert (isolate.rung, restart.rung) == (Rung.ISOLATE, Rung.RESTART)
-    assert isolate.workers == restart.workers == ("generator-1",) and restart.deadline_s == 70.0
+    (restart,) = made.tick(10.0, FLEET)
+    assert rungs(made.taken_steps())[1:] == [("isolate", "begun"), ("restart", "begun")]
+    assert (restart.rung, restart.workers, restart.deadline_s) == (Rung.RESTART, ("generator-1",), 70.0)
     assert restart.reason == "incident 1: generator-1 is hung: no progress for 9 s"
     made.lost(10.2, "generator-1", Role.GENERATOR, "killed by SIGKILL")
     assert made.cases[0].num_losses == 0, "the end that was ordered is no loss"
@@ -302,7 +302,7 @@ def test_incidents_that_come_back_after_each_restart_lead_to_an_eviction():
         made.works(begun_s + 12.0, "generator-1")
         made.see_incidents(begun_s + 50.0, {})
         orders += made.tick(begun_s + 150.0, FLEET)
-    assert [str(order.rung) for order in orders] == ["isolate", "restart", "isolate", "restart", "evict"]
+    assert [str(order.rung) for order in orders] == ["restart", "restart", "evict"]
     assert "incidents have restarted it 2 times within 1000 s, 2 are allowed" in orders[-1].reason
 
 
@@ -528,10 +528,8 @@ class LadderMachine(RuleBasedStateMachine):
     def carry_out(self, order: RepairOrder, name: str, members: dict[str, Member], incidents: set[int]) -> None:
         process = self.there[name]
         match order.rung:
-            case Rung.ISOLATE:
-                process.writing.clear()
             case Rung.RESTART:
-                assert not process.writing, "fenced before it is started again"
+                process.writing.clear()
                 self.restarted[name].append(self.now)
                 process.is_down = True
             case Rung.ROLE_RESTART:

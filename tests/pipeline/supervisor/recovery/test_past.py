@@ -96,7 +96,7 @@ def test_a_worker_that_was_repaired_before_the_restart_has_all_its_repairs_again
 
 
 def test_restarts_that_incidents_ordered_count_on_in_the_next_supervisor(host: Host) -> None:
-    restart = [(Rung.ISOLATE, "generator-1"), (Rung.RESTART, "generator-1")]
+    restart = [(Rung.RESTART, "generator-1")]
     assert host.suspect(0.0, 1) == restart
     host.begin(150.0)
     assert host.suspect(160.0, 2) == restart
