@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass, field
 
 from pipeline.supervisor.recovery.rungs import FINAL, Rung
@@ -57,21 +56,3 @@ class Case:
     def waits(self) -> bool:
         """Whether it has a deadline."""
         return not math.isinf(self.deadline_s)
-
-
-class Window:
-    """Counts events within the last seconds."""
-
-    def __init__(self, length_s: float) -> None:
-        self._length_s = length_s
-        self._times: deque[float] = deque()
-
-    def add(self, now_s: float) -> None:
-        """Count one event."""
-        self._times.append(now_s)
-
-    def count(self, now_s: float) -> int:
-        """Return the events within the window."""
-        while self._times and self._times[0] <= now_s - self._length_s:
-            self._times.popleft()
-        return len(self._times)

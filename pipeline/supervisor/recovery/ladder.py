@@ -24,7 +24,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipeline.supervisor.recovery.cases import Case, Window
+from pipeline.supervisor.recovery.budgets import Budgets
+from pipeline.supervisor.recovery.cases import Case
 from pipeline.supervisor.recovery.domains import LinkAlarms, host_to_evict, lack_of, one_missing, others_at_work
 from pipeline.supervisor.recovery.past import PastRepairs
 from pipeline.supervisor.recovery.rungs import (
@@ -62,9 +63,7 @@ class Ladder:
         self._known: dict[int, str] = {}
         """Open incidents that were read, with the worker whose case has them, or ""."""
         self._links = LinkAlarms(limits.link_alarms, limits.link_window_s)
-        self._restarts: dict[str, Window] = {}
-        self._evictions = Window(limits.window_s)
-        self._past_losses: dict[str, int] = {}
+        self._budgets = Budgets(limits)
         self._steps: list[RepairStep] = []
         self._orders: list[RepairOrder] = []
 
@@ -80,12 +79,7 @@ class Ladder:
 
     def recall(self, now_s: float, past: PastRepairs) -> None:
         """Take over the budgets that earlier supervisors have used, before anything else."""
-        for worker, ages in past.restarts.items():
-            for age_s in ages:
-                self._restarts.setdefault(worker, Window(self._limits.window_s)).add(now_s - age_s)
-        for age_s in past.evictions:
-            self._evictions.add(now_s - age_s)
-        self._past_losses = dict(past.losses)
+        self._budgets.recall(now_s, past)
 
     # -- the supervisor's own signs ----------------------------------------------------------------
 
@@ -98,7 +92,7 @@ class Ladder:
         case = self._cases.get(worker)
         if case is None:
             case = self._open(worker, role, Rung.TOLERATE, math.inf, reason)
-            case.num_losses = self._past_losses.pop(worker, 0)
+            case.num_losses = self._budgets.past_losses(worker)
         if case.is_down or (case.is_final and not case.is_advised):
             return
         if not case.is_own:
@@ -265,7 +259,7 @@ class Ladder:
         for case in list(self._cases.values()):
             if now_s >= case.deadline_s:
                 self._overdue(case, now_s)
-        self._forget(now_s)
+        self._budgets.forget(now_s)
         orders, self._orders = self._orders, []
         return orders
 
@@ -292,10 +286,6 @@ class Ladder:
             self._note(case, case.rung, StepOutcome.DONE, f"it has worked for {self._limits.steady_s:g} s: repaired")
             self.left(case.worker)
 
-    def _forget(self, now_s: float) -> None:
-        for worker in [name for name, window in self._restarts.items() if not window.count(now_s)]:
-            del self._restarts[worker]
-
     # -- the rungs ---------------------------------------------------------------------------------
 
     def _restart(self, case: Case, now_s: float) -> None:
@@ -303,9 +293,9 @@ class Ladder:
         if not self._acts(case):
             self._advise(case, now_s, Rung.RESTART)
             return
-        if not self._has_restart(case, now_s):
+        if not self._budgets.take_restart(now_s, case.worker):
             case.rung = Rung.RESTART
-            self._hand_on(case, now_s, self._used_up(case, now_s))
+            self._hand_on(case, now_s, self._budgets.restarts_used(now_s, case.worker))
             return
         case.rung, case.is_down, case.worked_s = Rung.RESTART, True, None
         self._follow(case, now_s)
@@ -341,8 +331,8 @@ class Ladder:
         if not self._acts(case):
             self._advise(case, now_s, rung)
             return True
-        if rung is Rung.ROLE_RESTART and not case.is_own and not self._has_restart(case, now_s):
-            self._note(case, rung, StepOutcome.REFUSED, self._used_up(case, now_s))
+        if rung is Rung.ROLE_RESTART and not case.is_own and not self._budgets.take_restart(now_s, case.worker):
+            self._note(case, rung, StepOutcome.REFUSED, self._budgets.restarts_used(now_s, case.worker))
             return False
         if rung is Rung.EVICT:
             self._evict(case, now_s)
@@ -370,7 +360,7 @@ class Ladder:
 
     def _evict(self, case: Case, now_s: float) -> None:
         case.rung, case.deadline_s = Rung.EVICT, math.inf
-        self._evictions.add(now_s)
+        self._budgets.take_eviction(now_s)
         host = host_to_evict(case.worker, self._roster, self._out())
         words = f"evicted with its host {host}" if host else "evicted"
         until = f"`headrace readmit {f'--host {host}' if host else case.worker}` takes it back"
@@ -381,13 +371,7 @@ class Ladder:
     def _refusal(self, case: Case, now_s: float) -> str:
         """Return why a worker is not evicted, or ""."""
         others = others_at_work(case.worker, case.role, self._roster, self._out())
-        if not others:
-            return one_missing(case.role)
-        num = self._evictions.count(now_s)
-        if num >= self._limits.max_evictions:
-            allowed = f"recovery.max_evictions = {self._limits.max_evictions} are allowed"
-            return f"{num} workers were evicted within {self._limits.window_s:g} s, {allowed}: look for a common cause"
-        return ""
+        return self._budgets.evictions_used(now_s) if others else one_missing(case.role)
 
     def _out(self) -> set[str]:
         return {case.worker for case in self._cases.values() if case.is_out}
@@ -404,19 +388,6 @@ class Ladder:
         for one in sick:
             one.is_down = True
         return found
-
-    def _has_restart(self, case: Case, now_s: float) -> bool:
-        """Take one of the restarts that incidents may order; return whether there was one."""
-        window = self._restarts.setdefault(case.worker, Window(self._limits.window_s))
-        if window.count(now_s) >= self._limits.incident_restarts:
-            return False
-        window.add(now_s)
-        return True
-
-    def _used_up(self, case: Case, now_s: float) -> str:
-        num = self._restarts[case.worker].count(now_s)
-        allowed = f"{self._limits.incident_restarts} are allowed"
-        return f"incidents have restarted it {num} times within {self._limits.window_s:g} s, {allowed}"
 
     def _goes_on(self, case: Case) -> str:
         """Return why a run is not ended for this case, or ""."""
