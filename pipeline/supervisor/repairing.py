@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -100,6 +101,9 @@ class Repairing:
         self._orders: deque[RepairOrder] = deque()
         self._fenced: dict[str, int] = {}
         """Epochs of isolated workers' fences: a later one is a new start, on a joined host too."""
+        self._guests: dict[str, Member] = {}
+        """Workers of joined hosts, as they were last seen: those that are there, or fenced and with
+        a case."""
         self._moved: dict[str, float] = {}
         """Last progress of workers with a case, by the supervisor's clock."""
 
@@ -175,10 +179,15 @@ class Repairing:
                 is_held = beat is not None and pids.get(worker.name) in (beat.pid, 0)
                 roster[worker.name] = _member(worker.role, beat if is_held else None)
         known = {worker.name for worker in self._fleet.plan.workers}
-        for name, beat in there.items():
-            if name not in known:
-                roster[name] = _member(beat.who.role, beat, is_guest=True)
-        return roster
+        guests = {
+            name: _member(beat.who.role, beat, is_guest=True) for name, beat in there.items() if name not in known
+        }
+        # a fence takes the heartbeat away: until the next start the worker is still meant
+        cases = {case.worker for case in self._ladder.cases}
+        self._fenced = {name: epoch for name, epoch in self._fenced.items() if name in cases}
+        away = {name: member for name, member in self._guests.items() if name in self._fenced and name not in there}
+        self._guests = guests | {name: replace(member, is_at_work=False, is_away=True) for name, member in away.items()}
+        return roster | self._guests
 
     # -- orders ------------------------------------------------------------------------------------
 

@@ -53,6 +53,11 @@ class Case:
         return self.is_down or (self.worked_s is None and not is_suspected_only)
 
     @property
+    def is_unmended(self) -> bool:
+        """Whether an incident about it is open after a restart that it ordered."""
+        return bool(self.incidents) and self.rung is not Rung.TOLERATE and not self.is_advised
+
+    @property
     def waits(self) -> bool:
         """Whether it has a deadline."""
         return not math.isinf(self.deadline_s)

@@ -141,6 +141,13 @@ class Ladder:
             for number in case.incidents:
                 self._known[number] = ""
 
+    def _vanished(self, worker: str) -> None:
+        """Close the case of a worker that is not there. An incident that is still open when it is
+        back makes another."""
+        if (case := self._cases.pop(worker, None)) is not None:
+            for number in case.incidents:
+                del self._known[number]
+
     def exhausted(self, now_s: float, worker: str, role: Role, reason: str, *, is_its_own: bool) -> bool:
         """Return whether a worker that must not be started again is evicted; else the run ends.
 
@@ -195,7 +202,9 @@ class Ladder:
         for number in [number for number in self._known if number not in open_now]:
             self._ended(self._known.pop(number), number)
         for number, sign in open_now.items():
-            if number not in self._known:
+            # about a worker that is not there now; it may come back
+            is_absent = sign.kind in RESTART_MENDS and not {*sign.component.split(">")} & self._roster.keys()
+            if number not in self._known and not is_absent:
                 self._known[number] = self._suspect(now_s, sign)
 
     def _suspect(self, now_s: float, sign: IncidentSign) -> str:
@@ -255,7 +264,7 @@ class Ladder:
             abilities: Means of the higher rungs."""
         self._roster, self._abilities = roster, abilities
         for worker in [worker for worker in self._cases if worker not in roster]:
-            self.left(worker)
+            self._vanished(worker)
         for case in list(self._cases.values()):
             if now_s >= case.deadline_s:
                 self._overdue(case, now_s)
@@ -273,6 +282,10 @@ class Ladder:
     def _overdue(self, case: Case, now_s: float) -> None:
         if case.rung is Rung.TOLERATE:
             self._restart(case, now_s)
+        elif case.worked_s is None and self._roster[case.worker].is_away:
+            words = "its own supervisor has not started it again: the worker has left, or its host is cut off"
+            self._note(case, case.rung, StepOutcome.LEFT, words)
+            self._vanished(case.worker)
         elif case.worked_s is None:
             self._hand_on(case, now_s, f"no work within {self._limits.restart_timeout_s:g} s of its last sign")
         elif case.incidents and self._policy is RepairPolicy.ACT:
@@ -361,11 +374,14 @@ class Ladder:
     def _evict(self, case: Case, now_s: float) -> None:
         case.rung, case.deadline_s = Rung.EVICT, math.inf
         self._budgets.take_eviction(now_s)
-        host = host_to_evict(case.worker, self._roster, self._out())
+        host = host_to_evict(case.worker, self._roster, self._sick() | {case.worker})
         words = f"evicted with its host {host}" if host else "evicted"
         until = f"`headrace readmit {f'--host {host}' if host else case.worker}` takes it back"
         self._note(case, Rung.EVICT, StepOutcome.BEGUN, f"{words}: {case.reason}; {until}")
         members = tuple(name for name, member in self._roster.items() if host and member.host == host)
+        for mate in (self._cases[name] for name in members if name in self._cases and name != case.worker):
+            mate.rung, mate.deadline_s = Rung.EVICT, math.inf
+            self._note(mate, Rung.EVICT, StepOutcome.DONE, f"it goes with its host, by case {case.number}")
         self._order(case, Rung.EVICT, members or (case.worker,), host=host)
 
     def _refusal(self, case: Case, now_s: float) -> str:
@@ -375,6 +391,10 @@ class Ladder:
 
     def _out(self) -> set[str]:
         return {case.worker for case in self._cases.values() if case.is_out}
+
+    def _sick(self) -> set[str]:
+        """Return the workers that cannot be counted on, or that no restart has mended so far."""
+        return {case.worker for case in self._cases.values() if case.is_out or case.is_unmended}
 
     def _sick_of(self, case: Case) -> tuple[str, ...]:
         """Return the role's workers under repair that are not being started; from now on they

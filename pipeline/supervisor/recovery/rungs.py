@@ -103,6 +103,8 @@ class Member:
     """Of a joined host, with a supervisor of its own."""
     is_at_work: bool = False
     """A fresh heartbeat, past its start, and with work done."""
+    is_away: bool = False
+    """Of a joined host, and fenced: its own supervisor is to start it again."""
 
 
 @dataclass(frozen=True, slots=True)

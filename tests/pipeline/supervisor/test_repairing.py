@@ -190,38 +190,90 @@ async def test_an_eviction_that_the_registry_did_not_take_is_made_at_the_next_lo
     assert (await desk.registry.fleet()) == fleet, "once"
 
 
-async def test_a_restarted_worker_of_a_joined_host_is_back_with_its_next_epoch(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, "recovery.policy=act")
-    name, watcher = "generator-hostb-x-0", beat("observer", WaitingFor.INPUT)
-    who = await desk.registry.register(Role.GENERATOR, name)
-    hung = beat(name, host="hostb")
-    await desk.look(0.0, hung, watcher)
-    record = IncidentRecord(
-        number=1, step=IncidentStep.OPENED, at_s=time.time() + 60.0, component=name, kind="hung", sentence="hung"
-    )
-    IncidentFile(desk.run_dir).append([record])
-    await desk.look(1.0, hung, watcher)
-    assert (await desk.look(11.0, hung, watcher))[-1] == ("restart", "begun")
-    assert await desk.registry.epoch(name) == who.epoch + 1
-    assert (await desk.look(12.0, hung, watcher))[-1] == ("restart", "begun"), "the old incarnation's last words"
-    fresh = msgspec.structs.replace(hung, who=await desk.registry.register(Role.GENERATOR, name))
-    assert (await desk.look(13.0, fresh, watcher))[-1] == ("restart", "done")
+class JoinedDesk(Desk):
+    """A desk that acts on incidents, with workers of joined hosts whose heartbeats are the
+    registry's."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "recovery.policy=act")
+        self.writer = self.registry.writer()
+        self.file = IncidentFile(self.run_dir)
+
+    async def start(self, name: str, host: str) -> None:
+        who = await self.registry.register(Role.GENERATOR, name)
+        self.writer.beat(msgspec.structs.replace(beat(name, host=host), who=who))
+
+    def find(self, number: int, name: str) -> None:
+        """Open an incident that stays open."""
+        step, at_s = IncidentStep.OPENED, time.time() + 60.0
+        one = IncidentRecord(number=number, step=step, at_s=at_s, component=name, kind="hung", sentence="hung")
+        self.file.append([one])
+
+    async def pass_to(self, now: float) -> list[tuple[str, str, str]]:
+        """Look with the registry's heartbeats, and the observer's; return the steps so far."""
+        await self.look(now, *await self.registry.heartbeats(), beat("observer", WaitingFor.INPUT))
+        return [(row.worker, row.rung, row.outcome) for row in read_steps(self.run_dir)]
 
 
-async def test_a_sick_joined_host_is_evicted_by_its_name(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+GUESTS = ("generator-hostb-x-0", "generator-hostb-x-1")
+
+
+async def test_an_incident_that_a_joined_workers_restart_did_not_end_leads_to_its_eviction(tmp_path: Path) -> None:
+    desk, name = JoinedDesk(tmp_path), GUESTS[0]
     await desk.registry.set_fleet(Fleet({Role.LEARNER: 1, Role.GENERATOR: 2}))
-    guests = [f"generator-hostb-x-{number}" for number in range(2)]
-    beats = [beat("generator-hostc-x-0", host="hostc"), *(beat(name, host="hostb", progress=0) for name in guests)]
-    await desk.look(0.0, *beats)
-    for name in guests:
-        desk.ladder.lost(1.0, name, Role.GENERATOR, "frozen")
-    assert desk.ladder.exhausted(2.0, guests[0], Role.GENERATOR, "is given up", is_its_own=True)
-    await desk.look(3.0, *beats)
+    for guest, host in ((name, "hostb"), (GUESTS[1], "hostb"), ("generator-hostc-x-0", "hostc")):
+        await desk.start(guest, host)
+    await desk.pass_to(0.0)
+    desk.find(1, name)
+    await desk.pass_to(1.0)
+    assert (await desk.pass_to(11.0))[-1] == (name, "restart", "begun")
+    assert await desk.registry.epoch(name) == 2, "fenced: its heartbeat is gone"
+    for now in (12.0, 20.0):
+        assert (await desk.pass_to(now))[-1] == (name, "restart", "begun"), "its supervisor starts it again"
+    await desk.start(name, "hostb")
+    assert (await desk.pass_to(21.0))[-1] == (name, "restart", "done")
+    await desk.pass_to(52.0)
+    assert (await desk.pass_to(180.0))[-1] == (name, "evict", "begun")
+    fleet = await desk.registry.fleet()
+    assert fleet is not None and [(one.worker, one.host) for one in fleet.evictions] == [(name, "")]
+
+
+async def test_a_joined_worker_that_does_not_come_back_is_left_alone_and_not_evicted(tmp_path: Path) -> None:
+    desk, name = JoinedDesk(tmp_path), GUESTS[0]
+    await desk.registry.set_fleet(Fleet({Role.LEARNER: 1, Role.GENERATOR: 2}))
+    await desk.start(name, "hostb")
+    await desk.start("generator-hostc-x-0", "hostc")
+    await desk.pass_to(0.0)
+    desk.find(1, name)
+    await desk.pass_to(1.0)
+    await desk.pass_to(11.0)
+    taken = await desk.pass_to(11.0 + desk.ladder._limits.restart_timeout_s)
+    assert taken[-1] == (name, "restart", "left") and desk.ladder.cases == ()
+    assert (await desk.registry.fleet()) == Fleet({Role.LEARNER: 1, Role.GENERATOR: 2})
+    await desk.start(name, "hostb")
+    assert (await desk.pass_to(900.0))[-1] == (name, "tolerate", "begun"), "its incident is still open"
+
+
+async def test_a_joined_host_whose_workers_no_restart_mends_is_evicted_by_its_name(tmp_path: Path) -> None:
+    desk = JoinedDesk(tmp_path)
+    await desk.registry.set_fleet(Fleet({Role.LEARNER: 1, Role.GENERATOR: 2}))
+    for guest in GUESTS:
+        await desk.start(guest, "hostb")
+    await desk.start("generator-hostc-x-0", "hostc")
+    await desk.pass_to(0.0)
+    for number, guest in enumerate(GUESTS, 1):
+        desk.find(number, guest)
+    await desk.pass_to(1.0)
+    await desk.pass_to(11.0)
+    for guest in GUESTS:
+        await desk.start(guest, "hostb")
+    for now in (12.0, 43.0, 170.0):
+        taken = await desk.pass_to(now)
+    assert taken[-2:] == [(GUESTS[0], "evict", "begun"), (GUESTS[1], "evict", "done")], "one eviction"
     fleet = await desk.registry.fleet()
     assert fleet is not None and fleet.counts[Role.GENERATOR] == 2
     assert [(one.worker, one.host) for one in fleet.evictions] == [("", "hostb")]
-    assert [await desk.registry.epoch(name) for name in guests] == [1, 1], "all are fenced"
+    assert [await desk.registry.epoch(guest) for guest in GUESTS] == [4, 4], "all are fenced"
 
 
 @pytest.mark.parametrize("age_s", [60.0, 7200.0])

@@ -441,9 +441,9 @@ def test_a_standby_replaces_neither_another_role_nor_a_joined_host_s_worker():
     fleet = FLEET | guests(2, at_work=(0,))
     made = ladder()
     made.tick(0.0, fleet, STANDBY)
-    made.lost(1.0, "generator-b-1", Role.GENERATOR, "frozen")
-    made.started(2.0, "generator-b-1")
-    assert Rung.REPLACE not in [one.rung for one in made.tick(70.0, fleet, STANDBY)]
+    made.see_incidents(1.0, suspected("generator-b-1"))
+    made.tick(11.0, fleet, STANDBY)
+    assert Rung.REPLACE not in [one.rung for one in made.tick(71.0, fleet, STANDBY)]
 
 
 def guests(num: int, *, at_work: tuple[int, ...] = ()) -> dict[str, Member]:
@@ -455,12 +455,17 @@ def test_a_sick_joined_host_is_evicted_as_a_whole_with_at_most_one_healthy_worke
     made = ladder()
     fleet = FLEET | guests(4, at_work=tuple(range(num_healthy)))
     made.tick(0.0, fleet)
-    for number in range(num_healthy, 4):
-        made.lost(1.0, f"generator-b-{number}", Role.GENERATOR, "frozen")
-    assert made.exhausted(2.0, "generator-b-3", Role.GENERATOR, "is given up", is_its_own=True)
-    (order,) = made.tick(2.0, fleet)
-    assert order.host == host
-    assert set(order.workers) == ({f"generator-b-{n}" for n in range(4)} if host else {"generator-b-3"})
+    signs = {number: suspected(f"generator-b-{number}", number=number)[number] for number in range(num_healthy, 4)}
+    made.see_incidents(0.0, signs)
+    assert [order.rung for order in made.tick(10.0, fleet)] == [Rung.RESTART] * len(signs)
+    made.taken_steps()
+    # none has come back to work
+    first, *others = made.tick(70.0, fleet)
+    assert (first.rung, first.host) == (Rung.EVICT, host)
+    assert set(first.workers) == ({f"generator-b-{n}" for n in range(4)} if host else {f"generator-b-{num_healthy}"})
+    assert [order.rung for order in others] == ([] if host else [Rung.ROLE_RESTART]), "one eviction is allowed"
+    mates = [step for step in made.taken_steps() if (step.rung, step.outcome) == (Rung.EVICT, StepOutcome.DONE)]
+    assert len(mates) == (3 - num_healthy if host else 0)
 
 
 def test_the_runs_own_host_is_never_evicted_as_a_whole():
