@@ -109,17 +109,16 @@ class Repairing:
 
     async def look(self, registry: Registry, beats: Sequence[Heartbeat], now: float) -> None:
         """Read the signs, and carry out what follows. Raises LedgerUnavailable."""
-        signs: dict[int, IncidentSign] = {}
         if any(beat.who.role is Role.OBSERVER and not is_silent(beat.silent_s) for beat in beats):
-            signs = await asyncio.to_thread(self._open_incidents)
-            self._ladder.see_incidents(now, signs)
-        if (found := await self._checking.look(registry, signs.values(), beats, now)) is not None:
-            self._ladder.proven(now, *found)
+            self._ladder.see_incidents(now, await asyncio.to_thread(self._open_incidents))
+        if (found := self._checking.look(beats, now)) is not None:
+            self._ladder.checked(now, *found)
         self._see(beats, now)
         standbys = self._fleet.standbys
         roles = frozenset[Role]() if standbys is None else standbys.roles
         changed = frozenset(role for role in Role if self._newest_change(role) is not None)
-        abilities = Abilities(standby_roles=roles, rollback_roles=changed)
+        no_check = self._checking.lack(beats, now)
+        abilities = Abilities(standby_roles=roles, rollback_roles=changed, no_self_check=no_check)
         self._orders += self._ladder.tick(now, self._roster(beats), abilities)
         await self.record()
         ended = {worker for order in self._orders if order.rung in _ENDING for worker in order.workers}
@@ -197,6 +196,9 @@ class Repairing:
         match order.rung:
             case Rung.RESTART | Rung.REPLACE | Rung.ROLE_RESTART:
                 await self._restart(registry, order, stands)
+            case Rung.SELF_CHECK:
+                if not await self._checking.begin(registry, now):
+                    self._ladder.failed(now, order, "the desired fleet was being changed by others")
             case Rung.EVICT:
                 await self._evict(registry, order, now)
             case Rung.ROLLBACK:

@@ -2,7 +2,7 @@
 
 It consumes the components of new incidents, and produces a few lines for each: its stacks beside
 those of its role. It waits for the workers of this host to write their stacks, two looks of
-``ANSWER_S`` at most. Meanwhile the observer goes on. What becomes wanted meanwhile is examined
+``ANSWER_S`` at most. Meanwhile the observer goes on. Components that come meanwhile are examined
 next, all at once."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a worker stands, beside the others of its role: a few lines for a log and for an incident."""
+"""Where a worker stands, beside the others of its role: lines for a log and for an incident."""
 
 from __future__ import annotations
 

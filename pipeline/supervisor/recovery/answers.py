@@ -5,8 +5,8 @@ So their answers under a version are the same, bit for bit on devices of one kin
 most of the workers with that version do not have is a fault. Two workers that differ, and no third,
 leave open which is at fault: both are named, as undecided.
 
-Workers that answer for themselves need no grouping (``dual_phase``): one check each is enough.
-Their hosts are a grouping all the same. Where all workers of a host differ from the rest, and two
+Workers that answer for themselves need no grouping: one check each is enough. Their hosts are a
+grouping all the same. Where all workers of a host differ from the rest, and two
 or more of them are there, the host is named. It may have another kind of device."""
 
 from __future__ import annotations

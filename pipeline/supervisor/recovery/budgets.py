@@ -27,7 +27,7 @@ class _Window:
 
 
 class Budgets:
-    """What one ladder has used of its limits."""
+    """One ladder's budgets, and their use so far."""
 
     def __init__(self, limits: LadderLimits) -> None:
         self._limits = limits

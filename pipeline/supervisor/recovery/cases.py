@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pipeline.supervisor.recovery.rungs import FINAL, Rung
@@ -33,6 +34,8 @@ class Case:
     """When its first incident was read; None without one."""
     stood_s: float = 0.0
     """From that fault's begin, by the evidence, to the incident."""
+    is_provable: bool = False
+    """Whether a self-check may prove its worker faulty."""
     is_advised: bool = False
     """The policy allows words alone, or a person decides: nothing is ordered any more."""
 
@@ -42,22 +45,47 @@ class Case:
         return self.rung in FINAL
 
     @property
+    def is_suspicion(self) -> bool:
+        """Whether nothing was done to its worker yet."""
+        return self.rung in (Rung.TOLERATE, Rung.SELF_CHECK)
+
+    @property
     def is_repairing(self) -> bool:
         """Whether a repair is under way, and no work is seen yet."""
-        return self.rung is not Rung.TOLERATE and self.worked_s is None and self.waits
+        return not self.is_suspicion and self.worked_s is None and self.waits
 
     @property
     def is_out(self) -> bool:
         """Whether its worker cannot be counted on now."""
-        is_suspected_only = self.rung is Rung.TOLERATE or (self.is_advised and not self.is_own)
+        is_suspected_only = self.is_suspicion or (self.is_advised and not self.is_own)
         return self.is_down or (self.worked_s is None and not is_suspected_only)
 
     @property
     def is_unmended(self) -> bool:
         """Whether an incident about it is open after a restart that it ordered."""
-        return bool(self.incidents) and self.rung is not Rung.TOLERATE and not self.is_advised
+        return bool(self.incidents) and not self.is_suspicion and not self.is_advised
 
     @property
     def waits(self) -> bool:
         """Whether it has a deadline."""
         return not math.isinf(self.deadline_s)
+
+
+def out(cases: Iterable[Case]) -> set[str]:
+    """Return the workers that cannot be counted on now."""
+    return {case.worker for case in cases if case.is_out}
+
+
+def sick(cases: Iterable[Case]) -> set[str]:
+    """Return the workers that cannot be counted on, or that no restart has mended so far."""
+    return {case.worker for case in cases if case.is_out or case.is_unmended}
+
+
+def taken_down(case: Case, cases: Iterable[Case]) -> tuple[str, ...]:
+    """Return the workers under repair of a case's role that are not being started; from now on they
+    are."""
+    found = [one for one in cases if one is case or (one.role is case.role and one.is_out and not one.is_final)]
+    workers = tuple(one.worker for one in found if not one.is_down)
+    for one in found:
+        one.is_down = True
+    return workers

@@ -10,7 +10,15 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from pipeline.supervisor.recovery.rungs import Abilities, Member, Rung
+from pipeline.supervisor.recovery.rungs import (
+    OF_LINKS,
+    RESTART_MENDS,
+    Abilities,
+    IncidentSign,
+    Member,
+    Rung,
+    left_to,
+)
 from protocol.ids import Role
 
 MOST_HEALTHY: Final = 1
@@ -44,6 +52,30 @@ class LinkAlarms:
         if counts[end] <= self._tolerated:
             return "", f"{counts[end]} incidents of links at {end}; {allowed}"
         return end, f"{counts[end]} incidents of links at {end}; {allowed}"
+
+
+class Blame:
+    """Decides which worker an incident is held against."""
+
+    def __init__(self, tolerated: int, window_s: float) -> None:
+        """The arguments are those of ``LinkAlarms``."""
+        self._links = LinkAlarms(tolerated, window_s)
+
+    def worker(self, now_s: float, sign: IncidentSign, roster: Mapping[str, Member]) -> tuple[str, str]:
+        """Return the worker to repair and why; or "" and what is done in place of a repair."""
+        component, kind = sign.component, sign.kind
+        reason = f"incident {sign.number}: {component} is {kind}: {sign.sentence}"
+        if ">" in component:
+            found, words = self._links.alarm(now_s, component, roster)
+            if kind not in OF_LINKS or not found:
+                return "", words if kind in OF_LINKS else left_to(kind)
+            return found, f"{reason}; {words}"
+        return (component, reason) if kind in RESTART_MENDS and component in roster else ("", left_to(kind))
+
+
+def is_absent(sign: IncidentSign, roster: Mapping[str, Member]) -> bool:
+    """Return whether a restart might mend an incident, and no worker of it is there now."""
+    return sign.kind in RESTART_MENDS and not {*sign.component.split(">")} & roster.keys()
 
 
 def others_at_work(worker: str, role: Role, roster: Mapping[str, Member], left_out: Collection[str]) -> list[str]:
@@ -87,7 +119,6 @@ def lack_of(rung: Rung, worker: str, roster: Mapping[str, Member], abilities: Ab
             member is not None and member.role in abilities.rollback_roles,
             "no update of code or settings that it takes is there to go back from",
         ),
-        Rung.REPLAY: (abilities.may_replay, "dual-phase replay is not at hand"),
     }
     is_possible, lack = means.get(rung, (True, ""))
     return "" if is_possible else lack

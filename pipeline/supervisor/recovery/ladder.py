@@ -1,7 +1,7 @@
 """The ladder of repair. Pure: times and signs are arguments, orders are returned.
 
     an incident opens ──> tolerate ──it ends──> (passed)
-                             │ it lasts
+                             │ it lasts; of wrong tokens, after a self-check: what that proves is evicted
                              ▼
     a worker is lost ──> isolate, restart ──work for steady_s──> (repaired)
                              │ no work by the deadline, too many losses, or the incident lasts on
@@ -9,7 +9,7 @@
                          replace ──> evict, where others of the role work: until `headrace readmit`
                              │ an eviction would leave the role empty, or exceed the budget
                              ▼
-                         role_restart ──> rollback ──> replay ──> whole_run: the run ends
+                         role_restart ──> rollback ──> whole_run: the run ends
 
 The supervisor restarts dead and stuck workers by itself (``fleet_plan``, ``watchdog``). The ladder
 follows these repairs, and orders only what comes after them. It orders restarts itself where an
@@ -22,16 +22,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 from pipeline.supervisor.recovery.budgets import Budgets
-from pipeline.supervisor.recovery.cases import Case
-from pipeline.supervisor.recovery.domains import LinkAlarms, host_to_evict, lack_of, one_missing, others_at_work
+from pipeline.supervisor.recovery.cases import Case, out, sick, taken_down
+from pipeline.supervisor.recovery.decisions import Decisions
+from pipeline.supervisor.recovery.domains import (
+    Blame,
+    host_to_evict,
+    is_absent,
+    lack_of,
+    one_missing,
+    others_at_work,
+)
 from pipeline.supervisor.recovery.past import PastRepairs
 from pipeline.supervisor.recovery.rungs import (
     LADDER,
-    OF_LINKS,
-    RESTART_MENDS,
+    PROVABLE,
     Abilities,
     IncidentSign,
     LadderLimits,
@@ -41,8 +47,6 @@ from pipeline.supervisor.recovery.rungs import (
     RepairStep,
     Rung,
     StepOutcome,
-    left_to,
-    within,
 )
 from protocol.ids import Role
 
@@ -62,10 +66,10 @@ class Ladder:
         self._abilities = Abilities()
         self._known: dict[int, str] = {}
         """Open incidents that were read, with the worker whose case has them, or ""."""
-        self._links = LinkAlarms(limits.link_alarms, limits.link_window_s)
+        self._blame = Blame(limits.link_alarms, limits.link_window_s)
         self._budgets = Budgets(limits)
-        self._steps: list[RepairStep] = []
-        self._orders: list[RepairOrder] = []
+        self._decisions = Decisions()
+        self._note, self._order = self._decisions.note, self._decisions.order
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -74,8 +78,7 @@ class Ladder:
 
     def taken_steps(self) -> list[RepairStep]:
         """Return the steps since the last call: the lines of the record."""
-        steps, self._steps = self._steps, []
-        return steps
+        return self._decisions.taken_steps()
 
     def recall(self, now_s: float, past: PastRepairs) -> None:
         """Take over the budgets that earlier supervisors have used, before anything else."""
@@ -97,7 +100,7 @@ class Ladder:
             return
         if not case.is_own:
             # what was advised of an incident is overtaken
-            case.rung = Rung.RESTART if case.is_advised or case.rung is Rung.TOLERATE else case.rung
+            case.rung = Rung.RESTART if case.is_advised or case.is_suspicion else case.rung
             case.is_own, case.is_advised = True, False
         case.is_down, case.worked_s = True, None
         case.reason = reason
@@ -116,7 +119,7 @@ class Ladder:
 
     def started(self, now_s: float, worker: str, standby: str = "") -> None:
         """Note the start of a process, or that ``standby`` takes over, where one was lost."""
-        if (case := self._cases.get(worker)) is not None and case.rung is not Rung.TOLERATE:
+        if (case := self._cases.get(worker)) is not None and not case.is_suspicion:
             case.is_down = False
             self._follow(case, now_s)
             if standby and case.rung in (Rung.RESTART, Rung.REPLACE):
@@ -178,13 +181,23 @@ class Ladder:
         self._note(case, Rung.WHOLE_RUN, StepOutcome.BEGUN, f"the run ends: {worker} {reason}")
         return False
 
-    def proven(self, now_s: float, worker: str, why: str) -> None:
-        """Note a worker that a self-check proves faulty: it is evicted at once, if it may be."""
+    def checked(self, now_s: float, worker: str, found: str) -> None:
+        """Note the end of a self-check: the worker that it proves faulty, or "", and why. Workers
+        under suspicion that are not evicted are restarted, where the policy lets it."""
+        if worker:
+            self._proven(now_s, worker, found)
+        for case in [case for case in self._cases.values() if case.rung is Rung.SELF_CHECK]:
+            if case.worker != worker:
+                words = f"its answer is not proven wrong: {worker} is faulty, {found}" if worker else found
+                self._note(case, Rung.SELF_CHECK, StepOutcome.DONE, words)
+            self._restart(case, now_s)
+
+    def _proven(self, now_s: float, worker: str, why: str) -> None:
         member, before = self._roster.get(worker), self._cases.get(worker)
         if member is None or (before is not None and before.is_final):
             return
         case = before or self._open(worker, member.role, Rung.TOLERATE, math.inf, why)
-        self._note(case, Rung.REPLAY, StepOutcome.DONE, f"{worker} computes wrongly: {why}")
+        self._note(case, Rung.SELF_CHECK, StepOutcome.DONE, f"{worker} computes wrongly: {why}")
         refusal = self._refusal(case, now_s)
         if not refusal and self._policy is not RepairPolicy.ADVISE:
             case.reason = why
@@ -202,23 +215,16 @@ class Ladder:
         for number in [number for number in self._known if number not in open_now]:
             self._ended(self._known.pop(number), number)
         for number, sign in open_now.items():
-            # about a worker that is not there now; it may come back
-            is_absent = sign.kind in RESTART_MENDS and not {*sign.component.split(">")} & self._roster.keys()
-            if number not in self._known and not is_absent:
+            # an absent worker may come back
+            if number not in self._known and not is_absent(sign, self._roster):
                 self._known[number] = self._suspect(now_s, sign)
 
     def _suspect(self, now_s: float, sign: IncidentSign) -> str:
         """Begin or extend the case of an incident; return its worker, or "" without one."""
-        worker, kind = sign.component, sign.kind
-        reason = f"incident {sign.number}: {worker} is {kind}: {sign.sentence}"
-        if ">" in worker:
-            found, words = self._links.alarm(now_s, worker, self._roster)
-            if kind not in OF_LINKS or not found:
-                self._remark(sign, words if kind in OF_LINKS else left_to(kind))
-                return ""
-            worker, reason = found, f"{reason}; {words}"
-        elif kind not in RESTART_MENDS or worker not in self._roster:
-            self._remark(sign, left_to(kind))
+        worker, reason = self._blame.worker(now_s, sign, self._roster)
+        if not worker:
+            member = self._roster.get(sign.component)
+            self._decisions.remark(sign, "" if member is None else str(member.role), reason)
             return ""
         case = self._cases.get(worker)
         if case is None:
@@ -227,6 +233,7 @@ class Ladder:
             case.signed_s, case.stood_s = now_s, sign.stood_s
             self._note(case, Rung.TOLERATE, StepOutcome.BEGUN, reason, now_s)
         case.incidents.add(sign.number)
+        case.is_provable = case.is_provable or sign.kind in PROVABLE
         return worker
 
     def _ended(self, worker: str, number: int) -> None:
@@ -234,17 +241,10 @@ class Ladder:
         if case is None:
             return
         case.incidents.discard(number)
-        is_waiting = case.rung is Rung.TOLERATE or (case.is_advised and not case.is_own)
+        is_waiting = case.is_suspicion or (case.is_advised and not case.is_own)
         if not case.incidents and is_waiting:
             self._note(case, case.rung, StepOutcome.DONE, "its incident has ended by itself")
             del self._cases[worker]
-
-    def _remark(self, sign: IncidentSign, words: str) -> None:
-        outcome = StepOutcome.LEFT
-        sentence = f"incident {sign.number}: {sign.component} is {sign.kind}; {words}"
-        member = self._roster.get(sign.component)
-        role = "" if member is None else str(member.role)
-        self._steps.append(RepairStep(0, sign.component, role, Rung.TOLERATE, outcome, sentence))
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -252,7 +252,9 @@ class Ladder:
         """Note that nothing could be read: all deadlines begin anew."""
         for case in self._cases.values():
             if case.waits:
-                rest_s = self._limits.tolerate_s if case.rung is Rung.TOLERATE else self._limits.restart_timeout_s
+                limits = self._limits
+                rests = {Rung.TOLERATE: limits.tolerate_s, Rung.SELF_CHECK: limits.self_check_s}
+                rest_s = rests.get(case.rung, limits.restart_timeout_s)
                 case.deadline_s = max(case.deadline_s, now_s + rest_s)
 
     def tick(self, now_s: float, roster: Mapping[str, Member], abilities: Abilities = _NONE) -> list[RepairOrder]:
@@ -269,8 +271,7 @@ class Ladder:
             if now_s >= case.deadline_s:
                 self._overdue(case, now_s)
         self._budgets.forget(now_s)
-        orders, self._orders = self._orders, []
-        return orders
+        return self._decisions.taken_orders()
 
     def failed(self, now_s: float, order: RepairOrder, why: str) -> None:
         """Note that an order could not be carried out; the next rung follows."""
@@ -280,8 +281,12 @@ class Ladder:
             self._hand_on(case, now_s, why)
 
     def _overdue(self, case: Case, now_s: float) -> None:
-        if case.rung is Rung.TOLERATE:
+        if case.rung is Rung.TOLERATE and case.is_provable:
+            self._self_check(case, now_s)
+        elif case.rung is Rung.TOLERATE:
             self._restart(case, now_s)
+        elif case.rung is Rung.SELF_CHECK:
+            self._hand_on(case, now_s, f"it has not ended within {self._limits.self_check_s:g} s")
         elif case.worked_s is None and self._roster[case.worker].is_away:
             words = "its own supervisor has not started it again: the worker has left, or its host is cut off"
             self._note(case, case.rung, StepOutcome.LEFT, words)
@@ -301,6 +306,17 @@ class Ladder:
 
     # -- the rungs ---------------------------------------------------------------------------------
 
+    def _self_check(self, case: Case, now_s: float) -> None:
+        """Have the worker and its peers compute the same. It is done under each policy."""
+        case.rung, lack = Rung.SELF_CHECK, self._abilities.no_self_check
+        if lack:
+            self._note(case, case.rung, StepOutcome.SKIPPED, lack)
+            self._restart(case, now_s)
+            return
+        case.deadline_s = now_s + self._limits.self_check_s
+        self._note(case, case.rung, StepOutcome.BEGUN, case.reason, now_s)
+        self._order(case, case.rung, (case.worker,))
+
     def _restart(self, case: Case, now_s: float) -> None:
         """Restart a worker on incidents alone, within the budget."""
         if not self._acts(case):
@@ -315,8 +331,7 @@ class Ladder:
         self._note(case, Rung.ISOLATE, StepOutcome.BEGUN, "its epoch is fenced: others go on with what it held")
         self._note(case, Rung.RESTART, StepOutcome.BEGUN, case.reason, now_s)
         localise_s = 0.0 if case.signed_s is None else now_s - case.signed_s
-        order = RepairOrder(Rung.RESTART, case.number, case.worker, case.reason, case.deadline_s, (case.worker,))
-        self._orders.append(replace(order, detect_s=case.stood_s, localise_s=localise_s))
+        self._order(case, case.rung, (case.worker,), detect_s=case.stood_s, localise_s=localise_s)
 
     def _hand_on(self, case: Case, now_s: float, why: str) -> None:
         """Go to the next rung that there are means for."""
@@ -324,6 +339,9 @@ class Ladder:
             self._follow(case, now_s)
             return
         self._note(case, case.rung, StepOutcome.FAILED, why)
+        if case.rung is Rung.SELF_CHECK:
+            self._restart(case, now_s)
+            return
         case.reason = why
         for rung in LADDER[LADDER.index(case.rung) + 1 :]:
             case.rung = rung
@@ -351,8 +369,9 @@ class Ladder:
             self._evict(case, now_s)
             return True
         case.worked_s = None
-        workers = self._sick_of(case) if rung is Rung.ROLE_RESTART else (case.worker,)
-        case.is_down = case.is_down or rung is Rung.REPLACE
+        workers = taken_down(case, self._cases.values()) if rung is Rung.ROLE_RESTART else (case.worker,)
+        # the end that such an order brings is no further loss
+        case.is_down = case.is_down or rung in (Rung.REPLACE, Rung.ROLLBACK)
         case.deadline_s = math.inf if rung is Rung.WHOLE_RUN else now_s + self._limits.restart_timeout_s
         self._note(case, rung, StepOutcome.BEGUN, case.reason, now_s)
         self._order(case, rung, workers)
@@ -374,7 +393,7 @@ class Ladder:
     def _evict(self, case: Case, now_s: float) -> None:
         case.rung, case.deadline_s = Rung.EVICT, math.inf
         self._budgets.take_eviction(now_s)
-        host = host_to_evict(case.worker, self._roster, self._sick() | {case.worker})
+        host = host_to_evict(case.worker, self._roster, sick(self._cases.values()) | {case.worker})
         words = f"evicted with its host {host}" if host else "evicted"
         until = f"`headrace readmit {f'--host {host}' if host else case.worker}` takes it back"
         self._note(case, Rung.EVICT, StepOutcome.BEGUN, f"{words}: {case.reason}; {until}")
@@ -386,34 +405,14 @@ class Ladder:
 
     def _refusal(self, case: Case, now_s: float) -> str:
         """Return why a worker is not evicted, or ""."""
-        others = others_at_work(case.worker, case.role, self._roster, self._out())
+        others = others_at_work(case.worker, case.role, self._roster, out(self._cases.values()))
         return self._budgets.evictions_used(now_s) if others else one_missing(case.role)
-
-    def _out(self) -> set[str]:
-        return {case.worker for case in self._cases.values() if case.is_out}
-
-    def _sick(self) -> set[str]:
-        """Return the workers that cannot be counted on, or that no restart has mended so far."""
-        return {case.worker for case in self._cases.values() if case.is_out or case.is_unmended}
-
-    def _sick_of(self, case: Case) -> tuple[str, ...]:
-        """Return the role's workers under repair that are not being started; from now on they
-        are."""
-        sick = [
-            one
-            for one in self._cases.values()
-            if one is case or (one.role is case.role and one.is_out and not one.is_final)
-        ]
-        found = tuple(one.worker for one in sick if not one.is_down)
-        for one in sick:
-            one.is_down = True
-        return found
 
     def _goes_on(self, case: Case) -> str:
         """Return why a run is not ended for this case, or ""."""
         if not case.is_own:
             return "incidents alone do not end a run"
-        others = others_at_work(case.worker, case.role, self._roster, self._out())
+        others = others_at_work(case.worker, case.role, self._roster, out(self._cases.values()))
         return f"the run goes on with {len(others)} other {case.role} at work" if others else ""
 
     def _acts(self, case: Case) -> bool:
@@ -431,10 +430,3 @@ class Ladder:
         """Begin the deadline of a repair anew."""
         if not case.is_final and (case.is_own or not case.is_advised):
             case.deadline_s = now_s + self._limits.restart_timeout_s
-
-    def _order(self, case: Case, rung: Rung, workers: tuple[str, ...], host: str = "") -> None:
-        self._orders.append(RepairOrder(rung, case.number, case.worker, case.reason, case.deadline_s, workers, host))
-
-    def _note(self, case: Case, rung: Rung, outcome: StepOutcome, words: str, now_s: float | None = None) -> None:
-        limit_s = None if now_s is None else within(case.deadline_s, now_s)
-        self._steps.append(RepairStep(case.number, case.worker, str(case.role), rung, outcome, words, limit_s))

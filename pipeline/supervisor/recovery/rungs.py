@@ -19,6 +19,8 @@ class Rung(StrEnum):
 
     TOLERATE = "tolerate"
     """Wait: it may pass."""
+    SELF_CHECK = "self_check"
+    """Let all generators compute the same, to prove which of them is faulty."""
     ISOLATE = "isolate"
     """Fence the epoch: leases open, and others go on with the work and its prefix."""
     RESTART = "restart"
@@ -31,8 +33,6 @@ class Rung(StrEnum):
     """Restart all sick workers of the role at once; a learner from its newest checkpoint."""
     ROLLBACK = "rollback"
     """Go back to the code or configuration before the last update of it."""
-    REPLAY = "replay"
-    """Find the faulty one by dual-phase replay."""
     WHOLE_RUN = "whole_run"
     """End the run with a sentence; the last rung."""
 
@@ -75,6 +75,8 @@ class LadderLimits:
 
     tolerate_s: float = 10.0
     """How long an incident about a worker may last before a repair."""
+    self_check_s: float = 90.0
+    """A self-check has ended by then."""
     restart_timeout_s: float = 360.0
     """From a loss, a start or a sign of loading to work."""
     steady_s: float = 30.0
@@ -128,7 +130,8 @@ class Abilities:
     """Roles that a ready standby may take on."""
     rollback_roles: frozenset[Role] = frozenset()
     """Roles that take a change of settings or code that can be rolled back."""
-    may_replay: bool = False
+    no_self_check: str = "no self-check is at hand"
+    """Why no self-check can be made; empty where one can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,8 @@ class RepairStep:
 
 RESTART_MENDS: Final = frozenset({"silent", "hung", "stuck", "slow", "leak", "stale", "errors", "mismatch"})
 """Kinds of incidents about a worker that a new process may mend."""
+PROVABLE: Final = frozenset({"mismatch"})
+"""Those of them that a self-check can prove."""
 OF_LINKS: Final = frozenset(
     {"undelivered", "sender_blocked", "unacknowledged", "never_started", "slow_link", "refused", "silent", "errors"}
 )

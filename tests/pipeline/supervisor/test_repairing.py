@@ -16,6 +16,7 @@ from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.settings_change import after
+from pipeline.runtime.registry.vitals import CheckDigests
 from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.processes import worker_command
@@ -203,10 +204,18 @@ class JoinedDesk(Desk):
         who = await self.registry.register(Role.GENERATOR, name)
         self.writer.beat(msgspec.structs.replace(beat(name, host=host), who=who))
 
-    def find(self, number: int, name: str) -> None:
+    async def answer(self, name: str, tokens: str) -> None:
+        """Answer the newest self-check."""
+        fleet = await self.registry.fleet()
+        assert fleet is not None
+        check = CheckDigests(number=fleet.check, policy_version=4, tokens=tokens)
+        (last,) = await self.registry.heartbeats_of([name])
+        self.writer.beat(msgspec.structs.replace(last, check=check))
+
+    def find(self, number: int, name: str, kind: str = "hung") -> None:
         """Open an incident that stays open."""
         step, at_s = IncidentStep.OPENED, time.time() + 60.0
-        one = IncidentRecord(number=number, step=step, at_s=at_s, component=name, kind="hung", sentence="hung")
+        one = IncidentRecord(number=number, step=step, at_s=at_s, component=name, kind=kind, sentence="seen")
         self.file.append([one])
 
     async def pass_to(self, now: float) -> list[tuple[str, str, str]]:
@@ -254,6 +263,24 @@ async def test_a_joined_worker_that_does_not_come_back_is_left_alone_and_not_evi
     assert (await desk.pass_to(900.0))[-1] == (name, "tolerate", "begun"), "its incident is still open"
 
 
+async def test_wrong_tokens_start_a_self_check_and_the_generator_that_it_proves_is_evicted(tmp_path: Path) -> None:
+    desk = JoinedDesk(tmp_path)
+    await desk.registry.set_fleet(Fleet({Role.LEARNER: 1, Role.GENERATOR: 2}))
+    names = [f"generator-host{host}-x-0" for host in "bcd"]
+    for name in names:
+        await desk.start(name, name.split("-")[1])
+    await desk.pass_to(0.0)
+    desk.find(1, names[1], "mismatch")
+    await desk.pass_to(1.0)
+    assert (await desk.pass_to(11.0))[-1] == (names[1], "self_check", "begun")
+    for name in names:
+        await desk.answer(name, "other" if name == names[1] else "same")
+    assert (await desk.pass_to(12.0))[-2:] == [(names[1], "self_check", "done"), (names[1], "evict", "begun")]
+    fleet = await desk.registry.fleet()
+    assert fleet is not None and [one.worker for one in fleet.evictions] == [names[1]]
+    assert fleet.evictions[0].reason.endswith("its answer differs from that of 2 others")
+
+
 async def test_a_joined_host_whose_workers_no_restart_mends_is_evicted_by_its_name(tmp_path: Path) -> None:
     desk = JoinedDesk(tmp_path)
     await desk.registry.set_fleet(Fleet({Role.LEARNER: 1, Role.GENERATOR: 2}))
@@ -292,6 +319,8 @@ async def test_before_the_last_rung_the_newest_change_of_the_settings_is_rolled_
         assert taken[-1] == ("whole_run", "begun") and len(changes) == 1
         return
     assert ("rollback", "begun") in taken and desk.fleet.plan.failure is None
+    desk.ladder.lost(21.5, "learner", Role.LEARNER, "killed by SIGKILL")
+    assert await desk.look(22.0) == taken, "the end that the rollback brings is no further loss"
     assert (changes[-1].sets, changes[-1].undoes, changes[-1].by) == ({key: "1e-06"}, 1, "supervisor")
     assert changes[-1].reason.startswith("learner does not come back: no work within 10 s")
     taken = await desk.look(32.0)

@@ -1,19 +1,17 @@
-"""A mismatch of a generator starts one self-check; its answers prove one worker faulty, or none."""
+"""The answers to a self-check prove one worker faulty, or none, with a sentence."""
 
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from pipeline.runtime.registry.contract import Fleet, Heartbeat
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.vitals import CheckDigests
-from pipeline.supervisor.recovery.rungs import IncidentSign
 from pipeline.supervisor.self_checking import ANSWER_S, EVERY_S, SelfChecking
 from protocol.ids import Incarnation, Role
 from tests.manual_clock import ManualClock
 from tests.pipeline.runtime.registries import beat_of
-
-MISMATCH = [IncidentSign(3, "generator-1", "mismatch", "its log-probs differ")]
 
 
 def beats(*answers: str, number: int = 0, version: int = 4) -> list[Heartbeat]:
@@ -37,36 +35,54 @@ async def asked(made: MemoryRegistry) -> int:
     return fleet.check
 
 
-async def test_a_mismatch_starts_one_check_and_the_generator_that_differs_is_named() -> None:
+async def test_the_one_generator_that_differs_is_named_once_all_have_answered() -> None:
     made, checking = await registry(), SelfChecking()
-    other = [IncidentSign(1, "generator-1", "slow", "")]
-    assert await checking.look(made, other, beats("", "", ""), 0.0) is None and await asked(made) == 0
-    assert await checking.look(made, MISMATCH, beats("", "", ""), 1.0) is None
+    assert checking.look(beats("", "", ""), 0.0) is None and await asked(made) == 0
+    assert checking.lack(beats("", "", ""), 1.0) == "" and await checking.begin(made, 1.0)
     number = await asked(made)
     assert number > 0
-    assert await checking.look(made, MISMATCH, beats("x", "y", "", number=number), 2.0) is None, "one has not answered"
-    found = await checking.look(made, MISMATCH, beats("x", "y", "x", number=number), 3.0)
+    assert await checking.begin(made, 1.5) and await asked(made) == number, "one check serves two suspects"
+    assert checking.look(beats("x", "y", "", number=number), 2.0) is None, "one has not answered"
+    found = checking.look(beats("x", "y", "x", number=number), 3.0)
     assert found == ("generator-1", f"in self-check {number} its answer differs from that of 2 others")
-    assert await checking.look(made, MISMATCH, beats("x", "y", "x", number=number), 4.0 + EVERY_S) is None
-    assert await asked(made) == number, "one check an incident"
+    assert checking.look(beats("x", "y", "x", number=number), 4.0) is None, "once"
 
 
-async def test_two_faulty_ones_or_two_answers_prove_none_and_a_later_incident_checks_again() -> None:
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        (("x", "x", "x"), "all 3 answers are the same"),
+        (("x", "y", "x", "z", "x"), "generator-1, generator-3 differ: `headrace selfcheck --fleet` shows how"),
+        (("x", "y", ""), "could compare 2 generators; 3 are needed"),
+    ],
+)
+async def test_a_check_that_proves_none_says_what_it_found(answers: tuple[str, ...], words: str) -> None:
     made, checking = await registry(), SelfChecking()
-    await checking.look(made, MISMATCH, beats("", "", "", "", ""), 0.0)
+    await checking.begin(made, 0.0)
     number = await asked(made)
-    assert await checking.look(made, MISMATCH, beats("x", "y", "x", "z", "x", number=number), 1.0) is None
-    again = [IncidentSign(4, "generator-1", "mismatch", "")]
-    await checking.look(made, again, beats("", "", ""), 2.0)
-    assert await asked(made) == number, "not so soon after the last one"
-    await checking.look(made, again, beats("", "", ""), EVERY_S)
-    later = await asked(made)
-    assert later > number
-    assert await checking.look(made, again, beats("x", "y", "", number=later), EVERY_S + ANSWER_S) is None, (
-        "its time is over"
-    )
+    found = checking.look(beats(*answers, number=number), ANSWER_S)
+    assert found is not None and found[0] == "" and found[1].endswith(words)
 
 
-async def test_a_fleet_of_two_generators_is_not_checked_by_itself() -> None:
-    made = await registry()
-    assert await SelfChecking().look(made, MISMATCH, beats("", ""), 0.0) is None and await asked(made) == 0
+async def test_two_generators_or_a_check_just_before_are_a_reason_for_none() -> None:
+    made, checking = await registry(), SelfChecking()
+    assert checking.lack(beats("", ""), 0.0).endswith("2 are there")
+    await checking.begin(made, 0.0)
+    assert checking.lack(beats("", "", ""), 1.0) == "", "it is under way, and serves"
+    number = await asked(made)
+    assert checking.look(beats("x", "x", "x", number=number), 2.0) is not None
+    assert checking.lack(beats("", "", ""), EVERY_S - 1.0).startswith("the last self-check was 299 s ago")
+    assert checking.lack(beats("", "", ""), EVERY_S) == ""
+    await checking.begin(made, EVERY_S)
+    assert await asked(made) > number
+
+
+async def test_a_fleet_that_others_change_again_and_again_gets_no_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, checking = await registry(), SelfChecking()
+
+    async def is_late(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(MemoryRegistry, "replace_fleet", is_late)
+    assert not await checking.begin(made, 0.0)
+    assert checking.lack(beats("", "", ""), 1.0) == ""

@@ -3,6 +3,7 @@ carries its orders out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -40,6 +41,7 @@ def roster(*at_work: str, idle: tuple[str, ...] = (), host: str = "here") -> dic
 
 FLEET = roster("learner", "generator-0", "generator-1", "reward-0")
 STANDBY = Abilities(standby_roles=frozenset({Role.GENERATOR}))
+CHECKING = Abilities(no_self_check="")
 
 
 def ladder(policy: RepairPolicy = RepairPolicy.ACT, limits: LadderLimits = LIMITS) -> Ladder:
@@ -139,7 +141,7 @@ def test_a_learner_that_never_comes_back_climbs_to_the_whole_run():
     assert (role.rung, run.rung) == (Rung.ROLE_RESTART, Rung.WHOLE_RUN)
     assert rungs(made.taken_steps())[3:] == [
         ("replace", "skipped"), ("evict", "refused"), ("role_restart", "begun"), ("role_restart", "failed"),
-        ("rollback", "skipped"), ("replay", "skipped"), ("whole_run", "begun"),
+        ("rollback", "skipped"), ("whole_run", "begun"),
     ]  # fmt: skip
 
 
@@ -238,24 +240,94 @@ def test_a_peer_that_is_down_is_no_reason_to_evict():
 def test_a_worker_that_a_self_check_proves_faulty_is_evicted_where_another_works():
     for policy in (RepairPolicy.ACT, RepairPolicy.OWN_SIGNS):
         made = ladder(policy)
-        made.proven(5.0, "generator-1", "its answer differs")
+        made.checked(5.0, "generator-1", "its answer differs")
         (order,) = made.tick(5.0, FLEET)
         assert (order.rung, order.workers) == (Rung.EVICT, ("generator-1",))
-        assert rungs(made.taken_steps()) == [("replay", "done"), ("evict", "begun")]
-        made.proven(6.0, "generator-1", "again")
+        assert rungs(made.taken_steps()) == [("self_check", "done"), ("evict", "begun")]
+        made.checked(6.0, "generator-1", "again")
         assert made.tick(6.0, FLEET) == [] and made.taken_steps() == [], "once"
 
 
 def test_a_proven_fault_only_advises_under_advise_and_evicts_no_last_worker():
     advised = ladder(RepairPolicy.ADVISE)
-    advised.proven(5.0, "generator-1", "its answer differs")
+    advised.checked(5.0, "generator-1", "its answer differs")
     assert advised.tick(5.0, FLEET) == [] and advised.cases == ()
-    assert rungs(advised.taken_steps()) == [("replay", "done"), ("evict", "advised")]
+    assert rungs(advised.taken_steps()) == [("self_check", "done"), ("evict", "advised")]
     last = ladder()
-    last.proven(5.0, "reward-0", "its answer differs")
-    last.proven(5.0, "nobody", "is there")
+    last.checked(5.0, "reward-0", "its answer differs")
+    last.checked(5.0, "nobody", "is there")
     assert last.tick(5.0, FLEET) == [] and last.cases == ()
-    assert rungs(last.taken_steps()) == [("replay", "done"), ("evict", "refused")]
+    assert rungs(last.taken_steps()) == [("self_check", "done"), ("evict", "refused")]
+
+
+def checking(policy: RepairPolicy = RepairPolicy.ACT) -> Ladder:
+    """A ladder whose generator-1 is under a self-check."""
+    made = ladder(policy)
+    made.see_incidents(0.0, suspected(kind="mismatch"))
+    (order,) = made.tick(10.0, FLEET, CHECKING)
+    assert (order.rung, order.workers) == (Rung.SELF_CHECK, ("generator-1",))
+    return made
+
+
+@pytest.mark.parametrize("policy", RepairPolicy)
+def test_wrong_tokens_are_checked_under_each_policy_before_anything_is_done(policy: RepairPolicy):
+    made = checking(policy)
+    made.checked(30.0, "generator-1", "its answer differs")
+    orders = made.tick(30.0, FLEET, CHECKING)
+    taken = rungs(made.taken_steps())
+    assert taken[:3] == [("tolerate", "begun"), ("self_check", "begun"), ("self_check", "done")]
+    if policy is RepairPolicy.ADVISE:
+        assert orders == [] and taken[3:] == [("evict", "advised"), ("restart", "advised")]
+    else:
+        assert [order.rung for order in orders] == [Rung.EVICT] and taken[3:] == [("evict", "begun")]
+
+
+def test_a_suspect_that_is_not_proven_is_restarted_and_the_proven_one_evicted():
+    made = checking()
+    made.checked(30.0, "generator-0", "its answer differs")
+    orders = {(str(order.rung), order.worker) for order in made.tick(30.0, FLEET)}
+    assert orders == {("evict", "generator-0"), ("restart", "generator-1")}
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        (lambda made, order: made.checked(30.0, "", "all answers are the same"), "done"),
+        (lambda made, order: made.failed(30.0, order, "others changed the fleet"), "failed"),
+        (lambda made, order: None, "failed"),
+    ],
+    ids=["nothing is proven", "it could not begin", "it has no end"],
+)
+def test_a_self_check_that_proves_nothing_leads_to_the_restart(
+    end: Callable[[Ladder, RepairOrder], None], outcome: str
+):
+    made = ladder()
+    made.see_incidents(0.0, suspected(kind="mismatch"))
+    (order,) = made.tick(10.0, FLEET, CHECKING)
+    made.started(15.0, "generator-1")
+    assert made.tick(30.0, FLEET, CHECKING) == [], "it is no repair, and has its own time"
+    end(made, order)
+    orders = [one for now in (30.0, 10.0 + LIMITS.self_check_s) for one in made.tick(now, FLEET, CHECKING)][:1]
+    assert [(one.rung, one.reason) for one in orders] == [(Rung.RESTART, order.reason)]
+    assert rungs(made.taken_steps())[2:5] == [("self_check", outcome), ("isolate", "begun"), ("restart", "begun")]
+
+
+def test_without_a_self_check_wrong_tokens_lead_to_the_restart_at_once():
+    made = ladder()
+    made.see_incidents(0.0, suspected(kind="mismatch"))
+    assert [one.rung for one in made.tick(10.0, FLEET)] == [Rung.RESTART]
+    assert [step.sentence for step in made.taken_steps()][1] == "no self-check is at hand"
+
+
+def test_a_self_checks_case_ends_with_its_incident_and_a_loss_takes_it_over():
+    ended, lost = checking(), checking()
+    ended.see_incidents(20.0, {})
+    assert ended.cases == ()
+    ended.checked(30.0, "", "all answers are the same")
+    assert ended.tick(200.0, FLEET) == []
+    lose(lost, 20.0)
+    lost.checked(30.0, "", "all answers are the same")
+    assert [case.rung for case in lost.cases] == [Rung.RESTART] and lost.tick(31.0, FLEET) == []
 
 
 # -- incidents -------------------------------------------------------------------------------------
@@ -480,7 +552,7 @@ def test_the_runs_own_host_is_never_evicted_as_a_whole():
 # -- anything at all -------------------------------------------------------------------------------
 
 WORKERS = ("learner", "generator-0", "generator-1", "generator-2", "reward-0", "reward-1")
-KINDS = ("hung", "slow", "disk", "silent")
+KINDS = ("hung", "slow", "disk", "silent", "mismatch")
 
 
 @dataclass
@@ -525,7 +597,9 @@ class LadderMachine(RuleBasedStateMachine):
         self.now += passed
         members = self.members()
         cases = {case.worker: set(case.incidents) for case in self.ladder.cases}
-        for order in self.ladder.tick(self.now, members):
+        for order in self.ladder.tick(self.now, members, CHECKING):
+            if order.rung is Rung.SELF_CHECK:
+                continue
             assert self.policy is not RepairPolicy.ADVISE
             for name in order.workers:
                 self.carry_out(order, name, members, cases.get(name, set()))
@@ -590,6 +664,10 @@ class LadderMachine(RuleBasedStateMachine):
         self.next_incident += 1
         self.ladder.see_incidents(self.now, self.open)
 
+    @rule()
+    def a_self_check_ends(self) -> None:
+        self.ladder.checked(self.now, "", "all answers are the same")
+
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def ends(self, data: st.DataObject) -> None:
@@ -612,7 +690,7 @@ class LadderMachine(RuleBasedStateMachine):
             assert len({case.worker for case in cases}) == len(cases)
             for case in cases:
                 assert case.waits or case.is_final or (case.is_advised and case.incidents and not case.is_own)
-                longest = max(LIMITS.restart_timeout_s, LIMITS.settle_s)
+                longest = max(LIMITS.restart_timeout_s, LIMITS.settle_s, LIMITS.self_check_s)
                 assert not case.waits or case.deadline_s <= self.now + longest
 
     @invariant()
