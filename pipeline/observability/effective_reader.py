@@ -5,7 +5,7 @@ Of the first, a reading takes the new lines alone, and keeps three numbers a row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.files.growing_file import GrowingFile
@@ -13,7 +13,7 @@ from pipeline.observability.device_time import device_share
 from pipeline.observability.effective_time import EffectiveTime, effective_time
 from pipeline.observability.fleet_history import FleetRow, read_fleet_history
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, row_of
-from pipeline.observability.repairs import RepairRow, part_sums, read_repairs
+from pipeline.observability.repairs import read_repair_sums
 from pipeline.observability.start_record import RunStart, read_starts, up_spans
 
 
@@ -45,9 +45,9 @@ class EffectiveTimeReader:
                 self._num_trained_tokens += row.num_trained_tokens
         fleet, _ = read_fleet_history(self._run_dir)
         starts, _ = read_starts(self._run_dir)
-        repairs, _ = read_repairs(self._run_dir)
+        lost_s = read_repair_sums(self._run_dir)
         return run_effective_time(
-            self._at_s, starts, fleet, repairs,
+            self._at_s, starts, fleet, lost_s,
             num_response_tokens=self._num_response_tokens, num_trained_tokens=self._num_trained_tokens,
         )  # fmt: skip
 
@@ -60,13 +60,14 @@ def run_effective_time(
     updates_at_s: Sequence[float],
     starts: Sequence[RunStart],
     fleet: Sequence[FleetRow],
-    repairs: Sequence[RepairRow],
+    lost_s: Mapping[str, float],
     *,
     num_response_tokens: int,
     num_trained_tokens: int,
 ) -> EffectiveTime | None:
-    """Return a run's ratios up to its last record; None before a few updates."""
+    """Return a run's ratios up to its last record; None before a few updates. ``lost_s``: seconds
+    under repair, by part."""
     last_s = [*updates_at_s[-1:], *(row.at_s for row in fleet[-1:])]
     by_device = device_share(fleet, num_response_tokens=num_response_tokens, num_trained_tokens=num_trained_tokens)
     spans = up_spans(starts, max(last_s, default=0.0))
-    return effective_time(updates_at_s, spans, by_device, part_sums(repairs))
+    return effective_time(updates_at_s, spans, by_device, lost_s)

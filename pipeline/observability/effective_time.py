@@ -39,9 +39,9 @@ class EffectiveTime:
 
     by_steps: float
     """Updates times the usual time, over the time up."""
-    lowest_hour: float
-    """Lowest sliding ratio over an hour; of a shorter run, the ratio of all."""
-    last_hour: float
+    lowest_hour: float | None
+    """Lowest sliding ratio over an hour; None for a shorter run."""
+    last_hour: float | None
     usual_s: float
     """From one update to the next."""
     up_s: float
@@ -53,7 +53,7 @@ class EffectiveTime:
 
     def in_words(self) -> str:
         """Return ``effective time: 97.1 % by steps (last hour 96.0 %), 41.0 % by device``."""
-        hour = f" (last hour {100 * self.last_hour:.1f} %)" if self.up_s >= WINDOW_S else ""
+        hour = "" if self.last_hour is None else f" (last hour {100 * self.last_hour:.1f} %)"
         device = "" if self.by_device is None else f", {100 * self.by_device:.1f} % by device"
         lost = (
             f"; workers under repair {sum(self.lost_s.values()):.0f} s: {parts_in_words(self.lost_s)}"
@@ -92,9 +92,8 @@ def effective_time(
     hours = [
         (bisect_right(at_s, end) - bisect_right(at_s, end - WINDOW_S)) * usual_s / WINDOW_S for end in _ends(at_s, up_s)
     ]
-    return EffectiveTime(
-        whole, min(hours, default=whole), hours[-1] if hours else whole, usual_s, up_s, by_device, lost_s
-    )
+    lowest, last = (min(hours), hours[-1]) if up_s >= WINDOW_S else (None, None)
+    return EffectiveTime(whole, lowest, last, usual_s, up_s, by_device, lost_s)
 
 
 def _up_before(when_s: float, spans: Sequence[UpSpan]) -> float:
@@ -105,4 +104,4 @@ def _ends(at_s: Sequence[float], up_s: float) -> list[float]:
     """Return ends of windows in order: at each update, just before it, and at the last moment."""
     first = bisect_left(at_s, WINDOW_S)
     ends = [end for when in at_s[first:] for end in (max(WINDOW_S, when - 1e-6), when)]
-    return [*ends, up_s] if up_s >= WINDOW_S else ends
+    return [*ends, up_s]

@@ -3,14 +3,15 @@
 A repair is the way of a worker's name from its last progress to its successor's first. Its parts
 add up to its whole. A step is what the ladder of repair decided about one worker, in words. Lines
 are only appended, with ``kind`` "step" or without it. The file is bounded: of very many lines the
-newest are kept."""
+newest are kept. The first line, of kind "sums", then has the times of the repairs before them, so
+that sums never fall."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from pipeline.files import write_private
 REPAIRS_NAME = "repairs.jsonl"
 _MAX_BYTES = 1 << 20
 _STEP = "step"
+_SUMS = "sums"
 PARTS = ("detect_s", "localise_s", "replace_s", "reload_s", "repeat_s")
 """Of a repair, in their order."""
 
@@ -35,7 +37,8 @@ class RepairRow:
     cause: str
     """Why the process was lost, in words."""
     detect_s: float
-    """From the last progress to the first sign: the supervisor knew, or an incident was found."""
+    """From the last progress to the first sign: the supervisor knew, or an incident was found. 0
+    for a process that ended: its end is the sign."""
     replace_s: float
     """From the decision to the start of a new process: fence, end, back-off."""
     reload_s: float
@@ -136,8 +139,10 @@ def _append(run_dir: Path, rows: Sequence[dict[str, Any]]) -> None:
     lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
     size = path.stat().st_size if path.exists() else 0
     if size + len(lines) > _MAX_BYTES:
-        kept = path.read_bytes()
-        write_private(path, kept[len(kept) // 2 :].partition(b"\n")[2] + lines)
+        present = path.read_bytes()
+        kept = present[len(present) // 2 :].partition(b"\n")[2]
+        sums = {"kind": _SUMS} | _sums(_values(present[: len(present) - len(kept)]))
+        write_private(path, json.dumps(sums).encode() + b"\n" + kept + lines)
         return
     with path.open("ab") as file:
         file.write(lines)
@@ -146,26 +151,53 @@ def _append(run_dir: Path, rows: Sequence[dict[str, Any]]) -> None:
 def read_repairs(run_dir: Path) -> tuple[list[RepairRow], int]:
     """Return a run's repairs, oldest first, and the number of damaged lines; nothing without a
     file."""
-    rows = [_row(RepairRow, line, lambda row: row.at_s + row.whole_s) for line in _lines(run_dir) if not _is_step(line)]
+    rows = [_repair(line) for line in _lines(run_dir) if _kind(line) not in (_STEP, _SUMS)]
     return [row for row in rows if row is not None], sum(row is None for row in rows)
+
+
+def read_repair_sums(run_dir: Path) -> dict[str, float]:
+    """Return the seconds of each part of all a run's repairs; empty without any."""
+    return _sums(_lines(run_dir))
 
 
 def read_steps(run_dir: Path) -> list[StepRow]:
     """Return the steps of a run's ladder, oldest first; damaged lines are left out."""
-    rows = (_row(StepRow, line, lambda row: row.at_s + row.case) for line in _lines(run_dir) if _is_step(line))
+    rows = (_row(StepRow, line, lambda row: row.at_s + row.case) for line in _lines(run_dir) if _kind(line) == _STEP)
     return [row for row in rows if row is not None]
 
 
-def _is_step(line: Any) -> bool:
-    return isinstance(line, dict) and line.get("kind") == _STEP  # pyright: ignore[reportUnknownMemberType]
+def _kind(line: Any) -> Any:
+    return line.get("kind") if isinstance(line, dict) else None  # pyright: ignore[reportUnknownMemberType]
+
+
+def _repair(line: Any) -> RepairRow | None:
+    return _row(RepairRow, line, lambda row: row.at_s + row.whole_s)
+
+
+def _sums(lines: Iterable[Any]) -> dict[str, float]:
+    """Return the sums of repairs, those of earlier lines too."""
+    found: dict[str, float] = {}
+    for line in lines:
+        if _kind(line) == _SUMS:
+            parts = {part: took_s for part in PARTS if isinstance(took_s := line.get(part), float) and isfinite(took_s)}
+        else:
+            row = None if _kind(line) == _STEP else _repair(line)
+            parts = part_sums([] if row is None else [row])
+        for part, took_s in parts.items():
+            found[part] = found.get(part, 0.0) + took_s
+    return found
 
 
 def _lines(run_dir: Path) -> Iterator[Any]:
-    """Yield the values of all lines; None for a line that is no JSON."""
     try:
         data = (run_dir / REPAIRS_NAME).read_bytes()
     except FileNotFoundError:
         return
+    yield from _values(data)
+
+
+def _values(data: bytes) -> Iterator[Any]:
+    """Yield the values of all lines; None for a line that is no JSON."""
     for line in data.splitlines():
         try:
             yield json.loads(line)
@@ -178,6 +210,6 @@ def _row(kind: type[_Row], line: Any, number: Callable[[_Row], float]) -> _Row |
     names = {each.name for each in fields(kind)}
     try:
         row = kind(**{name: value for name, value in line.items() if name in names})
-        return row if math.isfinite(number(row)) else None
+        return row if isfinite(number(row)) else None
     except (TypeError, AttributeError):
         return None

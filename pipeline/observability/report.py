@@ -19,7 +19,6 @@ from pipeline.ledger.types import Audit
 from pipeline.observability.best import BestEvaluation
 from pipeline.observability.charts import draw_critic, draw_updates
 from pipeline.observability.drawing import can_draw
-from pipeline.observability.effective_time import WINDOW_S
 from pipeline.observability.fleet_charts import draw_fleet
 from pipeline.observability.history import EvaluationRow, UpdateRow
 from pipeline.observability.pages import render_page, write_whole
@@ -169,7 +168,7 @@ def _cards(summary: Summary, records: RunRecords) -> list[_Card]:
     of_wanted = f" of {wanted:,}" if wanted is not None and wanted != summary.num_updates else ""
     last: UpdateRow | None = records.updates[-1] if records.updates else None
     time = records.effective_time
-    hour = f"lowest hour {percent(time.lowest_hour)}, " if time and time.up_s >= WINDOW_S else ""
+    hour = f"lowest hour {percent(time.lowest_hour)}, " if time and time.lowest_hour is not None else ""
     device = f"{percent(time.by_device)} by device, " if time and time.by_device is not None else ""
     number = records.num_ends
     ends = f"{number or 'no'} {'end' if number == 1 else 'ends'} of workers" if records.has_log else "no log"

@@ -26,7 +26,14 @@ from pipeline.observability.history import (
     skipped_words,
 )
 from pipeline.observability.incidents import IncidentReader, IncidentRow
-from pipeline.observability.repairs import REPAIRS_NAME, RepairRow, RoleRepairs, read_repairs, role_repairs
+from pipeline.observability.repairs import (
+    REPAIRS_NAME,
+    RepairRow,
+    RoleRepairs,
+    read_repair_sums,
+    read_repairs,
+    role_repairs,
+)
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, read_samples
 from pipeline.observability.settings_changes import Effect, change_words, effect_words, read_effects
 from pipeline.observability.start_record import STARTS_NAME, RunStart, read_starts
@@ -62,6 +69,9 @@ class RunRecords:
     starts: Sequence[RunStart]
     incidents: Sequence[IncidentRow]
     repairs: Sequence[RepairRow]
+    """The newest ones."""
+    repair_sums: Mapping[str, float]
+    """Seconds of all repairs, by part."""
     effects: Sequence[Effect]
     """Changes of the settings while the run went on, each with the updates around it."""
     has_log: bool
@@ -84,7 +94,7 @@ class RunRecords:
     def effective_time(self) -> EffectiveTime | None:
         """The share of the time up that became updates; None before there are a few."""
         return run_effective_time(
-            [row.at_s for row in self.updates], self.starts, self.fleet, self.repairs,
+            [row.at_s for row in self.updates], self.starts, self.fleet, self.repair_sums,
             num_response_tokens=sum(row.num_response_tokens for row in self.updates),
             num_trained_tokens=sum(row.num_trained_tokens for row in self.updates),
         )  # fmt: skip
@@ -208,6 +218,7 @@ def read_records(run_dir: Path) -> RunRecords:
         starts=starts,
         incidents=IncidentReader(run_dir, max_incidents=_MOST_INCIDENTS).read(),
         repairs=repairs,
+        repair_sums=read_repair_sums(run_dir),
         effects=read_effects(run_dir),
         has_log=(run_dir / "logs" / "supervisor.jsonl").is_file(),
         samples=list(read_samples(run_dir / SAMPLES_NAME)),

@@ -67,7 +67,7 @@ def _evicted(evictions: Sequence[Eviction]) -> str:
 
 
 def _check_others(present: Fleet, beats: Sequence[Heartbeat], worker: str, role: Role) -> None:
-    """Raise ConfigError where a role would have no worker left."""
+    """Raise ConfigError where a role would have no worker left, or none that works."""
     from pipeline.supervisor.fleet_plan import wanted_names
     from protocol.ids import ELASTIC_ROLES
 
@@ -85,10 +85,17 @@ def _check_others(present: Fleet, beats: Sequence[Heartbeat], worker: str, role:
             f"{name} is the run's last {role}: without it the role is empty, and it is not evicted; "
             f"`headrace scale {role}=2` starts another beside it first"
         )
+    working = {beat.who.worker for beat in _at_work(present, beats) if beat.who.role is role}
+    if working == {worker}:
+        raise ConfigError(
+            f"{name} is the only {role} that does its work: the others are not there, silent or starting. Without it the "
+            "role is empty, and it is not evicted; `headrace why` names the others' trouble"
+        )
 
 
 def _check_host(present: Fleet, beats: Sequence[Heartbeat], host: str) -> None:
-    """Raise ConfigError for an unknown host, the run's own, or one with the last of a role."""
+    """Raise ConfigError for an unknown host, the run's own, or one with the last working worker of
+    a role."""
     from pipeline.supervisor.takeover import is_own
 
     there = [beat for beat in beats if beat.host == host]
@@ -102,11 +109,22 @@ def _check_host(present: Fleet, beats: Sequence[Heartbeat], host: str) -> None:
             f"{printable_line(host)} has workers of this run's own supervisor ({names}): it is no joined host. Evict them "
             "one by one: `headrace evict WORKER`; where a launcher chose the host, take it out of [launch]"
         )
-    staying = staying_guests(present, beats)
-    for role in {beat.who.role for beat in there}:
-        elsewhere = sum(beat.who.role is role and beat.host != host for beat in staying)
-        if present.counts.get(role, 0) + elsewhere < 1:
+    working = _at_work(present, beats)
+    for role in {beat.who.role for beat in working if beat.host == host}:
+        if not any(beat.who.role is role and beat.host != host for beat in working):
             raise ConfigError(
-                f"{printable_line(host)} has the run's last {role}: without it the role is empty, and the host is not "
-                f"evicted; `headrace scale {role}=1` or another `headrace join` first"
+                f"{printable_line(host)} has the run's last {role} that does its work: without it the role is empty, and the "
+                f"host is not evicted; `headrace scale {role}=1` or another `headrace join` first"
             )
+
+
+def _at_work(present: Fleet, beats: Sequence[Heartbeat]) -> list[Heartbeat]:
+    """Return the heartbeats of workers that stay, and have begun their work."""
+    from pipeline.runtime.liveness import is_silent
+    from pipeline.runtime.registry.contract import WaitingFor
+    from pipeline.supervisor.fleet_plan import wanted_names
+
+    unready = (WaitingFor.STARTING, WaitingFor.DRAINING, WaitingFor.STOPPED)
+    own = wanted_names(present.counts, present.left_out)
+    mine = [beat for beat in beats if beat.who.worker in own and not is_silent(beat.silent_s)]
+    return [beat for beat in (*mine, *staying_guests(present, beats)) if beat.waiting_for not in unready]

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ops.docs.whole_fleet import whole_collector
 from pipeline.ledger.types import Pause, QueueStat
-from pipeline.observability.effective_time import EffectiveTime
+from pipeline.observability.effective_time import EffectiveTime, UpSpan, effective_time
 from pipeline.observability.metric_names import ENDPOINT_METRICS, WORKER_METRICS
 from pipeline.observability.metrics import HeartbeatCollector, MetricsServer
 from pipeline.runtime.registry.contract import LinkReport, WaitingFor
@@ -77,10 +77,17 @@ def test_the_time_under_repair_is_there_by_its_parts(whole_page: str) -> None:
 def test_without_a_new_effective_time_the_last_one_stays() -> None:
     collector = HeartbeatCollector(ManualClock(), "run")
     assert "effective_time" not in page(collector)
-    collector.update([], [], None, EffectiveTime(0.75, 0.5, 0.5, 10.0, 100.0))
+    collector.update([], [], None, EffectiveTime(0.75, 0.5, 0.5, 10.0, 4000.0))
     collector.update([], [])
     found = [line for line in page(collector).splitlines() if line.startswith("headrace_effective_time_ratio")]
     assert len(found) == 2 and any(line.endswith(" 0.75") for line in found)
+
+
+def test_a_run_of_less_than_an_hour_has_no_share_of_its_last_hour() -> None:
+    collector = HeartbeatCollector(ManualClock(), "run")
+    collector.update([], [], None, effective_time([10.0 * n for n in range(1, 9)], [UpSpan(0.0, 90.0)]))
+    found = [line for line in page(collector).splitlines() if line.startswith("headrace_effective_time_ratio")]
+    assert len(found) == 1 and 'by="steps"' in found[0]
 
 
 def test_names_follow_prometheus_conventions(families: list[Metric]) -> None:

@@ -20,7 +20,7 @@ from pipeline.operator import evicting
 from pipeline.operator.attached import Attached
 from pipeline.operator.status_report import read_status
 from pipeline.operator.top.words import head
-from pipeline.runtime.registry.contract import Eviction, Fleet, RunState, RunStatus
+from pipeline.runtime.registry.contract import Eviction, Fleet, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.run_folder import run_lock
 from protocol.errors import ConfigError
@@ -59,6 +59,7 @@ async def test_an_evicted_worker_is_out_with_who_when_and_why(run: SmallRun) -> 
 async def test_the_last_of_a_role_and_the_learner_are_not_evicted(run: SmallRun) -> None:
     assert "run's last reward: without it the role is empty" in await refusal(run, "reward-0")
     assert "run's only learner: without it the role is empty" in await refusal(run, "learner")
+    await run.beat(Role.GENERATOR, "generator-1")
     await evict(run, "generator-0")
     assert "run's last generator" in await refusal(run, "generator-1")
 
@@ -70,6 +71,19 @@ async def test_a_guest_at_work_lets_the_runs_own_last_worker_go_but_not_an_evict
     await evicting.readmit(cast("Attached", run), worker="reward-0")
     await evict(run, host="hostb")
     assert "run's last reward" in await refusal(run, "reward-0")
+
+
+async def test_the_only_worker_of_a_role_that_works_is_not_evicted_and_a_broken_one_is(run: SmallRun) -> None:
+    await run.beat(Role.GENERATOR, "generator-1")
+    await run.registry.fence("generator-0")
+    refused = await refusal(run, "generator-1")
+    assert "generator-1 is the only generator that does its work" in refused and "`headrace why`" in refused
+    await run.beat(Role.GENERATOR, "generator-0", epoch=5, waiting_for=WaitingFor.STARTING)
+    assert "is the only generator that does its work" in await refusal(run, "generator-1")
+    assert (await evict(run, "generator-0")).counts[Role.GENERATOR] == 1
+    await beat_of_guest(run)
+    await run.registry.fence("reward-0")
+    assert "hostb has the run's last reward that does its work" in await refusal(run, host="hostb")
 
 
 async def test_only_a_joined_host_is_evicted_as_a_whole(run: SmallRun) -> None:

@@ -13,6 +13,7 @@ from pipeline.observability.repairs import (
     StepRow,
     add_repair,
     add_steps,
+    read_repair_sums,
     read_repairs,
     read_steps,
     role_repairs,
@@ -106,16 +107,19 @@ def row(number: int, *, role: str = "reward", **parts: float) -> RepairRow:
 
 def test_the_file_keeps_the_newest_and_skips_what_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pipeline.observability.repairs._MAX_BYTES", 2_000)
-    assert read_repairs(tmp_path) == ([], 0)
+    assert (read_repairs(tmp_path), read_repair_sums(tmp_path)) == (([], 0), {})
     for number in range(100):
         add_repair(tmp_path, row(number))
         assert (tmp_path / REPAIRS_NAME).stat().st_size <= 2_000
     rows, num_skipped = read_repairs(tmp_path)
     assert num_skipped == 0
     assert [one.at_s for one in rows] == [float(number) for number in range(100 - len(rows), 100)]
+    parts = {"detect_s": 100.0, "localise_s": 0.0, "replace_s": 200.0, "reload_s": 300.0, "repeat_s": 400.0}
+    assert len(rows) < 20 and read_repair_sums(tmp_path) == parts, "of all repairs, those that are not kept too"
     with (tmp_path / REPAIRS_NAME).open("ab") as file:
         file.write(b'{"at_s": NaN, "worker": "w"}\n[1]\nnonsense\n')
     assert read_repairs(tmp_path) == (rows, 3)
+    assert read_repair_sums(tmp_path) == parts
 
 
 def test_steps_and_repairs_share_a_file_and_each_reader_takes_its_own(tmp_path: Path):

@@ -319,8 +319,6 @@ async def test_before_the_last_rung_the_newest_change_of_the_settings_is_rolled_
         assert taken[-1] == ("whole_run", "begun") and len(changes) == 1
         return
     assert ("rollback", "begun") in taken and desk.fleet.plan.failure is None
-    desk.ladder.lost(21.5, "learner", Role.LEARNER, "killed by SIGKILL")
-    assert await desk.look(22.0) == taken, "the end that the rollback brings is no further loss"
     assert (changes[-1].sets, changes[-1].undoes, changes[-1].by) == ({key: "1e-06"}, 1, "supervisor")
     assert changes[-1].reason.startswith("learner does not come back: no work within 10 s")
     taken = await desk.look(32.0)

@@ -156,6 +156,18 @@ def test_signs_of_loading_and_an_absent_ledger_move_the_deadline():
     assert [order.rung for order in made.tick(660.0, FLEET)] == [Rung.ROLE_RESTART]
 
 
+def test_the_ends_that_rungs_bring_are_no_further_losses():
+    made, only = ladder(), roster(idle=("learner",))
+    means = Abilities(may_roll_back=True)
+    lose(made, 0.0, "learner")
+    for now, rung in ((61.0, Rung.ROLE_RESTART), (123.0, Rung.ROLLBACK)):
+        (order,) = made.tick(now, only, means)
+        assert order.rung is rung
+        made.taken_steps()
+        lose(made, now + 1.0, "learner")
+        assert made.taken_steps() == [] and made.cases[0].num_losses == 1
+
+
 def test_ends_of_one_process_before_its_successor_count_once():
     made = ladder()
     for now in (0.0, 0.1, 0.2, 0.3, 0.4):
