@@ -12,9 +12,12 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 _ALL = "all"
+_MAX_IDS = 16
+_ID_CHARS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +30,19 @@ class GpuState:
     """Used memory, summed."""
     power_w: float | None = None
     """Power draw in watts, summed."""
+    ids: tuple[str, ...] = ()
+    """Short ids, the same in all processes of a host; none where the process may compute on any of
+    several GPUs."""
 
 
 class Gpus:
     """The visible GPUs of one process."""
 
-    def __init__(self, library: Any, handles: list[Any]) -> None:
+    def __init__(self, library: Any, handles: list[Any], *, are_chosen: bool) -> None:
+        """``are_chosen``: whether the process computes on all of them."""
         self._library = library
         self._handles = handles
+        self._are_chosen = are_chosen
 
     @classmethod
     def visible(cls, environment: Mapping[str, str] = os.environ) -> Gpus | None:
@@ -50,25 +58,33 @@ class Gpus:
         except (library.NVMLError, ValueError):
             # no driver, or a device that is not there
             return None
-        return cls(library, handles) if handles else None
+        return cls(library, handles, are_chosen=named != _ALL or len(handles) == 1) if handles else None
 
     def read(self) -> GpuState:
         """Return the present reading; a figure that a GPU does not offer is None."""
         utils = self._each(lambda handle: self._library.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0)
         memory = self._each(lambda handle: self._library.nvmlDeviceGetMemoryInfo(handle).used)
         milliwatts = self._each(lambda handle: self._library.nvmlDeviceGetPowerUsage(handle))
+        names = self._each(lambda handle: _short(self._library.nvmlDeviceGetUUID(handle))) if self._are_chosen else None
         return GpuState(
             None if utils is None else sum(utils) / len(utils),
             None if memory is None else int(sum(memory)),
             None if milliwatts is None else sum(milliwatts) / 1e3,
+            tuple(names or ())[:_MAX_IDS],
         )
 
-    def _each(self, read: Callable[[Any], float]) -> list[float] | None:
+    def _each(self, read: Callable[[Any], T]) -> list[T] | None:
         try:
             return [read(handle) for handle in self._handles]
         except self._library.NVMLError:
             # not offered, as the use of a part of a GPU, or lost
             return None
+
+
+def _short(uuid: str | bytes) -> str:
+    """Return the beginning of ``GPU-1a2b3c4d-...``; older libraries return bytes."""
+    text = uuid.decode(errors="replace") if isinstance(uuid, bytes) else uuid
+    return text[:_ID_CHARS]
 
 
 def _names(library: Any, named: str) -> list[str]:

@@ -102,6 +102,7 @@ class VitalSigns:
             gpu_util=host.gpu.util,
             gpu_mem_bytes=host.gpu.mem_bytes,
             gpu_power_w=host.gpu.power_w,
+            gpus=host.gpu.ids,
             service={kind: _rounded(sums) for kind, sums in self._work.service().items()},
             errors=int(sum(counters.get(name, 0) for name in ERROR_COUNTERS)),
             retries=_retries(counters) + sum(connection.num_repeats for connection in self.connections),

@@ -101,9 +101,8 @@ class Repairing:
         self._orders: deque[RepairOrder] = deque()
         self._fenced: dict[str, int] = {}
         """Epochs of isolated workers' fences: a later one is a new start, on a joined host too."""
-        self._guests: dict[str, Member] = {}
-        """Workers of joined hosts, as they were last seen: those that are there, or fenced and with
-        a case."""
+        self._seen: dict[str, Member] = {}
+        """The roster of the last look."""
         self._moved: dict[str, float] = {}
         """Last progress of workers with a case, by the supervisor's clock."""
 
@@ -171,22 +170,26 @@ class Repairing:
     def _roster(self, beats: Sequence[Heartbeat]) -> dict[str, Member]:
         """Return the workers that are there or wanted. Those that drain are leaving."""
         there = {beat.who.worker: beat for beat in beats}
-        pids, roster = self._fleet.processes.pids, dict[str, Member]()
+        pids, roster, before = self._fleet.processes.pids, dict[str, Member](), self._seen
         for worker in self._fleet.plan.workers:
             if worker.phase is not WorkerPhase.DRAINING:
                 beat = there.get(worker.name)
-                is_held = beat is not None and pids.get(worker.name) in (beat.pid, 0)
-                roster[worker.name] = _member(worker.role, beat if is_held else None)
+                last = before.get(worker.name, Member(worker.role))
+                if beat is not None and pids.get(worker.name) in (beat.pid, 0):
+                    roster[worker.name] = _member(beat, last)
+                else:
+                    roster[worker.name] = replace(last, is_at_work=False)
         known = {worker.name for worker in self._fleet.plan.workers}
-        guests = {
-            name: _member(beat.who.role, beat, is_guest=True) for name, beat in there.items() if name not in known
-        }
-        # a fence takes the heartbeat away: until the next start the worker is still meant
+        for name, beat in there.items():
+            if name not in known:
+                roster[name] = _member(beat, before.get(name, Member(beat.who.role, is_guest=True)))
+        # a fence takes a guest's heartbeat away: until its next start it is still meant
         cases = {case.worker for case in self._ladder.cases}
         self._fenced = {name: epoch for name, epoch in self._fenced.items() if name in cases}
-        away = {name: member for name, member in self._guests.items() if name in self._fenced and name not in there}
-        self._guests = guests | {name: replace(member, is_at_work=False, is_away=True) for name, member in away.items()}
-        return roster | self._guests
+        for name in self._fenced.keys() & before.keys() - known - there.keys():
+            roster[name] = replace(before[name], is_at_work=False, is_away=True)
+        self._seen = roster
+        return roster
 
     # -- orders ------------------------------------------------------------------------------------
 
@@ -281,11 +284,12 @@ class Repairing:
             log.warning("steps_not_written", reason=str(error))
 
 
-def _member(role: Role, beat: Heartbeat | None, *, is_guest: bool = False) -> Member:
-    if beat is None:
-        return Member(role)
+def _member(beat: Heartbeat, last: Member) -> Member:
+    """Return a worker by its heartbeat. ``last``: as it was at the last look; a young process may
+    not know its devices yet."""
     is_at_work = not is_silent(beat.silent_s) and beat.waiting_for in _AT_WORK and beat.progress > 0
-    return Member(role, beat.host, is_guest, is_at_work)
+    devices = frozenset(beat.vitals.gpus) if beat.vitals is not None else frozenset[str]()
+    return replace(last, host=beat.host, is_at_work=is_at_work, devices=devices or last.devices, is_away=False)
 
 
 def _tell(step: RepairStep) -> None:

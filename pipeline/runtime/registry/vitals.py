@@ -30,6 +30,8 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Used memory of the visible GPUs, of all processes on them."""
     gpu_power_w: float | None = None
     """Power draw of the visible GPUs together, in watts."""
+    gpus: tuple[str, ...] = ()
+    """Short ids of the GPUs that it computes on; empty where that is not known."""
     service: dict[str, ServiceSums] = {}
     """Finished work by kind: ``[pieces, seconds, tokens]``."""
     errors: int = 0

@@ -1,13 +1,15 @@
-"""Fault domains beyond one worker: its links and its host. Pure.
+"""Fault domains beyond one worker: its links, its device and its host. Pure.
 
 A link has two ends, and its incident alone leaves open which is at fault. The end that most of the
-recent incidents share is taken, a receiver before a sender. A host goes as a whole where nearly all
-of its workers are sick and each of their roles works elsewhere."""
+recent incidents share is taken, a receiver before a sender. A device or a joined host goes as a
+whole where nearly all of its workers are sick, and each of their roles works elsewhere. Devices are
+the GPUs that heartbeats name; without any, workers share none."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from pipeline.supervisor.recovery.rungs import (
@@ -22,7 +24,7 @@ from pipeline.supervisor.recovery.rungs import (
 from protocol.ids import Role
 
 MOST_HEALTHY: Final = 1
-"""Healthy workers that may go with a sick host."""
+"""Healthy workers that may go with a sick host or device."""
 _LEAST_SICK: Final = 2
 
 
@@ -92,19 +94,40 @@ def one_missing(role: Role) -> str:
     return f"no other {role} does its work, and without any the run stands still"
 
 
-def host_to_evict(worker: str, roster: Mapping[str, Member], sick: Collection[str]) -> str:
-    """Return the joined host that goes as a whole with a worker, or "".
+@dataclass(frozen=True, slots=True)
+class FaultDomain:
+    """Workers that are evicted together, as one fault."""
+
+    workers: tuple[str, ...]
+    words: str = ""
+    """Which domain it is; empty for a lone worker."""
+    host: str = ""
+    """A joined host, all of it."""
+
+
+def domain_to_evict(worker: str, roster: Mapping[str, Member], sick: Collection[str]) -> FaultDomain:
+    """Return what goes with a worker: its joined host, the workers of its device, or nothing.
 
     At most one healthy worker goes with it, and each of its roles works elsewhere."""
-    host = roster[worker].host if worker in roster else ""
-    mates = {name: member for name, member in roster.items() if host and member.host == host}
+    member = roster.get(worker)
+    if member is None or not member.host:
+        return FaultDomain((worker,))
+    of_host = {name: one for name, one in roster.items() if one.host == member.host}
+    if all(one.is_guest for one in of_host.values()) and _goes_as_a_whole(of_host, roster, sick):
+        return FaultDomain(tuple(of_host), f"its host {member.host}", member.host)
+    of_device = {name: one for name, one in of_host.items() if one.devices & member.devices}
+    if _goes_as_a_whole(of_device, roster, sick):
+        names = ", ".join(sorted(member.devices))
+        return FaultDomain(tuple(of_device), f"all workers of its device ({names} of {member.host})")
+    return FaultDomain((worker,))
+
+
+def _goes_as_a_whole(mates: Mapping[str, Member], roster: Mapping[str, Member], sick: Collection[str]) -> bool:
     num_sick = sum(name in sick for name in mates)
-    is_joined = bool(mates) and all(member.is_guest for member in mates.values())
-    if not is_joined or num_sick < _LEAST_SICK or len(mates) - num_sick > MOST_HEALTHY:
-        return ""
+    if num_sick < _LEAST_SICK or len(mates) - num_sick > MOST_HEALTHY:
+        return False
     roles = {member.role for member in mates.values()}
-    is_elsewhere = all(others_at_work("", role, roster, {*mates, *sick}) for role in roles)
-    return host if is_elsewhere else ""
+    return all(others_at_work("", role, roster, {*mates, *sick}) for role in roles)
 
 
 def lack_of(rung: Rung, worker: str, roster: Mapping[str, Member], abilities: Abilities) -> str:

@@ -16,7 +16,7 @@ follows these repairs, and orders only what comes after them. It orders restarts
 incident alone is the sign. A rung without the means for it is skipped with a sentence.
 
 At most one case is open for a worker. An incident is part of one case. So it evicts at most one
-worker, or one sick host."""
+worker, or one sick device or host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pipeline.supervisor.recovery.cases import Case, out, sick, taken_down
 from pipeline.supervisor.recovery.decisions import Decisions
 from pipeline.supervisor.recovery.domains import (
     Blame,
-    host_to_evict,
+    domain_to_evict,
     is_absent,
     lack_of,
     one_missing,
@@ -393,15 +393,15 @@ class Ladder:
     def _evict(self, case: Case, now_s: float) -> None:
         case.rung, case.deadline_s = Rung.EVICT, math.inf
         self._budgets.take_eviction(now_s)
-        host = host_to_evict(case.worker, self._roster, sick(self._cases.values()) | {case.worker})
-        words = f"evicted with its host {host}" if host else "evicted"
-        until = f"`headrace readmit {f'--host {host}' if host else case.worker}` takes it back"
+        domain = domain_to_evict(case.worker, self._roster, sick(self._cases.values()) | {case.worker})
+        words = f"evicted with {domain.words}" if domain.words else "evicted"
+        back = (f"--host {domain.host}",) if domain.host else domain.workers
+        until = " and ".join(f"`headrace readmit {one}`" for one in back) + " takes it back"
         self._note(case, Rung.EVICT, StepOutcome.BEGUN, f"{words}: {case.reason}; {until}")
-        members = tuple(name for name, member in self._roster.items() if host and member.host == host)
-        for mate in (self._cases[name] for name in members if name in self._cases and name != case.worker):
+        for mate in (self._cases[name] for name in domain.workers if name in self._cases and name != case.worker):
             mate.rung, mate.deadline_s = Rung.EVICT, math.inf
-            self._note(mate, Rung.EVICT, StepOutcome.DONE, f"it goes with its host, by case {case.number}")
-        self._order(case, Rung.EVICT, members or (case.worker,), host=host)
+            self._note(mate, Rung.EVICT, StepOutcome.DONE, f"it goes with {domain.words}, by case {case.number}")
+        self._order(case, Rung.EVICT, domain.workers, host=domain.host)
 
     def _refusal(self, case: Case, now_s: float) -> str:
         """Return why a worker is not evicted, or ""."""

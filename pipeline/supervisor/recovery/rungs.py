@@ -105,6 +105,8 @@ class Member:
     """Of a joined host, with a supervisor of its own."""
     is_at_work: bool = False
     """A fresh heartbeat, past its start, and with work done."""
+    devices: frozenset[str] = frozenset()
+    """Of that host, on which it computes; empty where that is not known."""
     is_away: bool = False
     """Of a joined host, and fenced: its own supervisor is to start it again."""
 

@@ -215,6 +215,9 @@ class Driver:
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes) -> int:  # noqa: N802
         return [b"GPU-a", b"GPU-b"].index(uuid)
 
+    def nvmlDeviceGetUUID(self, handle: int) -> str | bytes:  # noqa: N802
+        return ["GPU-a1a2a3a4-5", b"GPU-b1b2b3b4-5"][handle]
+
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:  # noqa: N802
         return SimpleNamespace(gpu=[100, 50][handle])
 
@@ -231,10 +234,10 @@ class Driver:
     ("visible", "reading"),
     [
         (None, GpuState(0.75, 15, 400.0)),
-        ("1", GpuState(0.5, 5, 100.0)),
-        ("GPU-a", GpuState(1.0, 10, 300.0)),
-        ("0, 1", GpuState(0.75, 15, 400.0)),
-        ("0,-1,1", GpuState(1.0, 10, 300.0)),
+        ("1", GpuState(0.5, 5, 100.0, ("GPU-b1b2b3b4",))),
+        ("GPU-a", GpuState(1.0, 10, 300.0, ("GPU-a1a2a3a4",))),
+        ("0, 1", GpuState(0.75, 15, 400.0, ("GPU-a1a2a3a4", "GPU-b1b2b3b4"))),
+        ("0,-1,1", GpuState(1.0, 10, 300.0, ("GPU-a1a2a3a4",))),
         ("", None),
         ("-1", None),
         ("7", None),
@@ -282,7 +285,9 @@ async def test_a_ledger_call_measures_its_answer_and_an_open_one_its_age(redis_s
 
 def test_an_idle_heartbeat_with_vitals_stays_small() -> None:
     state = WorkerState(WHO, ManualClock())
-    state.signs.host = lambda: HostState(40, 123_456_789_012, 0.5123, GpuState(0.98, 70 << 30, 650.5))
+    state.signs.host = lambda: HostState(
+        40, 123_456_789_012, 0.5123, GpuState(0.98, 70 << 30, 650.5, ("GPU-a1a2a3a4",))
+    )
     state.work.served("scoring", seconds=12345.6789, size=123456789.0, pieces=123456)
     size = len(msgspec.json.encode(state.heartbeat().vitals))
     assert size < 350, size

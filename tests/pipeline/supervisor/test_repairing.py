@@ -16,7 +16,7 @@ from pipeline.process.exit_codes import ExitCode
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.runtime.registry.settings_change import after
-from pipeline.runtime.registry.vitals import CheckDigests
+from pipeline.runtime.registry.vitals import CheckDigests, Vitals
 from pipeline.supervisor.code_keeper import CodeKeeper
 from pipeline.supervisor.host_fleet import HostFleet
 from pipeline.supervisor.processes import worker_command
@@ -200,9 +200,10 @@ class JoinedDesk(Desk):
         self.writer = self.registry.writer()
         self.file = IncidentFile(self.run_dir)
 
-    async def start(self, name: str, host: str) -> None:
+    async def start(self, name: str, host: str, *gpus: str) -> None:
         who = await self.registry.register(Role.GENERATOR, name)
-        self.writer.beat(msgspec.structs.replace(beat(name, host=host), who=who))
+        vitals = Vitals(gpus=gpus) if gpus else None
+        self.writer.beat(msgspec.structs.replace(beat(name, host=host), who=who, vitals=vitals))
 
     async def answer(self, name: str, tokens: str) -> None:
         """Answer the newest self-check."""
@@ -279,6 +280,28 @@ async def test_wrong_tokens_start_a_self_check_and_the_generator_that_it_proves_
     fleet = await desk.registry.fleet()
     assert fleet is not None and [one.worker for one in fleet.evictions] == [names[1]]
     assert fleet.evictions[0].reason.endswith("its answer differs from that of 2 others")
+
+
+async def test_workers_of_one_device_that_no_restart_mends_are_evicted_as_one_fault(tmp_path: Path) -> None:
+    desk, names = JoinedDesk(tmp_path), [f"generator-hostb-x-{number}" for number in range(4)]
+    await desk.registry.set_fleet(Fleet({Role.LEARNER: 1, Role.GENERATOR: 2}))
+    for name, gpu in zip(names, ("GPU-1", "GPU-1", "GPU-2", "GPU-3"), strict=True):
+        await desk.start(name, "hostb", gpu)
+    await desk.pass_to(0.0)
+    for number, name in enumerate(names[:2], 1):
+        desk.find(number, name)
+    await desk.pass_to(1.0)
+    await desk.pass_to(11.0)
+    for name in names[:2]:
+        # a young process has not read its devices yet
+        await desk.start(name, "hostb")
+    for now in (12.0, 43.0, 170.0):
+        taken = await desk.pass_to(now)
+    assert taken[-2:] == [(names[0], "evict", "begun"), (names[1], "evict", "done")]
+    fleet = await desk.registry.fleet()
+    assert fleet is not None and [(one.worker, one.host) for one in fleet.evictions] == [
+        (name, "") for name in names[:2]
+    ]
 
 
 async def test_a_joined_host_whose_workers_no_restart_mends_is_evicted_by_its_name(tmp_path: Path) -> None:

@@ -552,6 +552,52 @@ def test_a_sick_joined_host_is_evicted_as_a_whole_with_at_most_one_healthy_worke
     assert len(mates) == (3 - num_healthy if host else 0)
 
 
+def on_devices(**devices: str) -> dict[str, Member]:
+    """Generators of the run's host that compute on these devices; those in capitals do no work."""
+    return {
+        f"generator-{name}": Member(
+            Role.GENERATOR, "here", is_at_work=device.islower(), devices=frozenset({device.lower()})
+        )
+        for name, device in devices.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("devices", "evicted"),
+    [
+        ({"a": "X", "b": "X", "c": "y"}, {"generator-a", "generator-b"}),
+        ({"a": "X", "b": "X", "h": "x", "c": "y"}, {"generator-a", "generator-b", "generator-h"}),
+        ({"a": "X", "b": "X", "h": "x", "i": "x", "c": "y"}, {"generator-a"}),
+        ({"a": "X", "b": "Z", "c": "y"}, {"generator-a"}),
+    ],
+    ids=["all are sick", "one is healthy", "two are healthy", "on other devices"],
+)
+def test_sick_workers_of_one_device_are_evicted_as_one_fault(devices: dict[str, str], evicted: set[str]):
+    made, fleet = ladder(), FLEET | on_devices(**devices)
+    made.tick(0.0, fleet)
+    for name in [name for name, member in fleet.items() if member.devices and not member.is_at_work]:
+        made.lost(1.0, name, Role.GENERATOR, "killed")
+    made.taken_steps()
+    order, *others = made.tick(61.0, fleet)
+    assert (order.rung, order.host, set(order.workers)) == (Rung.EVICT, "", evicted)
+    steps = made.taken_steps()
+    sentence = next(step.sentence for step in steps if step.rung is Rung.EVICT)
+    if len(evicted) > 1:
+        assert others == [] and sentence.startswith("evicted with all workers of its device (x of here): no work")
+        assert [step.worker for step in steps if (step.rung, step.outcome) == (Rung.EVICT, "done")] == ["generator-b"]
+    else:
+        assert sentence.startswith("evicted: no work")
+    assert sentence.count("`headrace readmit generator-") == len(evicted)
+
+
+def test_a_device_of_which_a_role_has_all_its_workers_is_not_evicted_as_a_whole():
+    made, fleet = ladder(), {"learner": Member(Role.LEARNER, "here", is_at_work=True)} | on_devices(a="X", b="X")
+    made.tick(0.0, fleet)
+    for name in ("generator-a", "generator-b"):
+        made.lost(1.0, name, Role.GENERATOR, "killed")
+    assert Rung.EVICT not in [order.rung for order in made.tick(61.0, fleet)]
+
+
 def test_the_runs_own_host_is_never_evicted_as_a_whole():
     made = ladder()
     made.tick(0.0, roster("generator-0", "generator-1", idle=("generator-2", "generator-3")))
