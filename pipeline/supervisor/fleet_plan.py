@@ -19,7 +19,8 @@ that is evicted in time (``evicts``) does not fail the fleet either.
 An exit that a restart cannot repair, as a wrong setting, fails the fleet the first time. A repeated
 error fails it the second time: the same error again, before any finished work or after exactly as
 much as before. Signals never do so, nor errors of the surroundings
-(``pipeline.process.last_error``).
+(``pipeline.process.last_error``). Neither does a step that differs when it is made again: the
+machine is not sound. Its second time within a day fails the fleet, whatever was done in between.
 
 Starts are spread over the supervisor's turns. The first worker of every role comes before the
 second of any. A newer desired fleet replaces starts that have not happened. An adopted process is
@@ -37,11 +38,13 @@ from enum import StrEnum
 
 from pipeline.process.exit_codes import ExitCode, FailureKind, kind_of
 from pipeline.process.last_error import LastError
+from protocol.errors import StepDiffered
 from protocol.ids import Role
 
 MAX_STARTS_A_TURN = 4
 """Between starts the supervisor handles signals and exits: at most 20 starts a second."""
 _MAX_BACKOFF_FACTOR = 16
+_A_DAY_S = 86400.0
 _ENDED_WELL = frozenset({ExitCode.OK, ExitCode.STARVED})
 _ALONE = frozenset({Role.LEARNER, Role.VALUE, Role.OBSERVER})
 _DISPENSABLE = frozenset({Role.OBSERVER})
@@ -134,6 +137,8 @@ class Worker:
     failures: deque[tuple[float, str]] = field(default_factory=deque)
     """Times of infrastructure failures within the period, of all since the last checkpoint; each
     with the worker's name."""
+    unsound_s: float | None = None
+    """When it last ended because a step differed when it was made again."""
     kept: str | None = None
     """Newest checkpoint at its last failure."""
     stuck_with: str | None = None
@@ -305,8 +310,12 @@ class FleetPlan:
             worker.is_being_replaced, exit_code, error = False, ExitCode.STUCK, None
         is_repeated = _repeats(worker, error, delivered)
         worker.last_error = None if error is None else (error.identity, delivered)
+        is_unsound = _is_unsound(worker, error, now_s)
         if exit_code in _ENDED_WELL:
             worker.phase = WorkerPhase.ENDED
+        elif is_unsound:
+            reason = f"had a step with another result when it was made again, for the second time within a day{_words(error)}"
+            self._fail(worker, exit_code, f"{reason}; test that host, then go on elsewhere with `headrace up --resume`")
         elif exit_code in _HOPELESS:
             self._fail(worker, exit_code, f"ended in a way that a restart cannot repair{_words(error)}")
         elif is_repeated:
@@ -369,6 +378,14 @@ def _repeats(worker: Worker, error: LastError | None, delivered: int) -> bool:
         return False
     identity, before = worker.last_error
     return identity == error.identity and delivered in (0, before)
+
+
+def _is_unsound(worker: Worker, error: LastError | None, now_s: float) -> bool:
+    """Whether a worker's machine has computed wrongly for the second time within a day."""
+    if error is None or error.type != StepDiffered.__name__:
+        return False
+    before_s, worker.unsound_s = worker.unsound_s, now_s
+    return before_s is not None and now_s - before_s < _A_DAY_S
 
 
 def _words(error: LastError | None) -> str:

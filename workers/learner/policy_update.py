@@ -12,7 +12,6 @@ By ``learner.spikes`` it is then left out, or trained on as it is."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +24,9 @@ from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.batching import TrainingSample, split_minibatches
 from pipeline.ledger.types import ClaimedUnit
 from pipeline.process import work
+from pipeline.training.repeated_step import check_same
 from pipeline.training.spikes import NO_LIMITS, NO_STEP, RecentSteps, StepLimits
-from protocol.errors import Diverged, StepDiffered
+from protocol.errors import Diverged
 from workers.engines.training.seam import StepResult, TrainingBackend
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 Compute = Callable[..., Awaitable[Any]]
 """Runs a blocking function on the thread that does such work: ``ActorContext.compute``."""
 
-_SAME = 1e-3
-"""Relative difference of two finite results that a device's order of additions may make."""
 _OF_BEHAVIOR = ("behavior_", "importance_", "log_perplexity_gap", "perplexity_ratio", "sequence_chi2")
 _OLD_LOGPROBS = 0.25
 """About the share that a forward pass over the batch has in it and the steps together."""
@@ -157,7 +155,7 @@ class PolicyUpdate:
                 again: StepResult = await compute(
                     self._backend.step, minibatch, objective, NO_LIMITS if trains else NO_STEP
                 )
-                _check_same(result, again, applied=trains)
+                check_same(result, again, applied=trains)
                 result = again
                 blamed.append(BlamedStep(tuple(sample.name for sample in minibatch), result, limits))
             results.append(result)
@@ -199,19 +197,3 @@ def _without_behavior(result: StepResult) -> StepResult:
     responses."""
     kept = {name: value for name, value in result.metrics.items() if not name.startswith(_OF_BEHAVIOR)}
     return replace(result, metrics=kept)
-
-
-def _check_same(first: StepResult, again: StepResult, *, applied: bool) -> None:
-    """Raise StepDiffered unless a refused step had the same numbers again, and was ``applied`` as
-    it was to be."""
-    pairs = ((first.loss, again.loss), (first.grad_norm, again.grad_norm))
-    if again.applied is not applied or not all(_is_same(*pair) for pair in pairs):
-        raise StepDiffered(
-            f"loss {first.loss:g} and gradient norm {first.grad_norm:g} of a step were {again.loss:g} and "
-            f"{again.grad_norm:g} when it was made again from the same state and samples; this machine's memory or device is "
-            "at fault, and nothing was committed: the supervisor starts the learner again"
-        )
-
-
-def _is_same(first: float, again: float) -> bool:
-    return (math.isnan(first) and math.isnan(again)) or math.isclose(first, again, rel_tol=_SAME)

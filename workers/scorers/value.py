@@ -6,7 +6,8 @@ trajectories, scored by the reward worker, come from the ledger.
 
 Serving comes first. A step is taken when the mailbox is empty, or after so many full batches in a
 row that training would starve. The model learns at its own pace, whatever the policy does: each
-response once, whole, by its Monte-Carlo return. A batch is settled only together with the
+response once, whole, by its Monte-Carlo return. A step that is not finite is made again: the same
+result leaves its responses out, another blames the machine and ends the worker. A batch is settled only together with the
 checkpoint that holds its effect. Until then it is leased to this incarnation, and comes back when
 this process dies. The policy waits until the gate is open (``pipeline.training.critic_gate``).
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +33,7 @@ import numpy as np
 from pipeline.ledger.types import FinishedTrajectory
 from pipeline.observability.history import VALUE_HISTORY_NAME, History, ValueRow, read_history
 from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_STEPS, CriticGate
+from pipeline.training.repeated_step import check_same
 from protocol.errors import Diverged, EngineError
 from protocol.ids import Role
 from protocol.trajectory import Field, TrajectoryChunk, ValueScore
@@ -44,6 +47,7 @@ _IDLE_S = 0.25
 _IDLE_CHECKPOINT_S = 10.0
 _MAX_TURNS_BETWEEN_STEPS = 8
 """Full batches served in a row before a step that could be taken is taken."""
+_MAX_NAMES = 8
 
 
 class Value(BatchScorer):
@@ -161,8 +165,10 @@ class Value(BatchScorer):
                 self.ctx.log.error("response_not_finite", trajectory=sample.name, action="not trained on")
         with self.ctx.work.task("value step", float(sum(sample.tokens.size for sample in usable)), "tokens"):
             result = await self.ctx.compute(self._engine.step, usable) if usable else None
+            if result is not None and not result.applied:
+                check_same(result, await self.ctx.compute(self._engine.step, usable))
         self._applied.append(claim.claim_id)
-        if result is not None and self._is_applied(result):
+        if result is not None and self._is_applied(result, usable):
             await self._record(result, usable, step_s=time.monotonic() - started)
         # after the checkpoint, if one was due: claims that it waited for are settled
         kept = {**self._state(), "claims": list(self._applied)}
@@ -179,13 +185,25 @@ class Value(BatchScorer):
             self.ctx.log.info("idle_checkpoint", claims=len(self._applied))
             await self._checkpoint()
 
-    def _is_applied(self, result: ValueStepResult) -> bool:
-        """Count a refused step, and give up after too many in a row."""
+    def _is_applied(self, result: ValueStepResult, samples: Sequence[ValueSample]) -> bool:
+        """Count a step that was refused twice, and name its responses, which the value model does
+        not learn from. Give up after too many in a row."""
         self._num_bad_steps = 0 if result.applied else self._num_bad_steps + 1
         if not result.applied:
             self.ctx.count("refused_steps")
+            names = [sample.name for sample in samples]
             self.ctx.log.error(
-                "value_step_refused", loss=result.loss, grad_norm=result.grad_norm, in_a_row=self._num_bad_steps
+                "value_step_refused",
+                loss=result.loss,
+                grad_norm=result.grad_norm,
+                in_a_row=self._num_bad_steps,
+                responses=names,
+                action="it was the same when it was made again; the value model does not learn from its responses",
+            )
+            shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+            self.ctx.worker_state.report_not_committed(
+                f"value step {self._num_steps + 1} on {len(names)} responses was not finite, and the same when it was made "
+                f"again: loss {result.loss:g}, gradient norm {result.grad_norm:g}; it was not committed: {shown}"
             )
         if self._num_bad_steps >= self.ctx.config.learner.max_bad_steps:
             raise Diverged(

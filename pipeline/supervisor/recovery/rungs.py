@@ -186,7 +186,7 @@ _NO_RUNG: Final[Mapping[str, str]] = {
     "endpoint": "start the outside service, or ask less of it",
     "failed": "the supervisor starts it again, and `headrace logs` has its error",
     "ledger": "the supervisor keeps the ledger's server alive; a person mends an external one",
-    "machine": "the supervisor starts it again, with one host in place; test that host's memory and devices",
+    "machine": "the supervisor starts it again in its place; a second time within a day ends the run: test that host",
     "numeric": "its units are dead letters: `headrace dead-letters list`; the step was not committed",
     "odd": "it differs from its role, which is not a fault by itself",
     "order": "counters of a link contradict one another, and the ledger decides what is true",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -288,6 +289,20 @@ def test_what_may_pass_and_kills_never_count_as_a_repeated_error() -> None:
         plan.replace("generator-0")
         plan.exited("generator-0", -9, at, error=IMPORT)
     assert plan.failure is None
+
+
+@pytest.mark.parametrize(("apart_s", "ends"), [(80_000.0, True), (90_000.0, False)])
+def test_a_host_that_computes_wrongly_twice_within_a_day_ends_the_run_by_its_name(apart_s: float, ends: bool) -> None:
+    plan = _plan(learner=1)
+    for number, at in enumerate((1.0, 1.0 + apart_s)):
+        plan.due(at)
+        error = LastError("StepDiffered", f"host gpu7 is not sound, its memory or a device: loss {'x' * number}")
+        # with work in between, and other numbers: no repeated error
+        plan.exited("learner", ExitCode.ENGINE, at, error=error, delivered=10 * number + 10)
+        assert (plan.failure is not None) is (ends and number == 1)
+    if plan.failure is not None:
+        assert "for the second time within a day: StepDiffered: host gpu7 is not sound" in plan.failure.reason
+        assert plan.failure.reason.endswith("go on elsewhere with `headrace up --resume`")
 
 
 def test_a_budget_that_is_used_up_names_the_last_error() -> None:

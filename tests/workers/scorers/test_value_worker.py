@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -29,7 +30,7 @@ from pipeline.training.critic_gate import EXPLAINED_VARIANCE, GATE_OPEN, VALUE_S
 from pipeline.training.live_states import LiveState
 from pipeline.training.snapshots import KeptState
 from protocol.channel import Delivery, LinkStats, Mailbox
-from protocol.errors import Diverged, EngineError
+from protocol.errors import Diverged, EngineError, StepDiffered
 from protocol.ids import Incarnation, Role
 from protocol.trajectory import Field, RewardScore, TrajectoryChunk
 from tests.manual_clock import ManualClock
@@ -357,17 +358,37 @@ async def test_an_idle_worker_settles_what_it_learned_so_that_the_ledger_has_roo
 
 
 async def test_refused_steps_make_no_version_and_too_many_in_a_row_end_the_worker(fleet: Fleet) -> None:
-    fleet.engine.refusals = 3
+    # each is made again at once
+    fleet.engine.refusals = 6
     async with fleet.value_worker() as worker:
+        chunks = list[TrajectoryChunk]()
         for _ in range(2):
-            await fleet.deliver(worker, await fleet.sample(BATCH))
+            chunks = await fleet.sample(BATCH)
+            await fleet.deliver(worker, chunks)
             await worker.serve(0.0)
             assert await worker._train()
         assert worker.ctx.counters["value_version"] == 0 and worker.ctx.counters["refused_steps"] == 2
+        words = worker.ctx.worker_state.heartbeat().not_committed
+        assert words.startswith("value step 1 on ") and "was not finite, and the same when it was made again" in words
+        assert str(chunks[0].trajectory) in words
         await fleet.deliver(worker, await fleet.sample(BATCH))
         await worker.serve(0.0)
         with pytest.raises(Diverged, match="3 value steps in a row"):
             await worker._train()
+
+
+async def test_a_value_step_that_differs_when_it_is_made_again_ends_the_worker_and_keeps_nothing(fleet: Fleet) -> None:
+    fleet.engine.refusals = 1
+    async with fleet.value_worker() as worker:
+        await fleet.deliver(worker, await fleet.sample(BATCH))
+        await worker.serve(0.0)
+        with pytest.raises(StepDiffered, match=f"host {socket.gethostname()} is not sound"):
+            await worker._train()
+    fleet.engine = ScriptedEngine()
+    async with fleet.value_worker() as worker:
+        assert worker.ctx.counters["value_version"] == 0
+        assert await worker._train(), "its responses come back"
+        assert worker.ctx.counters["value_version"] == 1
 
 
 async def test_the_loop_serves_first_and_trains_in_between(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
