@@ -7,9 +7,10 @@ trajectories, scored by the reward worker, come from the ledger.
 Serving comes first. A step is taken when the mailbox is empty, or after so many full batches in a
 row that training would starve. The model learns at its own pace, whatever the policy does: each
 response once, whole, by its Monte-Carlo return. A step that is not finite is made again: the same
-result leaves its responses out, another blames the machine and ends the worker. A batch is settled only together with the
-checkpoint that holds its effect. Until then it is leased to this incarnation, and comes back when
-this process dies. The policy waits until the gate is open (``pipeline.training.critic_gate``).
+result leaves its responses out, another blames the machine and ends the worker. A batch is settled
+only together with the checkpoint that holds its effect. Until then it is leased to this
+incarnation, and comes back when this process dies. The policy waits until the gate is open
+(``pipeline.training.critic_gate``).
 
 After every batch the host's memory holds a snapshot (``workers.snapshot_writer``). A successor that
 goes on from it keeps the claims, and settles them with its first checkpoint.

@@ -377,7 +377,7 @@ async def test_refused_steps_make_no_version_and_too_many_in_a_row_end_the_worke
             await worker._train()
 
 
-async def test_a_value_step_that_differs_when_it_is_made_again_ends_the_worker_and_keeps_nothing(fleet: Fleet) -> None:
+async def test_a_value_step_that_differs_when_it_is_made_again_ends_the_worker(fleet: Fleet) -> None:
     fleet.engine.refusals = 1
     async with fleet.value_worker() as worker:
         await fleet.deliver(worker, await fleet.sample(BATCH))
