@@ -158,7 +158,7 @@ def test_signs_of_loading_and_an_absent_ledger_move_the_deadline():
 
 def test_the_ends_that_rungs_bring_are_no_further_losses():
     made, only = ladder(), roster(idle=("learner",))
-    means = Abilities(may_roll_back=True)
+    means = Abilities(rollback_roles=frozenset({Role.LEARNER}))
     lose(made, 0.0, "learner")
     for now, rung in ((61.0, Rung.ROLE_RESTART), (123.0, Rung.ROLLBACK)):
         (order,) = made.tick(now, only, means)
