@@ -8,6 +8,7 @@ ALGO   ?= demo
 ON     ?= local
 RUNS   ?= 20
 JOBS   ?= 2
+SLOWEST ?= --durations=25 --durations-min=5
 ENGINE ?= local
 VLLM   ?= .venv-vllm
 LORA   ?= .venv-lora
@@ -140,13 +141,13 @@ docs: $(DOCS)/.run ## the documentation site, in site/: any broken link, anchor 
 test: test-units test-fleets ## every test, integration included, but those of vLLM and LoRA (JOBS=2)
 
 test-units: $(VENV)/.dev ## the tests without fleets
-	$(BIN)/python -m pytest -q -m "not integration and not long" --numprocesses $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -q -m "not integration and not long" --numprocesses $(JOBS) --dist loadfile $(SLOWEST)
 
 # the files with such tests: each worker of pytest imports what it is to look through
 with_fleets = $$(grep --recursive --files-with-matches --include='test_*.py' 'mark\.integration' tests)
 
 test-fleets: $(VENV)/.dev ## the tests with real fleets, two at a time
-	$(BIN)/python -m pytest -q -m "integration and not long" --numprocesses $(JOBS) --dist worksteal $(with_fleets)
+	$(BIN)/python -m pytest -q -m "integration and not long" --numprocesses $(JOBS) --dist worksteal $(SLOWEST) $(with_fleets)
 
 test-long: $(VENV)/.dev $(LORA)/.run ## the tests that `make test` and `make test-lora` leave out for their time
 	$(BIN)/python -m pytest -q -m long $$(grep --recursive --files-with-matches --include='test_*.py' 'mark\.long' tests)

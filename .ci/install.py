@@ -15,6 +15,7 @@ ENVIRONMENT = Path(".venv")
 LIMIT_S = 600.0
 UV_VARIABLES = {
     "cert": "SSL_CERT_FILE",
+    "constraint": "UV_CONSTRAINT",
     "extra-index-url": "UV_EXTRA_INDEX_URL",
     "find-links": "UV_FIND_LINKS",
     "index-url": "UV_DEFAULT_INDEX",

@@ -15,7 +15,7 @@ uv_variables = INSTALL["uv_variables"]
 def test_pips_indexes_and_certificate_are_uvs() -> None:
     settings = {
         "index-url": "https://one/simple", "extra-index-url": "https://two/simple https://three/simple",
-        "find-links": "/a /b", "cert": "/ca.pem", "timeout": "60", "no-input": "true",
+        "find-links": "/a /b", "cert": "/ca.pem", "constraint": "/c.txt", "timeout": "60", "no-input": "true",
     }  # fmt: skip
     found = uv_variables(settings)
     assert found == {
@@ -24,10 +24,11 @@ def test_pips_indexes_and_certificate_are_uvs() -> None:
         "UV_EXTRA_INDEX_URL": "https://two/simple https://three/simple",
         "UV_FIND_LINKS": "/a,/b",
         "SSL_CERT_FILE": "/ca.pem",
+        "UV_CONSTRAINT": "/c.txt",
     }
 
 
-@pytest.mark.parametrize("name", ["constraint", "proxy", "trusted-host", "no-index"])
+@pytest.mark.parametrize("name", ["proxy", "trusted-host", "no-index"])
 def test_a_setting_that_uv_would_not_follow_leaves_the_installation_to_pip(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         uv_variables({"index-url": "https://one/simple", name: "x"})

@@ -41,6 +41,7 @@ def rollback(run: RunningFleet, number: int) -> Any:
     return next((change for change in changes if change["undoes"] == number), None)
 
 
+@pytest.mark.long
 def test_code_that_hangs_the_learner_or_slows_it_is_rolled_back_and_the_run_goes_on(tmp_path: Path) -> None:
     hangs = other(tmp_path / "hangs", workers__learner__learner=HANGS)
     slow = other(tmp_path / "slow", workers__learner__learner=SLOW)

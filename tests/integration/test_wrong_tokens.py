@@ -26,6 +26,7 @@ ACTING = (
 )
 
 
+@pytest.mark.long
 def test_the_generator_whose_tokens_are_wrong_is_evicted_and_no_other_is_touched(tmp_path: Path) -> None:
     fleet = DrillFleet(tmp_path, [*SETTINGS, *ACTING], verdict_s=VERDICT_S)
 

@@ -94,7 +94,7 @@ def test_an_advertised_address_is_reached_by_another_host_until_the_cable_is_cut
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("ip", "then"), [(4, "sends on"), (4, "is idle")])
+@pytest.mark.parametrize(("ip", "then"), [(4, "sends on"), pytest.param(4, "is idle", marks=pytest.mark.long)])
 def test_a_link_that_stood_when_the_cable_was_pulled_counts_as_not_reached(
     tmp_path: Path, network: HostNetwork, then: str
 ) -> None:

@@ -16,6 +16,7 @@ from pipeline.cli import headrace, stacks
 from pipeline.config.load import write_resolved
 from pipeline.process import records
 from pipeline.process.records import Started
+from pipeline.process.stacks import request
 from pipeline.supervisor.run_folder import prepare_run_dir
 from protocol.errors import ConfigError
 from tests.pipeline.op_config import op_config
@@ -42,7 +43,7 @@ def shown(workers: Workers, *words: str) -> Result:
 def test_workers_that_stand_at_one_place_are_a_group_and_the_odd_one_is_marked(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacks, "_EVERY_S", 0.05)
+    monkeypatch.setattr(request, "LOOK_EVERY_S", 0.05)
     for name, kind in (("generator-0", "waits"), ("generator-1", "spins"), ("generator-2", "waits")):
         workers.start(name, kind)
     result = shown(workers)

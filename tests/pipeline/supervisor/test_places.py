@@ -135,6 +135,7 @@ def test_scaling_starts_and_drains_launched_workers(tmp_path: Path) -> None:
     assert [run.state(f"generator-{number}") for number in range(3)] == [JobState.ENDED] * 3
 
 
+@pytest.mark.long
 def test_a_frozen_launched_worker_is_replaced_by_its_heartbeat_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,7 @@ def test_a_signal_is_heard_while_up_waits_for_a_server_or_another_command(
     assert not run.snapshots
 
 
+@pytest.mark.long
 def test_a_server_that_falls_mute_under_a_run_costs_no_worker_and_hides_no_signal(tmp_path: Path) -> None:
     """Twice: once it wakes up again, the second time Ctrl-C comes meanwhile."""
     settings = ("supervisor.stuck_after_s=4", "supervisor.silent_after_s=4", "ledger.outage_timeout_s=100")

@@ -54,7 +54,7 @@ async def check(world: World, reaper: Reaper) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("snapshots", ["on", "off"])
+@pytest.mark.parametrize("snapshots", ["on", pytest.param("off", marks=pytest.mark.long)])
 async def test_a_learner_killed_at_any_point_trains_everything_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: Literal["on", "off"]
 ) -> None:

@@ -24,6 +24,7 @@ def mirrored(run: Meeting, token_id: str) -> list[str]:
     return [path.name for path in (run.run_dir / "keys").glob(f"joined.{token_id}.*.pub")]
 
 
+@pytest.mark.long
 async def test_a_joined_host_goes_on_with_a_rotated_token_and_ends_with_a_revoked_one(
     tmp_path: Path, redis_server: str, redis_client: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
