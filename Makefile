@@ -8,6 +8,7 @@ ALGO   ?= demo
 ON     ?= local
 RUNS   ?= 20
 JOBS   ?= 2
+UNIT_JOBS ?= 3
 SLOWEST ?= --durations=25 --durations-min=5
 ENGINE ?= local
 VLLM   ?= .venv-vllm
@@ -141,7 +142,7 @@ docs: $(DOCS)/.run ## the documentation site, in site/: any broken link, anchor 
 test: test-units test-fleets ## every test, integration included, but those of vLLM and LoRA (JOBS=2)
 
 test-units: $(VENV)/.dev ## the tests without fleets
-	$(BIN)/python -m pytest -q -m "not integration and not long" --numprocesses $(JOBS) --dist loadfile $(SLOWEST)
+	$(BIN)/python -m pytest -q -m "not integration and not long" --numprocesses $(UNIT_JOBS) --dist loadfile $(SLOWEST)
 
 # the files with such tests: each worker of pytest imports what it is to look through
 with_fleets = $$(grep --recursive --files-with-matches --include='test_*.py' 'mark\.integration' tests)

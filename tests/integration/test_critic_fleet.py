@@ -93,6 +93,7 @@ def test_a_killed_value_worker_is_missed_by_name_and_its_successor_goes_on(tmp_p
         assert versions == sorted(set(versions))
 
 
+@pytest.mark.long
 def test_a_pretrained_value_model_is_what_a_run_starts_from(tmp_path: Path) -> None:
     data = tmp_path / "data"
     subprocess.run([sys.executable, "-m", "ops.demo.task", "--out", str(data)], cwd=ROOT, check=True, timeout=60)

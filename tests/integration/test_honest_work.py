@@ -37,6 +37,7 @@ def _replaced(running: RunningFleet) -> list[str]:
     return [line for line in running.output.read_text().splitlines() if "worker_replaced" in line or "overdue" in line]
 
 
+@pytest.mark.long
 def test_a_step_of_ten_times_stuck_after_s_is_no_death_and_ctrl_c_keeps_every_update(
     tmp_path: Path,
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_fleet_with_deaths_learns_from_a_file_as_one_process_does_bit_for_bit(
     assert all(torch.equal(tensor, own[name]) for name, tensor in learned.items())
 
 
+@pytest.mark.long
 def test_guidance_teaches_more_than_imitation_and_is_made_again_bit_for_bit(tmp_path: Path) -> None:
     guided_responses.main(["--out", str(tmp_path / "guided"), "--heldout", "64"])
     files = (

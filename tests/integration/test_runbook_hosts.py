@@ -171,6 +171,7 @@ def sampled(joined: Path) -> set[str]:
     return {str(name) for path in journals for name, _, _ in read_journal(path)}
 
 
+@pytest.mark.long
 def test_the_pages_commands_let_another_hosts_workers_do_a_runs_work_until_it_ends(tmp_path: Path) -> None:
     home, programs, far = tmp_path / "home", tmp_path / "programs", tmp_path / "far"
     for folder in (home, programs, far):

@@ -42,6 +42,7 @@ def goes_on(run: RunningFleet) -> None:
     assert run.audit()["balances"] is True
 
 
+@pytest.mark.long
 def test_frozen_generators_and_a_dead_value_worker_are_roots_and_open_leases_no_loss(tmp_path: Path) -> None:
     with fleet(tmp_path, *SMALL) as run:
         run.wait_until(lambda: run.num_updates() >= 2, "the second update", 200.0)

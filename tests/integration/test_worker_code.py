@@ -47,6 +47,7 @@ def other(folder: Path, **ends: str) -> str:
     return str(folder)
 
 
+@pytest.mark.long
 def test_workers_go_by_other_code_one_after_another_and_bad_code_does_not_stay(tmp_path: Path) -> None:
     speaks = dict.fromkeys(("workers__generator__generator", "workers__learner__learner"), SAYS)
     second = other(tmp_path / "second", **speaks)
