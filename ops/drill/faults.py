@@ -73,6 +73,9 @@ class Site:
     """Folders of the run that lie on a small disk of their own."""
     nowhere: dict[str, str] = field(default_factory=dict[str, str])
     """Workers that are registered under an address that leads nowhere."""
+    asks: bool = True
+    """Whether ``headrace why`` must name each cause of ``ASKED``. A question takes processor time, and a
+    stopped run is resumed after its answer."""
     namings: list[Naming] = field(default_factory=list[Naming])
     events: list[Event] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -120,7 +123,7 @@ class Striking:
         self._lasts: Callable[[], bool] = lambda: False
         self._begin()
         self._begun_s = time.monotonic()
-        if fault.kind in ASKED and self._undo:
+        if site.asks and fault.kind in ASKED and self._undo:
             self._asking = Asking(fault.kind, Struck(self.target, self.folder), self._why)
 
     @property
@@ -172,7 +175,8 @@ class Striking:
                 self._site.fleet.resume()
             case FaultKind.ORPHANS_DOWN:
                 self._kill_supervisor()
-                self._ask()
+                if self._site.asks:
+                    self._ask()
                 if self._site.fleet.command("down", str(self._site.fleet.run_dir), timeout_s=_END_S) is None:
                     self._site.events.append(Left("`headrace down` itself, which gave no answer", str(Ending.DOWN)))
                 self._told(Ending.DOWN)
@@ -325,8 +329,9 @@ class Striking:
             supervisor.wait()
         self._has_ended(Ending.HANGUP)
         look_for_leftovers(self._site, str(Ending.HANGUP))
-        self._ask()
-        look_for_leftovers(self._site, f"{Ending.HANGUP} and `headrace why`")
+        if self._site.asks:
+            self._ask()
+            look_for_leftovers(self._site, f"{Ending.HANGUP} and `headrace why`")
 
     def _ask(self) -> None:
         self._site.namings.append(ask_until_named(self.fault.kind, Struck(), self._why))

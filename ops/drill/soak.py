@@ -10,9 +10,9 @@ so that a machine that becomes slower or faster meanwhile counts half.
 
 The run with faults has as many updates to take as a fleet without faults takes in the time. It ends
 by itself, so that a drill's whole check holds for it: nothing is in flight at the end. Its rate is
-that of the time with faults, and not of what is left after it. A fault ends before the next one
-begins. Its cost is the time until the next, less the usual time of the updates
-that were made in it."""
+that of the time with faults, and not of what is left after it. A stopped run is resumed at once:
+``headrace why`` is asked in drills, not here. A fault ends before the next one begins. Its cost is
+the time until the next, less the usual time of the updates that were made in it."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def with_costs(
 def _fleet(folder: Path, seed: int, settings: Sequence[str]) -> Iterator[tuple[DrillFleet, Site]]:
     """Make a fleet with relays before its scorers; start nothing."""
     fleet = DrillFleet(folder, [*SETTINGS, f"run.seed={seed}", *settings])
-    site = Site(fleet)
+    site = Site(fleet, asks=False)
     site.relays = Relays(folder / "relays", seed)
     try:
         yield fleet, site

@@ -12,8 +12,10 @@ from ops.bench.table import Spread
 
 
 def cost(**seconds: list[float]) -> UpdateCost:
-    turns = {kind: [Turn(value, wait_s=value / 10) for value in values] for kind, values in seconds.items()}
-    return UpdateCost("model", 10, 100, turns, Spread(0.1, 0.1, 0.1))
+    turns = {
+        kind: [Turn(value, wait_s=value / 10, beside_s=0.2) for value in values] for kind, values in seconds.items()
+    }
+    return UpdateCost("model", 10, 100, turns)
 
 
 def test_the_rate_lost_is_of_turns_of_the_same_round() -> None:
@@ -25,22 +27,28 @@ def test_the_rate_lost_is_of_turns_of_the_same_round() -> None:
         lost_shares([1.0], [1.0, 2.0])
 
 
+def test_a_snapshot_costs_at_most_what_was_waited_and_what_was_done_beside() -> None:
+    most = cost(off=[1.0], lent=[2.0, 4.0, 1.0]).most(LENT)
+    assert (most.low, most.median, most.high) == pytest.approx((0.15, 0.2, 0.3))
+
+
 @pytest.mark.parametrize(
-    ("lent", "of_runs", "is_held"),
+    ("waited_s", "beside_s", "of_runs", "is_held"),
     [
-        (1.0, None, True),
-        (1.0 + 0.9 * BAR, None, True),
-        (1.0 + 2 * BAR, None, False),
-        (1.0, BAR, True),
-        (1.0, 2 * BAR, False),
+        (0.0, 0.9 * BAR, None, True),
+        (0.9 * BAR, 0.0, None, True),
+        (0.9 * BAR, 0.9 * BAR, None, False),
+        (0.0, 0.0, BAR, True),
+        (0.0, 0.0, 2 * BAR, False),
     ],
 )
-def test_lent_copies_decide_and_whole_runs_where_there_are_any(
-    lent: float, of_runs: float | None, is_held: bool
+def test_the_most_that_lent_copies_cost_decides_and_whole_runs_where_there_are_any(
+    waited_s: float, beside_s: float, of_runs: float | None, is_held: bool
 ) -> None:
     """A blocking copy may cost what it likes."""
-    costs = [cost(off=[1.0] * 3, blocking=[9.0] * 3, lent=[0.5, lent, 9.0])]
-    assert holds(costs, None if of_runs is None else Spread(of_runs, -1.0, 1.0)) is is_held
+    lent = [Turn(1.0), Turn(1.0, waited_s, beside_s), Turn(1.0, 0.5, 0.5)]
+    found = UpdateCost("model", 10, 100, {OFF: [Turn(1.0)], BLOCKING: [Turn(9.0, 8.0)], LENT: lent})
+    assert holds([found], None if of_runs is None else Spread(of_runs, -1.0, 1.0)) is is_held
 
 
 def test_each_kind_begins_every_third_round() -> None:
@@ -58,5 +66,5 @@ def test_a_measurement_has_turns_of_all_kinds_and_leaves_no_shared_memory(
     assert {kind: len(turns) for kind, turns in found.turns.items()} == dict.fromkeys(KINDS, 1)
     assert found.turns[OFF][0].wait_s == 0.0
     assert found.wait_s(LENT).median > 0.0 and found.wait_s(BLOCKING).median > 0.0
-    assert found.state_bytes > 1e6 and found.seal_s.low > 0.0
+    assert found.state_bytes > 1e6 and found.beside_s(LENT).low > 0.0 and found.beside_s(OFF).high == 0.0
     assert not (tmp_path / "snapshots").exists()
