@@ -8,7 +8,7 @@ ALGO   ?= demo
 ON     ?= local
 RUNS   ?= 20
 JOBS   ?= 2
-UNIT_JOBS ?= 3
+UNIT_JOBS ?= 4
 SLOWEST ?= --durations=25 --durations-min=5
 ENGINE ?= local
 VLLM   ?= .venv-vllm

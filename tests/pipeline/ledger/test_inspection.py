@@ -402,6 +402,15 @@ async def test_a_dropped_life_says_for_which_reason_and_how_stale(bench):
     assert (life.state, life.end.reason, life.end.staleness, life.end.update) == ("dropped", "stale", 2, None)
 
 
+async def test_stale_units_leave_the_oldest_first_and_names_of_one_age_as_texts(bench):
+    ledger, inspection = await bench.with_inspection(make_spec(group_size=1, units_per_update=1, eta=11))
+    await ledger.lease(GENERATOR, max_trajectories=11)
+    for group in (1, 2, 10):
+        await finish(ledger, TrajectoryId("t", group, 0), version=int(group == 1))
+    await ledger.claim(LEARNER, policy_version=20)
+    assert (await inspection.life(TrajectoryId("t", 11, 0))).lives == ("t.10.0", "t.1.0")
+
+
 async def test_lives_that_end_together_count_from_the_versions_of_their_own_claims(bench):
     ledger, inspection = await bench.with_inspection(make_spec(group_size=1, units_per_update=1, eta=3))
     await ledger.lease(GENERATOR, max_trajectories=2)
