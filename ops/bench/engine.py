@@ -44,6 +44,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from ops.bench.sampling_work import LONGEST, SHAPES, VLLM_SETTINGS, Shape, Work, make_model, make_work
 from ops.bench.table import Spread, interleaved, provenance, ratios, show, write_json
+from ops.ending import exit_code
 from protocol.ids import TrajectoryId
 from workers.engines.generation.local.engine import LocalEngine
 from workers.engines.generation.seam import SamplingParams, WindowRequest
@@ -284,4 +285,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -31,6 +31,7 @@ from typing import Any
 
 from ops.bench.table import Spread, provenance, ratios, show, write_json
 from ops.demo.task import main as write_data
+from ops.ending import exit_code
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_for_view
 from pipeline.process.progress_bar import tracked
 from protocol.errors import DataError
@@ -283,4 +284,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -37,6 +37,7 @@ from typing import Any
 from ops.bench.fleet_run import process_cpu_s
 from ops.bench.table import provenance, show, write_json
 from ops.demo.task import main as write_data
+from ops.ending import exit_code
 from pipeline.ledger.server.binary import find_server
 from pipeline.process.descendants import WORKER_MARK, marked, worker_mark
 from pipeline.process.progress_bar import tracked
@@ -255,4 +256,4 @@ def _median(values: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -26,6 +26,7 @@ from pathlib import Path
 from ops.bench.fleet_run import last_counters
 from ops.bench.overlap.measure import run_fleet
 from ops.bench.table import Spread, provenance, show, write_json
+from ops.ending import exit_code
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
 from pipeline.process.progress_bar import tracked
 from protocol.errors import DataError
@@ -182,4 +183,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -33,6 +33,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from ops.bench.table import Spread, interleaved, provenance, ratios, show, write_json
+from ops.ending import exit_code
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.loss import token_loss
 from pipeline.algorithms.objective import Objective
@@ -294,4 +295,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

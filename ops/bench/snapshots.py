@@ -35,6 +35,7 @@ from ops.bench.fleet_run import last_counters, train
 from ops.bench.table import Spread, provenance, show, write_json
 from ops.bench.update_log import make_units
 from ops.demo.task import main as write_data
+from ops.ending import exit_code
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import ClaimedUnit
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
@@ -72,7 +73,8 @@ class Turn:
     wait_s: float = 0.0
     """Mean that the learner waited for a snapshot: in its call, and before the next step."""
     beside_s: float = 0.0
-    """Mean of a snapshot's work on the thread beside: its copy where it is lent, digest and manifest."""
+    """Mean of a snapshot's work on the thread beside: digest, manifest, and its copy where it is
+    lent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class UpdateCost:
         return Spread.of([turn.beside_s for turn in self.turns[kind]])
 
     def most(self, kind: str) -> Spread:
-        """Largest share of the rate that snapshots can cost: an update waits for the work beside it, too."""
+        """Largest share of the rate that snapshots cost, as if the work beside stopped updates."""
         shares = [(turn.wait_s + turn.beside_s) / turn.update_s for turn in self.turns[kind]]
         return Spread.of(shares)
 
@@ -383,4 +385,4 @@ async def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from ops.bench.table import interleaved_medians, show, write_json
+from ops.ending import exit_code
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import Claim, ClaimedUnit, ScoredChunk, Unit
 from pipeline.training.update_log.folder import UPDATES_FOLDER
@@ -210,4 +211,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -33,6 +33,7 @@ import numpy as np
 
 from ops.bench.sampling_work import SHAPES, VLLM_SETTINGS, Shape, Work, make_model, make_work
 from ops.bench.table import interleaved_medians, show, write_json
+from ops.ending import exit_code
 from protocol.ids import TrajectoryId
 from workers.engines.generation.seam import SamplingParams, WindowRequest
 
@@ -176,4 +177,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

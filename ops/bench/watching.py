@@ -31,6 +31,7 @@ import httpx2
 from ops.bench.fleet_run import process_cpu_s, train
 from ops.bench.table import Spread, provenance, show, write_json
 from ops.demo.task import main as write_data
+from ops.ending import exit_code
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
 from pipeline.process.progress_bar import tracked
 from protocol.errors import DataError
@@ -263,4 +264,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

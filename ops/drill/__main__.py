@@ -25,6 +25,7 @@ from ops.drill.fleet import ROOT
 from ops.drill.one import PATIENCE_S, Outcome, drill
 from ops.drill.schedule import FaultKind, plan
 from ops.drill.truth import NAMING_S, TRUTHS
+from ops.ending import exit_code
 from pipeline.process.progress_bar import progress
 
 
@@ -173,4 +174,4 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

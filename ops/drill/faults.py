@@ -74,7 +74,7 @@ class Site:
     nowhere: dict[str, str] = field(default_factory=dict[str, str])
     """Workers that are registered under an address that leads nowhere."""
     asks: bool = True
-    """Whether ``headrace why`` must name each cause of ``ASKED``. A question takes processor time, and a
+    """Whether ``headrace why`` must name each cause of ``ASKED``. It takes processor time, and a
     stopped run is resumed after its answer."""
     namings: list[Naming] = field(default_factory=list[Naming])
     events: list[Event] = field(default_factory=list)

@@ -10,9 +10,9 @@ so that a machine that becomes slower or faster meanwhile counts half.
 
 The run with faults has as many updates to take as a fleet without faults takes in the time. It ends
 by itself, so that a drill's whole check holds for it: nothing is in flight at the end. Its rate is
-that of the time with faults, and not of what is left after it. A stopped run is resumed at once:
-``headrace why`` is asked in drills, not here. A fault ends before the next one begins. Its cost is
-the time until the next, less the usual time of the updates that were made in it."""
+that of the time with faults, and not of what is left after it. A stopped run is resumed at once;
+``headrace why`` runs in drills alone. A fault ends before the next one begins. Its cost is the time
+until the next, less the usual time of the updates that were made in it."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from ops.drill.one import DrillWatch, conclude, judge
 from ops.drill.relay import Relays
 from ops.drill.schedule import FaultKind, PlannedFault, planned_fault
 from ops.drill.witness import Witness
+from ops.ending import exit_code
 from pipeline.observability.effective_reader import EffectiveTimeReader
 from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.repairs import RepairRow, read_repairs
@@ -339,4 +340,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -23,6 +23,7 @@ from ops.bench.gpu import learning, runs, sampling, weights
 from ops.bench.gpu.form import Form, describe, detect
 from ops.bench.gpu.table import Figures, rows_of
 from ops.bench.table import show, write_json
+from ops.ending import exit_code
 
 PARTS: dict[str, Callable[[Form, Path], dict[str, float]]] = {
     "offline": sampling.offline,
@@ -124,4 +125,4 @@ def _last_error(said: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

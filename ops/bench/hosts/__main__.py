@@ -23,6 +23,7 @@ from ops.bench.fleet_run import train
 from ops.bench.hosts.spread_run import ROOT, SpreadRun
 from ops.bench.table import Spread, provenance, show, write_json
 from ops.demo.task import main as write_data
+from ops.ending import exit_code
 from ops.hosts.namespaces import SpaceRefused, host_network
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRow, read_history
 from pipeline.process.progress_bar import tracked
@@ -141,4 +142,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -20,6 +20,7 @@ from ops.bench.ledger import floor, path, rivals
 from ops.bench.ledger.payload import Payload
 from ops.bench.ledger.race import Finish, Part, race
 from ops.bench.table import Spread, provenance, ratios, show, write_json
+from ops.ending import exit_code
 from pipeline.ledger.server.embedded import EmbeddedServer
 from protocol.codec import to_blob
 from protocol.ids import TrajectoryId
@@ -197,4 +198,4 @@ def _rows(result: dict[str, Any]) -> list[tuple[object, ...]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

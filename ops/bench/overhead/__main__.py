@@ -16,6 +16,7 @@ from pathlib import Path
 from ops.bench.overhead.fleet import Cost, measure
 from ops.bench.overhead.parts import PARTS
 from ops.bench.table import Spread, provenance, show, write_json
+from ops.ending import exit_code
 from pipeline.process.progress_bar import tracked
 
 SIZES = (2, 8, 24, 60)
@@ -88,4 +89,4 @@ def _share(costs: Sequence[Cost]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

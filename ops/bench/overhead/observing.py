@@ -31,6 +31,7 @@ from ops.bench.overhead.processes import FleetProcesses, spent_between
 from ops.bench.overlap.measure import prepare_data, prepare_model
 from ops.bench.table import Spread, provenance, show, write_json
 from ops.demo.task import main as write_data
+from ops.ending import exit_code
 from pipeline.config.load import load_config, resolve_paths
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
 from pipeline.observability.intervals import mean_of
@@ -227,4 +228,4 @@ def _told(pairs: Sequence[Pair], arguments: Sequence[str] | None, options: argpa
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

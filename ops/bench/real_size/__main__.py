@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.bench.real_size.blame import Blame, as_table, blames_of_run
+from ops.ending import exit_code
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
 from pipeline.training.checkpoints import CHECKPOINTS, list_checkpoints
 
@@ -192,4 +193,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

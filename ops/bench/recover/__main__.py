@@ -35,6 +35,7 @@ from ops.bench.recover.processes import FAULTS, ROLES, SETTINGS, PlannedRun, mea
 from ops.bench.recover.trials import BASE, RunRecord, Trial, bars, compared, read_runs, spoken, tables, written
 from ops.bench.table import provenance
 from ops.drill.fleet import ROOT
+from ops.ending import exit_code
 from pipeline.config.load import load_config
 from pipeline.process.progress_bar import tracked
 from pipeline.supervisor.standbys.number import DAY_S
@@ -155,4 +156,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

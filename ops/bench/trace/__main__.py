@@ -32,6 +32,7 @@ from ops.bench.trace.scoring import Answer, answer, flow_watch, quantile, read_a
 from ops.bench.trace.trials import TrialRecord, acted_table, holds, misses, read_trials, spoken, tables
 from ops.bench.trace.trials import written as written_trials
 from ops.drill.catalogue import CATALOGUE
+from ops.ending import exit_code
 from pipeline.process.progress_bar import progress, tracked
 from protocol.errors import ConfigError
 
@@ -198,4 +199,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -25,6 +25,7 @@ import redis
 
 from ops.bench.table import Spread, provenance, show, write_json
 from ops.bench.views.load import RUN, Filling, Load
+from ops.ending import exit_code
 from pipeline.ledger.life import TrajectoryLife, UnknownTrajectory
 from pipeline.ledger.redis.admin import RedisAdmin
 from pipeline.ledger.redis.client import connect
@@ -248,4 +249,4 @@ def _time_of(turn: dict[str, Any], step: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

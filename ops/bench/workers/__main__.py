@@ -18,6 +18,7 @@ from statistics import median
 from ops.bench.table import Spread, provenance, show, write_json
 from ops.bench.workers import limit
 from ops.bench.workers.fleet import PINGS, ROOT, Cost, measure
+from ops.ending import exit_code
 from pipeline.process.progress_bar import tracked
 
 SIZES = (250, 500, 1000)
@@ -118,4 +119,4 @@ def _chunk_row(chunks: Sequence[limit.ChunkCost]) -> tuple[object, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

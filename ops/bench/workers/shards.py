@@ -18,6 +18,7 @@ from ops.bench.ledger import path
 from ops.bench.ledger.race import race
 from ops.bench.table import provenance, show, write_json
 from ops.bench.workers.server import serving
+from ops.ending import exit_code
 from protocol.trajectory import Field
 
 _COLUMNS = ("servers", "server", "commands", "share", "us of it a chunk of the run", "us a chunk of its own", "seconds")
@@ -97,4 +98,4 @@ def _row(cost: ServerCost, costs: Sequence[ServerCost]) -> tuple[object, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))
