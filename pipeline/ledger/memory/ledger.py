@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from operator import attrgetter
 
 from pipeline.ledger.memory import scoring
 from pipeline.ledger.memory.lives import plain
@@ -242,10 +241,9 @@ class MemoryLedger:
         s, now = self._enter(who)
         num_updates = s.version_history.updates(policy_version)
         ready = [ReadyUnit(str(name), s.record(name).oldest or 0) for name in s.ready]
-        stale = [unit for unit in ready if is_stale(num_updates, unit.oldest_version, s.spec.eta)]
-        # as they lie in the index of claim.lua: by age, and names of one age as texts
-        for unit in sorted(stale, key=attrgetter("oldest_version", "name")):
-            s.end_unit(s.name(unit.name), DropReason.STALE, num_updates)
+        for unit in sorted(ready, key=lambda unit: (unit.oldest_version, unit.name)):  # as claim.lua's index
+            if is_stale(num_updates, unit.oldest_version, s.spec.eta):
+                s.end_unit(s.name(unit.name), DropReason.STALE, num_updates)
         ready = [unit for unit in ready if not is_stale(num_updates, unit.oldest_version, s.spec.eta)]
         needed = s.spec.units_per_update // s.weight
         if len(ready) < needed:
