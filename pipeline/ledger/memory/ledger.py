@@ -237,11 +237,11 @@ class MemoryLedger:
     # -- learning --------------------------------------------------------------------------------
 
     async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
-        """Drop too stale ready units, then claim one update's units or return the reason."""
+        """Drop too stale ready units, the oldest first; claim one update's units or return why not."""
         s, now = self._enter(who)
         num_updates = s.version_history.updates(policy_version)
         ready = [ReadyUnit(str(name), s.record(name).oldest or 0) for name in s.ready]
-        for unit in sorted(ready, key=lambda unit: (unit.oldest_version, unit.name)):  # as claim.lua's index
+        for unit in sorted(ready, key=lambda unit: (unit.oldest_version, unit.name)):
             if is_stale(num_updates, unit.oldest_version, s.spec.eta):
                 s.end_unit(s.name(unit.name), DropReason.STALE, num_updates)
         ready = [unit for unit in ready if not is_stale(num_updates, unit.oldest_version, s.spec.eta)]
