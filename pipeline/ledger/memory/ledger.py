@@ -237,7 +237,7 @@ class MemoryLedger:
     # -- learning --------------------------------------------------------------------------------
 
     async def claim(self, who: Incarnation, *, policy_version: int) -> Claim | ClaimRefused:
-        """Drop too stale ready units, the oldest first; claim one update's units or return why not."""
+        """Drop too stale ready units, the oldest first; claim one update's units or return why."""
         s, now = self._enter(who)
         num_updates = s.version_history.updates(policy_version)
         ready = [ReadyUnit(str(name), s.record(name).oldest or 0) for name in s.ready]
