@@ -139,7 +139,7 @@ docs: $(DOCS)/.run ## the documentation site, in site/: any broken link, anchor 
 	$(DOCS)/bin/python -m ops.docs build site
 
 # every test: make test test-vllm test-lora
-test: test-units test-fleets ## every test, integration included, but those of vLLM and LoRA (JOBS=2)
+test: test-units test-fleets ## every test, integration included, but those of vLLM and LoRA (JOBS=2 fleets, UNIT_JOBS=4 units at a time)
 
 test-units: $(VENV)/.dev ## the tests without fleets
 	$(BIN)/python -m pytest -q -m "not integration and not long" --numprocesses $(UNIT_JOBS) --dist loadfile $(SLOWEST)

@@ -14,6 +14,7 @@ Nesting costs nothing, because only a non-empty ``Prompt.extra`` is searched.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from ops.bench.table import interleaved_medians, show, write_json
+from ops.ending import exit_code
 from protocol.arrays import pack_array, unpack_array
 from protocol.codec import decode, encode, from_blob, read_envelope, to_blob
 from protocol.ids import ChunkId, TrajectoryId
@@ -125,4 +127,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

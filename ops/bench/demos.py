@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, Final
 from ops.bench.fleet_run import train
 from ops.bench.table import provenance
 from ops.demo import task as demo_task
+from ops.ending import exit_code
 from pipeline.config.load import read_resolved
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, UpdateRow, read_history
 from pipeline.process.progress_bar import tracked
@@ -172,4 +174,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(exit_code(main))

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ops.bench.table import show, write_json
+from ops.ending import exit_code
 
 BAR_MB = 4096
 _POLL_S = 0.5
@@ -108,4 +109,4 @@ def _name(pid: int) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ops.bench.table import provenance, show, write_json
+from ops.ending import exit_code
 from pipeline.flow.host_records import MESSAGES, WAITS
 from pipeline.flow.recorded import LINKS
 from pipeline.incidents.book import IncidentBook
@@ -207,4 +208,4 @@ def _beat(name: str, role: Role, kind: str, second: int, links: tuple[LinkReport
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(exit_code(main))

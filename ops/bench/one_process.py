@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 
 from ops.bench.table import provenance, write_json
+from ops.ending import exit_code
 from pipeline.config.load import load_config
 from pipeline.config.schema import RunConfig
 from pipeline.data.responses import RecordedResponses
@@ -501,4 +503,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -20,6 +20,7 @@ import heapq
 import itertools
 import math
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from statistics import mean
 import numpy as np
 
 from ops.bench.table import provenance, show, write_json
+from ops.ending import exit_code
 from pipeline.ledger.memory.ledger import MemoryLedger
 from pipeline.ledger.types import Claim, LedgerSpec, Unit
 from pipeline.process.progress_bar import tracked
@@ -230,4 +232,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

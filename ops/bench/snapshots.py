@@ -122,7 +122,7 @@ def in_turn(number: int) -> tuple[str, ...]:
 
 
 def holds(costs: Sequence[UpdateCost], of_runs: Spread | None) -> bool:
-    """Return whether lent copies cost no more than the bar at most, by the median.
+    """Return whether the most that lent copies cost is within the bar, by the median.
 
     Rates of whole runs count, too, where there are any."""
     lost = [cost.most(LENT).median for cost in costs]

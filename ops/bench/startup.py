@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from ops.bench.table import interleaved_medians, show, write_json
+from ops.ending import exit_code
 
 BAR_S = 0.5
 _CONTENDERS = {
@@ -42,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -175,8 +175,7 @@ class Striking:
                 self._site.fleet.resume()
             case FaultKind.ORPHANS_DOWN:
                 self._kill_supervisor()
-                if self._site.asks:
-                    self._ask()
+                self._ask()
                 if self._site.fleet.command("down", str(self._site.fleet.run_dir), timeout_s=_END_S) is None:
                     self._site.events.append(Left("`headrace down` itself, which gave no answer", str(Ending.DOWN)))
                 self._told(Ending.DOWN)
@@ -329,11 +328,12 @@ class Striking:
             supervisor.wait()
         self._has_ended(Ending.HANGUP)
         look_for_leftovers(self._site, str(Ending.HANGUP))
-        if self._site.asks:
-            self._ask()
-            look_for_leftovers(self._site, f"{Ending.HANGUP} and `headrace why`")
+        self._ask()
+        look_for_leftovers(self._site, f"{Ending.HANGUP} and `headrace why`")
 
     def _ask(self) -> None:
+        if not self._site.asks:
+            return
         self._site.namings.append(ask_until_named(self.fault.kind, Struck(), self._why))
 
     # -- the ledger's server -----------------------------------------------------------------------

@@ -26,6 +26,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ops.ending import exit_code
 from ops.soak.story import RUN, Divergence, Story
 from pipeline.ledger.address import read_address
 from pipeline.ledger.redis.client import connect
@@ -151,4 +152,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

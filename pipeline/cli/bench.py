@@ -14,7 +14,7 @@ import click
 
 from protocol.errors import ConfigError
 
-_NAMES = {
+NAMES = {
     "ablation": "The papers' tables in small: trained variants, compared.",
     "codec": "A chunk to bytes and back, against plain lists.",
     "demos": "The demos against their bar, seed by seed.",
@@ -45,7 +45,7 @@ _EPILOG = (
     "\b\nComparisons:\n"
     + "\n".join(
         textwrap.fill(summary, 78, initial_indent=f"  {name:<14}", subsequent_indent=" " * 16)
-        for name, summary in _NAMES.items()
+        for name, summary in NAMES.items()
     )
     + ("\n\n\b\nExamples:\n  headrace bench engine --json bench-results/engine.json\n  headrace bench ablation --help")
 )
@@ -59,7 +59,7 @@ _EPILOG = (
         "allow_interspersed_args": False,
     },
 )
-@click.argument("name", required=False, type=click.Choice(list(_NAMES)), metavar="NAME")
+@click.argument("name", required=False, type=click.Choice(list(NAMES)), metavar="NAME")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def bench(ctx: click.Context, name: str | None, arguments: tuple[str, ...]) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from ops.bench.ablation.runs import carry_out, carry_out_here, outcome_path, out
 from ops.bench.ablation.signal import SIGNALS_NAME, read_signals
 from ops.bench.ablation.tables import TABLES, Table
 from ops.demo import task as demo_task
+from ops.ending import exit_code
 from pipeline.config.load import load_config
 from pipeline.process.progress_bar import tracked
 from protocol.errors import DataError
@@ -126,4 +128,4 @@ def _start(table: Table, folder: Path, num_held_out: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
@@ -36,6 +37,7 @@ from ops.bench.ablation.tables import TABLES, Variant
 from ops.bench.one_process import OneProcess, Sampled, units_of
 from ops.bench.table import provenance, write_json
 from ops.demo.task import Split
+from ops.ending import exit_code
 from pipeline.algorithms import build
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.learning import AlgorithmSection
@@ -246,4 +248,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -20,6 +20,7 @@ import argparse
 import itertools
 import random
 import string
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from ops.bench.ablation.long_chains import LABELS, LAP, Chain, draw
 from ops.demo.make_tiny_model import BOS, EOS, PAD, Recipe, batches, build_model, build_tokenizer, save, train
 from ops.demo.make_tiny_model import SYMBOLS as DEMO_SYMBOLS
 from ops.demo.task import Split
+from ops.ending import exit_code
 
 SYMBOLS = (PAD, BOS, EOS, *string.digits, *"+-<>=*~", *LABELS, *LAP)
 MAX_POSITIONS = 512
@@ -153,4 +155,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -8,6 +8,7 @@ scenario in each round."""
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from ops.bench.ablation.page import machine
 from ops.bench.overlap.measure import Measured, measure, summarize
 from ops.bench.overlap.scenarios import SCENARIOS
 from ops.bench.table import show, write_json
+from ops.ending import exit_code
 from pipeline.process.progress_bar import tracked
 
 
@@ -65,4 +67,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from ops.bench.verdicts.corruptions import CORRUPTIONS, Corruption
 from ops.bench.verdicts.forms import FORMS, Form
 from ops.bench.verdicts.solutions import Solution, read_gsm8k, solutions
+from ops.ending import exit_code
 from pipeline.rewards import equivalence
 from pipeline.rewards.verifier import Response, Verdict, VerifierOutcome
 
@@ -119,4 +121,4 @@ The kinds and the verifier have the same author. A wording that is in neither ma
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(exit_code(main))

@@ -37,11 +37,11 @@ from ops.bench.watch.fleets import open_fleet
 from ops.bench.watch.page import page, print_summary
 from ops.bench.watch.raw import read_raw, write_raw
 from ops.bench.watch.scoring import Outcome
+from ops.ending import exit_code
 from pipeline.watch import watcher
 from pipeline.watch.calibration import fitted, largest_strengths
 from pipeline.watch.thresholds import SHIPPED, Thresholds, merged
 from pipeline.watch.thresholds import read_thresholds as read_watch_thresholds
-from protocol.errors import HeadraceError
 
 SIZES = (8, 32, 128, 512, 1024, 4096, 10_000)
 
@@ -74,19 +74,15 @@ def sources_digest() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
     chosen = _parsed(arguments)
-    try:
-        if chosen.calibrate:
-            return _calibrate(chosen)
-        if chosen.cost:
-            print(json.dumps(tick_costs(), indent=1))
-            return 0
-        if chosen.read:
-            about, outcomes, cost = _merged(chosen.read)
-        else:
-            about, outcomes, cost = _measured(chosen, arguments)
-    except HeadraceError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 2
+    if chosen.calibrate:
+        return _calibrate(chosen)
+    if chosen.cost:
+        print(json.dumps(tick_costs(), indent=1))
+        return 0
+    if chosen.read:
+        about, outcomes, cost = _merged(chosen.read)
+    else:
+        about, outcomes, cost = _measured(chosen, arguments)
     print_summary(outcomes)
     if chosen.json:
         write_raw(chosen.json, about, outcomes, cost)
@@ -210,4 +206,4 @@ def _calibrate_watch(size: int, benign: Sequence[Case]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(exit_code(main))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -26,6 +27,7 @@ from ops.bench.weights.changes import SHAPE, Change, changes
 from ops.bench.weights.encryption import encrypted_mb_a_second
 from ops.bench.weights.hosts import HostRound, fleet
 from ops.bench.weights.learner import WAYS, Turn, measure
+from ops.ending import exit_code
 from pipeline.process.progress_bar import tracked
 
 SHARE_BAR = 0.5
@@ -246,4 +248,4 @@ def _deltas(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ops.drill import faults, soak
 from ops.drill.check import Violation
-from ops.drill.schedule import FaultKind
+from ops.drill.faults import Site, Striking
+from ops.drill.fleet import DrillFleet
+from ops.drill.schedule import FaultKind, PlannedFault
 from ops.drill.soak import SoakFault, SoakRecord, planned, spoken, table, with_costs
 
 
@@ -66,3 +72,35 @@ def test_the_table_sums_up_by_kind_the_dearest_first_and_violations_are_named() 
     assert lines == ["| b | 1 | 3.0 | 4.0 | 4.0 |", "| a | 2 | 1.5 | 1.0 | 1.5 |"]
     broken = replace(record(), violations=(Violation("one end", "t.1.1 was lost"),))
     assert "1 violations\n  one end: t.1.1 was lost" in spoken(broken)
+
+
+@dataclass
+class StoppableFleet:
+    """The parts of a fleet that a hangup needs; its supervisor is a process that SIGHUP ends."""
+
+    supervisor: subprocess.Popen[bytes]
+    run_dir: Path
+    happened: list[str] = field(default_factory=list[str])
+
+    def updates(self) -> list[Any]:
+        return []
+
+    def resume(self) -> None:
+        self.happened.append("resumed")
+
+
+@pytest.mark.parametrize(("asks", "expected"), [(True, ["why", "resumed"]), (False, ["resumed"])])
+def test_a_hung_up_run_is_resumed_at_once_unless_its_cause_is_to_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: bool, expected: list[str]
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        fleet = StoppableFleet(process, tmp_path)
+        monkeypatch.setattr(faults, "ask_until_named", lambda *_: fleet.happened.append("why"))
+        monkeypatch.setattr(faults, "look_for_leftovers", lambda *_: None)
+        Striking(PlannedFault(FaultKind.HANGUP, 0.0, 0), Site(cast("DrillFleet", fleet), asks=asks))
+    assert fleet.happened == expected
+
+
+def test_a_soak_has_no_cause_named(tmp_path: Path) -> None:
+    with soak._fleet(tmp_path, 0, ()) as (_, site):
+        assert not site.asks
