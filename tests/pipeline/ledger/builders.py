@@ -82,3 +82,11 @@ async def finish(ledger, lease, *, version=0, accuracy=1.0, who=GENERATOR):
     assert (await ledger.write_chunk(who, chunk)).status is WriteStatus.STORED
     assert await ledger.write_score(SCORER, chunk.id, reward(accuracy)) is WriteStatus.STORED
     return chunk
+
+
+async def write_response(
+    ledger, trajectory: TrajectoryId, *, accuracy: float = 1.0, tokens: int = 3, version: int = 0
+) -> None:
+    """Write a whole response and its reward."""
+    await ledger.write_chunk(GENERATOR, make_chunk(trajectory, tokens=tokens, version=version))
+    await ledger.write_score(SCORER, ChunkId(trajectory, 0), reward(accuracy))
