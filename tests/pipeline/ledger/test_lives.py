@@ -1,4 +1,4 @@
-"""The lives of trajectories, in every ledger: their leases, chunks and scores, and how they ended."""
+"""The lives of trajectories, in every ledger: their leases, chunks, scores and ends."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 
 import pytest
 
@@ -32,11 +33,14 @@ def main() -> int:
 
         subjects.follow_tests()
         return 0
-    code = pytest.main(["-p", "no:cacheprovider", *sys.argv[2:]])
-    # not before: pytest rewrites its imports
-    from tests.workers.engines import subjects
+    # In its usual place pytest removes the folders of earlier sessions at the end. The other ranks
+    # wait for a command all that time, and gave up on a busy machine.
+    with tempfile.TemporaryDirectory(prefix="ranked-") as folder:
+        code = pytest.main(["-p", "no:cacheprovider", "--basetemp", folder, *sys.argv[2:]])
+        # not before: pytest rewrites its imports
+        from tests.workers.engines import subjects
 
-    subjects.end_followers()
+        subjects.end_followers()
     return int(code)
 
 
