@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 from ops.bench.real_size.__main__ import Figures, trouble_in
@@ -11,6 +12,7 @@ from ops.bench.real_size.material import write_problem
 from ops.bench.real_size.verifier import judge
 from pipeline.incidents.file import IncidentFile
 from pipeline.incidents.records import FoundCause, IncidentRecord, IncidentStep
+from pipeline.observability.repairs import RepairRow
 from pipeline.rewards.verifier import Response
 from protocol.trajectory import FinishReason
 
@@ -41,6 +43,16 @@ def test_a_worker_that_was_replaced_or_an_update_that_was_lost_fails_the_run() -
     assert well.is_well
     assert not Figures("run", updates_s=[1.0, 1.0], kept_updates=1).is_well
     assert not Figures("run", updates_s=[1.0], kept_updates=1, trouble=[line]).is_well
+
+
+def test_a_killed_worker_must_be_repaired_and_no_other_replaced() -> None:
+    repair = RepairRow(at_s=9.0, worker="learner", role="learner", cause="killed", detect_s=0.0, replace_s=1.0,
+                       reload_s=30.0, repeat_s=9.0)  # fmt: skip
+    well = Figures("run", updates_s=[1.0], kept_updates=1, killed="learner", trouble=[REPLACED], repairs=[repair])
+    assert well.is_well
+    assert not replace(well, repairs=[]).is_well
+    assert not replace(well, killed="generator-0").is_well
+    assert not replace(well, trouble=[REPLACED, REPLACED.replace("learner", "reward-0")]).is_well
 
 
 BEGAN_S = 1_700_000_000.0
