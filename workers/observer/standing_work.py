@@ -4,9 +4,11 @@ argument.
 A worker counts the pieces inside its work, such as the layers of a pass, and its heartbeat has the
 time of the last one. The learner has no peers with whom it could be compared, so its own past sets
 the limit: 6 s, twice its longest standstill that was no finding, and 1.5 times the third of those
-that were. Five pieces of progress come first, in which whatever is usual is seen: a piece may take
-long in every update. A first computation has a wait of its own, and does not count. Neither does
-the time in which the ledger gives the worker no answer."""
+that were. A tenth of its longest work is one, too: to repair it costs all of that work.
+
+Five pieces of progress come first, in which whatever is usual is seen: a piece may take long in
+every update. A first computation has a wait of its own, and does not count. Neither does the time
+in which the ledger gives the worker no answer."""
 
 from __future__ import annotations
 
@@ -26,6 +28,8 @@ _LONGER: Final = 2.0
 """By which a hang exceeds the longest usual standstill."""
 _OFTEN, _LONGER_THAN_FOUND = 3, 1.5
 """So many findings that ended by themselves are usual. A hang is so much longer than the third."""
+_SHARE: Final = 0.1
+"""Of its longest work: the pieces of an update of minutes take seconds longer now and then."""
 _NO_ANSWER_MS: Final = 1000.0
 """A call of the ledger, at its usual pace or without an answer yet, that explains a standstill."""
 _PAUSE_S: Final = 0.05
@@ -47,6 +51,8 @@ class _Computation:
     num_still: int = 0
     """Heartbeats that show the present standstill."""
     longest_s: float = 0.0
+    work_s: float = 0.0
+    """The longest time of one work, the present one's so far included."""
     found_s: list[float] = field(default_factory=list[float])
     """The longest standstills that were findings, the longest first."""
 
@@ -65,6 +71,7 @@ class _Computation:
         if not is_computing or beat.moved_at_s > self.moved_s + _PAUSE_S:
             self._end()
         self.moved_s = beat.moved_at_s
+        self.work_s = max(self.work_s, beat.work.elapsed_s if beat.work is not None else 0.0)
         if is_computing:
             self.still_s, self.num_still = beat.at_s - beat.moved_at_s, self.num_still + 1
 
@@ -81,7 +88,7 @@ class _Computation:
     def limit_s(self) -> float:
         """The longest standstill that is no finding."""
         often_s = self.found_s[-1] if len(self.found_s) == _OFTEN else 0.0
-        return max(STANDS_S, _LONGER * self.longest_s, _LONGER_THAN_FOUND * often_s)
+        return max(STANDS_S, _LONGER * self.longest_s, _LONGER_THAN_FOUND * often_s, _SHARE * self.work_s)
 
 
 class StandingWork:

@@ -62,6 +62,19 @@ def test_standstills_that_ended_by_themselves_are_usual_after_three() -> None:
     assert min(second for second in found if second > HANGS_S) == HANGS_S + 29
 
 
+def test_a_tenth_of_the_longest_work_is_no_hang_since_a_repair_would_cost_all_of_it() -> None:
+    # updates of eighty seconds, with a piece of seven seconds in each later one
+    def still(second: int) -> float:
+        return second % 80 - 20.0 if second > 80 and 20 < second % 80 <= 27 else 0.3
+
+    def work(second: int) -> WorkReport:
+        return WorkReport(kind="update", elapsed_s=float(second % 80), share=second % 80 / 80)
+
+    # from second 100 on
+    assert min(named(still, work=work)) == HANGS_S + 8
+    assert min(named(still)) == HANGS_S + 7
+
+
 @pytest.mark.parametrize(
     "change",
     [
