@@ -107,7 +107,7 @@ def _cells(one: Incident) -> tuple[str, ...]:
     end_s = time.time() if one.ended_s is None else one.ended_s
     return (
         str(one.number),
-        "open" if one.is_open else "ended",
+        "quiet" if one.is_quiet else "open" if one.is_open else "ended",
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.since_s)),
         f"{max(0.0, end_s - one.since_s):.0f} s",
         printable_line(one.component),
@@ -118,7 +118,8 @@ def _cells(one: Incident) -> tuple[str, ...]:
 
 def _shown(one: Incident, supervised: Sequence[dict[str, Any]]) -> Iterator[str]:
     role = f" ({one.role})" if one.role else ""
-    state = "open" if one.ended_s is None else f"ended {_clock(one.ended_s)}"
+    now = "open, and not found at this moment" if one.is_quiet else "open"
+    state = now if one.ended_s is None else f"ended {_clock(one.ended_s)}"
     yield from titled(
         {
             f"incident {one.number}": state,

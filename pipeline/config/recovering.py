@@ -16,7 +16,9 @@ class RecoverySection(Section):
         "supervisor sees itself do; on incidents it advises. advise: nothing is evicted, and `repairs.jsonl` has what "
         "would be done. Dead and stuck workers are restarted under each.",
     )
-    tolerate_s: float = setting(10.0, "An incident about a worker that ends within this is left alone.", gt=0.0)
+    tolerate_s: float = setting(
+        10.0, "An incident about a worker is left alone until it was found for so long in all.", gt=0.0
+    )
     restart_timeout_s: float | None = setting(
         None,
         "A worker that neither works nor loads anything more for this long after its loss goes to the next rung. Absent: "

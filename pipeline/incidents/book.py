@@ -1,7 +1,7 @@
 """Turns what is suspected now into incidents. Pure: times are arguments.
 
     nothing ──suspected──> open ──another kind or cause──> open (grew)
-                            │ ▲
+                            │ ▲   not suspected for 2 s: quiet; then suspected: again
              calm for 30 s  │ │  suspected again within 2 min: the same number
                             ▼ │
                            ended ──later──> (forgotten; the next one has a new number)
@@ -26,13 +26,17 @@ from pipeline.incidents.records import (
     fold,
 )
 
+QUIET_S: Final = 2.0
+"""An incident is quiet while its component was not suspected for so long. It is suspected each
+second while a fault lasts, so that no worker need be repaired for a quiet one."""
 CALM_S: Final = 30.0
 """An incident ends when its component was not suspected for so long."""
 SAME_S: Final = 120.0
 """A component that is suspected again so soon after the end has the same incident."""
 MAX_OPEN: Final = 64
 MAX_GROWN: Final = 100
-"""Records of growth an incident may have: a cause that alternates fills no disk."""
+"""Records of growth an incident may have: a cause that alternates fills no disk. It is quiet as
+often at most, and then open without a pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class _Followed:
     seen_s: float
     """Last time it was suspected."""
     num_grown: int = 0
+    num_quiet: int = 0
 
 
 class IncidentBook:
@@ -85,8 +90,13 @@ class IncidentBook:
             record = self._note(one, now_s)
             if record is not None:
                 records.append(record)
-        calm = [one for one in self._followed.values() if one.incident.is_open and now_s - one.seen_s >= CALM_S]
-        records.extend(self._append(entry, _ended(entry)) for entry in calm)
+        unseen = [one for one in self._followed.values() if one.incident.is_open and now_s - one.seen_s >= QUIET_S]
+        for entry in unseen:
+            if now_s - entry.seen_s >= CALM_S:
+                records.append(self._append(entry, _paced(entry, IncidentStep.ENDED)))
+            elif not entry.incident.is_quiet and entry.num_quiet < MAX_GROWN:
+                entry.num_quiet += 1
+                records.append(self._append(entry, _paced(entry, IncidentStep.QUIET)))
         self._forget(now_s)
         return records
 
@@ -112,7 +122,7 @@ class IncidentBook:
         """Return the records that end all open incidents, as the writer leaves. The next writer
         opens those again that go on."""
         still_open = [one for one in self._followed.values() if one.incident.is_open]
-        return [self._append(one, _ended(one)) for one in still_open]
+        return [self._append(one, _paced(one, IncidentStep.ENDED)) for one in still_open]
 
     def _note(self, one: Suspicion, now_s: float) -> IncidentRecord | None:
         entry = self._followed.get(one.component)
@@ -132,7 +142,7 @@ class IncidentBook:
             _first(entry.incident.causes),
         )
         if not is_news or entry.num_grown >= MAX_GROWN:
-            return None
+            return self._append(entry, _paced(entry, IncidentStep.AGAIN)) if entry.incident.is_quiet else None
         entry.num_grown += 1
         return self._append(entry, _record(entry.incident.number, IncidentStep.GREW, one, now_s))
 
@@ -170,11 +180,12 @@ def _record(number: int, step: IncidentStep, one: Suspicion, now_s: float) -> In
     )
 
 
-def _ended(entry: _Followed) -> IncidentRecord:
+def _paced(entry: _Followed, step: IncidentStep) -> IncidentRecord:
+    """Return a record without a finding, at the time of the last one."""
     incident = entry.incident
     return IncidentRecord(
         number=incident.number,
-        step=IncidentStep.ENDED,
+        step=step,
         at_s=entry.seen_s,
         component=incident.component,
         since_s=incident.since_s,

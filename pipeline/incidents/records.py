@@ -31,8 +31,16 @@ class IncidentStep(StrEnum):
     """Another kind of fault, or another cause, was found."""
     STOOD = "stood"
     """Stacks of its worker and its role were read. The evidence has where each stood."""
+    QUIET = "quiet"
+    """Nothing was found for a moment; the record's time is that of the last finding."""
+    AGAIN = "again"
+    """It was found again before its end."""
     ENDED = "ended"
     """Nothing was found for a while; the record's time is that of the last finding."""
+
+
+_PACE: Final = frozenset({IncidentStep.QUIET, IncidentStep.AGAIN})
+"""Steps of which an incident keeps the newest alone."""
 
 
 class FoundCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,6 +103,12 @@ class Incident:
     """The newest that are known."""
     records: tuple[IncidentRecord, ...]
     """The first, and the newest of the others."""
+    is_quiet: bool = False
+    """Whether it is open, and nothing has been found for a moment."""
+    found_from_s: float = 0.0
+    """When it was found first, or again after it was quiet."""
+    found_s: float = 0.0
+    """For how long it was found before that."""
 
     @property
     def kind(self) -> str:
@@ -130,10 +144,13 @@ def fold(incident: Incident | None, record: IncidentRecord) -> Incident:
     if record.kind and record.kind not in kinds:
         kinds = (*kinds, record.kind)
     before = () if incident is None else incident.records
+    if record.step in _PACE:
+        before = tuple(one for one in before if one.step not in _PACE)
     records = (*before, record)
     if len(records) > _MAX_KEPT:
         records = (records[0], *records[2:])
     is_open = record.step is not IncidentStep.ENDED
+    is_quiet, found_from_s, found_s = _presence(incident, record)
     return Incident(
         number=record.number,
         component=record.component,
@@ -146,7 +163,23 @@ def fold(incident: Incident | None, record: IncidentRecord) -> Incident:
         sentence=record.sentence or (incident.sentence if incident else ""),
         causes=record.causes or (incident.causes if incident else ()),
         records=records,
+        is_quiet=is_quiet,
+        found_from_s=found_from_s,
+        found_s=found_s,
     )
+
+
+def _presence(incident: Incident | None, record: IncidentRecord) -> tuple[bool, float, float]:
+    """Return whether an incident is quiet after a record, since when it was found, and for how long
+    before."""
+    if incident is None or not incident.is_open:
+        return False, record.at_s, 0.0
+    since_s, found_s = incident.found_from_s, incident.found_s
+    if record.step is IncidentStep.QUIET and not incident.is_quiet:
+        return True, since_s, found_s + max(0.0, record.at_s - since_s)
+    if incident.is_quiet and (record.is_finding or record.step is IncidentStep.AGAIN):
+        return False, record.at_s, found_s
+    return incident.is_quiet and record.step is not IncidentStep.ENDED, since_s, found_s
 
 
 def folded(records: Iterable[IncidentRecord]) -> dict[int, Incident]:

@@ -142,6 +142,8 @@ class Repairing:
                 one.kinds[-1] if one.kinds else "",
                 one.sentence,
                 max(0.0, one.opened_s - one.since_s),
+                one.is_quiet,
+                one.found_s,
             )
             for one in found
             if one.is_open and one.records[-1].at_s >= self._since_s

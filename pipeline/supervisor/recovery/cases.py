@@ -25,6 +25,8 @@ class Case:
     """Whether the supervisor has seen the loss itself."""
     incidents: set[int] = field(default_factory=set[int])
     """Numbers of the open ones about it."""
+    quiet: set[int] = field(default_factory=set[int])
+    """Those of them that are not found at this moment."""
     num_losses: int = 0
     is_down: bool = False
     """From a loss, or an ordered restart, to the next start."""
@@ -38,6 +40,11 @@ class Case:
     """Whether a self-check may prove its worker faulty."""
     is_advised: bool = False
     """The policy allows words alone, or a person decides: nothing is ordered any more."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether none of its incidents is found at this moment."""
+        return bool(self.incidents) and self.incidents <= self.quiet
 
     @property
     def is_final(self) -> bool:

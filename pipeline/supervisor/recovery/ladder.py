@@ -1,6 +1,6 @@
 """The ladder of repair. Pure: times and signs are arguments, orders are returned.
 
-    an incident opens ──> tolerate ──it ends──> (passed)
+    an incident opens ──> tolerate ──it is quiet, then ends──> (passed)
                              │ it lasts; of wrong tokens, after a self-check: what that proves is evicted
                              ▼
     a worker is lost ──> isolate, restart ──work for steady_s──> (repaired)
@@ -215,9 +215,20 @@ class Ladder:
         for number in [number for number in self._known if number not in open_now]:
             self._ended(self._known.pop(number), number)
         for number, sign in open_now.items():
+            if (case := self._cases.get(self._known.get(number, ""))) is not None:
+                self._paced(case, now_s, sign)
             # an absent worker may come back
             if number not in self._known and not is_absent(sign, self._roster):
                 self._known[number] = self._suspect(now_s, sign)
+
+    def _paced(self, case: Case, now_s: float, sign: IncidentSign) -> None:
+        """Note that an incident of a case is quiet, or found again."""
+        if sign.is_quiet:
+            case.quiet.add(sign.number)
+        elif sign.number in case.quiet:
+            case.quiet.discard(sign.number)
+            if case.rung is Rung.TOLERATE and case.waits:
+                case.deadline_s = now_s + max(0.0, self._limits.tolerate_s - sign.found_s)
 
     def _suspect(self, now_s: float, sign: IncidentSign) -> str:
         """Begin or extend the case of an incident; return its worker, or "" without one."""
@@ -233,6 +244,8 @@ class Ladder:
             case.signed_s, case.stood_s = now_s, sign.stood_s
             self._note(case, Rung.TOLERATE, StepOutcome.BEGUN, reason, now_s)
         case.incidents.add(sign.number)
+        if sign.is_quiet:
+            case.quiet.add(sign.number)
         case.is_provable = case.is_provable or sign.kind in PROVABLE
         return worker
 
@@ -241,6 +254,7 @@ class Ladder:
         if case is None:
             return
         case.incidents.discard(number)
+        case.quiet.discard(number)
         is_waiting = case.is_suspicion or (case.is_advised and not case.is_own)
         if not case.incidents and is_waiting:
             self._note(case, case.rung, StepOutcome.DONE, "its incident has ended by itself")
@@ -281,7 +295,7 @@ class Ladder:
             self._hand_on(case, now_s, why)
 
     def _overdue(self, case: Case, now_s: float) -> None:
-        if case.rung is Rung.TOLERATE and case.is_provable:
+        if case.rung is Rung.TOLERATE and case.is_provable and not case.is_quiet:
             self._self_check(case, now_s)
         elif case.rung is Rung.TOLERATE:
             self._restart(case, now_s)
@@ -294,7 +308,8 @@ class Ladder:
         elif case.worked_s is None:
             self._hand_on(case, now_s, f"no work within {self._limits.restart_timeout_s:g} s of its last sign")
         elif case.incidents and self._policy is RepairPolicy.ACT:
-            settled_s = case.worked_s + self._limits.settle_s
+            rest_s = now_s + self._limits.steady_s if case.is_quiet else now_s
+            settled_s = max(case.worked_s + self._limits.settle_s, rest_s)
             if now_s < settled_s:
                 case.deadline_s = settled_s
                 return
@@ -318,7 +333,10 @@ class Ladder:
         self._order(case, case.rung, (case.worker,))
 
     def _restart(self, case: Case, now_s: float) -> None:
-        """Restart a worker on incidents alone, within the budget."""
+        """Restart a worker on incidents alone, within the budget. Quiet ones are waited for."""
+        if case.is_quiet:
+            case.rung, case.deadline_s = Rung.TOLERATE, now_s + self._limits.tolerate_s
+            return
         if not self._acts(case):
             self._advise(case, now_s, Rung.RESTART)
             return

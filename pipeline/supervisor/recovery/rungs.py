@@ -74,7 +74,7 @@ class LadderLimits:
     """Deadlines in seconds, and budgets."""
 
     tolerate_s: float = 10.0
-    """How long an incident about a worker may last before a repair."""
+    """How long an incident about a worker may be found before a repair."""
     self_check_s: float = 90.0
     """A self-check has ended by then."""
     restart_timeout_s: float = 360.0
@@ -122,6 +122,10 @@ class IncidentSign:
     sentence: str
     stood_s: float = 0.0
     """From the fault's begin, by the evidence, to the incident."""
+    is_quiet: bool = False
+    """Whether it is not found at this moment."""
+    found_s: float = 0.0
+    """For how long it was found, without the time since it was found again."""
 
 
 @dataclass(frozen=True, slots=True)

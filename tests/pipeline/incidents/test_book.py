@@ -62,10 +62,46 @@ def test_an_incident_ends_at_its_last_suspicion_once_it_was_calm() -> None:
     book = IncidentBook()
     book.look(100.0, [slow()])
     book.look(110.0, [slow()])
-    assert book.look(110.0 + CALM_S - 1.0, []) == []
+    assert steps(book.look(110.0 + CALM_S - 1.0, [])) == [(1, "quiet", "")]
     ended = book.look(110.0 + CALM_S, [])
     assert [(record.step, record.at_s) for record in ended] == [(IncidentStep.ENDED, 110.0)]
     assert book.open == ()
+
+
+def test_an_incident_is_quiet_while_it_is_not_found_and_counts_how_long_it_was_found() -> None:
+    book, records = IncidentBook(), list[IncidentRecord]()
+    for second in range(100, 160):
+        is_found = second <= 104 or 110 <= second <= 112 or second == 120
+        records += book.look(float(second), [slow()] if is_found else [])
+    assert [(str(record.step), record.at_s) for record in records] == [
+        ("opened", 100.0), ("quiet", 104.0), ("again", 110.0), ("quiet", 112.0), ("again", 120.0), ("quiet", 120.0),
+        ("ended", 120.0),
+    ]  # fmt: skip
+    told = [folded(records[:number])[1] for number in range(1, len(records) + 1)]
+    assert [(one.is_quiet, one.found_s) for one in told] == [
+        (False, 0.0), (True, 4.0), (False, 4.0), (True, 6.0), (False, 6.0), (True, 6.0), (False, 6.0),
+    ]  # fmt: skip
+    assert [str(one.step) for one in told[-2].records] == ["opened", "quiet"], "its pace leaves room for findings"
+
+
+def test_a_further_finding_or_a_stand_at_a_quiet_moment_keeps_the_time() -> None:
+    book = IncidentBook()
+    records = [*book.look(100.0, [slow()]), *book.look(103.0, []), *book.stood("generator-1", ("f",))]
+    assert folded(records)[1].is_quiet
+    records += book.look(105.0, [slow(kind="silent")])
+    assert steps(records)[-1] == (1, "grew", "silent")
+    grown = folded(records)[1]
+    assert (grown.is_quiet, grown.found_from_s, grown.found_s) == (False, 105.0, 0.0)
+    reopened = folded([*records, *book.look(140.0, []), *book.look(150.0, [slow()])])[1]
+    assert (reopened.is_open, reopened.found_from_s, reopened.found_s) == (True, 150.0, 0.0)
+
+
+def test_an_incident_that_comes_and_goes_is_not_recorded_for_ever_and_is_found_then() -> None:
+    book, records = IncidentBook(), list[IncidentRecord]()
+    for second in range(10 * MAX_GROWN):
+        records += book.look(float(second), [slow()] if second % 3 == 0 else [])
+    assert len(records) <= 2 * MAX_GROWN + 1
+    assert not folded(records)[1].is_quiet
 
 
 def test_a_component_that_is_odd_again_soon_has_the_same_incident_and_later_another() -> None:

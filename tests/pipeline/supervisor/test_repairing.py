@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pipeline.incidents.book import IncidentBook, Suspicion
 from pipeline.incidents.file import IncidentFile
 from pipeline.incidents.records import IncidentRecord, IncidentStep
 from pipeline.observability.repairs import StepRow, read_repairs, read_steps
@@ -109,6 +110,35 @@ def test_an_incident_restarts_its_worker_only_where_the_policy_says_so(
     assert all(row.detect_s > 0.0 and row.localise_s >= 0.5 for row in repairs)
 
 
+def test_a_fault_that_passes_is_left_alone_under_act_though_its_incident_is_open(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path, "fleet.generator=2", "observer.enabled=true", "recovery.policy=act", "recovery.tolerate_s=4",
+        generator="busy",
+    )  # fmt: skip
+    book, file = IncidentBook(), IncidentFile(run.run_dir)
+    first: dict[str, int] = {}
+    begun_s: list[float] = []
+
+    def react(snapshot: RunSnapshot) -> None:
+        pids = {beat.who.worker: beat.pid for beat in snapshot.heartbeats}
+        if not first and {"generator-1", "observer", "learner"} <= pids.keys():
+            first.update(pids)
+            begun_s.append(time.time())
+        if not first:
+            return
+        now_s = time.time()
+        is_found = now_s - begun_s[0] < 1.0
+        file.append(book.look(now_s, [Suspicion("generator-1", "hung", now_s, "no progress")] if is_found else []))
+        if now_s - begun_s[0] > 8.0:
+            assert book.open, "it ends only when all was calm for long"
+            assert pids == first
+            run.interrupt(snapshot)
+
+    run.react = react
+    assert run.until_end().exit_code == ExitCode.OK
+    assert steps(run, "tolerate", "begun") and not steps(run, "restart", "begun")
+
+
 # -- its hands, without processes ------------------------------------------------------------------
 
 
@@ -150,6 +180,20 @@ async def test_a_worker_that_waits_for_work_again_is_repaired(
     await desk.look(2.0, *signs)
     assert (await desk.look(33.0, *signs))[-1] == ("restart", "done")
     assert [case.worker for case in desk.ladder.cases] == ["learner"]
+
+
+async def test_the_time_for_which_an_incident_was_found_counts_when_it_is_found_again(tmp_path: Path) -> None:
+    desk, book = Desk(tmp_path, "recovery.policy=act"), IncidentBook()
+    file, begun_s = IncidentFile(desk.run_dir), time.time() + 1.0
+    observer = beat("observer")
+    for second in range(14):
+        is_found = second <= 8 or second >= 12
+        suspicions = [Suspicion("generator-1", "hung", begun_s, "no progress")] if is_found else []
+        file.append(book.look(begun_s + second, suspicions))
+        steps = await desk.look(100.0 + second, beat("generator-0"), beat("generator-1"), observer)
+        assert ("restart", "begun") not in steps
+    # eight seconds and two, of ten
+    assert ("restart", "begun") in await desk.look(114.0, beat("generator-0"), beat("generator-1"), observer)
 
 
 async def test_the_last_rung_ends_the_run_with_a_sentence(tmp_path: Path) -> None:

@@ -50,8 +50,10 @@ def ladder(policy: RepairPolicy = RepairPolicy.ACT, limits: LadderLimits = LIMIT
     return made
 
 
-def suspected(worker: str = "generator-1", kind: str = "hung", number: int = 1) -> dict[int, IncidentSign]:
-    return {number: IncidentSign(number, worker, kind, "no progress for 9 s")}
+def suspected(
+    worker: str = "generator-1", kind: str = "hung", number: int = 1, **more: bool | float
+) -> dict[int, IncidentSign]:
+    return {number: IncidentSign(number, worker, kind, "no progress for 9 s", **more)}  # type: ignore[arg-type]
 
 
 def rungs(steps: list[RepairStep]) -> list[tuple[str, str]]:
@@ -352,6 +354,59 @@ def test_an_incident_that_passes_within_the_tolerance_costs_nothing():
     made.see_incidents(9.9, {})
     assert made.tick(10.0, FLEET) == [] and made.cases == ()
     assert rungs(made.taken_steps()) == [("tolerate", "begun"), ("tolerate", "done")]
+
+
+def test_a_quiet_incident_costs_nothing_though_it_has_not_ended():
+    made = ladder()
+    made.see_incidents(0.0, suspected())
+    made.see_incidents(9.0, suspected(is_quiet=True, found_s=6.5))
+    assert [order for now in range(9, 39) for order in made.tick(float(now), FLEET)] == []
+    made.see_incidents(39.0, {})
+    assert made.cases == ()
+    assert rungs(made.taken_steps()) == [("tolerate", "begun"), ("tolerate", "done")]
+
+
+def test_a_self_check_that_proves_nothing_leads_to_no_restart_of_a_quiet_worker():
+    made = ladder()
+    made.see_incidents(0.0, suspected(kind="mismatch"))
+    (check,) = made.tick(10.0, FLEET, CHECKING)
+    assert check.rung is Rung.SELF_CHECK
+    made.see_incidents(12.0, suspected(kind="mismatch", is_quiet=True))
+    made.checked(15.0, "", "all answers are the same")
+    assert [order for now in range(15, 45) for order in made.tick(float(now), FLEET, CHECKING)] == []
+    made.see_incidents(45.0, suspected(kind="mismatch", found_s=12.0))
+    assert [order.rung for order in made.tick(45.0, FLEET, CHECKING)] == [Rung.SELF_CHECK]
+
+
+def test_an_incident_that_comes_and_goes_is_tolerated_for_as_long_in_all():
+    made = ladder()
+    made.see_incidents(0.0, suspected())
+    made.see_incidents(8.0, suspected(is_quiet=True, found_s=6.0))
+    made.see_incidents(20.0, suspected(found_s=6.0))
+    assert made.tick(23.9, FLEET) == []
+    (restart,) = made.tick(24.0, FLEET)
+    assert restart.rung is Rung.RESTART
+
+
+def test_a_worker_with_two_incidents_is_quiet_when_both_are():
+    made = ladder()
+    one, other = suspected(), suspected("generator-1", "slow", 2)
+    made.see_incidents(0.0, one | other)
+    made.see_incidents(5.0, suspected(is_quiet=True) | other)
+    (restart,) = made.tick(10.0, FLEET)
+    assert restart.rung is Rung.RESTART
+
+
+def test_an_incident_that_is_quiet_after_a_restart_leads_to_no_eviction():
+    made = ladder()
+    made.see_incidents(0.0, suspected())
+    made.tick(10.0, FLEET)
+    made.started(12.0, "generator-1")
+    made.works(15.0, "generator-1")
+    made.see_incidents(164.0, suspected(is_quiet=True, found_s=100.0))
+    assert [order for now in (115.0, 165.0, 180.0) for order in made.tick(now, FLEET)] == []
+    made.see_incidents(190.0, {})
+    assert made.tick(265.0, FLEET) == [] and made.cases == ()
 
 
 def test_an_incident_that_lasts_isolates_first_and_restarts_then():
@@ -666,6 +721,8 @@ class LadderMachine(RuleBasedStateMachine):
         process = self.there[name]
         match order.rung:
             case Rung.RESTART:
+                named = [one for one in self.open.values() if one.component == name]
+                assert not named or not all(one.is_quiet for one in named)
                 process.writing.clear()
                 self.restarted[name].append(self.now)
                 process.is_down = True
@@ -725,6 +782,13 @@ class LadderMachine(RuleBasedStateMachine):
     @rule()
     def a_self_check_ends(self) -> None:
         self.ladder.checked(self.now, "", "all answers are the same")
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), found_s=st.sampled_from([0.0, 5.0, 20.0]))
+    def is_quiet_or_found_again(self, data: st.DataObject, found_s: float) -> None:
+        number = data.draw(st.sampled_from(sorted(self.open)))
+        self.open[number] = replace(self.open[number], is_quiet=not self.open[number].is_quiet, found_s=found_s)
+        self.ladder.see_incidents(self.now, self.open)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
