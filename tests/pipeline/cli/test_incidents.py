@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pipeline.cli import headrace
 from pipeline.config import RESOLVED_NAME
 from pipeline.incidents.book import IncidentBook, Suspicion
-from pipeline.incidents.file import IncidentFile
+from pipeline.incidents.file import IncidentFile, RunIncidents
 from pipeline.incidents.records import FoundCause
 from pipeline.observability.repairs import RepairRow, add_repair
 
@@ -51,6 +51,13 @@ def test_the_list_has_a_line_an_incident_with_its_cause(run_dir: Path) -> None:
     assert first.split()[1:2] + first.split()[-4:] == ["ended", "reward-0", "hung", "reward-0", "hung"]
     assert second.split()[1:2] + second.split()[-3:] == ["open", "generator-1", "slow", "–"]
     assert "reward-0" not in command("list", str(run_dir), "--open")[1]
+
+
+def test_an_open_incident_that_is_not_found_now_is_called_quiet(run_dir: Path) -> None:
+    book = IncidentBook(RunIncidents(run_dir).read(), 1e9 + 60.0)
+    IncidentFile(run_dir).append(book.look(1e9 + 63.0, []))
+    assert command("list", str(run_dir), "--open")[1].splitlines()[1].split()[1:2] == ["quiet"]
+    assert "open, and not found at this moment" in command("show", "2", str(run_dir))[1]
 
 
 def test_one_incident_is_shown_with_evidence_and_what_the_supervisor_did(run_dir: Path) -> None:
