@@ -1,10 +1,12 @@
-"""The reader's side: signals a run's workers on this host, and reads what they write."""
+"""The reader's side: sends requests to a run's workers on this host, and reads what they write.
+
+A worker that does not answer within most of the time gets the signal: see ``dump``."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,12 +15,14 @@ import msgspec
 from pipeline.process import records
 from pipeline.process.records import ProcessIdentity, Started
 from pipeline.process.stacks.alike import stack_groups
-from pipeline.process.stacks.dump import END, SIGNAL, stack_file
+from pipeline.process.stacks.dump import END, SIGNAL, request_pipe, send_request, stack_file
 from pipeline.process.stacks.parse import StackLook, parse_dump
 from pipeline.process.stacks.words import stand_lines
 
 ANSWER_S = 3.0
 """A heartbeat's time, in a large fleet, and a little more."""
+_UNANSWERED = 2 / 3
+"""Part of the time after which a worker that has not answered gets the signal."""
 LOOK_EVERY_S = 0.5
 """Between two looks."""
 _POLL_S = 0.02
@@ -43,20 +47,20 @@ def request_stacks(
     the signal, is never signalled."""
     started = records.read_started(run_dir)
     answers = StackAnswers()
-    signalled = dict[str, int]()
+    asked = dict[str, tuple[int, ProcessIdentity]]()
     for worker in sorted(started) if workers is None else workers:
         if worker not in started:
             answers.missing[worker] = "no process of this name was started here"
-        elif reason := _signal(run_dir, worker, started[worker], signalled):
+        elif reason := _send(run_dir, worker, started[worker], asked):
             answers.missing[worker] = reason
-    deadline = time.monotonic() + answer_s
-    waiting = dict(signalled)
-    while waiting and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-        for worker, size in list(waiting.items()):
-            if END in _read(run_dir, worker, size):
-                del waiting[worker]
-    for worker, size in signalled.items():
+    begun_s = time.monotonic()
+    waiting = _wait(run_dir, {worker: size for worker, (size, _) in asked.items()}, begun_s + _UNANSWERED * answer_s)
+    for worker in list(waiting):
+        if reason := _signal(asked[worker][1]):
+            answers.missing[worker] = reason
+            del waiting[worker], asked[worker]
+    _wait(run_dir, waiting, begun_s + answer_s)
+    for worker, (size, _) in asked.items():
         text = _read(run_dir, worker, size)
         look = parse_dump(text, worker=worker, role=started[worker].role)
         if look.stacks:
@@ -66,8 +70,18 @@ def request_stacks(
     return answers
 
 
-def _signal(run_dir: Path, worker: str, record: Started, signalled: dict[str, int]) -> str:
-    """Signal one worker; return why not, or "" and its file's size before in ``signalled``."""
+def _wait(run_dir: Path, sizes: Mapping[str, int], deadline: float) -> dict[str, int]:
+    """Return those of the workers that have not answered by then. ``sizes``: of their files before
+    the request."""
+    waiting = dict(sizes)
+    while waiting and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        waiting = {worker: size for worker, size in waiting.items() if END not in _read(run_dir, worker, size)}
+    return waiting
+
+
+def _send(run_dir: Path, worker: str, record: Started, asked: dict[str, tuple[int, ProcessIdentity]]) -> str:
+    """Send a request to one worker; return why not, or "" and its file's size in ``asked``."""
     if record.identity.host != records.this_host():
         return f"its process is on host {record.identity.host}: look there"
     if SIGNAL is None:
@@ -83,11 +97,19 @@ def _signal(run_dir: Path, worker: str, record: Started, signalled: dict[str, in
         return f"{path} has no process of it: {error}"
     if records.identify(identity.pid) != identity:
         return "its process has ended"
+    asked[worker] = size, identity
+    send_request(request_pipe(run_dir, worker))
+    return ""
+
+
+def _signal(identity: ProcessIdentity) -> str:
+    """Signal a process that does not answer; return why not, or ""."""
+    if records.identify(identity.pid) != identity or SIGNAL is None:
+        return "its process has ended"
     try:
         os.kill(identity.pid, SIGNAL)
     except OSError as error:
         return f"its process takes no signal: {error}"
-    signalled[worker] = size
     return ""
 
 

@@ -18,14 +18,14 @@ import pytest
 from pipeline.process import records
 from pipeline.process.records import ProcessIdentity, Started
 from pipeline.process.stacks import request
-from pipeline.process.stacks.dump import END, StackDump, stack_file
+from pipeline.process.stacks.dump import END, StackDump, request_pipe, stack_file
 from pipeline.process.stacks.parse import parse_dump
 from pipeline.process.stacks.request import request_stacks, stands_of
 
 PATIENT_S = 20.0
 """For an answer that comes; on a busy machine it may take long."""
 _PROGRAM = """
-import asyncio, re, sys, threading, time
+import asyncio, faulthandler, re, signal, sys, threading, time
 from pathlib import Path
 from pipeline.process.stacks.dump import StackDump
 
@@ -55,8 +55,17 @@ async def main():
             dump.poll(loop)
             time.sleep(0.01)
     threading.Thread(target=poll, daemon=True, name="heartbeat").start()
+    if kind in ("deaf", "sleeps"):
+        # a signal would end it
+        faulthandler.unregister(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     task = asyncio.create_task(life(), name="life")
     await asyncio.sleep(0)
+    if kind == "sleeps":
+        print("ready", flush=True)
+        time.sleep(1000.0)
+    if kind == "deaf":
+        spin_for_ever()
     if kind == "spins":
         spin_for_ever()
     if kind == "holds":
@@ -134,6 +143,42 @@ def test_a_call_that_holds_the_interpreters_lock_is_shown_by_its_threads_alone(w
     assert "hold_the_lock" in {frame.function for frame in main.frames}
 
 
+@pytest.mark.parametrize(("kind", "function"), [("deaf", "spin_for_ever"), ("sleeps", "main")])
+def test_a_worker_that_can_answer_is_not_signalled(workers: Workers, kind: str, function: str):
+    # faulthandler reads stacks while they change, and ends one process of some hundred
+    workers.start("generator-0", kind)
+    for _ in range(5):
+        look = request_stacks(workers.folder, answer_s=PATIENT_S).looks["generator-0"]
+        main, life = look.stack("main"), look.stack("task life")
+        assert main is not None and main.frames[0].function == function
+        assert life is not None and life.frames[-1].function == "life"
+        assert look.is_whole and look.stack("stacks") is None
+    assert workers.processes["generator-0"].poll() is None
+
+
+def test_a_worker_without_the_pipe_is_signalled(workers: Workers):
+    workers.start("generator-0", "spins")
+    request_pipe(workers.folder, "generator-0").unlink()
+    main = request_stacks(workers.folder, answer_s=1.0).looks["generator-0"].stack("main")
+    assert main is not None and main.frames[0].function == "spin_for_ever"
+
+
+def test_where_no_pipe_can_be_made_the_signal_is_answered(workers: Workers):
+    (workers.folder / "sockets").touch()
+    workers.start("generator-0", "spins")
+    main = request_stacks(workers.folder, answer_s=1.0).looks["generator-0"].stack("main")
+    assert main is not None and main.frames[0].function == "spin_for_ever"
+
+
+def test_a_worker_is_asked_again_and_again_and_answers_the_newest(workers: Workers):
+    workers.start("generator-0", "spins")
+    for _ in range(3 * 65536 // 64):
+        with request_pipe(workers.folder, "generator-0").open("wb") as pipe:
+            pipe.write(b"." * 64)
+    assert request_stacks(workers.folder, answer_s=PATIENT_S).looks["generator-0"].is_whole
+    assert stack_file(workers.folder, "generator-0").stat().st_size < 5 << 20
+
+
 def test_the_odd_worker_is_told_from_its_role(workers: Workers):
     for name, kind in (("generator-0", "waits"), ("generator-1", "spins"), ("generator-2", "waits")):
         workers.start(name, kind)
@@ -197,9 +242,7 @@ def test_a_signal_after_the_end_of_the_dump_does_not_end_the_process(tmp_path: P
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_tasks_that_change_while_they_are_listed_are_listed_by_the_next_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_tasks_that_change_while_they_are_listed_are_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     before, all_tasks, calls = signal.getsignal(signal.SIGUSR1), asyncio.all_tasks, list[int]()
 
     def changing(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[object]]:
@@ -215,12 +258,13 @@ def test_tasks_that_change_while_they_are_listed_are_listed_by_the_next_look(
         loop = asyncio.get_running_loop()
         os.kill(os.getpid(), signal.SIGUSR1)
         await asyncio.to_thread(dump.poll, loop)
-        assert END not in stack_file(tmp_path, "reward-0").read_text()
-        await asyncio.to_thread(dump.poll, loop)
 
     asyncio.run(look())
-    assert END in stack_file(tmp_path, "reward-0").read_text()
+    assert len(calls) == 2
+    text = stack_file(tmp_path, "reward-0").read_text()
+    assert END in text and " in look\n" in text
     dump.close()
+    assert not request_pipe(tmp_path, "reward-0").exists()
     signal.signal(signal.SIGUSR1, before)
 
 
