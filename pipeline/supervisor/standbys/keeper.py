@@ -182,15 +182,17 @@ class StandbyKeeper:
                 self._loads[role] = min(now_s - started_s, self._loads.get(role, now_s - started_s))
 
     def _read(self, now_s: float) -> None:
-        kinds = {one.name: one.kind for one in self._pool.standbys}
+        phases = {one.name: one.phase for one in self._pool.standbys}
         for name, code in self._processes.reap_standbys().items():
             remove_report(self._run_dir, name)
             self._turns.pop(name, None)
             self._held.pop(name, None)
-            if kinds.get(name) is not None:
-                words = f"it ended with code {code}; see logs/{name}.out"
+            if name not in phases:
+                continue
+            words = f"it ended with code {code}; see logs/{name}.out"
+            if phases[name] is not StandbyPhase.ENDING:
                 log.warning("standby_lost", standby=name, reason=words)
-                self._pool.ended(now_s, name, words)
+            self._pool.ended(now_s, name, words)
         for name, process in self._children.items():
             report = read_report(self._run_dir, name)
             if report is None or report.pid != process.pid or report.turn == self._turns.get(name):

@@ -103,8 +103,12 @@ def test_no_standby_is_started_while_a_worker_starts_and_none_is_kept_at_the_end
     assert not processes.standbys
     keep(made, processes, 2.0)
     held = processes.standbys["standby-1"]
-    keep(made, processes, 3.0, is_over=True)
-    held.wait()
+    with capture_logs() as told:
+        keep(made, processes, 3.0, is_over=True)
+        held.wait()
+        keep(made, processes, 4.0, is_over=True)
+    assert not processes.standbys
+    assert [line["event"] for line in told] == ["standby_ended"], "its end was ordered, and is no loss"
 
 
 def test_a_worker_that_never_comes_up_holds_refills_up_for_the_time_of_a_start_alone(
