@@ -42,3 +42,4 @@ def test_the_generator_that_computes_wrongly_is_named_and_the_run_goes_on(
         assert until(lambda: len(fleet.updates()) > made, 60.0, poll_s=0.5), "the run goes on"
     finally:
         fleet.close()
+    fleet.remove()

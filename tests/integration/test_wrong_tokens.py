@@ -53,3 +53,4 @@ def test_the_generator_whose_tokens_are_wrong_is_evicted_and_no_other_is_touched
         assert audit is not None and audit["balances"]
     finally:
         fleet.close()
+    fleet.remove()
