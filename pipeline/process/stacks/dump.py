@@ -96,15 +96,16 @@ class StackDump:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._is_closed = False
-        self._pipe = request_pipe(run_dir, worker)
+        self._requests: int | None = None
         # a disk without pipes: there is the signal
         with suppress(OSError, ConfigError):
-            ensure_private_folder(self._pipe.parent)
-            self._pipe.unlink(missing_ok=True)
-            os.mkfifo(self._pipe, 0o600)
+            pipe = request_pipe(run_dir, worker)
+            ensure_private_folder(pipe.parent)
+            pipe.unlink(missing_ok=True)
+            os.mkfifo(pipe, 0o600)
             # with a writer of its own, it is never at its end
-            requests = os.open(self._pipe, os.O_RDWR | os.O_CLOEXEC)
-            threading.Thread(target=self._answer, args=(requests,), name="stacks", daemon=True).start()
+            self._requests = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
+            threading.Thread(target=self._answer, args=(self._requests,), name="stacks", daemon=True).start()
 
     def _answer(self, requests: int) -> None:
         while os.read(requests, _MANY) and not self._is_closed:
@@ -151,11 +152,11 @@ class StackDump:
         return max(size, os.fstat(self._file.fileno()).st_size)
 
     def close(self) -> None:
-        """Answer no more, and ignore the signal from now on."""
+        """Answer no more, and ignore the signal from now on. The pipe of this name stays: it may be
+        a successor's."""
         self._is_closed = True
-        send_request(self._pipe)
-        with suppress(OSError):
-            self._pipe.unlink()
+        if self._requests is not None:
+            os.write(self._requests, b".")
         if SIGNAL is not None:
             faulthandler.unregister(SIGNAL)
         self._file.close()
