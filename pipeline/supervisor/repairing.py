@@ -110,6 +110,8 @@ class Repairing:
         """Read the signs, and carry out what follows. Raises LedgerUnavailable."""
         if any(beat.who.role is Role.OBSERVER and not is_silent(beat.silent_s) for beat in beats):
             self._ladder.see_incidents(now, await asyncio.to_thread(self._open_incidents))
+        else:
+            self._ladder.blind(now, only_incidents=True)
         if (found := self._checking.look(beats, now)) is not None:
             self._ladder.checked(now, *found)
         self._see(beats, now)

@@ -216,12 +216,12 @@ class Ladder:
             self._ended(self._known.pop(number), number)
         for number, sign in open_now.items():
             if (case := self._cases.get(self._known.get(number, ""))) is not None:
-                self._paced(case, now_s, sign)
+                self._quiet_or_again(case, now_s, sign)
             # an absent worker may come back
             if number not in self._known and not is_absent(sign, self._roster):
                 self._known[number] = self._suspect(now_s, sign)
 
-    def _paced(self, case: Case, now_s: float, sign: IncidentSign) -> None:
+    def _quiet_or_again(self, case: Case, now_s: float, sign: IncidentSign) -> None:
         """Note that an incident of a case is quiet, or found again."""
         if sign.is_quiet:
             case.quiet.add(sign.number)
@@ -262,10 +262,10 @@ class Ladder:
 
     # -- time --------------------------------------------------------------------------------------
 
-    def blind(self, now_s: float) -> None:
-        """Note that nothing could be read: all deadlines begin anew."""
+    def blind(self, now_s: float, *, only_incidents: bool = False) -> None:
+        """Note that nothing could be read, or no observer looks: those deadlines begin anew."""
         for case in self._cases.values():
-            if case.waits:
+            if case.waits and (case.is_suspicion or not only_incidents):
                 limits = self._limits
                 rests = {Rung.TOLERATE: limits.tolerate_s, Rung.SELF_CHECK: limits.self_check_s}
                 rest_s = rests.get(case.rung, limits.restart_timeout_s)

@@ -196,6 +196,19 @@ async def test_the_time_for_which_an_incident_was_found_counts_when_it_is_found_
     assert ("restart", "begun") in await desk.look(114.0, beat("generator-0"), beat("generator-1"), observer)
 
 
+async def test_without_its_observer_an_incident_restarts_no_worker(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, "recovery.policy=act")
+    found = [Suspicion("generator-1", "hung", time.time(), "no progress")]
+    IncidentFile(desk.run_dir).append(IncidentBook().look(time.time() + 1.0, found))
+    generators = beat("generator-0"), beat("generator-1")
+    await desk.look(99.0, *generators, beat("observer"))
+    assert ("tolerate", "begun") in await desk.look(100.0, *generators, beat("observer"))
+    for second in range(101, 140):
+        await desk.look(float(second), *generators)
+    assert ("restart", "begun") not in await desk.look(148.9, *generators, beat("observer"))
+    assert ("restart", "begun") in await desk.look(149.0, *generators, beat("observer"))
+
+
 async def test_the_last_rung_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
     desk = Desk(tmp_path, "recovery.restart_timeout_s=10")
     desk.ladder.lost(0.0, "learner", Role.LEARNER, "killed")
