@@ -93,10 +93,10 @@ class IncidentBook:
         unseen = [one for one in self._followed.values() if one.incident.is_open and now_s - one.seen_s >= QUIET_S]
         for entry in unseen:
             if now_s - entry.seen_s >= CALM_S:
-                records.append(self._append(entry, _paced(entry, IncidentStep.ENDED)))
+                records.append(self._append(entry, _bare_record(entry, IncidentStep.ENDED)))
             elif not entry.incident.is_quiet and entry.num_quiet < MAX_GROWN:
                 entry.num_quiet += 1
-                records.append(self._append(entry, _paced(entry, IncidentStep.QUIET)))
+                records.append(self._append(entry, _bare_record(entry, IncidentStep.QUIET)))
         self._forget(now_s)
         return records
 
@@ -122,7 +122,7 @@ class IncidentBook:
         """Return the records that end all open incidents, as the writer leaves. The next writer
         opens those again that go on."""
         still_open = [one for one in self._followed.values() if one.incident.is_open]
-        return [self._append(one, _paced(one, IncidentStep.ENDED)) for one in still_open]
+        return [self._append(one, _bare_record(one, IncidentStep.ENDED)) for one in still_open]
 
     def _note(self, one: Suspicion, now_s: float) -> IncidentRecord | None:
         entry = self._followed.get(one.component)
@@ -142,7 +142,7 @@ class IncidentBook:
             _first(entry.incident.causes),
         )
         if not is_news or entry.num_grown >= MAX_GROWN:
-            return self._append(entry, _paced(entry, IncidentStep.AGAIN)) if entry.incident.is_quiet else None
+            return self._append(entry, _bare_record(entry, IncidentStep.AGAIN)) if entry.incident.is_quiet else None
         entry.num_grown += 1
         return self._append(entry, _record(entry.incident.number, IncidentStep.GREW, one, now_s))
 
@@ -180,7 +180,7 @@ def _record(number: int, step: IncidentStep, one: Suspicion, now_s: float) -> In
     )
 
 
-def _paced(entry: _Followed, step: IncidentStep) -> IncidentRecord:
+def _bare_record(entry: _Followed, step: IncidentStep) -> IncidentRecord:
     """Return a record without a finding, at the time of the last one."""
     incident = entry.incident
     return IncidentRecord(

@@ -39,7 +39,7 @@ class IncidentStep(StrEnum):
     """Nothing was found for a while; the record's time is that of the last finding."""
 
 
-_PACE: Final = frozenset({IncidentStep.QUIET, IncidentStep.AGAIN})
+_QUIET_OR_AGAIN: Final = frozenset({IncidentStep.QUIET, IncidentStep.AGAIN})
 """Steps of which an incident keeps the newest alone."""
 
 
@@ -144,8 +144,8 @@ def fold(incident: Incident | None, record: IncidentRecord) -> Incident:
     if record.kind and record.kind not in kinds:
         kinds = (*kinds, record.kind)
     before = () if incident is None else incident.records
-    if record.step in _PACE:
-        before = tuple(one for one in before if one.step not in _PACE)
+    if record.step in _QUIET_OR_AGAIN:
+        before = tuple(one for one in before if one.step not in _QUIET_OR_AGAIN)
     records = (*before, record)
     if len(records) > _MAX_KEPT:
         records = (records[0], *records[2:])

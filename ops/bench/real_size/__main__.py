@@ -38,6 +38,7 @@ MATERIAL = Path("runs/real-size-material")
 _LOOK_S = 5.0
 _COMMAND_S = 120.0
 _MIDDLE = 0.5
+_KILLED = ("learner", "generator-0", "reward-0")
 _TROUBLE = ("worker_replaced", "drain_timed_out", "worker_exited", "unmanaged_worker_fenced", "generators_fenced")
 
 
@@ -173,7 +174,7 @@ def _pid_of(name: str, workers: Sequence[dict[str, Any]]) -> int:
     """Return a worker's process id. Raises ConfigError."""
     pids = {worker["worker"]: worker["pid"] for worker in workers}
     if name not in pids:
-        raise ConfigError(f"--kill {name}: no such worker; the run's workers are {', '.join(sorted(pids))}")
+        raise ConfigError(f"--kill {name}: it has no process now; those that have are {', '.join(sorted(pids))}")
     return pids[name]
 
 
@@ -203,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--updates", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--neighbours", action="store_true", help="keep as many processes busy as there are cores")
     parser.add_argument("--interrupt", type=float, metavar="SHARE", help="Ctrl-C at this share of the second update")
-    parser.add_argument("--kill", default="", metavar="WORKER", help="SIGKILL to it in the middle of the second update")
+    parser.add_argument("--kill", default="", choices=_KILLED, help="SIGKILL to it in the middle of the second update")
     parser.add_argument("--name", default=time.strftime("real-size-%Y%m%d-%H%M%S"), help="of the run")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="SECTION.KEY=VALUE")
     options = parser.parse_args(arguments)
