@@ -152,10 +152,13 @@ class HostWeights:
         await self._ctx.registry.announce_relay(self._ctx.who, self._serve())
 
     async def _sources(self, wanted: WeightsAnnouncement, base: Base | None) -> list[WeightsSource]:
-        """Return where to fetch from, in order: relays above this one in the tree, the learner."""
+        """Return where to fetch from, in order: relays above this one in the tree, the learner.
+        Raises FileNotFoundError when the learner that announced the version has left."""
         ctx = self._ctx
-        keys = dict((await ctx.registry.endpoints(Role.LEARNER)).values())
-        learner = WeightsSource("the learner", wanted.endpoint, keys.get(wanted.endpoint, ""))
+        keys = dict((await ctx.registry.endpoints(Role.LEARNER, silent=True)).values())
+        if wanted.endpoint not in keys:
+            raise FileNotFoundError(f"the learner that served version {wanted.policy_version} has left")
+        learner = WeightsSource("the learner", wanted.endpoint, keys[wanted.endpoint])
         self._learner = learner.endpoint
         if not ctx.config.weights.relay:
             return [learner]

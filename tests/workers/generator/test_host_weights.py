@@ -223,6 +223,19 @@ async def test_a_host_that_only_dials_out_serves_no_one_and_asks_the_learner(tmp
         assert not world.registry._relays
 
 
+async def test_a_version_whose_learner_has_left_is_not_there_and_no_error_of_the_settings(tmp_path: Path) -> None:
+    async with opened(tmp_path) as world:
+        worker = await world.worker("generator-0")
+        await world.publish(0)
+        await world.registry.depart(world.learner.who)
+        wanted = await world.registry.weights()
+        assert wanted is not None
+        with pytest.raises(FileNotFoundError, match="the learner that served version 0 has left"):
+            await worker.receiver._fetch(wanted)
+        await worker.take()
+        assert not worker.engine.served
+
+
 async def test_a_damaged_file_of_the_host_is_fetched_again_by_one_and_refused_by_others(tmp_path: Path) -> None:
     async with opened(tmp_path) as world:
         first, second = await world.worker("generator-0"), await world.worker("generator-1")
