@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -35,7 +36,8 @@ class FileCopy:
 
     def __init__(self, source: np.ndarray, folder: Path) -> None:
         """Copy a file of ``source``'s bytes in ``folder``."""
-        self._source, self._target = folder / "rival.source", folder / "rival.target"
+        own = f"rival-{os.getpid()}"
+        self._source, self._target = folder / f"{own}.source", folder / f"{own}.target"
         source.tofile(self._source)
 
     def __call__(self) -> None:

@@ -14,7 +14,7 @@ from pipeline.observability.status import RunSnapshot
 from pipeline.operator import evicting
 from pipeline.operator.attached import attach
 from pipeline.process.exit_codes import ExitCode
-from pipeline.runtime.registry.contract import Eviction, Fleet
+from pipeline.runtime.registry.contract import Eviction, Fleet, WaitingFor
 from pipeline.supervisor.drains import resized
 from pipeline.supervisor.evictions import carried_over, evicted, readmitted
 from pipeline.supervisor.fleet_plan import wanted_names
@@ -101,13 +101,18 @@ def _steer(run: Run, **how: str) -> None:
     asyncio.run(change())
 
 
+def _started(snapshot: RunSnapshot) -> set[str]:
+    """The workers that may be at work: the last one of a role is not evicted."""
+    return {beat.who.worker for beat in snapshot.heartbeats if beat.waiting_for is not WaitingFor.STARTING}
+
+
 def test_an_evicted_worker_is_fenced_and_ended_and_readmitted_under_its_name(tmp_path: Path) -> None:
     run = Run(tmp_path, "fleet.generator=2")
     seen: list[str] = []
 
     def react(snapshot: RunSnapshot) -> None:
         epochs = {beat.who.worker: beat.who.epoch for beat in snapshot.heartbeats}
-        if not seen and {"generator-0", "generator-1"} <= epochs.keys():
+        if not seen and {"generator-0", "generator-1"} <= _started(snapshot):
             seen.append(f"evicted at {epochs['generator-1']}")
             threading.Thread(target=lambda: _steer(run, worker="generator-1", reason="ECC errors")).start()
         elif len(seen) == 1 and "generator-1" not in epochs:
@@ -134,7 +139,7 @@ def test_an_evicted_worker_stays_out_over_a_restart_of_the_run(tmp_path: Path) -
     sent: list[bool] = []
 
     def once(snapshot: RunSnapshot) -> None:
-        if len(snapshot.heartbeats) >= 4 and not sent:
+        if len(_started(snapshot)) >= 4 and not sent:
             sent.append(True)
             threading.Thread(target=steer).start()
         elif done.is_set():

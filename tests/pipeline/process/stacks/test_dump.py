@@ -77,6 +77,11 @@ asyncio.run(main())
 """
 
 
+def _state(task: Path) -> str:
+    """The kernel's letter for what a thread does."""
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 class Workers:
     """Processes that have recorded themselves as a run's workers."""
 
@@ -102,6 +107,15 @@ class Workers:
     def _is_idle(self, worker: str) -> bool:
         main = request_stacks(self.folder, [worker], answer_s=PATIENT_S).looks[worker].stack("main")
         return main is not None and main.frames[0].function == "select"
+
+    def freeze(self, worker: str) -> None:
+        """Stop a process, and wait until no thread of it runs any more."""
+        process = self.processes[worker]
+        process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + PATIENT_S
+        while any(_state(task) != "T" for task in Path(f"/proc/{process.pid}/task").iterdir()):
+            assert time.monotonic() < deadline, f"{worker} runs on"
+            time.sleep(0.01)
 
     def end(self) -> None:
         for process in self.processes.values():
@@ -205,7 +219,7 @@ def test_many_workers_are_examined_in_the_time_of_one(workers: Workers):
     names = [f"generator-{number}" for number in range(4)]
     for name in names:
         workers.start(name)
-        workers.processes[name].send_signal(signal.SIGSTOP)
+        workers.freeze(name)
     begun_s = time.monotonic()
     stands = stands_of(workers.folder, names, answer_s=0.5)
     assert time.monotonic() - begun_s < len(names) * 0.5
@@ -215,7 +229,7 @@ def test_many_workers_are_examined_in_the_time_of_one(workers: Workers):
 def test_a_frozen_worker_is_missing_with_a_reason_and_goes_on_later(workers: Workers):
     workers.start("generator-0")
     process = workers.processes["generator-0"]
-    process.send_signal(signal.SIGSTOP)
+    workers.freeze("generator-0")
     answers = request_stacks(workers.folder, answer_s=0.2)
     assert not answers.looks
     assert "frozen" in answers.missing["generator-0"]
