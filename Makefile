@@ -217,16 +217,14 @@ $(WEB)/.run: $(VENV)/.dev
 test-web: $(WEB)/.run ## the dashboard in a real headless Chromium, in an environment of its own: .venv-web (PICTURES=FOLDER keeps screenshots)
 	$(WEB)/bin/python -m pytest -q tests/web $(if $(PICTURES),--pictures $(PICTURES))
 
-static: $(VENV)/.dev ## format, lint, floors, Lua, plain English, types
+static: $(VENV)/.dev ## format, lint, floors, Lua, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/python -m ops.checks.lua
-	$(BIN)/python -m ops.checks.words
 	@$(MAKE) --no-print-directory types
 
-check: static ## the above, nothing undone, fast tests: before every commit
-	$(BIN)/python -m ops.checks.undone
+check: static ## the above and the fast tests: before every commit
 	$(BIN)/python -m pytest -q -m "not integration"
 
 # a larger nursery: its collections are an eighth of pyright's time

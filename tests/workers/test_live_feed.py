@@ -37,8 +37,8 @@ from protocol.errors import EngineError
 from protocol.ids import Role
 from tests.manual_clock import ManualClock
 from tests.pipeline.runtime.fakes import small_config
+from tests.small_run import small_run
 from tests.transports import zmq_transport
-from tests.walk_trace import small_run
 from tests.workers.recording import RecordingScoring
 from tests.workers.scorers.test_scorer_glue import evaluated, opened
 from workers.engines.scoring.seam import ScoringRequest

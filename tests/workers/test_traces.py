@@ -35,8 +35,8 @@ from pipeline.supervisor import leftovers
 from protocol.codec import decode, encode, encode_once
 from protocol.ids import Incarnation, Role, TrajectoryId
 from tests.protocol.samples import chunk
+from tests.small_run import small_run
 from tests.transports import zmq_transport
-from tests.walk_trace import small_run
 from workers.generator.generator import Generator
 from workers.learner.learner import Learner
 from workers.scorers.reward import Reward

@@ -16,7 +16,6 @@ from ops.bench.ablation.runs import Outcome, Point, carry_out_here, outcome_path
 from ops.bench.ablation.signal import Signal
 from ops.bench.ablation.summary import figures
 from ops.bench.ablation.tables import TABLES, Table, Variant
-from ops.checks.words import findings
 from ops.demo.task import Split, write_file
 from pipeline.config.load import load_config
 from protocol.errors import DataError
@@ -146,16 +145,6 @@ def test_a_side_that_never_reaches_an_accuracy_bounds_the_ratio() -> None:
     assert "**3.00** (3.00, 3.00, ≥ 4.00)" in bound and "30.0 s (5); 2 of 3 reach it" in bound
     lost = as_markdown(table, [*made, outcome(slow, 2, rising, 6.0), outcome(fast, 2, low, 2.0)], "")
     assert "**3.00** (3.00, 3.00, never)" in lost
-
-
-@pytest.mark.parametrize("table", TABLES.values(), ids=str)
-def test_a_page_is_made_in_plain_english(table: Table) -> None:
-    made = [outcome(v.name, seed, [0.5, 0.7, 0.9, 0.9, 0.9], 2.0) for v in table.variants for seed in range(2)]
-    signals = [
-        Signal(table.name, v.name, 0, "long", d=1.0, gap=1.0, num_right=9, num_wrong=9, share_trained=1.0)
-        for v in table.variants
-    ]
-    assert findings(Path("page.md"), as_markdown(table, made, "the command", signals)) == []
 
 
 LEARNING = TABLES["dapo-leave-one-out"]
