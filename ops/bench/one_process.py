@@ -178,7 +178,7 @@ class OneProcess:
         self._num_updates += 1
         self._publish()
         trained = sum(int(np.count_nonzero(sample.loss_mask)) for sample in prepared.samples)
-        metrics = metrics_of_steps([result.metrics for result in stepped.results])
+        metrics = metrics_of_steps(stepped.results)
         told = {"explained_variance": mean(explained)} if explained else {}
         return metrics | told | {"trained_tokens": float(trained)}
 

@@ -213,7 +213,9 @@ class Story:
         if chunk.finish_reason.is_final:
             group = chunk.trajectory.group
             accuracy = float(group % 4 == 0 or self._dice.random() < 0.5)
-            scores.append(RewardScore(reward=2 * accuracy - 1, accuracy=accuracy))
+            # every fifth group is over-long as a whole
+            is_masked = group % 5 == 0 or self._dice.random() < 0.1
+            scores.append(RewardScore(reward=2 * accuracy - 1, accuracy=accuracy, masked=is_masked))
         if Field.REFERENCE in self._spec.fields:
             scores.append(ReferenceScore(logprobs=np.zeros(chunk.num_tokens, np.float32)))
         if Field.VALUE in self._spec.fields:

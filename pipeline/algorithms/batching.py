@@ -19,6 +19,11 @@ from numpy.typing import DTypeLike
 
 _CPU_TOKENS, _CUDA_TOKENS = 1 << 10, 1 << 14
 """Tokens of a micro-batch that a configuration does not set."""
+ROW_METRICS = (
+    "proximal_perplexity", "proximal_log_perplexity", "behavior_perplexity", "behavior_log_perplexity",
+    "log_perplexity_gap", "log_perplexity_gap_abs", "perplexity_ratio", "sequence_chi2",
+)  # fmt: skip
+"""The metrics of a step that are means over samples, not over tokens (``divergence``)."""
 _TOKEN_ARRAYS = (
     "loss_mask", "advantages", "behavior_logprobs", "versions", "old_logprobs", "reference_logprobs", "nll_mask",
     "standard_logprobs", "judge_logprobs",
@@ -70,6 +75,11 @@ class TrainingSample:
     def response_length(self) -> int:
         """R."""
         return int(self.tokens.size - self.prompt_length)
+
+    @property
+    def trains(self) -> bool:
+        """Whether any of its tokens carries loss, imitation's included."""
+        return bool(self.loss_mask.any()) or (self.nll_mask is not None and bool(self.nll_mask.any()))
 
 
 @dataclass(frozen=True, slots=True)

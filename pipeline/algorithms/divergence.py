@@ -1,24 +1,20 @@
 """How far the sampler is from the learner, when it runs ahead or on another engine.
 
 The metrics are made from proximal (``old``) and behaviour log-probs, one entry a token or one a
-row; nothing is differentiated. A mean over tokens is over the loss mask, a mean over rows over all
-samples."""
+row; nothing is differentiated. A mean over tokens is over the loss mask, a mean over rows over those
+with loss."""
 
 from __future__ import annotations
 
 from jaxtyping import Float
 from torch import Tensor
 
+from pipeline.algorithms.batching import ROW_METRICS
 from pipeline.algorithms.rows import Floats, Ints, Mask, Tokens, row_mean, row_sum
 from pipeline.algorithms.surrogate import MAX_LOG_RATIO, log_ratio
 
 _MAX_EXPONENT = 80.0
 """The largest exponent whose exponential is finite in float32, in round numbers."""
-ROW_METRICS = (
-    "proximal_perplexity", "proximal_log_perplexity", "behavior_perplexity", "behavior_log_perplexity",
-    "log_perplexity_gap", "log_perplexity_gap_abs", "perplexity_ratio", "sequence_chi2",
-)  # fmt: skip
-"""The names of the metrics that ``row_divergence`` returns."""
 
 
 def token_divergence(old_logprobs: Floats, behavior_logprobs: Floats) -> dict[str, Floats]:

@@ -213,8 +213,8 @@ def _row_value(row: EndedRow, group_size: int) -> dict[str, Any]:
 
 _DOING: Final[Mapping[str, str]] = {
     DropReason.STALE: "wait for late work (staleness.late = 'wait'), raise staleness.eta, or add generators",
-    DropReason.NO_SIGNAL: "the filter drops groups that are all right or all wrong; easier prompts or more tokens for a "
-    "response leave fewer long groups all wrong",
+    DropReason.NO_SIGNAL: "the filter drops groups that are all right or all wrong, and masked over-long ones go too; easier "
+    "prompts or more tokens for a response leave fewer long groups all wrong",
     DropReason.DEAD_LETTER: "long responses make a scorer fail; `headrace dead-letters` has the tracebacks",
     DropReason.NON_FINITE: "long responses have values that are not finite; look at the learner's log",
 }

@@ -24,7 +24,8 @@ class DropReason(StrEnum):
     STALE = "stale"
     """Its oldest token is more than eta versions behind the learner."""
     NO_SIGNAL = "no_signal"
-    """Every member of the group has the same raw accuracy, so every advantage would be zero."""
+    """Every member of the group has the same raw accuracy, so every advantage would be zero. Or all
+    responses of the unit are masked, or the learner found no token to train on in a whole claim."""
     DEAD_LETTER = "dead_letter"
     """A scorer failed on it ``max_attempts`` times; stored with its traceback for a person."""
     NON_FINITE = "non_finite"

@@ -107,7 +107,7 @@ class Learning:
         self.recorder.batch(claim, given, self.num_updates + 1, self.version, self.updates.limits)
         prepared = self.updates.prepare(given)
         stepped = asyncio.run(self.updates.step(prepared.samples, policy_version=self.version, compute=_at_once))
-        made = int(is_made(prepared, stepped))
+        made = int(is_made(stepped))
         self.recorder.outcome(prepared, stepped, self.num_updates + 1, self.version + made)
         self.num_updates += made
         self.version += made

@@ -3,7 +3,8 @@
 A unit is such when its arrays hold NaN or infinity, or when an optimiser step on its responses was
 refused twice. A step is refused when it is not finite, or a spike. It has responses of several
 units, and which of them is at fault is not known. All of them leave, though some of a unit's
-responses may have been in other steps of the update.
+responses may have been in other steps of the update. Units of a claim in which no token trains are
+no dead letters, but have no signal.
 ``headrace dead-letters`` lists them and admits their prompts again."""
 
 from __future__ import annotations
@@ -114,6 +115,24 @@ class BadData:
                 f"from the last checkpoint with `headrace up --resume {ctx.run_dir}`"
             )
         return row
+
+    async def drop_untrained(self, claim: Claim, units: Sequence[ClaimedUnit], update: int) -> int:
+        """Drop a claim of whose tokens the rule trains none, for want of signal: no response is
+        right, or judged. Return its number of groups."""
+        ctx = self._ctx
+        for unit in units:
+            await ctx.ledger.drop(ctx.who, claim, unit.name, DropReason.NO_SIGNAL)
+        await ctx.ledger.return_claim(ctx.who, claim.claim_id)
+        trajectories = {chunks[0].chunk.trajectory for unit in units for chunks in unit.trajectories}
+        for trajectory in trajectories:
+            ctx.spans.forget(str(trajectory))
+        ctx.log.warning(
+            "nothing_to_train",
+            update=update,
+            units=len(units),
+            action="they are dropped, no version is published, and the next update has this number",
+        )
+        return len({trajectory.group for trajectory in trajectories})
 
     def trained(self) -> None:
         """Take note that a claim was trained on."""

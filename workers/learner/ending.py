@@ -47,6 +47,16 @@ class Ending:
                 f"could not be scored: mend the verifier, its tracebacks are in {logs} ({_AUDIT_HINT})"
             )
         return cls(
-            f"{unusable.total()} groups in a row were all right or all wrong, so none had anything to learn from, {after}: the "
-            f"data is too easy or too hard for this policy; change the data or algorithm.max_generation_batches ({_AUDIT_HINT})"
+            f"{unusable.total()} groups in a row were all right or all wrong, or masked as over-long, so none had anything to "
+            f"learn from, {after}: the data is too easy or too hard for this policy, or responses are cut too early; change "
+            f"the data, generation.max_response_tokens or algorithm.max_generation_batches ({_AUDIT_HINT})"
+        )
+
+    @classmethod
+    def untrainable(cls, num_groups: int, num_updates: int, algorithm: str) -> Ending:
+        """Batch after batch was claimed that held no token to train on."""
+        return cls(
+            f"{num_groups} groups in a row held no token that {algorithm} trains on, after {num_updates} updates: no response "
+            f"was right, or had the judgment that it needs; see `headrace samples`, and change the data, the verifier or "
+            f"algorithm.max_generation_batches ({_AUDIT_HINT})"
         )

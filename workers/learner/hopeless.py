@@ -8,6 +8,9 @@ them, and the learner really lacks units:
                 for, or while an operator has paused admission
     certain     only when all that was in flight as the limit was reached came to nothing, too
 
+Beside these, claims are counted that held no token to train on: a rule may want right responses, or
+guidance.
+
 So a generator that was cut off, and whose groups are late, ends no run: other generators sample its
 groups first."""
 
@@ -32,11 +35,27 @@ class HopelessData:
         """Above the numbers of the groups that were admitted when the limit was reached."""
         self.num_unusable = 0
         """Groups in a row with nothing to learn from."""
+        self.num_untrained = 0
+        """Groups of claims in a row that held no token to train on."""
 
     def claimed(self) -> None:
         """Take note that a batch was claimed: there was something to learn from."""
         self._begin = None
         self.num_unusable = 0
+
+    def untrained(self, num_groups: int) -> None:
+        """Take note that a claimed batch of so many groups held no token to train on."""
+        self.num_untrained += num_groups
+        self.num_unusable = self.num_untrained
+
+    def trained(self) -> None:
+        """Take note that a claimed batch was trained on."""
+        self.num_untrained = 0
+
+    @property
+    def is_untrainable(self) -> bool:
+        """Whether too many claims in a row held no token to train on."""
+        return bool(self._max_groups) and self.num_untrained >= self._max_groups
 
     def look(self, refused: ClaimRefused, totals: Totals) -> Counter[str] | None:
         """Return the row's unusable groups by reason when the data is hopeless, else None;

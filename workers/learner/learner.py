@@ -242,17 +242,22 @@ class Learner(Actor):
             with self.ctx.work.part(0.9):
                 step = self._updates.step(samples, policy_version=self._version, compute=self.ctx.compute)
                 stepped = await self._settings.first(number, step)
-            if not is_made(prepared, stepped):
+            if not is_made(stepped):
                 version = self._version
             with self.ctx.work.part(0.05):
                 await self.ctx.compute(self._recorder.outcome, prepared, stepped, number, version)
             dropped |= await self._bad_data.blame(claim, units, stepped.blamed, number)
             if version == self._version:
-                self._history.append(await self._bad_data.give_up(claim, units, stepped, number, version))
+                if stepped.results or prepared.refused:
+                    self._history.append(await self._bad_data.give_up(claim, units, stepped, number, version))
+                else:
+                    self._hopeless.untrained(await self._bad_data.drop_untrained(claim, units, number))
+                    self.ctx.counters[UNUSABLE_IN_A_ROW] = self._hopeless.num_unusable
                 self._chunks.published({unit.name for unit in units})
                 self._done()
                 return
             self._bad_data.trained()
+            self._hopeless.trained()
             self._num_updates, self._version = number, version
             self._applied[claim.claim_id] = claim.units
             self._chunks.trained()
@@ -266,13 +271,12 @@ class Learner(Actor):
                 self.ctx.spans.forget(str(trajectory))
             else:
                 self.ctx.spans.end(str(trajectory), "train", trajectory, update=number, policy_version=version)
-        if samples:
-            row = update_row(self._num_updates, self._version, samples, stepped.results, self._version_history)
-            times = {"logprob_s": stepped.logprob_s, "step_s": stepped.step_s, "publish_s": publish_s}
-            row = replace(row, settings_change=self._settings.number, wait_s=wait_s, **times)
-            self._history.append(row)
-            show(row, self.ctx)
-            await self.ctx.compute(self._samples.keep, units, number, version, samples)
+        row = update_row(self._num_updates, self._version, samples, stepped.results, self._version_history)
+        times = {"logprob_s": stepped.logprob_s, "step_s": stepped.step_s, "publish_s": publish_s}
+        row = replace(row, settings_change=self._settings.number, wait_s=wait_s, **times)
+        self._history.append(row)
+        show(row, self.ctx)
+        await self.ctx.compute(self._samples.keep, units, number, version, samples)
         await self._evaluations.collect()
         every = self.ctx.config.evaluation.every_updates
         # evaluated at the end in any case
@@ -411,8 +415,11 @@ class Learner(Actor):
         return Ending.hopeless(refused, self._num_updates, unusable, logs=self.ctx.run_dir / "logs")
 
     def _early_stop(self) -> Ending | None:
-        """Return the ending of a run whose evaluations have not improved for long enough, or
-        None."""
+        """Return the ending of a run whose claims hold nothing to train on, or whose evaluations
+        have not improved for long enough, or None."""
+        if self._hopeless.is_untrainable:
+            name = self.ctx.config.algorithm.name
+            return Ending.untrainable(self._hopeless.num_untrained, self._num_updates, name)
         patience, best = self.ctx.config.evaluation.patience, self._best
         if not patience or best.row is None or best.num_since < patience:
             return None

@@ -7,6 +7,9 @@ optimiser; a step draws no random numbers. So a refused step is made again at on
 state and samples. The same result blames the samples, and the update goes on without them. Another
 result blames the machine, and the learner ends.
 
+A mini-batch without a token that trains takes no step: decay and momentum alone would move the
+weights.
+
 With ``learner.spike_factor`` a spike (``pipeline.training.spikes``) is refused and made again, too.
 By ``learner.spikes`` it is then left out, or trained on as it is."""
 
@@ -27,7 +30,7 @@ from pipeline.process import work
 from pipeline.training.repeated_step import check_same
 from pipeline.training.spikes import NO_LIMITS, NO_STEP, RecentSteps, StepLimits
 from protocol.errors import Diverged
-from workers.engines.training.seam import StepResult, TrainingBackend
+from workers.engines.training.seam import MetricCounts, StepResult, TrainingBackend
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
@@ -74,17 +77,16 @@ class Stepped:
     """The result of an update's optimiser steps."""
 
     results: list[StepResult]
-    """One a step; none when there was no sample."""
+    """One a step; none when no token trained."""
     logprob_s: float
     """Time for the proximal policy's log-probs."""
     step_s: float
     blamed: tuple[BlamedStep, ...] = ()
 
 
-def is_made(prepared: Prepared, stepped: Stepped) -> bool:
-    """Return whether an update makes a version. An update that lost units and applied no step makes
-    none."""
-    return any(result.applied for result in stepped.results) or not (stepped.blamed or prepared.refused)
+def is_made(stepped: Stepped) -> bool:
+    """Return whether an update makes a version: one that applied no step makes none."""
+    return any(result.applied for result in stepped.results)
 
 
 class PolicyUpdate:
@@ -132,7 +134,7 @@ class PolicyUpdate:
         Raises Diverged after too many refused steps in a row, over updates. Raises StepDiffered
         when a refused step had another result the second time, EngineError without device
         memory."""
-        if not samples:
+        if not any(sample.trains for sample in samples):
             return Stepped([], 0.0, 0.0)
         started = time.monotonic()
         if self._needs_old_logprobs:
@@ -147,6 +149,8 @@ class PolicyUpdate:
         minibatches = split_minibatches(samples, self._config.algorithm.num_minibatches)
         share = (1.0 - _OLD_LOGPROBS if self._needs_old_logprobs else 1.0) / len(minibatches)
         for minibatch in minibatches:
+            if not any(sample.trains for sample in minibatch):
+                continue
             with work.part(share):
                 result: StepResult = await compute(self._backend.step, minibatch, objective, limits)
             if not result.applied:
@@ -158,7 +162,7 @@ class PolicyUpdate:
                 check_same(result, again, applied=trains)
                 result = again
                 blamed.append(BlamedStep(tuple(sample.name for sample in minibatch), result, limits))
-            results.append(result)
+            results.append(replace(result, counts=MetricCounts.of(minibatch)))
             self._check(result)
         if self._config.data.responses:
             results = [_without_behavior(result) for result in results]

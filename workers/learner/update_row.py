@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipeline.algorithms.batching import TrainingSample
+from pipeline.algorithms.batching import ROW_METRICS, TrainingSample
 from pipeline.ledger.version_history import VersionHistory
 from pipeline.observability.history import Histogram, RefusedRow, UpdateRow
 from pipeline.runtime.context import ActorContext
-from workers.engines.training.seam import StepResult
+from workers.engines.training.seam import MetricCounts, StepResult
 
 _MAX_BINS = 20
 
@@ -58,7 +58,7 @@ def update_row(
         logprob_s=0.0,
         step_s=0.0,
         publish_s=0.0,
-        metrics=metrics_of_steps([result.metrics for result in results]) | _guidance(samples),
+        metrics=metrics_of_steps(results) | _guidance(samples),
         histograms={name: found for name, found in histograms.items() if found is not None},
     )
 
@@ -119,23 +119,31 @@ def histogram(values: np.ndarray) -> Histogram | None:
     return Histogram(low, high, tuple(map(int, counts)))
 
 
-def metrics_of_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def metrics_of_steps(steps: Sequence[StepResult]) -> dict[str, float]:
     """Return an update's metrics from those of its optimiser steps.
 
-    A name that ends in ``_max`` has the largest of its values, one in ``_min`` the smallest, any
-    other the mean. Steps without the metric do not count."""
-    found: dict[str, list[float]] = {}
+    A name that ends in ``_max`` has the largest of its values, one in ``_min`` the smallest. Any
+    other has the mean over the update's tokens or samples. Steps without any do not count."""
+    found: dict[str, list[tuple[float, int]]] = {}
     for step in steps:
-        for name, value in step.items():
-            found.setdefault(name, []).append(value)
-    return {name: _of_steps(name, values) for name, values in found.items()}
+        for name, value in step.metrics.items():
+            if number := _number_of(name, step.counts):
+                found.setdefault(name, []).append((value, number))
+    return {name: _of_steps(name, *zip(*pairs, strict=True)) for name, pairs in found.items()}
 
 
-def _of_steps(name: str, values: Sequence[float]) -> float:
+def _number_of(name: str, counts: MetricCounts) -> int:
+    """Return how many values a step's metric is the mean of."""
+    if name == "nll":
+        return counts.imitated_tokens
+    return counts.loss_rows if name in ROW_METRICS else counts.loss_tokens
+
+
+def _of_steps(name: str, values: Sequence[float], numbers: Sequence[int]) -> float:
     # numpy's keep a nan, which Python's max may lose
     if name.endswith("_max"):
         return float(np.max(values))
-    return float(np.min(values) if name.endswith("_min") else np.mean(values))
+    return float(np.min(values) if name.endswith("_min") else np.average(values, weights=numbers))
 
 
 def _mean_parts(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -193,9 +193,11 @@ class MemoryLedger:
         if isinstance(score, RewardScore):
             group = s.groups[chunk.trajectory.group]
             group.accuracies.append(score.accuracy)
-            # a critic also learns from groups without signal: then the filter waits for all values
-            if s.spec.signal_filter and not s.spec.value_training and group.is_alike(s.spec.group_size):
-                s.end_unit(chunk.trajectory.group, DropReason.NO_SIGNAL)
+            unit = s.unit_of(chunk)
+            s.record(unit).num_masked += score.masked
+            # a critic also learns from units without signal: their drop then waits for all values
+            if not s.spec.value_training and s.is_without_signal(unit):
+                s.end_unit(unit, DropReason.NO_SIGNAL)
                 return WriteStatus.STORED
         s.ready_if_complete(chunk, now)
         return WriteStatus.STORED

@@ -33,6 +33,8 @@ class UnitRecord:
     """Empty while running, then ``ready``, then ``claimed``."""
     ready_s: float = 0.0
     claimed_s: float = 0.0
+    num_masked: int = 0
+    """Its responses that are masked (``RewardScore.masked``)."""
 
     def lower_oldest(self, version: int) -> None:
         """Include a token of ``version``."""

@@ -232,14 +232,19 @@ class LedgerState:
             return
         if isinstance(record, TrajectoryRecord) and not record.final:
             return
-        if self._is_without_signal(chunk.trajectory.group):
+        if self.is_without_signal(name):
             self.end_unit(name, DropReason.NO_SIGNAL)
             return
         self.make_ready(name, now)
 
-    def _is_without_signal(self, group: int) -> bool:
-        """Return whether the signal filter drops a complete unit of this group."""
-        return self.spec.signal_filter and self.groups[group].is_alike(self.spec.group_size)
+    def is_without_signal(self, name: UnitName) -> bool:
+        """Return whether a unit has nothing to learn from: all its responses are scored, and all
+        are masked, or the signal filter drops it."""
+        record = self.record(name)
+        size = self.spec.group_size if isinstance(record, GroupRecord) else 1
+        if record.num_masked == size:
+            return True
+        return self.spec.signal_filter and isinstance(record, GroupRecord) and record.is_alike(size)
 
     # -- leaving the ledger ----------------------------------------------------------------------
 

@@ -77,8 +77,9 @@ accuracies in millionths. It has ``judged_by`` and ``judged_until`` while a scor
 group.
 
 ``{run}:trajectory:<id>`` also has spoiled, and ``lease:<n>`` for the last four of its leases. With
-unit chunk it has ``past:<n>`` for chunks that have left. A unit has ``ready_s`` and ``claimed_s``,
-a chunk has ``from:<field>`` for each score. In a run with guidance it has ``rewarded_s``.
+unit chunk it has ``past:<n>`` for chunks that have left. A unit has ``ready_s``, ``claimed_s`` and
+``masked``, the number of its masked responses. A chunk has ``from:<field>`` for each score. In a run
+with guidance it has ``rewarded_s``.
 
 ``{run}:finished:<id>`` is stored for the value worker, apart from the chunks, from a trajectory's
 first value until the value worker has trained on it. A drop that keeps it from the critic ends it.

@@ -172,7 +172,8 @@ class RedisLedger:
             (repr(score.accuracy + 0.0), repr(score.reward)) if isinstance(score, RewardScore) else ("", "")
         )
         given = {"chunk": str(chunk), "field": field_of(score).value, "blob": to_blob(score)}
-        status = await self._call("write_score", who, **given, accuracy=accuracy, reward=reward)
+        is_masked = isinstance(score, RewardScore) and score.masked
+        status = await self._call("write_score", who, **given, accuracy=accuracy, reward=reward, is_masked=is_masked)
         return WriteStatus(status.decode())
 
     async def overdue(self, who: Incarnation, field: Field, *, max_chunks: int) -> list[ScoredChunk]:

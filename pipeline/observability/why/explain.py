@@ -205,7 +205,7 @@ def _without_signal(s: Snapshot, waits: Waits) -> Chain | None:
     groups = waits.num_needed if waits.unit is Unit.GROUP else waits.num_needed // waits.group_size
     if unusable < max(1, groups):
         return None
-    link = f"the last {count(unusable, 'group')} were all right or all wrong, or could not be scored: they were dropped"
+    link = f"the last {count(unusable, 'group')} were all right or all wrong, masked, or could not be scored: they were dropped"
     doing = (
         "the data is too easy or too hard for this policy, or its verifier is wrong: look at `headrace samples`, and change "
         "the data. The run ends after algorithm.max_generation_batches such batches, with 0 never"

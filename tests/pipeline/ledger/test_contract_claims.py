@@ -10,9 +10,10 @@ from pipeline.ledger.types import (
     LatePolicy,
     Unit,
     UnitLetter,
+    WriteStatus,
 )
 from protocol.errors import Fenced, LedgerError
-from protocol.ids import Incarnation, Role
+from protocol.ids import ChunkId, Incarnation, Role
 from protocol.trajectory import Field, RewardScore
 from tests.pipeline.ledger.builders import (
     GENERATOR,
@@ -69,6 +70,41 @@ async def test_the_filter_goes_by_raw_accuracy_and_never_by_the_shaped_reward(be
         await ledger.write_score(SCORER, chunk.id, RewardScore(reward=shaped, accuracy=accuracy))
     assert (await ledger.audit()).groups.dropped == {"no_signal": 1}
     assert (await ledger.claim(LEARNER, policy_version=0)).units == ("1",)
+
+
+async def _scored(ledger, lease, *, masked: bool, accuracy: float = 0.0) -> None:
+    chunk = make_chunk(lease.trajectory, lease.next_index)
+    await ledger.write_chunk(GENERATOR, chunk)
+    score = RewardScore(reward=accuracy, accuracy=accuracy, masked=masked)
+    assert await ledger.write_score(SCORER, chunk.id, score) is WriteStatus.STORED
+
+
+@pytest.mark.parametrize("signal_filter", [False, True])
+async def test_a_group_whose_every_response_is_masked_has_no_signal_whatever_the_filter(bench, signal_filter):
+    ledger = await bench.open(make_spec(signal_filter=signal_filter, fields=frozenset({Field.REWARD, Field.REFERENCE})))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=4)).leases
+    for lease, masked, accuracy in zip(leases, [True, True, True, False], [0.0, 1.0, 0.0, 1.0], strict=True):
+        await _scored(ledger, lease, masked=masked, accuracy=accuracy)
+    totals = await ledger.totals()
+    assert (totals.num_groups_dropped, totals.credit_used) == ({"no_signal": 1}, 2)
+    for lease in leases[2:]:
+        await ledger.write_score(SCORER, ChunkId(lease.trajectory, 0), reference())
+    assert (await ledger.totals()).num_ready_units == 1
+    audit = await ledger.audit()
+    assert audit.balances
+    assert (audit.trajectories.dropped, audit.tokens.dropped) == ({"no_signal": 2}, {"no_signal": 6})
+
+
+async def test_a_masked_response_that_is_claimed_by_itself_has_no_signal(bench):
+    ledger = await bench.open(make_spec(Unit.TRAJECTORY, units_per_update=2))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=2)).leases
+    for lease, masked in zip(leases, [True, False], strict=True):
+        await _scored(ledger, lease, masked=masked)
+    totals = await ledger.totals()
+    assert (totals.num_ready_units, totals.credit_used) == (1, 1)
+    audit = await ledger.audit()
+    assert audit.balances
+    assert audit.trajectories.dropped == {"no_signal": 1}
 
 
 async def test_claims_follow_the_order_of_admission_not_of_completion(bench):

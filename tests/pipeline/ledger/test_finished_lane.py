@@ -5,7 +5,7 @@ import pytest
 from pipeline.ledger.types import DropReason, FinishedClaim, Refusal, Unit, WriteStatus
 from protocol.errors import ConfigError, Fenced, LedgerError
 from protocol.ids import ChunkId, Incarnation, Role
-from protocol.trajectory import Field
+from protocol.trajectory import Field, RewardScore
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward, value
 
 VALUE = Incarnation(Role.VALUE, "value-0", 1)
@@ -244,6 +244,25 @@ async def test_a_group_without_signal_waits_for_values_and_trains_the_critic_alo
         assert await ledger.write_score(VALUE, chunk, value()) is WriteStatus.STORED
     assert (await ledger.totals()).num_groups_dropped == {"no_signal": 1}
     assert isinstance(await ledger.claim_finished(VALUE, num_trajectories=2), FinishedClaim)
+
+
+@pytest.mark.parametrize("unit", Unit)
+async def test_a_masked_response_waits_for_values_and_trains_the_critic_alone(bench, unit):
+    """With unit chunk only its last window is masked: the others were trained on as they came."""
+    ledger = await bench.open(critic_spec(unit, group_size=1, units_per_update=1))
+    [name] = await leased(ledger, 1)
+    chunks = [await write(ledger, name, 0, final=False), await write(ledger, name, 1)]
+    await ledger.write_score(VALUE, chunks[0], value())
+    num_windows = int(unit is Unit.CHUNK)
+    assert (await ledger.totals()).num_ready_units == num_windows
+    await ledger.write_score(SCORER, chunks[1], RewardScore(reward=-1.0, accuracy=0.0, masked=True))
+    assert (await ledger.audit()).tokens.dropped == {}
+    await ledger.write_score(VALUE, chunks[1], value())
+    audit = await ledger.audit()
+    assert audit.balances
+    assert audit.tokens.dropped == {"no_signal": 3 if unit is Unit.CHUNK else 6}
+    assert (await ledger.totals()).num_ready_units == num_windows
+    assert isinstance(await ledger.claim_finished(VALUE, num_trajectories=1), FinishedClaim)
 
 
 async def test_what_waits_for_the_critic_counts_for_the_watermark(bench):

@@ -6,9 +6,11 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
@@ -192,6 +194,36 @@ async def test_claims_without_a_finite_response_make_no_version_and_in_a_row_end
     assert set(world.published) == {0} and world.rows() == []
     audit = await world.ledger.audit()
     assert audit.balances and audit.trajectories.dropped["non_finite"] == 3 * BATCH
+
+
+@pytest.mark.parametrize("is_at_first", [True, False], ids=["then right ones", "always"])
+async def test_claims_of_which_no_token_trains_have_no_signal_make_no_version_and_in_a_row_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_at_first: bool
+) -> None:
+    """As with a rule that imitates right responses, of which a batch has none."""
+    world = World(tmp_path, monkeypatch, num_updates=4)
+    algorithm = world.config.algorithm.model_copy(update={"max_generation_batches": 2})
+    world.config = world.config.model_copy(update={"algorithm": algorithm})
+    prepare = PolicyUpdate.prepare
+
+    def without_loss(updates: PolicyUpdate, units: Sequence[ClaimedUnit]) -> Prepared:
+        prepared = prepare(updates, units)
+        if is_at_first and units[0].name not in ("0", "4"):
+            return prepared
+        return Prepared([replace(s, loss_mask=np.zeros_like(s.loss_mask)) for s in prepared.samples], [])
+
+    monkeypatch.setattr(PolicyUpdate, "prepare", without_loss)
+    assert await world.live(Reaper(None))
+    audit = await world.ledger.audit()
+    assert audit.balances and audit.trajectories.dropped["no_signal"] == 2 * BATCH
+    num_updates = 4 if is_at_first else 0
+    assert [row.update for row in world.rows()] == [*range(1, num_updates + 1)]
+    assert [*world.published] == [*range(num_updates + 1)]
+    assert audit.trajectories.trained == num_updates * BATCH == len(world.stepped)
+    status = await world.registry.run_status()
+    assert (
+        status is not None and ("4 groups in a row held no token that grpo trains on" in status.detail) != is_at_first
+    )
 
 
 async def test_batches_that_are_bad_one_after_the_other_end_the_run_with_a_sentence(

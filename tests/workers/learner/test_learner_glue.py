@@ -29,12 +29,13 @@ from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.types import ClaimedUnit
 from pipeline.ledger.version_history import VersionHistory
+from protocol.trajectory import RewardScore
 from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses, trajectory_units
 from tests.pipeline.runtime.fakes import small_config
 from tests.workers.dying import Reaper, World
 from tests.workers.recording import RecordingTraining, policy_logprobs
-from workers.engines.training.seam import StepResult
-from workers.learner.policy_update import PolicyUpdate, Stepped
+from workers.engines.training.seam import MetricCounts, StepResult
+from workers.learner.policy_update import PolicyUpdate, Stepped, is_made
 from workers.learner.update_row import update_row
 
 WINDOW, LIMIT = 6, 20
@@ -111,6 +112,29 @@ async def test_no_forward_pass_is_made_for_log_probs_that_no_step_reads(
     await updated(config_of(tmp_path, **settings), group_units(responses(4), WINDOW), backend)
     assert not backend.asked
     assert all(sample.old_logprobs is None for samples, _ in backend.steps for sample in samples)
+
+
+async def test_a_minibatch_without_a_token_that_trains_takes_no_step(tmp_path: Path) -> None:
+    """Its gradient is zero: weight decay and momentum alone would move the weights."""
+    drawn = responses(4)
+    masked = RewardScore(reward=-1.0, accuracy=0.0, masked=True)
+    for place in (0, 1, 2, 3, 4, 8, 9, 10, 11):
+        drawn[place] = replace(drawn[place], score=masked)
+    backend = RecordingTraining()
+    stepped = await updated(config_of(tmp_path), group_units(drawn, WINDOW), backend)
+    ((samples, _),) = backend.steps
+    assert [sample.name for sample in samples] == [f"t.1.{member}" for member in range(4)]
+    assert [result.counts.loss_rows for result in stepped.results] == [3]
+    assert is_made(stepped)
+
+
+async def test_an_update_without_a_token_that_trains_makes_no_version(tmp_path: Path) -> None:
+    drawn = [replace(one, score=RewardScore(reward=-1.0, accuracy=0.0)) for one in responses(4)]
+    backend = RecordingTraining()
+    config = config_of(tmp_path, name="rft", group_size=1)
+    stepped = await updated(config, trajectory_units(drawn, WINDOW), backend)
+    assert backend.steps == [] and backend.asked == []
+    assert not is_made(stepped)
 
 
 async def test_weights_normalised_over_the_only_minibatch_have_its_log_probs_first(tmp_path: Path) -> None:
@@ -222,6 +246,23 @@ def test_an_updates_metrics_are_means_of_its_steps_but_extremes_stay_extremes() 
         "policy_ratio_max": 8.5,
         "log_perplexity_gap_max": 0.5,
         "log_perplexity_gap_min": -0.75,
+    }
+
+
+def test_an_updates_metrics_are_weighted_by_what_its_steps_averaged_over() -> None:
+    """A step of one long response counts as its tokens do; one without any, not at all."""
+    names = ("policy_ratio", "perplexity_ratio", "nll", "policy_ratio_max")
+    values = ((1.0, 1.0, 4.0, 2.0), (2.0, 3.0, 0.0, 3.0), (0.0, 0.0, 7.0, 0.0))
+    counts = (MetricCounts(30, 1, 10), MetricCounts(10, 3, 0), MetricCounts(0, 0, 30))
+    results = [
+        StepResult(True, 0.25, 1.0, 1e-3, dict(zip(names, told, strict=True)), 8, counted)
+        for told, counted in zip(values, counts, strict=True)
+    ]
+    assert update_row(7, 7, [aged([2], [True])], results, VersionHistory()).metrics == {
+        "policy_ratio": 1.25,
+        "perplexity_ratio": 2.5,
+        "nll": (4.0 * 10 + 7.0 * 30) / 40,
+        "policy_ratio_max": 3.0,
     }
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pipeline.algorithms.batching import PackedBatch, TrainingSample, pack
-from pipeline.algorithms.divergence import ROW_METRICS, row_divergence
+from pipeline.algorithms.batching import ROW_METRICS, PackedBatch, TrainingSample, pack
+from pipeline.algorithms.divergence import row_divergence
 from pipeline.algorithms.importance import mean_weight
 from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.algorithms.surrogate import GuidedLogprobs
@@ -48,8 +48,8 @@ class BatchTotals:
 
     loss: float
     metrics: dict[str, float]
-    """Means over the loss mask, or over samples (``divergence.row_divergence``); largest and
-    smallest values; and with an imitation term ``nll``, the mean over its own mask."""
+    """Means over the loss mask, or over samples with loss (``divergence.row_divergence``); largest
+    and smallest values; and with an imitation term ``nll``, the mean over its own mask."""
     num_tokens: int
     """Prompt and response tokens."""
 
@@ -157,8 +157,9 @@ def accumulate_gradient(
                 total = counts * values.double().sum()
                 sums[name] = sums[name] + total if name in sums else total
             if indices:
-                gap = rows["log_perplexity_gap"]
-                found = torch.stack([metrics["policy_ratio"].max(), gap.max(), -gap.min()])
+                gap, nowhere = rows["log_perplexity_gap"], ~_has_loss(batch, device)
+                both = (gap.masked_fill(nowhere, -torch.inf), (-gap).masked_fill(nowhere, -torch.inf))
+                found = torch.stack([metrics["policy_ratio"].max(), both[0].max(), both[1].max()])
                 largest = torch.maximum(largest, found.double())
             if backward is None:
                 (loss * loss_scale).backward()
@@ -169,15 +170,17 @@ def accumulate_gradient(
 
 def batch_totals(samples: Sequence[TrainingSample], objective: Objective, sums: BatchSums) -> BatchTotals:
     """Make loss and metrics of the whole batch from sums over all of it; waits for the device."""
-    num_loss_tokens = max(1, sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples))
+    counted = [int(np.count_nonzero(sample.loss_mask)) for sample in samples]
+    num_loss_tokens = max(1, sum(counted))
     *values, ratio, gap, negative_gap = torch.cat([torch.stack([*sums.sums.values()]), sums.largest]).tolist()
     totals = dict(zip(sums.sums, values, strict=True))
     loss = totals.pop("loss")
-    counts: dict[str, int] = dict.fromkeys(ROW_METRICS, len(samples))
+    counts: dict[str, int] = dict.fromkeys(ROW_METRICS, max(1, sum(map(bool, counted))))
     if "nll" in totals:
         counts["nll"] = max(1, sum(int(np.count_nonzero(mask)) for mask in objective.imitation_weights(samples)))
     metrics = {name: total / counts.get(name, num_loss_tokens) for name, total in totals.items()}
-    metrics |= {"policy_ratio_max": ratio, "log_perplexity_gap_max": gap, "log_perplexity_gap_min": -negative_gap}
+    if any(counted):
+        metrics |= {"policy_ratio_max": ratio, "log_perplexity_gap_max": gap, "log_perplexity_gap_min": -negative_gap}
     return BatchTotals(loss, metrics, num_tokens=sum(int(sample.tokens.size) for sample in samples))
 
 
@@ -220,14 +223,22 @@ def _token_loss(
 
 
 def _row_metrics(batch: PackedBatch, metrics: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the metrics of rows that have loss; 0 for others, whose perplexity would be 1."""
     device = metrics["behavior_logprob"].device
-    return row_divergence(
+    found = row_divergence(
         metrics["proximal_logprob"],
         metrics["behavior_logprob"],
         torch.from_numpy(batch.loss_mask).to(device),
         torch.from_numpy(batch.row_ids).to(device),
         batch.num_rows,
     )
+    nowhere = ~_has_loss(batch, device)
+    return {name: values.masked_fill(nowhere, 0.0) for name, values in found.items()}
+
+
+def _has_loss(batch: PackedBatch, device: torch.device) -> torch.Tensor:
+    """Mark the rows with a loss token."""
+    return torch.from_numpy(np.bincount(batch.row_ids, batch.loss_mask, batch.num_rows) > 0).to(device)
 
 
 def _mean_weight(objective: Objective, samples: Sequence[TrainingSample]) -> float:

@@ -20,6 +20,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricCounts:
+    """What a step's metrics are means over, to join them with those of other steps."""
+
+    loss_tokens: int = 1
+    loss_rows: int = 1
+    """Samples with a loss token."""
+    imitated_tokens: int = 1
+
+    @classmethod
+    def of(cls, samples: Sequence[TrainingSample]) -> MetricCounts:
+        """Count a mini-batch's."""
+        tokens = [int(np.count_nonzero(sample.loss_mask)) for sample in samples]
+        imitated = sum(int(np.count_nonzero(s.nll_mask)) for s in samples if s.nll_mask is not None)
+        return cls(sum(tokens), sum(map(bool, tokens)), imitated)
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """The result of one optimiser step."""
 
@@ -34,6 +51,8 @@ class StepResult:
     Those whose names end in ``_max`` or ``_min`` are the largest or smallest in it."""
     num_tokens: int
     """Prompt and response tokens that went through the model."""
+    counts: MetricCounts = MetricCounts()
+    """Set by the update that took the step (``workers.learner.policy_update``)."""
 
 
 class TrainingBackend(Protocol):

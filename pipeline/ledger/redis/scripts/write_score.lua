@@ -11,9 +11,11 @@
 -- ARGV[6]  blob      bytes
 -- ARGV[7]  accuracy  text   of a reward, else ''
 -- ARGV[8]  reward    text   of a reward, else ''
+-- ARGV[9]  is_masked flag   of a reward: whether its response is masked
 -- Returns  'stored' | 'duplicate' | 'unknown'
 
 local chunk, field, blob, accuracy, reward = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local is_masked = ARGV[9] == '1'
 local tid, index = chunk_parts(chunk)
 local ckey, tkey = chunk_key(chunk), trajectory_key(tid)
 local c = call('HMGET', ckey, 'tokens', 'final', field, 'bytes')
@@ -70,8 +72,10 @@ end
 
 local group = string.match(tid, '^t%.(%d+)')
 local gkey = group_key(group)
+local unit = S.unit == 'group' and group or (S.unit == 'trajectory' and tid or chunk)
 local missing, is_without_signal
 if field == 'reward' then
+  if is_masked then call('HINCRBY', unit_key(unit), 'masked', 1) end
   local g = call('HMGET', gkey, 'scored', 'correct', 'accuracy', 'mixed', 'missing')
   local scored = integer(g[1]) + 1
   -- with room for what may follow
@@ -95,9 +99,10 @@ if field == 'reward' then
     is_without_signal = S.signal_filter and scored >= S.group_size and not is_mixed
   end
   call('HSET', gkey, unpack(change))
-  -- a critic learns from groups without signal, too: the filter then waits for all their values
+  is_without_signal = is_without_signal or (is_masked and is_all_masked(unit))
+  -- a critic learns from units without signal, too: their drop then waits for all their values
   if is_without_signal and not S.value_training then
-    leaving().unit(group, 'no_signal')
+    leaving().unit(unit, 'no_signal')
     return 'stored'
   end
 end

@@ -44,6 +44,15 @@ def test_a_kl_coefficient_alone_draws_the_policy_to_the_reference() -> None:
     assert divergences[-1] < 0.9 * divergences[0]
 
 
+def test_responses_without_loss_change_no_metric() -> None:
+    """One counted in a mean over responses would have the perplexity of a certain policy, 1."""
+    samples = make_samples(6)
+    masked = [replace(s, loss_mask=np.zeros_like(s.loss_mask)) for s in make_samples(5, seed=1)]
+    alone, among = (backend().step(given, Objective()).metrics for given in (samples, [*masked, *samples]))
+    assert among == pytest.approx(alone, rel=1e-5)
+    assert alone["behavior_perplexity"] > 2.0 and alone["log_perplexity_gap_min"] < 0.0
+
+
 def test_clusters_are_of_the_policys_own_hidden_states() -> None:
     """Around tokens above tau, the loss of the others grows as far as their states are alike."""
     samples = make_samples(5, with_old=False)

@@ -8,6 +8,11 @@ local function unit_key(name)
   return chunk_key(name)
 end
 
+-- Return whether all responses of a unit are scored as masked, so that none of its tokens trains.
+local function is_all_masked(name)
+  return integer(call('HGET', unit_key(name), 'masked')) == (S.unit == 'group' and S.group_size or 1)
+end
+
 -- `oldest`: updates in the unit's oldest token.
 local function make_ready(name, order, oldest)
   call('ZREM', P .. 'running', name)
@@ -26,17 +31,27 @@ local function ready_if_sampled(tid, index)
     if integer(g[1]) < S.group_size then return end
     local name = string.format('%d', group)
     -- all members are scored, and all of them equally accurate
-    if S.signal_filter and integer(g[3]) >= S.group_size and not g[4] then
+    local is_alike = S.signal_filter and integer(g[3]) >= S.group_size and not g[4]
+    if is_alike or is_all_masked(name) then
       leaving().unit(name, 'no_signal')
     else
       make_ready(name, group, g[2])
     end
   elseif S.unit == 'trajectory' then
     local t = call('HMGET', trajectory_key(tid), 'final', 'oldest')
-    if t[1] then make_ready(tid, trajectory_order(tid), t[2]) end
+    if not t[1] then return end
+    if is_all_masked(tid) then
+      leaving().unit(tid, 'no_signal')
+    else
+      make_ready(tid, trajectory_order(tid), t[2])
+    end
   else
     local cid = chunk_id(tid, index)
-    make_ready(cid, chunk_order(tid, index), call('HGET', chunk_key(cid), 'oldest'))
+    if is_all_masked(cid) then
+      leaving().unit(cid, 'no_signal')
+    else
+      make_ready(cid, chunk_order(tid, index), call('HGET', chunk_key(cid), 'oldest'))
+    end
   end
 end
 
