@@ -139,7 +139,9 @@ class AlgorithmSection(Section):
     normalize_std: bool = setting(True, "Divide group advantages by the unbiased std + 1e-6.")
     kl_coefficient: float = setting(0.0, "Weight of KL(policy || reference). 0 needs no reference.", ge=0.0)
     kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = setting(
-        "k3", "Estimator of that KL. k1+ and k3+ have the gradient of k2. Formulas: algorithms README."
+        "k3",
+        "Estimator of that KL. k1+ and k3+ have the gradient of k2; k1 has none on average, and is refused in a loss. "
+        "Formulas: algorithms README.",
     )
     entropy_coefficient: float = setting(0.0, "Weight of an entropy bonus. The papers have none.")
     importance: Literal["none", "tis", "icepop", "decoupled", "bypass"] = setting(

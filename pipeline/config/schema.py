@@ -217,6 +217,12 @@ class RunConfig(Section):
             )
         rule_class(algorithm.name).check(self)
         self._check_importance()
+        if algorithm.kl_coefficient > 0.0 and algorithm.kl_estimator == "k1":
+            raise ValueError(
+                f"algorithm.kl_estimator is k1 and kl_coefficient {algorithm.kl_coefficient:g}, but the gradient of k1 in "
+                "the loss is zero on average: it adds noise, and draws the policy nowhere; set kl_estimator to k2, k3, k1+ "
+                "or k3+, or subtract k1 in a reward of your own"
+            )
         if 0.0 < algorithm.dual_clip <= 1.0:
             raise ValueError(f"algorithm.dual_clip is {algorithm.dual_clip}; it must be above 1, or 0 to switch it off")
         batch = algorithm.groups_per_update * algorithm.group_size

@@ -16,6 +16,7 @@ from pipeline.config.data_sets import ColumnsSection
 from pipeline.config.guiding import JUDGMENTS
 from pipeline.config.load import parse_config
 from pipeline.preflight.data_form import DataForm
+from pipeline.preflight.learning_rate import learning_rate
 from pipeline.preflight.ledger_size import ledger_load
 from protocol.errors import DataError
 
@@ -30,7 +31,6 @@ _MB: Final = 2**20
 _LEAST_RESPONSE: Final = 32
 _GUIDED_PARTS: Final = 4
 """Of what the model reads beside a prompt, a response of a run with guidance has one part."""
-_SMALL_MODEL: Final = 50_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,10 +125,13 @@ def draft(choices: Choices, form: DataForm, around: Surroundings) -> Draft:
         why["value.batch_trajectories"] = "as many as an update has"
         if choices.hardware == "laptop":
             values["value.pretrain_steps"] = 10
-    is_small = 0 < around.num_weights < _SMALL_MODEL
-    values |= {"learner.learning_rate": 1e-4 if is_small else 1e-6, "learner.warmup_updates": sizes.updates // 10}
-    if is_small:
-        why["learner.learning_rate"] = f"a model of {around.num_weights / 1e6:,.1f} million weights bears more"
+    rate = learning_rate(around.num_weights)
+    values |= {"learner.learning_rate": rate, "learner.warmup_updates": sizes.updates // 10}
+    if around.num_weights:
+        why["learner.learning_rate"] = (
+            f"for all of {around.num_weights / 1e6:,.1f} million weights and AdamW; a LoRA adapter bears "
+            f"{learning_rate(around.num_weights, is_lora=True):g}"
+        )
     values |= _devices(choices, around, why)
     if choices.hardware == "hosts":
         values |= {"wire.transport": "tcp", "wire.host": "0.0.0.0", "wire.ports": "5600-5700"}  # noqa: S104

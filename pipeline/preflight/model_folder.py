@@ -91,6 +91,11 @@ def tensor_names(folder: Path) -> list[str]:
     return [tensor.spec.name for file in _weight_files(folder) for tensor in _head(file).tensors]
 
 
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a model's tensors by name. Raises DataError as ``tensor_names``."""
+    return {tensor.spec.name: tensor.spec.shape for file in _weight_files(folder) for tensor in _head(file).tensors}
+
+
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / _SINGLE).is_file():
         return [folder / _SINGLE]

@@ -44,6 +44,7 @@ def run_file(tmp_path: Path) -> Path:
         (["algorithm.name=ppo", "algorithm.gae_lambda=1.5"], "less than or equal to 1", "gae_lambda"),
         (["algorithm.name=ppo", "algorithm.gamma=-0.1"], "greater than or equal to 0", "gamma"),
         (["algorithm.name=tppo", "algorithm.adaptive_lambda_floor=1.2"], "less than or equal to 1", "floor"),
+        (["algorithm.kl_coefficient=0.1", "algorithm.kl_estimator=k1"], "zero on average", "set kl_estimator to k2"),
         (["algorithm.proximal=interpolate", "algorithm.importance=bypass"], "never reads the proximal", "decoupled"),
         (
             ["algorithm.importance_normalize=true", "algorithm.importance=bypass"],

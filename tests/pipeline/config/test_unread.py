@@ -51,7 +51,7 @@ def run_file(tmp_path: Path) -> Path:
         (["algorithm.rejection_upper=2"], {"algorithm.rejection_upper"}),
         (["algorithm.rejection_upper=2", "algorithm.rejection=ratio", "algorithm.rejection_level=seq-max"], set()),
         (["algorithm.kl_estimator=k1"], {"algorithm.kl_estimator"}),
-        (["algorithm.kl_estimator=k1", "algorithm.kl_coefficient=0.1"], set()),
+        (["algorithm.kl_estimator=k2", "algorithm.kl_coefficient=0.1"], set()),
         (["reward.overlong_cache_tokens=5"], {"reward.overlong_cache_tokens"}),
         (["evaluation.num_prompts=5"], {"evaluation.num_prompts"}),
         (["evaluation.num_prompts=5", 'data.evaluation=["h.jsonl"]'], set()),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,6 +25,7 @@ from pipeline.preflight import draft as module
 from pipeline.preflight.checks import preflight
 from pipeline.preflight.data_form import DataForm, read_form
 from pipeline.preflight.draft import HARDWARE, Choices, Surroundings, draft
+from pipeline.preflight.learning_rate import learning_rate
 from pipeline.preflight.unwise import unwise
 from pipeline.runtime.machine import Machine
 from protocol.errors import DataError
@@ -168,3 +170,21 @@ def test_columns_that_are_not_recognised_are_listed_and_can_be_named(tmp_path: P
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(DataError, match="it has no columns"):
         _form(tmp_path / "empty.jsonl")
+
+
+def test_the_learning_rate_falls_smoothly_with_the_models_size() -> None:
+    """A jump by a factor of 100 at 50 million weights left SmolLM2-135M where it was."""
+    rates = [learning_rate(int(size)) for size in np.geomspace(1e5, 1e12, 200)]
+    assert all(one >= following > one / 1.2 for one, following in itertools.pairwise(rates))
+    assert (rates[0], rates[-1]) == (1e-4, 1e-6)
+    assert learning_rate(134_515_008) == pytest.approx(1e-5, rel=0.05)
+    assert learning_rate(7_600_000_000) == pytest.approx(1e-6, rel=0.1)
+    assert learning_rate(0) == 1e-6
+    assert learning_rate(134_515_008, is_lora=True) == pytest.approx(1e-4, rel=0.05)
+    assert learning_rate(134_515_008, "muon") == learning_rate(134_515_008) < learning_rate(134_515_008, "adafactor")
+
+
+@pytest.mark.parametrize(("num_weights", "rate"), [(193_000, 1e-4), (134_515_008, 1e-5), (7_600_000_000, 1e-6)])
+def test_a_drafts_rate_is_that_of_its_model(tmp_path: Path, num_weights: int, rate: float) -> None:
+    config = load_config(written(tmp_path, around=replace(HERE, num_weights=num_weights)))
+    assert config.learner.learning_rate == pytest.approx(rate, rel=0.05)

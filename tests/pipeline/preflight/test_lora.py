@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from pipeline.preflight import lora as lora_check
 from pipeline.preflight.lora import check_lora
@@ -44,8 +46,28 @@ def test_another_version_of_peft_is_refused_by_name(tmp_path: Path, version: str
 
 def test_layers_that_the_model_has_not_are_refused_with_those_it_has(tmp_path: Path) -> None:
     config = op_config(tmp_path, "learner.lora.rank=8", "learner.lora.target_modules=['q_proj', 'query']")
-    with pytest.raises(ConfigError, match=r"names 'query', but .* has no such layer; its layers end in .*q_proj"):
+    with pytest.raises(ConfigError, match=r"names 'query', but .* has no such layer; expected some of .*q_proj"):
         check_lora(config, "0.21.2")
+
+
+@pytest.mark.parametrize("target", ["embed_tokens", "input_layernorm", "norm"])
+def test_layers_that_are_not_linear_or_in_no_block_are_refused(tmp_path: Path, target: str) -> None:
+    """peft would put an adapter on an embedding, or fail at the start."""
+    config = op_config(tmp_path, "learner.lora.rank=8", f"learner.lora.target_modules=['q_proj', '{target}']")
+    with pytest.raises(
+        ConfigError, match=rf"names '{target}', which in .* is not only linear .* expected some of down_p"
+    ):
+        check_lora(config, "0.21.2")
+
+
+def test_a_model_without_linear_layers_in_blocks_is_refused_even_if_no_target_is_named(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    save_file({"embed.weight": np.zeros((4, 2)), "blocks.0.filter": np.zeros((2, 2))}, model / "model.safetensors")
+    config = op_config(tmp_path, "learner.lora.rank=8")
+    section = config.model.model_copy(update={"path": model})
+    with pytest.raises(ConfigError, match=r"has no linear layer in a numbered block, .* set learner.lora.rank to 0"):
+        check_lora(config.model_copy(update={"model": section}), "0.21.2")
 
 
 def test_what_will_be_trained_is_told(tmp_path: Path) -> None:
