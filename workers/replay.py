@@ -24,6 +24,8 @@ import msgspec
 
 from pipeline.config.import_path import own_sources
 from pipeline.config.load import parse_config
+from pipeline.ledger.types import Restart
+from pipeline.ledger.version_history import VersionHistory
 from pipeline.process.exit_codes import ExitCode, exit_code_of
 from pipeline.process.progress_bar import ProgressBar, progress
 from pipeline.training.checkpoints import list_checkpoints, read_checkpoint
@@ -186,6 +188,7 @@ class Replay:
             if here.get(name) != there.get(name):
                 report.environment[name] = (there.get(name, "unset"), here.get(name, "unset"))
         updates = PolicyUpdate(config, backend)
+        history = VersionHistory(tuple(Restart(*restart) for restart in start.restarts))
         used: dict[str, str] = {}
         for position in range(leg.begin, leg.end + 1):
             if position in leg.kept:
@@ -195,7 +198,7 @@ class Replay:
                 if logged.batch.settings != used:
                     used = logged.batch.settings
                     updates.take(self._config_of(start, used))
-                await self._make(logged, updates, backend.digests, report)
+                await self._make(logged, updates, history, backend.digests, report)
                 bar.advance()
                 if self._request.check and report.first_difference:
                     break
@@ -242,13 +245,22 @@ class Replay:
             )
 
     async def _make(
-        self, logged: LoggedUpdate, updates: PolicyUpdate, digest: Callable[[], Digests], report: Report
+        self,
+        logged: LoggedUpdate,
+        updates: PolicyUpdate,
+        history: VersionHistory,
+        digest: Callable[[], Digests],
+        report: Report,
     ) -> None:
         batch, outcome = logged.batch, logged.outcome
         try:
             prepared = updates.prepare(logged.units())
             stepped = await updates.step(
-                prepared.samples, policy_version=batch.policy_version, compute=_at_once, limits=self._limits(batch)
+                prepared.samples,
+                policy_version=batch.policy_version,
+                history=history,
+                compute=_at_once,
+                limits=self._limits(batch),
             )
         except HeadraceError as error:
             if outcome is not None:

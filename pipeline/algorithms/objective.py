@@ -204,6 +204,11 @@ class Objective:
         return replace(self, proximal_version=policy_version)
 
     @property
+    def reads_versions(self) -> bool:
+        """Whether ``token_loss`` reads versions: their differences, as numbers of updates."""
+        return self.importance is not Importance.BYPASS and self.proximal is not Proximal.RECOMPUTE
+
+    @property
     def needs_reference(self) -> bool:
         """Whether ``token_loss`` must be given reference log-probs."""
         return self.kl_coefficient > 0.0

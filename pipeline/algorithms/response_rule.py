@@ -2,7 +2,9 @@
 
 A rule of this kind has no advantage. It gives a response 1 (imitate it), -1 (learn from what is
 wrong with it) or 0 (train nothing), from its score and its guidance. The surrogate does the rest.
-No token is compared with the policy that sampled it, so responses may come from anywhere."""
+No token is compared with the policy that sampled it, so responses may come from anywhere, and all
+log-probs are at temperature 1: of imitation, and of guidance, whose thresholds are probabilities of
+the model itself and are compared with the policy's."""
 
 from __future__ import annotations
 
@@ -42,6 +44,8 @@ class ResponseRule(ABC):
 
     name: ClassVar[str] = ""
     declaration: ClassVar[Declaration]
+    is_imitation: ClassVar[bool] = True
+    """Log-probs are of the model's own distribution (``RunConfig.training_temperature``)."""
     objective: Objective
     fields: frozenset[Field] = frozenset({Field.REWARD})
     signal_filter: bool = False

@@ -57,7 +57,9 @@ class GenerationSection(Section):
     num_slots: Positive = setting(64, "Sequences decoded at once by one generator.")
     window_tokens: Positive = setting(512, "W, the largest length of a chunk.")
     max_response_tokens: Positive = setting(2048, "L. A response is cut at this length and counts as finished.")
-    temperature: float = setting(1.0, "Of sampling, and of the learner's log-probs. DAPO: 1.", gt=0.0)
+    temperature: float = setting(
+        1.0, "Of sampling, and of the learner's log-probs; sft, rft and nlft train at 1. DAPO: 1.", gt=0.0
+    )
     top_p: float = setting(1.0, "Must be 1: the learner's log-probs are of the whole distribution.", gt=0.0, le=1.0)
     top_k: int = setting(0, "Must be 0 (off), for the same reason.", ge=0)
     min_p: float = setting(0.0, "Must be 0 (off), for the same reason.", ge=0.0, le=1.0)

@@ -1,7 +1,8 @@
 """Rules of sampling: training samples from the distribution whose log-probs the learner computes.
 
-The learner divides all logits by ``generation.temperature``, and computes no more. So temperature
-is free in training. Other settings of the distribution are for evaluation alone."""
+The learner divides all logits by the temperature (``RunConfig.training_temperature``), and computes
+no more. So temperature is free in training. Other settings of the distribution are for evaluation
+alone."""
 
 from __future__ import annotations
 

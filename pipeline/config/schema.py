@@ -124,6 +124,19 @@ class RunConfig(Section):
         return self.needs_reference or self.needs_guidance
 
     @property
+    def training_temperature(self) -> float:
+        """The temperature of the learner's and the reference's log-probs: that of sampling, since
+        ratios compare them with the sampler's. Imitation compares with no sampler, and is of the
+        model's own distribution, at 1."""
+        is_imitation: bool = getattr(rule_class(self.algorithm.name), "is_imitation", False)
+        return 1.0 if is_imitation else self.generation.temperature
+
+    @property
+    def compares_with_sampler(self) -> bool:
+        """Whether responses come with log-probs of the distribution that the learner computes."""
+        return not self.data.responses and self.training_temperature == self.generation.temperature
+
+    @property
     def reference_model(self) -> Path:
         """Folder of the frozen reference policy."""
         return self.model.reference_path or self.model.path

@@ -25,7 +25,8 @@ from pipeline.algorithms.objective import Objective
 from pipeline.algorithms.surrogate import surrogate_named
 from pipeline.config.catalogue import rule_class
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.types import Claim, ClaimedUnit, Unit
+from pipeline.ledger.types import Claim, ClaimedUnit, Restart, Unit
+from pipeline.ledger.version_history import VersionHistory
 from pipeline.training.checkpoints import CheckpointFolder
 from pipeline.training.spikes import LEAST, NO_LIMITS, StepLimits
 from pipeline.training.update_log.folder import read_log
@@ -93,6 +94,8 @@ class Learning:
         _LIVES.append(self)
         # numbers were announced meanwhile
         self.version = state.get("policy_version", 0) if epoch == 1 else 100 * epoch
+        self.history = VersionHistory((Restart(self.version, self.num_updates),) if epoch > 1 else ())
+        self.recorder.history = self.history
 
     def units(self) -> list[ClaimedUnit]:
         drawn = responses(1000 * self.version + self.num_updates, num_groups=2)
@@ -106,7 +109,9 @@ class Learning:
         claim = Claim(f"c{self.version}", self.version, tuple(unit.name for unit in given))
         self.recorder.batch(claim, given, self.num_updates + 1, self.version, self.updates.limits)
         prepared = self.updates.prepare(given)
-        stepped = asyncio.run(self.updates.step(prepared.samples, policy_version=self.version, compute=_at_once))
+        stepped = asyncio.run(
+            self.updates.step(prepared.samples, policy_version=self.version, compute=_at_once, history=self.history)
+        )
         made = int(is_made(stepped))
         self.recorder.outcome(prepared, stepped, self.num_updates + 1, self.version + made)
         self.num_updates += made

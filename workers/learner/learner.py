@@ -133,7 +133,7 @@ class Learner(Actor):
         await self._publisher.start()
         self._version = await self._publisher.next_version(resumed)
         given_up = await self.ctx.ledger.resume_from(self.ctx.who, Restart(self._version, self._num_updates))
-        self._version_history = VersionHistory(await self.ctx.ledger.restarts())
+        self._version_history = self._recorder.history = VersionHistory(await self.ctx.ledger.restarts())
         history = self.ctx.run_dir / HISTORY_NAME
         self._history = History.resume(history, last_version=resumed)
         self._samples = await self.ctx.compute(Samples, config.samples, self.ctx.run_dir, resumed)
@@ -240,7 +240,8 @@ class Learner(Actor):
         self._chunks.begun()
         with self.ctx.work.task("update", float(sum(sample.tokens.size for sample in samples)), "tokens"):
             with self.ctx.work.part(0.9):
-                step = self._updates.step(samples, policy_version=self._version, compute=self.ctx.compute)
+                compute, history = self.ctx.compute, self._version_history
+                step = self._updates.step(samples, policy_version=self._version, compute=compute, history=history)
                 stepped = await self._settings.first(number, step)
             if not is_made(stepped):
                 version = self._version

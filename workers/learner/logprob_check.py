@@ -30,8 +30,9 @@ class LogprobCheck:
 
     def __init__(self, ctx: ActorContext, backend: TrainingBackend) -> None:
         self._ctx, self._backend = ctx, backend
-        # recorded responses have no log-probs of a generator
-        self._share = 0.0 if ctx.config.data.responses else ctx.config.learner.logprob_check_share
+        # recorded responses have no log-probs of a generator, and imitation has its own temperature
+        config = ctx.config
+        self._share = config.learner.logprob_check_share if config.compares_with_sampler else 0.0
         self._gaps = SamplerGaps()
 
     async def look(

@@ -20,12 +20,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import structlog
 
 from pipeline.algorithms import build
 from pipeline.algorithms.base import NonFiniteUnit
 from pipeline.algorithms.batching import TrainingSample, split_minibatches
 from pipeline.ledger.types import ClaimedUnit
+from pipeline.ledger.version_history import VersionHistory
 from pipeline.process import work
 from pipeline.training.repeated_step import check_same
 from pipeline.training.spikes import NO_LIMITS, NO_STEP, RecentSteps, StepLimits
@@ -41,6 +43,8 @@ Compute = Callable[..., Awaitable[Any]]
 _OF_BEHAVIOR = ("behavior_", "importance_", "log_perplexity_gap", "perplexity_ratio", "sequence_chi2")
 _OLD_LOGPROBS = 0.25
 """About the share that a forward pass over the batch has in it and the steps together."""
+
+_NO_RESTARTS = VersionHistory()
 
 _log = structlog.get_logger(__name__)
 
@@ -126,10 +130,16 @@ class PolicyUpdate:
         return Prepared([], refused)
 
     async def step(
-        self, samples: list[TrainingSample], *, policy_version: int, compute: Compute, limits: StepLimits | None = None
+        self,
+        samples: list[TrainingSample],
+        *,
+        policy_version: int,
+        compute: Compute,
+        history: VersionHistory = _NO_RESTARTS,
+        limits: StepLimits | None = None,
     ) -> Stepped:
-        """Do the optimiser steps of one update, from the weights of ``policy_version``. ``limits``:
-        as the log has them; None for those of the steps so far.
+        """Do the optimiser steps of one update, from the weights of ``policy_version``. ``history``:
+        the run's restarts. ``limits``: as the log has them; None for those of the steps so far.
 
         Raises Diverged after too many refused steps in a row, over updates. Raises StepDiffered
         when a refused step had another result the second time, EngineError without device
@@ -143,6 +153,9 @@ class PolicyUpdate:
             samples = [replace(s, old_logprobs=old) for s, old in zip(samples, logprobs, strict=True)]
         stepping = time.monotonic()
         objective = self._algorithm.objective.at(policy_version)
+        if objective.reads_versions:
+            now, samples = _in_updates(samples, policy_version, history)
+            objective = objective.at(now)
         limits = self.limits if limits is None else limits
         results: list[StepResult] = []
         blamed: list[BlamedStep] = []
@@ -164,7 +177,7 @@ class PolicyUpdate:
                 blamed.append(BlamedStep(tuple(sample.name for sample in minibatch), result, limits))
             results.append(replace(result, counts=MetricCounts.of(minibatch)))
             self._check(result)
-        if self._config.data.responses:
+        if not self._config.compares_with_sampler:
             results = [_without_behavior(result) for result in results]
         return Stepped(results, stepping - started, time.monotonic() - stepping, tuple(blamed))
 
@@ -196,8 +209,22 @@ class PolicyUpdate:
             )
 
 
+def _in_updates(
+    samples: list[TrainingSample], policy_version: int, history: VersionHistory
+) -> tuple[int, list[TrainingSample]]:
+    """Return ``policy_version`` and the samples with versions whose differences are updates.
+
+    Version numbers jump at a restart. An abandoned version may have more updates than the present
+    one, and is then as far from it as one with so many fewer. Versions that are unknown stay so."""
+    updates = history.updates(policy_version)
+    ages = [np.abs(updates - history.updates_of(sample.versions)) for sample in samples]
+    now = max(updates, *(int(age.max()) for age in ages))
+    versions = [np.where(s.versions < 0, s.versions, now - age) for s, age in zip(samples, ages, strict=True)]
+    return now, [replace(s, versions=v.astype(np.int32)) for s, v in zip(samples, versions, strict=True)]
+
+
 def _without_behavior(result: StepResult) -> StepResult:
     """Return a result without metrics of the policy that sampled: it is unknown for recorded
-    responses."""
+    responses, and of another temperature in imitation."""
     kept = {name: value for name, value in result.metrics.items() if not name.startswith(_OF_BEHAVIOR)}
     return replace(result, metrics=kept)

@@ -16,6 +16,7 @@ from pipeline.config.changing import changed_since
 from pipeline.config.import_path import own_sources
 from pipeline.config.load import to_toml
 from pipeline.ledger.types import Claim, ClaimedUnit
+from pipeline.ledger.version_history import VersionHistory
 from pipeline.training.checkpoints import list_checkpoints
 from pipeline.training.spikes import NO_LIMITS, StepLimits
 from pipeline.training.update_log.folder import UPDATES_FOLDER, LogWriter
@@ -48,6 +49,8 @@ class UpdateRecorder:
         self._checkpoint: str | None = None
         self._state_version = 0
         self._changed: dict[str, str] = {}
+        self.history = VersionHistory()
+        """The run's restarts, to be recorded with a segment's start."""
         # now: a file may change while the learner goes on with what it imported
         self._sources = own_sources(dict(config.algorithm), config.algorithm.path)
 
@@ -155,6 +158,7 @@ class UpdateRecorder:
             digests=self._backend.digests(),
             at_s=time.time(),
             sources=self._sources,
+            restarts=tuple((one.policy_version, one.num_updates) for one in self.history.restarts),
         )
 
     def _write_outcome(self, prepared: Prepared, stepped: Stepped, update: int, policy_version: int) -> None:

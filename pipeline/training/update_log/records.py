@@ -77,6 +77,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     sources: dict[str, str] = {}
     """Digests of the modules of an objective of one's own (``own_sources``)."""
+    restarts: tuple[tuple[int, int], ...] = ()
+    """Of learners so far: the version that each published first, and the updates in it."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import workers.learner.beginning
 import workers.learner.learner
@@ -25,16 +26,21 @@ from pipeline.algorithms.objective import (
     Surrogate,
 )
 from pipeline.config.learning import AlgorithmSection
+from pipeline.config.load import load_config
 from pipeline.config.running import GenerationSection
 from pipeline.config.schema import RunConfig
-from pipeline.ledger.types import ClaimedUnit
+from pipeline.ledger.types import ClaimedUnit, Restart
 from pipeline.ledger.version_history import VersionHistory
+from pipeline.training.spikes import NO_LIMITS, StepLimits
 from protocol.trajectory import RewardScore
 from tests.pipeline.algorithms.value_units import chunk_units, group_units, responses, trajectory_units
+from tests.pipeline.op_config import MODEL, write_config
 from tests.pipeline.runtime.fakes import small_config
 from tests.workers.dying import Reaper, World
 from tests.workers.recording import RecordingTraining, policy_logprobs
+from workers.engines.scoring.torch import build_scoring
 from workers.engines.training.seam import MetricCounts, StepResult
+from workers.engines.training.torch import forward_settings
 from workers.learner.policy_update import PolicyUpdate, Stepped, is_made
 from workers.learner.update_row import update_row
 
@@ -135,6 +141,54 @@ async def test_an_update_without_a_token_that_trains_makes_no_version(tmp_path: 
     stepped = await updated(config, trajectory_units(drawn, WINDOW), backend)
     assert backend.steps == [] and backend.asked == []
     assert not is_made(stepped)
+
+
+@pytest.mark.parametrize(("version", "shares"), [(7, {3: 1, 6: 1, 7: 0, 4: 0, 5: 1}), (6, {2: 1, 3: 0, 5: 2, 6: 0})])
+async def test_the_interpolated_proximal_policy_counts_versions_by_their_updates(
+    tmp_path: Path, version: int, shares: dict[int, int]
+) -> None:
+    """Version 3 was published again as 6, so that both have 3 updates, and 7 has 4 as the abandoned
+    4 has. Number minus number, a token of 3 would be four versions older than 7, not one."""
+    backend = RecordingTraining()
+    update = PolicyUpdate(config_of(tmp_path, proximal="interpolate"), backend)
+    samples = [aged([version], [True]) for version in shares]
+    history = VersionHistory((Restart(6, 3),))
+
+    async def compute(function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    await update.step(samples, policy_version=version, compute=compute, history=history)
+    found = [objective.proximal_version - s.versions for stepped, objective in backend.steps for s in stepped]
+    assert np.concatenate(found).tolist() == [*shares.values()]
+    assert all((s.versions >= 0).all() for stepped, _ in backend.steps for s in stepped)
+
+
+@pytest.mark.parametrize("name", ["sft", "rft", "nlft", "nlft-first", "dapo", "ppo", "tppo"])
+def test_imitation_trains_at_temperature_one_and_what_has_a_ratio_at_the_samplers(tmp_path: Path, name: str) -> None:
+    """Learner and reference alike: p_s and p_j of guidance are compared with the policy's p_b."""
+    given = [f"algorithm.name={name}", "generation.temperature=0.7", "algorithm.tail_drop_tokens=4"]
+    config = load_config([write_config(tmp_path)], given)
+    is_imitation = name in ("sft", "rft", "nlft", "nlft-first")
+    expected = 1.0 if is_imitation else 0.7
+    assert forward_settings(config, torch.device("cpu")).temperature == expected
+    assert build_scoring(config, MODEL)._temperature == expected
+    assert config.compares_with_sampler is not is_imitation
+
+
+async def test_imitation_at_another_temperature_tells_nothing_of_the_sampler(tmp_path: Path) -> None:
+    class Measuring(RecordingTraining):
+        def step(
+            self, samples: Sequence[TrainingSample], objective: Objective, limits: StepLimits = NO_LIMITS
+        ) -> StepResult:
+            result = super().step(samples, objective, limits)
+            return replace(result, metrics={"entropy": 1.0, "behavior_kl": 0.5, "importance_ratio": 2.0})
+
+    for temperature, told in ((0.7, {"entropy"}), (1.0, {"entropy", "behavior_kl", "importance_ratio"})):
+        config = config_of(tmp_path, name="sft", group_size=1)
+        generation = config.generation.model_copy(update={"temperature": temperature})
+        config = config.model_copy(update={"generation": generation})
+        stepped = await updated(config, trajectory_units(responses(4), WINDOW), Measuring())
+        assert {name for result in stepped.results for name in result.metrics} == told
 
 
 async def test_weights_normalised_over_the_only_minibatch_have_its_log_probs_first(tmp_path: Path) -> None:

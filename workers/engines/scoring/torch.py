@@ -60,5 +60,5 @@ def build_scoring(config: RunConfig, model_path: Path) -> TorchScoring:
         torch.set_num_threads(config.reference.threads)
     model = load_model(model_path, resolve_dtype(config.model.dtype), device)
     return TorchScoring(
-        model, temperature=config.generation.temperature, micro_batch_tokens=config.reference.micro_batch_tokens
+        model, temperature=config.training_temperature, micro_batch_tokens=config.reference.micro_batch_tokens
     )

@@ -96,7 +96,7 @@ def build_vllm_scoring(config: RunConfig, model_path: Path) -> VllmScoring:
         return VllmScoring(
             scoring_arguments(config, model_path, on_cpu=on_cpu),
             vocabulary=int(hf_config.get_text_config().vocab_size),
-            temperature=config.generation.temperature,
+            temperature=config.training_temperature,
         )
     except ConfigError:
         raise

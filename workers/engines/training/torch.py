@@ -201,7 +201,7 @@ def lora_settings(config: RunConfig) -> LoraSettings | None:
 def forward_settings(config: RunConfig, device: torch.device) -> ForwardSettings:
     """Return how a run's samples go through its policy on ``device``."""
     return ForwardSettings(
-        temperature=config.generation.temperature,
+        temperature=config.training_temperature,
         micro_batch_tokens=tokens_at_once(config.learner.micro_batch_tokens, on_cpu=device.type == "cpu"),
         autocast=torch.bfloat16 if config.model.dtype == "bfloat16" else None,
     )
