@@ -1,17 +1,19 @@
-r"""Mathematics: the response's committed final answer must equal the answer.
+r"""Mathematics: the response's final answer must equal the answer.
 
 Verdicts have accuracy 0 or 1, each with its reason. It runs in a sandbox process. Simplifying an
 expression that a model wrote can take for ever or all memory (``9**9**9**9``), and only killing the
 process ends that.
 
-``verify`` (the verifier ``math``) takes the final answer to which ``final_answer`` finds the
-response committed. Numbers, with their currency and unit, are compared exactly; other expressions
-by math-verify; words letter by letter. ``verify_loosely`` (``math_loose``) takes the last
-expression that math-verify finds anywhere, commitment or not. It is for measuring models whose
-answers have no form. It is not for training, which would exploit its errors.
+``verify`` (the verifier ``math``) takes the final answer that ``last_answer`` finds: the last box, or
+what follows the last ``####``, the last "answer is", or a last line that is one value.
+``verify_strictly`` (``math_strict``) takes the one to which ``final_answer`` finds the response
+committed. Both compare it as ``math_values`` reads it: numbers with their units exactly, lists and
+intervals by their values, expressions by math-verify, words word by word. ``verify_loosely``
+(``math_loose``) takes the last expression that math-verify finds anywhere. It is for measuring
+models whose answers have no form. It is not for training, which would exploit its errors.
 
-The answer is read as LaTeX, ``$`` or ``\boxed`` around it or not; of a GSM8K solution, what follows
-its ``####``. An answer without any expression is a failure of the data."""
+Of a GSM8K solution as an answer, what follows its ``####`` counts. An empty answer, or one that
+cannot be read, is a failure of the data."""
 
 from __future__ import annotations
 
@@ -22,7 +24,22 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from pipeline.rewards.final_answer import LEADING_NUMBER, TAIL_CHARS, commitment, flaw, goes_on, in_words, unit_flaw
+from pipeline.rewards.final_answer import TAIL_CHARS, commitment, flaw
+from pipeline.rewards.last_answer import last_answer
+from pipeline.rewards.math_markup import Unreadable, plain
+from pipeline.rewards.math_values import (
+    Bracketed,
+    Equation,
+    Expression,
+    Items,
+    Matrix,
+    Region,
+    Value,
+    Words,
+    Written,
+    read,
+)
+from pipeline.rewards.quantities import PERCENT, Quantity
 from pipeline.rewards.verifier import (
     Response,
     Verdict,
@@ -34,16 +51,13 @@ from pipeline.rewards.verifier import (
 
 _WARM_UP = (
     ("\\frac{1}{2}", "0.5"),
-    ("1, 2", "\\{1, 2\\}"),
-    ("(1, 2)", "[1, 2]"),
     ("x^2+1", "1+x^2"),
-    ("x > 3", "3 < x"),
+    ("x+y > 3", "3 < x+y"),
     ("2\\sqrt{2}", "\\sqrt{8}"),
-    ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix} 1 \\\\ 3 \\end{pmatrix}"),
+    ("2\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "3\\begin{pmatrix} 1 \\\\ 3 \\end{pmatrix}"),
     ("3 + 4i", "4i + 3"),
-    ("10\\%", "0.2"),
-    ("\\text{Monday}", "\\sin(x)"),
-    ("x = 1 \\text{ or } x = 2", "|2| \\pm 1"),
+    ("y = 2x", "2x - y = 0"),
+    ("\\log_2 x", "\\sin(x)"),
     ("\\sin^2 x + \\cos^2 x", "1"),
     ("\\int_0^1 x dx", "\\frac{1}{2}"),
 )
@@ -56,12 +70,17 @@ def warm_up() -> None:
         # it warns that its own time limit is off: ours is outside
         logging.getLogger(name).setLevel(logging.CRITICAL)
     for answer, value in _WARM_UP:
-        _are_equal(answer, value)
+        is_right(answer, value)
 
 
 def verify(responses: Sequence[Response]) -> list[VerifierOutcome]:
+    """Compare the final answer of each response with its answer."""
+    return [_judged(response, strictly=False) for response in responses]
+
+
+def verify_strictly(responses: Sequence[Response]) -> list[VerifierOutcome]:
     """Compare the committed final answer of each response with its answer."""
-    return [_judge(_bare(response.answer), response.response_text) for response in responses]
+    return [_judged(response, strictly=True) for response in responses]
 
 
 def verify_loosely(responses: Sequence[Response]) -> list[VerifierOutcome]:
@@ -71,86 +90,262 @@ def verify_loosely(responses: Sequence[Response]) -> list[VerifierOutcome]:
     outcomes: list[VerifierOutcome] = []
     for response in responses:
         answer = _bare(response.answer)
-        if not _parsed(answer):
-            outcomes.append(_unreadable(answer))
+        if not _parsed_loosely(answer):
+            outcomes.append(_unreadable(answer, "math-verify finds no expression in it"))
             continue
         found = parse(response.response_text[-TAIL_CHARS:], parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-        outcomes.append(Verdict(accuracy=float(_holds(list(_parsed(answer)), found))))
+        outcomes.append(Verdict(accuracy=float(_holds(list(_parsed_loosely(answer)), found))))
     return outcomes
 
 
-def _judge(answer: str, text: str) -> VerifierOutcome:
-    if not answer or (number_of(answer) is None and not _parsed(answer)):
-        return _unreadable(answer)
-    found = commitment(text)
-    if found.problem:
-        return Verdict(accuracy=0.0, reason=found.problem)
+def is_right(answer: str, value: str) -> bool:
+    """Return whether two answers, as they are written, are equal. Raises Unreadable."""
+    gold = _gold(answer)
+    if answer.strip() == value.strip() or _spelling(answer) == _spelling(value) != "":
+        return True
+    if (choice := re.fullmatch(r"\(?([A-J])\)?", plain(answer))) is not None:
+        return re.match(rf"\(?{choice[1]}(?:\)|[.:)]\s|$)(?!.*\([A-J]\))", plain(value)) is not None
+    # "(B) 12" where the answer is 12
+    value = re.sub(r"^\([A-J]\)\s+", "", plain(value))
+    got = read(value, tight_letter=isinstance(gold, Quantity))
+    return gold is not None and got is not None and are_equal(gold, got)
+
+
+# -- outcomes --------------------------------------------------------------------------------------
+
+
+def _judged(response: Response, *, strictly: bool) -> VerifierOutcome:
+    answer = _bare(response.answer)
     try:
-        return _compared(answer, found.values, may_be_flawed=bool(flaw(answer)))
+        if _gold(answer) is None:
+            return _unreadable(answer, "it is empty")
+    except Unreadable as error:
+        return _unreadable(answer, str(error))
+    try:
+        return _strict_verdict(answer, response.response_text) if strictly else _verdict(answer, response.response_text)
+    except Unreadable as error:
+        return Verdict(accuracy=0.0, reason=str(error))
     except (MemoryError, RecursionError) as error:
         return not_judged(f"the comparison exhausted its limits: {type(error).__name__}")
 
 
-def _compared(answer: str, values: Sequence[str], *, may_be_flawed: bool) -> Verdict:
+def _verdict(answer: str, text: str) -> Verdict:
+    found = last_answer(text)
+    return Verdict(accuracy=0.0, reason=found.problem) if found.problem else _compared(answer, [found.value])
+
+
+def _strict_verdict(answer: str, text: str) -> Verdict:
+    found = commitment(text)
+    if found.problem:
+        return Verdict(accuracy=0.0, reason=found.problem)
+    # an inequality or a list is no hedge where the answer is one
+    if isinstance(_gold(answer), Quantity | Words | Written) and not flaw(answer):
+        for value in found.values:
+            if problem := flaw(value):
+                return Verdict(accuracy=0.0, reason=problem)
+    return _compared(answer, found.values)
+
+
+def _compared(answer: str, values: Sequence[str]) -> Verdict:
     for value in values:
-        if not may_be_flawed and (problem := flaw(value)):
-            return Verdict(accuracy=0.0, reason=problem)
-        if not _is_right(answer, value):
+        if not is_right(answer, value):
             return Verdict(accuracy=0.0, reason=f"{value[:80]!r} is not the answer")
     return Verdict(accuracy=1.0, reason=f"{values[-1][:80]!r} is the answer")
 
 
-def _is_right(answer: str, value: str) -> bool:
-    if _letters(answer) == _letters(value) != "":
-        return True
-    expected, got = number_of(answer), number_of(value)
-    if expected is not None and got is not None:
-        return expected == got or _percent_of(answer) * expected == _percent_of(value) * got
-    # x = 18, or 9 * 2 = 18: the last side is the answer, the others agree
-    if "=" in value and "=" not in answer and not re.search(r"[,;]", value.replace("{,}", "")):
-        *before, value = (side.strip() for side in value.split("="))
-        if not all(_are_equal(answer, side) for side in before if not re.search(r"[A-Za-z]", _COMMAND.sub("", side))):
+def _bare(answer: str) -> str:
+    """Return the answer without the solution before it."""
+    return answer.rpartition("####")[2].strip()
+
+
+def _unreadable(answer: str, why: str) -> VerifierFailure:
+    return VerifierFailure(
+        kind=VerifierFailureKind.BAD_ANSWER,
+        error=f"the answer {answer[:80]!r} cannot be compared: {why}; mend the data",
+    )
+
+
+@lru_cache(maxsize=1024)
+def _gold(answer: str) -> Value | None:
+    """Read an answer; the members of a group share it."""
+    return read(answer)
+
+
+def _spelling(text: str) -> str:
+    return re.sub(r"\s+", " ", plain(text)).casefold()
+
+
+# -- equality --------------------------------------------------------------------------------------
+
+
+def are_equal(gold: Value, got: Value) -> bool:
+    """Return whether two values are equal. Where only one is an equation, its value counts; of lists
+    of one, the item."""
+    gold, got = _alone(gold), _alone(got)
+    match gold, got:
+        case Equation(), Equation():
+            ends = ((gold.sides[0], got.sides[0]), (gold.sides[-1], got.sides[-1]))
+            return all(are_equal(*pair) for pair in ends) or _verified(gold.latex, got.latex)
+        case _, Equation():
+            value = _stated(got)
+            return value is not None and are_equal(gold, value)
+        case Equation(), _:
+            value = _stated(gold)
+            return value is not None and are_equal(value, got)
+        case Quantity(), Quantity():
+            return _same_quantity(gold, got)
+        case ((Quantity() | Expression()), (Quantity() | Expression())):
+            units_agree = not (gold.unit and got.unit) or gold.unit == got.unit
+            return units_agree and _verified(_latex(gold), _latex(got))
+        case Items(), Items():
+            return _same_items(gold.items, got.items)
+        case (Bracketed("(", ")"), Items()) | (Items(), Bracketed("(", ")")):
+            return _all_equal(*(_coordinates(value) or (value,) for value in (gold, got)))
+        case (Region(), _) | (_, Region()):
+            named = {value.variable for value in (gold, got) if isinstance(value, Region) and value.variable}
+            parts = [value.parts if isinstance(value, Region) else (value,) for value in (gold, got)]
+            return len(named) < 2 and _same_items(*parts)
+        case Bracketed(), Bracketed():
+            return (gold.opening, gold.closing) == (got.opening, got.closing) and _all_equal(gold.items, got.items)
+        case Matrix(), Matrix():
+            return len(gold.rows) == len(got.rows) and all(map(_all_equal, gold.rows, got.rows))
+        case Written(), Written():
+            return _same_writing(gold, got)
+        case Written(kind="base"), Quantity(unit=""):
+            return gold.parts == (str(got.value),)
+        case _:
+            return gold == got
+
+
+def _coordinates(value: Items | Bracketed) -> tuple[Value, ...]:
+    """Return a point's values in order, also of ``x = 2, y = 3``; none of another list."""
+    if isinstance(value, Bracketed):
+        return value.items
+    names = [item.sides[0] for item in value.items if isinstance(item, Equation) and len(item.sides) == 2]
+    in_order = len(names) == len(value.items) > 1 and all(map(_is_name, names))
+    latex = [name.latex for name in names if isinstance(name, Expression)]
+    return (
+        tuple(item.sides[1] for item in value.items if isinstance(item, Equation))
+        if in_order and latex == sorted(set(latex))
+        else ()
+    )
+
+
+def _alone(value: Value) -> Value:
+    return value.items[0] if isinstance(value, Items) and len(value.items) == 1 else value
+
+
+def _all_equal(gold: Sequence[Value], got: Sequence[Value]) -> bool:
+    return len(gold) == len(got) and all(are_equal(one, other) for one, other in zip(gold, got, strict=True))
+
+
+def _same_items(gold: Sequence[Value], got: Sequence[Value]) -> bool:
+    left = list(got)
+    for one in gold:
+        found = next((place for place, other in enumerate(left) if are_equal(one, other)), None)
+        if found is None:
             return False
-        return _is_right(answer, value)
-    return _are_equal(answer, value)
+        del left[found]
+    return not left
 
 
-def number_of(value: str) -> Fraction | None:
-    """Return the number that ``value`` is, unit and currency aside; None for something else."""
-    plain = _FRACTION.sub(r"\1\2/\3", in_words(_SPACES.sub("", value.replace("{,}", ","))).strip(" \t\n$*_`.()"))
-    plain = re.sub(r"^\\\(\s*|\s*\\\)$", "", re.sub(r"^[A-Za-z]\s*=\s*", "", plain))
-    match = LEADING_NUMBER.match(plain)
-    if match is None:
+def _same_quantity(gold: Quantity, got: Quantity) -> bool:
+    if gold.unit == PERCENT and not got.unit:
+        return got.value in (gold.value, gold.value / 100)
+    if got.unit == PERCENT and not gold.unit:
+        # a number below one is a share: 0.5 % is not 0.5, though 50 % is 50 in a data set of plain numbers
+        return got.value / 100 == gold.value or (got.value == gold.value and not 0 < abs(gold.value) < 1)
+    units_agree = not (gold.unit and got.unit) or gold.unit == got.unit
+    return units_agree and gold.value == got.value
+
+
+def _same_writing(gold: Written, got: Written) -> bool:
+    if gold.kind == "date" == got.kind:
+        return gold.parts[1:] == got.parts[1:] and (gold.parts[0] in ("", got.parts[0]))
+    suffixes_agree = gold.suffix == got.suffix or (gold.kind == "colon" and not (gold.suffix and got.suffix))
+    return (gold.kind, gold.parts) == (got.kind, got.parts) and suffixes_agree
+
+
+def _stated(equation: Equation) -> Value | None:
+    """Return the value that an equation gives a name to, or that its sides have; None where its sides
+    are not equal, or it is one to solve (``2x = 10``)."""
+    *before, last = equation.sides
+    if len(before) == 1 and _is_name(last) and not _is_name(before[0]):
+        before, last = [last], before[0]
+    for side in before:
+        if isinstance(side, Quantity) or (isinstance(side, Expression) and _is_constant(side.latex)):
+            if not are_equal(last, side) and not _is_rounded(side, last):
+                return None
+        elif isinstance(side, Expression) and not _is_name(side):
+            return None
+    return last
+
+
+def _is_constant(latex: str) -> bool:
+    return (
+        bool(latex)
+        and re.search(r"[A-Za-z]", re.sub(r"\\(?:frac|sqrt|cdot|times|div|pi|binom|log|ln|le|left)\b", "", latex))
+        is None
+    )
+
+
+def _is_name(value: Value) -> bool:
+    r"""Whether it is ``x``, ``f(2)``, ``x_1``, ``\angle ABC`` or ``a+b``, and no ``2x``."""
+    if isinstance(value, Words):
+        return True
+    if not isinstance(value, Expression) or re.search(r"[A-Za-z]", value.latex) is None or _is_constant(value.latex):
+        return False
+    bare = re.sub(r"_\{?\w+\}?|(?<=[A-Za-z])\s*\([^()]*\)|\^\{?[0-9]\}?", "", value.latex)
+    return bool(bare) and re.search(r"[0-9]", bare) is None
+
+
+def _is_rounded(side: Value, last: Value) -> bool:
+    """Whether ``last`` is a decimal to which the constant before it was rounded."""
+    if not isinstance(last, Quantity) or last.value.denominator == 1:
+        return False
+    decimals = next((n for n in range(1, 7) if (last.value * 10**n).denominator == 1), None)
+    exact = (
+        side.value if isinstance(side, Quantity) else _rational(side.latex) if isinstance(side, Expression) else None
+    )
+    return decimals is not None and exact is not None and abs(exact - last.value) <= Fraction(1, 2 * 10**decimals)
+
+
+def _rational(latex: str) -> Fraction | None:
+    found = _expression(latex)
+    value: Any = None if found is None else found.doit()
+    return Fraction(int(value.p), int(value.q)) if getattr(value, "is_Rational", False) else None
+
+
+def _latex(value: Quantity | Expression) -> str:
+    if isinstance(value, Expression):
+        return value.latex
+    return f"\\frac{{{value.value.numerator}}}{{{value.value.denominator}}}"
+
+
+def _verified(gold: str, got: str) -> bool:
+    expected, found = _expression(gold), _expression(got)
+    return expected is not None and found is not None and _holds([expected], [found])
+
+
+@lru_cache(maxsize=1024)
+def _expression(latex: str) -> Any:
+    """Parse LaTeX with math-verify's parser; None where it cannot. It removes nothing here."""
+    from latex2sympy2_extended import latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+    from sympy import I, Symbol
+
+    if not latex:
         return None
-    rest = plain[match.end() :]
-    if goes_on(rest) or "=" in rest or unit_flaw(rest) or (match["below"] is not None and int(match["below"]) == 0):
+    try:
+        config = ConversionConfig(lowercase_symbols=False)
+        found: Any = latex2sympy(latex, normalization_config=None, conversion_config=config)
+        return found.subs(
+            {symbol: I for symbol in found.free_symbols if symbol == Symbol(symbol.name) and symbol.name == "i"}
+        )
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # noqa: BLE001  the parser raises whatever comes: such a text is no expression
         return None
-    if len(match["number"]) > _MAX_DIGITS or len(match["below"] or "") > _MAX_DIGITS:
-        return None
-    number = Fraction(match["number"].replace(",", "")) / int(match["below"] or 1)
-    return -number if (match["sign"] in ("-", "−")) != (match["inner"] in ("-", "−")) else number
-
-
-_MAX_DIGITS = 4_000
-"""Python reads no longer numbers; they are compared as expressions, or as letters."""
-_FRACTION = re.compile(r"^(-?)\\[dt]?frac\s*\{?([0-9]+)\}?\s*\{?([0-9]+)\}?")
-_SPACES = re.compile(r"\\[,;!: ]|[\u2009\u202f\u00a0]|(?<=[0-9])~")
-_COMMAND = re.compile(r"\\[A-Za-z]+")
-
-
-def _percent_of(value: str) -> Fraction:
-    return Fraction(1, 100) if re.search(r"[0-9]\s*\\?%", value) else Fraction(1)
-
-
-def _letters(value: str) -> str:
-    return re.sub(r"[\s$*_`]|\\[,;!: ]|^\(|\)$|\.$", "", in_words(value)).casefold()
-
-
-def _are_equal(answer: str, value: str) -> bool:
-    from math_verify import parse
-
-    found = parse(f"\\boxed{{{value}}}", parsing_timeout=None)  # pyright: ignore[reportArgumentType]  None is documented
-    return _holds(list(_parsed(answer)), found)
 
 
 def _holds(gold: list[Any], found: list[Any]) -> bool:
@@ -160,24 +355,9 @@ def _holds(gold: list[Any], found: list[Any]) -> bool:
     return is_equal(gold, found, timeout_seconds=None)
 
 
-def _bare(answer: str) -> str:
-    r"""Return the answer without the solution, ``\boxed`` or ``$`` around it."""
-    bare = answer.rpartition("####")[2].strip()
-    boxed = re.fullmatch(r"\$?\\boxed\s*\{(.*)\}\$?", bare, re.DOTALL)
-    return bare if boxed is None else boxed[1].strip()
-
-
 @lru_cache(maxsize=1024)
-def _parsed(answer: str) -> tuple[Any, ...]:
-    """Parse an answer; the members of a group share it."""
+def _parsed_loosely(answer: str) -> tuple[Any, ...]:
     from math_verify import parse
 
-    text = answer if "$" in answer else f"\\boxed{{{answer}}}"
+    text = answer if "$" in answer or "\\boxed" in answer else f"\\boxed{{{answer}}}"
     return tuple(parse(text, parsing_timeout=None))  # pyright: ignore[reportArgumentType]  None is documented
-
-
-def _unreadable(answer: str) -> VerifierFailure:
-    return VerifierFailure(
-        kind=VerifierFailureKind.BAD_ANSWER,
-        error=f"the answer {answer[:80]!r} is not an expression that math-verify can read; mend the data",
-    )

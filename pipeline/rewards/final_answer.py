@@ -19,9 +19,11 @@ A response without any of these forms commits itself to nothing, whatever number
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+
+from pipeline.rewards.quantities import CURRENCY, in_words, split_quantity
 
 TAIL_CHARS = 10_000
 """Characters that are read, from the end of a response."""
@@ -79,14 +81,6 @@ def commitment(text: str) -> Commitment:
 
 # -- reading one value -----------------------------------------------------------------------------
 
-_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
-_CURRENCY = r"(?:\\?[$£€¥₹]|(?:US|USD|EUR|GBP|Rs\.?)(?![A-Za-z]))"
-LEADING_NUMBER = re.compile(
-    rf"(?P<sign>[-+−]?)\s*(?:{_CURRENCY}\s*)*(?P<inner>[-+−]?)(?P<number>{_NUMBER})"
-    rf"(?:\s*/\s*(?P<below>[0-9]+)(?![0-9.]))?(?P<percent>\s*\\?%)?(?:\s*{_CURRENCY}(?![0-9]))*"
-)
-"""A number at the start of a value, with signs of currency and per cent."""
-
 _ALTERNATIVES = re.compile(r"\b(?:or|either|versus|vs|alternatively|otherwise|else)\b|\\(?:lor|vee)\b", re.I)
 _NEGATED = re.compile(
     r"\b(?:not|never|neither|nor|cannot|wrong|incorrect|false|untrue|anything but|far from|other than|except|unlike"
@@ -109,24 +103,17 @@ _VAGUE = (
 )
 _VAGUE_START = re.compile(rf"[\s$*_(\\]*(?:(?:{_VAGUE})\b|~)", re.I)
 _RELATION = re.compile(r"[<>≤≥≈]|\\(?:leq?|geq?|lt|gt|approx|sim|simeq)\b")
-_POWER_OF_TEN = r"bn|mn|grand|(?:hundred|thousand|million|billion|trillion)s?"
-_UNFINISHED = re.compile(rf"\.\.\.|…|\\[lc]?dots\b|[-+]\s*$|[0-9]\s*_|[0-9]\s*(?:(?-i:k)|{_POWER_OF_TEN})\b", re.I)
-"""A list that goes on, an operator without an operand, another base, a power of ten in words."""
+_UNFINISHED = re.compile(r"\.\.\.|…|\\[lc]?dots\b|[-+]\s*$")
+"""A list that goes on, or an operator without an operand."""
 _OPERATED = re.compile(
-    rf"\b(?:k|{_POWER_OF_TEN}|minimum|maximum|minus|plus|times|divided|multiplied|squared|cubed|than (?:half|twice|that)"
+    r"\b(?:minimum|maximum|minus|plus|times|divided|multiplied|squared|cubed|than (?:half|twice|that)"
     r"|too (?:many|much|few|high|low|big|small)|off by)\b",
     re.I,
 )
 _ASIDE = re.compile(
     r"[(=]|\b(?:because|since|which|as|so|given|where|from|when|in|after|for|per|during|every|each|if)\b", re.I
 )
-_TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit|operatorname|mbox)\s*\{([^{}]*)\}")
 _UNIT_POWER = re.compile(r"[A-Za-z}](?:\s?\^\s?)?\{?[0-9²³]\}?(?![0-9])")
-
-
-def in_words(value: str) -> str:
-    r"""Return ``value`` with ``\text{...}`` and its like replaced by their content."""
-    return _TEXT_COMMAND.sub(r" \1 ", value)
 
 
 def flaw(value: str) -> str:
@@ -182,10 +169,12 @@ _SENTENCE = (
 )
 _ANSWER = re.compile(f"{_LABEL}|{_SENTENCE}", re.I | re.M)
 _SENTENCE_END = re.compile(r"\n|[!?]|\.(?=[\s*_$\])]|$)")
-_BARE_LINE = re.compile(rf"[\s*_$]*(?:{_CURRENCY})?[-+−]?(?:{_NUMBER})[\s*_$.]*")
-_MATH = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\(([^\n]+?)\\\)|\\\[([^\n]+?)\\\]")
+_BARE_LINE = re.compile(
+    rf"[\s*_$]*(?:{CURRENCY})?[-+−]?(?:[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])|[0-9]+)?(?:\.[0-9]+|(?<=[0-9]))[\s*_$.]*"
+)
+_MATH = re.compile(r"\$\$([^$]+)\$\$|\$((?:\\.|[^$\n\\])+)\$|\\\(([^\n]+?)\\\)|\\\[([^\n]+?)\\\]")
 _FILLER = re.compile(
-    r"(?:[\s,:*_`\"'“”]|\b(?:exactly|therefore|thus|hence|simply|just|indeed|then|clearly|equal to|precisely|definitely"
+    r"(?:[\s,:*_`\"'“”}]|\b(?:exactly|therefore|thus|hence|simply|just|indeed|then|clearly|equal to|precisely|definitely"
     r"|certainly|a total of)\b)*(?:[A-Za-z]\s*=(?!=)\s*)?",
     re.I,
 )
@@ -258,7 +247,7 @@ def _box(text: str, box: Statement, earlier: Sequence[Statement]) -> Statement:
         choice = choice or ((_ALTERNATIVES.search(between) is not None or "/" in between) and other.value != values[0])
         values.insert(0, other.value)
         start = other.start
-    if not in_words(box.value).strip(" \t\n$*_.,;:{}()[]\\~-"):
+    if not in_words(box.value).strip(" \t\n$*_.,;:{}()[]\\~-") and "\\{" not in box.value:
         problem = "an empty box"
     elif choice or re.match(r"[\s,(]*(?:or\b|/|\\lor|either\b|±|\\pm|and\b[^.\n]{0,20}[0-9])", rest, re.I):
         problem = "alternatives"
@@ -276,8 +265,7 @@ def _hashes(text: str) -> list[Statement]:
     for match in _HASHES.finditer(text):
         stop = _line_end(text, match.end())
         line = text[match.end() : stop]
-        is_heading = re.match(r"[*_]*[A-Za-z]", line) is not None and bool(text[stop:].strip()) and not flaw(line)
-        if is_heading or _ANSWER.match(line):
+        if is_heading(line, text[stop:]):
             continue
         if "####" in line or "####" in text[text.rfind("\n", 0, match.start()) + 1 : match.start()]:
             found.append(Statement(Form.HASHES, match.start(), stop, problem="alternatives"))
@@ -286,40 +274,53 @@ def _hashes(text: str) -> list[Statement]:
     return found
 
 
-def _answers(text: str) -> list[Statement]:
-    found: list[Statement] = []
+def is_heading(line: str, after: str) -> bool:
+    """Whether what stands behind four hashes is a heading, or holds the word "answer", and is no value."""
+    is_title = re.match(r"[*_]*[A-Za-z]", line) is not None and bool(after.strip()) and not flaw(line)
+    return is_title or _ANSWER.match(line) is not None
+
+
+def answer_places(text: str) -> Iterator[tuple[int, int, int]]:
+    """Yield where each statement with the word "answer" begins, where its value does, and where its
+    sentence ends."""
     for match in _ANSWER.finditer(text):
         # the value may stand on the next line, or in a formula of its own
         lead = re.compile(r"[\s*_]*(?:(?:\$\$|\\\[)\s*\n\s*)?").match(text, match.end())
         begin = lead.end() if lead is not None and "\n" in lead[0] else match.end()
-        found.append(_stated(text, Form.ANSWER, match.start(), begin))
-    return found
+        yield match.start(), begin, _sentence_stop(text, begin)
+
+
+def _answers(text: str) -> list[Statement]:
+    return [_stated(text, Form.ANSWER, start, begin) for start, begin, _ in answer_places(text)]
 
 
 def _stated(text: str, form: Form, start: int, begin: int) -> Statement:
     stop = _sentence_stop(text, begin)
-    value, problem = _value(text[begin:stop])
+    value, problem = split_value(text[begin:stop])
     if not problem:
         problem = "a question" if text[stop : stop + 1] == "?" else _context_flaw(text, start, form)
     return Statement(form, start, stop, value, problem)
 
 
-def _value(payload: str) -> tuple[str, str]:
+def split_value(payload: str) -> tuple[str, str]:
     """Split the text after "the answer is" into its value and the problem with it."""
     filler = _FILLER.match(payload)
     payload = payload[0 if filler is None else filler.end() :].rstrip(" \t*_`\"'“”")
+    if "**" in payload:
+        payload = re.sub(r"(?<=\S)\*\*(?=[\s.,])", "", payload)
     if not payload.strip(" $.,;:\\{}()[]-"):
         return "", "an empty answer"
     formula = _MATH.match(payload)
     if formula is not None:
         content = next(group for group in formula.groups() if group is not None)
-        if not re.search(r"(?<![\\A-Za-z])[A-Za-z]{2,}", _TEXT_COMMAND.sub("", content)):
+        if not re.search(r"(?<![\\A-Za-z])[A-Za-z]{2,}", in_words(content)):
             return content.strip(), unit_flaw(payload[formula.end() :])
-    number = LEADING_NUMBER.match(payload)
-    if number is not None:
-        rest = payload[number.end() :].lstrip("*_`\"'”}")
+    if (number := split_quantity(payload.replace("{,}", ","))) is not None:
+        rest = number[1].lstrip("*_`\"'”}")
         if not goes_on(rest):
-            return number[0].strip(), unit_flaw(rest)
+            aside = _ASIDE.search(in_words(rest))
+            end = len(payload) if aside is None or rest != in_words(rest) else len(payload) - len(rest) + aside.start()
+            return payload[:end].strip(" .,*_`\"'”"), unit_flaw(rest)
     return payload.rstrip(" .*_"), ""
 
 

@@ -150,6 +150,7 @@ def load(path: str) -> Judge:
 register("arithmetic", "pipeline.rewards.arithmetic:verify", sandboxed=False)
 register("dapo_math", "pipeline.rewards.dapo_math:verify", sandboxed=False)
 register("math", "pipeline.rewards.equivalence:verify", sound=True)
+register("math_strict", "pipeline.rewards.equivalence:verify_strictly", sound=True)
 register("math_loose", "pipeline.rewards.equivalence:verify_loosely", sound=True)
 register("reward_model", "pipeline.rewards.by_model:above_zero", sandboxed=False)
 register("reward_model_sigmoid", "pipeline.rewards.by_model:sigmoid", sandboxed=False)
