@@ -254,7 +254,7 @@ bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and s
 	$(BIN)/python -m ops.bench.weights delta --json bench-results/weights-delta.json
 	$(BIN)/python -m ops.bench.fleet_memory --json bench-results/fleet_memory.json
 
-verdicts: $(VENV)/.dev ## what the verifier math accepts: right solutions in 11 forms, 21 kinds of corruption (GSM8K=test.jsonl)
+verdicts: $(VENV)/.dev ## what the verifiers math, math_strict and math_loose accept: right solutions and corruptions of them (GSM8K=test.jsonl)
 	$(BIN)/python -m ops.bench.verdicts $(if $(GSM8K),--gsm8k $(GSM8K),--page ops/results/verdicts.md)
 
 soak: $(VENV)/.dev ## both ledgers through one story of a million chunks with crashes, compared (CHUNKS=1000000, SEED=0; takes a while)

@@ -320,7 +320,7 @@ def split_value(payload: str) -> tuple[str, str]:
         if not goes_on(rest):
             aside = _ASIDE.search(in_words(rest))
             end = len(payload) if aside is None or rest != in_words(rest) else len(payload) - len(rest) + aside.start()
-            return payload[:end].strip(" .,*_`\"'”"), unit_flaw(rest)
+            return payload[:end].rstrip(" .,*_`\"'”"), unit_flaw(rest)
     return payload.rstrip(" .*_"), ""
 
 

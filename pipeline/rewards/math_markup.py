@@ -62,7 +62,8 @@ def plain(text: str) -> str:
     if re.search(rf"[0-9]{{{MAX_DIGITS + 1}}}", text):
         raise Unreadable(f"a number of more than {MAX_DIGITS:,} digits")
     depths_of(text)
-    text = unwrapped(ascii_form(text))
+    # about 5, where a tie has nothing before it
+    text = re.sub(r"^~(?=.)", r"\\approx ", unwrapped(ascii_form(text)))
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", _SIZES.sub("", text)).replace("\\!", "")
     text = _SPACES.sub(" ", _THIN.sub(GROUP, text)).replace("{,}", ",")
     text = re.sub(r"\\(?:mathrm|rm|textstyle)\s*\{([A-Za-z])\}", r"\1", text)

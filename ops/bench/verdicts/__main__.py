@@ -1,8 +1,9 @@
-"""Print the verdicts of ``math`` and ``math_loose``: ``python -m ops.bench.verdicts [--gsm8k
-test.jsonl] [--page FILE]``.
+"""Print the verdicts of ``math``, ``math_strict`` and ``math_loose``:
+``python -m ops.bench.verdicts [--gsm8k test.jsonl] [--page FILE]``.
 
-*Consumes* solutions. *Produces* a table, and exit status 1 when ``math`` accepts a corrupted
-response or fewer than 99.9 % of the right ones."""
+*Consumes* solutions. *Produces* a table, and exit status 1 when ``math`` or ``math_strict`` accepts
+another value than the answer, ``math_strict`` a response without commitment, or either fewer than
+99.9 % of the right ones in one form."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ops.bench.verdicts.corruptions import CORRUPTIONS, Corruption
-from ops.bench.verdicts.forms import FORMS, Form
+from ops.bench.verdicts.corruptions import CORRUPTIONS, UNCOMMITTED, Corruption
+from ops.bench.verdicts.forms import BARE_FORMS, FORMS, Form
 from ops.bench.verdicts.solutions import Solution, read_gsm8k, solutions
 from ops.ending import exit_code
 from pipeline.rewards import equivalence
@@ -44,9 +45,7 @@ def judged(responses: Sequence[tuple[str, str]], verify: Verify) -> list[bool]:
 def form_row(form: Form, given: Sequence[Solution], verify: Verify = equivalence.verify) -> Row:
     """Judge right solutions in one form."""
     pairs = [(form(solution), solution.answer) for solution in given]
-    accepted = judged(pairs, verify)
-    first = next((text for (text, _), is_accepted in zip(pairs, accepted, strict=True) if not is_accepted), "")
-    return Row(form.__name__.replace("_", " "), sum(accepted), len(pairs), first)
+    return _row(form.__name__, pairs, judged(pairs, verify), expected=True)
 
 
 def corruption_row(
@@ -54,35 +53,48 @@ def corruption_row(
 ) -> Row:
     """Judge one kind of corrupted solutions."""
     rng = random.Random(f"{seed} {kind.__name__}")
-    pairs = [(kind(solution, rng), solution.answer) for solution in given]
-    accepted = judged(pairs, verify)
-    first = next((text for (text, _), is_accepted in zip(pairs, accepted, strict=True) if is_accepted), "")
-    return Row(kind.__name__.replace("_", " "), sum(accepted), len(pairs), first)
+    pairs = [kind(solution, rng) for solution in given]
+    return _row(kind.__name__, pairs, judged(pairs, verify), expected=False)
+
+
+def _row(name: str, pairs: Sequence[tuple[str, str]], accepted: Sequence[bool], *, expected: bool) -> Row:
+    first = next((text for (text, _), found in zip(pairs, accepted, strict=True) if found is not expected), "")
+    return Row(name.replace("_", " "), sum(accepted), len(pairs), first)
+
+
+VERIFIERS: tuple[tuple[str, Verify], ...] = (
+    ("math", equivalence.verify),
+    ("math_strict", equivalence.verify_strictly),
+    ("math_loose", equivalence.verify_loosely),
+)
 
 
 def table(given: Sequence[Solution], title: str) -> tuple[str, bool]:
-    """Return the page's tables, and whether ``math`` held."""
-    gold = [(form_row(form, given), form_row(form, given, equivalence.verify_loosely)) for form in FORMS]
-    bad = [
-        (corruption_row(kind, given), corruption_row(kind, given, equivalence.verify_loosely)) for kind in CORRUPTIONS
+    """Return the page's tables, and whether ``math`` and ``math_strict`` held."""
+    parts: list[tuple[str, list[list[Row]]]] = [
+        ("right solutions", [[form_row(form, given, verify) for _, verify in VERIFIERS] for form in FORMS]),
+        (
+            "right, in the last line",
+            [[form_row(form, given, verify) for _, verify in VERIFIERS] for form in BARE_FORMS],
+        ),
+        ("another value", [[corruption_row(kind, given, verify) for _, verify in VERIFIERS] for kind in CORRUPTIONS]),
+        ("no commitment", [[corruption_row(kind, given, verify) for _, verify in VERIFIERS] for kind in UNCOMMITTED]),
     ]
     lines = [f"**{title}**"]
-    for heading, rows in (("right solutions", gold), ("corrupted responses", bad)):
-        lines += ["", f"| {heading} | `math` accepts | `math_loose` accepts | of |", "|---|---|---|---|"]
-        for strict, loose in (*rows, _sum(rows)):
-            lines.append(f"| {strict.name} | {strict.accepted:,} | {loose.accepted:,} | {strict.total:,} |")
-    (right, _), (wrong, _) = _sum(gold), _sum(bad)
-    for row, _ in (*gold, *bad):
-        if row.first:
-            lines += ["", f"The first that had the other verdict, {row.name}: `{row.first[-200:]!r}`"]
-    return "\n".join(lines) + "\n", right.accepted >= LEAST_GOLD * right.total and wrong.accepted == 0
-
-
-def _sum(rows: Sequence[tuple[Row, Row]]) -> tuple[Row, Row]:
-    strict, loose = (
-        Row("**all**", sum(row[side].accepted for row in rows), sum(row[side].total for row in rows)) for side in (0, 1)
-    )
-    return strict, loose
+    for heading, rows in parts:
+        names = " | ".join(f"`{name}` accepts" for name, _ in VERIFIERS)
+        lines += ["", f"| {heading} | {names} | of |", "|---|---|---|---|---|"]
+        for row in rows:
+            lines.append(f"| {row[0].name} | {' | '.join(f'{one.accepted:,}' for one in row)} | {row[0].total:,} |")
+    right, bare, wrong, uncommitted = (rows for _, rows in parts)
+    # math_strict refuses what is bare, and math asks for no commitment
+    held_right = [*(row[:2] for row in right), *(row[:1] for row in bare)]
+    held_wrong = [*(row[:2] for row in wrong), *(row[1:2] for row in uncommitted)]
+    missed = [one for row in held_right for one in row if one.accepted < LEAST_GOLD * one.total]
+    missed += [one for row in held_wrong for one in row if one.accepted]
+    for row in missed:
+        lines += ["", f"The first that had the other verdict, {row.name}: `{row.first[-200:]!r}`"]
+    return "\n".join(lines) + "\n", not missed
 
 
 def main() -> int:
@@ -108,14 +120,19 @@ def main() -> int:
 
 PAGE = """# What the verifier `math` accepts
 
-`make verdicts` prints these tables and fails when `math` accepts one corrupted response, or fewer than 99.9 % of the right
-ones. `tests/ops/bench/test_verdicts.py` holds them with another seed. Solutions come from twelve templates in GSM8K's style:
-GSM8K itself is not part of the repository, and `make verdicts GSM8K=test.jsonl` runs its own file. Each corruption is a
-function of `ops/bench/verdicts/corruptions.py` with several wordings. `math_loose` takes the last expression that
-math-verify finds anywhere, as `math` did at first: its column shows what a policy in training could have found.
+`make verdicts` prints these tables and fails when `math` or `math_strict` accepts another value than the answer, when
+`math_strict` accepts a response without commitment, or when either accepts fewer than 99.9 % of the right ones in a form.
+`tests/ops/bench/test_verdicts.py` holds them with another seed. Solutions come from twelve templates in GSM8K's style: GSM8K
+itself is not part of the repository, and `make verdicts GSM8K=test.jsonl` runs its own file. Each corruption is a function of
+`ops/bench/verdicts/corruptions.py` with several wordings.
 
-The kinds and the verifier have the same author. A wording that is in neither may pass: the rules are those of
-`pipeline/rewards/final_answer.py`, and every verdict has its reason (`headrace score --out`).
+`math` reads the last answer, as graders of MATH and GSM8K do. So it accepts "I think", "wait, no" and "some think the answer
+is 18": the last table shows how much of that a policy could find. `math_strict` refuses it, and answers that are no statement.
+`math_loose` takes the last expression that math-verify finds anywhere. Pairs of answers that are equal or not, by their
+values alone: `tests/pipeline/rewards/answers.txt`.
+
+The kinds and the verifiers have the same author. A wording that is in neither may pass; every verdict has its reason
+(`headrace score --out`).
 
 {tables}"""
 

@@ -1,5 +1,5 @@
-"""Eleven forms in which a right solution states its answer. Each is a function of a solution; its
-name is the row's."""
+"""Forms in which a right solution states its answer. Each is a function of a solution; its name is
+the row's."""
 
 from __future__ import annotations
 
@@ -73,6 +73,22 @@ def minervas(solution: Solution) -> str:
     return f"{solution.working}\nFinal Answer: The final answer is ${solution.answer}$. I hope it is correct."
 
 
+def bare(solution: Solution) -> str:
+    """The number alone in the last line."""
+    return f"{solution.working}\n{solution.answer}."
+
+
+def bare_with_unit(solution: Solution) -> str:
+    """``$1,234`` or ``18 miles`` in the last line."""
+    value = f"${_grouped(solution.answer)}" if solution.unit == "dollars" else f"{solution.answer} {solution.unit}"
+    return f"{solution.working}\n\n**{value}**"
+
+
+def an_equation(solution: Solution) -> str:
+    """``12 + 7 = 19.`` in the last line."""
+    return f"{solution.working}\nSo {solution.number + 7:.10g} - 7 = {_grouped(solution.answer)}."
+
+
 FORMS: tuple[Form, ...] = (
     hashes,
     hashes_with_commas_and_cents,
@@ -86,3 +102,5 @@ FORMS: tuple[Form, ...] = (
     label_with_unit,
     minervas,
 )
+BARE_FORMS: tuple[Form, ...] = (bare, bare_with_unit, an_equation)
+"""Answers that state no commitment: ``math_strict`` refuses them."""
