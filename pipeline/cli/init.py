@@ -54,7 +54,11 @@ _LARGEST_CONTEXT: Final = 32768
 @click.option("--hardware", help="laptop, gpu, gpus or hosts.  [default: what is here]")
 @click.option("--question", help="Column of the prompt, if it is not recognised.")
 @click.option("--answer", help="Column of the answer, if it is not recognised.")
-@click.option("--verifier", help="math, arithmetic, dapo_math, or package.module:function.  [default: by the answers]")
+@click.option(
+    "--verifier",
+    help="math (the last box, #### or answer), math_strict (hedges are wrong), arithmetic, dapo_math, or "
+    "package.module:function.  [default: by the answers]",
+)
 @click.option(
     "--path",
     "folders",

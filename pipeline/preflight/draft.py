@@ -117,8 +117,9 @@ def draft(choices: Choices, form: DataForm, around: Surroundings) -> Draft:
     values["generation.num_slots"] = min(sizes.slots, credit // max(1, generators))
     if declaration.needs_reference:
         values["reference.always"] = True
-    if declaration.needs_guidance and form.verifier in JUDGMENTS:
-        values["guidance.judgments"] = form.verifier
+    judgments = form.verifier.removesuffix("_strict")
+    if declaration.needs_guidance and judgments in JUDGMENTS:
+        values["guidance.judgments"] = judgments
         why["guidance.judgments"] = "as the verifier"
     if declaration.has_critic:
         values["value.batch_trajectories"] = batch
