@@ -192,7 +192,7 @@ def test_every_line_gets_its_verdict_and_reason_in_the_file_of_verdicts(file: Pa
     assert all(verdict["unreadable"] for verdict in verdicts[5:])
     reasons = tmp_path / "responses2.jsonl"
     reasons.write_text(json.dumps({"response": "The answer is 4 or 5.", "answer": "4"}) + "\n")
-    score_file(reasons, "math", out=out)
+    score_file(reasons, "math_strict", out=out)
     assert json.loads(out.read_text())["reason"] == "alternatives"
 
 
