@@ -19,7 +19,7 @@ class RunSection(Section):
     seed: int = setting(0, "Seed of data order, token sampling and the learner.", ge=0)
     dir: Path = setting(Path("runs"), "Runs live in <dir>/<name>.")
     num_updates: int = setting(
-        100, "The run finishes after this many updates. 0: only train the critic (pretrain-value).", ge=0
+        100, "The run finishes after this many updates. 0: evaluate the start model, and train nothing.", ge=0
     )
 
 

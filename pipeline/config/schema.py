@@ -152,6 +152,12 @@ class RunConfig(Section):
         return declare(self.algorithm.name, dynamic_sampling=self.algorithm.dynamic_sampling)
 
     @property
+    def only_evaluates(self) -> bool:
+        """Whether the run judges its start model and trains nothing. Without updates and evaluation
+        a run pretrains its critic."""
+        return self.run.num_updates == 0 and bool(self.data.evaluation or self.evaluation.sets)
+
+    @property
     def has_critic(self) -> bool:
         """Whether chunks need values, from a value process."""
         return self.declaration.has_critic
@@ -217,6 +223,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"algorithm.tail_drop_tokens is {algorithm.tail_drop_tokens}, and a window has "
                 f"{generation.window_tokens} tokens. No token of an unfinished window would be trained on: lower it"
+            )
+        if self.run.num_updates == 0 and not (self.only_evaluates or rule.has_critic):
+            raise ValueError(
+                f"run.num_updates is 0, but there is nothing to evaluate and {algorithm.name} has no critic to pretrain; give "
+                "data.evaluation, or set run.num_updates"
             )
         if rule.has_critic and self.fleet.value < 1:
             raise ValueError(

@@ -224,6 +224,7 @@ class Ledger(Protocol):
     async def cancel_in_flight(self, who: Incarnation, reason: DropReason = DropReason.CANCELLED) -> int:
         """Drop all work that is not trained, at the end of a run; return how many groups.
 
+        Prompts of whose groups nothing was trained are admitted again if the run goes on.
         Claims of the value worker stay: it has trained on them, and settles them as it drains."""
         ...
 

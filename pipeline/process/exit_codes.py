@@ -36,7 +36,7 @@ class ExitCode(IntEnum):
     DRAIN_TIMEOUT = 5
     """Not drained by the deadline; others lease the unfinished work."""
     STARVED = 6
-    """The data is exhausted, so no further update can fill. Checkpoints are kept."""
+    """The data has nothing to learn from, or too few prompts for one update. Checkpoints are kept."""
     BAD_STEPS = 7
     """Training has diverged: too many non-finite optimiser steps in a row, none of them committed,
     or weights with non-finite logits."""

@@ -30,11 +30,18 @@ class Ending:
         )
 
     @classmethod
-    def starved(cls, refused: ClaimRefused, num_updates: int) -> Ending:
-        """The prompts are exhausted, and all that was in flight is ready."""
+    def exhausted(cls, refused: ClaimRefused, num_updates: int) -> Ending:
+        """Every prompt was admitted ``data.epochs`` times, and nothing more is on the way.
+
+        That is how such a run ends. Only without any update it is a failure."""
+        left = f"{refused.num_ready} of {refused.num_needed} units are ready and nothing is on the way"
+        if num_updates:
+            return cls(
+                f"data.epochs are done after {num_updates} updates: {left}, too few for another one ({_AUDIT_HINT})",
+                ExitCode.OK,
+            )
         return cls(
-            f"the prompts are exhausted after {num_updates} updates: {refused.num_ready} of {refused.num_needed} units are "
-            f"ready and nothing is on the way; set data.epochs higher or add prompts ({_AUDIT_HINT})"
+            f"the prompts are exhausted before the first update: {left}; set data.epochs higher or add prompts ({_AUDIT_HINT})"
         )
 
     @classmethod

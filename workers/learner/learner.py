@@ -133,6 +133,9 @@ class Learner(Actor):
         await self._publisher.start()
         self._version = await self._publisher.next_version(resumed)
         given_up = await self.ctx.ledger.resume_from(self.ctx.who, Restart(self._version, self._num_updates))
+        if not self._wants_more and (config.only_evaluates or not config.has_critic):
+            # before there are weights to sample with: no group is begun that no update would claim
+            await self.ctx.ledger.close_admission(self.ctx.who)
         self._version_history = self._recorder.history = VersionHistory(await self.ctx.ledger.restarts())
         history = self.ctx.run_dir / HISTORY_NAME
         self._history = History.resume(history, last_version=resumed)
@@ -183,7 +186,7 @@ class Learner(Actor):
         if self._evaluations.is_enabled and not self._is_resumed:
             await self._evaluations.request(self._version)
             await self._evaluations.wait()
-        ending = await self._wait_for_critic() or self._early_stop()
+        ending = (None if self.ctx.config.only_evaluates else await self._wait_for_critic()) or self._early_stop()
         while ending is None and self._wants_more and not self.ctx.draining.is_set():
             started = time.monotonic()
             claim = await self._wait_for_batch()
@@ -408,7 +411,7 @@ class Learner(Actor):
     async def _is_over(self, refused: ClaimRefused) -> Ending | None:
         """Return why no update can fill any more, or None."""
         if refused.wait is ClaimWait.STARVED:
-            return Ending.starved(refused, self._num_updates)
+            return Ending.exhausted(refused, self._num_updates)
         unusable = self._hopeless.look(refused, await self.ctx.ledger.totals())
         self.ctx.counters[UNUSABLE_IN_A_ROW] = self._hopeless.num_unusable
         if unusable is None:

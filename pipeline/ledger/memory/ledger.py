@@ -376,6 +376,8 @@ class MemoryLedger:
         s, _ = self._enter(who)
         groups = sorted(s.groups)
         for number in groups:
+            if s.is_untrained(number):
+                s.again.add(s.groups[number].prompt)
             if s.spec.unit is Unit.GROUP:
                 s.end_unit(number, reason)
                 continue

@@ -160,6 +160,11 @@ class LedgerState:
         following = self.nth_group(self.admitted["groups"] - self.num_again)
         return self.spec.num_prompts is not None and following >= self.spec.num_prompts and not len(self.again)
 
+    def is_untrained(self, number: int) -> bool:
+        """Whether no unit of a group has been trained on."""
+        there = (self.trajectories.get(trajectory) for trajectory in self.members(number))
+        return not self.groups[number].trained and not any(record.trained for record in there if record)
+
     def prompt_of(self, trajectory: TrajectoryId) -> int:
         """Return the place of a trajectory's prompt in its stream."""
         return trajectory.group if trajectory.is_evaluation else self.groups[trajectory.group].prompt

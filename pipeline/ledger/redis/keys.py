@@ -24,7 +24,7 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:chunk:<id>`` | hash | blob, a field per score, bytes, tokens, oldest, final, missing, attempts, by | until settled |
 | ``{run}:open`` | zset | trajectories with credit and without a holder, by order | while so |
 | ``{run}:parked`` | zset | (unit chunk) trajectories whose next window waits for a credit, by order | while so |
-| ``{run}:again`` | zset | prompts of retried dead letters, admitted before fresh ones, by place in the stream | while so |
+| ``{run}:again`` | zset | prompts of dead letters and cancelled groups, admitted first, by place in the stream | while so |
 | ``{run}:paused`` | hash | an operator's pause of admission: since, by, reason | until resumed |
 | ``{run}:running`` | zset | units with credit that are not ready, by order | while so |
 | ``{run}:running_age`` | zset | those of them that have begun, by the updates in the oldest version they may hold | while so |

@@ -2,9 +2,7 @@
 
 import pytest
 
-from pipeline.ledger.types import (
-    Unit,
-)
+from pipeline.ledger.types import Refusal, Restart, Unit
 from protocol.errors import ConfigError, LedgerMismatch
 from protocol.ids import Incarnation, Role
 from tests.pipeline.ledger.builders import (
@@ -43,6 +41,33 @@ async def test_cancelling_drops_all_that_is_not_trained_and_balances(bench):
     assert (audit.trajectories.trained, audit.groups.in_flight) == (4, {})
     assert (totals.credit_used, totals.num_running) == (4, 0)
     assert audit.tokens.dropped == {"cancelled": 3}
+
+
+@pytest.mark.parametrize("unit", Unit)
+async def test_what_an_end_cancels_before_any_of_it_was_trained_is_admitted_again_when_the_run_goes_on(bench, unit):
+    ledger = await bench.open(make_spec(unit, num_prompts=4, units_per_update=4 if unit is Unit.GROUP else 2, eta=5))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=8)).leases
+    assert sorted({lease.prompt for lease in leases}) == [0, 1, 2, 3]
+    trained = leases[:4] if unit is Unit.GROUP else (leases[0], leases[2])
+    for lease in trained:
+        if unit is Unit.CHUNK:
+            await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory, final=False))
+        else:
+            await finish(ledger, lease)
+    claim = await ledger.claim(LEARNER, policy_version=0)
+    await ledger.settle(LEARNER, (claim.claim_id,))
+    await ledger.advance(LEARNER, 1)
+    await ledger.close_admission(LEARNER)
+    await ledger.cancel_in_flight(LEARNER)
+    left = sorted({0, 1, 2, 3} - {lease.prompt for lease in trained})
+    assert {stat.name: stat.depth for stat in await ledger.queues()}["again"] == len(left)
+    assert (await ledger.lease(GENERATOR, max_trajectories=8)).refusal is Refusal.CLOSED
+
+    await ledger.resume_from(LEARNER, Restart(policy_version=1, num_updates=1))
+    again = (await ledger.lease(GENERATOR, max_trajectories=8)).leases
+    assert sorted({lease.prompt for lease in again}) == left
+    assert len({str(lease.trajectory) for lease in (*leases, *again)}) == len(leases) + len(again), "new groups"
+    assert (await ledger.audit()).balances
 
 
 async def test_reopening_with_other_settings_names_them(bench):

@@ -198,6 +198,17 @@ async def test_a_learner_with_a_checkpoint_refuses_a_ledger_that_does_not_know_t
     assert "no record of this run, but 000002.version-4" in str(refused) and "ledger.url" in str(refused)
 
 
+async def test_a_run_without_updates_evaluates_its_start_model_and_samples_no_training_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch, num_updates=0, num_evaluation_prompts=2)
+    assert await world.live(Reaper(None))
+    assert [(type(row).__name__, row.policy_version) for row in world.history()] == [("EvaluationRow", 0)]
+    assert (await world.ledger.audit()).groups.admitted == 0
+    status = await world.registry.run_status()
+    assert status is not None and status.state is RunState.FINISHED
+
+
 async def test_a_run_stops_early_when_its_evaluations_improve_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,8 @@
--- cancel.lua: drop everything that is not trained, claims included. The evaluation lane is left
--- alone, and so is what the value worker has claimed: it has trained on it and will settle it.
+-- cancel.lua: drop everything that is not trained, claims included. A prompt of whose group nothing
+-- was trained is admitted again if the run goes on. The evaluation lane is left alone, and so is
+-- what the value worker has claimed: it has trained on it and will settle it.
 --
--- Uses     beginning counts leaving names requests
+-- Uses     beginning counts leaving names prompts requests
 -- Writes   everything of the training lane, and all that is kept for the value worker; asked:<who>
 -- ARGV[4]  request  integer  its number
 -- ARGV[5]  reason   text
@@ -35,8 +36,23 @@ local function cancel_trajectory(tid)
   end
 end
 
+local function is_untrained(group)
+  if S.unit == 'group' then return true end
+  local g = call('HMGET', group_key(group), 'live', 'dropped')
+  if S.group_size > integer(g[1]) + integer(g[2]) then return false end
+  if S.unit == 'trajectory' then return true end
+  for member = 0, S.group_size - 1 do
+    if call('HEXISTS', trajectory_key(member_of(group, member)), 'trained') == 1 then return false end
+  end
+  return true
+end
+
 local groups = call('ZRANGE', P .. 'groups', 0, -1)
 for _, group in ipairs(groups) do
+  if is_untrained(group) then
+    local prompt = prompt_of(group)
+    call('ZADD', P .. 'again', prompt, string.format('%d', prompt))
+  end
   if S.unit == 'group' then
     for member = 0, S.group_size - 1 do leaving().discard_finished(member_of(group, member), reason) end
     leaving().unit(group, reason)
