@@ -162,6 +162,7 @@ class Memory:
         self, stepped: list[str], is_bad: Callable[[list[str]], bool], norm_of: Callable[[list[str]], float]
     ) -> None:
         self.trained: list[str] = []
+        self.rate = 0.0
         self._stepped, self._is_bad, self._norm_of = stepped, is_bad, norm_of
 
     def response_logprobs(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
@@ -175,6 +176,9 @@ class Memory:
         self.trained += names
         self._stepped += names
         return StepResult(True, loss, norm, 1e-3, {}, len(samples))
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self.rate = learning_rate
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         yield "weights", list(self.trained)
