@@ -39,7 +39,7 @@ from pipeline.rewards.math_values import (
     Written,
     read,
 )
-from pipeline.rewards.quantities import PERCENT, Quantity
+from pipeline.rewards.quantities import PERCENT, Quantity, in_words
 from pipeline.rewards.verifier import (
     Response,
     Verdict,
@@ -103,12 +103,23 @@ def is_right(answer: str, value: str) -> bool:
     gold = _gold(answer)
     if answer.strip() == value.strip() or _spelling(answer) == _spelling(value) != "":
         return True
-    if (choice := re.fullmatch(r"\(?([A-J])\)?", plain(answer))) is not None:
-        return re.match(rf"\(?{choice[1]}(?:\)|[.:)]\s|$)(?!.*\([A-J]\))", plain(value)) is not None
-    # "(B) 12" where the answer is 12
-    value = re.sub(r"^\([A-J]\)\s+", "", plain(value))
-    got = read(value, tight_letter=isinstance(gold, Quantity))
+    label, content = _choice(answer)
+    chosen, said = _choice(value)
+    if label and (chosen or not content):
+        return label == chosen
+    # "(B) 12" where the answer is 12, and 12 where it is "(B) 12"
+    gold = _gold(content) if content else gold
+    got = read(said or value, tight_letter=isinstance(gold, Quantity))
     return gold is not None and got is not None and are_equal(gold, got)
+
+
+def _choice(text: str) -> tuple[str, str]:
+    """Return the letter of a multiple choice and what stands behind it; empty where there is none."""
+    match = _CHOICE.fullmatch(" ".join(in_words(plain(text)).split()))
+    return ("", "") if match is None else (match[1] or match[2], (match[3] or "").strip())
+
+
+_CHOICE = re.compile(r"(?:(?:option|choice) )?(?:\(([A-J])\)|([A-J])(?:[.:)](?= )|$))((?: ?(?!.*\([A-J]\)).*)?)", re.I)
 
 
 # -- outcomes --------------------------------------------------------------------------------------
@@ -209,10 +220,14 @@ def are_equal(gold: Value, got: Value) -> bool:
             return (gold.opening, gold.closing) == (got.opening, got.closing) and _all_equal(gold.items, got.items)
         case Matrix(), Matrix():
             return len(gold.rows) == len(got.rows) and all(map(_all_equal, gold.rows, got.rows))
+        case Matrix(), Expression(unit=""):
+            return _verified(gold.latex, got.latex)
+        case Expression(unit=""), Matrix():
+            return _verified(gold.latex, got.latex)
         case Written(), Written():
             return _same_writing(gold, got)
-        case Written(kind="base"), Quantity(unit=""):
-            return gold.parts == (str(got.value),)
+        case Written(kind="base", parts=digits), Quantity(unit="", value=value):
+            return digits == (str(value),)
         case _:
             return gold == got
 

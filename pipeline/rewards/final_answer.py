@@ -315,7 +315,8 @@ def split_value(payload: str) -> tuple[str, str]:
         content = next(group for group in formula.groups() if group is not None)
         if not re.search(r"(?<![\\A-Za-z])[A-Za-z]{2,}", in_words(content)):
             return content.strip(), unit_flaw(payload[formula.end() :])
-    if (number := split_quantity(payload.replace("{,}", ","))) is not None:
+    number = None if _VAGUE_START.match(payload) else split_quantity(payload.replace("{,}", ","))
+    if number is not None:
         rest = number[1].lstrip("*_`\"'”}")
         if not goes_on(rest):
             aside = _ASIDE.search(in_words(rest))

@@ -89,6 +89,7 @@ def unwrapped(text: str, *, formulas: bool = True) -> str:
                 text = inner
         if len(text) > 2 and text[0] == text[-1] and text[0] in "\"'":
             text = text[1:-1]
+        text = text.removesuffix("\\\\")
         whole = _WHOLE.match(text)
         if whole is not None and closing(text, whole.end()) == len(text) - 1:
             text = text[whole.end() + 1 : -1]
@@ -130,9 +131,10 @@ def exact(text: str) -> str:
         end = next((i for i, depth in enumerate(depths) if i and depth == 0), len(depths) - 1) + root.end() - 1
         text = f"{text[: root.start()]}\\sqrt{{{text[root.end() : end - 1]}}}{text[end:]}"
     text = re.sub(r"\\(?:mathrm|mathbf|text|operatorname)\s*\{\s*([A-Za-z])\s*\}", r"\1", text)
-    if re.search(r"(?<![_0-9])[0-9]+\s+[0-9.]|[0-9]\.[0-9]*\.|'|\"|;|\\[lc]?dots|\.\.|[?~&]", text):
+    if re.search(r"(?<![_0-9])[0-9]+\s+[0-9.]|[0-9]\.[0-9]*\.|'|\"|;|\\[lc]?dots|\.\.|[?~]|^[^\\]*&", text):
         return ""
     text = _DEGREES.sub(r"{(\\frac{\1\\pi}{180})}", text)
+    text = re.sub(r"\\log_\s*\{?\s*e\s*\}?", r"\\ln ", re.sub(r"\)\s*\(", r")\\cdot(", text))
     text = _MIXED.sub(r"(\1+\2)", text)
     text = _REPEATING.sub(_fraction_of_repeating, text)
     return _POINT.sub(lambda m: f"{{\\frac{{{int((m[1] + m[2]) or 0)}}}{{{10 ** len(m[2])}}}}}", text)
@@ -145,6 +147,6 @@ def _fraction_of_repeating(match: re.Match[str]) -> str:
 
 def is_text(text: str) -> bool:
     """Whether letters stand together as in a word, and not as in a product."""
-    letters = re.sub(r"\\[A-Za-z]+", " ", _FUNCTION.sub(" ", in_words(text)))
+    letters = re.sub(r"\\(?:begin|end)\{[a-z]+\}|\\[A-Za-z]+", " ", _FUNCTION.sub(" ", in_words(text)))
     runs = re.findall(r"[^\W\d_]{3,}", letters)
     return any(len(run) > 3 or re.search(r"[0-9+*/^=]", letters) is None for run in runs)

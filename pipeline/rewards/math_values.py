@@ -55,6 +55,7 @@ class Matrix:
     """Rows of values."""
 
     rows: tuple[tuple[Value, ...], ...]
+    latex: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ _SPELLED |= {"lt": "<", "gt": ">", "ne": "!=", "neq": "!=", "==": "="}
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 _MATRIX = re.compile(r"\\begin\{([pb]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
-_NONE = re.compile(r"\\(?:emptyset|varnothing)|\\\{\s*\\\}|\{\s*\}|(?:the )?empty set", re.I)
+_NONE = re.compile(r"\\(?:emptyset|varnothing)|\\\{\s*\\\}|\{\s*\}|(?:the )?empty set|no solutions?", re.I)
 _ALL_REALS = re.compile(r"\\(?:mathbb|mathbf)\s*\{?R\}?|\\R|(?:all )?real numbers|all reals", re.I)
 _BUILDER = re.compile(r"\s*[A-Za-z]\w*\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid|\||:|\\colon)(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?|\\[a-z]+")
@@ -180,7 +181,7 @@ class _Reader:
         text = text.strip()
         if not text.strip(" $.,;:-{}[]()\\~"):
             return EMPTY if _NONE.fullmatch(text) else None
-        if _NONE.fullmatch(text):
+        if _NONE.fullmatch(in_words(text).strip()):
             return EMPTY
         if _ALL_REALS.fullmatch(in_words(text).strip()):
             return _REALS
@@ -221,7 +222,7 @@ class _Reader:
             return None
         lines = [line for line in re.split(r"\\\\|\\cr\b", match[2]) if line.strip()]
         rows = [self._each(line.split("&")) for line in lines]
-        return Matrix(tuple(row for row in rows if row is not None)) if rows and None not in rows else None
+        return Matrix(tuple(row for row in rows if row is not None), exact(text)) if rows and None not in rows else None
 
     def _list(self, text: str) -> Value | None:
         parts, marks = _split(text, _SEPARATOR)

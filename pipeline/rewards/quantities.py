@@ -44,8 +44,20 @@ _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ni
 _WORDS = {word: value for value, word in enumerate(_SMALL)} | {word: 20 + 10 * i for i, word in enumerate(_TENS)}
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _SCALED = re.compile(rf"\s*({'|'.join(_SCALES)})s?\b", re.I)
+_SHARES = {
+    "half": 2,
+    "halves": 2,
+    "third": 3,
+    "quarter": 4,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "eighth": 8,
+    "tenth": 10,
+}
+_SHARE = re.compile(rf"(?:(?:\s+|\s*-\s*)(?:of\s+)?)?({'|'.join(_SHARES)})s?\b", re.I)
 _IN_WORDS = re.compile(
-    rf"(?P<minus>(?:minus|negative)\s+)?(?P<words>(?:{'|'.join((*_WORDS, *_SCALES))})"
+    rf"(?P<minus>(?:minus|negative)\s+)?(?:an?\s+(?={'|'.join(_SCALES)}))?(?P<words>(?:{'|'.join((*_WORDS, *_SCALES))})"
     rf"(?:(?:\s+|\s*-\s*|\s+and\s+)(?:{'|'.join((*_WORDS, *_SCALES))}))*)\b",
     re.I,
 )
@@ -121,13 +133,14 @@ _SHORT = {
         "oz",
         "mi",
     ),
-    *("yd", "hr", "hrs", "min", "mins", "sec", "secs", "mph", "kph", "am", "pm", "USD"),
+    *("yd", "hr", "hrs", "min", "mins", "sec", "secs", "mph", "kph", "am", "pm", "USD", "st", "nd", "rd", "th"),
 }
 """Units of so few letters that other letters in their place are variables."""
 _LITTLE = {"a", "an", "on", "at", "to", "of", "by"}
 _OPERATED = re.compile(
     r"\b(?:k|bn|mn|grand|minimum|maximum|minus|plus|times|divided|multiplied|squared|cubed|factorial|over|modulo|mod"
-    r"|than (?:half|twice|that)|too (?:many|much|few|high|low|big|small)|off by|hundreds?|thousands?|[mbtr]+illions?)\b",
+    r"|than (?:half|twice|that)|hal(?:f|ves)|thirds?|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?"
+    r"|too (?:many|much|few|high|low|big|small)|off by|hundreds?|thousands?|[mbtr]+illions?)\b",
     re.I,
 )
 """Words after a number that make another number of it."""
@@ -267,6 +280,7 @@ def _scaled(value: Fraction, exponent: str) -> Fraction:
 
 
 def _from_words(text: str) -> tuple[Quantity, str] | None:
+    text = re.sub(r"^(?:a |an )?(?=half\b)", "one ", text, flags=re.I)
     match = _IN_WORDS.match(text)
     if match is None:
         return None
@@ -278,8 +292,11 @@ def _from_words(text: str) -> tuple[Quantity, str] | None:
             part = max(part, 1) * 100
         elif word != "and":
             total, part = total + max(part, 1) * _SCALES[word], 0
-    value = Fraction(total + part)
-    return Quantity(-value if match["minus"] else value), text[match.end() :]
+    value, rest = Fraction(total + part), text[match.end() :]
+    if (share := _SHARE.match(rest)) is not None:
+        # three quarters
+        value, rest = value / _SHARES[share[1].casefold()], rest[share.end() :]
+    return Quantity(-value if match["minus"] else value), rest
 
 
 # -- one alphabet ----------------------------------------------------------------------------------
