@@ -123,7 +123,8 @@ def plain_text(value: Any) -> Any:
 
 
 def _has(columns: Mapping[str, Any], name: str) -> bool:
-    return _found(columns, name)[0]
+    # Parquet has a column in every row once the file has it, filled with nulls
+    return value_at(columns, name) is not None
 
 
 def value_at(columns: Mapping[str, Any], name: str | None) -> Any:

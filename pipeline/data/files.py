@@ -2,10 +2,15 @@
 
 A path ends in ``.jsonl``, ``.ndjson``, ``.json`` (one object a line) or ``.parquet``. Every line is
 a Row, or a BadRow with the reason why it cannot be read. Memory holds one line, or one batch of
-Parquet rows, at a time."""
+Parquet rows, at a time.
+
+A null counts as absent. Parquet gives every table of a column the same fields and fills those that a
+row lacks with nulls, so it cannot tell the two apart; JSONL follows the same rule, so that the same
+rows read the same from both. Nulls that are items of a list stay: they have a place."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,7 +43,8 @@ class Row:
     line: int
     """From 1; of a Parquet file, the row."""
     columns: Mapping[str, Any]
-    """Plain values: text, numbers, booleans, None, lists and dicts of them."""
+    """Plain values: text, numbers, booleans, lists and dicts of them. None as a column's value or a
+    list's item only: a table inside a column has no key whose value is null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,13 @@ def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
+def _pruned(value: Any, *, keep: bool = False) -> Any:
+    """Return a value without the nulls of its tables; ``keep`` those of the outermost one."""
+    if isinstance(value, dict):
+        return {key: _pruned(inner) for key, inner in value.items() if keep or inner is not None}
+    return [_pruned(item) for item in value] if isinstance(value, list) else value
+
+
 def _skip_line(file: BinaryIO) -> int:
     size = 0
     while part := file.readline(MAX_LINE_BYTES):
@@ -112,7 +125,7 @@ def _skip_line(file: BinaryIO) -> int:
 
 def _parse_json(number: int, raw: bytes) -> Row | BadRow:
     try:
-        columns = msgspec.json.decode(raw.decode("utf-8"))
+        columns = _pruned(msgspec.json.decode(raw.decode("utf-8")), keep=True)
     except UnicodeDecodeError as error:
         return BadRow(number, RowProblem.INVALID_UTF8, f"byte {error.start} of the line: {error.reason}")
     except (msgspec.DecodeError, RecursionError) as error:
@@ -137,7 +150,7 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
                         yield BadRow(number, RowProblem.INVALID_UTF8, detail)
                     else:
                         # dates become ISO text, bytes base64, decimals text
-                        yield Row(number, msgspec.to_builtins(columns, str_keys=True))
+                        yield Row(number, _pruned(msgspec.to_builtins(columns, str_keys=True), keep=True))
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: cannot be read as Parquet after row {number}: {error}") from error
 
@@ -145,7 +158,10 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
 def _records(batch: Any) -> list[dict[str, Any] | UnicodeDecodeError]:
     """Return the rows of a record batch; one by one when a text in it is not valid."""
     try:
-        return batch.to_pylist()
+        with warnings.catch_warnings():
+            # of a map's repeated key the last value counts, as of a repeated key in JSON
+            warnings.simplefilter("ignore")
+            return batch.to_pylist(maps_as_pydicts="lossy")
     except UnicodeDecodeError as error:
         if batch.num_rows == 1:
             return [error]
