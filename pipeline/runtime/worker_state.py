@@ -55,7 +55,7 @@ class WorkerState:
         self.policy_version = -1
         self.counters: dict[str, float] = {}
         self._links: tuple[tuple[LinkReport, ...], float] = ((), clock.monotonic())
-        self.held = 0
+        self._held = 0
         self.unreached = ""
         self.refused = ""
         self.settings = SettingsTaken()
@@ -69,6 +69,8 @@ class WorkerState:
         self._turns = 0
         self._turned_at_s = self._started_s
         self._wait = _Wait(WaitingFor.STARTING, "")
+        self._entered_s = clock.monotonic()
+        """Since when the loop has been at waits of the present kind."""
         self._trouble = ""
         self.work, self.storing = Meter(clock.monotonic), Meter(clock.monotonic)
         self.signs = VitalSigns(clock, self.work)
@@ -99,8 +101,19 @@ class WorkerState:
             yield
         finally:
             if self._wait is mine:
-                self._wait = previous
-            self._turn()
+                self._enter(previous)
+            else:
+                self._turn()
+
+    @property
+    def held(self) -> int:
+        """Pieces of work taken and not finished."""
+        return self._held
+
+    @held.setter
+    def held(self, number: int) -> None:
+        was_waiting, self._held = self._is_waiting, number
+        self._note_begin(was_waiting)
 
     def ledger_trouble(self, words: str) -> None:
         """Report why ledger calls are repeated, or "" at the end; that time counts as progress."""
@@ -111,7 +124,8 @@ class WorkerState:
 
     @property
     def moved_s(self) -> float:
-        """Time of the last progress or begin of work, by the monotonic clock."""
+        """Time of the last progress or begin of work, by the monotonic clock. While the loop is at
+        work, its waits since then are left out."""
         return max(self._moved_s, self.work.moved_s, self.storing.moved_s)
 
     @property
@@ -183,13 +197,26 @@ class WorkerState:
             not_committed=self._not_committed[0] if self._clock.monotonic() < self._not_committed[1] else "",
         )
 
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether it may stay where it is for ever: it has no work, or others end the wait."""
+        return self._wait.kind not in _AT_WORK and (not self._held or self._wait.kind in MAY_HOLD)
+
     def _enter(self, wait: _Wait) -> None:
-        was_idle = self._wait.kind not in _AT_WORK and (not self.held or self._wait.kind in MAY_HOLD)
-        if was_idle and wait.kind in _AT_WORK:
+        was_waiting, before, now_s = self._is_waiting, self._wait.kind, self._clock.monotonic()
+        self._wait = wait
+        if wait.kind is not before:
+            if before not in _AT_WORK:
+                # the work stood before the wait for as long as it has stood now
+                self._moved_s = min(now_s, self.moved_s + now_s - max(self._entered_s, self.moved_s))
+            self._entered_s = now_s
+        self._note_begin(was_waiting)
+        self._turn()
+
+    def _note_begin(self, was_waiting: bool) -> None:
+        if was_waiting and not self._is_waiting:
             self._begun += 1
             self._moved_s = self._clock.monotonic()
-        self._wait = wait
-        self._turn()
 
     def _turn(self) -> None:
         self._turns += 1

@@ -23,12 +23,16 @@ A piece is a part of long work: a layer of a pass, a decode step, a verdict, a f
 of work, and at least a minute. ``stuck_after_s``, when set, is the most, however slow pieces were.
 
 An idle worker turns and holds nothing: it may be idle for ever. A worker that waits for credit or
-weights may hold any work. Idle time before a piece of work does not count for it."""
+weights may hold any work.
+
+Time is counted for each kind of wait by itself, from the last progress or begin of work on. So time
+at one wait never counts against another's limit, and a worker that goes to and fro between two
+without progress still comes to the limit of one."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipeline.process.activity import Activity
 from pipeline.process.work import LEAST_S, piece_limit_s
@@ -108,6 +112,16 @@ class _Seen:
     progress: tuple[int, ...] = ()
     """Productive turns, pieces, and beginnings; only changes matter."""
     turns: int = -1
+    at: tuple[WaitingFor, bool] = (WaitingFor.STARTING, False)
+    """The last reading's wait, and whether the worker held work."""
+    until_s: float = 0.0
+    stood_s: dict[tuple[WaitingFor, bool], float] = field(default_factory=dict[tuple[WaitingFor, bool], float])
+    """Time at each since the last progress, up to ``until_s``."""
+
+    def restart(self, now_s: float) -> None:
+        """Let all limits start again."""
+        self.changed_s = self.moved_s = self.turned_s = self.ran_s = self.until_s = now_s
+        self.stood_s.clear()
 
 
 class Watchdog:
@@ -122,7 +136,7 @@ class Watchdog:
     def blind(self, now_s: float) -> None:
         """Record that heartbeats could not be read: all limits start again."""
         for seen in [*self._seen.values(), *self._guests.values()]:
-            seen.changed_s = seen.moved_s = seen.turned_s = seen.ran_s = now_s
+            seen.restart(now_s)
 
     def quiet(self, now_s: float) -> list[str]:
         """Return the workers whose heartbeats are late: their activity is wanted."""
@@ -151,7 +165,7 @@ class Watchdog:
             del self._seen[worker]
         dead: dict[str, str] = {}
         for worker, pid in pids.items():
-            seen = self._seen.setdefault(worker, _Seen(pid, now_s, now_s, now_s, now_s, now_s))
+            seen = self._seen.setdefault(worker, _Seen(pid, now_s, now_s, now_s, now_s, now_s, until_s=now_s))
             beat = by_pid.get((worker, pid))
             _remember(seen, beat, now_s)
             done = activity.get(worker)
@@ -172,7 +186,7 @@ class Watchdog:
             del self._guests[worker]
         silent: dict[str, str] = {}
         for worker, beat in guests.items():
-            seen = self._guests.setdefault(worker, _Seen(beat.pid, now_s, now_s, now_s, now_s, now_s))
+            seen = self._guests.setdefault(worker, _Seen(beat.pid, now_s, now_s, now_s, now_s, now_s, until_s=now_s))
             _remember(seen, beat, now_s)
             silent_s = now_s - seen.changed_s
             if silent_s > (self._timeouts.silent_after_s if beat.pid in gone else self._timeouts.least_s):
@@ -196,7 +210,7 @@ class Watchdog:
 
     def _reason(self, seen: _Seen, beat: Heartbeat | None, now_s: float, overdue_s: Mapping[Role, float]) -> str | None:
         timeouts = self._timeouts
-        silent_s, still_s, dead_s = now_s - seen.changed_s, now_s - seen.moved_s, now_s - seen.turned_s
+        silent_s, dead_s = now_s - seen.changed_s, now_s - seen.turned_s
         if seen.beat_at_s is None:
             is_late = silent_s > timeouts.start_timeout_s
             return f"not started after {now_s - seen.started_s:.0f} s (supervisor.start_timeout_s)" if is_late else None
@@ -209,6 +223,7 @@ class Watchdog:
         if self._is_stopped(seen, now_s):
             return f"no heartbeat for {silent_s:.0f} s, and its process does not run (supervisor.stopped_after_s)"
         at, limit_s = beat.waiting_for, timeouts.limit_s(beat.waiting_for, beat.work.slowest_s)
+        still_s = seen.stood_s.get(seen.at, 0.0)
         if at is WaitingFor.STARTING:
             is_late = min(still_s, now_s - seen.started_s) > limit_s
             return f"not started after {now_s - seen.started_s:.0f} s (supervisor.start_timeout_s)" if is_late else None
@@ -229,8 +244,12 @@ def _remember(seen: _Seen, beat: Heartbeat | None, now_s: float) -> None:
         return
     if beat.at_s != seen.beat_at_s:
         seen.beat_at_s, seen.changed_s = beat.at_s, now_s
+    seen.stood_s[seen.at] = seen.stood_s.get(seen.at, 0.0) + now_s - seen.until_s
+    seen.until_s = now_s
     progress = (beat.progress, beat.work.steps, beat.storing.steps if beat.waiting_for in _WITH_DISK else 0, beat.begun)
     if progress != seen.progress:
         seen.progress, seen.moved_s, seen.turned_s = progress, now_s, now_s
+        seen.stood_s.clear()
     if beat.turns != seen.turns:
         seen.turns, seen.turned_s = beat.turns, now_s
+    seen.at = beat.waiting_for, beat.held > 0
