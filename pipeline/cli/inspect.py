@@ -61,6 +61,8 @@ def _status_lines(at: Attached, found: StatusReport) -> Iterator[Any]:
         yield printable_line(found.demand)
     yield from found.standbys
     yield from found.evicted
+    for sentence in found.unreadable[:_MAX_ROWS]:
+        yield printable_line(f"in the registry, {sentence}")
     if found.settings_change:
         yield printable_line(f"settings: {found.settings_change}")
     if found.clocks:

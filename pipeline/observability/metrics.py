@@ -14,6 +14,7 @@ Every metric has the label ``run``, but ``headrace_build_info``. Those of a work
     headrace_ledger_*                   admitted, dropped by reason, credit, tokens
     headrace_learner_input_wait_ratio   share of recent time that the learner waits for units
     headrace_effective_time_ratio{by}   time that became updates: by steps, last_hour, device
+    headrace_registry_unreadable_entries  what the supervisor cannot read there, and leaves out
     headrace_repair_seconds{part}       workers under repair: detect, localise, replace, reload, repeat
     headrace_run_info, headrace_build_info"""
 
@@ -140,6 +141,7 @@ class HeartbeatCollector(Collector):
         self._queues: tuple[QueueStat, ...] = ()
         self._totals: Totals | None = None
         self._effective: EffectiveTime | None = None
+        self._num_unreadable = 0
         self._waits = LearnerWaits()
         self._read_s = clock.monotonic()
 
@@ -149,9 +151,11 @@ class HeartbeatCollector(Collector):
         queues: Iterable[QueueStat],
         totals: Totals | None = None,
         effective: EffectiveTime | None = None,
+        num_unreadable: int = 0,
     ) -> None:
-        """Set the latest heartbeats, queues, totals and effective time; without the last two, the
-        last ones stay."""
+        """Set the latest heartbeats, queues, totals, effective time and the number of the registry's
+        entries that cannot be read. Without totals or effective time, the last ones stay."""
+        self._num_unreadable = num_unreadable
         self._heartbeats, self._read_s = tuple(heartbeats), self._clock.monotonic()
         self._queues = tuple(queues)
         self._totals = totals or self._totals
@@ -182,6 +186,8 @@ class HeartbeatCollector(Collector):
         families.gauge("learner_input_wait_ratio", waits, 0.0 if self._is_paused else self._waits.share)
         if self._effective is not None:
             _add_effective(families, self._effective)
+        dropped = "Entries of the registry that the supervisor cannot read, and leaves out."
+        families.gauge("registry_unreadable_entries", dropped, self._num_unreadable)
         build = GaugeMetricFamily(f"{PREFIX}build_info", "The program; its value is always 1.", labels=["version"])
         build.add_metric([version("headrace")], 1.0)
         return [build, *families.all()]
@@ -215,9 +221,10 @@ class MetricsServer:
         queues: Iterable[QueueStat] = (),
         totals: Totals | None = None,
         effective: EffectiveTime | None = None,
+        num_unreadable: int = 0,
     ) -> None:
-        """Set the latest heartbeats, queues, totals and effective time."""
-        self._collector.update(heartbeats, queues, totals, effective)
+        """Set what ``HeartbeatCollector.update`` takes."""
+        self._collector.update(heartbeats, queues, totals, effective, num_unreadable)
 
     def close(self) -> None:
         """Stop listening."""

@@ -49,6 +49,8 @@ class StatusReport:
     """The newest change of the run's settings, with its effect; empty without any."""
     standbys: Sequence[str] = ()
     """A sentence on each standby of this host, with its idle memory."""
+    unreadable: Sequence[str] = ()
+    """A sentence on each entry of the registry that cannot be read."""
 
 
 async def read_status(at: Attached) -> StatusReport:
@@ -77,6 +79,7 @@ async def read_status(at: Attached) -> StatusReport:
         copies=_copies(at.run_dir),
         settings_change=_settings_change(at.run_dir),
         standbys=_standbys(at.run_dir),
+        unreadable=[f"{entry} cannot be read: {why}" for entry, why in at.registry.unreadable.items()],
     )
 
 

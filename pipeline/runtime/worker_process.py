@@ -51,7 +51,8 @@ from pipeline.runtime.log import WorkerLog, open_log
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.prepared import PreparedParts
 from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, Topic, WaitingFor
-from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
 from pipeline.runtime.run_ledger import connect_worker, run_ledger
 from pipeline.runtime.signals import stop_signals
 from pipeline.runtime.threads import limit_threads, threads_of

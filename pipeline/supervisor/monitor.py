@@ -158,7 +158,8 @@ class Monitor:
         new state is shown at once: it may be the last."""
         if self._metrics is not None:
             effective = await self._recorder.effective_time(now) if self._recorder is not None else None
-            self._metrics.update(beats, self._queues, self._totals, effective)
+            num_unreadable = len(self.registry.unreadable)
+            self._metrics.update(beats, self._queues, self._totals, effective, num_unreadable)
         if self._recorder is not None:
             await self._recorder.look(beats, plan.wanted, self._ledger, self._queues, now)
         is_due = now >= self._next_watch_s or status.state is not self._shown

@@ -46,7 +46,8 @@ from pipeline.runtime.registry.contract import (
     WaitingFor,
     WeightsAnnouncement,
 )
-from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
 from pipeline.runtime.worker_state import WorkerState
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Incarnation, Role

@@ -215,7 +215,8 @@ class RedisLedger:
             return []
         with ledger_faults("dead_letters"):
             packed = cast("list[bytes]", await self._connection.ask("LRANGE", keys.dead(self._run), 0, limit - 1))
-        return [letter_from(record) for record in packed]
+        letters = map(letter_from, packed)
+        return [letter for letter in letters if letter is not None]
 
     # -- learning --------------------------------------------------------------------------------
 

@@ -82,12 +82,16 @@ def waited_from(row: Sequence[Any]) -> WaitedTrajectory:
     return WaitedTrajectory(name.decode(), *where, chunks, tokens, float(since), missing)
 
 
-def letter_from(packed: bytes) -> DeadLetter:
-    """Return a dead letter as the scripts pack it."""
-    chunk, role, worker, error, attempts, at_s, prompt = msgspec.msgpack.decode(
-        packed, type=tuple[str, str, str, str, int, str, int]
-    )
-    return DeadLetter(chunk, role, worker, error, attempts, float(at_s), prompt)
+def letter_from(packed: bytes) -> DeadLetter | None:
+    """Return a dead letter as the scripts pack it; None for what is none, which a scorer's token may
+    have written."""
+    try:
+        chunk, role, worker, error, attempts, at_s, prompt = msgspec.msgpack.decode(
+            packed, type=tuple[str, str, str, str, int, str, int]
+        )
+        return DeadLetter(chunk, role, worker, error, attempts, float(at_s), prompt)
+    except (ValueError, RecursionError):
+        return None
 
 
 def finished_from(kept: Mapping[bytes, bytes]) -> FinishedTrajectory:

@@ -288,7 +288,13 @@ class FleetGlance(NamedTuple):
 class Registry(Protocol):
     """The fleet's registry. Every call but ``news`` returns at once.
 
-    All calls raise LedgerUnavailable when no server answers."""
+    All calls raise LedgerUnavailable when no server answers. Entries that cannot be read are left
+    out of their answers."""
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Entries that this reader could not read at their last reading, with the reason."""
+        ...
 
     async def register(self, role: Role, worker: str) -> Incarnation:
         """Return a new incarnation with the next epoch; all earlier ones are fenced from now on."""

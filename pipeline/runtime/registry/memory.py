@@ -68,6 +68,11 @@ class MemoryRegistry:
     _notifications: Counter[Topic] = field(default_factory=Counter[Topic])
     _rung: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Return nothing: values are kept as they are."""
+        return {}
+
     async def register(self, role: Role, worker: str) -> Incarnation:
         """Return a new incarnation with the next epoch."""
         epoch = await self.fence(worker)

@@ -11,19 +11,22 @@ notes each heartbeat's time of arrival, so clocks of two hosts are never compare
 
 Writes that belong together are one Lua script (``scripts/``). It compares the epoch, so a fenced
 incarnation changes nothing, however late its request arrives. All scripts work at the server's
-memory limit. Values are JSON, readable in ``redis-cli``."""
+memory limit. Values are JSON, readable in ``redis-cli``.
+
+Any worker's token may write most of these keys. What cannot be read there is dropped and named
+(``reading``), and a key of another type is removed (``mend.lua``)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import redis.asyncio
+from redis.exceptions import ResponseError
 
-from pipeline.ledger.redis.client import connect
-from pipeline.ledger.redis.connection import PipelinedConnection
+from pipeline.ledger.redis.connection import Command, PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.runtime.liveness import UNLISTED_AFTER_S
 from pipeline.runtime.registry.announcements import SnapshotPeer
@@ -32,7 +35,6 @@ from pipeline.runtime.registry.contract import (
     MAX_REACHING,
     FailureReport,
     Fleet,
-    FleetGlance,
     Heartbeat,
     RelayAnnouncement,
     RelayPlace,
@@ -43,22 +45,24 @@ from pipeline.runtime.registry.contract import (
 )
 from pipeline.runtime.registry.fleet_form import decoded, encoded
 from pipeline.runtime.registry.memory import check_grows, check_newest, is_wanted
-from pipeline.runtime.registry.redis_keys import NEWS, NO_BOUND, keys_of, standing
+from pipeline.runtime.registry.reading import EntryReader
+from pipeline.runtime.registry.redis_keys import NEWS, NO_BOUND, keys_of, mend, standing
 from pipeline.runtime.registry.scripts import SCRIPTS
 from pipeline.runtime.registry.settings_change import SettingsChange
 from protocol.ids import Incarnation, Role
 
 _TOLD = (Topic.ENDPOINTS, Topic.RUN, Topic.WEIGHTS)
 """In the order of ``news.lua``'s answer."""
-_INDEX_EVERY = 16
-"""Heartbeats between two that repeat what the indexes have, against their loss."""
-_KEEP_EVERY = 4
-"""Heartbeats between two that are written to the append-only file, and sent to replicas.
-
-A server that begins anew, or replica that becomes the master, has mailboxes' times of these. With
-one every eight seconds none of a live worker is older than ``UNLISTED_AFTER_S``."""
+_MAX_EPOCH_DIGITS = 15
+"""As in ``epochs.lua``."""
 _heartbeats = msgspec.json.Decoder(Heartbeat)
 _changes = msgspec.json.Decoder(SettingsChange)
+_failures = msgspec.json.Decoder(FailureReport)
+_announcements = msgspec.json.Decoder(WeightsAnnouncement)
+_relays = msgspec.json.Decoder(RelayAnnouncement)
+_peers = msgspec.json.Decoder(SnapshotPeer)
+
+T = TypeVar("T")
 
 
 class _Endpoint(msgspec.Struct, frozen=True):
@@ -70,6 +74,10 @@ class _Endpoint(msgspec.Struct, frozen=True):
 class _Status(msgspec.Struct, frozen=True):
     state: RunState
     detail: str = ""
+
+
+_endpoints = msgspec.json.Decoder(_Endpoint)
+_statuses = msgspec.json.Decoder(_Status)
 
 
 class RedisRegistry:
@@ -101,6 +109,14 @@ class RedisRegistry:
         """All heartbeats at the last reading of all, with the times of their arrival."""
         self._num_reads = 0
         self._reading = asyncio.Lock()
+        self._entries = EntryReader()
+        self._status = RunStatus(RunState.RUNNING)
+        """The last known one, for a time in which it cannot be read."""
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Entries that could not be read at their last reading, with the reason."""
+        return self._entries.unreadable
 
     async def register(self, role: Role, worker: str) -> Incarnation:
         """Return a new incarnation with the next epoch."""
@@ -115,7 +131,11 @@ class RedisRegistry:
 
     async def epoch(self, worker: str) -> int:
         """Return the newest epoch; 0 for an unknown worker."""
-        return int(await self._command("HGET", self._keys["epochs"], worker) or 0)
+        found: bytes = await self._command("HGET", self._keys["epochs"], worker) or b"0"
+        if found.isdigit() and len(found) <= _MAX_EPOCH_DIGITS:
+            return int(found)
+        self._entries.drop("epochs", worker, f"{found[:40]!r} is no epoch")
+        return 0
 
     async def set_endpoint(self, who: Incarnation, endpoint: str, *, public_key: str = "") -> None:
         """Set a mailbox's address. Raises Fenced."""
@@ -145,10 +165,10 @@ class RedisRegistry:
 
     async def failures(self) -> list[FailureReport]:
         """Return the newest failures, the newest first."""
-        with ledger_faults("registry failures"):
-            asked = ("ZREVRANGE", self._keys["failures"], 0, -1, "WITHSCORES")
-            now, kept = await self._connection.ask_all([("TIME",), asked])
-        return [_failure(blob, _seconds(now) - float(at)) for blob, at in _pairs(kept).items()]
+        asked = ("ZREVRANGE", self._keys["failures"], 0, MAX_FAILURES - 1, "WITHSCORES")
+        now, kept = await self._commands("failures", [("TIME",), asked])
+        found = [(self._entries.value("failures", "", blob, _failures), at) for blob, at in _pairs(kept).items()]
+        return [_aged(failure, _seconds(now), at) for failure, at in found if failure is not None]
 
     async def heartbeats(self, role: Role | None = None, *, below_version: int | None = None) -> list[Heartbeat]:
         """Return the last heartbeats, by name."""
@@ -168,40 +188,54 @@ class RedisRegistry:
 
     async def _read_all(self) -> list[Heartbeat]:
         """Read the heartbeats that came since the last reading of all; the others are known."""
-        with ledger_faults("registry heartbeats"):
-            now, seen = await self._connection.ask_all([("TIME",), ("ZRANGE", self._keys["seen"], 0, -1, "WITHSCORES")])
-            arrived, known = _pairs(seen), self._beats
-            names = [name for name, at in arrived.items() if name not in known or known[name][0] != at]
-            blobs: list[bytes | None] = (
-                await self._connection.ask("HMGET", self._keys["heartbeats"], *names) if names else []
-            )
-        found = {
-            name: (arrived[name], _heartbeats.decode(blob)) for name, blob in zip(names, blobs, strict=True) if blob
-        }
-        unread = set(names)
-        self._beats = {name: known[name] for name in arrived if name not in unread} | found
-        return [_read(beat, arrived, _seconds(now)) for _, beat in self._beats.values()]
+        now, seen = await self._commands("heartbeats", [("TIME",), ("ZRANGE", self._keys["seen"], 0, -1, "WITHSCORES")])
+        arrived, known = _pairs(seen), self._beats
+        names = [name for name, at in arrived.items() if name not in known or known[name][0] != at]
+        asked = ("HMGET", self._keys["heartbeats"], *names)
+        blobs: list[bytes | None] = (await self._commands("heartbeats", [asked]))[0] if names else []
+        beats = {name: self._heartbeat(name, blob) for name, blob in zip(names, blobs, strict=True)}
+        found = {name: (arrived[name], beat) for name, beat in beats.items() if beat is not None}
+        self._beats = {name: known[name] for name in arrived if name not in beats} | found
+        return self._aged_beats([beat for _, beat in self._beats.values()], arrived, _seconds(now))
 
     async def _read_some(self, names: Sequence[bytes]) -> list[Heartbeat]:
         """Read the heartbeats of these workers."""
         if not names:
             return []
-        with ledger_faults("registry heartbeats"):
-            now, blobs, seen = await self._connection.ask_all(
-                [("TIME",), ("HMGET", self._keys["heartbeats"], *names), ("ZMSCORE", self._keys["seen"], *names)]
-            )
+        asked = [("HMGET", self._keys["heartbeats"], *names), ("ZMSCORE", self._keys["seen"], *names)]
+        now, blobs, seen = await self._commands("heartbeats", [("TIME",), *asked])
+        beats = [self._heartbeat(name, blob) for name, blob in zip(names, blobs, strict=True)]
         arrived = dict(zip(names, seen, strict=True))
-        return [_read(_heartbeats.decode(blob), arrived, _seconds(now)) for blob in blobs if blob is not None]
+        return self._aged_beats([beat for beat in beats if beat is not None], arrived, _seconds(now))
+
+    def _heartbeat(self, name: bytes, blob: bytes | None) -> Heartbeat | None:
+        return None if blob is None else self._entries.heartbeat(name, blob, _heartbeats)
+
+    def _aged_beats(self, beats: list[Heartbeat], arrived: Mapping[bytes, Any], now_s: float) -> list[Heartbeat]:
+        """Return heartbeats with their age; ``now_s`` is the server's time of the reading, in
+        seconds. One without a time of arrival has just been removed."""
+        found: list[Heartbeat] = []
+        for beat in beats:
+            name = beat.who.worker.encode()
+            at = arrived.get(name)
+            arrived_s = now_s if at is None else self._entries.arrival(name, at)
+            if arrived_s is not None:
+                age_s, ahead_s = max(0.0, now_s - arrived_s), beat.at_s - arrived_s
+                found.append(msgspec.structs.replace(beat, silent_s=age_s, clock_ahead_s=ahead_s))
+        return found
 
     async def reaching_generators(self) -> dict[str, float]:
         """Return some that reach scorers, and the seconds since their last heartbeats."""
         names: list[bytes] = await self._command("SRANDMEMBER", self._keys["reaching"], MAX_REACHING)
         if not names:
             return {}
-        with ledger_faults("registry reaching"):
-            now, seen = await self._connection.ask_all([("TIME",), ("ZMSCORE", self._keys["seen"], *names)])
-        found = zip(names, seen, strict=True)
-        return {name.decode(): _seconds(now) - float(at) for name, at in found if at is not None}
+        now, seen = await self._commands("reaching", [("TIME",), ("ZMSCORE", self._keys["seen"], *names)])
+        found: dict[str, float] = {}
+        for name, at in zip(names, seen, strict=True):
+            text, arrived_s = self._entries.name("reaching", name), at and self._entries.arrival(name, at)
+            if text is not None and arrived_s:
+                found[text] = _seconds(now) - arrived_s
+        return found
 
     async def set_fleet(self, fleet: Fleet) -> None:
         """Set the desired fleet."""
@@ -214,7 +248,14 @@ class RedisRegistry:
     async def fleet(self) -> Fleet | None:
         """Return the desired fleet."""
         blob = await self._command("GET", self._keys["fleet"])
-        return None if blob is None else decoded(blob)
+        if blob is None:
+            return None
+        try:
+            return decoded(blob)
+        # one that a token wrote, on a server that does not tell reads from writes
+        except (ValueError, TypeError) as error:
+            self._entries.drop("fleet", "", str(error))
+            return None
 
     async def add_settings_change(self, change: SettingsChange) -> bool:
         """Append a change of the settings, if it is the next one."""
@@ -223,12 +264,18 @@ class RedisRegistry:
 
     async def settings_changes(self) -> list[SettingsChange]:
         """Return all changes of the settings."""
-        return [_changes.decode(blob) for blob in await self._command("LRANGE", self._keys["settings_changes"], 0, -1)]
+        found: list[bytes] = await self._command("LRANGE", self._keys["settings_changes"], 0, -1)
+        return self._all_of("settings_changes", found, _changes)
 
     async def last_settings_change(self) -> SettingsChange | None:
         """Return the last change of the settings."""
         blob = await self._command("LINDEX", self._keys["settings_changes"], -1)
-        return None if blob is None else _changes.decode(blob)
+        if blob is None:
+            return None
+        last = self._entries.value("settings_changes", "", blob, _changes)
+        if last is None:
+            return next(reversed(await self.settings_changes()), None)
+        return last
 
     async def announce_weights(self, who: Incarnation, weights: WeightsAnnouncement) -> None:
         """Publish a version; a repeat changes nothing. Raises ValueError and Fenced."""
@@ -246,7 +293,7 @@ class RedisRegistry:
     async def weights(self) -> WeightsAnnouncement | None:
         """Return the newest published version."""
         blob = await self._command("GET", self._keys["weights"])
-        return None if blob is None else msgspec.json.decode(blob, type=WeightsAnnouncement)
+        return None if blob is None else self._entries.value("weights", "", blob, _announcements)
 
     async def announce_relay(self, who: Incarnation, relay: RelayAnnouncement) -> RelayPlace:
         """Publish a relay; return its place. Raises Fenced."""
@@ -263,7 +310,7 @@ class RedisRegistry:
         entries: list[bytes] = await self._run(
             "live_relays", worker=who.worker, positions=wanted, silent_after=self._unlisted_after_s
         )
-        return [msgspec.json.decode(entry, type=RelayAnnouncement) for entry in entries]
+        return self._all_of("relays", entries, _relays)
 
     async def set_snapshot_peer(self, peer: SnapshotPeer) -> None:
         """Publish, or renew, what a joined host keeps of the learner's snapshots."""
@@ -271,22 +318,25 @@ class RedisRegistry:
 
     async def snapshot_peers(self) -> list[SnapshotPeer]:
         """Return the hosts that keep copies of snapshots, the last renewed first."""
-        found = await self._command("HVALS", self._keys["snapshot_peers"])
-        peers = [msgspec.json.decode(entry, type=SnapshotPeer) for entry in found]
+        found: list[bytes] = await self._command("HVALS", self._keys["snapshot_peers"])
+        peers = self._all_of("snapshot_peers", found, _peers)
         return sorted(peers, key=lambda peer: peer.at_s, reverse=True)
 
     async def set_run_status(self, status: RunStatus) -> None:
         """Set the run's state."""
         blob = msgspec.json.encode(_Status(status.state, status.detail))
         await self._run("set_run_status", status=blob)
+        self._status = status
 
     async def run_status(self) -> RunStatus:
-        """Return the run's state."""
+        """Return the run's state; while it cannot be read, the last known one."""
         blob = await self._command("GET", self._keys["run_status"])
         if blob is None:
             return RunStatus(RunState.STARTING)
-        status = msgspec.json.decode(blob, type=_Status)
-        return RunStatus(status.state, status.detail)
+        status = self._entries.value("run_status", "", blob, _statuses)
+        if status is not None:
+            self._status = RunStatus(status.state, status.detail)
+        return self._status
 
     async def notifications(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
         """Wait until there is something new of a topic in ``seen``, or ``timeout_s`` has passed."""
@@ -296,16 +346,16 @@ class RedisRegistry:
         known = {topic: cursor.partition(" ")[::2] for topic, cursor in seen.items()}
         since = [known[topic][0] or "0" for topic in topics.values()]
         with ledger_faults("registry XREAD"):
-            reply = await self._listening.ask_held(
-                "XREAD", "BLOCK", milliseconds, "STREAMS", *topics, *since, held_s=timeout_s
-            )
+            words = ("XREAD", "BLOCK", milliseconds, "STREAMS", *topics, *since)
+            reply = await self._mending(lambda: self._listening.ask_held(*words, held_s=timeout_s))
             if reply:
                 told = {topics[key]: entries[-1][0].decode() for key, entries in dict(reply).items()}
                 return {topic: f"{last} {known[topic][1]}" for topic, last in told.items()}
             arguments = {"silent_after": self._unlisted_after_s}
-            *ids, silent = await SCRIPTS.run(self._listening, "news", self._keys, arguments)
+            look = lambda: SCRIPTS.run(self._listening, "news", self._keys, arguments)  # noqa: E731
+            *ids, silent = await self._mending(look)
         cursors = {topic: f"{last.decode()} " for topic, last in zip(_TOLD, ids, strict=True)}
-        cursors[Topic.ENDPOINTS] += ",".join(sorted(name.decode() for name in silent))
+        cursors[Topic.ENDPOINTS] += ",".join(sorted(name.decode(errors="replace") for name in silent))
         return {topic: cursors[topic] for topic in seen if cursors[topic] != " ".join(known[topic])}
 
     def look_again(self) -> None:
@@ -326,8 +376,29 @@ class RedisRegistry:
         return await self._run("register", worker=worker, begins=begins)
 
     async def _command(self, *arguments: Any) -> Any:
-        with ledger_faults(f"registry {arguments[0]}"):
-            return await self._connection.ask(*arguments)
+        return (await self._commands(arguments[0], [arguments]))[0]
+
+    async def _commands(self, doing: str, commands: Sequence[Command]) -> list[Any]:
+        with ledger_faults(f"registry {doing}"):
+            return await self._mending(lambda: self._connection.ask_all(commands))
+
+    async def _mending(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask; where a key is of another type than the registry's, remove it and ask again."""
+        try:
+            return await ask()
+        except ResponseError as error:
+            if "WRONGTYPE" not in str(error) or not (removed := await mend(self._connection, self._keys)):
+                raise
+        for key in removed:
+            self._entries.drop(key, "", "it was of another type, and was removed")
+        if "run_status" in removed:
+            await self.set_run_status(self._status)
+        return await ask()
+
+    def _all_of(self, key: str, blobs: Sequence[bytes], decoder: msgspec.json.Decoder[T]) -> list[T]:
+        """Return the values that can be read."""
+        found = [self._entries.value(key, "", blob, decoder) for blob in blobs]
+        return [value for value in found if value is not None]
 
     async def _read_mailboxes(self) -> set[str]:
         """Read the mailboxes' changes since the last read; return the silent workers."""
@@ -341,86 +412,18 @@ class RedisRegistry:
             self._mailboxes.clear()
         self._known, self._known_on = last, self._connection.num_connects
         for name, entry in zip(flat[::2], flat[1::2], strict=True):
-            self._mailboxes.pop(name.decode(), None)
-            if entry:
-                self._mailboxes[name.decode()] = msgspec.json.decode(entry, type=_Endpoint)
-        return {name.decode() for name in silent}
+            worker = self._entries.name("endpoints", name)
+            if worker is None:
+                continue
+            self._mailboxes.pop(worker, None)
+            found = self._entries.value("endpoints", name, entry, _endpoints) if entry else None
+            if found is not None:
+                self._mailboxes[worker] = found
+        return {name.decode(errors="replace") for name in silent}
 
     async def _run(self, script: str, **arguments: object) -> Any:
         with ledger_faults(f"registry {script}"):
-            return await SCRIPTS.run(self._connection, script, self._keys, arguments)
-
-
-class RedisHeartbeatWriter:
-    """The blocking side, with an event loop and a connection of its own, for one
-    thread at a time."""
-
-    def __init__(
-        self, url: str, run: str, *, timeout_s: float = 2.0, unlisted_after_s: float = UNLISTED_AFTER_S
-    ) -> None:
-        self._unlisted_after_s = unlisted_after_s
-        self._keys = keys_of(run)
-        self._runner = asyncio.Runner()
-        self._client = connect(url, timeout_s=timeout_s, patience_s=timeout_s)
-        self._connection = PipelinedConnection(self._client)
-        self._indexed: tuple[Incarnation, int, bool, int] | None = None
-        """The indexes' entries of a worker, and the number of connects at their writing."""
-        self._until_indexed = 0
-        self._fleet = FleetGlance()
-
-    @property
-    def fleet(self) -> FleetGlance:
-        """The fleet as of the last heartbeat."""
-        return self._fleet
-
-    def beat(self, heartbeat: Heartbeat) -> bool:
-        """Write a heartbeat; return False when fenced.
-
-        Raises LedgerUnavailable, after ``timeout_s`` at most."""
-        return self._runner.run(self.send(heartbeat))
-
-    async def send(self, heartbeat: Heartbeat) -> bool:
-        """Do what ``beat`` does, on the caller's event loop."""
-        who = heartbeat.who
-        with ledger_faults("heartbeat"):
-            place, reaches = standing(who.role, heartbeat.policy_version), heartbeat.reaches_scorers
-            before = self._connection.num_connects
-            is_known = self._until_indexed > 0 and (who, place, reaches, before) == self._indexed
-            arguments = {
-                "worker": who.worker,
-                "epoch": who.epoch,
-                "heartbeat": msgspec.json.encode(heartbeat),
-                "standing": None if is_known else place,
-                "reaches": reaches,
-                "listens": who.role is not Role.GENERATOR,
-                "kept": not is_known or self._until_indexed % _KEEP_EVERY == 0,
-                "silent_after": self._unlisted_after_s,
-            }
-            counts = await SCRIPTS.run(self._connection, "beat", self._keys, arguments)
-        # With another number of connects, another server may lack them.
-        self._indexed = who, place, reaches, before if is_known else self._connection.num_connects
-        self._until_indexed = self._until_indexed - 1 if is_known else _INDEX_EVERY
-        if not counts:
-            return False
-        self._fleet = FleetGlance(counts[0], counts[1], self._connection.num_connects, counts[2] / 1e6)
-        return True
-
-    def close(self) -> None:
-        """Release the connection."""
-        with self._runner:
-            self._runner.run(self._close())
-
-    async def _close(self) -> None:
-        await self._connection.aclose()
-        await self._client.aclose()
-
-
-def _read(beat: Heartbeat, arrived: Mapping[bytes, bytes | None], now_s: float) -> Heartbeat:
-    """Return a heartbeat with its age; ``now_s`` is the server's time of the reading, in seconds.
-    Without a time of arrival it has just been removed."""
-    at = arrived.get(beat.who.worker.encode())
-    arrived_s = now_s if at is None else float(at)
-    return msgspec.structs.replace(beat, silent_s=max(0.0, now_s - arrived_s), clock_ahead_s=beat.at_s - arrived_s)
+            return await self._mending(lambda: SCRIPTS.run(self._connection, script, self._keys, arguments))
 
 
 def _pairs(found: Sequence[Any]) -> dict[bytes, bytes]:
@@ -429,8 +432,8 @@ def _pairs(found: Sequence[Any]) -> dict[bytes, bytes]:
     return dict(zip(found[::2], found[1::2], strict=True) if is_flat else found)
 
 
-def _failure(blob: bytes, ago_s: float) -> FailureReport:
-    return msgspec.structs.replace(msgspec.json.decode(blob, type=FailureReport), ago_s=max(0.0, ago_s))
+def _aged(failure: FailureReport, now_s: float, at: bytes) -> FailureReport:
+    return msgspec.structs.replace(failure, ago_s=max(0.0, now_s - float(at)))
 
 
 def _seconds(answer: Sequence[bytes]) -> float:

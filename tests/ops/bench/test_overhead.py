@@ -28,7 +28,8 @@ from ops.bench.overhead.parts import (
 from pipeline.config.load import load_config
 from pipeline.ledger.address import LedgerAddress, write_address
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
-from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
 from protocol import headrace
 from protocol.ids import Role
 from tests.pipeline.runtime.fakes import small_config

@@ -51,7 +51,8 @@ from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.types import Claim
 from pipeline.rewards.verifier import Response
 from pipeline.runtime.registry.contract import RunState, RunStatus, WeightsAnnouncement
-from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
 from pipeline.weights.store import weights_folder
 from protocol.endpoints import ipc_endpoint
 from protocol.errors import DataError

@@ -57,6 +57,7 @@ def test_status_says_how_the_run_ended(run_dir: Path) -> None:
         "evicted",
         "standbys",
         "settings_change",
+        "unreadable",
     }
     assert found["state"] == "stopping"
     assert found["supervisor_pid"] is None

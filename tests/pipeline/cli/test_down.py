@@ -22,7 +22,8 @@ from pipeline.ledger.server.embedded import EmbeddedServer
 from pipeline.operator import ending
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import RunState, RunStatus, WaitingFor
-from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
 from pipeline.runtime.worker_state import WorkerState
 from pipeline.supervisor.run_folder import run_lock
 from protocol.errors import DeadlineExceeded

@@ -121,7 +121,7 @@ def test_a_revoked_tokens_workers_are_fenced_and_others_are_not(server: str, run
         home = RedisRegistry(connect(server, client_name="generator-0"), "op")
         far_worker = await joined.register(Role.GENERATOR, "generator-far-0")
         worker = await home.register(Role.GENERATOR, "generator-0")
-        from pipeline.runtime.registry.redis import RedisHeartbeatWriter
+        from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
 
         for who in (far_worker, worker):
             writer = RedisHeartbeatWriter(server, "op")

@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.ledger.redis.client import connect
 from pipeline.runtime.registry.memory import MemoryRegistry
-from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
 from tests.pipeline.runtime.registries import Subject
 
 

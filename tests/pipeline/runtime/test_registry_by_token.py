@@ -13,7 +13,8 @@ import redis.asyncio
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.tokens import TokenAdmin
 from pipeline.ledger.token import ledger_url
-from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
 from protocol.ids import Role
 from tests.pipeline.runtime import test_registry, test_registry_news, test_registry_relays
 from tests.pipeline.runtime.registries import Subject, announcement

@@ -19,7 +19,8 @@ from pipeline.runtime.registry.contract import (
     Topic,
 )
 from pipeline.runtime.registry.memory import MemoryRegistry
-from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
 from protocol.errors import Fenced
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.registries import NOTHING_HEARD, Subject, announcement, beat_of, caught_up

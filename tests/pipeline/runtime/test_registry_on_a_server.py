@@ -17,7 +17,8 @@ from pipeline.runtime.registry.contract import (
     RunStatus,
     Topic,
 )
-from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
 from protocol.errors import LedgerUnavailable
 from protocol.ids import Incarnation, Role
 from tests.own_server import own_server

@@ -27,7 +27,7 @@ local function is_given()
   local g = call('HMGET', gkey, 'judged_by', 'judged_until')
   if not g[1] or tonumber(g[2]) <= now then return false end
   local judge, its_epoch = string.match(g[1], '^(.*)#(%d+)$')
-  return integer(call('HGET', P .. 'epochs', judge)) <= tonumber(its_epoch)
+  return judge ~= nil and newest_epoch(judge) <= tonumber(its_epoch)
 end
 
 if order == 'new' and is_given() then return nothing() end

@@ -58,7 +58,7 @@ for _, holder in ipairs(call('ZRANGEBYSCORE', P .. 'holders', '-inf', now)) do
 end
 for _, holder in ipairs(call('ZRANGE', P .. 'holders', 0, -1)) do
   local its_worker, its_epoch = string.match(holder, '^(.*)#(%d+)$')
-  if integer(call('HGET', P .. 'epochs', its_worker)) > tonumber(its_epoch) then
+  if not its_worker or newest_epoch(its_worker) > tonumber(its_epoch) then
     reopen_all(holder)
     call('ZREM', P .. 'holders', holder)
   end

@@ -9,7 +9,8 @@
 
 local of, least = ARGV[4], tonumber(ARGV[5])
 allow_growth()
-local newest = integer(call('HGET', P .. 'epochs', of))
+local newest = newest_epoch(of)
+if newest == math.huge then newest = 0 end
 if least > newest then
   call('HSET', P .. 'epochs', of, least)
   newest = least

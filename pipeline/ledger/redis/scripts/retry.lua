@@ -11,9 +11,9 @@
 if counter('closed') == 1 then return { 1, 0, {}, {} } end
 local letters, wanted, named, unknown = {}, {}, {}, {}
 for _, packed in ipairs(call('LRANGE', P .. 'dead', 0, -1)) do
-  local letter = cmsgpack.unpack(packed)
-  local tid = chunk_parts(letter[1])
-  if not is_evaluation(tid) then
+  local is_read, letter = pcall(cmsgpack.unpack, packed)
+  local tid = is_read and type(letter) == 'table' and chunk_parts(tostring(letter[1]))
+  if tid and not is_evaluation(tid) then
     local _, group = parts(tid)
     letters[#letters + 1] = { packed = packed, group = group, prompt = letter[7] }
     named[letter[1]] = group

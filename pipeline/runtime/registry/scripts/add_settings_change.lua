@@ -1,6 +1,7 @@
 -- add_settings_change.lua: append a change of the run's settings, if it is the next one. The trim
 -- removes nothing: after it, a server at its memory limit accepts the rest (see register.lua).
 --
+-- Uses     telling
 -- KEYS[1]  settings_changes  list    one JSON object a change, the first is number 1
 -- KEYS[2]  run_news          stream  one entry
 -- ARGV[1]  change            bytes   JSON
@@ -14,5 +15,5 @@ if redis.call('LLEN', settings_changes) ~= number - 1 then
 end
 redis.call('LTRIM', settings_changes, 0, -1)
 redis.call('RPUSH', settings_changes, change)
-redis.call('XADD', run_news, 'MAXLEN', 1, '*', 'changed', 1)
+tell(run_news, 'changed', 1)
 return 1

@@ -1,6 +1,7 @@
 -- announce_relay.lua: note that a worker serves weights, and return its place, unless a
 -- newer incarnation of the worker exists.
 --
+-- Uses     epochs
 -- KEYS[1]  epochs       hash     worker -> newest epoch
 -- KEYS[2]  relays       hash     worker -> epoch, a blank, and its announcement
 -- KEYS[3]  relay_order  zset     relays in the order in which they came
@@ -11,12 +12,12 @@
 
 local epochs, relays, relay_order = KEYS[1], KEYS[2], KEYS[3]
 local worker, epoch, relay = ARGV[1], ARGV[2], ARGV[3]
-local newest = redis.call('HGET', epochs, worker) or '0'
+local newest = newest_epoch(epochs, worker)
 if newest ~= epoch then
-  return { tonumber(newest), 0, 0 }
+  return { tonumber(newest) or 0, 0, 0 }
 end
 redis.call('HDEL', relays, worker) -- first, for a server at its memory limit (see register.lua)
 redis.call('HSET', relays, worker, epoch .. ' ' .. relay)
 local last = redis.call('ZREVRANGE', relay_order, 0, 0, 'WITHSCORES')
 redis.call('ZADD', relay_order, 'NX', (last[2] or 0) + 1, worker)
-return { tonumber(newest), redis.call('ZRANK', relay_order, worker), redis.call('ZCARD', relay_order) }
+return { tonumber(newest) or 0, redis.call('ZRANK', relay_order, worker), redis.call('ZCARD', relay_order) }

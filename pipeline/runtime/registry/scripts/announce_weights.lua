@@ -1,6 +1,7 @@
 -- announce_weights.lua: publish a policy version, unless the caller is fenced or the version is not
 -- newer than the published one.
 --
+-- Uses     epochs telling
 -- KEYS[1]  epochs        hash     worker -> newest epoch
 -- KEYS[2]  weights       string   the newest announcement, JSON
 -- KEYS[3]  weights_news  stream   one entry
@@ -13,19 +14,21 @@
 
 local epochs, weights, weights_news = KEYS[1], KEYS[2], KEYS[3]
 local worker, epoch, version, announcement = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local newest = redis.call('HGET', epochs, worker) or '0'
+local newest = newest_epoch(epochs, worker)
 local before = -1
 local present = redis.call('GET', weights)
 if present then
-  before = cjson.decode(present)['policy_version']
+  local is_read, known = pcall(cjson.decode, present)
+  local number = is_read and type(known) == 'table' and known['policy_version']
+  before = type(number) == 'number' and number or -1
 end
 if newest == epoch and present == announcement then
-  return { tonumber(newest), before, 1 } -- a repeat, because the first answer was lost
+  return { tonumber(newest) or 0, before, 1 } -- a repeat, because the first answer was lost
 end
 if newest ~= epoch or tonumber(version) <= before then
-  return { tonumber(newest), before, 0 }
+  return { tonumber(newest) or 0, before, 0 }
 end
 redis.call('DEL', weights) -- first, for a server at its memory limit (see register.lua)
 redis.call('SET', weights, announcement)
-redis.call('XADD', weights_news, 'MAXLEN', 1, '*', 'policy_version', version)
-return { tonumber(newest), before, 1 }
+tell(weights_news, 'policy_version', version)
+return { tonumber(newest) or 0, before, 1 }

@@ -1,6 +1,6 @@
 -- register.lua: hand out the next epoch of a worker, which fences every earlier incarnation of it.
 --
--- Uses     mailboxes
+-- Uses     epochs mailboxes
 -- KEYS[1]  epochs            hash    worker -> newest epoch
 -- KEYS[2]  endpoints         hash    worker -> where its mailbox listens
 -- KEYS[3]  heartbeats        hash    worker -> its last heartbeat
@@ -30,6 +30,9 @@ redis.call('ZREM', mailboxes, worker)
 if had_endpoint == 1 then
   note_change(endpoint_changes, endpoint_news, worker)
 end
+-- the least epoch stands there since the epochs were lost (see mend.lua)
+local newest = newest_epoch(epochs, redis.call('HEXISTS', epochs, worker) == 1 and worker or '')
+redis.call('HSET', epochs, worker, newest ~= '' and newest or redis.call('TIME')[1])
 local epoch = redis.call('HINCRBY', epochs, worker, 1)
 if begins then
   redis.call('ZADD', seen, redis.call('TIME')[1], worker)

@@ -1,7 +1,7 @@
 -- set_endpoint.lua: note where a worker's mailbox listens, unless a newer incarnation of the worker
 -- exists.
 --
--- Uses     mailboxes
+-- Uses     epochs mailboxes
 -- KEYS[1]  epochs            hash     worker -> newest epoch
 -- KEYS[2]  endpoints         hash     worker -> where its mailbox listens
 -- KEYS[3]  endpoint_changes  zset     worker by the number of its mailbox's last change
@@ -15,11 +15,11 @@
 local epochs, endpoints, endpoint_changes, endpoint_news = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local mailboxes = KEYS[5]
 local worker, epoch, endpoint = ARGV[1], ARGV[2], ARGV[3]
-local newest = redis.call('HGET', epochs, worker) or '0'
+local newest = newest_epoch(epochs, worker)
 if newest == epoch then
   redis.call('HDEL', endpoints, worker) -- first, for a server at its memory limit (see register.lua)
   redis.call('HSET', endpoints, worker, endpoint)
   redis.call('ZADD', mailboxes, redis.call('TIME')[1], worker)
   note_change(endpoint_changes, endpoint_news, worker)
 end
-return tonumber(newest)
+return tonumber(newest) or 0

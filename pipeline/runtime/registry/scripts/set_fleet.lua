@@ -1,5 +1,6 @@
 -- set_fleet.lua: replace the desired fleet, at a server's memory limit too (see register.lua).
 --
+-- Uses     telling
 -- KEYS[1]  fleet     string
 -- KEYS[2]  run_news  stream  one entry
 -- ARGV[1]  wanted    bytes   JSON
@@ -13,5 +14,5 @@ if present ~= '' and redis.call('GET', fleet) ~= present then
 end
 redis.call('DEL', fleet)
 redis.call('SET', fleet, wanted)
-redis.call('XADD', run_news, 'MAXLEN', 1, '*', 'changed', 1)
+tell(run_news, 'changed', 1)
 return 1

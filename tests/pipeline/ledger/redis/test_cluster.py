@@ -22,7 +22,8 @@ from pipeline.ledger.server.binary import find_server
 from pipeline.ledger.token import ledger_url
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.registry.contract import RunState, RunStatus, Topic
-from pipeline.runtime.registry.redis import RedisHeartbeatWriter, RedisRegistry
+from pipeline.runtime.registry.redis import RedisRegistry
+from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
 from pipeline.runtime.worker_state import WorkerState
 from pipeline.supervisor.joining.host_keys import keep_tokens
 from protocol.errors import ConfigError, LedgerError, LedgerUnavailable

@@ -17,7 +17,7 @@ from pipeline.observability.history import HISTORY_NAME, Histogram, History
 from pipeline.observability.samples import SAMPLES_NAME, ResponseSample, TokenDetail
 from pipeline.operator.attached import Attached, attach
 from pipeline.runtime.registry.contract import Fleet, Heartbeat, RunState, RunStatus, WaitingFor
-from pipeline.runtime.registry.redis import RedisHeartbeatWriter
+from pipeline.runtime.registry.redis_heartbeats import RedisHeartbeatWriter
 from pipeline.supervisor.run_folder import run_lock
 from protocol.ids import Incarnation, Role
 from tests.pipeline.made_run import made_run

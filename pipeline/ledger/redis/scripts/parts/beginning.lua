@@ -36,8 +36,16 @@ local now = tonumber(now_text)
 
 local worker, epoch = ARGV[2], ARGV[3]
 local WHO = worker .. '#' .. epoch
+
+-- The newest epoch of a worker. What is no number fences all its incarnations, as in the registry.
+local function newest_epoch(of)
+  local found = call('HGET', P .. 'epochs', of)
+  if not found then return 0 end
+  return #found <= 15 and string.match(found, '^%d+$') and tonumber(found) or math.huge
+end
+
 if worker ~= '' then
-  local newest = integer(call('HGET', P .. 'epochs', worker))
+  local newest = newest_epoch(worker)
   if newest > tonumber(epoch) then return redis.error_reply('FENCED ' .. newest) end
 end
 

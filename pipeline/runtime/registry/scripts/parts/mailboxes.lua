@@ -1,4 +1,6 @@
 -- mailboxes.lua: number the changes of mailboxes, so that a reader gets those since its last read.
+--
+-- Uses     telling
 
 -- The highest number so far.
 local function last_change(endpoint_changes)
@@ -7,6 +9,8 @@ end
 
 -- Note a change of a worker's mailbox, and write its news.
 local function note_change(endpoint_changes, endpoint_news, worker)
+  -- a number that no count reaches, and above which a count would not grow
+  redis.call('ZREMRANGEBYSCORE', endpoint_changes, '4503599627370496', '+inf')
   redis.call('ZADD', endpoint_changes, last_change(endpoint_changes) + 1, worker)
-  redis.call('XADD', endpoint_news, 'MAXLEN', 1, '*', 'worker', worker)
+  tell(endpoint_news, 'worker', worker)
 end

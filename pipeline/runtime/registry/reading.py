@@ -1,0 +1,119 @@
+"""Reads entries of the registry's server, which any worker's token may write.
+
+What cannot be read is dropped, logged once and named; the entries beside it are read. One bad value
+must not end who reads it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+import structlog
+
+from pipeline.runtime.registry.contract import Heartbeat
+from protocol.printable import printable_line
+
+T = TypeVar("T")
+
+MAX_NAMED: Final = 256
+"""Dropped entries that are named; more are counted alone."""
+_MAX_NAME_CHARS = 80
+_MAX_WHY_CHARS = 200
+_MAX_INTEGER: Final = 1 << 63
+_LATEST_S: Final = 1e11
+"""A time beyond this, or before 1970, is none."""
+_LONG_NUMBER: Final = re.compile(rb"\d{19}")
+
+log = structlog.get_logger(__name__)
+
+
+class EntryReader:
+    """Decodes entries, and remembers those that it had to drop."""
+
+    def __init__(self) -> None:
+        self._unreadable: dict[str, str] = {}
+        self.num_dropped = 0
+        """Entries that could not be read, each counted once until it could be read again."""
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Entries that could not be read at their last reading, with the reason."""
+        return self._unreadable
+
+    def value(self, key: str, name: bytes | str, blob: bytes, decoder: msgspec.json.Decoder[T]) -> T | None:
+        """Return an entry's value; None when it cannot be read. ``name``: its worker, or ""."""
+        try:
+            found = decoder.decode(blob)
+            if _LONG_NUMBER.search(blob):
+                _check_numbers(msgspec.to_builtins(found))
+        # RecursionError: brackets in brackets
+        except (ValueError, RecursionError) as error:
+            self.drop(key, name, str(error))
+            return None
+        self._readable(key, name)
+        return found
+
+    def heartbeat(self, name: bytes, blob: bytes, decoder: msgspec.json.Decoder[Heartbeat]) -> Heartbeat | None:
+        """Return a worker's heartbeat; None when it cannot be read, or is another worker's."""
+        beat = self.value("heartbeats", name, blob, decoder)
+        if beat is None:
+            return None
+        times = (beat.at_s, beat.started_s, beat.progress_at_s, beat.turned_at_s, beat.moved_at_s)
+        why = ""
+        if beat.who.worker.encode("utf-8", "replace") != name:
+            why = f"it is of {beat.who.worker}"
+        elif not all(0.0 <= at_s < _LATEST_S for at_s in times) or not 0 <= beat.pid < 1 << 31:
+            why = "a time or the process id is out of range"
+        if why:
+            self.drop("heartbeats", name, why)
+            return None
+        return beat
+
+    def name(self, key: str, name: bytes) -> str | None:
+        """Return a worker's name; None for bytes that are no text."""
+        try:
+            return name.decode()
+        except UnicodeDecodeError as error:
+            self.drop(key, name, str(error))
+            return None
+
+    def arrival(self, name: bytes, at: object) -> float | None:
+        """Return a time of arrival in seconds since 1970; None for one that is none."""
+        seconds = float(at) if isinstance(at, (bytes, str, float, int)) else math.nan
+        if not math.isfinite(seconds) or not 0.0 <= seconds < _LATEST_S:
+            self.drop("seen", name, f"{seconds} is no time")
+            return None
+        return seconds
+
+    def drop(self, key: str, name: bytes | str, why: str) -> None:
+        """Note an entry that cannot be read."""
+        entry = _entry(key, name)
+        if entry in self._unreadable:
+            return
+        self.num_dropped += 1
+        if len(self._unreadable) < MAX_NAMED:
+            self._unreadable[entry] = why[:_MAX_WHY_CHARS]
+            log.warning("registry_entry_dropped", entry=entry, why=why[:_MAX_WHY_CHARS])
+
+    def _readable(self, key: str, name: bytes | str) -> None:
+        if self._unreadable:
+            self._unreadable.pop(_entry(key, name), None)
+
+
+def _entry(key: str, name: bytes | str) -> str:
+    text = name if isinstance(name, str) else name.decode(errors="backslashreplace")
+    return f"{key} of {printable_line(text[:_MAX_NAME_CHARS])}" if text else key
+
+
+def _check_numbers(value: Any) -> None:
+    """Raise ValueError for an integer that no counter reaches."""
+    if isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER:
+        raise ValueError("a number is out of range")
+    if isinstance(value, dict):
+        value = list(cast("dict[str, Any]", value).values())
+    if isinstance(value, (list, tuple)):
+        for part in cast("Sequence[Any]", value):
+            _check_numbers(part)

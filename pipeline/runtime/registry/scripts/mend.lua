@@ -1,0 +1,21 @@
+-- mend.lua: remove a key that is of another type than the registry's, since nothing could be read
+-- from it or written to it.
+--
+-- KEYS[1]  any     string  the key, of whatever type
+-- ARGV[1]  wanted  text  that it must have
+-- Returns  1 when it was removed, else 0
+--
+-- With the epochs all workers are fenced. The next epoch of each is above the time, and so above
+-- every one that was counted: see register.lua.
+
+local any, wanted = KEYS[1], ARGV[1]
+local found = redis.call('TYPE', any)
+found = type(found) == 'table' and found.ok or found
+if found == 'none' or found == wanted then
+  return 0
+end
+redis.call('DEL', any)
+if string.match(any, ':epochs$') then
+  redis.call('HSET', any, '', redis.call('TIME')[1])
+end
+return 1
