@@ -1,6 +1,7 @@
 -- mend.lua: remove a key that is of another type than the registry's, since nothing could be read
 -- from it or written to it.
 --
+-- Uses     epochs
 -- KEYS[1]  any     string  the key, of whatever type
 -- ARGV[1]  wanted  text  that it must have
 -- Returns  1 when it was removed, else 0
@@ -16,6 +17,6 @@ if found == 'none' or found == wanted then
 end
 redis.call('DEL', any)
 if string.match(any, ':epochs$') then
-  redis.call('HSET', any, '', redis.call('TIME')[1])
+  redis.call('HSET', any, '', epoch_by_time())
 end
 return 1

@@ -1,9 +1,15 @@
 -- epochs.lua: a worker's newest epoch. Any worker's token may write what stands there.
 
 -- Return it as text: '0' for an unknown worker, '' for what is no epoch. Its incarnations are
--- fenced; the next one gets the time in seconds, which is above every epoch that was counted.
+-- fenced; the next one gets epoch_by_time, which is above every epoch that was counted.
 local function newest_epoch(epochs, worker)
   local found = redis.call('HGET', epochs, worker)
   if not found then return '0' end
   return #found <= 15 and string.match(found, '^%d+$') or ''
+end
+
+-- Return the time in tenths of a millisecond, as text.
+local function epoch_by_time()
+  local time = redis.call('TIME')
+  return string.format('%.0f', time[1] * 10000 + math.floor(time[2] / 100))
 end
