@@ -115,6 +115,14 @@ class RestartPolicy:
     drain_ceiling_s: float = math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    at_s: float
+    worker: str
+    kept: str | None
+    """The newest checkpoint at that moment, "" for none; None for a worker that keeps none."""
+
+
 @dataclass(slots=True)
 class Worker:
     """A named worker in the plan."""
@@ -134,13 +142,10 @@ class Worker:
     """Ended too often, or in a way that restarts do not repair; the run goes on without it."""
     is_being_replaced: bool = False
     """Found frozen or stuck, and being killed."""
-    failures: deque[tuple[float, str]] = field(default_factory=deque)
-    """Times of infrastructure failures within the period, of all since the last checkpoint; each
-    with the worker's name."""
+    failures: deque[_Failure] = field(default_factory=deque[_Failure])
+    """Infrastructure failures that count, within the period or since the last checkpoint."""
     unsound_s: float | None = None
     """When it last ended because a step differed when it was made again."""
-    kept: str | None = None
-    """Newest checkpoint at its last failure."""
     stuck_with: str | None = None
     """Newest checkpoint when it was last replaced as stuck."""
     last_error: tuple[str, int] | None = None
@@ -163,7 +168,7 @@ class FleetPlan:
         self._name = name or worker_name
         self._evicts = evicts
         self._workers: dict[str, Worker] = {}
-        self._data_failures: dict[Role, deque[tuple[float, str]]] = {}
+        self._data_failures: dict[Role, deque[_Failure]] = {}
         self.is_stopping = False
         self.failure: FleetFailure | None = None
         self.given_up: list[FleetFailure] = []
@@ -257,7 +262,7 @@ class FleetPlan:
         if worker is None or worker.phase is not WorkerPhase.BACKOFF:
             return
         recent_s = now_s - _MAX_BACKOFF_FACTOR * self._policy.backoff_s
-        if sum(at_s > recent_s for at_s, _ in worker.failures) == 1:
+        if sum(failure.at_s > recent_s for failure in worker.failures) == 1:
             worker.start_at_s = now_s
 
     def renew(self, name: str, now_s: float) -> list[Action]:
@@ -335,17 +340,21 @@ class FleetPlan:
             failures = self._data_failures.setdefault(worker.role, deque())
         else:
             intensity, whose, failures = self._policy.infrastructure, "it", worker.failures
-        failures.append((now_s, worker.name))
-        is_for_nothing, worker.kept = kept is not None and kept == worker.kept, kept
-        while failures[0][0] <= now_s - intensity.period_s and not is_for_nothing:
-            failures.popleft()
-        if len(failures) > intensity.max_failures:
-            between = "without a checkpoint between them" if is_for_nothing else f"within {intensity.period_s:g} s"
-            times = f"{len(failures)} {kind} failures of {whose} {between}"
+        failures.append(_Failure(now_s, worker.name, kept))
+        recent = [failure for failure in failures if failure.at_s > now_s - intensity.period_s]
+        fruitless = _since_checkpoint(failures)
+        between, counted = f"within {intensity.period_s:g} s", recent
+        if len(recent) <= intensity.max_failures:
+            between, counted = "without a checkpoint between them", fruitless
+        if len(counted) > intensity.max_failures:
+            times = f"{len(counted)} {kind} failures of {whose} {between}"
             reason = f"is given up: {times}, {intensity.max_failures} are allowed{_words(error)}"
-            self._fail(worker, exit_code, reason, is_its_own=all(name == worker.name for _, name in failures))
+            is_its_own = all(failure.worker == worker.name for failure in counted)
+            self._fail(worker, exit_code, reason, is_its_own=is_its_own)
             return
-        factor = min(2 ** (len(failures) - 1), _MAX_BACKOFF_FACTOR)
+        while failures[0] not in recent and failures[0] not in fruitless:
+            failures.popleft()
+        factor = min(2 ** (max(len(recent), len(fruitless)) - 1), _MAX_BACKOFF_FACTOR)
         worker.phase = WorkerPhase.BACKOFF
         worker.start_at_s = now_s + factor * self._policy.backoff_s
         worker.num_restarts += 1
@@ -378,6 +387,15 @@ def _repeats(worker: Worker, error: LastError | None, delivered: int) -> bool:
         return False
     identity, before = worker.last_error
     return identity == error.identity and delivered in (0, before)
+
+
+def _since_checkpoint(failures: Iterable[_Failure]) -> list[_Failure]:
+    """Return the newest failures of the last one's worker that had the same newest checkpoint."""
+    *_, last = failures
+    if last.kept is None:
+        return []
+    own = [failure for failure in failures if failure.worker == last.worker]
+    return list(itertools.takewhile(lambda failure: failure.kept == last.kept, reversed(own)))
 
 
 def _is_unsound(worker: Worker, error: LastError | None, now_s: float) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -146,6 +147,35 @@ def test_failures_of_a_learner_that_keeps_nothing_count_together_however_far_apa
     assert learning.failure is None, "once in a while, with a checkpoint between: for ever"
     assert crashing.failure is not None
     assert "4 infrastructure failures of it without a checkpoint between them" in crashing.failure.reason
+
+
+@given(
+    failures=st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["", "a", "b"])), min_size=1, max_size=30),
+    code=st.sampled_from([-9, 1]),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_budget_counts_what_is_within_its_period_or_without_a_checkpoint_between_and_says_which(
+    failures: list[tuple[int, str]], code: int
+) -> None:
+    """Each failure has the seconds since the one before, and the newest checkpoint."""
+    plan, now_s, seen = _plan(learner=1), 0.0, list[tuple[float, str]]()
+    intensity = POLICY.infrastructure if code == -9 else POLICY.data
+    for gap_s, kept in failures:
+        now_s += gap_s
+        seen.append((now_s, kept))
+        plan.due(now_s + 1000.0)
+        plan.exited("learner", code, now_s, kept=kept)
+        recent = sum(at_s > now_s - intensity.period_s for at_s, _ in seen)
+        fruitless = len(list(itertools.takewhile(lambda one: one[1] == seen[-1][1], reversed(seen))))
+        if max(recent, fruitless) <= intensity.max_failures:
+            assert plan.failure is None
+            continue
+        assert plan.failure is not None
+        is_recent = recent > intensity.max_failures
+        words = f"within {intensity.period_s:g} s" if is_recent else "without a checkpoint between them"
+        assert f" {recent if is_recent else fruitless} " in plan.failure.reason
+        assert words in plan.failure.reason
+        return
 
 
 def test_a_dead_worker_is_started_again_after_a_growing_pause() -> None:
