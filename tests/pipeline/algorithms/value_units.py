@@ -34,6 +34,8 @@ class Response:
     score: RewardScore
     is_finished: bool = True
     guidance: GuidanceScore | None = None
+    ends_by: FinishReason = FinishReason.STOP
+    """Of a finished one; LENGTH: cut at the cap."""
 
     def chunks(self, window: int) -> tuple[ScoredChunk, ...]:
         """Cut the response into windows; version 3 samples the first, 4 the second and so on."""
@@ -64,7 +66,7 @@ class Response:
                 tokens=self.tokens[start:end],
                 behavior_logprobs=self.behavior_logprobs[start:end],
                 segments=(Segment(3 + index, end - start),),
-                finish_reason=FinishReason.STOP if is_final else FinishReason.WINDOW,
+                finish_reason=self.ends_by if is_final else FinishReason.WINDOW,
                 response_text="" if is_final else None,
             )
             made.append(ScoredChunk(chunk, scores))

@@ -333,6 +333,22 @@ def test_evaluation_sets_have_columns_verifiers_and_ids_of_their_own(tmp_path: P
     assert "dapo_math" in source.verifiers
 
 
+def test_sets_of_one_size_and_epochs_of_one_set_come_in_orders_of_their_own(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    """Shuffled alike, lines of one number would always come together, or in one order for ever."""
+    sets = [{"name": name, "train": [write(tmp_path / f"{name}.jsonl", numbered(24))]} for name in ("a", "b", "c")]
+    run = RunConfig.model_validate({"model": {"path": "unused"}, "data": {"sets": sets}})
+    source = PromptSource(run, tokenizer)
+    drawn = [source.at(position) for position in range(2 * 3 * 24)]
+    orders: list[tuple[str, ...]] = []
+    for name in ("a", "b", "c"):
+        lines = [prompt.text for prompt in drawn if prompt.prompt_id.startswith(f"{name}/")]
+        assert sorted(lines[:24]) == sorted(lines[24:]), "each line once an epoch"
+        orders += [tuple(lines[:24]), tuple(lines[24:])]
+    assert len(set(orders)) == 6
+
+
 # -- a curriculum ----------------------------------------------------------------------------------
 
 
@@ -345,12 +361,15 @@ def test_a_curriculum_goes_from_easy_to_hard_in_every_epoch_and_is_shuffled_with
 ) -> None:
     path = write(tmp_path / "train.jsonl", graded(50))
     source = PromptSource(config(path, curriculum="easy-first"), tokenizer)
+    orders = set[tuple[int, ...]]()
     for epoch in range(2):
         grades = [source.at(position).extra["difficulty"] for position in range(50 * epoch, 50 * (epoch + 1))]
         assert sorted(grades) == [n / 50 for n in range(50)], "each prompt once"
         stages = [grades[start : start + 5] for start in range(0, 50, 5)]
         assert all(max(stage) < min(later) for stage, later in pairwise(stages))
         assert any(stage != sorted(stage) for stage in stages)
+        orders |= {tuple(sorted(range(5), key=stage.__getitem__)) for stage in stages}
+    assert len(orders) > 10, "each stage of each epoch has an order of its own"
     assert PromptSource(config(path), tokenizer).digest != source.digest
     in_order = PromptSource(config(path, curriculum="easy-first", shuffle=False), tokenizer)
     assert [in_order.at(n).extra["difficulty"] for n in range(50)] == [n / 50 for n in range(50)]

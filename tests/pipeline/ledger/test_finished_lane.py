@@ -1,11 +1,12 @@
 """Both ledgers give the value worker every finished trajectory once, under any end of its unit."""
 
+import numpy as np
 import pytest
 
 from pipeline.ledger.types import DropReason, FinishedClaim, Refusal, Unit, WriteStatus
 from protocol.errors import ConfigError, Fenced, LedgerError
 from protocol.ids import ChunkId, Incarnation, Role
-from protocol.trajectory import Field, RewardScore
+from protocol.trajectory import Field, RewardScore, ValueScore
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward, value
 
 VALUE = Incarnation(Role.VALUE, "value-0", 1)
@@ -57,6 +58,20 @@ async def test_a_trajectory_is_claimable_with_the_write_that_completes_it_and_no
     assert trajectory.reward == reward()
     assert [scores.values.size for scores in trajectory.values] == [3, 3]
     assert sum(scores.values.size for scores in trajectory.values) == trajectory.chunk.response_length
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (2, 1, 0)], ids=str)
+@pytest.mark.parametrize("unit", Unit)
+async def test_values_of_windows_of_one_length_come_by_window_whatever_order_they_were_written_in(bench, unit, order):
+    ledger = await bench.open(critic_spec(unit, group_size=1, units_per_update=2))
+    [one] = await leased(ledger, 1)
+    chunks = [await write(ledger, one, index, final=index == 2) for index in range(3)]
+    for index in order:
+        values = np.full(3, index, np.float32)
+        await ledger.write_score(VALUE, chunks[index], ValueScore(values=values, value_version=0))
+    await ledger.write_score(SCORER, chunks[2], reward())
+    [trajectory] = (await ledger.claim_finished(VALUE, num_trajectories=1)).trajectories
+    assert [score.values.tolist() for score in trajectory.values] == [[index] * 3 for index in (0.0, 1.0, 2.0)]
 
 
 async def test_settled_or_dropped_windows_leave_their_values_to_the_trajectory(bench):

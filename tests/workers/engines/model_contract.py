@@ -347,6 +347,17 @@ class ModelContract(GenerationContract):
                 truth = mixed_forward(old, new, first, both, kept=self.num_kept(46))[6:]
                 np.testing.assert_allclose(then.behavior_logprobs, truth, atol=1e-4)
 
+    def test_a_cut_between_a_swap_and_the_next_token_keeps_nothing_of_the_old_weights(self, start, old, new) -> None:
+        engine = start(num_slots=2, stop=(), kv_policy="recompute")
+        first = request(prompt=range(2, 42), window=12)
+        engine.submit(first)
+        engine.advance(4)
+        engine.load_weights(published(new), 1)
+        [window] = engine.cut()
+        assert window.segments == (Segment(0, 4),)
+        engine.submit(continued(first, window))
+        check_logprobs(new, continued(first, window), drain(engine)[first.trajectory])
+
     def test_weights_that_do_not_fit_are_rejected_and_the_old_ones_stay(self, start, old, new) -> None:
         good = published(new)
         name = "model.layers.1.mlp.up_proj.weight"

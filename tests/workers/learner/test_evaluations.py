@@ -23,6 +23,7 @@ from pipeline.observability.prompt_accuracies import EVALUATIONS_NAME, read_accu
 from pipeline.runtime.context import ActorContext
 from pipeline.runtime.registry.memory import MemoryRegistry
 from protocol.ids import Role
+from protocol.trajectory import Field
 from tests.manual_clock import ManualClock
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, make_chunk, make_spec, reward
 from tests.pipeline.runtime.fakes import small_config
@@ -101,6 +102,22 @@ async def test_a_complete_evaluation_becomes_one_row(tmp_path: Path) -> None:
         ((kept,), _) = read_accuracies(tmp_path)
         assert (kept.number, kept.policy_version, kept.digest) == (0, 3, "of the prompts")
         assert sorted(each or 0.0 for each in kept.accuracies) == [0.0, 1.0, 1.0, 1.0]
+
+
+async def test_a_response_that_could_not_be_scored_is_told_and_never_counts_as_wrong(tmp_path: Path) -> None:
+    async with _opened(tmp_path, samples_per_prompt=2, num_prompts=2) as bench:
+        await bench.evaluations.request(3)
+        await bench.answer([1.0, 1.0, 1.0])
+        [lease] = (await bench.ledger.lease(GENERATOR, max_trajectories=1)).leases
+        chunk = make_chunk(lease.trajectory, version=3)
+        await bench.ledger.write_chunk(GENERATOR, chunk)
+        for _ in range(2):
+            await bench.ledger.fail_score(SCORER, chunk.id, Field.REWARD, "Traceback")
+        await bench.evaluations.collect()
+        (row,) = bench.collected()
+        assert (row.num_responses, row.num_failed, row.accuracy, row.pass_at_k) == (3, 1, 1.0, 1.0)
+        ((kept,), _) = read_accuracies(tmp_path)
+        assert [*kept.accuracies] == [1.0, 1.0]
 
 
 async def test_a_disk_without_room_for_prompt_accuracies_changes_nothing_of_an_evaluation(tmp_path: Path) -> None:

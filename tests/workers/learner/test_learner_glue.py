@@ -278,15 +278,16 @@ def test_staleness_is_told_of_tokens_that_carry_loss_and_of_all_where_none_does(
     assert (row.staleness_mean, row.staleness_max) == (1.0, 1)
 
 
-def test_each_part_of_the_reward_is_a_mean_over_the_finished_responses() -> None:
+def test_accuracy_and_each_part_of_the_reward_are_means_over_the_finished_responses() -> None:
     result = StepResult(True, 0.25, 1.0, 1e-3, {}, 8)
     right, wrong = aged([2], [True]), aged([2], [True])
     unfinished = replace(aged([2], [True]), is_finished=False)
-    right = replace(right, reward=1.5, reward_parts={"correct": 1.0, "style": 0.5})
+    right = replace(right, reward=1.5, accuracy=1.0, reward_parts={"correct": 1.0, "style": 0.5})
     wrong = replace(wrong, reward=-1.0, reward_parts={"correct": -1.0})
     row = update_row(3, 3, [right, wrong, unfinished], [result], VersionHistory())
     assert row.reward_parts == {"correct": 0.0, "style": 0.25}
     assert sum(row.reward_parts.values()) == row.reward
+    assert row.accuracy == 0.5
 
 
 def test_an_updates_metrics_are_means_of_its_steps_but_extremes_stay_extremes() -> None:

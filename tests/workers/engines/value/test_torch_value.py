@@ -192,6 +192,24 @@ def test_below_lambda_1_targets_lean_on_the_values_that_were_given(start: Path) 
     assert engine.step(samples).loss == pytest.approx(expected, rel=1e-5)
 
 
+def test_explained_variance_is_of_the_present_values_and_of_whole_returns_whatever_lambda(start: Path) -> None:
+    """Of lambda targets a critic explains its own guesses; its old values are another critic's."""
+    settings = ValueSettings(micro_batch_tokens=128, gamma=0.9, gae_lambda=0.7, clip_low=0.5, clip_high=0.6)
+    engine = TorchValue(value_model(start, seed=5), settings, PLAIN)
+    rng = np.random.default_rng(2)
+    samples = [replace(s, old_values=rng.normal(0, 1, s.response_length).astype(np.float32)) for s in samples_of()]
+    values = engine.values([ScoringRequest(s.tokens, s.response_length) for s in samples])
+
+    def variance(rows: list[list[float]]) -> float:
+        mean = sum(sum(row) / len(row) for row in rows) / len(rows)
+        return sum(sum((x - mean) ** 2 for x in row) / len(row) for row in rows) / len(rows)
+
+    returns = [[0.9 ** (s.response_length - 1 - t) * s.reward for t in range(s.response_length)] for s in samples]
+    errors = [[g - float(v) for g, v in zip(row, new, strict=True)] for row, new in zip(returns, values, strict=True)]
+    told = engine.step(samples).explained_variance
+    assert told == pytest.approx(1.0 - variance(errors) / variance(returns), rel=1e-5)
+
+
 def test_the_value_model_learns_which_prompts_end_well(start: Path) -> None:
     engine = engine_of(value_model(start), OptimizerSettings(learning_rate=3e-3), micro_batch_tokens=1024)
     results = []
