@@ -21,9 +21,8 @@ from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.training.checkpoints import read_checkpoint
 from protocol.errors import DataError
 from protocol.trajectory import TrajectoryChunk
-from workers.engines.emulated.build import length_law
+from workers.engines.emulated.build import length_law, token_law
 from workers.engines.emulated.journal import read_journal
-from workers.engines.emulated.law import TokenLaw
 
 _CRASH = "worker_failed"
 _TRACEBACK = re.compile("^Traceback", re.MULTILINE)
@@ -52,8 +51,7 @@ def _truth(run_dir: Path) -> Callable[[TrajectoryChunk], bool]:
     """Return the judge of an emulated run: every token of every response is known beforehand."""
     config = read_resolved(run_dir)
     tokenizer = load_text_tokenizer(config.model.path)
-    stops = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set[int]()
-    words = TokenLaw.of(tokenizer.num_tokens, {*config.generation.stop_token_ids, *stops})
+    words = token_law(config, tokenizer)
     lengths, seed = length_law(config.emulation), config.run.seed
 
     def is_true(chunk: TrajectoryChunk) -> bool:

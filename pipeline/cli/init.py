@@ -122,13 +122,15 @@ def init(folder: Path, **given: Any) -> int:
     steps = _next_steps(files, hardware, choices.name)
     gravest = worst(found)
     if given["as_json"]:
-        troubles = [one for one in found if one.level != Gravity.OK]
+        troubles = [one for one in found if one.level != Gravity.OK or one.check in _SHOWN]
         echo_json({"files": files, "next": steps, "ok": gravest != Gravity.ERROR, "findings": troubles})
     else:
         click.echo("\n".join(_told(files, form, found, steps)))
     return ExitCode.CONFIG if gravest == Gravity.ERROR else ExitCode.OK
 
 
+_SHOWN: Final = ("prompts",)
+"""Checks whose findings are shown though all is well."""
 _NEEDED: Final = {"model": "model", "data": "train"}
 
 
@@ -269,6 +271,9 @@ def _told(files: Sequence[Path], form: DataForm, found: Sequence[CheckFinding], 
     data = f"data: the prompt is in {form.question!r}{answer}, verifier {form.verifier}; {usable}"
     lines = [_wrapped(data), _wrapped(f"wrote {files[0]} and {files[1]}")]
     for one in found:
+        if one.check in _SHOWN:
+            lines.append(_wrapped(one.words))
+            continue
         style = "red" if one.level == "error" else "yellow"
         lines += [click.style(_wrapped(f"{one.level}: {one.words}"), fg=style)] if one.level != "ok" else []
     return [*lines, "next:", *(f"  {step}" for step in steps)]

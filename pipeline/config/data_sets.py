@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
 from pipeline.config.base import Positive, Section, StopStrings, setting
 from pipeline.files.urls import check_url, is_url
@@ -39,6 +39,21 @@ def _data_path(given: Any) -> Path | str:
     return Path(given)
 
 
+def _chat_variables(given: dict[str, Any]) -> dict[str, Any]:
+    """Refuse names that the chat template's caller fills."""
+    if taken := sorted(given.keys() & _TAKEN_VARIABLES):
+        raise ValueError(
+            f"chat_variables sets {taken[0]}, which every prompt fills itself; expected variables of the model's own chat "
+            "template, such as enable_thinking: remove it"
+        )
+    return given
+
+
+_TAKEN_VARIABLES: Final = frozenset(
+    {"messages", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token"}
+)
+ChatVariables = Annotated[dict[str, Any], AfterValidator(_chat_variables)]
+"""Variables of a chat template."""
 DataPath = Annotated[Path | str, PlainValidator(_data_path)]
 """A file or a glob; or a file on the hub or in an object store, which is a text."""
 
@@ -85,6 +100,9 @@ class DataSetSection(Section):
     weight: float = setting(1.0, "Its share of the prompts is weight / sum of weights. 0: not used.", ge=0.0)
     columns: ColumnsSection | None = setting(None, "Its columns. Absent: data.columns.")
     verifier: str | None = setting(None, "Verifier of its lines that name none. Absent: data.verifier.")
+    chat: Literal["auto"] | bool | None = setting(None, "As data.chat.")
+    system_prompt: str | None = setting(None, "As data.system_prompt; empty: none.")
+    chat_variables: ChatVariables | None = setting(None, "In place of data.chat_variables.")
     stop_strings: StopStrings | None = setting(None, "Absent: generation.stop_strings.")
     max_response_tokens: Positive | None = setting(
         None, "A response is cut at this length. Absent: generation.max_response_tokens, which is also the most."

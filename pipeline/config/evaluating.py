@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pipeline.config.base import Positive, Section, StopStrings, setting
-from pipeline.config.data_sets import ColumnsSection, DataPath
+from pipeline.config.data_sets import ChatVariables, ColumnsSection, DataPath
 
 
 class EvaluationSetSection(Section):
@@ -19,6 +19,9 @@ class EvaluationSetSection(Section):
     files: tuple[DataPath, ...] = Field(description="Its files, as data.evaluation.", min_length=1)
     columns: ColumnsSection | None = setting(None, "Its columns. Absent: data.columns.")
     verifier: str | None = setting(None, "Verifier of its lines that name none. Absent: data.verifier.")
+    chat: Literal["auto"] | bool | None = setting(None, "As data.chat.")
+    system_prompt: str | None = setting(None, "As data.system_prompt; empty: none.")
+    chat_variables: ChatVariables | None = setting(None, "In place of data.chat_variables.")
     num_prompts: Positive | None = setting(None, "As evaluation.num_prompts.")
     samples_per_prompt: Positive | None = setting(None, "k of avg@k and pass@k.")
     pass_at: Positive | None = setting(None, "As evaluation.pass_at.")
@@ -34,7 +37,9 @@ class EvaluationSetSection(Section):
 
 
 _SHARED: Final = tuple(
-    name for name in EvaluationSetSection.model_fields if name not in ("name", "files", "columns", "verifier")
+    name
+    for name in EvaluationSetSection.model_fields
+    if name not in ("name", "files", "columns", "verifier", "chat", "system_prompt", "chat_variables")
 )
 """Settings that a set may have of its own."""
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_val
 
 from pipeline.config.base import Fraction, Positive, Section, setting
 from pipeline.config.catalogue import known_aggregation, known_surrogate, preset_of
-from pipeline.config.data_sets import ColumnsSection, DataPath, DataSetSection
+from pipeline.config.data_sets import ChatVariables, ColumnsSection, DataPath, DataSetSection
 from pipeline.config.import_path import search_also
 from pipeline.config.judging import EndpointSection, PartName, RewardFunctionSection
 
@@ -61,7 +61,16 @@ class DataSection(Section):
     )
     min_difficulty: float | None = setting(None, "Training prompts of less difficulty are reported and skipped.")
     max_difficulty: float | None = setting(None, "Training prompts of more difficulty are reported and skipped.")
-    prompt_template: str = setting("{prompt}", "Applied to the `prompt` column; `messages` use the chat template.")
+    chat: Literal["auto"] | bool = setting(
+        "auto",
+        "Whether a plain prompt is one message of the user in the model's chat template; messages always are. auto: if "
+        "the tokenizer has one, prompt_template is absent, and the prompt does not begin with a special token.",
+    )
+    system_prompt: str | None = setting(None, "First message of conversations that have no system message.")
+    chat_variables: ChatVariables = setting({}, "Variables of the chat template, for example enable_thinking = false.")
+    prompt_template: str = setting(
+        "{prompt}", "Plain prompts are filled in. Where given, data.chat = true alone uses the chat template."
+    )
 
     @property
     def reads_difficulty(self) -> bool:

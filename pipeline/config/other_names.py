@@ -25,6 +25,8 @@ _NAMES: Final[Mapping[str, str]] = {
     "data.epochs": "num_train_epochs total_epochs num_episodes",
     "data.shuffle": "shuffle_dataset",
     "data.prompt_template": "input_template",
+    "data.chat": "apply_chat_template",
+    "data.chat_variables": "chat_template_kwargs apply_chat_template_kwargs",
     "data.verifier": "compute_score reward_fn reward_funcs reward_manager",
     "algorithm.name": "adv_estimator advantage_estimator",
     "algorithm.group_size": "n num_generations n_samples_per_prompt rollout_n",

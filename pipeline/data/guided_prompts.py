@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from pipeline.config.guiding import GuidanceSection
-from pipeline.data.conversation import MESSAGES
+from pipeline.data.conversation import CHAT_VARIABLES, MESSAGES
 from pipeline.data.tokenizer import TextTokenizer
 from protocol.errors import ConfigError, DataError
 from protocol.trajectory import Prompt
@@ -129,7 +129,8 @@ class GuidedPrompts:
         if messages is None:
             tokens = self._tokenizer.encode(template.filled({**texts, "question": prompt.text}))
         else:
-            _, tokens = self._tokenizer.render_chat(_guided(messages, template, texts))
+            variables = prompt.extra.get(CHAT_VARIABLES)
+            _, tokens = self._tokenizer.render_chat(_guided(messages, template, texts), variables)
         if not tokens:
             raise DataError("the guided prompt has no tokens: the tokenizer knows none of its characters")
         return np.array(tokens, np.int32)

@@ -40,6 +40,13 @@ class DataReport:
     examples: dict[SkipReason, list[str]] = field(default_factory=dict)
     """At most three sentences each: ``train.jsonl:17: the answer is empty``."""
 
+    forms: dict[str, int] = field(default_factory=dict)
+    """Lines whose prompt could be made, by its form in words."""
+
+    def form(self, words: str) -> None:
+        """Count a prompt's form."""
+        self.forms[words] = self.forms.get(words, 0) + 1
+
     def keep(self, num_tokens: int) -> None:
         """Count a prompt."""
         self.num_lines += 1

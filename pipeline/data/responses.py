@@ -11,8 +11,10 @@ Recognised without a mapping, by the names of the columns:
 The first three may be mapped in ``[data.columns]``. A line without a response or a verdict is
 skipped and reported. A file in which no line has one is refused.
 
-The tokens of a response are those of its text, by the run's tokenizer. The end-of-sequence token
-ends them, or the first of ``generation.stop_token_ids``."""
+The tokens of a response are those of its text, by the run's tokenizer. The token by which the chat
+template ends the assistant's turn ends them; without a template the end-of-sequence token, or the
+first of ``generation.stop_token_ids``. A response that ends with any token at which sampling stops
+keeps that one."""
 
 from __future__ import annotations
 
@@ -25,6 +27,7 @@ import numpy as np
 
 from pipeline.config.schema import RunConfig
 from pipeline.data.columns import listed, plain_text, value_at
+from pipeline.data.end_tokens import end_tokens
 from pipeline.data.lines import Unusable
 from pipeline.data.report import SkipReason
 from pipeline.data.tokenizer import TextTokenizer
@@ -82,7 +85,9 @@ class RecordedResponses:
         self._limit = config.generation.max_response_tokens
         self._stop_strings = config.generation.stop_strings
         self._tokenizer = tokenizer
-        stops = [tokenizer.eos_token_id, *config.generation.stop_token_ids]
+        configured = config.generation.stop_token_ids
+        self._ends = frozenset(end_tokens(config.model.path, tokenizer, configured))
+        stops = [tokenizer.turn_end_id, tokenizer.eos_token_id, *configured, *sorted(self._ends)]
         self._stop = next((token for token in stops if token is not None), None)
         self._stored: dict[str, bytes] = {}
         self._seen: set[str] = set()
@@ -137,9 +142,13 @@ class RecordedResponses:
         """Tokenise and keep a line's response under its prompt's id, or return why not. Raises
         DataError when the model has no stop token."""
         tokens, reason = self._tokenizer.encode(line.text, add_special_tokens=False), FinishReason.STOP
+        # a template writes a line end after the turn, which no model samples
+        trimmed = self._tokenizer.encode(line.text.rstrip(), add_special_tokens=False)
+        if trimmed and trimmed[-1] in self._ends:
+            tokens = trimmed
         if line.is_cut:
             reason = FinishReason.LENGTH
-        elif not line.text.endswith(self._stop_strings or ("\0",)) and tokens[-1:] != [self._stop]:
+        elif not line.text.endswith(self._stop_strings or ("\0",)) and self._ends.isdisjoint(tokens[-1:]):
             tokens.append(self._stop_token())
         if len(tokens) > self._limit:
             detail = f"{len(tokens)} tokens; generation.max_response_tokens is {self._limit}"
@@ -208,6 +217,7 @@ class RecordedResponses:
     def _stop_token(self) -> int:
         if self._stop is None:
             raise DataError(
-                "the tokenizer names no end-of-sequence token, so no response could end; set generation.stop_token_ids"
+                "tokenizer, model and chat template name no end token, so no response could end; set "
+                "generation.stop_token_ids"
             )
         return self._stop

@@ -27,12 +27,13 @@ from pipeline.config.data_sets import DataSetSection
 from pipeline.config.evaluating import EvaluationSetSection
 from pipeline.config.schema import RunConfig
 from pipeline.data.columns import DIFFICULTY, ColumnMap
-from pipeline.data.conversation import MESSAGES
+from pipeline.data.conversation import CHAT_VARIABLES, MESSAGES
 from pipeline.data.files import BadRow, read_rows
 from pipeline.data.lines import PromptLine, Unusable, parse_line
 from pipeline.data.mixture import Mixture
 from pipeline.data.permutation import permuted_by_stages
 from pipeline.data.places import local_file, named_files
+from pipeline.data.prompt_form import PromptForm
 from pipeline.data.report import DataReport, SkipReason
 from pipeline.data.responses import RecordedResponses
 from pipeline.data.tokenizer import TextTokenizer
@@ -40,7 +41,6 @@ from pipeline.rewards.registry import RECORDED, resolve, resolve_named
 from protocol.errors import ConfigError, DataError
 from protocol.trajectory import Prompt
 
-_HOLE = "{prompt}"
 _SET_SEEDS = 1_000_003
 """Between the seeds of two sets."""
 _STAGES = 10
@@ -82,10 +82,9 @@ class PromptSource:
     def __init__(self, config: RunConfig, tokenizer: TextTokenizer) -> None:
         """Read all prompt files of a configuration. Raises DataError: a file is missing or
         unreadable, or no line of the training or of the evaluation files is usable. Raises
-        ConfigError: the template has no place for the prompt, or a verifier does not exist."""
+        ConfigError: the prompts' form cannot be had with this tokenizer, or a verifier does not
+        exist."""
         data = config.data
-        if _HOLE not in data.prompt_template:
-            raise ConfigError(f"data.prompt_template is {data.prompt_template!r}; it must contain {_HOLE}")
         resolve(data.verifier)
         reader = _Reader(tokenizer, config)
         self._seed, self._shuffle, self._easy_first = config.run.seed, data.shuffle, data.curriculum == "easy-first"
@@ -217,6 +216,7 @@ class _Reader:
         may have one id, that of their question; each gets one of its own."""
         stored: list[bytes] = []
         report, files = self._report, named_files(paths)
+        form = PromptForm.of(self._tokenizer, self._data, of)
         mapped = (of and of.columns) or self._data.columns
         verifier = (of and of.verifier) or (self._data.response_verifier if responses else self._data.verifier)
         self.verifiers.add(verifier)
@@ -238,7 +238,7 @@ class _Reader:
                     line = replace(line, id=f"{of.name}/{line.id}")
                 if taken and isinstance(line, PromptLine) and line.id:
                     line = replace(line, id=self._own_id(line.id))
-                prompt = self._prompt(line, verifier, f"{label}:{row.line}", where)
+                prompt = self._prompt(line, form, verifier, f"{label}:{row.line}", where)
                 if isinstance(prompt, Unusable):
                     report.skip(prompt.reason, where, prompt.detail)
                 elif prompt.verifier == RECORDED and not taken:
@@ -285,7 +285,7 @@ class _Reader:
         return line
 
     def _prompt(
-        self, line: PromptLine | Unusable, default_verifier: str, default_id: str, where: str
+        self, line: PromptLine | Unusable, form: PromptForm, default_verifier: str, default_id: str, where: str
     ) -> _PromptRecord | Unusable:
         if isinstance(line, Unusable):
             return line
@@ -297,16 +297,17 @@ class _Reader:
             except ConfigError as error:
                 raise ConfigError(f"{where}: {error}") from None
             self.verifiers.add(verifier)
-        if isinstance(line.prompt, str):
-            text = self._data.prompt_template.replace(_HOLE, line.prompt)
-            tokens = self._tokenizer.encode(text)
-        else:
-            try:
-                text, tokens = self._tokenizer.render_chat(line.prompt)
-            except DataError as error:
-                return Unusable(SkipReason.BAD_TEMPLATE, str(error))
-            if self._keep_messages:
-                extra = {**extra, MESSAGES: line.prompt}
+        try:
+            rendered = form.render(line.prompt)
+        except DataError as error:
+            return Unusable(SkipReason.BAD_TEMPLATE, str(error))
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        tokens = rendered.tokens
+        if self._keep_messages and rendered.messages is not None:
+            extra = {**extra, MESSAGES: rendered.messages}
+            if form.variables:
+                extra[CHAT_VARIABLES] = form.variables
         if len(line.answer) > self._data.max_answer_chars:
             detail = f"{len(line.answer)} characters; data.max_answer_chars is {self._data.max_answer_chars}"
             return Unusable(SkipReason.OVERLONG_ANSWER, detail)
@@ -316,7 +317,8 @@ class _Reader:
             detail = f"{len(tokens)} tokens; data.max_prompt_tokens is {self._data.max_prompt_tokens}"
             return Unusable(SkipReason.OVERLONG, detail)
         packed = np.asarray(tokens, dtype="<i4").tobytes()
-        return _PromptRecord(line.id or default_id, packed, text, line.answer, verifier, extra)
+        self._report.form(rendered.form)
+        return _PromptRecord(line.id or default_id, packed, rendered.text, line.answer, verifier, extra)
 
 
 def _labelled(paths: Iterable[Path], prefix: str = "") -> list[tuple[Path, str]]:

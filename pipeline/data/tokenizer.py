@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,16 @@ class TextTokenizer:
         return self._tokenizer.token_to_id(token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids, by default with the tokenizer's special tokens (as a first token)."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        """Return token ids, by default with the tokenizer's special tokens (as a first token). A text
+        that begins with these gets no second ones."""
+        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if add_special_tokens and text.startswith(tuple(filter(None, self.special_ids))):
+            plain = self._tokenizer.encode(text, add_special_tokens=False).ids
+            added = len(ids) - len(plain)
+            # the last offset: first tokens are themselves the text's first, too
+            before = next((n for n in range(added, 0, -1) if ids[n : n + len(plain)] == plain), 0)
+            return ids[before:] if plain[:before] == ids[:before] else ids
+        return ids
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of tokens; bytes that are not UTF-8 become U+FFFD."""
@@ -77,22 +86,46 @@ class TextTokenizer:
         text."""
         return token not in self._silent and self._tokenizer.id_to_token(token) is not None
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    @cached_property
+    def turn_end_id(self) -> int | None:
+        """Id of the token by which the chat template ends the assistant's turn; None without one."""
+        if not self.has_chat_template:
+            return None
+        words = "headrace"
+        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": words}]
+        try:
+            _, mark, tail = self.apply_chat_template(said, add_generation_prompt=False).rpartition(words)
+        except DataError:
+            return None
+        added = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+        ends = [token for token in added if token and mark and tail.lstrip().startswith(token)]
+        return self.token_id(max(ends, key=len)) if ends else None
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """Return a conversation as text; as a prompt, up to where the assistant's answer begins.
-        Raises DataError: there is no chat template, or it refuses these messages."""
+        ``variables``: the template's own. Raises DataError: there is no chat template, or it refuses
+        these messages."""
         import jinja2
 
         if self._template is None:
             self._template = self._compile()
         try:
-            settings = {"add_generation_prompt": add_generation_prompt, **self._special_tokens}
+            settings = {**(variables or {}), "add_generation_prompt": add_generation_prompt, **self._special_tokens}
             return self._template.render(messages=messages, **settings)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise DataError(f"the chat template refuses these messages: {error}") from error
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+    ) -> tuple[str, list[int]]:
         """Return the chat template's prompt text and its token ids. Raises DataError."""
-        text = self.apply_chat_template(messages)
+        text = self.apply_chat_template(messages, variables)
         # the template writes them itself
         return text, self.encode(text, add_special_tokens=False)
 

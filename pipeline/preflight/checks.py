@@ -39,6 +39,7 @@ from pipeline.preflight.lora import check_lora
 from pipeline.preflight.memory_needs import is_cpu, judge, needs, room_here, shapes_of
 from pipeline.preflight.model_folder import longest_context, read_model_config
 from pipeline.preflight.optimizer import check_optimizer
+from pipeline.preflight.prompts import check_prompts
 from pipeline.preflight.ranks import check_ranks
 from pipeline.preflight.reward_model import check_reward_model, longest_input
 from pipeline.preflight.sinks import check_sinks
@@ -165,6 +166,11 @@ def _data(subject: _Subject) -> list[CheckFinding]:
     return found
 
 
+def _prompts(subject: _Subject) -> list[CheckFinding]:
+    """Tell in which form the model reads prompts, and by which tokens its responses end."""
+    return check_prompts(subject.config, subject.source, subject.tokenizer)
+
+
 def _length(subject: _Subject) -> list[CheckFinding]:
     _check_length(subject.config, subject.model)
     return []
@@ -272,8 +278,8 @@ def _enough_prompts(subject: _Subject) -> list[CheckFinding]:
 
 
 CHECKS: Final[tuple[Callable[[_Subject], list[CheckFinding]], ...]] = (
-    _fleet, _models, _data, _length, _memory, _learner, _settings, _ledger_size, _sinks, _tracing, _engines, _reward_model,
-    _guidance, _vllm, _address, _ledger, _verifiers, _enough_prompts,
+    _fleet, _models, _data, _prompts, _length, _memory, _learner, _settings, _ledger_size, _sinks, _tracing, _engines,
+    _reward_model, _guidance, _vllm, _address, _ledger, _verifiers, _enough_prompts,
 )  # fmt: skip
 """Each returns findings, or raises an error with a remedy; in the order in which they are shown."""
 

@@ -13,6 +13,7 @@ from pipeline.data.columns import ColumnMap, recognised
 from pipeline.data.files import BadRow, read_rows
 from pipeline.data.lines import PromptLine, parse_line
 from pipeline.data.places import local_file, named_files
+from pipeline.data.prompt_form import PromptForm
 from pipeline.data.tokenizer import TextTokenizer
 from pipeline.rewards.arithmetic import last_number
 from protocol.errors import DataError
@@ -44,7 +45,7 @@ def read_form(
     """Return the form of the first file. Raises DataError: it cannot be read, or none of its first
     lines has a prompt and an answer; the error lists its columns."""
     path = local_file(named_files(entries)[0])
-    reader, read, usable, longest = ColumnMap(columns), 0, 0, 0
+    reader, form, read, usable, longest = ColumnMap(columns), PromptForm(tokenizer), 0, 0, 0
     problem, named = "it has no lines", ""
     found: tuple[str | None, str | None] | None = None
     seen: dict[str, None] = {}
@@ -61,7 +62,7 @@ def read_form(
             problem = f"line {row.line}: {line.detail}"
             continue
         try:
-            longest = max(longest, _num_tokens(line, tokenizer))
+            longest = max(longest, len(form.render(line.prompt).tokens))
         except DataError as error:
             problem = f"line {row.line}: {error}"
             continue
@@ -89,9 +90,3 @@ def column_names(entries: Sequence[Path | str]) -> list[str]:
     path = local_file(named_files(entries)[0])
     rows = itertools.islice(read_rows(path), _LOOKED_AT)
     return next((list(row.columns) for row in rows if not isinstance(row, BadRow)), [])
-
-
-def _num_tokens(line: PromptLine, tokenizer: TextTokenizer) -> int:
-    if isinstance(line.prompt, str):
-        return len(tokenizer.encode(line.prompt))
-    return len(tokenizer.render_chat(line.prompt)[1])

@@ -36,7 +36,7 @@ def tokenizer(model_folder: Path) -> TextTokenizer:
 
 
 def run_of(path: Path, **data: Any) -> RunConfig:
-    given = {"train": [path], "shuffle": False, "verifier": "math", **data}
+    given = {"train": [path], "shuffle": False, "verifier": "math", "chat": False, **data}
     return RunConfig.model_validate({"model": {"path": "unused"}, "data": given})
 
 

@@ -34,7 +34,7 @@ def config(*responses: Path, seed: int = 0, generation: dict[str, Any] | None = 
         {
             "run": {"seed": seed},
             "model": {"path": "unused"},
-            "data": {"responses": responses, **data},
+            "data": {"responses": responses, "chat": False, **data},
             "algorithm": OFFLINE,
             "generation": {"max_response_tokens": 64, "window_tokens": 16, **(generation or {})},
         }

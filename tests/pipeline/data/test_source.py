@@ -37,7 +37,7 @@ def config(*train: Path, seed: int = 0, evaluation: tuple[Path, ...] = (), **dat
         {
             "run": {"seed": seed},
             "model": {"path": "unused"},
-            "data": {"train": train, "evaluation": evaluation, **data},
+            "data": {"train": train, "evaluation": evaluation, "chat": False, **data},
         }
     )
 

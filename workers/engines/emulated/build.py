@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.data.end_tokens import end_tokens
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.preflight.model_folder import read_model_config
 from workers.engines.emulated.generation import EmulatedEngine, EngineCosts
@@ -82,8 +83,9 @@ def length_law(settings: EmulationSection) -> LengthLaw:
 
 def token_law(config: RunConfig, tokenizer: TextTokenizer) -> TokenLaw:
     """Return the tokens of a run's emulated responses."""
-    end = tokenizer.eos_token_id
-    return TokenLaw.of(tokenizer.num_tokens, {*config.generation.stop_token_ids, *(() if end is None else (end,))})
+    stops = end_tokens(config.model.path, tokenizer, config.generation.stop_token_ids)
+    # the vocabulary is the tokenizer's, which may be the smaller one
+    return TokenLaw.of(tokenizer.num_tokens, (stop for stop in stops if stop < tokenizer.num_tokens))
 
 
 def num_weights(settings: EmulationSection) -> int:

@@ -5,7 +5,6 @@ Nothing is ever fetched from elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,23 +204,6 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         raise DataError(
             f"{path} holds no tokenizer that transformers can read: {error}; save one beside the model"
         ) from error
-
-
-def stop_token_ids(
-    tokenizer: PreTrainedTokenizerBase | None, model: PreTrainedModel | None = None, extra: Iterable[int] = ()
-) -> tuple[int, ...]:
-    """Return the tokens that end a response, sorted; empty when only its limit ends one.
-
-    They are the tokenizer's, those that the model's generation settings name (chat models have
-    several), and ``extra``, which are configured."""
-    found = set(extra)
-    if tokenizer is not None and isinstance(tokenizer.eos_token_id, int):
-        found.add(tokenizer.eos_token_id)
-    if model is not None:
-        settings = getattr(model, "generation_config", None) or model.config
-        named = getattr(settings, "eos_token_id", None)
-        found.update([named] if isinstance(named, int) else named or ())
-    return tuple(sorted(found))
 
 
 def _check_folder(path: Path, file: str, what: str) -> None:

@@ -29,7 +29,7 @@ from workers.engines.generation.local.cache import SlotCache, SlotLayer
 from workers.engines.generation.local.engine import LocalEngine
 from workers.engines.generation.local.slots import SlotTable
 from workers.engines.generation.seam import GenerationEngine
-from workers.engines.model.loading import load_model, load_tokenizer, resolve_device, resolve_dtype, stop_token_ids
+from workers.engines.model.loading import load_model, load_tokenizer, resolve_device, resolve_dtype
 
 
 class LocalContract(ModelContract):
@@ -206,15 +206,6 @@ def test_an_unknown_engine_is_a_configuration_error(folder: Path) -> None:
     unknown = config.generation.model_copy(update={"engine": "remote"})
     with pytest.raises(ConfigError, match="expected local, vllm or emulated"):
         build_engine(config.model_copy(update={"generation": unknown}), folder)
-
-
-def test_stop_tokens_come_from_tokenizer_model_and_configuration_each_once(folder: Path) -> None:
-    model = load_model(folder, torch.float32, torch.device("cpu"))
-    assert not model.training
-    assert stop_token_ids(load_tokenizer(folder), model, (9, 1)) == (1, 9)
-    model.generation_config.eos_token_id = [1, 4]
-    assert stop_token_ids(None, model) == (1, 4)
-    assert stop_token_ids(None) == ()
 
 
 def test_a_missing_or_wrong_model_folder_is_a_data_error_that_names_it(folder: Path, tmp_path: Path) -> None:

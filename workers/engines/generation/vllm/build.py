@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoConfig
 
+from pipeline.data.end_tokens import end_tokens
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.preflight.vllm import check_versions
 from protocol.errors import ConfigError, EngineError
 from workers.engines.generation.vllm.arguments import arguments_of
 from workers.engines.generation.vllm.engine import VllmEngine
-from workers.engines.model.loading import load_tokenizer, model_state, resolve_device, stop_token_ids
+from workers.engines.model.loading import model_state, resolve_device
 
 if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
@@ -37,19 +38,18 @@ def build_vllm(config: RunConfig, model_path: Path) -> VllmEngine:
     core = start_core(config, arguments, on_cpu=device.type == "cpu")
     if not core.has_streams:
         check_counts(config)
+    tokenizer = load_text_tokenizer(model_path)
     return VllmEngine(
         core,
         model_state(hf_config),
         num_slots=generation.num_slots,
         vocabulary=int(hf_config.get_text_config().vocab_size),
         positions=int(arguments["max_model_len"]),
-        stop_token_ids=stop_token_ids(
-            load_tokenizer(model_path), None, _stop_tokens(model_path, generation.stop_token_ids)
-        ),
+        stop_token_ids=end_tokens(model_path, tokenizer, generation.stop_token_ids),
         kv_policy=generation.kv_policy,
         pause=generation.vllm.pause,
         tolerance=tolerance(config),
-        tokenizer=load_text_tokenizer(model_path),
+        tokenizer=tokenizer,
     )
 
 
@@ -104,14 +104,3 @@ def tolerance(config: RunConfig) -> float:
     if given is not None:
         return given
     return max(TOLERANCE[name] for name in (config.generation.dtype, config.model.dtype, config.weights.dtype))
-
-
-def _stop_tokens(model_path: Path, configured: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the configured stop tokens and those of the model's generation settings."""
-    from transformers import GenerationConfig
-
-    try:
-        named = GenerationConfig.from_pretrained(model_path, local_files_only=True).eos_token_id
-    except OSError:
-        named = AutoConfig.from_pretrained(model_path, local_files_only=True).eos_token_id
-    return (*configured, *([named] if isinstance(named, int) else named or ()))

@@ -1,0 +1,63 @@
+"""The tokens that end a response: of tokenizer, model settings and chat template together.
+
+A base model's tokenizer names ``<|endoftext|>``, its chat template ends a turn by ``<|im_end|>``, and
+``generation_config.json`` names either or both. A model may write any of them, so each ends a
+response, in every engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pipeline.data.tokenizer import TextTokenizer
+from protocol.errors import ConfigError, DataError
+
+
+def end_tokens(folder: Path, tokenizer: TextTokenizer, configured: Iterable[int] = ()) -> tuple[int, ...]:
+    """Return the ids that end a response of a folder's model, sorted; empty when only its limit does.
+
+    ``configured``: ``generation.stop_token_ids``. Raises ConfigError for a configured id beyond the
+    model's vocabulary, DataError for one of the model's own files."""
+    config = _read(folder / "config.json")
+    inner = config.get("text_config")
+    text: dict[str, Any] = {**config, **inner} if isinstance(inner, dict) else config
+    size = text.get("vocab_size")
+    vocabulary = size if isinstance(size, int) else tokenizer.num_tokens
+    settings = _read(folder / "generation_config.json")
+    named = {
+        "generation_config.json": _ids(settings.get("eos_token_id")),
+        "config.json": _ids(text.get("eos_token_id")),
+        "the tokenizer": _ids(tokenizer.eos_token_id),
+        "the chat template": _ids(tokenizer.turn_end_id),
+    }
+    for token in configured:
+        if not 0 <= token < vocabulary:
+            raise ConfigError(
+                f"generation.stop_token_ids has {token}; expected ids from 0 to {vocabulary - 1}, the model's vocabulary: "
+                "correct it"
+            )
+    for source, ids in named.items():
+        if beyond := [token for token in ids if not 0 <= token < vocabulary]:
+            raise DataError(
+                f"{folder}: {source} names the end token {beyond[0]}; expected ids from 0 to {vocabulary - 1}, the model's "
+                "vocabulary: correct eos_token_id there"
+            )
+    return tuple(sorted({*configured, *(token for ids in named.values() for token in ids)}))
+
+
+def _ids(named: Any) -> list[int]:
+    """Return ids of one, several or none."""
+    return [token for token in (named if isinstance(named, list) else [named]) if isinstance(token, int)]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return a JSON object; an absent file has nothing."""
+    try:
+        read: Any = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DataError(f"{file}: cannot be read: {error}; download the model again") from error
+    return read if isinstance(read, dict) else {}
