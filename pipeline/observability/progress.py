@@ -29,7 +29,8 @@ class RunProgress:
     """Held-out accuracy, oldest first: of the main set."""
     last: UpdateRow | None = None
     update_s: float | None = None
-    """Median seconds from one of the last updates to the next; None before the second."""
+    """Median seconds from one of the last updates to the next; None before the learner's second
+    since it was started or resumed."""
     tokens_per_update: float = 0.0
     """Mean trained tokens of the same updates."""
     evaluation: EvaluationRow | None = None
@@ -47,7 +48,7 @@ class RunProgress:
             if not row.is_main:
                 others[row.set_name] = (*others.get(row.set_name, ()), row.accuracy)
         main = [row for row in evaluations if row.is_main]
-        recent = updates[-_PACE_UPDATES - 1 :]
+        recent = _of_this_life(updates[-_PACE_UPDATES - 1 :])
         gaps = [later.at_s - earlier.at_s for earlier, later in pairwise(recent)]
         return cls(
             num_updates=updates[-1].update if updates else 0,
@@ -57,7 +58,6 @@ class RunProgress:
             evaluation=main[-1] if main else None,
             others=others,
             last=updates[-1] if updates else None,
-            # The median ignores the gap of a resume.
             update_s=statistics.median(gaps) if gaps else None,
             tokens_per_update=statistics.fmean(row.num_trained_tokens for row in recent) if recent else 0.0,
         )
@@ -66,7 +66,7 @@ class RunProgress:
     def of_updates(self) -> str:
         """The updates done, of those wanted, and a policy version that a resume made another."""
         if not self.num_wanted:
-            return "no update, only the critic"
+            return "no updates wanted"
         text = f"update {self.num_updates} of {self.num_wanted}"
         is_apart = self.last is not None and self.last.policy_version != self.num_updates
         return f"{text} (policy version {self.last.policy_version})" if self.last is not None and is_apart else text
@@ -101,6 +101,15 @@ class RunProgress:
             words.append(f"held-out {course(self.held_out)}{interval(self.evaluation)}")
         words += [f"{name} {course(values)}" for name, values in self.others.items()]
         return ", ".join(words + self.pace(now_s))
+
+
+def _of_this_life(updates: Sequence[UpdateRow]) -> Sequence[UpdateRow]:
+    """Return the updates since the learner's last resume, which makes the policy version jump: what
+    came before says nothing about the pace, and between them the run may have been off for days."""
+    for at in range(len(updates) - 1, 0, -1):
+        if updates[at].policy_version != updates[at - 1].policy_version + 1:
+            return updates[at:]
+    return updates
 
 
 def interval(row: EvaluationRow | None) -> str:

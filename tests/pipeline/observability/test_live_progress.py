@@ -21,10 +21,10 @@ from tests.pipeline.op_config import op_config
 
 def test_a_run_that_wants_no_update_says_what_it_is_for_and_can_be_drawn() -> None:
     progress = RunProgress.of([], 0)
-    assert progress.in_words(0.0) == "no update, only the critic"
+    assert progress.in_words(0.0) == "no updates wanted"
     out = io.StringIO()
     Console(file=out, width=80).print(_bar(progress))
-    assert "only the critic" in out.getvalue()
+    assert "no updates wanted" in out.getvalue()
 
 
 def test_a_run_says_how_many_updates_it_has_of_those_wanted() -> None:
@@ -43,6 +43,14 @@ def test_the_line_tells_reward_accuracy_loss_kl_tokens_a_second_and_what_is_left
         "update 5 of 35, reward +0.25, loss 0.0123, KL 0.031 to the reference, batch accuracy 50 %, held-out 25.0 %, "
         "150 trained tokens/s, 4.0 s an update, about 1:50 left"
     )
+
+
+def test_pace_and_time_left_are_those_since_the_resume() -> None:
+    """Three updates of 233 s, an hour's stop, two of 63 s; the resume published version 4 as 5."""
+    ends = [0.0, 233.0, 466.0, 4066.0, 4129.0]
+    rows = [replace(update_row(n), policy_version=n + (n > 3), at_s=at_s) for n, at_s in enumerate(ends, start=1)]
+    assert "s an update" not in RunProgress.of(rows[:4], 35).in_words(4066.0), "one update has no pace yet"
+    assert "63.0 s an update, about 31:30 left" in RunProgress.of(rows, 35).in_words(4129.0)
 
 
 def test_the_line_has_the_main_sets_interval_and_the_other_sets_course() -> None:
