@@ -11,6 +11,7 @@ import gc
 import importlib
 import sys
 from collections.abc import Mapping
+from keyword import iskeyword
 
 import click
 
@@ -61,6 +62,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "check-model": ("pipeline.cli.check_model", "Compare the engines on a model."),
     "init": ("pipeline.cli.init", "Write a run file and a fleet file for your data."),
     "selfcheck": ("pipeline.cli.selfcheck", "Check that devices and workers compute the same."),
+    "try": ("pipeline.cli.trial", "Show what the start model answers, and its verdicts."),
     "doctor": ("pipeline.cli.doctor", "Check this machine, and a configuration on it."),
     "config": ("pipeline.cli.config", "Check, show or explain the configuration."),
     "bench": ("pipeline.cli.bench", "Measure and compare on this machine."),
@@ -97,7 +99,8 @@ class LazyGroup(click.Group):
             hint = f"did you mean {close[0]!r}?" if close else f"expected {', '.join(_COMMANDS)}"
             raise click.UsageError(f"no command {cmd_name!r}: {hint}")
         module = importlib.import_module(_COMMANDS[cmd_name][0])
-        return getattr(module, cmd_name.replace("-", "_"))
+        name = cmd_name.replace("-", "_")
+        return getattr(module, f"{name}_" if iskeyword(name) else name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List commands from the table, without an import."""

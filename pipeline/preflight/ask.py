@@ -28,16 +28,16 @@ class CheckReport:
     """Standard output, stripped."""
 
 
-def ask(module: str, config: RunConfig, *, timeout_s: float) -> CheckReport:
+def ask(module: str, config: RunConfig, *arguments: str, timeout_s: float) -> CheckReport:
     """Run a module's check of a configuration in a process of its own. The module's ``main`` takes
-    the file from the command line. Raises TimeoutError: no answer in time; the process was ended.
+    the file and ``arguments`` from the command line. Raises TimeoutError: no answer in time; the process was ended.
     """
     with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
         path = Path(folder) / "config.toml"
         # The ledger's URL may have a password.
         path.touch(mode=0o600)
         path.write_text(to_toml(resolve_paths(config)))
-        return run(module, str(path), timeout_s=timeout_s)
+        return run(module, str(path), *arguments, timeout_s=timeout_s)
 
 
 def run(module: str, *arguments: str, timeout_s: float) -> CheckReport:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from protocol.errors import ConfigError
 
@@ -59,6 +60,22 @@ def _build_sampling(config: RunConfig) -> GenerationEngine:
 
         return throttled(engine, decode_base_s=pace.decode_base_s, decode_slot_s=pace.decode_slot_s)
     return engine
+
+
+def start_weights(config: RunConfig) -> Mapping[str, Any]:
+    """Return the start model's weights by name, as a learner publishes its first version. Raises
+    ConfigError for an emulated engine, which has no model."""
+    if not config.has_sampling:
+        return {}
+    if config.generation.engine == "emulated":
+        raise ConfigError("generation.engine is emulated, which has no model whose responses could be looked at")
+    import torch
+
+    from workers.engines.model.loading import load_model, resolve_dtype
+    from workers.engines.model.weights_file import PublishedWeights
+
+    model = load_model(config.model.path, resolve_dtype(config.weights.dtype), torch.device("cpu"))
+    return PublishedWeights({name: parameter.detach() for name, parameter in model.named_parameters()})
 
 
 def build_scoring_engine(config: RunConfig) -> ScoringEngine:

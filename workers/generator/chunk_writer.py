@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pipeline.config.schema import RunConfig
 from pipeline.data.tokenizer import TextTokenizer
 from pipeline.ledger.types import ChunkWrite, WriteStatus
 from pipeline.runtime.context import ActorContext
@@ -101,7 +102,7 @@ class ChunkWriter:
             ctx.spans.forget(str(window.trajectory))
             await self.let_go(writing)
             return
-        chunk = self._chunk(writing, window)
+        chunk = chunk_of(writing, window, self._tokenizer, ctx.config, worker=str(ctx.who))
         encoded = encode_once(chunk)
         piece = str(chunk.trajectory)
         # by a clock read before it is stored: the ledger's own deadline is no earlier
@@ -146,26 +147,6 @@ class ChunkWriter:
             self._windows.task_done()
             self._ctx.progress()
 
-    def _chunk(self, held: Held, window: SampledWindow) -> TrajectoryChunk:
-        text = None
-        if window.finish_reason.is_final:
-            text = self._tokenizer.decode(np.concatenate([held.response_tokens, window.tokens]).tolist())
-        stop_strings = held.stop_strings(self._ctx.config)
-        if text is not None and stop_strings and window.finish_reason is FinishReason.STOP:
-            text = text_to_stop(text, stop_strings)
-        return TrajectoryChunk(
-            id=ChunkId(window.trajectory, held.next_index),
-            prompt=held.prompt,
-            context_tokens=held.response_tokens,
-            tokens=window.tokens,
-            behavior_logprobs=window.behavior_logprobs,
-            segments=window.segments,
-            finish_reason=window.finish_reason,
-            response_text=text,
-            worker=str(self._ctx.who),
-            created_s=time.time(),
-        )
-
     async def _store(self, chunk: TrajectoryChunk, encoded: Encoded) -> ChunkWrite:
         """Write the chunk, however long the ledger is away or full. It is kept here until then, so
         nothing is lost."""
@@ -196,3 +177,27 @@ class ChunkWriter:
             timeout_s = _DRAIN_SEND_S if self._ctx.draining.is_set() else self._ctx.config.wire.send_timeout_s
             if not await sender.send(encoded, timeout_s=timeout_s, parcel=parcel, chunk=chunk.id, due_s=due_s):
                 self._ctx.count("undelivered")
+
+
+def chunk_of(
+    held: Held, window: SampledWindow, tokenizer: TextTokenizer, config: RunConfig, *, worker: str
+) -> TrajectoryChunk:
+    """Return the chunk of a sampled window; the last one of a trajectory has the response's text."""
+    text = None
+    if window.finish_reason.is_final:
+        text = tokenizer.decode(np.concatenate([held.response_tokens, window.tokens]).tolist())
+    stop_strings = held.stop_strings(config)
+    if text is not None and stop_strings and window.finish_reason is FinishReason.STOP:
+        text = text_to_stop(text, stop_strings)
+    return TrajectoryChunk(
+        id=ChunkId(window.trajectory, held.next_index),
+        prompt=held.prompt,
+        context_tokens=held.response_tokens,
+        tokens=window.tokens,
+        behavior_logprobs=window.behavior_logprobs,
+        segments=window.segments,
+        finish_reason=window.finish_reason,
+        response_text=text,
+        worker=worker,
+        created_s=time.time(),
+    )

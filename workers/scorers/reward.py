@@ -257,7 +257,7 @@ class Reward(Scorer):
                 finish_reason=chunk.finish_reason,
                 model_part=None if score is None else self._weight * score,
             )
-            scored.append((chunk, _response(chunk, score), shaped))
+            scored.append((chunk, response_of(chunk, score), shaped))
             self.ctx.count("judged")
             self.ctx.count("judged_accuracy", shaped.accuracy)
         if self._guidance is not None:
@@ -278,7 +278,7 @@ class Reward(Scorer):
     async def _verdicts(self, read: Piece) -> list[VerifierOutcome]:
         """Judge responses; those of training by the further functions too. Outcomes in order."""
         functions = self.ctx.config.reward.functions
-        responses = [_response(chunk, score) for chunk, score in read]
+        responses = [response_of(chunk, score) for chunk, score in read]
         if not functions:
             return await self._pool.score(responses)
         found: dict[int, VerifierOutcome] = {}
@@ -310,7 +310,8 @@ def _is_outage(verdicts: Sequence[VerifierOutcome]) -> bool:
     return any(isinstance(one, VerifierFailure) and one.kind is VerifierFailureKind.OUTAGE for one in verdicts)
 
 
-def _response(chunk: TrajectoryChunk, model_score: float | None) -> Response:
+def response_of(chunk: TrajectoryChunk, model_score: float | None) -> Response:
+    """Return what verifiers see of a final chunk."""
     return Response(
         prompt_text=chunk.prompt.text,
         response_text=chunk.response_text or "",
