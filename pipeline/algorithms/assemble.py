@@ -38,6 +38,12 @@ class AssembledTrajectory:
     """Over the response; None unless its final chunk has it."""
 
 
+def has_verdict(chunks: Sequence[ScoredChunk]) -> bool:
+    """Return whether a finished trajectory is scored. One without a verdict is a dead letter that its
+    group goes on without."""
+    return not (chunks and chunks[-1].chunk.finish_reason.is_final and Field.REWARD not in chunks[-1].scores)
+
+
 def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
     """Join the chunks of a finished trajectory, all of them by index; errors name ``unit``.
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from pipeline.algorithms.assemble import AssembledTrajectory, assemble
+from pipeline.algorithms.assemble import AssembledTrajectory, assemble, has_verdict
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.guidance import UNGUIDED, guided_columns
 from pipeline.algorithms.imitation import is_right
 from pipeline.algorithms.objective import Objective
 from pipeline.config.catalogue import Declaration, check_advantages_are_read
+from pipeline.ledger.staleness import fewest_judged
 from pipeline.ledger.types import ClaimedUnit, Unit
 from protocol.errors import LedgerError
 from protocol.trajectory import Field
@@ -87,8 +88,8 @@ class GroupRule(ABC):
         """Return the advantages of each response's tokens, float64 [tokens]."""
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
-        """Make one sample a response; over-long ones under filtering carry no loss, and count in
-        their group. Raises NonFiniteUnit; LedgerError for a group that is not whole."""
+        """Make one sample a response that has a verdict. Over-long ones under filtering carry no
+        loss, and count in their group; those without a verdict do neither. Raises NonFiniteUnit; LedgerError for a group that is not whole."""
         groups = [self._members(unit) for unit in units]
         members = [member for group in groups for member in group]
         responses = Responses(
@@ -100,11 +101,16 @@ class GroupRule(ABC):
         return [self._sample(*part) for part in parts]
 
     def _members(self, unit: ClaimedUnit) -> list[AssembledTrajectory]:
-        members = [assemble(unit.name, chunks) for chunks in unit.trajectories]
-        if len(members) != self.group_size:
+        if len(unit.trajectories) != self.group_size:
             raise LedgerError(
-                f"group {unit.name} came with {len(members)} responses; expected {self.group_size}: a baseline over a part of "
+                f"group {unit.name} came with {len(unit.trajectories)} responses; expected {self.group_size}: a baseline over a part of "
                 "a group is biased"
+            )
+        members = [assemble(unit.name, chunks) for chunks in unit.trajectories if has_verdict(chunks)]
+        if len(members) < fewest_judged(self.group_size):
+            raise LedgerError(
+                f"group {unit.name} came with {len(members)} verdicts; expected {fewest_judged(self.group_size)} or more: the "
+                "ledger drops a group with fewer; run `headrace audit`"
             )
         for member in members:
             if Field.REFERENCE in self.fields and member.reference_logprobs is None:

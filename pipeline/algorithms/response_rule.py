@@ -85,9 +85,14 @@ class ResponseRule(ABC):
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
         """Make one sample a response, its verdict in place of an advantage. A response that
-        trains nothing has an empty mask, and counts in no denominator. Raises NonFiniteUnit;
-        LedgerError."""
-        return [self._sample(assemble(unit.name, chunks)) for unit in units for chunks in unit.trajectories]
+        trains nothing has an empty mask, and counts in no denominator. One that never got a verdict
+        has no sample. Raises NonFiniteUnit; LedgerError."""
+        return [
+            self._sample(assemble(unit.name, chunks))
+            for unit in units
+            for chunks in unit.trajectories
+            if has_verdict(chunks)
+        ]
 
     def _sample(self, member: AssembledTrajectory) -> TrainingSample:
         if Field.REFERENCE in self.fields and member.reference_logprobs is None:

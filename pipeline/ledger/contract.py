@@ -112,7 +112,7 @@ class Ledger(Protocol):
         """Give a training group to ``who``, which judges it: its final chunks, by member, once all
         of its ``num_members`` have ended; before, nothing. Nothing as well for a group that lacks
         no reward, or is given already: until its deadline, a failure or that scorer's fence.
-        Members that were settled or dropped since are left out."""
+        Members that were settled or dropped since, or never got a verdict, are left out."""
         ...
 
     async def extend_scoring(self, who: Incarnation, field: Field, chunks: tuple[ChunkId, ...]) -> None:
@@ -130,7 +130,11 @@ class Ledger(Protocol):
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
         """Report a scorer's failure, with a traceback. The chunk is due again at once. After
-        ``max_attempts`` its whole unit is dropped as a dead letter; returns whether it was."""
+        ``max_attempts`` it is a dead letter; returns whether it is.
+
+        The unit of a dead letter is dropped. A group is not, for a reward: it goes on without that
+        member, whose trajectory and tokens are dropped as a dead letter when the group is trained.
+        It is dropped when fewer than two members are left that have a verdict or may get one."""
         ...
 
     async def dead_letters(self, *, limit: int = 100) -> list[DeadLetter]:

@@ -35,6 +35,11 @@ def unit_weight(spec: LedgerSpec) -> int:
     return spec.group_size if spec.unit is Unit.GROUP else 1
 
 
+def fewest_judged(group_size: int) -> int:
+    """Return the members of a group that must have a verdict, for a baseline to be left."""
+    return min(2, group_size)
+
+
 def staleness(policy_version: int, oldest_version: int) -> int:
     """Return the oldest token's lag in versions. Negative after a restart from an older state."""
     return policy_version - oldest_version

@@ -27,7 +27,8 @@ class DropReason(StrEnum):
     """Every member of the group has the same raw accuracy, so every advantage would be zero. Or all
     responses of the unit are masked, or the learner found no token to train on in a whole claim."""
     DEAD_LETTER = "dead_letter"
-    """A scorer failed on it ``max_attempts`` times; stored with its traceback for a person."""
+    """A scorer failed on it ``max_attempts`` times; stored with its traceback for a person. A group
+    is dropped when fewer than two of its members have a verdict or may get one."""
     NON_FINITE = "non_finite"
     """The learner found NaN or infinity in its arrays, or in a step on it, twice. Or the step was a
     spike, twice."""
@@ -251,7 +252,8 @@ class ClaimedUnit:
     name: str
     """Group number, trajectory id or chunk id, as text."""
     trajectories: tuple[tuple[ScoredChunk, ...], ...]
-    """By member, then by chunk index. One chunk when the unit is the chunk."""
+    """By member, then by chunk index. One chunk when the unit is the chunk. A member of a group
+    whose final chunk has no reward never got a verdict."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ class MemoryLedger:
         return scoring.spend(s, name, limit)
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
-        """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""
+        """Count a failure; after ``max_attempts`` the chunk is a dead letter."""
         s, now = self._enter(who)
         return scoring.fail(s, who, chunk, field, error, now)
 

@@ -53,6 +53,8 @@ class GroupRecord(UnitRecord):
     finals: int = 0
     """Members whose final chunk is written."""
     accuracies: list[float] = field(default_factory=list[float])
+    unjudged: set[TrajectoryId] = field(default_factory=set[TrajectoryId])
+    """Members that never got a verdict: dead letters, without which the group goes on."""
     trained: bool = False
     judged_by: str = ""
     """Scorer that was given the whole group."""
@@ -66,8 +68,8 @@ class GroupRecord(UnitRecord):
         return math.floor(MILLION - sum(map(millionths, self.accuracies)) / len(self.accuracies) + 0.5)
 
     def is_alike(self, group_size: int) -> bool:
-        """Return whether all members are scored, with one accuracy."""
-        return len(self.accuracies) == group_size and len(set(self.accuracies)) == 1
+        """Return whether no member waits for a verdict, and those that have one are of one accuracy."""
+        return len(self.accuracies) + len(self.unjudged) == group_size and len(set(self.accuracies)) == 1
 
 
 @dataclass(slots=True)

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from pipeline.ledger.memory.lives import event
+from pipeline.ledger.memory.records import GroupRecord
 from pipeline.ledger.memory.state import LedgerState
+from pipeline.ledger.staleness import fewest_judged
 from pipeline.ledger.stored import read_chunk, read_overdue
-from pipeline.ledger.types import Claim, DeadLetter, DropReason, ScoredChunk, UnitLetter
+from pipeline.ledger.types import Claim, DeadLetter, DropReason, ScoredChunk, Unit, UnitLetter
 from protocol.codec import to_blob
 from protocol.ids import ChunkId, Incarnation, TrajectoryId
 from protocol.trajectory import Field, RewardScore, Score, TrajectoryChunk, field_of
@@ -19,8 +21,8 @@ _MAX_DEAD_LETTERS = 1000
 def may_fill(s: LedgerState, chunk: ChunkId, field: Field) -> bool:
     """Return whether a stored chunk needs a field that may be written now."""
     c = s.chunks[chunk]
-    follows = field is not Field.GUIDANCE or Field.REWARD in c.scores
-    return follows and field in s.needed_fields(chunk.trajectory, final=c.final)
+    # what is needed and not due has no verdict, for good; or is guidance before its reward
+    return chunk in s.due[field] and field in s.needed_fields(chunk.trajectory, final=c.final)
 
 
 def fill(s: LedgerState, who: Incarnation, chunk: ChunkId, score: Score, now: float) -> bytes:
@@ -56,7 +58,7 @@ def finished_group(
     returns a worker's newest epoch."""
     names = (TrajectoryId("t", group, member) for member in range(num_members))
     there = {name: s.trajectories[name] for name in names if name in s.trajectories}
-    last = [ChunkId(name, record.next - 1) for name, record in there.items()]
+    last = [ChunkId(name, record.next - 1) for name, record in there.items() if not s.is_unjudged(name)]
     lacking = [chunk for chunk in last if chunk in s.due[Field.REWARD]]
     if not lacking or not all(record.final for record in there.values()):
         return []
@@ -97,7 +99,8 @@ def spend(s: LedgerState, name: str, limit: int) -> bool:
 
 
 def fail(s: LedgerState, who: Incarnation, chunk: ChunkId, field: Field, error: str, now: float) -> bool:
-    """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""
+    """Count a failure; after ``max_attempts`` the chunk is a dead letter. Its unit is dropped, but
+    for a reward of a group that has enough other members."""
     if chunk not in s.due[field]:
         return False
     c = s.chunks[chunk]
@@ -113,9 +116,27 @@ def fail(s: LedgerState, who: Incarnation, chunk: ChunkId, field: Field, error: 
         s.evaluations[int(chunk.trajectory.lane[1:])].num_failed += 1
         s.forget_chunk(chunk)
         del s.trajectories[chunk.trajectory]
+    elif group is not None and field is Field.REWARD and s.spec.unit is Unit.GROUP:
+        _go_on_without(s, chunk, group, now)
     else:
         s.end_unit(s.unit_of(chunk), DropReason.DEAD_LETTER)
     return True
+
+
+def _go_on_without(s: LedgerState, chunk: ChunkId, group: GroupRecord, now: float) -> None:
+    """Leave a member that has no verdict out of its group, or drop a group with too few others."""
+    number, trajectory = chunk.trajectory.group, chunk.trajectory
+    group.unjudged.add(trajectory)
+    if s.spec.group_size - len(group.unjudged) < fewest_judged(s.spec.group_size):
+        s.end_unit(number, DropReason.DEAD_LETTER)
+        return
+    del s.due[Field.REWARD][chunk]
+    s.spoil_trajectory(trajectory, DropReason.DEAD_LETTER)
+    group.missing -= 2 if Field.GUIDANCE in s.spec.fields else 1
+    if not s.spec.value_training and s.is_without_signal(number):
+        s.end_unit(number, DropReason.NO_SIGNAL)
+        return
+    s.ready_if_complete(chunk, now)
 
 
 def drop(

@@ -243,11 +243,12 @@ class LedgerState:
         self.make_ready(name, now)
 
     def is_without_signal(self, name: UnitName) -> bool:
-        """Return whether a unit has nothing to learn from: all its responses are scored, and all
-        are masked, or the signal filter drops it."""
+        """Return whether a unit has nothing to learn from: no response waits for a verdict,
+        and all that have one are masked, or the signal filter drops it."""
         record = self.record(name)
         size = self.spec.group_size if isinstance(record, GroupRecord) else 1
-        if record.num_masked == size:
+        num_unjudged = len(record.unjudged) if isinstance(record, GroupRecord) else 0
+        if record.num_masked + num_unjudged == size:
             return True
         return self.spec.signal_filter and isinstance(record, GroupRecord) and record.is_alike(size)
 
@@ -271,7 +272,8 @@ class LedgerState:
             self._spoil(name, reason)
         if isinstance(name, int):
             for trajectory in self.members(name):
-                self._end_whole_trajectory(trajectory, reason, made)
+                own = DropReason.DEAD_LETTER if reason is None and self.is_unjudged(trajectory) else reason
+                self._end_whole_trajectory(trajectory, own, made)
         elif isinstance(name, TrajectoryId):
             self._end_whole_trajectory(name, reason, made)
         else:
@@ -279,11 +281,19 @@ class LedgerState:
 
     def _spoil(self, name: UnitName, reason: DropReason) -> None:
         if isinstance(name, ChunkId):
-            self.trajectories[name.trajectory].spoiled = True
-            self.finished.discard(name.trajectory, reason)
+            self.spoil_trajectory(name.trajectory, reason)
             return
         for trajectory in self.members(name) if isinstance(name, int) else (name,):
             self.finished.discard(trajectory, reason)
+
+    def spoil_trajectory(self, trajectory: TrajectoryId, reason: DropReason) -> None:
+        """Keep a trajectory that stays in the ledger from the critic."""
+        self.trajectories[trajectory].spoiled = True
+        self.finished.discard(trajectory, reason)
+
+    def is_unjudged(self, trajectory: TrajectoryId) -> bool:
+        """Return whether a member of a group goes without a verdict, for good."""
+        return trajectory in self.groups[trajectory.group].unjudged
 
     def end_trajectory(
         self,

@@ -74,7 +74,8 @@ for chunks that times 65,536 plus the chunk's index.
 
 ``{run}:group:<n>`` also has admitted_s; and scored, accuracy, mixed and correct, the sum of
 accuracies in millionths. It has ``judged_by`` and ``judged_until`` while a scorer judges the whole
-group.
+group. ``unjudged`` is the number of members that never got a verdict; each of their trajectories has
+it too.
 
 ``{run}:trajectory:<id>`` also has spoiled, and ``lease:<n>`` for the last four of its leases. With
 unit chunk it has ``past:<n>`` for chunks that have left. A unit has ``ready_s``, ``claimed_s`` and

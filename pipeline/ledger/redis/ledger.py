@@ -204,7 +204,7 @@ class RedisLedger:
             return bool(await self._call("spend", who, what=name, limit=limit, request=number))
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
-        """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""
+        """Count a failure; after ``max_attempts`` the chunk is a dead letter."""
         asked = {"chunk": str(chunk), "field": field.value, "traceback": error.encode("utf-8", "replace")}
         with self._requests.number(f"fail_score {field} of {chunk}") as number:
             return bool(await self._call("fail_score", who, **asked, request=number))

@@ -220,7 +220,7 @@ class ShardedLedger:
         return await self._shards[0].spend(who, name, limit=limit)
 
     async def fail_score(self, who: Incarnation, chunk: ChunkId, field: Field, error: str) -> bool:
-        """Count a failure; after ``max_attempts`` drop the unit as a dead letter."""
+        """Count a failure; after ``max_attempts`` the chunk is a dead letter."""
         return await (await self._shard_of(chunk.trajectory.group, who)).fail_score(who, chunk, field, error)
 
     async def dead_letters(self, *, limit: int = 100) -> list[DeadLetter]:

@@ -1,14 +1,14 @@
--- fail_score.lua: count a scorer's failure on a chunk; after the last attempt drop its unit as a
--- dead letter.
+-- fail_score.lua: count a scorer's failure on a chunk; after the last attempt it is a dead letter,
+-- and its unit is dropped. A group that has enough other members goes on without a reward.
 --
--- Uses     beginning leaving names prompts requests
--- Writes   chunk:<id> group:<n> due:<field> dead evaluation:<n> counters asked:<who>, and all that a dropped
---          unit leaves behind
+-- Uses     beginning counts leaving names prompts ready requests
+-- Writes   chunk:<id> trajectory:<id> group:<n> due:<field> dead evaluation:<n> counters asked:<who>, and all
+--          that a dropped unit leaves behind
 -- ARGV[4]  chunk      text
 -- ARGV[5]  field      text
 -- ARGV[6]  traceback  bytes
 -- ARGV[7]  request    integer  number of this failure; each counts once
--- Returns  1 when the unit was dropped, else 0. A chunk that is gone, or has the field by now,
+-- Returns  1 when the chunk is a dead letter, else 0. A chunk that is gone, or has the field by now,
 --          changes nothing.
 
 local chunk, field, traceback, request = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
@@ -40,6 +40,25 @@ if is_evaluation(tid) then
   call('HINCRBY', P .. 'evaluation:' .. string.sub(lane, 2), 'failed', 1)
   leaving().evaluation(tid, index)
   return 1
+end
+if S.unit == 'group' and field == 'reward' then
+  local g = call('HMGET', gkey, 'unjudged', 'scored', 'mixed')
+  local unjudged = integer(g[1]) + 1
+  if S.group_size - unjudged >= math.min(2, S.group_size) then
+    call('HSET', gkey, 'unjudged', unjudged)
+    call('HSET', trajectory_key(tid), 'unjudged', 1)
+    call('ZREM', P .. 'due:reward', chunk)
+    if S.value_training then leaving().spoil_trajectory(tid, 'dead_letter') end
+    -- nor will there be guidance, which follows a reward
+    local missing = call('HINCRBY', gkey, 'missing', FIELDS[4] and -2 or -1)
+    local is_alike = S.signal_filter and integer(g[2]) + unjudged >= S.group_size and not g[3]
+    if not S.value_training and (is_alike or is_all_masked(group)) then
+      leaving().unit(string.format('%d', group), 'no_signal')
+    elseif missing == 0 then
+      ready_if_sampled(tid, index)
+    end
+    return 1
+  end
 end
 if S.unit == 'group' then
   leaving().unit(string.format('%d', group), 'dead_letter')

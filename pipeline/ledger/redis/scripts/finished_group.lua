@@ -34,11 +34,11 @@ if order == 'new' and is_given() then return nothing() end
 local last, lacking = {}, {}
 for member = 0, members - 1 do
   local tid = member_of(group, member)
-  local t = call('HMGET', trajectory_key(tid), 'next', 'final')
+  local t = call('HMGET', trajectory_key(tid), 'next', 'final', 'unjudged')
   if t[1] then
     if not t[2] then return nothing() end
     local cid = chunk_id(tid, integer(t[1]) - 1)
-    last[#last + 1] = cid
+    if not t[3] then last[#last + 1] = cid end
     if call('ZSCORE', due, cid) then lacking[#lacking + 1] = cid end
   end
 end

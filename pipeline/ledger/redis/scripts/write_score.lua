@@ -37,7 +37,8 @@ end
 if not is_needed(field, final) then return 'unknown' end
 if field == 'guidance' and call('HEXISTS', ckey, 'reward') == 0 then return 'unknown' end
 -- never refused for want of memory, as what frees some; the rest then passes too
-call('ZREM', P .. 'due:' .. field, chunk)
+-- what is not due has no verdict, for good
+if call('ZREM', P .. 'due:' .. field, chunk) == 0 then return 'unknown' end
 local from = WHO .. ' ' .. now_text .. ' ' .. accuracy .. ' ' .. reward
 if string.find(from, '\t', 1, true) or string.find(from, '\n', 1, true) then from = string.gsub(from, '[\t\n]', ' ') end
 call('HSET', ckey, field, blob, 'bytes', integer(c[4]) + #blob, 'from:' .. field, from)
@@ -76,7 +77,7 @@ local unit = S.unit == 'group' and group or (S.unit == 'trajectory' and tid or c
 local missing, is_without_signal
 if field == 'reward' then
   if is_masked then call('HINCRBY', unit_key(unit), 'masked', 1) end
-  local g = call('HMGET', gkey, 'scored', 'correct', 'accuracy', 'mixed', 'missing')
+  local g = call('HMGET', gkey, 'scored', 'correct', 'accuracy', 'mixed', 'missing', 'unjudged')
   local scored = integer(g[1]) + 1
   -- with room for what may follow
   local change = { 'scored', scored, 'accuracy', g[3] or accuracy, nil, nil, nil, nil, nil, nil }
@@ -96,7 +97,7 @@ if field == 'reward' then
     missing = integer(g[5]) - 1
     change[#change + 1] = 'missing'
     change[#change + 1] = missing
-    is_without_signal = S.signal_filter and scored >= S.group_size and not is_mixed
+    is_without_signal = S.signal_filter and scored + integer(g[6]) >= S.group_size and not is_mixed
   end
   call('HSET', gkey, unpack(change))
   is_without_signal = is_without_signal or (is_masked and is_all_masked(unit))

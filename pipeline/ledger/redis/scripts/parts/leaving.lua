@@ -134,15 +134,19 @@ local function leaving()
 
   local SPOILING = { dead_letter = true, non_finite = true, cancelled = true }
 
+  -- Keep a trajectory that stays in the ledger from the critic.
+  local function spoil_trajectory(tid, reason)
+    call('HSET', trajectory_key(tid), 'spoiled', 1)
+    discard_finished(tid, reason)
+  end
+
   local function spoil(name, reason)
     if S.unit == 'group' then
       for member = 0, S.group_size - 1 do discard_finished(member_of(name, member), reason) end
     elseif S.unit == 'trajectory' then
       discard_finished(name, reason)
     else
-      local tid = chunk_parts(name)
-      call('HSET', trajectory_key(tid), 'spoiled', 1)
-      discard_finished(tid, reason)
+      spoil_trajectory(chunk_parts(name), reason)
     end
   end
 
@@ -162,7 +166,12 @@ local function leaving()
     if S.unit == 'group' then
       local g = life.group(name)
       oldest = g[5]
-      for member = 0, S.group_size - 1 do end_whole_trajectory(member_of(name, member), reason, made, keys, g) end
+      local has_unjudged = not reason and call('HGET', group_key(name), 'unjudged')
+      for member = 0, S.group_size - 1 do
+        local tid = member_of(name, member)
+        local is_unjudged = has_unjudged and call('HGET', trajectory_key(tid), 'unjudged')
+        end_whole_trajectory(tid, is_unjudged and 'dead_letter' or reason, made, keys, g)
+      end
       count(reason and ('groups:dropped:' .. reason) or 'groups:trained', 1)
       keys[#keys + 1] = group_key(name)
       call('ZREM', P .. 'groups', name)
@@ -184,7 +193,7 @@ local function leaving()
 
   left = {
     chunk = forget_chunk, trajectory = end_bare_trajectory, unit = end_unit, evaluation = end_evaluation,
-    forget_finished = forget_finished, discard_finished = discard_finished,
+    forget_finished = forget_finished, discard_finished = discard_finished, spoil_trajectory = spoil_trajectory,
   }
   return left
 end

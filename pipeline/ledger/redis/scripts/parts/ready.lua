@@ -8,9 +8,12 @@ local function unit_key(name)
   return chunk_key(name)
 end
 
--- Return whether all responses of a unit are scored as masked, so that none of its tokens trains.
+-- Return whether all responses of a unit that get a verdict are scored as masked, so that none of
+-- its tokens trains.
 local function is_all_masked(name)
-  return integer(call('HGET', unit_key(name), 'masked')) == (S.unit == 'group' and S.group_size or 1)
+  local u = call('HMGET', unit_key(name), 'masked', 'unjudged')
+  if S.unit ~= 'group' then return integer(u[1]) == 1 end
+  return integer(u[1]) + integer(u[2]) == S.group_size
 end
 
 -- `oldest`: updates in the unit's oldest token.
@@ -27,11 +30,11 @@ end
 local function ready_if_sampled(tid, index)
   local _, group = parts(tid)
   if S.unit == 'group' then
-    local g = call('HMGET', group_key(group), 'finals', 'oldest', 'scored', 'mixed')
+    local g = call('HMGET', group_key(group), 'finals', 'oldest', 'scored', 'mixed', 'unjudged')
     if integer(g[1]) < S.group_size then return end
     local name = string.format('%d', group)
-    -- all members are scored, and all of them equally accurate
-    local is_alike = S.signal_filter and integer(g[3]) >= S.group_size and not g[4]
+    -- no member waits for a verdict, and those that have one are equally accurate
+    local is_alike = S.signal_filter and integer(g[3]) + integer(g[5]) >= S.group_size and not g[4]
     if is_alike or is_all_masked(name) then
       leaving().unit(name, 'no_signal')
     else
