@@ -89,7 +89,8 @@ class GroupRule(ABC):
 
     def prepare(self, units: Sequence[ClaimedUnit]) -> list[TrainingSample]:
         """Make one sample a response that has a verdict. Over-long ones under filtering carry no
-        loss, and count in their group; those without a verdict do neither. Raises NonFiniteUnit; LedgerError for a group that is not whole."""
+        loss, and count in their group; those without a verdict do neither. Raises
+        NonFiniteUnit; LedgerError for a group that is not whole."""
         groups = [self._members(unit) for unit in units]
         members = [member for group in groups for member in group]
         responses = Responses(
@@ -103,8 +104,8 @@ class GroupRule(ABC):
     def _members(self, unit: ClaimedUnit) -> list[AssembledTrajectory]:
         if len(unit.trajectories) != self.group_size:
             raise LedgerError(
-                f"group {unit.name} came with {len(unit.trajectories)} responses; expected {self.group_size}: a baseline over a part of "
-                "a group is biased"
+                f"group {unit.name} came with {len(unit.trajectories)} responses; expected {self.group_size}: a baseline over "
+                "a part of a group is biased"
             )
         members = [assemble(unit.name, chunks) for chunks in unit.trajectories if has_verdict(chunks)]
         if len(members) < fewest_judged(self.group_size):

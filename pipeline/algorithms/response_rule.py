@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
-from pipeline.algorithms.assemble import AssembledTrajectory, assemble
+from pipeline.algorithms.assemble import AssembledTrajectory, assemble, has_verdict
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.algorithms.guidance import UNGUIDED, GuidedColumns, guided_columns
 from pipeline.algorithms.imitation import is_right

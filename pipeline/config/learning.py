@@ -284,7 +284,20 @@ class RewardSection(Section):
     correct: float = setting(1.0, "Reward of a correct answer.")
     wrong: float = setting(-1.0, "Reward of a wrong answer.")
     timeout_s: float = setting(
-        5.0, "Limit of one verifier call. A late call counts as wrong, and is counted as late.", gt=0.0
+        5.0,
+        "Processor time of one verifier call, with that of processes which it starts. Past it there is no verdict.",
+        gt=0.0,
+    )
+    wait_s: float | None = setting(
+        None,
+        "Longest wait for a verifier call, standstills of the machine aside. Past it there is no verdict. Absent: three "
+        "times timeout_s.",
+        gt=0.0,
+    )
+    late: Literal["retry", "wrong"] = setting(
+        "retry",
+        "A response without a verdict in time. retry: judged again, and left out of its group after ledger.max_attempts. "
+        "wrong: wrong at once, in training alone.",
     )
     processes: Positive = setting(1, "Verifier processes of one reward worker.")
     max_batch: Positive = setting(64, "Responses received at once. Verifiers in the worker judge them by one call.")
@@ -303,6 +316,11 @@ class RewardSection(Section):
     path: tuple[Path, ...] = setting(
         (), "Folders with your verifiers' modules; searched after PYTHONPATH and what is installed."
     )
+
+    @property
+    def longest_wait_s(self) -> float:
+        """The wait for a verifier call, in seconds."""
+        return 3.0 * self.timeout_s if self.wait_s is None else self.wait_s
 
 
 class ReferenceVllmSection(Section):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 WORKER_MARK = "HEADRACE_WORKER"
@@ -78,16 +79,48 @@ def end_marked(name: str, beginning: str) -> int:
     return len(ended)
 
 
-def session_sizes(sessions: AbstractSet[int]) -> dict[int, int]:
-    """Return the number of processes of each session, without zombies."""
-    sizes = dict.fromkeys(sessions, 0)
+@dataclass(slots=True)
+class SessionUsage:
+    """What the living processes of a session are and have used."""
+
+    num_processes: int = 0
+    """Without zombies."""
+    cpu_s: float = 0.0
+    """Processor time in seconds, with that of ended children that were waited for."""
+    others_cpu_s: float = 0.0
+    """Of it, that of processes other than the session's leader."""
+
+
+def session_usage(sessions: AbstractSet[int]) -> dict[int, SessionUsage]:
+    """Return the usage of each session, by its leader; all zero without ``/proc``."""
+    found = {session: SessionUsage() for session in sessions}
     for pid in _pids():
         with suppress(OSError):
-            stat = (_PROC / str(pid) / "stat").read_bytes()
-            state, _, _, session = stat.rpartition(b")")[2].split()[:4]
-            if state != b"Z" and int(session) in sizes:
-                sizes[int(session)] += 1
-    return sizes
+            state, _, _, session, *fields = _stat(pid)
+            if (usage := found.get(int(session))) is not None:
+                cpu_s = _cpu_s(fields)
+                usage.num_processes += state != b"Z"
+                usage.cpu_s += cpu_s
+                usage.others_cpu_s += 0.0 if pid == int(session) else cpu_s
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process and of its ended children that it waited for; 0 where
+    it is not known."""
+    with suppress(OSError):
+        return _cpu_s(_stat(pid)[4:])
+    return 0.0
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of ``/proc/PID/stat`` from the state on."""
+    return (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+
+
+def _cpu_s(fields: Sequence[bytes]) -> float:
+    """``fields``: from the terminal on; proc(5) has utime, stime, cutime and cstime as 14 to 17."""
+    return sum(map(int, fields[7:11])) / os.sysconf("SC_CLK_TCK")
 
 
 def _pids() -> Iterator[int]:

@@ -2,7 +2,7 @@
 
 A function's number has no value that means wrong. So one that fails, or is late, fails the
 response: it is tried again, and counted. A function of whole groups is called once for each group,
-and needs a verdict of each member."""
+and needs a verdict of each member: while one has none, the others are put off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import msgspec
 
 from pipeline.config.judging import RewardFunctionSection
 from pipeline.rewards.pool import VerifierPool
-from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
+from pipeline.rewards.verifier import (
+    NOT_IN_TIME,
+    Response,
+    Verdict,
+    VerifierFailure,
+    VerifierFailureKind,
+    VerifierOutcome,
+    not_judged,
+)
 
 
 async def judge(
@@ -23,11 +31,15 @@ async def judge(
     *,
     groups: Sequence[Hashable] | None = None,
     on_judged: Callable[[int], None] | None = None,
+    late_is_wrong: bool = False,
 ) -> list[VerifierOutcome]:
     """Judge responses by their verifiers, and add a part for each function; outcomes in order.
     ``groups`` names each response's group; without it each is alone. A response without a verdict
-    costs no call of a function. ``on_judged``: as ``pool.score``."""
+    costs no call of a function. ``on_judged``: as ``pool.score``. With ``late_is_wrong`` one that its
+    verifier does not judge in time is wrong."""
     outcomes = await pool.score(responses, on_judged=on_judged)
+    if late_is_wrong:
+        outcomes = [_wrong_if_late(one) for one in outcomes]
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(range(len(responses)) if groups is None else groups):
         members.setdefault(group, []).append(index)
@@ -58,11 +70,17 @@ async def _judge_group(
         error = f"reward {name} needs all of the group, and a member has no verdict: {failed.error}"
         for index in indices:
             if not isinstance(outcomes[index], VerifierFailure):
-                outcomes[index] = VerifierFailure(kind=failed.kind, error=error)
+                outcomes[index] = VerifierFailure(kind=VerifierFailureKind.PUT_OFF, error=error)
         return
     numbers = await pool.score_group(function.verifier, [responses[index] for index in indices])
     for index, number in zip(indices, numbers, strict=True):
         outcomes[index] = _with_part(outcomes[index], name, function.weight, number)
+
+
+def _wrong_if_late(outcome: VerifierOutcome) -> VerifierOutcome:
+    if isinstance(outcome, VerifierFailure) and outcome.kind in NOT_IN_TIME:
+        return not_judged(outcome.error)
+    return outcome
 
 
 def _with_part(verdict: VerifierOutcome, name: str, weight: float, number: VerifierOutcome) -> VerifierOutcome:

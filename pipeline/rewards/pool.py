@@ -6,8 +6,8 @@ All others run in killable processes, one response a call or as many as the veri
 are as many calls at once as processes, which start when first needed. Batches may be judged at
 once: they share the processes, and a call may have responses of several.
 
-An answer that is not judged within the limit is wrong, and its verdict records this (``judged``).
-When a call with several responses fails or is late, each is judged by itself, so that one response
+An answer that is not judged within the limits of its call has no verdict: the call is late, or over
+its budget. When a call with several responses fails or is late, each is judged by itself, so that one response
 spoils no other.
 
 A verifier may start processes of its own, which die with it. While calls run, they are counted a
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Self
 
 from pipeline.config.learning import RewardSection
 from pipeline.process import work
-from pipeline.process.descendants import session_sizes
+from pipeline.process.descendants import session_usage
 from pipeline.rewards.process import SandboxProcess
 from pipeline.rewards.registry import ENDPOINT, VerifierSpec, load, resolve, resolve_judgments, resolve_named
 from pipeline.rewards.signature import Judge
@@ -113,7 +113,7 @@ class VerifierPool:
         ``count`` are for endpoints."""
         self._configured = configured
         self._max_processes = max_processes
-        self._timeout_s = config.timeout_s
+        self._timeout_s, self._wait_s = config.timeout_s, config.longest_wait_s
         self._processes = [SandboxProcess(memory_bytes, config.path, code) for _ in range(config.processes)]
         # Last in, first out: a loaded, warm process is preferred to starting another.
         self._idle: asyncio.LifoQueue[SandboxProcess] = asyncio.LifoQueue(maxsize=config.processes)
@@ -250,7 +250,7 @@ class VerifierPool:
         process = await self._idle.get()
         try:
             async with self._counted():
-                return await process.call(spec, responses, self._timeout_s)
+                return await process.call(spec, responses, self._timeout_s, wait_s=self._wait_s)
         finally:
             self._idle.put_nowait(process)
             work.step()
@@ -314,10 +314,15 @@ class VerifierPool:
             return 0.0
         self._counted_s = began
         sandboxes = {process.pid: process for process in self._processes if process.pid is not None}
-        for pid, number in (await asyncio.to_thread(session_sizes, sandboxes.keys())).items():
-            if number > self._max_processes:
+        for pid, usage in (await asyncio.to_thread(session_usage, sandboxes.keys())).items():
+            # it may have been replaced meanwhile
+            if sandboxes[pid].pid != pid:
+                continue
+            if usage.num_processes > self._max_processes:
                 most = f"at most {self._max_processes} are allowed at once"
-                sandboxes[pid].end_overrun(f"had {number} processes, {most}; all were killed")
+                sandboxes[pid].end_overrun(f"had {usage.num_processes} processes, {most}; all were killed")
+            else:
+                sandboxes[pid].used(usage)
         return time.perf_counter() - began
 
     async def _call_for(self, batch: _Batch, jobs: Mapping[VerifierSpec, Sequence[_Judgement]]) -> None:
@@ -377,7 +382,7 @@ class VerifierPool:
 
     async def _judge(self, process: SandboxProcess, spec: VerifierSpec, jobs: Sequence[_Judgement]) -> None:
         """Judge by one call; by one each, where it fails or is late. A call is a piece of work."""
-        judged = await process.call(spec, [job.response for job in jobs], self._timeout_s)
+        judged = await process.call(spec, [job.response for job in jobs], self._timeout_s, wait_s=self._wait_s)
         if len(jobs) > 1 and not any(map(_is_answer, judged)):
             work.step()
             for job in jobs:
@@ -386,7 +391,7 @@ class VerifierPool:
         if spec.sound and len(jobs) == 1 and _has_died(judged[0]):
             work.step()
             # once more: it may have been killed from outside
-            judged = await process.call(spec, [jobs[0].response], self._timeout_s)
+            judged = await process.call(spec, [jobs[0].response], self._timeout_s, wait_s=self._wait_s)
             if isinstance(again := judged[0], VerifierFailure) and _has_died(again):
                 judged = [not_judged(again.error)]
         work.step(sum(job.share for job in jobs))

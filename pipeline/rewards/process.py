@@ -1,10 +1,14 @@
 """The parent's end of one sandbox process: start, call within a deadline, kill with its children.
 
 *Consumes* calls. *Produces* outcomes, or a failure with how the process ended. *Waits for* the
-child, never longer than the call's time limit. Then the child is killed, the answer counts as
-wrong, and the next call starts another child. Starting and importing have a limit of their own, and
-are no part of the call's. A verifier's processes die with it: its process group at one blow, then
-those that left the group, by the mark in their environment (``pipeline.process.descendants``)."""
+child, never longer than a call may take. Then the child is killed, the answer has no verdict, and
+the next call starts another child. Two limits bound a call. Processor time, of the child and of the
+processes that it starts, bounds its work (``OVER_BUDGET``): the kernel counts the child's own, the
+pool those of others. Wall time, in which no standstill counts (``patience``), only bounds the wait
+(``LATE``). Starting and importing have limits of their own, and are no part of the call's.
+
+A verifier's processes die with it: its process group at one blow, then those that left the group, by
+the mark in their environment (``pipeline.process.descendants``)."""
 
 from __future__ import annotations
 
@@ -19,8 +23,9 @@ from pathlib import Path
 import msgspec
 
 from pipeline.ledger.url import without_ledger_password
-from pipeline.process.descendants import SANDBOX_MARK, end_marked
+from pipeline.process.descendants import SANDBOX_MARK, SessionUsage, cpu_seconds, end_marked
 from pipeline.process.environment import without_sink_credentials
+from pipeline.rewards.patience import patience
 from pipeline.rewards.registry import VerifierSpec
 from pipeline.rewards.sandbox import HEADER, MAX_REPLY_BYTES, Call, Reply
 from pipeline.rewards.verifier import (
@@ -29,7 +34,6 @@ from pipeline.rewards.verifier import (
     VerifierFailureKind,
     VerifierOutcome,
     checked,
-    not_judged,
 )
 from protocol import headrace
 
@@ -54,6 +58,8 @@ class SandboxProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._mark = ""
         self._overrun = ""
+        self._budget: Budget | None = None
+        self._is_over = False
         self._loaded: dict[str, int] = {}
         self._num_calls = 0
 
@@ -68,7 +74,7 @@ class SandboxProcess:
             await self.kill()
         if spec.path in self._loaded:
             return None
-        reply = await self._exchange(spec, (), STARTUP_TIMEOUT_S)
+        reply = await self._exchange(spec, (), STARTUP_TIMEOUT_S, STARTUP_TIMEOUT_S)
         if isinstance(reply, VerifierFailure):
             return reply
         if reply.outcomes and isinstance(reply.outcomes[0], VerifierFailure):
@@ -80,11 +86,14 @@ class SandboxProcess:
         """How many responses a loaded verifier takes a call; 1 for one that is not loaded."""
         return self._loaded.get(spec.path, 1)
 
-    async def call(self, spec: VerifierSpec, responses: Sequence[Response], timeout_s: float) -> list[VerifierOutcome]:
-        """Judge responses; late ones are wrong. When the child dies, each gets the failure."""
+    async def call(
+        self, spec: VerifierSpec, responses: Sequence[Response], cpu_s: float, *, wait_s: float
+    ) -> list[VerifierOutcome]:
+        """Judge responses with ``cpu_s`` of processor time, and wait at most ``wait_s``. When there is
+        no reply, each gets the failure."""
         reply = await self.load(spec)
         if reply is None:
-            reply = await self._exchange(spec, tuple(responses), timeout_s)
+            reply = await self._exchange(spec, tuple(responses), cpu_s, wait_s)
         if isinstance(reply, VerifierFailure):
             return [reply] * len(responses)
         return checked(reply.outcomes, len(responses), any_number=spec.any_number, judgments=spec.judgments)
@@ -104,6 +113,14 @@ class SandboxProcess:
             await process.wait()
             await asyncio.to_thread(end_marked, SANDBOX_MARK, self._mark)
 
+    def used(self, usage: SessionUsage) -> None:
+        """Take note of what the child and its processes have used; end a call that is over its
+        budget."""
+        budget = self._budget
+        if budget is not None and budget.is_spent(usage):
+            self._is_over = True
+            self.end_overrun(budget.words)
+
     def end_overrun(self, reason: str) -> None:
         """End the child and its group in the middle of a call, which then fails for ``reason``."""
         if self._process is not None and self._process.returncode is None:
@@ -111,31 +128,36 @@ class SandboxProcess:
             _kill_group(self._process)
 
     async def _exchange(
-        self, spec: VerifierSpec, responses: tuple[Response, ...], timeout_s: float
+        self, spec: VerifierSpec, responses: tuple[Response, ...], cpu_s: float, wait_s: float
     ) -> Reply | VerifierFailure:
-        is_clean = False
+        is_clean = self._is_over = False
         try:
-            async with asyncio.timeout(timeout_s):
+            async with patience(wait_s):
                 process = self._process or await self._start()
+                self._budget = Budget(cpu_s, cpu_seconds(process.pid)) if responses else None
                 ways = {name: getattr(spec, name) for name in ("any_number", "whole_group", "judgments")}
-                call = Call(path=spec.path, responses=responses, timeout_s=timeout_s, **ways)
+                call = Call(path=spec.path, responses=responses, timeout_s=cpu_s, **ways)
                 reply = await self._round_trip(process, call)
             is_clean = not reply.is_last
         except TimeoutError:
             if responses:
-                late = f"not judged within {timeout_s:g} s; the process of verifier {spec.name!r} was killed"
-                if spec.judgments:
-                    return VerifierFailure(kind=VerifierFailureKind.LATE, error=late)
-                return Reply(outcomes=(not_judged(late),) * len(responses))
-            late = f"verifier {spec.name!r} had not started and imported after {timeout_s:g} s; its process was killed"
+                late = f"not judged within {wait_s:g} s; the process of verifier {spec.name!r} was killed"
+                return VerifierFailure(kind=VerifierFailureKind.LATE, error=late)
+            late = f"verifier {spec.name!r} had not started and imported after {wait_s:g} s; its process was killed"
             return VerifierFailure(kind=VerifierFailureKind.NOT_LOADED, error=late)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            return _died(spec, await self._how_it_ended(error))
+            how = await self._how_it_ended(error)
+            if self._is_over:
+                over = f"verifier {spec.name!r} {Budget(cpu_s, 0.0).words}"
+                kind = VerifierFailureKind.OVER_BUDGET if responses else VerifierFailureKind.NOT_LOADED
+                return VerifierFailure(kind=kind, error=over)
+            return _died(spec, how)
         except msgspec.MsgspecError as error:
             return _died(spec, f"sent a reply that cannot be read ({error})")
         else:
             return reply
         finally:
+            self._budget = None
             if not is_clean:
                 await self.kill()
 
@@ -191,9 +213,33 @@ class SandboxProcess:
             return f"closed its pipe ({error})"
         if self._overrun:
             return self._overrun
+        if code == -signal.SIGPROF:
+            self._is_over = True
         if code < 0:
             return f"was ended by {signal.Signals(-code).name} (its memory limit is {self._memory_bytes >> 20} MiB)"
         return f"exited with code {code}"
+
+
+class Budget:
+    """The processor time of one call, in seconds."""
+
+    def __init__(self, cpu_s: float, before_s: float) -> None:
+        """``before_s``: what the child, and those of its processes that have ended, had used."""
+        self._cpu_s, self._before_s = cpu_s, before_s
+        self._is_seen = False
+
+    @property
+    def words(self) -> str:
+        """What ended a call that used more."""
+        return f"used more than {self._cpu_s:g} s of processor time (reward.timeout_s); its process was killed"
+
+    def is_spent(self, usage: SessionUsage) -> bool:
+        """Return whether the call has used more. Processes that are there when it is first seen may
+        be older than the call: what they had used is not counted."""
+        if not self._is_seen:
+            self._is_seen = True
+            self._before_s += usage.others_cpu_s
+        return usage.cpu_s - self._before_s > self._cpu_s
 
 
 def _kill_group(process: asyncio.subprocess.Process) -> None:

@@ -1,8 +1,9 @@
 """Programs in responses, judged by unit tests.
 
 *Consumes* responses with a program in their last code block, and tests in the column ``tests``, or
-in the answer as JSON. *Produces* verdicts. *Waits for* the program, until shortly before the
-sandbox's alarm: a program that has not ended by then is wrong.
+in the answer as JSON. *Produces* verdicts. *Waits for* the program, which has half a second less
+than the budget of the sandbox's call. A program that uses more processor time, or sleeps for longer,
+is wrong. Time in which the machine stood still, or gave it no processor, is not the program's.
 
 Tests have one of three forms:
 
@@ -30,10 +31,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pipeline.process.descendants import SANDBOX_MARK, end_marked
+from pipeline.process.descendants import SANDBOX_MARK, cpu_seconds, end_marked
+from pipeline.rewards.patience import Waited
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
 
 MEMORY_BYTES = 1 << 30
@@ -41,9 +44,10 @@ MEMORY_BYTES = 1 << 30
 FILE_BYTES = 16 << 20
 """Of what it prints, and of each file that it writes."""
 
-_GRACE_S = 2.5
-"""The sandbox's alarm comes two seconds after the parent's limit; half a second is for the end."""
-_WITHOUT_ALARM_S = 5.0
+_GRACE_S = 0.5
+"""What is left of the call's budget for the end."""
+_WITHOUT_BUDGET_S = 5.0
+_STEP_S = 0.05
 _MARK = "HEADRACE_PROGRAM"
 _BLOCK = re.compile(r"```[ \t]*([A-Za-z0-9+#.-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _LANGUAGES = frozenset({"", "python", "python3", "py"})
@@ -72,6 +76,18 @@ assert _json.loads({expected!r}) in (_result, [_result])
 """
 
 
+@dataclass(slots=True)
+class _Budget:
+    """What all programs of a call may use, in seconds."""
+
+    limit_s: float
+    spent_s: float = 0.0
+
+    @property
+    def left_s(self) -> float:
+        return self.limit_s - self.spent_s
+
+
 class _BadTests(Exception):
     """The tests of a line are none."""
 
@@ -94,12 +110,12 @@ def _judged(response: Response, *, share: bool) -> VerifierOutcome:
     program = _program(response.response_text)
     if program is None:
         return Verdict(accuracy=0.0, reason="no code block in Python")
-    left_s = signal.getitimer(signal.ITIMER_REAL)[0]
-    until_s = time.monotonic() + (max(left_s - _GRACE_S, (left_s - 2.0) / 2) if left_s else _WITHOUT_ALARM_S)
+    left_s = signal.getitimer(signal.ITIMER_PROF)[0]
+    budget = _Budget(max(left_s - _GRACE_S, left_s / 2) if left_s else _WITHOUT_BUDGET_S)
     if statements:
-        passed, reason = _run_statements(program, statements, until_s)
+        passed, reason = _run_statements(program, statements, budget)
     else:
-        passed, reason = _run_pairs(program, pairs, until_s, all_of_them=share)
+        passed, reason = _run_pairs(program, pairs, budget, all_of_them=share)
     total = len(statements or pairs)
     accuracy = passed / total if share else float(passed == total)
     return Verdict(accuracy=accuracy, reason=f"{passed} of {total} tests passed" + (f"; {reason}" if reason else ""))
@@ -145,23 +161,23 @@ def _lines(value: object) -> str:
     return "\n".join(map(str, cast("list[Any]", value))) if isinstance(value, list) else str(value)
 
 
-def _run_statements(program: str, tests: list[str], until_s: float) -> tuple[int, str]:
+def _run_statements(program: str, tests: list[str], budget: _Budget) -> tuple[int, str]:
     """Return how many tests pass, and why the program did not reach the end."""
     token = secrets.token_hex(16)
     given = json.dumps({"program": program, "tests": tests, "token": token})
-    printed, reason = _run(_HARNESS, given, until_s)
+    printed, reason = _run(_HARNESS, given, budget)
     last = printed.rstrip("\n").rpartition("\n")[2].split()
     if len(last) == 2 and last[0] == token:
         return int(last[1]), ""
     return 0, reason or "the program ended before its tests"
 
 
-def _run_pairs(program: str, pairs: list[tuple[str, str]], until_s: float, *, all_of_them: bool) -> tuple[int, str]:
+def _run_pairs(program: str, pairs: list[tuple[str, str]], budget: _Budget, *, all_of_them: bool) -> tuple[int, str]:
     """Return how many outputs are right, and the first failure. Stops there unless
     ``all_of_them``."""
     passed, first = 0, ""
     for number, (given, wanted) in enumerate(pairs):
-        printed, reason = _run(program, given, until_s)
+        printed, reason = _run(program, given, budget)
         is_right = not reason and _tidy(printed) == _tidy(wanted)
         passed += is_right
         first = first or ("" if is_right else f"input {number}: {reason or 'another output'}")
@@ -175,10 +191,9 @@ def _tidy(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def _run(source: str, given: str, until_s: float) -> tuple[str, str]:
+def _run(source: str, given: str, budget: _Budget) -> tuple[str, str]:
     """Run ``source`` with ``given`` on standard input; return its output, and why it is no good."""
-    limit_s = until_s - time.monotonic()
-    if limit_s <= 0.0:
+    if budget.left_s <= 0.0:
         return "", "no time was left"
     mark = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="headrace-program-", ignore_cleanup_errors=True) as folder:
@@ -198,10 +213,8 @@ def _run(source: str, given: str, until_s: float) -> tuple[str, str]:
                 preexec_fn=_limit,
             )
         try:
-            code = process.wait(timeout=limit_s)
-            reason = "" if code == 0 else _ending(code)
-        except subprocess.TimeoutExpired:
-            reason = f"did not end within {limit_s:.1f} s"
+            code = _wait(process, budget)
+            reason = _ending(code) if code else "" if code == 0 else f"did not end within {budget.limit_s:.1f} s"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -209,6 +222,30 @@ def _run(source: str, given: str, until_s: float) -> tuple[str, str]:
             end_marked(_MARK, mark)
         with printed.open("rb") as file:
             return file.read(FILE_BYTES).decode("utf-8", "replace"), reason
+
+
+def _wait(process: subprocess.Popen[bytes], budget: _Budget) -> int | None:
+    """Return the status of a program; None when the budget is spent before it ends.
+
+    Spent is processor time, or the time in which the program slept, whichever is more."""
+    began_s, waited, delayed_s = budget.spent_s, Waited(_STEP_S, time.monotonic()), 0.0
+    while True:
+        try:
+            return process.wait(timeout=_STEP_S)
+        except subprocess.TimeoutExpired:
+            delayed_s = max(delayed_s, _delayed_s(process.pid))
+            own_s = waited.step(time.monotonic()) - delayed_s
+            budget.spent_s = began_s + max(own_s, cpu_seconds(process.pid))
+        if budget.left_s <= 0.0:
+            return None
+
+
+def _delayed_s(pid: int) -> float:
+    """Return the time for which a program's main thread has wanted a processor and had none; 0 where
+    the kernel does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    return 0.0
 
 
 def _ending(code: int) -> str:

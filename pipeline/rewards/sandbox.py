@@ -5,9 +5,10 @@ the process started with. Frames are a 4-byte big-endian length and MessagePack.
 when the parent closes the pipe.
 
 A life has limits of memory, open files and the size of a file, and leaves no core files. The kernel
-refuses more; each process that a verifier starts has the same limits. For each call an alarm of the
-kernel ends the process even when the parent is gone. On Linux it ends with its parent, which counts
-the processes that it may have (``pipeline.rewards.pool``). A verifier's output is discarded. This
+refuses more; each process that a verifier starts has the same limits. A call has a budget of
+processor time, after which the kernel ends the process. No clock on the wall ends it: the machine
+may have stood still. On Linux it ends with its parent, elsewhere by an alarm when the parent is gone
+for long. The parent counts the processes that it may have (``pipeline.rewards.pool``). A verifier's output is discarded. This
 guards against accidents and hostile *responses*; it does not make hostile *code* safe to run."""
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ MAX_FILE_BYTES = 1 << 30
 
 _PR_SET_PDEATHSIG = 1
 _MAX_ERROR_CHARS = 8_000
-_ALARM_GRACE_S = 2.0
+_ALARM_S = 3600.0
+"""Wall time of a call where the process does not end with its parent."""
+_CLOSING_S = 2.0
+_HAS_PDEATHSIG = sys.platform == "linux"
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +50,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     responses: tuple[Response, ...] = ()
     timeout_s: float
-    """The parent's limit; the alarm comes shortly after it."""
+    """Processor time that the process may use for it."""
     whole_group: bool = False
     """Whether the verifier must take several responses a call."""
     any_number: bool = False
@@ -78,15 +82,17 @@ def main() -> None:
     while header := calls.read(HEADER.size):
         (length,) = HEADER.unpack(header)
         call = decoder.decode(calls.read(length))
-        signal.setitimer(signal.ITIMER_REAL, call.timeout_s + _ALARM_GRACE_S)
+        signal.setitimer(signal.ITIMER_PROF, call.timeout_s)
+        signal.setitimer(signal.ITIMER_REAL, 0.0 if _HAS_PDEATHSIG else _ALARM_S)
         reply = _serve(call, verifiers)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         body = _encode(reply)
         replies.write(HEADER.pack(len(body)) + body)
         replies.flush()
         if reply.is_last:
             break
-    signal.setitimer(signal.ITIMER_REAL, _ALARM_GRACE_S)
+    signal.setitimer(signal.ITIMER_REAL, _CLOSING_S)
     for judge in verifiers.values():
         judge.close()
 
@@ -148,8 +154,9 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _limit(memory_bytes: int) -> None:
-    # ends the process
+    # each ends the process
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: MAX_OPEN_FILES, resource.RLIMIT_FSIZE: MAX_FILE_BYTES}
     # elsewhere the data limit is not enforced
     if sys.platform == "linux":

@@ -8,7 +8,8 @@ A verifier is a plain function from finished responses to one outcome for each, 
 is a verifier. It may also return ``Verdict`` (with further summands of the reward) or
 ``VerifierFailure`` (this response cannot be judged). Raising fails every response of the call;
 sandboxed verifiers are called with one response at a time, so that a failure has one owner. An
-answer that cannot be judged in time is wrong: that is no failure of the verifier."""
+answer that is not judged in time has no verdict either: it is tried again, and never wrong unless
+``reward.late`` says so."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     reason: str = ""
     """The deciding fact, in a few words, for readers of verdicts."""
     judged: bool = True
-    """False for an answer that could not be judged within its limits, which counts as wrong."""
+    """False for an answer that cannot be judged within limits of its own, which counts as wrong."""
 
 
 class VerifierFailureKind(StrEnum):
@@ -85,7 +86,11 @@ class VerifierFailureKind(StrEnum):
     BUDGET = "budget"
     """an endpoint's budget of requests is spent"""
     LATE = "late"
-    """a further reward or a judgment was not there in time; it has no value that means wrong"""
+    """there was no verdict in time, which says nothing about the response"""
+    OVER_BUDGET = "over_budget"
+    """judging it took more processor time than a call may take"""
+    PUT_OFF = "put_off"
+    """another member of its group has no verdict yet, and a reward needs all of them"""
     NOTHING_FOUND = "nothing_found"
     """nothing wrong was found to write a judgment about"""
 
@@ -99,10 +104,12 @@ class VerifierFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
 
 
 VerifierOutcome = Verdict | VerifierFailure
+NOT_IN_TIME = frozenset({VerifierFailureKind.LATE, VerifierFailureKind.OVER_BUDGET})
+"""Failures by the limits of a call, which ``reward.late`` may turn into wrong answers."""
 
 
 def not_judged(reason: str) -> Verdict:
-    """Return the verdict of an answer that was not judged within its limits: wrong, and counted."""
+    """Return the verdict of an answer that exhausts the limits of judging: wrong, and counted."""
     return Verdict(accuracy=0.0, reason=reason, judged=False)
 
 

@@ -26,6 +26,7 @@ _OF_CODE = frozenset(
         VerifierFailureKind.DIED,
         VerifierFailureKind.BAD_VERDICT,
         VerifierFailureKind.LATE,
+        VerifierFailureKind.OVER_BUDGET,
     }
 )
 

@@ -20,12 +20,15 @@ Each function of ``reward.functions`` adds a part to the reward of a training re
 
 A verifier that raises is not a wrong answer, nor is a response that the reward model cannot read.
 The failure is reported to the ledger with its traceback, and the chunk is handed out again. After
-the allowed attempts its group becomes a dead letter. An answer that is not judged within
-``reward.timeout_s`` is wrong, at once. An endpoint that is down or limits the rate is no failure of
-the response. It stays here and is judged again, as often as that takes.
+the allowed attempts it is a dead letter, and its group goes on without it. So it is with an answer
+that is not judged in time, unless ``reward.late`` calls it wrong; in evaluation it never is. A
+response of a group that is judged whole waits while another member is tried again. An endpoint that
+is down or limits the rate is no failure of the response. It stays here and is judged again, as
+often as that takes.
 
 Counters in the heartbeat: ``scored``, ``not_judged`` (of those, the answers that were wrong because
-of the time limit), ``failed``, ``overdue`` (picked up from the ledger), ``duplicates``,
+of a limit), ``failed`` (tries that gave no verdict), ``late`` (of those, the ones that were not in
+time), ``without_verdict`` (responses that became dead letters), ``overdue`` (picked up from the ledger), ``duplicates``,
 ``scored_tokens`` (of judged responses).
 ``judged`` counts responses with an accuracy, ``judged_accuracy`` is the sum of these.
 ``waited_for_group`` counts responses put off until their group has ended, ``waited_for_endpoint``
@@ -44,7 +47,7 @@ from pipeline.preflight.model_folder import loading
 from pipeline.rewards.functions import judge
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.shaping import shape
-from pipeline.rewards.verifier import Response, VerifierFailure, VerifierFailureKind, VerifierOutcome
+from pipeline.rewards.verifier import NOT_IN_TIME, Response, VerifierFailure, VerifierFailureKind, VerifierOutcome
 from pipeline.runtime.registry.contract import WaitingFor
 from protocol.errors import ConfigError, DataError, EngineError
 from protocol.ids import ChunkId, Role
@@ -236,6 +239,7 @@ class Reward(Scorer):
         size = sum(self.size_of(chunk) for chunk, _ in piece)
         self.ctx.work.served("judging", seconds=self.ctx.clock.monotonic() - begun_s, size=size, pieces=len(piece))
         scored: list[Scored] = []
+        put_off: list[ChunkId] = []
         for (chunk, score), verdict in zip(piece, verdicts, strict=True):
             if isinstance(verdict, VerifierFailure):
                 if verdict.kind is VerifierFailureKind.BUDGET:
@@ -244,7 +248,13 @@ class Reward(Scorer):
                 if verdict.kind is VerifierFailureKind.OUTAGE:
                     # in a drain: it becomes overdue
                     continue
-                await self.fail(chunk, verdict.error)
+                if verdict.kind is VerifierFailureKind.PUT_OFF:
+                    put_off.append(chunk.id)
+                    continue
+                if verdict.kind in NOT_IN_TIME:
+                    self.ctx.count("late")
+                if await self.fail(chunk, verdict.error):
+                    self.ctx.count("without_verdict")
                 continue
             if not verdict.judged:
                 self.ctx.count("not_judged")
@@ -260,6 +270,9 @@ class Reward(Scorer):
             scored.append((chunk, response_of(chunk, score), shaped))
             self.ctx.count("judged")
             self.ctx.count("judged_accuracy", shaped.accuracy)
+        if put_off:
+            ids = tuple(put_off)
+            await self.ride_out(lambda: self.ctx.ledger.expire_scoring(self.ctx.who, self.field, ids))
         if self._guidance is not None:
             scored = await self._guidance.add(scored)
         await self.write_all((chunk, score) for chunk, _, score in scored)
@@ -277,15 +290,20 @@ class Reward(Scorer):
 
     async def _verdicts(self, read: Piece) -> list[VerifierOutcome]:
         """Judge responses; those of training by the further functions too. Outcomes in order."""
-        functions = self.ctx.config.reward.functions
+        section = self.ctx.config.reward
         responses = [response_of(chunk, score) for chunk, score in read]
-        if not functions:
+        if not section.functions and section.late == "retry":
             return await self._pool.score(responses)
         found: dict[int, VerifierOutcome] = {}
-        for used in (functions, {}):
-            indices = [i for i, (chunk, _) in enumerate(read) if chunk.trajectory.is_evaluation is not bool(used)]
-            groups = [read[index][0].trajectory.group for index in indices]
-            judged = await judge(self._pool, used, [responses[index] for index in indices], groups=groups)
+        for is_evaluation in (False, True):
+            indices = [i for i, (chunk, _) in enumerate(read) if chunk.trajectory.is_evaluation is is_evaluation]
+            judged = await judge(
+                self._pool,
+                {} if is_evaluation else section.functions,
+                [responses[index] for index in indices],
+                groups=[read[index][0].trajectory.group for index in indices],
+                late_is_wrong=section.late == "wrong" and not is_evaluation,
+            )
             found.update(zip(indices, judged, strict=True))
         return [found[index] for index in range(len(read))]
 
@@ -301,7 +319,8 @@ class Reward(Scorer):
         except (EngineError, DataError):
             if len(chunks) > 1:
                 return [pair for chunk in chunks for pair in await self._read([chunk])]
-            await self.fail(chunks[0], traceback.format_exc())
+            if await self.fail(chunks[0], traceback.format_exc()):
+                self.ctx.count("without_verdict")
             return []
         return [(chunk, score - self._center) for chunk, score in zip(chunks, scores, strict=True)]
 

@@ -104,8 +104,9 @@ class Scorer(Actor):
         self._end_span(chunk, field)
         self.ctx.deliver()
 
-    async def fail(self, chunk: TrajectoryChunk, error: str, field: Field | None = None) -> None:
-        """Report that this chunk could not be scored, with a traceback. The log has an error once a
+    async def fail(self, chunk: TrajectoryChunk, error: str, field: Field | None = None) -> bool:
+        """Report that this chunk could not be scored, with a traceback; return whether it is a dead
+        letter now. The log has an error once a
         minute, and few of them: all are counted, and those of dead letters are in the ledger.
         ``field``: the role's by default."""
         of = self.field if field is None else field
@@ -115,6 +116,7 @@ class Scorer(Actor):
         self._end_span(chunk, of, error=_gist(error).partition(":")[0])
         if (log := self._log_of(error, "dead letter" if is_dead else "failed")) is not None:
             log.warning("scoring_failed", chunk=str(chunk.id), dead_letter=is_dead, error=error)
+        return is_dead
 
     async def ride_out(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call while the ledger is full."""

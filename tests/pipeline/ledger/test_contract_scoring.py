@@ -152,4 +152,4 @@ async def test_work_that_scorers_fail_on_as_often_as_allowed_becomes_a_dead_lett
     assert totals.credit_used == (0 if unit is Unit.GROUP else 1)
     assert await ledger.overdue(SCORER, Field.REWARD, max_chunks=9) == []
     other = await ledger.write_chunk(GENERATOR, make_chunk(leases[1].trajectory))
-    assert other.status is (WriteStatus.FENCED if unit is Unit.GROUP else WriteStatus.STORED)
+    assert other.status is (WriteStatus.FENCED if unit is Unit.GROUP else WriteStatus.STORED), "one of two is no group"

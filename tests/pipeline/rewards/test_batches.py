@@ -40,10 +40,8 @@ async def test_one_response_of_a_batch_spoils_no_other(how: str) -> None:
     asked = [response(text, by=f"{USER}:counts_its_batch") for text in ("a", how, "b")]
     first, culprit, last = await judge(*asked, limits=Limits(timeout_s=1.0))
     assert together(first) == together(last) == 1.0
-    if how == "hang":
-        assert isinstance(culprit, Verdict) and not culprit.judged
-    else:
-        assert failure(culprit).kind is (VerifierFailureKind.RAISED if how == "raise" else VerifierFailureKind.DIED)
+    kinds = {"raise": VerifierFailureKind.RAISED, "hang": VerifierFailureKind.LATE, "die": VerifierFailureKind.DIED}
+    assert failure(culprit).kind is kinds[how]
 
 
 async def test_every_call_is_a_piece_of_work_also_when_a_batch_is_judged_one_by_one() -> None:

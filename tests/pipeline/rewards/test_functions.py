@@ -60,7 +60,7 @@ async def test_each_function_adds_its_weighted_number_and_accuracy_stays_the_ver
         ("raises", "2", VerifierFailureKind.RAISED, "reward odd: Traceback"),
         ("returns", "not a number", VerifierFailureKind.BAD_VERDICT, "number is nan"),
         ("returns_infinity", "2", VerifierFailureKind.BAD_VERDICT, "number is inf"),
-        ("hangs_when_told", "hang", VerifierFailureKind.LATE, "not judged within 0.5 s"),
+        ("hangs_when_told", "hang", VerifierFailureKind.LATE, "not judged within 1.5 s"),
         ("missing", "2", VerifierFailureKind.UNKNOWN_VERIFIER, "has no 'missing'"),
     ],
 )
@@ -98,9 +98,10 @@ async def test_a_call_for_a_group_that_fails_fails_all_of_it_and_no_other_group(
     assert other == Verdict(accuracy=1.0, parts={"rank": 100.0})
 
 
-async def test_a_member_without_a_verdict_fails_its_group_which_is_not_judged_without_it() -> None:
+async def test_a_member_without_a_verdict_puts_its_group_off_which_is_not_judged_without_it() -> None:
     first, second, other = await groups_judged("2 raise 2", "a a b", "ranks_its_group", f"{USER}:counts_its_batch")
     assert isinstance(second, VerifierFailure) and isinstance(first, VerifierFailure)
+    assert (first.kind, second.kind) == (VerifierFailureKind.PUT_OFF, VerifierFailureKind.RAISED)
     assert "a member has no verdict" in first.error
     assert isinstance(other, Verdict)
 

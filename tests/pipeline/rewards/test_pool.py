@@ -45,8 +45,14 @@ async def judge(
         return await pool.score(responses)
 
 
-def late(timeout_s: float, verifier: str) -> str:
-    return f"not judged within {timeout_s:g} s; the process of verifier {verifier!r} was killed"
+def late(wait_s: float, verifier: str) -> VerifierFailure:
+    error = f"not judged within {wait_s:g} s; the process of verifier {verifier!r} was killed"
+    return VerifierFailure(kind=VerifierFailureKind.LATE, error=error)
+
+
+def over_budget(cpu_s: float, verifier: str) -> VerifierFailure:
+    used = f"used more than {cpu_s:g} s of processor time (reward.timeout_s); its process was killed"
+    return VerifierFailure(kind=VerifierFailureKind.OVER_BUDGET, error=f"verifier {verifier!r} {used}")
 
 
 def is_right(outcome: VerifierOutcome) -> bool:
@@ -92,8 +98,8 @@ async def test_an_empty_batch_starts_no_process() -> None:
         assert pool.pids == []
 
 
-async def test_a_hostile_expression_is_wrong_at_once_after_its_time_and_spoils_no_other() -> None:
-    async with VerifierPool(Limits(timeout_s=0.5), configured=EVERYTHING) as pool:
+async def test_a_hostile_expression_has_no_verdict_after_its_processor_time_and_spoils_no_other() -> None:
+    async with VerifierPool(Limits(timeout_s=0.5, wait_s=60.0), configured=EVERYTHING) as pool:
         await pool.start(["math"])
         (victim,) = pool.pids
         started = time.monotonic()
@@ -101,22 +107,30 @@ async def test_a_hostile_expression_is_wrong_at_once_after_its_time_and_spoils_n
             [response(HOSTILE, "9^{9^{9^{8}}}", by="math"), response("\\boxed{4}", "4", by="math")]
         )
         took = time.monotonic() - started
-        assert hostile == Verdict(accuracy=0.0, reason=late(0.5, "math"), judged=False)
+        assert hostile == over_budget(0.5, "math")
         assert is_right(innocent)
         assert not is_alive(victim)
-        assert took < 8.0
+        assert took < 30.0
 
 
-async def test_an_answer_on_which_a_verifier_hangs_is_wrong_and_reported() -> None:
-    hung, spun, well = await judge(
+async def test_a_call_that_waits_is_late_and_one_that_works_is_over_its_budget_and_neither_is_wrong() -> None:
+    hung, spun, child, well = await judge(
         response("hang", by=f"{USER}:hangs_when_told"),
         response("", by=f"{USER}:spins_without_the_interpreter"),
+        response("", by=f"{USER}:spins_in_a_child"),
         response("go on", by=f"{USER}:hangs_when_told"),
-        limits=Limits(timeout_s=0.3),
+        limits=Limits(timeout_s=0.3, wait_s=10.0, processes=2),
     )
-    assert hung == Verdict(accuracy=0.0, reason=late(0.3, f"{USER}:hangs_when_told"), judged=False)
-    assert spun == Verdict(accuracy=0.0, reason=late(0.3, f"{USER}:spins_without_the_interpreter"), judged=False)
+    assert hung == late(10.0, f"{USER}:hangs_when_told")
+    assert spun == over_budget(0.3, f"{USER}:spins_without_the_interpreter")
+    assert child == over_budget(0.3, f"{USER}:spins_in_a_child")
     assert well == Verdict(accuracy=1.0)
+
+
+async def test_what_a_verifier_used_in_earlier_calls_is_not_counted_in_a_later_one() -> None:
+    async with VerifierPool(Limits(timeout_s=0.4, wait_s=30.0), configured=EVERYTHING) as pool:
+        asked = [response("0.2", by=f"{USER}:works_for_so_long") for _ in range(4)]
+        assert await pool.score(asked) == [Verdict(accuracy=1.0)] * 4
 
 
 async def test_a_raising_verifier_gives_its_traceback_and_never_a_score() -> None:
@@ -295,10 +309,7 @@ async def test_what_a_verifier_started_dies_with_it_even_in_a_session_of_its_own
     tell = tmp_path / "pids"
     async with VerifierPool(Limits(timeout_s=1.0), configured=EVERYTHING) as pool:
         (outcome,) = await pool.score([response(how, "3", by=f"{USER}:leaves_processes", tell=str(tell))])
-        if how == "hang":
-            assert isinstance(outcome, Verdict) and not outcome.judged
-        else:
-            assert failure(outcome).kind is VerifierFailureKind.DIED
+        assert failure(outcome).kind is (VerifierFailureKind.LATE if how == "hang" else VerifierFailureKind.DIED)
         assert len(told(tell)) == 3
         await until_gone(told(tell))
 

@@ -46,9 +46,18 @@ def test_an_idle_process_ends_when_its_parent_is_gone(child: Child) -> None:
     assert child.wait(timeout=10.0) == 0
 
 
-def test_a_hung_process_is_ended_by_the_kernel_even_when_nobody_kills_it(child: Child) -> None:
+def test_a_busy_process_is_ended_by_the_kernel_even_when_nobody_kills_it(child: Child) -> None:
     send(child, "spins_without_the_interpreter", "", timeout_s=0.01)
-    assert child.wait(timeout=20.0) == -signal.SIGALRM
+    assert child.wait(timeout=20.0) == -signal.SIGPROF
+
+
+def test_a_process_that_stood_still_for_longer_than_its_limit_goes_on_with_its_call(child: Child) -> None:
+    send(child, "equals", "1", timeout_s=5.0)
+    assert receive(child) == Reply(outcomes=(Verdict(accuracy=1.0),))
+    child.send_signal(signal.SIGSTOP)
+    send(child, "naps", "1", timeout_s=0.01)
+    child.send_signal(signal.SIGCONT)
+    assert receive(child) == Reply(outcomes=(Verdict(accuracy=1.0),))
 
 
 def test_the_time_of_one_call_is_not_counted_towards_the_next(child: Child) -> None:

@@ -194,3 +194,22 @@ def ranks_its_group(responses: Sequence[Response]) -> list[float]:
 
 def verl_score(data_source: str, solution_str: str, ground_truth: str, extra_info: object = None) -> float:
     return 1.0
+
+
+def spins_in_a_child(responses: Sequence[Response]) -> list[float]:
+    subprocess.run([sys.executable, "-c", "while True: pass"], check=False)
+    return [1.0]
+
+
+def works_for_so_long(responses: Sequence[Response]) -> list[float]:
+    """Use the seconds of processor time that the response says."""
+    until_s = time.process_time() + float(responses[0].response_text)
+    while time.process_time() < until_s:
+        pass
+    return [1.0]
+
+
+def naps(responses: Sequence[Response]) -> list[float]:
+    """Wait for longer than any grace that a limit of 0.01 s might have."""
+    time.sleep(2.5)
+    return [1.0]

@@ -114,31 +114,43 @@ async def test_a_response_the_reward_model_cannot_read_is_a_dead_letter_and_othe
         assert bench.worker.ctx.counters["failed"] == 1
 
 
-async def test_an_answer_not_judged_in_time_is_wrong_and_counted_and_no_dead_letter(
-    tmp_path: Path,
-) -> None:
-    hangs = "tests.pipeline.rewards.user_verifiers:hangs_when_told"
+@asynccontextmanager
+async def hanging(tmp_path: Path, **reward: object) -> AsyncIterator[Bench]:
+    """A reward worker whose verifier does not judge the response ``hang`` in time."""
     config = small_config(tmp_path)
-    config = config.model_copy(
-        update={
-            "reward": RewardSection(timeout_s=0.5, verifiers=(hangs,)),
-            "ledger": config.ledger.model_copy(update={"max_attempts": 1}),
-        }
-    )
+    section = RewardSection.model_validate({"timeout_s": 5.0, "wait_s": 0.5, "verifiers": (HANGS,), **reward})
+    ledger = config.ledger.model_copy(update={"max_attempts": 1})
+    config = config.model_copy(update={"reward": section, "ledger": ledger})
     async with scorer_context(tmp_path, config, Role.REWARD) as ctx:
         worker = Reward(ctx)
         await worker.setup()
         try:
-            bench = Bench(ctx.ledger, worker)
-            late, fine = await scores_of(bench, await bench.finished("hang", "go on", verifier=hangs))
-            assert (late.accuracy, fine.accuracy) == (0.0, 1.0)
-            assert late.reward == config.reward.wrong
-            assert await ctx.ledger.dead_letters() == []
-            assert worker.ctx.counters == {
-                "scored": 2, "not_judged": 1, "scored_tokens": 6, "judged": 2, "judged_accuracy": 1.0,
-            }  # fmt: skip
+            yield Bench(ctx.ledger, worker)
         finally:
             await worker.teardown()
+
+
+HANGS = "tests.pipeline.rewards.user_verifiers:hangs_when_told"
+
+
+async def test_an_answer_not_judged_in_time_has_no_verdict_and_is_counted_and_a_dead_letter(tmp_path: Path) -> None:
+    async with hanging(tmp_path) as bench:
+        chunks = await bench.finished("hang", verifier=HANGS)
+        await judge_all(bench.worker, chunks)
+        (letter,) = await bench.ledger.dead_letters()
+        assert (letter.chunk, "not judged within 0.5 s" in letter.error) == (str(chunks[0].id), True)
+        assert bench.worker.ctx.counters == {"failed": 1, "late": 1, "without_verdict": 1, "scored_tokens": 0}
+
+
+async def test_an_answer_not_judged_in_time_is_wrong_where_the_settings_say_so_and_counted(tmp_path: Path) -> None:
+    async with hanging(tmp_path, late="wrong") as bench:
+        late, fine = await scores_of(bench, await bench.finished("hang", "go on", verifier=HANGS))
+        assert (late.accuracy, fine.accuracy) == (0.0, 1.0)
+        assert late.reward == -1.0
+        assert await bench.ledger.dead_letters() == []
+        assert bench.worker.ctx.counters == {
+            "scored": 2, "not_judged": 1, "scored_tokens": 6, "judged": 2, "judged_accuracy": 1.0,
+        }  # fmt: skip
 
 
 async def test_further_rewards_are_of_training_responses_and_evaluation_calls_none(tmp_path: Path) -> None:

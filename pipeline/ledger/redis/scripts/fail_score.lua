@@ -1,7 +1,7 @@
 -- fail_score.lua: count a scorer's failure on a chunk; after the last attempt it is a dead letter,
 -- and its unit is dropped. A group that has enough other members goes on without a reward.
 --
--- Uses     beginning counts leaving names prompts ready requests
+-- Uses     beginning leaving names prompts ready requests
 -- Writes   chunk:<id> trajectory:<id> group:<n> due:<field> dead evaluation:<n> counters asked:<who>, and all
 --          that a dropped unit leaves behind
 -- ARGV[4]  chunk      text
