@@ -277,7 +277,9 @@ class RewardSection(Section):
     model: RewardModelSection | None = setting(None, "Read every response with a reward model too.")
 
     overlong: Literal["none", "soft", "filter", "soft+filter"] = setting(
-        "none", "Over-long responses: a soft penalty, or no loss. DAPO section 3.4."
+        "none",
+        "Over-long responses: a soft penalty, or no loss (filter): a group of nothing else is dropped without signal. "
+        "DAPO section 3.4.",
     )
     overlong_cache_tokens: int = setting(0, "L_cache of DAPO eq. 13.", ge=0)
     overlong_factor: float = setting(1.0, "Largest penalty of an over-long response.", ge=0.0)
