@@ -8,8 +8,8 @@ no transaction: every script is atomic by itself, and fails alone.
 
 A connection that is lost, or silent for too long, is closed, and all its commands are repeated.
 That is safe: writes are keyed, and calls that give out or take back are numbered, so the server
-knows a repeat. Commands are also repeated when the server cannot serve now, or its disk takes no
-writes. A full disk is tolerated of a server that is away, too, since it cannot start there. A
+knows a repeat. Commands are also repeated when the server cannot serve now, is busy in a script, or
+its disk takes no writes. A full disk is tolerated of a server that is away, too, since it cannot start there. A
 refused password ends a call at once. A token that was accepted before is tried again for a while.
 Its file may have another secret by then, or its server the user again. This is the one layer that
 repeats.
@@ -30,7 +30,7 @@ import redis.asyncio
 from redis import exceptions
 
 from pipeline.ledger.redis.client import OwnConnection, TokenRefused, call_timeouts
-from pipeline.ledger.redis.errors import NOT_NOW, is_disk_failure, is_refusal
+from pipeline.ledger.redis.errors import NOT_NOW, is_busy, is_disk_failure, is_refusal
 
 T = TypeVar("T")
 Command: TypeAlias = Sequence[str | bytes | float]
@@ -96,6 +96,12 @@ class PipelinedConnection:
                 return await self._once(lambda stream: stream.ask(command, held_s))
         except (exceptions.ConnectionError, exceptions.TimeoutError, *NOT_NOW, TimeoutError, OSError):
             return None
+        except exceptions.ResponseError as error:
+            if not is_busy(error):
+                raise
+            # the caller waits again, after a pause
+            await asyncio.sleep(min(held_s, _LONGEST_PAUSE_S))
+            return None
 
     def give_up(self, reason: str) -> None:
         """Close a present connection, for a reason in words; the next call connects."""
@@ -133,10 +139,14 @@ class PipelinedConnection:
                         deadline = min(deadline, refused_until)
                     error = failure
                 except exceptions.ResponseError as failure:
-                    if not is_disk_failure(failure):
+                    if is_busy(failure):
+                        # it serves again after a script: no sign of another master
+                        error = failure
+                    elif not is_disk_failure(failure):
                         raise
-                    # the server answers
-                    error, deadline = failure, min(last_of_all, now() + pause + self._timeouts.lost_s)
+                    else:
+                        # the server answers
+                        error, deadline = failure, min(last_of_all, now() + pause + self._timeouts.lost_s)
                 except (TimeoutError, OSError) as failure:
                     error = error or exceptions.TimeoutError(
                         f"no answer within {self._timeouts.lost_s:g} s{f': {failure}' if str(failure) else ''}"
@@ -390,7 +400,7 @@ class _Stream(asyncio.BufferedProtocol):
 def _is_answer(error: BaseException) -> bool:
     """Return whether this is an error reply that a repeat would get again."""
     is_reply = isinstance(error, exceptions.ResponseError) and not isinstance(error, (*NOT_NOW, exceptions.AskError))
-    return is_reply and not is_disk_failure(error)
+    return is_reply and not is_disk_failure(error) and not is_busy(error)
 
 
 def _wake(room: asyncio.Future[None]) -> bool:

@@ -26,6 +26,12 @@ RAISED: Final = (exceptions.RedisError, OSError)
 _FORBIDDEN: Final = re.compile(r"NOPERM|ACL failure|can't run this command|can't access at least one of the keys")
 
 
+def is_busy(error: BaseException) -> bool:
+    """Return whether the server runs another's script, and answers nothing else until its end
+    (https://valkey.io/commands/script-kill)."""
+    return isinstance(error, exceptions.ResponseError) and str(error).startswith("BUSY ")
+
+
 def is_disk_failure(error: BaseException) -> bool:
     """Return whether the server refuses writes since its append-only file cannot be written.
 
@@ -87,6 +93,11 @@ def _from_reply(doing: str, error: exceptions.ResponseError) -> LedgerError:
         return unmarked(int(text.split()[-2]))
     if text.startswith("UNKEPT"):
         return nothing_kept(doing)
+    if is_busy(error):
+        return LedgerUnavailable(
+            f"{doing}: the ledger server is busy in a script for longer than its limit ({text}); try again. A script without "
+            "end is ended by `SCRIPT KILL`, or with the server if it wrote; a run's own server is watched for that"
+        )
     # servers before version 7 wrap the error of a script's command; redis-py then lacks its code
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in text:
         return LedgerFull(

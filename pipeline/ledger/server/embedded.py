@@ -40,7 +40,7 @@ from pipeline.ledger.address import LedgerAddress, known_url, read_ledger_url, w
 from pipeline.ledger.server.binary import ServerBinary, find_server
 from pipeline.ledger.server.holes import take_out_holes
 from pipeline.ledger.server.lock import take_lock
-from pipeline.ledger.server.probe import ServerState, Sight, listens, probe
+from pipeline.ledger.server.probe import ServerState, Sight, end_script, listens, probe
 from pipeline.ledger.server.server_process import POLL_S, ServerHandle
 from pipeline.ledger.server.settings import LOG_NAME, OWN_FOLDER, dying_with_us, settings_of, socket_path
 from pipeline.ledger.server.watch import ServerAction, ServerWatch
@@ -186,6 +186,9 @@ class EmbeddedServer:
         verdict = watch.see(sight, now_s)
         if verdict is ServerAction.LEAVE:
             return sight
+        if verdict is ServerAction.END_SCRIPT:
+            self._end_script()
+            return sight
         log.error(
             "ledger_server_lost", state=str(sight.state), why=sight.words, action=f"{verdict} on its append-only file"
         )
@@ -194,6 +197,12 @@ class EmbeddedServer:
             self.stop(timeout_s=0.0 if sight.is_at_rest else _SILENT_END_S)
         self.start()
         return self.look()
+
+    def _end_script(self) -> None:
+        address = self._server.known()
+        if address is not None:
+            told = end_script(Path(address.socket), _password(address), timeout_s=self._answer_s)
+            log.error("ledger_script_ended", why="the server was busy in it for too long", answer=told)
 
     def is_alive(self) -> bool:
         """Return whether the server serves; not while it reads its file. False is no death."""
@@ -237,7 +246,10 @@ class EmbeddedServer:
                         f"{self._folder} has been locked by other commands for {timeout_s:g} s, and no server was started; try "
                         f"again when they have ended (`fuser {self._folder / 'server.lock'}` lists them)"
                     )
-                if watch.see(sight, time.monotonic()) is ServerAction.REPLACE:
+                verdict = watch.see(sight, time.monotonic())
+                if verdict is ServerAction.END_SCRIPT:
+                    self._end_script()
+                if verdict is ServerAction.REPLACE:
                     log.error("ledger_server_ended", why=f"{sight.state}: {sight.words}")
                     # The kernel's time for that does not depend on the caller's patience.
                     self._server.end(signal.SIGKILL, max(timeout_s, _KILLED_S))

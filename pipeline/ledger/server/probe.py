@@ -27,6 +27,8 @@ class ServerState(StrEnum):
     SERVES = "serves"
     LOADING = "loading"
     """It reads its append-only file: it is alive, and will serve."""
+    BUSY = "busy"
+    """It runs a script for longer than its limit, and answers nothing else."""
     SILENT = "silent"
     """No answer in time: frozen, slow, starting or ending. It may write again at any moment."""
     STRANGE = "strange"
@@ -77,6 +79,8 @@ def probe(path: Path, password: str, *, timeout_s: float, pid: int | None = None
     except hiredis.ProtocolError as error:
         return Sight(ServerState.STRANGE, words=f"it speaks no Redis: {error}")
     for reply in (welcome, told):
+        if isinstance(reply, Exception) and str(reply).startswith("BUSY "):
+            return Sight(ServerState.BUSY, words="it runs a script, and answers nothing else")
         if isinstance(reply, Exception):
             return Sight(ServerState.STRANGE, words=str(reply))
     facts = dict(line.split(":", 1) for line in bytes(told).decode(errors="replace").splitlines() if ":" in line)
@@ -89,6 +93,20 @@ def probe(path: Path, password: str, *, timeout_s: float, pid: int | None = None
         )
     except (KeyError, ValueError) as error:
         return Sight(ServerState.STRANGE, words=f"its INFO lacks what a server's has: {error!r}")
+
+
+def end_script(path: Path, password: str, *, timeout_s: float) -> str:
+    """Have the server at ``path`` end the script that it runs; return its answer in words. It
+    refuses where the script has written."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(str(path))
+            connection.sendall(_packed("AUTH", password) + _packed("SCRIPT", "KILL"))
+            _, told = _replies(connection, time.monotonic() + timeout_s)
+    except (OSError, hiredis.ProtocolError) as error:
+        return str(error)
+    return str(told)
 
 
 def listens(path: Path, *, timeout_s: float = 1.0) -> bool:
