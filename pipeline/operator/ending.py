@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.operator.attached import attach, look_at
-from protocol.errors import ConfigError, DeadlineExceeded
+from protocol.errors import ConfigError, DeadlineExceeded, LedgerError
 from protocol.printable import printable_line
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def end_run(run_dir: Path, *, now: bool, timeout_s: float | None, report: Callab
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         else:
-            asyncio.run(_request_drain(run_dir))
+            _request(run_dir, pid)
         request = "to end at once" if now else "to drain and end; Ctrl-C ends the waiting, not the drain"
         report(f"{run_dir} was asked {request}")
         try:
@@ -69,12 +69,23 @@ def end_run(run_dir: Path, *, now: bool, timeout_s: float | None, report: Callab
     return was_running
 
 
-async def _request_drain(run_dir: Path) -> None:
+def _request(run_dir: Path, pid: int) -> None:
+    """Ask the supervisor to drain and end: by the registry, or by a signal while that does not
+    answer, as before the ledger's server has started."""
+    try:
+        asyncio.run(_request_drain(run_dir, pid))
+    except LedgerError:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+async def _request_drain(run_dir: Path, pid: int) -> None:
     from pipeline.runtime.registry.contract import RunState, RunStatus
 
     async with attach(run_dir) as at:
         detail = f"stopped by `headrace down`; go on with `headrace up --resume {at.run_dir}`"
-        await at.registry.set_run_status(RunStatus(RunState.STOPPING, detail))
+        # By its process id a supervisor that starts knows that it is meant, and no earlier one.
+        await at.registry.set_run_status(RunStatus(RunState.STOPPING, detail, pid))
 
 
 async def _until_down(run_dir: Path, deadline: float, report: Callable[[str], object]) -> None:
@@ -90,8 +101,6 @@ async def _until_down(run_dir: Path, deadline: float, report: Callable[[str], ob
 
 
 async def _what_drains(run_dir: Path) -> str:
-    from protocol.errors import LedgerError
-
     try:
         async with look_at(run_dir) as at:
             beats = await at.registry.heartbeats()

@@ -172,9 +172,13 @@ async def check_running(at: Attached) -> None:
     status = await at.registry.run_status()
     if status.state is not RunState.RUNNING:
         raise ConfigError(f"{at.run_dir} is {status.state}, not running; `headrace up` starts a run")
-    if supervisor_pid(at.run_dir) is None:
+    pid = supervisor_pid(at.run_dir)
+    if pid is None:
         resume = f"`headrace up --resume {at.run_dir}` starts one"
         raise ConfigError(f"{at.run_dir} has no supervisor to change its fleet; {resume}")
+    # The state is an earlier supervisor's until this one has set the fleet.
+    if pid and status.supervisor not in (0, pid):
+        raise ConfigError(f"the supervisor of {at.run_dir} (process {pid}) still starts; try again in a moment")
 
 
 def _changed(at: Attached, present: Fleet, wanted: Mapping[Role, int | None]) -> Fleet:

@@ -116,13 +116,16 @@ class Monitor:
             with suppress(LedgerError):
                 await self._recorder.end(self._ledger, self._queues, now)
 
-    async def close(self) -> None:
-        """End the embedded server and its watch. Raises LedgerUnavailable when it does not end."""
-        await asyncio.to_thread(self._close)
+    async def close(self, *, stops_server: bool = True) -> None:
+        """End the watch of the embedded server, and the server. Raises LedgerUnavailable when it
+        does not end."""
+        await asyncio.to_thread(self._close, stops_server=stops_server)
 
-    def _close(self) -> None:
+    def _close(self, *, stops_server: bool) -> None:
         self._is_closing.set()
-        if self._server is not None:
+        if not stops_server:
+            self._keeper.shutdown()
+        elif self._server is not None:
             # The first stop ends the wait of a start under way.
             self._server.stop()
             self._keeper.shutdown()

@@ -64,7 +64,9 @@ class SettingsKeeper:
         sets = {key: value for key, value in given.items() if value != holds[key]}
         if last is not None and sets:
             former = {key: last.holds[key] for key in sets}
-            await registry.add_settings_change(after(last, sets, former, by=_BY, at_s=self._now_s(), reason=_AT_RESUME))
+            change = after(last, sets, former, by=_BY, at_s=self._now_s(), reason=_AT_RESUME)
+            if not await registry.add_settings_change(change):
+                log.warning("settings_kept", why="an operator changed settings during the start", not_set=sets)
         await self._write(await registry.settings_changes())
         self._told = self._number
 

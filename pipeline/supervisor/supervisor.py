@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,13 +41,12 @@ from pipeline.observability.status import RunSnapshot
 from pipeline.process.exit_codes import ExitCode, as_own
 from pipeline.process.records import process_runs
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.registry.contract import Fleet, Heartbeat, Registry, RunState, RunStatus
+from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.runtime.run_ledger import RunLedger, run_ledger
 from pipeline.runtime.signals import leave_terminals, obeying
 from pipeline.supervisor import leftovers
 from pipeline.supervisor.code_keeper import CodeKeeper
-from pipeline.supervisor.evictions import carried_over
 from pipeline.supervisor.fleet_plan import FleetFailure
 from pipeline.supervisor.fleet_recorder import FleetRecorder
 from pipeline.supervisor.fleet_size import SizeGuard, desired_counts
@@ -63,6 +62,7 @@ from pipeline.supervisor.run_folder import server_lock
 from pipeline.supervisor.settings_keeper import SettingsKeeper
 from pipeline.supervisor.sinking import Sinking
 from pipeline.supervisor.starter import forks, starter_command
+from pipeline.supervisor.starting import set_first_fleet, set_running, start_calls
 from pipeline.supervisor.takeover import take_over, works_the_same
 from protocol.errors import ConfigError, LedgerError, LedgerRefused
 from protocol.ids import Role
@@ -153,24 +153,30 @@ class Supervisor:
             ledger = run_ledger(client, self._config.run.name, self._run_dir, connect_to)
             fence = getattr(ledger, "fence", None)
             registry = RedisRegistry(client, self._config.run.name, also_fence=fence)
-            try:
-                await ledger.open(self._spec)
-            # Processes of an earlier supervisor are left alone.
-            except BaseException:
-                await ledger.aclose()
-                await registry.aclose()
-                if server is not None and not server.is_adopted:
-                    await asyncio.to_thread(server.stop)
-                raise
             deadline_s = self._config.ledger.scoring_deadline_s
             patience_s = self._server_patience_s
             recorder = FleetRecorder(self._run_dir, time.monotonic())
             monitor = Monitor(registry, ledger, server, metrics, watch, watch_every_s, deadline_s, patience_s, recorder)
             try:
+                # From here on its death is waited for, and mended.
+                monitor.keep_server()
+                # Another's server that is not there now may never have been.
+                if server is None:
+                    await ledger.check()
+                async with self._start_calls(monitor) as (starting, _):
+                    await starting.open(self._spec)
+            # Processes of an earlier supervisor are left alone.
+            except BaseException:
+                await ledger.aclose()
+                await registry.aclose()
+                await monitor.close(stops_server=server is not None and not server.is_adopted)
+                raise
+            try:
                 address = read_address(self._run_dir)
                 shards = () if address is None else address.shards
                 with self._joined_hosts.served(read_ledger_url(self._run_dir), shards):
-                    await self._begin(registry)
+                    async with self._start_calls(monitor) as (_, starting):
+                        await self._begin(starting)
                     status = await self._settings.beside(registry, self._supervise(monitor))
                     # Joined hosts, report and copies have limits of their own.
                     self._pulse.end()
@@ -193,6 +199,9 @@ class Supervisor:
         return self._outcome(status)
 
     # -- beginning and end -------------------------------------------------------------------------
+
+    def _start_calls(self, monitor: Monitor) -> AbstractAsyncContextManager[tuple[RunLedger, RedisRegistry]]:
+        return start_calls(self._config, self._run_dir, monitor, lambda: self._num_signals > 0, answer_s=_ANSWER_S)
 
     @contextmanager
     def _metrics(self) -> Iterator[MetricsServer | None]:
@@ -238,6 +247,7 @@ class Supervisor:
 
     async def _begin(self, registry: Registry) -> None:
         """Adopt running workers of an earlier supervisor, and set the desired fleet."""
+        found = await registry.run_status()
         earlier = None
         # The settings of the processes that are there, if known.
         with suppress(ConfigError):
@@ -254,18 +264,17 @@ class Supervisor:
             command = starter_command(self._run_dir)
             forked = partial(forks, self._config)
             await asyncio.to_thread(self._processes.prepare, command, forked, self._stop_requested.is_set)
-        before = await registry.fleet()
-        wanted = carried_over(Fleet(desired_counts(self._config)), () if before is None else before.evictions)
+        is_kept = False
         if adopted and earlier is not None:
             if not works_the_same(earlier, self._config):
                 log.warning("workers_restarted", why="they were started with other settings", workers=adopted)
                 self._fleet.carry_out(self._plan.recycle(time.monotonic()))
             # As `headrace scale` left it.
-            elif earlier.fleet == self._config.fleet:
-                wanted = before or wanted
-        await registry.set_fleet(wanted)
+            else:
+                is_kept = earlier.fleet == self._config.fleet
+        await set_first_fleet(registry, desired_counts(self._config), keeps=is_kept)
         await asyncio.to_thread(self._record, self._start)
-        await registry.set_run_status(RunStatus(RunState.RUNNING))
+        await set_running(registry, found)
 
     def _start(self) -> StartRow:
         address, run = read_address(self._run_dir), self._config.run

@@ -194,6 +194,9 @@ class RunStatus:
 
     state: RunState
     detail: str = ""
+    supervisor: int = 0
+    """Process id of the supervisor that the state is of: the one that runs it, or is asked to stop; 0
+    where that is not said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,8 +352,8 @@ class Registry(Protocol):
         """Set the desired number of workers by role."""
         ...
 
-    async def replace_fleet(self, present: Fleet, wanted: Fleet) -> bool:
-        """Set the desired fleet if it is still ``present``; return whether."""
+    async def replace_fleet(self, present: Fleet | None, wanted: Fleet) -> bool:
+        """Set the desired fleet if it is still ``present``; None: if none is set. Return whether."""
         ...
 
     async def fleet(self) -> Fleet | None:
@@ -403,6 +406,10 @@ class Registry(Protocol):
 
     async def set_run_status(self, status: RunStatus) -> None:
         """Set the run's state."""
+        ...
+
+    async def replace_run_status(self, present: RunStatus, wanted: RunStatus) -> bool:
+        """Set the run's state if ``run_status`` is still ``present``; return whether."""
         ...
 
     async def run_status(self) -> RunStatus:

@@ -142,8 +142,8 @@ class MemoryRegistry:
         self._fleet = fleet
         self._changed(Topic.RUN)
 
-    async def replace_fleet(self, present: Fleet, wanted: Fleet) -> bool:
-        """Set the desired fleet if it is still ``present``."""
+    async def replace_fleet(self, present: Fleet | None, wanted: Fleet) -> bool:
+        """Set the desired fleet if it is still ``present``; None: if none is set."""
         if self._fleet != present:
             return False
         self._fleet = wanted
@@ -217,6 +217,13 @@ class MemoryRegistry:
         """Set the run's state."""
         self._status = status
         self._changed(Topic.RUN)
+
+    async def replace_run_status(self, present: RunStatus, wanted: RunStatus) -> bool:
+        """Set the run's state if it is still ``present``."""
+        if self._status != present:
+            return False
+        await self.set_run_status(wanted)
+        return True
 
     async def run_status(self) -> RunStatus:
         """Return the run's state."""

@@ -74,6 +74,7 @@ class _Endpoint(msgspec.Struct, frozen=True):
 class _Status(msgspec.Struct, frozen=True):
     state: RunState
     detail: str = ""
+    supervisor: int = 0
 
 
 _endpoints = msgspec.json.Decoder(_Endpoint)
@@ -239,15 +240,21 @@ class RedisRegistry:
 
     async def set_fleet(self, fleet: Fleet) -> None:
         """Set the desired fleet."""
-        await self._run("set_fleet", wanted=encoded(fleet), present=b"")
+        await self._run("set_fleet", wanted=encoded(fleet), present=b"", is_any=True)
 
-    async def replace_fleet(self, present: Fleet, wanted: Fleet) -> bool:
-        """Set the desired fleet if it is still ``present``."""
-        return bool(await self._run("set_fleet", wanted=encoded(wanted), present=encoded(present)))
+    async def replace_fleet(self, present: Fleet | None, wanted: Fleet) -> bool:
+        """Set the desired fleet if it is still ``present``; None: if none is set, or none that can be
+        read."""
+        blob = await self._command("GET", self._keys["fleet"]) if present is None else encoded(present)
+        if present is None and self._fleet(blob) is not None:
+            return False
+        return bool(await self._run("set_fleet", wanted=encoded(wanted), present=blob or b"", is_any=False))
 
     async def fleet(self) -> Fleet | None:
         """Return the desired fleet."""
-        blob = await self._command("GET", self._keys["fleet"])
+        return self._fleet(await self._command("GET", self._keys["fleet"]))
+
+    def _fleet(self, blob: bytes | None) -> Fleet | None:
         if blob is None:
             return None
         try:
@@ -324,18 +331,29 @@ class RedisRegistry:
 
     async def set_run_status(self, status: RunStatus) -> None:
         """Set the run's state."""
-        blob = msgspec.json.encode(_Status(status.state, status.detail))
-        await self._run("set_run_status", status=blob)
+        await self._run("set_run_status", status=_packed(status), present=b"", is_any=True)
         self._status = status
+
+    async def replace_run_status(self, present: RunStatus, wanted: RunStatus) -> bool:
+        """Set the run's state if it is still ``present``."""
+        blob = await self._command("GET", self._keys["run_status"])
+        if self._status_of(blob) != present:
+            return False
+        is_set = bool(await self._run("set_run_status", status=_packed(wanted), present=blob or b"", is_any=False))
+        if is_set:
+            self._status = wanted
+        return is_set
 
     async def run_status(self) -> RunStatus:
         """Return the run's state; while it cannot be read, the last known one."""
-        blob = await self._command("GET", self._keys["run_status"])
+        return self._status_of(await self._command("GET", self._keys["run_status"]))
+
+    def _status_of(self, blob: bytes | None) -> RunStatus:
         if blob is None:
             return RunStatus(RunState.STARTING)
         status = self._entries.value("run_status", "", blob, _statuses)
         if status is not None:
-            self._status = RunStatus(status.state, status.detail)
+            self._status = RunStatus(status.state, status.detail, status.supervisor)
         return self._status
 
     async def notifications(self, seen: Mapping[Topic, str], *, timeout_s: float) -> dict[Topic, str]:
@@ -430,6 +448,10 @@ def _pairs(found: Sequence[Any]) -> dict[bytes, bytes]:
     """Return members and scores: pairs by RESP 3, one list by RESP 2."""
     is_flat = not found or not isinstance(found[0], list)
     return dict(zip(found[::2], found[1::2], strict=True) if is_flat else found)
+
+
+def _packed(status: RunStatus) -> bytes:
+    return msgspec.json.encode(_Status(status.state, status.detail, status.supervisor))
 
 
 def _aged(failure: FailureReport, now_s: float, at: bytes) -> FailureReport:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -23,10 +24,11 @@ from pipeline.preflight.checks import preflight
 from pipeline.process.exit_codes import ExitCode, Interrupted
 from pipeline.process.records import process_runs
 from pipeline.runtime.clock import RealClock
-from pipeline.runtime.registry.contract import Heartbeat, RunState, RunStatus, WaitingFor
+from pipeline.runtime.registry.contract import Heartbeat, Registry, RunState, RunStatus, WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.supervisor.run_folder import prepare_run_dir, server_lock
 from pipeline.supervisor.supervisor import Supervisor
+from pipeline.supervisor.takeover import take_over
 from protocol.errors import LedgerRefused, LedgerUnavailable
 from protocol.ids import Role
 from tests.mute import Manner, keep_busy, mute_server
@@ -299,3 +301,75 @@ def test_a_server_that_answers_now_and_then_costs_no_worker_without_heartbeats(
         supervisor._processes.close()
     assert status.state is RunState.RUNNING
     assert any(row["event"] == "worker_replaced" for row in logged) is is_replaced
+
+
+def kill_server(run: Run) -> None:
+    address = read_address(run.run_dir)
+    assert address is not None
+    os.kill(address.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "moment", ["before the ledger is opened", "before workers are adopted", "before the state is set"]
+)
+def test_a_server_that_dies_during_the_start_is_started_again_and_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    run = Run(tmp_path)
+    place = {
+        "before the ledger is opened": "pipeline.supervisor.starting.run_ledger",
+        "before workers are adopted": "pipeline.supervisor.supervisor.take_over",
+        "before the state is set": "pipeline.supervisor.supervisor.set_running",
+    }[moment]
+    module, _, name = place.rpartition(".")
+    real = getattr(sys.modules[module], name)
+    killed: list[bool] = []
+
+    def kill_first(*given: Any) -> Any:
+        if not killed:
+            killed.append(True)
+            kill_server(run)
+        return real(*given)
+
+    monkeypatch.setattr(place, kill_first)
+    run.when_live(run.interrupt)
+    outcome = run.until_end()
+    assert killed
+    assert outcome.exit_code == ExitCode.OK
+    assert outcome.status.state is RunState.STOPPING
+
+
+def test_ctrl_c_at_a_start_whose_server_does_not_come_back_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, "ledger.outage_timeout_s=600")
+    frozen: list[int] = []
+
+    async def freeze(*given: Any) -> list[str]:
+        address = read_address(run.run_dir)
+        assert address is not None
+        frozen.append(address.pid)
+        os.kill(address.pid, signal.SIGSTOP)
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return await take_over(*given)
+
+    monkeypatch.setattr("pipeline.supervisor.supervisor.take_over", freeze)
+    monkeypatch.setattr("pipeline.supervisor.monitor.Monitor.keep_server", lambda _: None)
+    began = time.monotonic()
+    with pytest.raises(Interrupted, match="at the start, while the ledger's server was away"):
+        run.until_end()
+    assert time.monotonic() - began < 40.0
+
+
+def test_down_during_a_start_wins_and_no_worker_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path)
+
+    async def go_down(processes: Any, plan: Any, registry: Registry) -> list[str]:
+        await registry.set_run_status(RunStatus(RunState.STOPPING, "stopped by `headrace down`", os.getpid()))
+        return await take_over(processes, plan, registry)
+
+    monkeypatch.setattr("pipeline.supervisor.supervisor.take_over", go_down)
+    outcome = run.until_end()
+    assert outcome.exit_code == ExitCode.OK
+    assert outcome.status == RunStatus(RunState.STOPPING, "stopped by `headrace down`", os.getpid())
+    assert not list(run.run_dir.glob("processes/*.json")), "no worker was started"

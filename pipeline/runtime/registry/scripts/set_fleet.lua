@@ -4,12 +4,13 @@
 -- KEYS[1]  fleet     string
 -- KEYS[2]  run_news  stream  one entry
 -- ARGV[1]  wanted    bytes   JSON
--- ARGV[2]  present   bytes   the fleet that it replaces; empty for any
+-- ARGV[2]  present   bytes   the fleet that it replaces; empty for none
+-- ARGV[3]  is_any    flag    it replaces whatever is there
 -- Returns  1; 0 when another fleet is there, which stays
 
 local fleet, run_news = KEYS[1], KEYS[2]
-local wanted, present = ARGV[1], ARGV[2]
-if present ~= '' and redis.call('GET', fleet) ~= present then
+local wanted, present, is_any = ARGV[1], ARGV[2], ARGV[3] == '1'
+if not is_any and (redis.call('GET', fleet) or '') ~= present then
   return 0
 end
 redis.call('DEL', fleet)

@@ -4,9 +4,15 @@
 -- KEYS[1]  run_status  string
 -- KEYS[2]  run_news    stream  one entry
 -- ARGV[1]  status      bytes   JSON
--- Returns  1
+-- ARGV[2]  present     bytes   the state that it replaces; empty for none
+-- ARGV[3]  is_any      flag    it replaces whatever is there
+-- Returns  1; 0 when another state is there, which stays
 
-local run_status, run_news, status = KEYS[1], KEYS[2], ARGV[1]
+local run_status, run_news = KEYS[1], KEYS[2]
+local status, present, is_any = ARGV[1], ARGV[2], ARGV[3] == '1'
+if not is_any and (redis.call('GET', run_status) or '') ~= present then
+  return 0
+end
 redis.call('DEL', run_status)
 redis.call('SET', run_status, status)
 tell(run_news, 'changed', 1)
