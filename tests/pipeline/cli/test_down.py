@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -159,3 +161,37 @@ def test_down_without_a_supervisor_tells_what_drains_and_what_it_waits_for(
         assert "still waiting for workers to drain: learner (disk: a checkpoint)" in told
         assert "is down" in done.stdout
         assert not server.is_there()
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from pipeline.supervisor.run_folder import run_lock
+with run_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_down_reaches_a_supervisor_that_has_no_server_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.operator.attached._ANSWER_S", 0.5)
+    run_dir, _, server = made_run(tmp_path)
+    server.stop()
+    with subprocess.Popen([sys.executable, "-c", HOLD, run_dir], stdout=subprocess.PIPE) as starting:
+        assert starting.stdout is not None and starting.stdout.readline()
+        assert ending.end_run(run_dir, now=False, timeout_s=30.0, report=lambda _: None)
+        assert starting.wait(10) == -signal.SIGTERM
+
+
+def test_down_names_the_supervisor_that_it_asks(tmp_path: Path) -> None:
+    async def status_of(run_dir: Path) -> RunStatus:
+        registry = RedisRegistry(connect(read_ledger_url(run_dir)), "op")
+        try:
+            return await registry.run_status()
+        finally:
+            await registry.aclose()
+
+    with draining_run(tmp_path, for_s=1.0) as run_dir:
+        ending.end_run(run_dir, now=False, timeout_s=20.0, report=lambda _: None)
+        status = asyncio.run(status_of(run_dir))
+    assert (status.state, status.supervisor) == (RunState.STOPPING, os.getpid())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import cast
 
 import msgspec
@@ -107,3 +108,12 @@ async def test_generators_by_demand_are_not_drained_below_their_least(run: Small
 async def test_a_run_that_does_not_run_is_not_steered(run: SmallRun) -> None:
     await run.registry.set_run_status(RunStatus(RunState.STOPPING))
     assert "is stopping, not running" in await refusal(run, "generator-0")
+
+
+async def test_a_change_during_a_supervisors_start_is_told_to_wait(run: SmallRun) -> None:
+    before = await run.registry.fleet()
+    await run.registry.set_run_status(RunStatus(RunState.RUNNING, supervisor=os.getpid() + 1))
+    assert "still starts; try again in a moment" in await refusal(run, "generator-0")
+    assert await run.registry.fleet() == before
+    await run.registry.set_run_status(RunStatus(RunState.RUNNING, supervisor=os.getpid()))
+    assert (await drain(run, "generator-0")).drains

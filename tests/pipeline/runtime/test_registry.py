@@ -297,3 +297,25 @@ async def test_a_change_of_settings_is_news_of_the_run(subject: Subject):
     seen = await caught_up(subject.registry)
     assert await subject.registry.add_settings_change(after(None, {"a.b": "1"}, {"a.b": "0"}, by="x", at_s=1.0))
     assert set(await subject.registry.notifications(seen, timeout_s=5.0)) == {Topic.RUN}
+
+
+async def test_a_state_is_replaced_only_as_it_was_read(subject: Subject) -> None:
+    registry = subject.registry
+    starting, running = await registry.run_status(), RunStatus(RunState.RUNNING, supervisor=7)
+    stopping = RunStatus(RunState.STOPPING, "by hand", 7)
+    assert await registry.replace_run_status(starting, running)
+    assert await registry.run_status() == running
+    await registry.set_run_status(stopping)
+    for present in (starting, running, RunStatus(RunState.STOPPING, "by hand", 8)):
+        assert not await registry.replace_run_status(present, running)
+        assert await registry.run_status() == stopping
+    assert await registry.replace_run_status(stopping, running)
+
+
+async def test_a_first_fleet_is_set_only_where_there_is_none(subject: Subject) -> None:
+    registry, one, other = subject.registry, Fleet({Role.GENERATOR: 1}), Fleet({Role.GENERATOR: 2})
+    assert await registry.replace_fleet(None, one)
+    assert not await registry.replace_fleet(None, other)
+    assert await registry.fleet() == one
+    assert await registry.replace_fleet(one, other)
+    assert await registry.fleet() == other

@@ -19,7 +19,7 @@ from protocol.ids import Role
 from tests.pipeline.runtime import test_registry, test_registry_news, test_registry_relays
 from tests.pipeline.runtime.registries import Subject, announcement
 
-OF_OWNER = ("set_fleet", "add_settings_change", "redis_server", "redis_client")
+OF_OWNER = ("set_fleet", "replace_fleet", "add_settings_change", "redis_server", "redis_client")
 """Calls that no token may make, and tests with a connection of their own."""
 OF_LEARNER = ("announce_weights", "set_run_status", "announcement(")
 CLAIMS = {

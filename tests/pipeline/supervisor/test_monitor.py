@@ -19,6 +19,7 @@ from pipeline.observability.effective_time import EffectiveTime
 from pipeline.observability.start_record import StartRow, add_row
 from pipeline.observability.status import RunSnapshot
 from pipeline.runtime.registry.contract import RunState, RunStatus
+from pipeline.runtime.registry.memory import MemoryRegistry
 from pipeline.supervisor.fleet_plan import FleetPlan
 from pipeline.supervisor.fleet_recorder import FleetRecorder
 from pipeline.supervisor.monitor import Monitor, overdue_ages
@@ -34,8 +35,10 @@ class Shown:
 
     def __init__(self) -> None:
         self.effective: list[EffectiveTime | None] = []
+        self.num_unreadable = -1
 
-    def update(self, _beats: object, _queues: object, _totals: object, effective: EffectiveTime | None) -> None:
+    def update(self, *told: Any) -> None:
+        *_, effective, self.num_unreadable = told
         self.effective.append(effective)
 
 
@@ -73,7 +76,7 @@ async def test_the_metrics_have_the_effective_time_of_the_runs_folder_every_half
     add_row(tmp_path, StartRow(at_s=0.0))
     metrics = Shown()
     around = Monitor(
-        cast("Any", None), cast("Any", Counted()), None, cast("Any", metrics), None, 1.0, 1.0, server_patience_s=1.0,
+        MemoryRegistry(), cast("Any", Counted()), None, cast("Any", metrics), None, 1.0, 1.0, server_patience_s=1.0,
         recorder=FleetRecorder(tmp_path, 5.0, clock=lambda: 100.0),
     )  # fmt: skip
     plan = cast("FleetPlan", type("Plan", (), {"absent": (), "wanted": {}})())
@@ -82,6 +85,7 @@ async def test_the_metrics_have_the_effective_time_of_the_runs_folder_every_half
     first, *between, last = metrics.effective
     assert between == [None, None] and first == last
     assert first is not None and first.by_steps == 1.0
+    assert metrics.num_unreadable == 0
 
 
 def watching(server: object) -> Monitor:
