@@ -75,7 +75,12 @@ _NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "guided_passes": ("guided_passes_total", "Passes of responses after a gold text or a judgment."),
     "guided_tokens": ("guided_tokens_total", "Tokens read in guided passes, those of prompts too."),
     "guidance_absent": ("absent_guidance_total", "Responses without some guidance that they should have."),
-    "not_judged": ("unjudged_responses_total", "Responses without a verdict in time."),
+    "not_judged": (
+        "unjudged_responses_total",
+        "Responses that count as wrong, since judging them exhausted its limits.",
+    ),
+    "late": ("late_verdicts_total", "Tries to judge a response that gave no verdict in time."),
+    "without_verdict": ("responses_without_verdict_total", "Responses that never got a verdict: dead letters."),
     "judged": ("judged_responses_total", "Responses with an accuracy."),
     "judged_accuracy": ("judged_accuracy_total", "Sum of these responses' accuracies."),
     "judgments": ("judgments_total", "Wrong responses with a judgment."),

@@ -43,6 +43,8 @@ class Summary:
     """Held-out accuracy of the first and the last evaluation; None when there was none."""
     accuracy_after: float | None
     num_held_out: int
+    num_left_out: int
+    """Held-out responses of the last evaluation that got no verdict, and are not in its accuracy."""
     best_accuracy: float | None
     """Of the best evaluation of the main set, and its policy version."""
     best_version: int | None
@@ -74,6 +76,7 @@ def _summary(records: RunRecords) -> Summary:
         accuracy_before=evaluations[0].accuracy if evaluations else None,
         accuracy_after=evaluations[-1].accuracy if len(evaluations) > 1 else None,
         num_held_out=evaluations[-1].num_responses if evaluations else 0,
+        num_left_out=evaluations[-1].num_failed if evaluations else 0,
         best_accuracy=best.accuracy if best else None,
         best_version=best.policy_version if best else None,
         max_staleness=max((r.staleness_max for r in updates), default=0),
@@ -162,6 +165,8 @@ def _cards(summary: Summary, records: RunRecords) -> list[_Card]:
 
     main = records.main_evaluations
     held_out = f"{summary.num_held_out:,} held-out responses" if summary.num_held_out else "no evaluation"
+    if summary.num_left_out:
+        held_out += f"; {summary.num_left_out:,} without a verdict are left out"
     after = held_out + (around(main[-1]) if main else "")
     after = after if summary.accuracy_after is not None else "no evaluation at the end"
     wanted = records.num_wanted

@@ -83,8 +83,16 @@ def work_done(row: WorkerRow) -> str:
             f"{counters.get('scored', 0):,.0f} scored, {counters.get(VALUE_STEPS, 0):.0f} steps, "
             f"explained {counters.get(EXPLAINED_VARIANCE, 0.0):.2f}, gate {gate}"
         )
-    names = (("overdue", "overdue"), ("not_judged", "not judged in time"))
+    names = (
+        ("overdue", "overdue"),
+        ("late", "late"),
+        ("without_verdict", "without a verdict"),
+        ("not_judged", "wrong for want of a verdict"),
+    )
     further = [f", {counters[name]:,.0f} {words}" for name, words in names if counters.get(name)]
+    failed = counters.get("failed", 0.0)
+    if failed and (tries := failed + counters.get("scored", 0.0)):
+        further.append(f", {failed / tries:.1%} of tries failed")
     return f"{counters.get('scored', 0):,.0f} scored{''.join(further)}{''.join(_endpoints(counters))}"
 
 

@@ -1,10 +1,11 @@
 """A judge behind an OpenAI-compatible endpoint, or a reward of your own behind HTTP.
 
 One pool of connections, with a limit of requests in flight. A judgement has one deadline over all
-of its tries. An endpoint that is down, limits the rate or replies with something unreadable is
-tried again until then. After it there is no number, and the response is never wrong. While the
-endpoint is down or limits the rate, that is no fault of the response (``OUTAGE``). Numbers are kept
-by the content of their request, a bounded number of them, and equal requests wait for one another.
+of its tries; time in which this machine stood still is not counted. An endpoint that is down, limits
+the rate or replies with something unreadable is tried again until then. After it there is no number,
+and the response is never wrong. While the endpoint is down or limits the rate, that is no fault of
+the response (``OUTAGE``). Numbers are kept by the content of their request, a bounded number of
+them, and equal requests wait for one another.
 The key comes from the environment; no error repeats it.
 
 A judgment, which quotes what is wrong with a response, has the same limits, budget and cache. But
@@ -33,6 +34,7 @@ import httpx2
 from pipeline.config.judging import EndpointSection
 from pipeline.process import work
 from pipeline.rewards.endpoint_forms import UNREADABLE, judgment_of, judgment_request_body, request_body, verdict_of
+from pipeline.rewards.patience import Waited, patience
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
 from protocol.errors import ConfigError
 
@@ -166,9 +168,9 @@ class HttpJudge:
                 continue
             if settings.max_requests is not None and not await self._budget(self._name, settings.max_requests):
                 return self._spent_all()
-            began_s = time.monotonic()
+            waited = Waited(time.monotonic())
             try:
-                async with asyncio.timeout(left_s):
+                async with patience(left_s, waited):
                     try:
                         num_tries += 1
                         verdict = await self._try(body, read, is_first=num_tries == 1)
@@ -187,7 +189,7 @@ class HttpJudge:
             except TimeoutError:
                 self._trouble = self._trouble or f"does not answer within {settings.timeout_s:g} s"
             backoff_s = min(2 * backoff_s, _LONGEST_PAUSE_S)
-            left_s -= time.monotonic() - began_s
+            left_s -= waited.seconds
         why = f"no {wanted} within {settings.timeout_s:g} s; the last try: {why}"
         return self._failure(why, is_outage=is_limited or await self._is_down())
 

@@ -8,6 +8,7 @@ here, and a step counts no more than about its own length."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -19,7 +20,7 @@ _MOST_STEPS = 2.0
 class Waited:
     """The time of a wait in seconds, without standstills; pure."""
 
-    def __init__(self, step_s: float, now_s: float) -> None:
+    def __init__(self, now_s: float, step_s: float = _STEP_S) -> None:
         self.step_s = step_s
         self.seconds = 0.0
         self._last_s = now_s
@@ -33,25 +34,30 @@ class Waited:
 
 @asynccontextmanager
 async def patience(
-    limit_s: float, *, clock: Callable[[], float] | None = None, step_s: float = _STEP_S
+    limit_s: float,
+    waited: Waited | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    step_s: float = _STEP_S,
 ) -> AsyncIterator[None]:
     """Run the block for at most ``limit_s`` that this process could use. Raises TimeoutError.
 
-    ``clock``: monotonic seconds; the event loop's by default."""
+    ``waited``: counts what was used, by ``clock``, which gives monotonic seconds."""
     loop = asyncio.get_running_loop()
-    now = clock or loop.time
-    waited = Waited(min(step_s, limit_s / 4), now())
+    counted = Waited(clock()) if waited is None else waited
+    counted.step_s = min(step_s, limit_s / 4)
     async with asyncio.timeout(None) as timeout:
 
         def look() -> None:
             nonlocal timer
-            if waited.step(now()) >= limit_s:
+            if counted.step(clock()) >= limit_s:
                 timeout.reschedule(loop.time())
             else:
-                timer = loop.call_later(waited.step_s, look)
+                timer = loop.call_later(counted.step_s, look)
 
-        timer = loop.call_later(waited.step_s, look)
+        timer = loop.call_later(counted.step_s, look)
         try:
             yield
         finally:
             timer.cancel()
+            counted.step(clock())

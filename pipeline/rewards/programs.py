@@ -228,7 +228,7 @@ def _wait(process: subprocess.Popen[bytes], budget: _Budget) -> int | None:
     """Return the status of a program; None when the budget is spent before it ends.
 
     Spent is processor time, or the time in which the program slept, whichever is more."""
-    began_s, waited, delayed_s = budget.spent_s, Waited(_STEP_S, time.monotonic()), 0.0
+    began_s, waited, delayed_s = budget.spent_s, Waited(time.monotonic(), _STEP_S), 0.0
     while True:
         try:
             return process.wait(timeout=_STEP_S)

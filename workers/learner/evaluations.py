@@ -109,6 +109,14 @@ class Evaluations:
             if state is None or not state.is_complete:
                 num_responses = len(state.samples) if state is not None else 0
                 self._ctx.log.warning("evaluation_incomplete", number=pending.number, num_responses=num_responses)
+            if state is not None and state.num_failed:
+                self._ctx.log.warning(
+                    "evaluation_left_out",
+                    number=pending.number,
+                    num_left_out=state.num_failed,
+                    num_responses=len(state.samples),
+                    action="they got no verdict, and are not in the accuracy; see `headrace dead-letters list`",
+                )
             if state is not None and state.samples:
                 self._record(self._row(pending, state))
 

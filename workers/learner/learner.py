@@ -27,6 +27,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar
 
+from pipeline.algorithms.assemble import has_verdict
 from pipeline.config.ledger_spec import ledger_spec
 from pipeline.data.source import PromptSource
 from pipeline.data.tokenizer import load_text_tokenizer
@@ -275,7 +276,8 @@ class Learner(Actor):
                 self.ctx.spans.forget(str(trajectory))
             else:
                 self.ctx.spans.end(str(trajectory), "train", trajectory, update=number, policy_version=version)
-        row = update_row(self._num_updates, self._version, samples, stepped.results, self._version_history)
+        unjudged = sum(not has_verdict(chunks) for unit in units for chunks in unit.trajectories)
+        row = update_row(self._num_updates, self._version, samples, stepped.results, self._version_history, unjudged)
         times = {"logprob_s": stepped.logprob_s, "step_s": stepped.step_s, "publish_s": publish_s}
         row = replace(row, settings_change=self._settings.number, wait_s=wait_s, **times)
         self._history.append(row)

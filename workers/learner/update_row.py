@@ -22,8 +22,10 @@ def update_row(
     samples: Sequence[TrainingSample],
     results: Sequence[StepResult],
     version_history: VersionHistory,
+    num_unjudged: int = 0,
 ) -> UpdateRow:
-    """Return the summary of an update that published ``version``; the caller sets its times."""
+    """Return the summary of an update that published ``version``; the caller sets its times.
+    ``num_unjudged``: responses that its groups went on without, since they never got a verdict."""
     trained = [s.loss_mask if s.loss_mask.any() else np.ones_like(s.loss_mask) for s in samples]
     ages = np.concatenate(
         [update - 1 - version_history.updates_of(s.versions[mask]) for s, mask in zip(samples, trained, strict=True)]
@@ -58,9 +60,14 @@ def update_row(
         logprob_s=0.0,
         step_s=0.0,
         publish_s=0.0,
-        metrics=metrics_of_steps(results) | _guidance(samples),
+        metrics=metrics_of_steps(results) | _guidance(samples) | _unjudged(num_unjudged, len(samples)),
         histograms={name: found for name, found in histograms.items() if found is not None},
     )
+
+
+def _unjudged(num_unjudged: int, num_judged: int) -> dict[str, float]:
+    """Return the share of an update's responses without a verdict; nothing where all have one."""
+    return {"no_verdict_fraction": num_unjudged / (num_unjudged + num_judged)} if num_unjudged else {}
 
 
 def _guidance(samples: Sequence[TrainingSample]) -> dict[str, float]:

@@ -197,6 +197,7 @@ _NO_RUNG: Final[Mapping[str, str]] = {
     "quarantine": "the learner publishes the version again",
     "replaced": "the supervisor has replaced it already",
     "reward": "look at the verifier and at samples of responses",
+    "verdicts": "`headrace dead-letters list` has what the verifier said; mend it or what it asks, or raise reward.timeout_s",
 }
 """Kinds that a person or another part mends, and how."""
 

@@ -142,9 +142,10 @@ def test_a_generator_tells_what_a_version_costs_it() -> None:
     assert work_done(row).endswith("paused 2.5 ms a version")
 
 
-def test_a_reward_worker_tells_how_many_answers_were_not_judged_in_time() -> None:
-    [row] = worker_rows([_beat(Role.REWARD, "reward-0", scored=1200, not_judged=3)], stuck_after_s=60.0)
-    assert work_done(row) == "1,200 scored, 3 not judged in time"
+def test_a_reward_worker_tells_how_many_answers_had_no_verdict_and_the_share_of_failed_tries() -> None:
+    beat = _beat(Role.REWARD, "reward-0", scored=1200, failed=300, late=200, without_verdict=7)
+    [row] = worker_rows([beat], stuck_after_s=60.0)
+    assert work_done(row) == "1,200 scored, 200 late, 7 without a verdict, 20.0% of tries failed"
 
 
 def test_a_reward_worker_tells_the_requests_retries_and_failures_of_each_endpoint() -> None:

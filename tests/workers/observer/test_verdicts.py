@@ -1,0 +1,38 @@
+"""A reward worker too many of whose tries give no verdict is named."""
+
+from __future__ import annotations
+
+from pipeline.runtime.registry.contract import Heartbeat
+from protocol.ids import Incarnation, Role
+from tests.pipeline.runtime.registries import beat_of
+from workers.observer.suspicions import FleetSuspicions
+from workers.observer.verdicts import MissingVerdicts
+
+
+def beat(judged: float, failed: float, late: float = 0.0, role: Role = Role.REWARD) -> Heartbeat:
+    counters = {"judged": judged, "failed": failed, "late": late}
+    return beat_of(Incarnation(role, f"{role}-0", 1), counters=counters, links=())
+
+
+def test_a_share_of_failed_tries_above_the_limit_is_named_since_it_was_first_so() -> None:
+    verdicts = MissingVerdicts()
+    assert not verdicts.look(1.0, 101.0, [beat(100, 0)])
+    (first,) = verdicts.look(2.0, 102.0, [beat(130, 10, late=10)])
+    (later,) = verdicts.look(3.0, 103.0, [beat(140, 14, late=14)])
+    assert (later.component, later.kind, later.role, later.since_s) == ("reward-0", "verdicts", "reward", 102.0)
+    assert "25%" in first.sentence and "100% of these for want of time" in first.sentence and first.score > 1.0
+    assert not verdicts.look(600.0, 700.0, [beat(240, 14, late=14)]), "it is over"
+
+
+def test_a_few_failures_and_those_of_other_roles_are_no_incident() -> None:
+    verdicts = MissingVerdicts()
+    verdicts.look(1.0, 1.0, [beat(0, 0), beat(0, 0, role=Role.VALUE)])
+    assert not verdicts.look(2.0, 2.0, [beat(100, 10), beat(0, 99, role=Role.VALUE)])
+    assert not MissingVerdicts().look(1.0, 1.0, [beat(0, 50)]), "what was before the first look is not new"
+
+
+def test_the_observer_suspects_such_a_worker() -> None:
+    fleet = FleetSuspicions()
+    fleet.look(1.0, 1.0, [beat(0, 0)], published=0)
+    _, found = fleet.look(2.0, 2.0, [beat(10, 10)], published=0)
+    assert "verdicts" in {one.kind for one in found}
