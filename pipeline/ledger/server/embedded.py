@@ -202,7 +202,7 @@ class EmbeddedServer:
         address = self._server.known()
         if address is not None:
             told = end_script(Path(address.socket), _password(address), timeout_s=self._answer_s)
-            log.error("ledger_script_ended", why="the server was busy in it for too long", answer=told)
+            log.error("ledger_script_too_long", action="SCRIPT KILL, which one that has written refuses", answer=told)
 
     def is_alive(self) -> bool:
         """Return whether the server serves; not while it reads its file. False is no death."""

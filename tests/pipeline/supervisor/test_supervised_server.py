@@ -303,6 +303,36 @@ def test_a_server_that_answers_now_and_then_costs_no_worker_without_heartbeats(
     assert any(row["event"] == "worker_replaced" for row in logged) is is_replaced
 
 
+def test_junk_in_the_registry_during_a_run_ends_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    first: dict[str, int] = {}
+
+    def litter(snapshot: RunSnapshot) -> None:
+        first.update({beat.who.worker: beat.pid for beat in snapshot.heartbeats})
+        prefix = f"{{{run.config.run.name}}}:"
+        with redis.Redis.from_url(read_ledger_url(run.run_dir)) as client:
+            for name in ("generator-9", b"\xff\xfe"):
+                for key in ("heartbeats", "endpoints", "epochs", "snapshot_peers", "relays"):
+                    client.hset(prefix + key, name, b"\xff{")  # pyright: ignore[reportArgumentType]
+                for key in ("seen", "endpoint_changes", "mailboxes"):
+                    client.execute_command("ZADD", prefix + key, time.time(), name)
+            client.zadd(prefix + "failures", {"[": 1.0})
+            client.set(prefix + "run_status", "{")
+        run.react = later
+
+    def later(snapshot: RunSnapshot) -> None:
+        assert {beat.who.worker: beat.pid for beat in snapshot.heartbeats} == first
+        if len(run.snapshots) > 25:
+            run.interrupt(snapshot)
+
+    run.when_live(litter)
+    with capture_logs() as logged:
+        assert run.until_end().exit_code == ExitCode.OK
+    dropped = [row["entry"] for row in logged if row["event"] == "registry_entry_dropped"]
+    assert dropped.count("heartbeats of generator-9") == 1
+    assert "run_status" in dropped
+
+
 def kill_server(run: Run) -> None:
     address = read_address(run.run_dir)
     assert address is not None
