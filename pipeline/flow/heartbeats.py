@@ -34,7 +34,7 @@ from pipeline.runtime.registry.contract import (
     WaitingFor,
     link_name,
 )
-from pipeline.watch.heartbeats import steps_of
+from pipeline.watch.heartbeats import expected_s, steps_of
 from pipeline.weights import TURNS
 from protocol.ids import Role
 
@@ -81,6 +81,8 @@ class _LastBeats:
     backlog_until_s: float = -inf
     """Its mailbox is as old as its main loop stood, for as long."""
     reports: deque[tuple[float, Reports]] = field(default_factory=lambda: deque(maxlen=_KEPT_REPORTS))
+    work_s: float = 0.0
+    """Longest time of one work."""
     size: float = 0.0
     """Of its finished work, in usual pieces."""
     due: int = -1
@@ -93,7 +95,7 @@ class _LastBeats:
         if beat.who.epoch != self.beat.who.epoch:
             self.began_s, self.still_from_s = self.time_s, None
             self.reports.clear()
-        self.beat = beat
+        self.beat, self.work_s = beat, max(self.work_s, beat.work.elapsed_s)
         mine = link_name("", beat.who.worker)
         self.reports.append((self.time_s, {link.name: link for link in beat.links if link.name.endswith(mine)}))
         lag_ms = beat.vitals.loop_lag_ms if beat.vitals is not None else 0.0
@@ -223,6 +225,7 @@ class RowMaker:
             policy_version=beat.policy_version if serves and beat.policy_version >= 0 else nan,
             service_s=_service(beat).seconds,
             service_size=seen.size,
+            expected_s=expected_s(beat, seen.work_s) or nan,
         )
 
     def _links(self, names: FleetNames, published: int) -> Iterator[LinkRow]:

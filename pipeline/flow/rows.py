@@ -39,6 +39,8 @@ class StateRow:
     """Seconds of service of finished pieces, cumulative; optional."""
     service_size: float = nan
     """Size of finished pieces, such as tokens, cumulative; optional."""
+    expected_s: float = nan
+    """How long its present work may stand, by its own past; optional."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -17,6 +17,8 @@ from pipeline.flow.service import SETTLED_S, RoleService, ServiceSum
 from pipeline.flow.words import Awaited, read_wait
 
 _OWN_WORK = frozenset({Awaited.NOTHING, Awaited.UNKNOWN, Awaited.LOCK, Awaited.DISK, Awaited.ENDPOINT, Awaited.START})
+_BESIDE = frozenset({Awaited.DISK, Awaited.ENDPOINT, Awaited.START})
+"""Their time is not that of the computation after them."""
 _START_FACTOR = 10.0
 """A start, and a first computation, may take so many times the usual limit."""
 _START_LEAST_S = 120.0
@@ -143,6 +145,8 @@ class WorkerTrack:
             usual = max(usual, _PEERS_FACTOR * self.role.present_spell_s)
         if self.wait is Awaited.START:
             return max(_START_LEAST_S, _START_FACTOR * usual)
+        if self.row.expected_s > 0:
+            usual = max(usual, self.row.expected_s + self._interval_s)
         # A worker that never finished anything may still be starting, whatever its word is.
         return usual if self.num_progressed else max(4 * usual, 30.0 + usual)
 
@@ -226,13 +230,13 @@ class WorkerTrack:
             self.role.moves_version |= not isnan(before.policy_version)
         self.turned += finished + failed
         self._history.append((now_s, self.turned))
-        self._follow_spell(finished + failed > 0, was_own_work, passed_s * load)
+        self._follow_spell(finished + failed > 0, was_own_work, was_wait[0], passed_s * load)
         self._follow_service(before, passed_s, finished, was_own_work, now_s)
 
     def _note_wait(self, row: StateRow) -> None:
         self.role.shows_in_flight |= row.in_flight > 0
 
-    def _follow_spell(self, has_progressed: bool, was_own_work: bool, work_s: float) -> None:
+    def _follow_spell(self, has_progressed: bool, was_own_work: bool, was_wait: Awaited, work_s: float) -> None:
         row = self.row
         self._work_s += work_s
         if self.wait is Awaited.INPUT and row.input_depth > self._idle_depth:
@@ -253,7 +257,7 @@ class WorkerTrack:
             self.spell_since_s = None
         if not self.has_own_work:
             self.spell_since_s = None
-        elif self.spell_since_s is None or not was_own_work:
+        elif self.spell_since_s is None or not was_own_work or (self.wait is not was_wait and was_wait in _BESIDE):
             self.spell_since_s, self._work_s = row.time_s, 0.0
 
     def _follow_service(

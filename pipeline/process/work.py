@@ -16,10 +16,11 @@ so far, and at least ``LEAST_S``."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -31,6 +32,10 @@ TOKENS = "tokens"
 """The unit of work whose size its time follows."""
 TIMES_SLOWEST = 5.0
 """The limit as a multiple of the slowest piece of its kind."""
+STANDS_S = 6.0
+"""Least time that a computation stands before a person is told."""
+_LONGER, _SHARE = 2.0, 0.1
+_BEAT_S = 1.0
 
 
 class WorkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,6 +89,17 @@ def piece_limit_s(slowest_s: float, ceiling_s: float | None) -> float:
         ceiling_s: The configured limit, or None."""
     measured_s = max(LEAST_S, TIMES_SLOWEST * slowest_s)
     return measured_s if ceiling_s is None else min(measured_s, ceiling_s)
+
+
+def standing_limit_s(longest_s: float, work_s: float) -> float:
+    """Return how long a computation may stand before it is odd, for every judge of hanging: twice
+    its longest standstill so far, and a tenth of its longest work. The pieces of an update of
+    minutes take seconds longer now and then, and to repair it costs all of that work.
+
+    Args:
+        longest_s: Its longest standstill, or slowest piece, that was no fault.
+        work_s: The longest time of one work, the present one's so far included."""
+    return max(STANDS_S, _LONGER * longest_s, _SHARE * work_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -256,3 +272,22 @@ def part(share: float) -> Generator[None]:
     """Report the block as a share of the surrounding block (:meth:`Meter.part`)."""
     with _current.get().part(share):
         yield
+
+
+@asynccontextmanager
+async def within_its_limit() -> AsyncGenerator[None]:
+    """Report a finished piece once a second while the block runs: work that a setting limits is no
+    standstill until that limit, which the block itself must keep. A main loop that stands reports
+    none."""
+    async with asyncio.TaskGroup() as tasks:
+        beat = tasks.create_task(_beat())
+        try:
+            yield
+        finally:
+            beat.cancel()
+
+
+async def _beat() -> None:
+    while True:
+        await asyncio.sleep(_BEAT_S)
+        step()

@@ -19,14 +19,13 @@ number) and ``request_s`` (seconds of all requests)."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import random
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import httpx2
@@ -42,7 +41,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
 _LONGEST_AFTER_S = 60.0
 """Limit of a Retry-After; then the endpoint is tried again in any case."""
 _CHECK_S = 5.0
-_BEAT_S = 1.0
 _MAX_REPLY_BYTES = 1 << 20
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed."""
@@ -135,7 +133,7 @@ class HttpJudge:
         self._asked[content] = asyncio.Event()
         try:
             # those in front have deadlines of their own
-            async with self._room, _beating():
+            async with self._room, work.within_its_limit():
                 if wanted == _JUDGMENT and time.monotonic() < self._away_until_s:
                     return self._failure("away a moment ago, and left alone for a while", is_outage=True)
                 outcome = await self._ask(body, read, wanted)
@@ -257,23 +255,6 @@ class HttpJudge:
 
     def _safe(self, text: str) -> str:
         return text.replace(self._key, "(the key)") if self._key else text
-
-
-@contextlib.asynccontextmanager
-async def _beating() -> AsyncIterator[None]:
-    """Report a finished piece of work now and then: a wait with a deadline is no standstill."""
-    async with asyncio.TaskGroup() as tasks:
-        beat = tasks.create_task(_beat())
-        try:
-            yield
-        finally:
-            beat.cancel()
-
-
-async def _beat() -> None:
-    while True:
-        await asyncio.sleep(_BEAT_S)
-        work.step()
 
 
 def _named(error: Exception) -> str:

@@ -288,9 +288,10 @@ class VerifierPool:
 
     @asynccontextmanager
     async def _counted(self) -> AsyncIterator[None]:
-        """Count each sandbox's processes while the block runs; end a sandbox that has too many."""
+        """Count each sandbox's processes while the block runs; end a sandbox that has too many. Each
+        call in the block has its time limit."""
         failed: Exception | None = None
-        async with asyncio.TaskGroup() as tasks:
+        async with work.within_its_limit(), asyncio.TaskGroup() as tasks:
             counting = tasks.create_task(self._count())
             try:
                 yield

@@ -24,3 +24,5 @@ class Frame:
     """[workers, metrics]. NaN: no sample. Infinity: a sample that is no finite number."""
     phases: tuple[str, ...] | None = None
     """Of each worker; workers are then compared inside a role and phase."""
+    expected_s: NDArray[np.float32] | None = None
+    """[workers] How long each one's present work may stand, by its own past."""

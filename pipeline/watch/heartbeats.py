@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.process.work import ServiceSums
+from pipeline.process.work import ServiceSums, standing_limit_s
 from pipeline.runtime.registry.contract import MAY_HOLD, Heartbeat, WaitingFor
 from pipeline.watch.frame import Frame
 from pipeline.weights import PARTS
@@ -55,6 +55,8 @@ class FrameMaker:
         """Optimiser steps that were not finite, of each worker at the last frame."""
         self._judged: dict[str, tuple[int, float, float]] = {}
         """Epoch, judged responses and the sum of their accuracies, by worker, at the last frame."""
+        self._work_s: dict[str, float] = {}
+        """Longest time of one work, by worker."""
         self._usual: dict[tuple[Role, str], tuple[float, int]] = {}
         """Natural logarithm of the usual seconds a token, and of how many frames it was learned, by
         role and kind of work."""
@@ -79,7 +81,11 @@ class FrameMaker:
         self._judged = {beat.who.worker: _judged(beat) for beat in beats}
         self._refused_steps = {beat.who.worker: _refused_steps(beat) for beat in beats}
         phases = tuple("starting" if beat.waiting_for in _STARTING else "" for beat in beats)
-        return Frame(now_s, self._workers, self._roles, METRICS, values, phases)
+        self._work_s = {
+            beat.who.worker: max(self._work_s.get(beat.who.worker, 0.0), beat.work.elapsed_s) for beat in beats
+        }
+        expected = np.array([expected_s(beat, self._work_s[beat.who.worker]) for beat in beats], np.float32)
+        return Frame(now_s, self._workers, self._roles, METRICS, values, phases, expected)
 
     def _loss(self, beat: Heartbeat) -> float:
         if beat.not_committed or _refused_steps(beat) > self._refused_steps.get(beat.who.worker, math.inf):
@@ -131,6 +137,13 @@ def steps_of(beat: Heartbeat) -> float:
     """Return the steps inside pieces of work: of a computation, of a write to the disk, and of
     versions that come."""
     return beat.work.steps + beat.storing.steps + beat.counters.get(PARTS, 0.0)
+
+
+def expected_s(beat: Heartbeat, work_s: float) -> float:
+    """Return how long a worker's present work may stand; 0 without a computation that it measures.
+    ``work_s``: its longest work so far."""
+    is_measured = beat.waiting_for is WaitingFor.COMPUTE and bool(beat.work.kind)
+    return standing_limit_s(beat.work.slowest_s, work_s) if is_measured else 0.0
 
 
 def _judged(beat: Heartbeat) -> tuple[int, float, float]:

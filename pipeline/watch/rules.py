@@ -224,6 +224,8 @@ def _hung(rules: Rules, column: Columns, frame: Frame, groups: Groups, step_s: f
         still_s, shorter = rules.stillness.look(frame, groups, stirred, known, holds)
         is_still = still_s > shorter
         stood_s, limit = np.where(is_still, still_s, stood_s), np.where(is_still, shorter, limit)
+    if frame.expected_s is not None:
+        limit = np.maximum(limit, frame.expected_s)
     with np.errstate(invalid="ignore"):
         bad = (stood_s > limit) & holds
         if oldest_s is not None:

@@ -18,18 +18,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pipeline.incidents.book import Suspicion
+from pipeline.process.work import standing_limit_s
 from pipeline.runtime.registry.contract import Heartbeat, WaitingFor
 
-STANDS_S: Final = 6.0
-"""A computation that stands for so long hangs, unless it often stands as long."""
 KNOWN: Final = 5
 """Pieces of progress after which a worker's usual standstills are known."""
-_LONGER: Final = 2.0
-"""By which a hang exceeds the longest usual standstill."""
 _OFTEN, _LONGER_THAN_FOUND = 3, 1.5
 """So many findings that ended by themselves are usual. A hang is so much longer than the third."""
-_SHARE: Final = 0.1
-"""Of its longest work: the pieces of an update of minutes take seconds longer now and then."""
 _NO_ANSWER_MS: Final = 1000.0
 """A call of the ledger, at its usual pace or without an answer yet, that explains a standstill."""
 _PAUSE_S: Final = 0.05
@@ -88,7 +83,7 @@ class _Computation:
     def limit_s(self) -> float:
         """The longest standstill that is no finding."""
         often_s = self.found_s[-1] if len(self.found_s) == _OFTEN else 0.0
-        return max(STANDS_S, _LONGER * self.longest_s, _LONGER_THAN_FOUND * often_s, _SHARE * self.work_s)
+        return max(standing_limit_s(self.longest_s, self.work_s), _LONGER_THAN_FOUND * often_s)
 
 
 class StandingWork:

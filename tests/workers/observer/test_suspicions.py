@@ -15,7 +15,7 @@ from pipeline.ledger.types import REFUSAL_WORDS, Refusal
 from pipeline.process.work import ServiceSums, WorkReport
 from pipeline.runtime.registry.contract import Heartbeat, LinkReport, WaitingFor
 from protocol.ids import Role
-from tests.workers.observer.live_fleet import BREAKS_S, LiveFleet, blamed, standing, with_counts
+from tests.workers.observer.live_fleet import BREAKS_S, VERSION_S, LiveFleet, blamed, standing, with_counts
 from workers.observer.suspicions import LEDGER, FleetSuspicions, _has_more_work, joined
 
 GENERATORS, REWARDS = Role.GENERATOR, Role.REWARD
@@ -404,3 +404,27 @@ def test_rows_of_a_moment_name_no_worker_that_has_no_state() -> None:
     states, rows = maker.rows(9.3, list(fleet.at(9)), 1)
     there = {row.worker for row in states}
     assert {end for row in rows for end in (row.sender, row.receiver)} <= there
+
+
+@pytest.mark.parametrize(("update_s", "pause_s"), [(34, 5), (120, 11)])
+def test_a_learner_of_long_updates_that_get_on_is_never_blamed(update_s: int, pause_s: int) -> None:
+    """A part of every third update takes longer: shorter than twice the longest, or a tenth of it."""
+    fleet = LiveFleet()
+
+    def change(since: int, beat: Heartbeat) -> Heartbeat:
+        number, at = divmod(since, update_s)
+        is_long = number % 3 == 2
+        done = [s for s in range(at + 1) if not (is_long and update_s // 2 < s <= update_s // 2 + pause_s)]
+        steps = 1000 * number + len(done)
+        work = WorkReport(steps=steps, kind="update", slowest_s=0.4, share=at / update_s, elapsed_s=float(at))
+        return msgspec.structs.replace(
+            with_counts(beat, since),
+            progress=4 * BREAKS_S + number,
+            work=work,
+            moved_at_s=beat.at_s - (at - done[-1]),
+            policy_version=BREAKS_S // VERSION_S + number,
+        )
+
+    fleet.change("learner", change)
+    found = [one for one in fleet.suspected(BREAKS_S + 7 * update_s) if one.component == "learner"]
+    assert found == []
