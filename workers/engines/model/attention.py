@@ -1,7 +1,7 @@
 """Attention over packed sequences: many sequences in one row of tokens, none of which sees another.
 
 Queries, keys and values are a row ``[1, heads, N, head dim]``; a :class:`PackedLayout` holds where
-each sequence starts.
+each sequence lies. Sequences that begin alike may share these tokens in the row.
 
 The function is registered with transformers under :data:`PACKED_ATTENTION`, and a model that
 carries this name calls it in every layer. No mask is registered under the name, so transformers
@@ -50,41 +50,56 @@ class Bucket:
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
     """Where the sequences of a packed row lie. Example: lengths (3, 2) make position_ids [0, 1, 2,
-    0, 1] and cumulative_lengths [0, 3, 5]."""
+    0, 1] and cumulative_lengths [0, 3, 5]. If the second begins as the first one does, shared (0, 1)
+    leaves out its first token: position_ids are [0, 1, 2, 1]."""
 
     position_ids: torch.Tensor
     """int64 [N]: place of each token in its own sequence."""
-    cumulative_lengths: torch.Tensor
-    """int32 [num_sequences + 1], from 0 to N."""
+    cumulative_lengths: torch.Tensor | None
+    """int32 [num_sequences + 1], from 0 to N; None when sequences share tokens."""
     max_length: int
     buckets: tuple[Bucket, ...]
     scatter: torch.Tensor
-    """int64 [N]: place of each token among the padded places of all buckets, laid end to end."""
+    """int64 [N]: a place of each token among the padded places of all buckets, laid end to end."""
 
     @classmethod
-    def of(cls, lengths: Sequence[int] | np.ndarray, device: torch.device) -> PackedLayout:
-        """Lay sequences end to end. Raises ValueError for an empty list or an empty sequence."""
+    def of(
+        cls, lengths: Sequence[int] | np.ndarray, device: torch.device, shared: Sequence[int] | np.ndarray | None = None
+    ) -> PackedLayout:
+        """Lay sequences end to end. The first ``shared[i]`` tokens of sequence i are those of
+        sequence i - 1, and are not laid again; the default is none.
+
+        Raises ValueError for an empty list, an empty sequence, or more shared tokens than either
+        sequence has."""
         sizes = np.asarray(lengths, dtype=np.int64)
         if sizes.size == 0 or sizes.min() < 1:
             raise ValueError(f"a packed row of sequence lengths {sizes.tolist()}; each must be at least 1")
-        ends = np.cumsum(sizes)
-        starts = ends - sizes
-        position_ids = np.arange(ends[-1]) - np.repeat(starts, sizes)
+        common = np.zeros_like(sizes) if shared is None else np.asarray(shared, dtype=np.int64)
+        most = np.minimum(sizes, np.concatenate([[0], sizes[:-1]]))
+        if common.shape != sizes.shape or (common < 0).any() or (common > most).any():
+            raise ValueError(
+                f"sequences of lengths {sizes.tolist()} share {common.tolist()} tokens with the one before"
+            )
+        places = lay(sizes, common)
+        ends = np.cumsum(sizes - common)
         scatter = np.empty(int(ends[-1]), dtype=np.int64)
         buckets: list[Bucket] = []
         offset = 0
         for members in _group_by_length(sizes):
             length = int(sizes[members[0]])
-            column = np.arange(length)
-            gather = starts[members][:, None] + np.minimum(column[None, :], sizes[members][:, None] - 1)
-            buckets.append(Bucket(torch.from_numpy(gather.ravel()).to(device), len(members), length))
+            gather = np.empty((len(members), length), np.int64)
             for row, member in enumerate(members):
+                size = int(sizes[member])
+                gather[row, :size], gather[row, size:] = places[member], places[member][-1]
                 first = offset + row * length
-                scatter[starts[member] : ends[member]] = np.arange(first, first + sizes[member])
+                scatter[places[member]] = np.arange(first, first + size)
+            buckets.append(Bucket(torch.from_numpy(gather.ravel()).to(device), len(members), length))
             offset += len(members) * length
+        positions = np.concatenate([np.arange(alike, size) for alike, size in zip(common, sizes, strict=True)])
+        cumulative = None if common.any() else np.concatenate([[0], ends]).astype(np.int32)
         return cls(
-            position_ids=torch.from_numpy(position_ids).to(device),
-            cumulative_lengths=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)).to(device),
+            position_ids=torch.from_numpy(positions).to(device),
+            cumulative_lengths=None if cumulative is None else torch.from_numpy(cumulative).to(device),
             max_length=int(sizes.max()),
             buckets=tuple(buckets),
             scatter=torch.from_numpy(scatter).to(device),
@@ -94,6 +109,16 @@ class PackedLayout:
     def num_tokens(self) -> int:
         """N."""
         return int(self.position_ids.numel())
+
+
+def lay(sizes: np.ndarray, shared: np.ndarray) -> list[np.ndarray]:
+    """Return, for each sequence of ``sizes``, int64 places of its tokens in a row: the first
+    ``shared[i]`` are places of sequence i - 1, and the others are new."""
+    places: list[np.ndarray] = []
+    for size, alike, end in zip(sizes, shared, np.cumsum(sizes - shared), strict=True):
+        before = places[-1][:alike] if alike else np.empty(0, np.int64)
+        places.append(np.concatenate([before, np.arange(end - size + alike, end)]))
+    return places
 
 
 def packed_attention(
@@ -239,6 +264,7 @@ def _attend_varlen(
     kernel = _varlen_kernel()
     assert kernel is not None, "the caller checks that there is a kernel"
     lengths, longest = layout.cumulative_lengths, layout.max_length
+    assert lengths is not None, "sequences share no tokens on CUDA (packed.py)"
     if query.shape[1] != key.shape[1]:
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)

@@ -2,7 +2,9 @@
 are computed on request.
 
 All sequences lie end to end in one row ``[1, N]`` whose position ids restart with each sequence
-(``workers.engines.model.attention`` keeps them apart). Logits are computed only where a response
+(``workers.engines.model.attention`` keeps them apart). What a sequence has in common with the one
+before it, such as the prompt of a group, is in the row once, but not on CUDA, whose kernel wants
+whole sequences. Logits are computed only where a response
 token is predicted. A big vocabulary is taken some rows at a time, and each part's logits are
 recomputed for its gradient. So memory holds ``MAX_LOGITS`` logits whatever the batch."""
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
@@ -21,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from pipeline.algorithms.batching import PackedBatch
 from pipeline.preflight.engines import KNOWN
 from protocol.errors import EngineError
-from workers.engines.model.attention import PACKED_ATTENTION, PackedLayout
+from workers.engines.model.attention import PACKED_ATTENTION, PackedLayout, lay
 from workers.engines.model.layers import count_layers, count_part
 from workers.engines.model.trial import (
     attend_eagerly,
@@ -66,7 +69,9 @@ class PackedTokens:
     """int64 [M]: the scored tokens."""
 
     @classmethod
-    def of(cls, sequences: Sequence[np.ndarray], num_scored: Sequence[int], device: torch.device) -> PackedTokens:
+    def of(
+        cls, sequences: Sequence[np.ndarray], num_scored: Sequence[int] | np.ndarray, device: torch.device
+    ) -> PackedTokens:
         """Pack sequences. Raises EngineError unless a token precedes each one's scored tail."""
         lengths = np.array([sequence.size for sequence in sequences], dtype=np.int64)
         scored = np.array(num_scored, dtype=np.int64)
@@ -77,26 +82,34 @@ class PackedTokens:
                 f"sequence {first} of {lengths.size} has {lengths[first]} tokens of which {scored[first]} are to be scored; "
                 "at least one token must come before the scored ones: start prompts with a token"
             )
-        row = np.concatenate(sequences).astype(np.int64)
-        ends = np.cumsum(lengths)
-        # place in the row of each scored token: the last `scored` places of every sequence
-        places = np.arange(scored.sum()) + np.repeat(ends - np.cumsum(scored), scored)
+        shared = np.zeros_like(lengths)
+        if device.type != "cuda":
+            shared[1:] = [_num_alike(one, other) for one, other in pairwise(sequences)]
+        row = np.concatenate([sequence[n:] for sequence, n in zip(sequences, shared, strict=True)]).astype(np.int64)
+        # of each scored token, the place of the one before
+        places = np.concatenate(
+            [place[-n - 1 : -1] for place, n in zip(lay(lengths, shared), scored, strict=True)], dtype=np.int64
+        )
+        targets = np.concatenate([sequence[sequence.size - n :] for sequence, n in zip(sequences, scored, strict=True)])
         return cls(
             tokens=torch.from_numpy(row).to(device),
-            layout=PackedLayout.of(lengths, device),
-            positions=torch.from_numpy(places - 1).to(device),
-            targets=torch.from_numpy(row[places]).to(device),
+            layout=PackedLayout.of(lengths, device, shared),
+            positions=torch.from_numpy(places).to(device),
+            targets=torch.from_numpy(targets.astype(np.int64)).to(device),
         )
 
     @classmethod
     def from_batch(cls, batch: PackedBatch, device: torch.device) -> PackedTokens:
         """Take the tokens of a training batch, whose scored tokens are its response tokens."""
-        return cls(
-            tokens=torch.from_numpy(batch.tokens.astype(np.int64)).to(device),
-            layout=PackedLayout.of(np.diff(batch.cumulative_lengths), device),
-            positions=torch.from_numpy(batch.predictors.astype(np.int64)).to(device),
-            targets=torch.from_numpy(batch.targets.astype(np.int64)).to(device),
-        )
+        num_scored = np.bincount(batch.row_ids, minlength=batch.num_rows)
+        return cls.of(np.split(batch.tokens, batch.cumulative_lengths[1:-1]), num_scored, device)
+
+
+def _num_alike(one: np.ndarray, other: np.ndarray) -> int:
+    """Return how many tokens two sequences have in common at their beginning."""
+    size = min(one.size, other.size)
+    differ = np.flatnonzero(one[:size] != other[:size])
+    return int(differ[0]) if differ.size else size
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,51 @@ def test_packed_gradients_equal_those_of_each_sequence_alone(architecture: str, 
         torch.testing.assert_close(got.grad, expected.grad, atol=1e-9, rtol=1e-9, msg=name)
 
 
+def group_batch(seed: int = 0) -> tuple[list[tuple[np.ndarray, int]], PackedTokens]:
+    """Two groups: three responses to one prompt, two of which begin alike, and two equal ones to
+    another prompt."""
+    rng = np.random.default_rng(seed)
+    first, second = rng.integers(2, VOCABULARY, 40), rng.integers(2, VOCABULARY, 3)
+    response, other = rng.integers(2, VOCABULARY, 6), rng.integers(2, VOCABULARY, 25)
+    responses = [
+        (first, response),
+        (first, np.append(response[:4], 2)),
+        (first, other),
+        (second, other),
+        (second, other),
+    ]
+    sequences = [(np.concatenate(parts), parts[1].size) for parts in responses]
+    return sequences, PackedTokens.of([tokens for tokens, _ in sequences], [num for _, num in sequences], CPU)
+
+
+@pytest.mark.parametrize("max_logits", [MAX_LOGITS, 7 * VOCABULARY], ids=["whole", "in parts"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_a_group_has_in_common_is_computed_once_and_gives_the_same_numbers(
+    architecture: str, max_logits: int
+) -> None:
+    plain = tiny_model(architecture, torch.float64)
+    packed = prepare_packed(copy.deepcopy(plain))
+    sequences, batch = group_batch()
+    assert batch.tokens.numel() == batch.layout.num_tokens == (40 + 6 + 1 + 25) + (3 + 25)
+    got = score_packed(packed, batch, 0.7, max_logits=max_logits).logprobs
+    expected = torch.cat([plain_logprobs(plain, tokens, num, 0.7) for tokens, num in sequences])
+    torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
+    weights = torch.linspace(-1.0, 1.0, expected.numel(), dtype=torch.float64)
+    (got * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for (name, one), other in zip(packed.named_parameters(), plain.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), name
+        if one.grad is not None:
+            # norms are computed in float32
+            torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("shared", [(1, 0), (0, 4), (0, -1), (0,)])
+def test_sequences_that_share_more_than_they_have_are_refused(shared: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="share"):
+        PackedLayout.of([3, 5], CPU, shared)
+
+
 @pytest.mark.parametrize("max_logits", [MAX_LOGITS, 7 * VOCABULARY], ids=["whole", "in parts"])
 def test_hidden_states_are_those_that_predict_each_scored_token(max_logits: int) -> None:
     plain = tiny_model()
