@@ -13,6 +13,7 @@ SLOWEST ?= --durations=25 --durations-min=5
 ENGINE ?= local
 VLLM   ?= .venv-vllm
 LORA   ?= .venv-lora
+GGUF   ?= .venv-gguf
 RAY    ?= .venv-ray
 TRL    ?= .venv-trl
 PLACES ?= .venv-places
@@ -20,7 +21,8 @@ AWAY   ?= .venv-away
 WEB    ?= .venv-web
 DOCS   ?= .venv-docs
 SINKS  ?= .venv-sinks
-RUN    ?= $(ALGO)-$(shell date +%Y%m%d-%H%M%S)
+MODEL  ?=
+RUN    ?= $(or $(MODEL),$(ALGO))-$(shell date +%Y%m%d-%H%M%S)
 # Which build of torch: cpu, or an exact version such as 2.12.1+cu126; empty: whichever pip takes.
 # TORCH_INDEX: an index's URL or a folder of wheels that has it; empty: where pip looks anyway.
 TORCH  ?=
@@ -112,12 +114,39 @@ $(TRL)/.run: pyproject.toml $(call torch_first,$(TRL))
 
 trl: $(TRL)/.run ## an environment with TRL beside Headrace, in .venv-trl, for the learner benchmark to compare with
 
+SMOLLM2 := runs/models/smollm2
+# for that model: bfloat16 where the CPU has instructions for it; without them it takes nine times as
+# long as float32
+DTYPE  ?= $(shell grep -qwE 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null && echo bfloat16 || echo float32)
+
+# accelerate has an environment of its own, for the reason at .venv-lora below
+$(GGUF)/.run: $(VENV)/.run
+	@echo "Installing gguf and accelerate into $(GGUF), on top of $(VENV): about 5 MB"
+	$(call layer,$(GGUF))
+	$(GGUF)/bin/$(INSTALL) --editable '.[gguf]'
+	@touch $@
+
+$(SMOLLM2)/config.json:
+	@$(MAKE) --no-print-directory $(GGUF)/.run
+	$(GGUF)/bin/python -m ops.demo.smollm2 --out $(SMOLLM2)
+
+ifeq ($(MODEL),smollm2)
+$(if $(and $(filter-out demo,$(ALGO)),$(filter demo,$(MAKECMDGOALS))),$(error MODEL=smollm2 has the run file configs/smollm2.toml, and no ALGO))
+TASK := ops.demo.sums --out runs/sums-data
+TRAINED := smollm2
+TYPES := --set model.dtype=$(DTYPE) --set generation.dtype=$(DTYPE)
+else
+$(if $(and $(MODEL),$(filter demo,$(MAKECMDGOALS))),$(error MODEL is $(MODEL); expected smollm2, or none))
+TASK := ops.demo.task --out runs/demo-data
+TRAINED := $(ALGO)
+endif
+
 # The demo of recorded responses has two runs, by guidance and by imitation of the same responses.
 ifeq ($(filter nlft nlft-first,$(ALGO)),)
-demo: $(DEMO)/.run ## train the small model on this machine's CPU with DAPO (SEED=0; ON=join: workers that share no file with the run; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml; ALGO=nlft or nlft-first: from 50 recorded responses, beside fine-tuning on the same)
-	$(DEMO)/bin/python -m ops.demo.task --out runs/demo-data
-	$(DEMO)/bin/headrace up configs/$(ALGO).toml --fleet configs/fleets/demo.toml --set run.name=$(RUN) --set run.seed=$(SEED) \
-	  --set generation.engine=$(ENGINE) --on $(ON) --set wire.transport=$(if $(filter local,$(ON)),ipc,tcp)
+demo: $(DEMO)/.run $(if $(MODEL),$(SMOLLM2)/config.json) ## train the small model on this machine's CPU with DAPO (SEED=0; ON=join: workers that share no file with the run; ALGO=tppo, vapo, ppo, grpo ...: configs/$(ALGO).toml; ALGO=nlft or nlft-first: from 50 recorded responses, beside fine-tuning on the same; MODEL=smollm2: a real model of 135 million weights)
+	$(DEMO)/bin/python -m $(TASK)
+	$(DEMO)/bin/headrace up configs/$(TRAINED).toml --fleet configs/fleets/$(or $(MODEL),demo).toml --set run.name=$(RUN) --set run.seed=$(SEED) \
+	  --set generation.engine=$(ENGINE) --on $(ON) --set wire.transport=$(if $(filter local,$(ON)),ipc,tcp) $(TYPES)
 	$(DEMO)/bin/headrace audit runs/$(RUN)
 else
 demo: $(VENV)/.run
@@ -161,16 +190,16 @@ test-vllm: $(VLLM)/.run ## the engine contract and log-prob parity on vLLM as it
 	$(VLLM)/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile \
 	  -W default::pytest.PytestUnraisableExceptionWarning tests/vllm # sockets that vLLM leaves open
 
-# peft, accelerate and bitsandbytes on top of the tests' environment, which must not have them:
+# peft, accelerate, gguf and bitsandbytes on top of the tests' environment, which must not have them:
 # beside accelerate and DeepSpeed, transformers imports DeepSpeed to save.
 $(LORA)/.run: $(VENV)/.dev
-	@echo "Installing peft and bitsandbytes into $(LORA), on top of $(VENV): about 150 MB"
+	@echo "Installing peft, gguf and bitsandbytes into $(LORA), on top of $(VENV): about 150 MB"
 	$(call layer,$(LORA))
-	$(LORA)/bin/$(INSTALL) --editable '.[lora,bitsandbytes]'
+	$(LORA)/bin/$(INSTALL) --editable '.[lora,gguf,bitsandbytes]'
 	@touch $@
 
-test-lora: $(LORA)/.run ## LoRA by peft and 8-bit AdamW by bitsandbytes, in an environment of its own: .venv-lora
-	$(LORA)/bin/python -m pytest -q -m "not long" --numprocesses $(JOBS) --dist loadfile tests/workers/engines/training/test_lora.py tests/workers/engines/training/test_ranked_lora.py tests/pipeline/preflight/test_lora.py tests/integration/test_lora.py tests/workers/engines/model/test_optimizers.py
+test-lora: $(LORA)/.run ## LoRA by peft, 8-bit AdamW by bitsandbytes and models from GGUF, in an environment of its own: .venv-lora
+	$(LORA)/bin/python -m pytest -q -m "not long" --numprocesses $(JOBS) --dist loadfile tests/workers/engines/training/test_lora.py tests/workers/engines/training/test_ranked_lora.py tests/pipeline/preflight/test_lora.py tests/integration/test_lora.py tests/workers/engines/model/test_optimizers.py tests/workers/engines/test_convert_gguf.py
 
 $(PLACES)/.run: $(VENV)/.dev
 	@echo "Installing kubernetes-validate and asyncssh into $(PLACES), on top of $(VENV): about 150 MB"
@@ -278,4 +307,4 @@ real-size: $(VENV)/.dev ## three updates of a 0.5 B model with default settings:
 	$(BIN)/python -m ops.bench.real_size --interrupt 0.5
 
 clean: ## remove the environments and caches, never runs
-	rm -rf $(VENV) $(VLLM) $(LORA) $(RAY) $(TRL) $(PLACES) $(AWAY) $(DOCS) $(SINKS) $(WEB) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) $(LORA) $(GGUF) $(RAY) $(TRL) $(PLACES) $(AWAY) $(DOCS) $(SINKS) $(WEB) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

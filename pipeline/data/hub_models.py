@@ -3,7 +3,8 @@
 ``@REVISION`` is a branch, tag or commit, by default ``main``. A command that starts or checks a run
 fetches the model into the hub's cache. It puts the folder of that commit in the name's place. So
 the run's configuration holds the commit, and workers and resumes read the same bytes. Weights in
-pickled files are not fetched."""
+pickled files are not fetched. A local GGUF file is refused here, with the command that converts it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from typing import Final
 from pipeline.config.base import Section
 from pipeline.config.load import HUB_MODEL
 from pipeline.config.schema import RunConfig
+from pipeline.data.gguf import refuse_gguf
 from pipeline.data.hub_errors import plain_errors
 from pipeline.data.hub_progress import fetching
 from protocol.errors import ConfigError
@@ -25,7 +27,8 @@ _FOLDER: Final = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 
 def pin_models(config: RunConfig) -> RunConfig:
     """Return a configuration in which each model on the hub is the local folder of its commit.
-    Raises ConfigError: no such model, no access, or neither a network nor a cached copy."""
+    Raises ConfigError: no such model, no access, neither a network nor a cached copy, or a GGUF
+    file."""
     model = {name: pinned for name in ("path", "reference_path") if (pinned := _pinned(getattr(config.model, name)))}
     changed: dict[str, Section] = {"model": config.model.model_copy(update=model)} if model else {}
     if path := _pinned(config.value.path):
@@ -68,7 +71,10 @@ def hub_name(folder: Path) -> str | None:
 
 def _pinned(path: Path | None) -> Path | None:
     """Return the folder of a name on the hub; None for what is no such name."""
-    if path is None or not str(path).startswith(HUB_MODEL):
+    if path is None:
+        return None
+    if not str(path).startswith(HUB_MODEL):
+        refuse_gguf(path)
         return None
     name = str(path).removeprefix(HUB_MODEL).lstrip("/")
     found = _NAME.fullmatch(name)

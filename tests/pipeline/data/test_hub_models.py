@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,30 @@ def test_a_local_model_stays_as_it_is(tmp_path: Path) -> None:
     assert hub_name(config.model.path) is None
     with pytest.raises(ConfigError, match="expected hf://OWNER/NAME"):
         pin_models(resolve_paths(load_config([write_config(tmp_path)], ["model.path=hf://a/b/c"])))
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("given", ["m.q4.gguf", "weights", "."])
+def test_a_gguf_file_is_refused_with_the_command_that_converts_it(tmp_path: Path, key: str, given: str) -> None:
+    config = write_config(tmp_path)
+    folder = tmp_path / "a model"
+    folder.mkdir()
+    (folder / "m.q4.gguf").write_bytes(b"GGUF\3\0\0\0")
+    (folder / "weights").write_bytes(b"GGUF\3\0\0\0")
+    loaded = load_config([config], [f"{key}={folder / given}"])
+    with pytest.raises(ConfigError, match=r"is a GGUF file; .*pip install 'headrace\[gguf\]'") as refusal:
+        pin_models(resolve_paths(loaded))
+    words = shlex.split(str(refusal.value).split("`")[1])
+    file = folder / ("weights" if given == "weights" else "m.q4.gguf")
+    assert words[:4] == ["python", "-m", "workers.engines.convert_gguf", str(file)]
+    assert not Path(words[4]).exists(), "the new folder is not in the way of the file"
+    assert len(words) == 5
+
+
+def test_a_model_folder_that_has_a_gguf_file_too_is_taken(tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "m.gguf").write_bytes(b"GGUF\3\0\0\0")
+    config = load_config([write_config(tmp_path)], [f"model.path={folder}"])
+    assert pin_models(config).model.path == folder
