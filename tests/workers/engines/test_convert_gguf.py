@@ -15,11 +15,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from pipeline.data.end_tokens import end_tokens
 from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.preflight.model_folder import read_model_config
 from protocol.errors import ConfigError, DataError
 from workers.engines.convert_gguf import convert, main
-from workers.engines.model.loading import load_model, load_tokenizer, stop_token_ids
+from workers.engines.model.loading import load_model, load_tokenizer
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -127,7 +128,7 @@ def test_the_folder_has_the_files_numbers_tokens_and_template(
             got, expected = (one(torch.tensor([tokens])).logits for one in (loaded, model))
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     assert text.apply_chat_template([{"role": "user", "content": "1"}]) == TEXTS[-1]
-    assert stop_token_ids(load_tokenizer(folder), loaded) == (text.token_id("<|im_end|>"),) == (2,)
+    assert set(end_tokens(folder, text, ())) == {text.token_id("<|im_end|>")} == {2}
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
