@@ -91,6 +91,9 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
     """Incarnation that sampled it, for people: ``generator-0#3``."""
     created_s: float = 0.0
     """Wall-clock time at which the chunk was cut, in seconds since 1970."""
+    raw_text: str | None = None
+    """The response with the special tokens inside of it, where that is not ``response_text``. The
+    stop token that ends it is left out."""
 
     @property
     def trajectory(self) -> TrajectoryId:

@@ -14,6 +14,7 @@ import msgspec
 from pipeline.config.judging import RewardFunctionSection
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import (
+    MAX_NUMBER,
     NOT_IN_TIME,
     Response,
     Verdict,
@@ -89,10 +90,15 @@ def _with_part(verdict: VerifierOutcome, name: str, weight: float, number: Verif
         return VerifierFailure(kind=number.kind, error=f"reward {name}: {number.error}")
     if not number.judged:
         return VerifierFailure(kind=VerifierFailureKind.LATE, error=f"reward {name}: {number.reason}")
+    if not number.applies:
+        return verdict
     if name in verdict.parts:
         error = (
             f"the verifier returned a part {name!r}, which is a function of reward.functions too; rename one of them"
         )
         return VerifierFailure(kind=VerifierFailureKind.BAD_VERDICT, error=error)
     part = weight * (number.accuracy + sum(number.parts.values()))
+    if not abs(part) <= MAX_NUMBER:
+        error = f"reward {name}: weight {weight:g} times its numbers is {part:g}; at most {MAX_NUMBER:g} is taken"
+        return VerifierFailure(kind=VerifierFailureKind.BAD_VERDICT, error=error)
     return msgspec.structs.replace(verdict, parts={**verdict.parts, name: part})

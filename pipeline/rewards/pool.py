@@ -230,7 +230,9 @@ class VerifierPool:
         batch.told(len(responses) - sum(map(len, (*remote.values(), *batches.values(), *jobs.values()))))
         for spec, indices in batches.items():
             returned = self._function(spec)([responses[index] for index in indices], judgments=spec.judgments)
-            judged = checked(returned, len(indices), any_number=spec.any_number, judgments=spec.judgments)
+            judged = checked(
+                returned, len(indices), who=spec.name, any_number=spec.any_number, judgments=spec.judgments
+            )
             for index, outcome in zip(indices, judged, strict=True):
                 outcomes[index] = outcome
             batch.told(len(indices))
@@ -262,7 +264,9 @@ class VerifierPool:
         async def ask(spec: VerifierSpec, index: int) -> None:
             endpoint = self._endpoints[spec.name]
             outcome = await (endpoint.judgment if spec.judgments else endpoint.judge)(batch.responses[index])
-            (batch.outcomes[index],) = checked([outcome], 1, any_number=spec.any_number, judgments=spec.judgments)
+            (batch.outcomes[index],) = checked(
+                [outcome], 1, who=spec.name, any_number=spec.any_number, judgments=spec.judgments
+            )
             work.step(1.0 / len(batch.outcomes))
             batch.told(1)
 

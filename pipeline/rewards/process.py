@@ -96,7 +96,9 @@ class SandboxProcess:
             reply = await self._exchange(spec, tuple(responses), cpu_s, wait_s)
         if isinstance(reply, VerifierFailure):
             return [reply] * len(responses)
-        return checked(reply.outcomes, len(responses), any_number=spec.any_number, judgments=spec.judgments)
+        return checked(
+            reply.outcomes, len(responses), who=spec.name, any_number=spec.any_number, judgments=spec.judgments
+        )
 
     async def kill(self) -> None:
         """End the child and its processes at once, and reap it. Repeated calls do nothing."""

@@ -110,7 +110,7 @@ def _serve(call: Call, verifiers: dict[str, Judge]) -> Reply:
             return Reply(max_batch=verifiers[call.path].max_batch)
         ways = {"any_number": call.any_number, "judgments": call.judgments}
         returned = verifiers[call.path](call.responses, **ways)
-        return Reply(outcomes=tuple(checked(returned, len(call.responses), **ways)))
+        return Reply(outcomes=tuple(checked(returned, len(call.responses), who=call.path, **ways)))
     except ConfigError as error:
         return _failed(VerifierFailureKind.UNKNOWN_VERIFIER, str(error), call)
     except KeyboardInterrupt:

@@ -14,6 +14,10 @@ The names of the parameters (``completions``, ``solution_str``, ``solution_strs`
 since TRL and verl call by name. Any of them may be ``async``. A function that takes several
 responses a call declares it: ``judge.max_batch = 16``.
 
+TRL's and verl's functions see a response as the model wrote it: with special tokens such as
+``<think>``, without the stop token. ``reward.skip_special_tokens = True`` on the function leaves all
+of them out. In Headrace's own signature ``response_text`` has none of them, ``written_text`` all.
+
 Sources: TRL's GRPOTrainer calls ``func(prompts=, completions=, completion_ids=, **columns)``, each
 a list; verl's NaiveRewardManager calls ``func(data_source=, solution_str=, ground_truth=,
 extra_info=)``, its BatchRewardManager the plurals."""
@@ -24,16 +28,24 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
-from numbers import Real
 from typing import Any
 
-from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
+import msgspec
+
+from pipeline.rewards.verifier import (
+    Response,
+    Verdict,
+    VerifierFailure,
+    VerifierFailureKind,
+    VerifierOutcome,
+    number_of,
+)
 from protocol.errors import ConfigError
 
 MAX_BATCH = 1024
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_NOT_COLUMNS = frozenset({"completion_ids", "trainer_state", "environments", "log_extra", "log_metric"})
-"""Arguments that TRL's trainer gives besides texts and columns; here a verifier gets none."""
+_NOT_COLUMNS = frozenset({"trainer_state", "environments", "log_extra", "log_metric"})
+"""Arguments that TRL's trainer gives besides texts, tokens and columns; here a verifier gets none."""
 
 _OWN = inspect.signature(lambda responses: responses)
 
@@ -56,6 +68,7 @@ class Judge:
         self._path = path
         self._runner: asyncio.Runner | None = None
         self.max_batch = _max_batch(function, path)
+        self.skips_special_tokens = _skips_special_tokens(function, path)
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004  an object with an async __call__
         )
@@ -73,9 +86,11 @@ class Judge:
     def __call__(self, responses: Sequence[Response], *, any_number: bool = False, judgments: bool = False) -> object:
         """Return the verifier's result for ``responses``, unchecked: one outcome each. Where it
         writes ``judgments``, they are texts."""
+        if self.skips_special_tokens:
+            responses = [msgspec.structs.replace(response, raw_text=None) for response in responses]
         match self.style:
             case Style.OWN:
-                return self._settled(self._function(list(responses)))
+                return _as_list(self._settled(self._function(list(responses))))
             case Style.TRL:
                 return _as_list(self._settled(self._function(**self._chosen(_trl_arguments(responses)))))
             case Style.VERL:
@@ -129,7 +144,7 @@ class Judge:
         if missing := self._required - arguments.keys():
             raise TypeError(
                 f"verifier {self._path!r} has {self.style} signature and needs the column {', '.join(sorted(missing))}; "
-                f"the line has {', '.join(sorted(arguments.keys() - {'prompts', 'completions'}))}"
+                f"the line has {', '.join(sorted(arguments.keys() - {'prompts', 'completions', 'completion_ids'}))}"
             )
         names = arguments.keys() if self._takes_all else arguments.keys() & self._names
         return {name: arguments[name] for name in names}
@@ -161,15 +176,24 @@ def _max_batch(function: object, path: str) -> int:
     return size
 
 
+def _skips_special_tokens(function: object, path: str) -> bool:
+    skips = getattr(function, "skip_special_tokens", False)
+    if not isinstance(skips, bool):
+        raise ConfigError(f"verifier {path!r} has skip_special_tokens = {skips!r}; it must be True or False")
+    return skips
+
+
 def _trl_arguments(responses: Sequence[Response]) -> dict[str, object]:
-    """Return texts and columns as lists, in TRL's words; the answer is the column ``answer``."""
+    """Return texts, tokens and columns as lists, in TRL's words; the answer is the column
+    ``answer``."""
     names = {name for response in responses for name in response.extra} - _NOT_COLUMNS
     columns: dict[str, object] = {name: [r.extra.get(name) for r in responses] for name in names}
     return {
         **columns,
         "answer": [response.answer for response in responses],
         "prompts": [response.prompt_text for response in responses],
-        "completions": [response.response_text for response in responses],
+        "completions": [response.written_text for response in responses],
+        "completion_ids": [response.token_ids for response in responses],
     }
 
 
@@ -177,16 +201,19 @@ def _verl_arguments(response: Response) -> dict[str, object]:
     extra = response.extra.get("extra_info")
     return {
         "data_source": response.extra.get("data_source", ""),
-        "solution_str": response.response_text,
+        "solution_str": response.written_text,
         "ground_truth": response.answer,
         "extra_info": dict(response.extra) if extra is None else extra,
     }
 
 
 def _as_list(returned: object) -> object:
-    """Turn an array or a tensor into a list; the check of outcomes refuses any other type."""
+    """Turn an array or a tensor of one dimension into a list; the check of outcomes refuses any
+    other type."""
     to_list = getattr(returned, "tolist", None)
-    return to_list() if callable(to_list) else list(returned) if isinstance(returned, tuple) else returned
+    if callable(to_list) and len(getattr(returned, "shape", ())) == 1:
+        return to_list()
+    return list(returned) if isinstance(returned, tuple) else returned
 
 
 def _verl_outcome(returned: object, *, any_number: bool) -> VerifierOutcome | object:
@@ -196,8 +223,11 @@ def _verl_outcome(returned: object, *, any_number: bool) -> VerifierOutcome | ob
         return returned
     names = ("score", "acc") if any_number else ("acc", "score")
     found = returned.get(names[0], returned.get(names[1])) if isinstance(returned, dict) else returned
-    if isinstance(found, Real) and (any_number or 0.0 <= float(found) <= 1.0):
-        return Verdict(accuracy=float(found))
+    if returned is None and any_number:
+        return None
+    number = number_of(found)
+    if number is not None and (any_number or 0.0 <= number <= 1.0):
+        return Verdict(accuracy=number)
     return VerifierFailure(
         kind=VerifierFailureKind.BAD_VERDICT,
         error=f"a verifier with verl's signature returned {returned!r:.200}; return a score in [0, 1], or a dict with `score` "

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal
 from enum import StrEnum
 from numbers import Real
 from typing import Any, Protocol
@@ -33,6 +34,11 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     prompt_text: str = ""
     response_text: str
     """The whole response, decoded without special tokens."""
+    raw_text: str | None = None
+    """The same with the special tokens inside of it, such as ``<think>``, where there are any; the
+    stop token is left out. ``written_text`` is either."""
+    token_ids: list[int] = []
+    """The response's tokens, the stop token included; empty where only its text is known."""
     answer: str
     verifier: str
     """Name in the registry, or ``package.module:function``."""
@@ -42,6 +48,11 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason = FinishReason.STOP
     model_score: float | None = None
     """The reward model's score less ``reward.model.center``; None in a run without one."""
+
+    @property
+    def written_text(self) -> str:
+        """The response as it was written, special tokens included."""
+        return self.response_text if self.raw_text is None else self.raw_text
 
     @property
     def gold_text(self) -> str:
@@ -60,6 +71,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     """Further summands of the reward by name, such as ``{"format": 0.1}``."""
     reason: str = ""
     """The deciding fact, in a few words, for readers of verdicts."""
+    applies: bool = True
+    """False where a function of ``reward.functions`` returned None: it has no number for this
+    response, which is left out of its part."""
     judged: bool = True
     """False for an answer that cannot be judged within limits of its own, which counts as wrong."""
 
@@ -122,17 +136,27 @@ class Verifier(Protocol):
 
 
 def checked(
-    returned: object, num_responses: int, *, any_number: bool = False, judgments: bool = False
+    returned: object, num_responses: int, *, who: str = "", any_number: bool = False, judgments: bool = False
 ) -> list[VerifierOutcome]:
-    """Return the outcomes of an untrusted result; what is no outcome becomes a failure.
-    ``any_number``: accuracies need not be in [0, 1]. ``judgments``: each is a text or None, and
-    becomes the reason of a verdict."""
+    """Return the outcomes of an untrusted result; what is no outcome becomes a failure that names
+    ``who`` returned it. ``any_number``: accuracies need not be in [0, 1]. ``judgments``: each is a
+    text or None, and becomes the reason of a verdict."""
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
-        failure = _bad(f"a verifier returned {type(returned).__name__}; return a list of one outcome per response")
-        return [failure] * num_responses
+        what = f"it returned {type(returned).__name__}; return a list of one outcome per response"
+        return [_bad(what, who)] * num_responses
     if len(returned) != num_responses:
-        return [_bad(f"a verifier returned {len(returned)} outcomes for {num_responses} responses")] * num_responses
-    return [_checked_judgment(item) if judgments else _checked_one(item, any_number=any_number) for item in returned]
+        return [_bad(f"it returned {len(returned)} outcomes for {num_responses} responses", who)] * num_responses
+    found: list[VerifierOutcome] = []
+    for item in returned:
+        outcome = _checked_judgment(item) if judgments else _checked_one(item, any_number=any_number)
+        if (
+            outcome is not item
+            and isinstance(outcome, VerifierFailure)
+            and outcome.kind is VerifierFailureKind.BAD_VERDICT
+        ):
+            outcome = _bad(outcome.error, who)
+        found.append(outcome)
+    return found
 
 
 def _checked_judgment(item: object) -> VerifierOutcome:
@@ -156,37 +180,86 @@ MAX_JUDGMENT_CHARS = 20_000
 def _checked_one(item: object, *, any_number: bool) -> VerifierOutcome:
     if isinstance(item, VerifierFailure):
         return item
-    # numpy numbers too
-    if isinstance(item, Real):
-        item = Verdict(accuracy=float(item))
+    if item is None:
+        return _no_number(any_number=any_number)
+    given = item
     if not isinstance(item, Verdict):
-        return _bad(f"a verifier returned {type(item).__name__} for a response; return a number in [0, 1] or a Verdict")
-    accuracy, parts = item.accuracy, item.parts
+        number = number_of(item)
+        if number is None:
+            kind = type(item).__name__
+            return _bad(f"it returned {kind} for a response ({_shown(item)}); return a number or a Verdict")
+        item = Verdict(accuracy=number)
+    if any_number and not item.applies:
+        return item
+    accuracy, parts = number_of(item.accuracy), item.parts
+    number_shown = _shown(item.accuracy if isinstance(given, Verdict) else given)
     if any_number:
-        if not isinstance(accuracy, Real) or not math.isfinite(accuracy):
-            return _bad(f"the number is {accuracy!r}; return a finite one")
-    elif not isinstance(accuracy, Real) or not 0.0 <= accuracy <= 1.0:
-        return _bad(f"accuracy is {accuracy!r}; it must be in [0, 1], put bonuses and penalties into parts")
+        if accuracy is None or not abs(accuracy) <= MAX_NUMBER:
+            return _bad(f"the number is {number_shown}; return a finite one of at most {MAX_NUMBER:g}")
+    elif accuracy is None or not 0.0 <= accuracy <= 1.0:
+        return _bad(f"accuracy is {number_shown}; it must be in [0, 1], put bonuses and penalties into parts")
     if not isinstance(parts, dict) or len(parts) > _MAX_PARTS:
         return _bad(f"parts must be a dict of at most {_MAX_PARTS} numbers")
-    for name, value in parts.items():
-        if not isinstance(name, str) or not isinstance(value, Real) or not math.isfinite(value):
-            return _bad(f"part {name!r} is {value!r}; names are text and values finite numbers")
+    values: dict[str, float] = {}
+    for name, part in parts.items():
+        value = number_of(part)
+        if not isinstance(name, str) or value is None or not abs(value) <= MAX_NUMBER:
+            return _bad(
+                f"part {name!r} is {_shown(part)}; names are text, values finite numbers of at most {MAX_NUMBER:g}"
+            )
+        values[name] = value
         if name in RESERVED_PARTS:
             return _bad(f"part {name!r} is added by reward shaping; choose another name")
     if not isinstance(item.reason, str):
         return _bad(f"reason is {type(item.reason).__name__}; it must be text")
     return Verdict(
-        accuracy=float(accuracy),
-        parts={name: float(value) for name, value in parts.items()},
+        accuracy=accuracy,
+        parts=values,
         reason=item.reason[:_MAX_REASON_CHARS],
         judged=bool(item.judged),
     )
 
 
+def number_of(value: object) -> float | None:
+    """Return a number of Python, numpy or torch as a float: infinity where it overflows, None
+    for what is no single real number."""
+    if isinstance(value, Real | Decimal):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
+        # numpy's bool, and arrays and tensors without dimensions
+        return number_of(item())
+    return None
+
+
+def _shown(value: object) -> str:
+    """Return a value as it is written, shortened."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:
+        return "a whole number of thousands of digits"
+
+
+def _no_number(*, any_number: bool) -> VerifierOutcome:
+    """None means that a function does not apply to a response. The verifier that decides accuracy
+    has to judge each one."""
+    if any_number:
+        return Verdict(accuracy=0.0, applies=False)
+    return _bad(
+        "it returned None, which says that it does not apply to this response, so nothing says whether it is right; "
+        "name it in reward.functions beside a verifier that judges all, or give these lines another verifier"
+    )
+
+
+MAX_NUMBER = 1e12
+"""Largest magnitude of a reward: its square still fits float32, so that a group's deviation is
+finite."""
 _MAX_PARTS = 64
 _MAX_REASON_CHARS = 200
 
 
-def _bad(message: str) -> VerifierFailure:
-    return VerifierFailure(kind=VerifierFailureKind.BAD_VERDICT, error=message)
+def _bad(message: str, who: str = "") -> VerifierFailure:
+    error = f"verifier {who}: {message}" if who else message
+    return VerifierFailure(kind=VerifierFailureKind.BAD_VERDICT, error=error)

@@ -183,12 +183,13 @@ def chunk_of(
     held: Held, window: SampledWindow, tokenizer: TextTokenizer, config: RunConfig, *, worker: str
 ) -> TrajectoryChunk:
     """Return the chunk of a sampled window; the last one of a trajectory has the response's text."""
-    text = None
+    text = raw = None
     if window.finish_reason.is_final:
-        text = tokenizer.decode(np.concatenate([held.response_tokens, window.tokens]).tolist())
-    stop_strings = held.stop_strings(config)
-    if text is not None and stop_strings and window.finish_reason is FinishReason.STOP:
-        text = text_to_stop(text, stop_strings)
+        tokens = np.concatenate([held.response_tokens, window.tokens]).tolist()
+        text, raw = tokenizer.decode(tokens), tokenizer.raw_text(tokens)
+        stop_strings = held.stop_strings(config)
+        if stop_strings and window.finish_reason is FinishReason.STOP:
+            text, raw = text_to_stop(text, stop_strings), text_to_stop(raw, stop_strings)
     return TrajectoryChunk(
         id=ChunkId(window.trajectory, held.next_index),
         prompt=held.prompt,
@@ -200,4 +201,5 @@ def chunk_of(
         response_text=text,
         worker=worker,
         created_s=time.time(),
+        raw_text=None if raw == text else raw,
     )

@@ -334,6 +334,8 @@ def response_of(chunk: TrajectoryChunk, model_score: float | None) -> Response:
     return Response(
         prompt_text=chunk.prompt.text,
         response_text=chunk.response_text or "",
+        raw_text=chunk.raw_text,
+        token_ids=[*chunk.context_tokens.tolist(), *chunk.tokens.tolist()],
         answer=chunk.prompt.answer,
         verifier=chunk.prompt.verifier,
         extra=chunk.prompt.extra,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pipeline.cli.score.distribution import Quantiles, ScoreReport
+    from pipeline.config.schema import RunConfig
+    from pipeline.data.tokenizer import TextTokenizer
     from pipeline.process.exit_codes import ExitCode
 
 _EPILOG = """\b
@@ -109,6 +111,7 @@ def score(
             pass_rates=pass_rates,
             on_judged=bar.advance,
             judgments=judgments or ("" if run is None else run.guidance.judgments),
+            tokenizer=None if run is None else _tokenizer(run),
         )
     if as_json:
         echo_json(report)
@@ -117,6 +120,13 @@ def score(
 
         show_report(report, Console(highlight=False, markup=False))
     return ExitCode.OK if report.all_judged else ExitCode.NOT_ALL_JUDGED
+
+
+def _tokenizer(run: RunConfig) -> TextTokenizer | None:
+    """Return the tokenizer of the run's model; None where the model is not on this machine."""
+    from pipeline.data.tokenizer import load_text_tokenizer
+
+    return load_text_tokenizer(run.model.path) if run.model.path.is_dir() else None
 
 
 def show_report(report: ScoreReport, console: Console) -> None:

@@ -21,6 +21,7 @@ from pipeline.config.judging import endpoint_verifiers
 from pipeline.config.learning import RewardSection
 from pipeline.data.files import BadRow, Row, read_rows
 from pipeline.data.lines import text_of
+from pipeline.data.tokenizer import TextTokenizer
 from pipeline.rewards.functions import judge
 from pipeline.rewards.guidance import guidance_for
 from pipeline.rewards.pool import VerifierPool
@@ -62,6 +63,7 @@ def score_file(
     pass_rates: Path | None = None,
     on_judged: Callable[[int], None] | None = None,
     judgments: str = "",
+    tokenizer: TextTokenizer | None = None,
 ) -> ScoreReport:
     """Score every response of a ``.jsonl`` or ``.parquet`` file and return the distribution.
     ``verifier`` is for every line; without it, each line names a registered one, and
@@ -70,7 +72,8 @@ def score_file(
     break the distribution down by. ``out`` becomes a JSONL file: of each line its verdict, failure,
     or reading error. ``pass_rates`` becomes a file to train on, with each prompt's difficulty.
     ``on_judged`` receives the number of lines judged since its last call. ``judgments`` names the
-    source of judgments, as ``guidance.judgments`` does.
+    source of judgments, as ``guidance.judgments`` does. With the model's ``tokenizer`` verifiers see
+    tokens, and texts with and without special tokens, as in a run.
 
     Raises DataError for a file that is missing, unreadable or without a response. Raises
     ConfigError for a verifier that does not exist or cannot be imported, or a shaping without its
@@ -97,6 +100,7 @@ def score_file(
             file,
             on_judged or (lambda _: None),
             judgments,
+            tokenizer,
         )
         asyncio.run(job.score(rows))
     if pass_rates is not None:
@@ -120,6 +124,7 @@ class _Job:
     out: BinaryIO | None
     on_judged: Callable[[int], None]
     judgments: str
+    tokenizer: TextTokenizer | None
 
     async def score(self, rows: Iterator[Row | BadRow]) -> None:
         config, verifier = self.config, self.verifier
@@ -168,7 +173,12 @@ class _Job:
             yield batch
 
     def _response(self, row: Row) -> Response | str:
-        return _response(row, self.verifier or row.columns.get("verifier") or self.default_verifier)
+        found = _response(row, self.verifier or row.columns.get("verifier") or self.default_verifier)
+        if isinstance(found, str) or self.tokenizer is None:
+            return found
+        tokens = self.tokenizer.encode(found.response_text, add_special_tokens=False)
+        text, raw = self.tokenizer.decode(tokens), self.tokenizer.raw_text(tokens)
+        return msgspec.structs.replace(found, response_text=text, raw_text=raw, token_ids=tokens)
 
     def _score(self, response: Response, outcome: VerifierOutcome) -> RewardScore | None:
         if isinstance(outcome, VerifierFailure):

@@ -147,3 +147,33 @@ def test_names_and_weights_that_mean_nothing_are_refused(tmp_path: Path, given: 
 
 def test_no_function_takes_the_name_of_a_part_that_shaping_adds() -> None:
     assert TAKEN_PARTS == RESERVED_PARTS
+
+
+async def test_three_functions_written_for_trl_run_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "for_trl.py").write_text(
+        "import re\n"
+        "from math_verify import parse, verify\n"
+        "def form(completions, **kwargs):\n"
+        "    return [0.5 if re.fullmatch(r'<think>.*</think><answer>.*</answer>', c) else 0.0 for c in completions]\n"
+        "def of_sums(prompts, completions, task, **kwargs):\n"
+        "    return [1.0 if t == 'sums' else None for t in task]\n"
+        "def accuracy(completions, solution, **kwargs):\n"
+        "    return [float(verify(parse(s), parse(c))) for c, s in zip(completions, solution)]\n"
+    )
+    columns: dict[str, Any] = {"answer": "2", "verifier": "for_trl:accuracy"}
+    well_formed = Response(
+        response_text="1+1\\boxed{2}",
+        raw_text="<think>1+1</think><answer>\\boxed{2}</answer>",
+        extra={"task": "sums", "solution": "$2$"},
+        **columns,
+    )
+    plain = Response(response_text="It is $3$", extra={"task": "other", "solution": "$2$"}, **columns)
+    functions = {"form": {"verifier": "for_trl:form"}, "sums": {"verifier": "for_trl:of_sums"}}
+    section = RewardSection.model_validate({"timeout_s": 60.0, "path": [tmp_path], "functions": functions})
+    named = {f"for_trl:{name}" for name in ("form", "of_sums", "accuracy")}
+    async with VerifierPool(section, configured=named) as pool:
+        outcomes = await judge(pool, section.functions, [well_formed, plain])
+    assert outcomes == [
+        Verdict(accuracy=1.0, parts={"form": 0.5, "sums": 1.0}),
+        Verdict(accuracy=0.0, parts={"form": 0.0}),
+    ]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -40,6 +43,8 @@ async def own_async(responses: list[Response]) -> list[float]:
 
 def trl(prompts: list[str], completions: list[str], **kwargs: Any) -> list[float]:
     assert prompts == ["2+0=", "2+1="]
+    ids = kwargs.pop("completion_ids")
+    assert ids == [[], []], "there are none where only texts are known"
     assert kwargs == {"answer": ["1", "1"], "level": [0, 1], "data_source": ["sums", "sums"]}
     return [float(c == a) for c, a in zip(completions, kwargs["answer"], strict=True)]
 
@@ -143,14 +148,14 @@ def test_another_signature_is_refused_with_those_that_are_known(function: Callab
 
 
 def test_what_only_the_other_trainer_can_give_is_refused_by_name() -> None:
-    def wants_ids(prompts: list[str], completions: list[str], completion_ids: list[list[int]]) -> list[float]:
+    def wants_state(prompts: list[str], completions: list[str], trainer_state: object) -> list[float]:
         return []
 
     def wants_router(solution_str: str, ground_truth: str, reward_router_address: str) -> float:
         return 0.0
 
-    with pytest.raises(ConfigError, match="needs completion_ids"):
-        Judge(wants_ids, "m:f")
+    with pytest.raises(ConfigError, match="needs trainer_state"):
+        Judge(wants_state, "m:f")
     with pytest.raises(ConfigError, match="needs reward_router_address"):
         Judge(wants_router, "m:f")
 
@@ -181,3 +186,108 @@ def test_a_batch_that_is_no_size_is_refused(size: object) -> None:
     judge.max_batch = size  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="max_batch"):
         Judge(judge, "m:f")
+
+
+THOUGHT = Response(
+    response_text="add 3",
+    raw_text="<think>add</think><answer>3</answer>",
+    token_ids=[7, 8, 9, 2],
+    answer="3",
+    verifier="",
+    extra={"task": "sums"},
+)
+PLAIN = Response(response_text="3", token_ids=[9, 2], answer="3", verifier="", extra={"task": "other"})
+
+
+def is_well_formed(prompts: list[str], completions: list[str], **kwargs: Any) -> list[float]:
+    """The usual format reward."""
+    return [float(bool(re.fullmatch(r"<think>.*</think><answer>.*</answer>", text))) for text in completions]
+
+
+def of_sums(completions: list[str], task: list[str], **kwargs: Any) -> list[float | None]:
+    return [0.5 if one == "sums" else None for one in task]
+
+
+def test_a_trl_function_sees_special_tokens_that_were_written_and_the_tokens_themselves() -> None:
+    seen: list[Any] = []
+
+    def spy(completions: list[str], completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+        seen.append(completion_ids)
+        return is_well_formed([], completions)
+
+    assert judged(spy, [THOUGHT, PLAIN]) == [Verdict(accuracy=1.0), Verdict(accuracy=0.0)]
+    assert seen == [[[7, 8, 9, 2], [9, 2]]]
+
+
+def test_a_function_that_skips_special_tokens_sees_none_whatever_its_signature() -> None:
+    def own_text(responses: list[Response]) -> list[float]:
+        return [float(response.written_text == "add 3") for response in responses]
+
+    def trl_text(completions: list[str], **kwargs: Any) -> list[float]:
+        return [float(text == "add 3") for text in completions]
+
+    def verl_text(data_source: str, solution_str: str, ground_truth: str, extra_info: object = None) -> float:
+        return float(solution_str == "add 3")
+
+    for function in (own_text, trl_text, verl_text):
+        assert judged(function, [THOUGHT]) == [Verdict(accuracy=0.0)]
+        function.skip_special_tokens = True  # type: ignore[attr-defined]
+        assert judged(function, [THOUGHT]) == [Verdict(accuracy=1.0)]
+    trl_text.skip_special_tokens = "yes"  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="skip_special_tokens = 'yes'"):
+        Judge(trl_text, "m:f")
+
+
+def test_none_says_that_a_further_reward_does_not_apply_and_no_verdict_of_the_verifier() -> None:
+    judge = Judge(of_sums, "m:of_sums")
+    found = checked(judge([THOUGHT, PLAIN], any_number=True), 2, who="m:of_sums", any_number=True)
+    assert [(one.applies, one.accuracy) for one in found if isinstance(one, Verdict)] == [(True, 0.5), (False, 0.0)]
+    _, refused = checked(judge([THOUGHT, PLAIN]), 2, who="m:of_sums")
+    assert isinstance(refused, VerifierFailure)
+    assert "m:of_sums" in refused.error and "does not apply" in refused.error
+
+
+@pytest.mark.parametrize(
+    "number",
+    [True, np.bool_(True), np.float32(1), np.int64(1), np.array(1.0), np.array(True), Decimal(1), Fraction(2, 2)],
+    ids=repr,
+)
+@pytest.mark.parametrize("any_number", [False, True])
+def test_every_kind_of_number_is_one(number: object, any_number: bool) -> None:
+    assert checked([number], 1, any_number=any_number) == [Verdict(accuracy=1.0)]
+    assert checked([Verdict(accuracy=number)], 1, any_number=any_number) == [Verdict(accuracy=1.0)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        float("inf"),
+        float("nan"),
+        1e308,
+        10**400,
+        10**9000,
+        Decimal("1E+400"),
+        np.float32("inf"),
+        -1e13,
+        1 + 0j,
+        "1",
+        b"1",
+        [1.0],
+    ],
+    ids=range(12),
+)
+def test_what_is_no_number_or_overflows_is_refused_by_function_and_value(number: object) -> None:
+    (refused,) = checked([number], 1, who="m:style", any_number=True)
+    assert isinstance(refused, VerifierFailure)
+    shown = "thousands of digits" if isinstance(number, int) and number > 10**4000 else repr(number)[:20]
+    assert "m:style" in refused.error and shown in refused.error
+    (part,) = checked([Verdict(accuracy=1.0, parts={"style": number})], 1, who="m:style")  # type: ignore[dict-item]
+    assert isinstance(part, VerifierFailure) and "'style'" in part.error
+
+
+@pytest.mark.parametrize("returned", [np.ones(2), (1.0, 1.0)])
+def test_an_array_or_a_tuple_is_a_list_in_every_signature(returned: object) -> None:
+    def own_array(responses: list[Response]) -> object:
+        return returned
+
+    assert judged(own_array) == [Verdict(accuracy=1.0)] * 2
