@@ -103,11 +103,6 @@ def test_missing_reference_log_probs_are_refused_when_they_are_needed() -> None:
         WITH_REFERENCE.prepare([group_unit([1.0, -1.0, 1.0, -1.0])])
 
 
-def _without_reward(unit: ClaimedUnit) -> ClaimedUnit:
-    chunks = unit.trajectories[0]
-    return _with_member(unit, 0, (*chunks[:-1], replace(chunks[-1], scores={})))
-
-
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
@@ -117,7 +112,6 @@ def _without_reward(unit: ClaimedUnit) -> ClaimedUnit:
         (lambda u: _altered(u, 0, 1, finish_reason=FinishReason.WINDOW), "expected stop or length"),
         (lambda u: _altered(u, 0, 0, tokens=np.array([10, 99], dtype=np.int32)), "remembers others"),
         (lambda u: _altered(u, 0, 1, segments=()), "segments for 0 tokens"),
-        (_without_reward, "has no reward"),
     ],
 )
 def test_a_unit_that_breaks_the_promises_of_the_ledger_is_refused(break_it, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from pipeline.algorithms.reinforce import ReinforcePlusPlus, ReinforcePlusPlusBa
 from pipeline.algorithms.rloo import Rloo
 from pipeline.config.learning import AlgorithmSection, DataSection, ModelSection
 from pipeline.config.schema import RunConfig
+from pipeline.ledger.types import ClaimedUnit
+from protocol.errors import LedgerError
 from tests.pipeline.algorithms.packed import few
 from tests.pipeline.algorithms.units import group_unit
 
@@ -46,6 +49,31 @@ def test_normalised_groups_have_mean_0_and_unbiased_std_1(kind: type[GroupRule])
     advantages = np.array(_first(kind(objective=Objective(), group_size=4).prepare(UNITS))).reshape(2, 4)
     np.testing.assert_allclose(advantages.mean(axis=1), 0.0, atol=1e-6)
     np.testing.assert_allclose(advantages.std(axis=1, ddof=1), 1.0, atol=1e-5)
+
+
+def _without_verdict(unit: ClaimedUnit, *members: int) -> ClaimedUnit:
+    bare = [
+        (*chunks[:-1], replace(chunks[-1], scores={})) if member in members else chunks
+        for member, chunks in enumerate(unit.trajectories)
+    ]
+    return replace(unit, trajectories=tuple(bare))
+
+
+@pytest.mark.parametrize("kind", [Dapo, Grpo, Gspo, Cispo, Rloo])
+def test_a_response_without_a_verdict_has_no_part_in_its_groups_mean_and_deviation_and_no_sample(
+    kind: type[GroupRule],
+) -> None:
+    with_it = group_unit([1.0, -1.0, 0.5, 1.0])
+    found = kind(objective=Objective(), group_size=4).prepare([_without_verdict(with_it, 1)])
+    rest = replace(with_it, trajectories=tuple(one for at, one in enumerate(with_it.trajectories) if at != 1))
+    alone = kind(objective=Objective(), group_size=3).prepare([rest])
+    assert [sample.name for sample in found] == ["t.4.0", "t.4.2", "t.4.3"]
+    assert _first(found) == _first(alone)
+
+
+def test_a_group_with_one_verdict_alone_is_refused() -> None:
+    with pytest.raises(LedgerError, match="1 verdicts; expected 2"):
+        Dapo(objective=Objective(), group_size=4).prepare([_without_verdict(UNITS[0], 0, 1, 2)])
 
 
 def test_dr_grpo_only_takes_the_mean_off() -> None:

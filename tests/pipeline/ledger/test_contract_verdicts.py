@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.ledger.types import Claim, LedgerSpec, Unit, WriteStatus
+from pipeline.ledger.types import Claim, FinishedClaim, LedgerSpec, Unit, WriteStatus
 from protocol.ids import ChunkId
 from protocol.trajectory import Field, RewardScore
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, guidance, make_chunk, make_spec, reward, value
@@ -123,8 +123,14 @@ async def test_a_critic_never_learns_from_a_member_without_a_verdict(bench):
         await ledger.write_score(SCORER, chunk, reward(1.0))
         await ledger.write_score(SCORER, chunk, values)
     assert await ledger.claim_finished(SCORER, num_trajectories=3) == 2
-    await claimed(ledger)
+    finished = await ledger.claim_finished(SCORER, num_trajectories=2)
+    assert isinstance(finished, FinishedClaim)
+    await ledger.settle_finished(SCORER, (finished.claim_id,))
+    claim, _ = await claimed(ledger)
+    await ledger.settle(LEARNER, (claim.claim_id,))
     assert (await ledger.audit()).balances
+    [stored] = [queue.depth for queue in await ledger.queues() if queue.name == "bytes"]
+    assert stored == 0, "nothing is left of the other two"
 
 
 @pytest.mark.parametrize("unit", [Unit.TRAJECTORY, Unit.CHUNK])
