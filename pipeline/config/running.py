@@ -252,7 +252,8 @@ class WeightsSection(Section):
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Type in which weights are published.")
     keep: Positive = setting(2, "Published versions kept, besides the frozen base weights of adapters.")
     shared_memory: bool = setting(
-        True, "Publish and keep fetched weights in memory-backed storage, where the host has some."
+        True,
+        "Publish and keep fetched weights in memory-backed storage, where the host has some with room; else on disk.",
     )
     poll_s: float = setting(
         1.0,

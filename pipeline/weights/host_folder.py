@@ -8,7 +8,6 @@ to the run's folder on the disk."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import structlog
 
-from pipeline.weights.shared_files import SharedFile, SharedFileWriter
+from pipeline.weights.shared_files import NO_ROOM, SharedFile, SharedFileWriter
 from pipeline.weights.store import fetched_folder, file_name
 from protocol.errors import StorageFailed
 from protocol.messages import BASE_VERSION
@@ -26,7 +25,6 @@ from protocol.private import ensure_private_folder
 
 _KINDS = ("host", "host.base")
 _LEAD = "lead.lock"
-_NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 _log = structlog.get_logger(__name__)
 
@@ -88,7 +86,7 @@ class HostFolder:
                 self._writers[folder] = writer
                 segment = writer.take(num_bytes)
             except OSError as error:
-                if error.errno not in _NO_ROOM:
+                if error.errno not in NO_ROOM:
                     raise
                 refused.append(f"{folder}: {error.strerror}")
                 _log.warning("weights_have_no_room", folder=str(folder), num_bytes=num_bytes, reason=error.strerror)

@@ -11,10 +11,12 @@ Readers map privately (copy on write), so they cannot change the file."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -23,6 +25,8 @@ import numpy as np
 
 from protocol.private import ensure_private_folder
 
+NO_ROOM = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG})
+"""Errors of a folder whose file system is full."""
 _MAX_CACHED = 4
 """Mappings that a reader keeps: of its version, the next one, and files to be filled again."""
 
@@ -127,6 +131,18 @@ class MappedFile:
 
 class UnnamedFile:
     """A file without a name, gone with its last map, also after a crash: for this host only."""
+
+    @classmethod
+    def in_first_with_room(cls, folders: Sequence[Path], num_bytes: int) -> UnnamedFile:
+        """Allocate in the first of these folders that has room; OSError if none has."""
+        *firsts, last = folders
+        for folder in firsts:
+            try:
+                return cls(folder, num_bytes)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+        return cls(last, num_bytes)
 
     def __init__(self, folder: Path, num_bytes: int) -> None:
         """Allocate in ``folder``. OSError without room, ConfigError if it is another user's."""

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import structlog
 
 from pipeline.process import work
 from pipeline.runtime.registry.contract import WeightsAnnouncement
 from pipeline.weights.delta import encode
 from pipeline.weights.digest import Digest, digest_buffer
 from pipeline.weights.parts import PART_BYTES, PartDigests
-from pipeline.weights.shared_files import SharedFile, SharedFileWriter
+from pipeline.weights.shared_files import NO_ROOM, SharedFile, SharedFileWriter
 from pipeline.weights.tensorfile import Publication, read_contents
 from protocol.endpoints import run_tag
 from protocol.errors import UnknownMessage
@@ -27,6 +28,8 @@ MAX_DELTA_SHARE = 4
 """A delta is dropped above one part in so many of the version's bytes."""
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- memory-backed storage; the folder made in it is private (0700)
+
+_log = structlog.get_logger(__name__)
 
 
 def weights_folder(run_dir: Path, *, shared_memory: bool) -> Path:
@@ -89,23 +92,26 @@ class WeightsStore:
         max_part_bytes: int,
         part_digest: str | None = None,
         part_bytes: int = PART_BYTES,
+        instead: Path | None = None,
     ) -> None:
         """Publish into ``folder``, which is emptied. ConfigError when another user owns it.
 
+        ``instead``: where versions go, from the first on that has no room in ``folder``.
         ``part_digest``: algorithm of the parts' digests, for other hosts; None: there are none."""
         self._part_digest = part_digest
         self._part_bytes = part_bytes
         self._folder = folder
         self._keep = keep
         self._max_part_bytes = max_part_bytes
-        self._writer = SharedFileWriter(folder)
+        self._instead = None if instead == folder else instead
+        self._writer = self._first = SharedFileWriter(folder)
         self._held: dict[int, StoredWeights] = {}
         self._deltas: dict[tuple[int, int], bytes | None] = {}
 
     def publish(self, policy_version: int, publication: Publication) -> StoredWeights:
         """Write and digest a version in one pass, name it, and retire the oldest. A held one is
         replaced, as it was damaged. Raises OSError without room."""
-        segment = self._writer.take(publication.num_bytes)
+        segment = self._take(publication.num_bytes)
         try:
             digest = write_publication(segment.data, publication)
             algorithm = self._part_digest
@@ -120,8 +126,29 @@ class WeightsStore:
             self._writer.forget(replaced.segment)
         versions = sorted(self._held.keys() - {BASE_VERSION})
         for version in versions[: -self._keep]:
-            self._writer.retire(self._held.pop(version).segment)
+            segment = self._held.pop(version).segment
+            if segment.path.parent == self._folder:
+                self._writer.retire(segment)
+            else:
+                self._first.discard(segment)
         return stored
+
+    def _take(self, num_bytes: int) -> SharedFile:
+        try:
+            return self._writer.take(num_bytes)
+        except OSError as error:
+            if error.errno not in NO_ROOM or self._instead is None:
+                raise
+            _log.warning(
+                "weights_go_to_disk",
+                reason=f"{self._folder} has no room for a version of {num_bytes / 1e6:,.0f} MB",
+                folder=str(self._instead),
+                action="give /dev/shm more (`docker run --shm-size=8g`), or set weights.shared_memory to false",
+            )
+        self._first.close()
+        self._folder, self._instead = self._instead, None
+        self._writer = SharedFileWriter(self._folder)
+        return self._writer.take(num_bytes)
 
     def announcement(self, stored: StoredWeights, *, endpoint: str) -> WeightsAnnouncement:
         """Return the announcement of a stored version, and of its base."""

@@ -268,8 +268,9 @@ class WeightReceiver:
         started = time.perf_counter()
         digest, dtype = announcement.base.digest, self._ctx.config.weights.dtype
         publication = self._engine.merge_weights(file.data, base.data, digest, dtype=dtype)
-        folder = fetched_folder(self._ctx.run_dir, shared_memory=self._settings.shared_memory)
-        merged = UnnamedFile(folder, publication.num_bytes)
+        shared = {self._settings.shared_memory: None, False: None}
+        folders = [fetched_folder(self._ctx.run_dir, shared_memory=is_shared) for is_shared in shared]
+        merged = UnnamedFile.in_first_with_room(folders, publication.num_bytes)
         try:
             digest = write_publication(merged.data, publication)
             tensors = self._engine.view_weights(merged.data, merged.lasting_path)

@@ -56,6 +56,7 @@ class WeightPublisher:
             keep=settings.keep,
             max_part_bytes=settings.max_part_mb << 20,
             part_digest=settings.part_digest if self._is_served else None,
+            instead=weights_folder(ctx.run_dir, shared_memory=False),
         )
         self._endpoint = ""
         self._making = asyncio.Lock()

@@ -11,11 +11,12 @@ import pytest
 
 from pipeline.supervisor import leftovers
 from pipeline.weights.digest import digest_file
-from pipeline.weights.shared_files import SharedFileReader
+from pipeline.weights.shared_files import SharedFileReader, UnnamedFile
 from pipeline.weights.store import WeightsStore, weights_folder
 from protocol.errors import ConfigError, UnknownMessage
 from protocol.messages import BASE_VERSION, WeightsPart, WeightsRequest
 from tests.pipeline.weights.versions import numbers, published, stepped
+from tests.small_disk import small_disk
 
 LARGEST = 4 << 20
 
@@ -168,3 +169,43 @@ def test_a_weights_folder_of_another_user_is_refused_and_left_alone(tmp_path: Pa
         with pytest.raises(ConfigError, match="ours"):
             WeightsStore(folder, keep=1, max_part_bytes=LARGEST)
     assert (ours / "precious").exists()
+
+
+def test_versions_go_to_the_disk_once_memory_backed_storage_has_no_room(tmp_path: Path) -> None:
+    """A container's /dev/shm of 64 MB; a write to a page without storage would kill the process."""
+    with small_disk(tmp_path / "shm") as disk:
+        store = WeightsStore(disk.folder / "run", keep=2, max_part_bytes=LARGEST, instead=tmp_path / "disk")
+        base = store.publish(BASE_VERSION, published(numbers(0, 100)))
+        stored = {version: store.publish(version, published(numbers(version))) for version in (1, 2)}
+        assert {one.path.parent for one in stored.values()} == {disk.folder / "run"}
+        disk.leave(1)
+        for version in range(3, 7):
+            stored[version] = store.publish(version, published(numbers(version, 50_000)))
+            assert stored[version].path.parent == tmp_path / "disk"
+            assert all(one.is_intact() for one in (base, stored[version]))
+            read = SharedFileReader()
+            assert digest_file(Path(store.announcement(stored[version], endpoint="").path)) == stored[version].digest
+            read.close()
+        assert [path.name for path in (disk.folder / "run").iterdir()] == ["base.safetensors"], (
+            "old ones give room back"
+        )
+        assert sorted(path.name for path in (tmp_path / "disk").glob("v*")) == [
+            "v00000005.safetensors",
+            "v00000006.safetensors",
+        ]
+        assert isinstance(store.answer(WeightsRequest(version=6, offset=0, max_bytes=100, base=5)), WeightsPart)
+        store.close()
+
+
+def test_without_room_anywhere_the_error_is_that_of_the_last_folder(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "shm") as shm, small_disk(tmp_path / "full") as full:
+        store = WeightsStore(shm.folder / "run", keep=1, max_part_bytes=LARGEST, instead=full.folder / "run")
+        shm.leave(1)
+        full.leave(1)
+        with pytest.raises(OSError, match="No space left"):
+            store.publish(1, published(numbers(1, 50_000)))
+        with pytest.raises(OSError, match="No space left"):
+            UnnamedFile.in_first_with_room([shm.folder / "f", full.folder / "f"], 1 << 20)
+        merged = UnnamedFile.in_first_with_room([shm.folder / "f", tmp_path / "f"], 1 << 20)
+        merged.data[:] = 1
+        merged.close()
