@@ -61,3 +61,11 @@ def test_a_setting_of_ours_in_a_remark_is_there() -> None:
     mine = {key for key in named if key.partition(".")[0] in sections}
     assert len(mine) > 1
     assert mine <= set(OURS)
+
+
+def test_the_defaults_beside_verls_and_trls_are_those_of_dapo_alone() -> None:
+    page = (ROOT / "pipeline/algorithms/README.md").read_text(encoding="utf-8")
+    section = page.partition("## Our defaults beside verl's and TRL's\n")[2].partition("\n## ")[0]
+    told = dict(re.findall(r"^\| `(algorithm\.\w+)` \| `([^`]+)` \|", section, flags=re.MULTILINE))
+    assert len(told) > 5
+    assert told == {key: in_toml(OURS[key].default) for key in told}
