@@ -91,9 +91,14 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
     """Incarnation that sampled it, for people: ``generator-0#3``."""
     created_s: float = 0.0
     """Wall-clock time at which the chunk was cut, in seconds since 1970."""
-    raw_text: str | None = None
-    """The response with the special tokens inside of it, where that is not ``response_text``. The
-    stop token that ends it is left out."""
+    raw_text: str | msgspec.UnsetType = msgspec.UNSET
+    """The response with its special tokens, without the end token that ended it; not in the bytes
+    where it is the same as ``response_text``."""
+
+    @property
+    def written_text(self) -> str | None:
+        """The whole response as it was written, special tokens included; on final chunks only."""
+        return self.response_text if isinstance(self.raw_text, msgspec.UnsetType) else self.raw_text
 
     @property
     def trajectory(self) -> TrajectoryId:

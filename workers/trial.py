@@ -48,7 +48,7 @@ def try_here(config: RunConfig, *, num_prompts: int, num_samples: int) -> Trial:
     scores: list[float | None] = [None] * len(chunks)
     if config.reward.model is not None:
         model = build_reward_model(config.reward.model)
-        read = model.scores([(chunk.prompt, chunk.response_text or "") for chunk in chunks])
+        read = model.scores([(chunk.prompt, chunk.written_text or "") for chunk in chunks])
         scores = [score - config.reward.model.center for score in read]
     outcomes = asyncio.run(verdicts(config, chunks, scores))
     prompts: dict[int, TriedPrompt] = {}

@@ -116,7 +116,7 @@ def described(at: Attached, blobs: Sequence[bytes]) -> list[str]:
     chunk = from_blob(blobs[0], TrajectoryChunk)
     any_score: Any = Score
     scores: list[Score] = [from_blob(blob, any_score) for blob in blobs[1:]]
-    response = chunk.response_text
+    response = chunk.written_text
     if response is None:
         response = _decoded(at, [*chunk.context_tokens.tolist(), *chunk.tokens.tolist()])
     return as_text(chunk, scores, response)
@@ -126,7 +126,7 @@ def _decoded(at: Attached, tokens: list[int]) -> str:
     from pipeline.data.tokenizer import load_text_tokenizer
 
     try:
-        return load_text_tokenizer(at.config.model.path).decode(tokens)
+        return load_text_tokenizer(at.config.model.path).decode(tokens, skip_special_tokens=False)
     except DataError as error:
         return f"({len(tokens)} tokens; their text is not known: {error})"
 

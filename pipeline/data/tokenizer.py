@@ -81,13 +81,9 @@ class TextTokenizer:
         """Return the text of tokens; bytes that are not UTF-8 become U+FFFD."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
 
-    def raw_text(self, response: Sequence[int]) -> str:
-        """Return a response as it was written, special tokens included, but for those at its end:
-        the stop token, and padding."""
-        tokens = list(response)
-        while tokens and tokens[-1] in self._silent:
-            tokens.pop()
-        return self.decode(tokens, skip_special_tokens=False)
+    def is_plain(self, tokens: Sequence[int]) -> bool:
+        """Whether none of the tokens is special."""
+        return self._silent.isdisjoint(tokens)
 
     def has_text(self, token: int) -> bool:
         """Whether ``decode`` reads a token: special ones and ids that there are not have no

@@ -246,7 +246,7 @@ def _sample(chunks: tuple[ScoredChunk, ...], update: int, policy_version: int, m
         prompt=_cut(last.prompt.text, most),
         answer=_cut(last.prompt.answer, most),
         verifier=last.prompt.verifier,
-        response=_cut(last.response_text or "", most),
+        response=_cut(last.written_text or "", most),
         num_tokens=last.response_length,
         finish_reason=str(last.finish_reason),
         versions=(min(c.chunk.oldest_version for c in chunks), max(c.chunk.versions[-1] for c in chunks)),

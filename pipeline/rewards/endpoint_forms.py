@@ -28,7 +28,7 @@ def request_body(settings: EndpointSection, response: Response) -> bytes:
     if settings.model is None:
         told = {
             "prompt": response.prompt_text,
-            "response": response.response_text,
+            "response": response.written_text,
             "answer": response.answer,
             "extra": response.extra,
             "num_tokens": response.num_tokens,
@@ -57,13 +57,13 @@ def judgment_of(response: Response, text: str) -> Verdict:
     if found is None:
         raise ValueError(content)
     step, what = (_tidy(part) for part in found.groups())
-    if not step or not what or step not in _tidy(response.response_text):
+    if not step or not what or step not in _tidy(response.written_text):
         raise ValueError(step)
     return Verdict(accuracy=0.0, reason=f'the step "{step}" is wrong: {what}')
 
 
 def _chat(settings: EndpointSection, template: str, response: Response, answer: str) -> bytes:
-    texts = {"prompt": response.prompt_text, "answer": answer, "response": response.response_text}
+    texts = {"prompt": response.prompt_text, "answer": answer, "response": response.written_text}
     # one pass: a text that holds {answer} stays as it is
     prompt = re.sub(r"\{(prompt|answer|response)\}", lambda found: texts[found[1]], template)
     request: dict[str, Any] = {

@@ -15,9 +15,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from pipeline.config.schema import RunConfig
+from pipeline.data.response_text import model_ends, response_texts
 from pipeline.data.tokenizer import TextTokenizer
 from pipeline.ledger.types import ChunkWrite, WriteStatus
 from pipeline.runtime.context import ActorContext
@@ -186,10 +188,12 @@ def chunk_of(
     text = raw = None
     if window.finish_reason.is_final:
         tokens = np.concatenate([held.response_tokens, window.tokens]).tolist()
-        text, raw = tokenizer.decode(tokens), tokenizer.raw_text(tokens)
+        text, raw = response_texts(tokens, tokenizer, model_ends(config.model.path, tokenizer))
         stop_strings = held.stop_strings(config)
         if stop_strings and window.finish_reason is FinishReason.STOP:
-            text, raw = text_to_stop(text, stop_strings), text_to_stop(raw, stop_strings)
+            whole, text = text, text_to_stop(text, stop_strings)
+            # the search is in the text without special tokens; what follows is of the last token, which is none
+            raw = raw.removesuffix(whole[len(text) :])
     return TrajectoryChunk(
         id=ChunkId(window.trajectory, held.next_index),
         prompt=held.prompt,
@@ -201,5 +205,5 @@ def chunk_of(
         response_text=text,
         worker=worker,
         created_s=time.time(),
-        raw_text=None if raw == text else raw,
+        raw_text=msgspec.UNSET if raw is None or raw == text else raw,
     )

@@ -315,7 +315,7 @@ class Reward(Scorer):
         if self._model is None:
             return [(chunk, None) for chunk in chunks]
         try:
-            scores = await self.ctx.compute(self._model.scores, [(c.prompt, c.response_text or "") for c in chunks])
+            scores = await self.ctx.compute(self._model.scores, [(c.prompt, c.written_text or "") for c in chunks])
         except (EngineError, DataError):
             if len(chunks) > 1:
                 return [pair for chunk in chunks for pair in await self._read([chunk])]
@@ -334,7 +334,7 @@ def response_of(chunk: TrajectoryChunk, model_score: float | None) -> Response:
     return Response(
         prompt_text=chunk.prompt.text,
         response_text=chunk.response_text or "",
-        raw_text=chunk.raw_text,
+        raw_text=chunk.written_text,
         token_ids=[*chunk.context_tokens.tolist(), *chunk.tokens.tolist()],
         answer=chunk.prompt.answer,
         verifier=chunk.prompt.verifier,

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from pipeline.cli.score.distribution import Quantiles, ScoreReport
     from pipeline.config.schema import RunConfig
-    from pipeline.data.tokenizer import TextTokenizer
     from pipeline.process.exit_codes import ExitCode
 
 _EPILOG = """\b
@@ -111,7 +110,7 @@ def score(
             pass_rates=pass_rates,
             on_judged=bar.advance,
             judgments=judgments or ("" if run is None else run.guidance.judgments),
-            tokenizer=None if run is None else _tokenizer(run),
+            model=None if run is None else _model(run),
         )
     if as_json:
         echo_json(report)
@@ -122,11 +121,9 @@ def score(
     return ExitCode.OK if report.all_judged else ExitCode.NOT_ALL_JUDGED
 
 
-def _tokenizer(run: RunConfig) -> TextTokenizer | None:
-    """Return the tokenizer of the run's model; None where the model is not on this machine."""
-    from pipeline.data.tokenizer import load_text_tokenizer
-
-    return load_text_tokenizer(run.model.path) if run.model.path.is_dir() else None
+def _model(run: RunConfig) -> Path | None:
+    """Return the folder of the run's model; None where it is not on this machine."""
+    return run.model.path if run.model.path.is_dir() else None
 
 
 def show_report(report: ScoreReport, console: Console) -> None:

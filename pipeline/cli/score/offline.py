@@ -21,7 +21,8 @@ from pipeline.config.judging import endpoint_verifiers
 from pipeline.config.learning import RewardSection
 from pipeline.data.files import BadRow, Row, read_rows
 from pipeline.data.lines import text_of
-from pipeline.data.tokenizer import TextTokenizer
+from pipeline.data.response_text import model_ends, response_texts
+from pipeline.data.tokenizer import load_text_tokenizer
 from pipeline.rewards.functions import judge
 from pipeline.rewards.guidance import guidance_for
 from pipeline.rewards.pool import VerifierPool
@@ -63,7 +64,7 @@ def score_file(
     pass_rates: Path | None = None,
     on_judged: Callable[[int], None] | None = None,
     judgments: str = "",
-    tokenizer: TextTokenizer | None = None,
+    model: Path | None = None,
 ) -> ScoreReport:
     """Score every response of a ``.jsonl`` or ``.parquet`` file and return the distribution.
     ``verifier`` is for every line; without it, each line names a registered one, and
@@ -72,8 +73,8 @@ def score_file(
     break the distribution down by. ``out`` becomes a JSONL file: of each line its verdict, failure,
     or reading error. ``pass_rates`` becomes a file to train on, with each prompt's difficulty.
     ``on_judged`` receives the number of lines judged since its last call. ``judgments`` names the
-    source of judgments, as ``guidance.judgments`` does. With the model's ``tokenizer`` verifiers see
-    tokens, and texts with and without special tokens, as in a run.
+    source of judgments, as ``guidance.judgments`` does. With the folder of the ``model`` verifiers
+    see tokens, and texts with and without special tokens, as in a run.
 
     Raises DataError for a file that is missing, unreadable or without a response. Raises
     ConfigError for a verifier that does not exist or cannot be imported, or a shaping without its
@@ -100,7 +101,7 @@ def score_file(
             file,
             on_judged or (lambda _: None),
             judgments,
-            tokenizer,
+            None if model is None else _Written(model),
         )
         asyncio.run(job.score(rows))
     if pass_rates is not None:
@@ -109,6 +110,25 @@ def score_file(
     if report.num_responses == 0:
         raise DataError(f"{path}: no response to score; {'; '.join(report.bad_lines[:3]) or 'the file is empty'}")
     return report
+
+
+class _Written:
+    """Responses as a model would have written them."""
+
+    def __init__(self, model: Path) -> None:
+        """Read the tokenizer of a folder. Raises DataError: it has none."""
+        self._tokenizer = load_text_tokenizer(model)
+        self._ends = model_ends(model, self._tokenizer)
+
+    def read(self, response: Response) -> Response:
+        """Return a response with its tokens, and its texts of these."""
+        tokens = self._tokenizer.encode(response.response_text, add_special_tokens=False)
+        # a template writes a line end after the turn, which no model samples
+        trimmed = self._tokenizer.encode(response.response_text.rstrip(), add_special_tokens=False)
+        if trimmed and trimmed[-1] in self._ends:
+            tokens = trimmed
+        text, raw = response_texts(tokens, self._tokenizer, self._ends)
+        return msgspec.structs.replace(response, response_text=text, raw_text=raw, token_ids=tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +144,7 @@ class _Job:
     out: BinaryIO | None
     on_judged: Callable[[int], None]
     judgments: str
-    tokenizer: TextTokenizer | None
+    written: _Written | None
 
     async def score(self, rows: Iterator[Row | BadRow]) -> None:
         config, verifier = self.config, self.verifier
@@ -174,11 +194,7 @@ class _Job:
 
     def _response(self, row: Row) -> Response | str:
         found = _response(row, self.verifier or row.columns.get("verifier") or self.default_verifier)
-        if isinstance(found, str) or self.tokenizer is None:
-            return found
-        tokens = self.tokenizer.encode(found.response_text, add_special_tokens=False)
-        text, raw = self.tokenizer.decode(tokens), self.tokenizer.raw_text(tokens)
-        return msgspec.structs.replace(found, response_text=text, raw_text=raw, token_ids=tokens)
+        return found if isinstance(found, str) or self.written is None else self.written.read(found)
 
     def _score(self, response: Response, outcome: VerifierOutcome) -> RewardScore | None:
         if isinstance(outcome, VerifierFailure):
