@@ -10,7 +10,6 @@ import pytest
 
 from pipeline.data.tokenizer import load_text_tokenizer
 from protocol.errors import DataError
-from tests.byte_tokenizer import write_byte_tokenizer
 
 MESSAGES = [{"role": "system", "content": "hé"}, {"role": "user", "content": 'a "b" <c>\n'}]
 
@@ -99,18 +98,3 @@ def test_a_missing_folder_and_a_missing_or_broken_template_are_data_errors(model
     (tmp_path / "chat_template.jinja").write_text("{% for %}")
     with pytest.raises(DataError, match="does not compile"):
         load_text_tokenizer(tmp_path).render_chat(MESSAGES)
-
-
-def test_raw_text_keeps_special_tokens_inside_of_a_response_and_not_the_one_that_ends_it(tmp_path: Path) -> None:
-    write_byte_tokenizer(tmp_path)
-    tokenizer = load_text_tokenizer(tmp_path)
-    first, *_, last = tokenizer.special_ids.values()
-    inside, end = tokenizer.decode([first], skip_special_tokens=False), [last, last]
-    response = [
-        *tokenizer.encode("a", add_special_tokens=False),
-        first,
-        *tokenizer.encode("b", add_special_tokens=False),
-    ]
-    assert tokenizer.raw_text([*response, *end]) == f"a{inside}b"
-    assert tokenizer.decode([*response, *end]) == "ab"
-    assert tokenizer.raw_text(end) == ""

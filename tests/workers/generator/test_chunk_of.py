@@ -39,4 +39,4 @@ def test_rewards_see_special_tokens_of_every_window_and_no_stop_token(tmp_path: 
     assert (response.response_text, response.written_text) == ("ab", f"a{mark}b")
     assert response.token_ids == [letters[0], first, letters[1], last]
     plain = chunk_of(held, window(letters, FinishReason.WINDOW), tokenizer, config, worker="w")
-    assert (plain.response_text, plain.raw_text) == (None, None)
+    assert (plain.response_text, plain.written_text) == (None, None)
