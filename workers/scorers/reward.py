@@ -42,6 +42,8 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from msgspec import UnsetType
+
 from pipeline.files.code_copies import CODE_FOLDER
 from pipeline.preflight.model_folder import loading
 from pipeline.rewards.functions import judge
@@ -334,7 +336,7 @@ def response_of(chunk: TrajectoryChunk, model_score: float | None) -> Response:
     return Response(
         prompt_text=chunk.prompt.text,
         response_text=chunk.response_text or "",
-        raw_text=chunk.written_text,
+        raw_text=None if isinstance(chunk.raw_text, UnsetType) else chunk.raw_text,
         token_ids=[*chunk.context_tokens.tolist(), *chunk.tokens.tolist()],
         answer=chunk.prompt.answer,
         verifier=chunk.prompt.verifier,

@@ -280,6 +280,7 @@ async def test_a_response_is_judged_whole_and_its_reward_sums_the_configured_par
                 answer=f"answer {group}",
                 verifier="arithmetic",
                 extra={"level": group},
+                token_ids=[*chunk.context_tokens.tolist(), *chunk.tokens.tolist()],
                 num_tokens=[12, 4][member],
                 finish_reason=[FinishReason.LENGTH, FinishReason.STOP][member],
                 model_score=1.0 + member,

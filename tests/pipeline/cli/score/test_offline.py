@@ -226,7 +226,7 @@ def test_the_exit_status_says_whether_every_response_was_judged(
     assert ending.value.code == code
     printed = capsys.readouterr()
     assert f"scoring {len(lines)} lines" in printed.err
-    assert ("of these not judged in time" in printed.out) == ("hang" in str(lines) and code == 11)
+    assert ("no verdict: late" in printed.out) == ("hang" in str(lines) and code == 11)
 
 
 async def test_a_pool_tells_of_every_response_as_it_is_judged(tmp_path: Path) -> None:
