@@ -97,7 +97,8 @@ def dead_letters() -> None:
     """List, show and retry work that a scorer or the learner gave up.
 
     A scorer gives up after its last try. The unit is dropped (`dead_letter` in `headrace audit`)
-    and its tokens are gone; the letter keeps the last traceback. The learner gives up units on
+    and its tokens are gone; the letter keeps the last traceback. A group goes on without a response
+    that got no verdict. The learner gives up units on
     which a step was not finite, twice (`non_finite`). A retry admits the prompt again, as a new
     group sampled by the present policy."""
 
