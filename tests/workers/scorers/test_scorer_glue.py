@@ -4,7 +4,7 @@ windows, and their writes."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,6 +265,15 @@ async def test_a_response_is_judged_whole_and_its_reward_sums_the_configured_par
         await worker.setup()
         finals = [chunk for chunk in bench.chunks if worker.wants(chunk)]
         assert [chunk.id.index for chunk in finals] == [2, 1, 2, 1], "only whole responses are scored"
+        written: dict[ChunkId, RewardScore] = {}
+
+        async def keep(scored: Iterable[tuple[TrajectoryChunk, RewardScore]]) -> None:
+            scored = list(scored)
+            written.update((chunk.id, score) for chunk, score in scored)
+            await Reward.write_all(worker, scored)
+
+        # a masked response alone is no unit that the learner would claim
+        monkeypatch.setattr(worker, "write_all", keep)
         await judge_all(worker, finals)
         judged = bench.ctx.work.service()["judging"]
         assert (judged.pieces, judged.size) == (4, sum(chunk.response_length for chunk in finals))
@@ -285,11 +294,9 @@ async def test_a_response_is_judged_whole_and_its_reward_sums_the_configured_par
                 finish_reason=[FinishReason.LENGTH, FinishReason.STOP][member],
                 model_score=1.0 + member,
             )
-        written = await bench.written(Field.REWARD)
         for chunk in finals:
             member = chunk.trajectory.member
-            score = written[chunk.id].scores[Field.REWARD]
-            assert isinstance(score, RewardScore)
+            score = written[chunk.id]
             # 10 of 10 tokens into the cache interval, 2 of 10; half of it each
             parts = {
                 "correct": [-2.0 + 0.25 * 5.0, 3.0][member],
