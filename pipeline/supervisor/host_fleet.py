@@ -17,10 +17,12 @@ from pipeline.config.schema import RunConfig
 from pipeline.observability.repairs import add_repair
 from pipeline.process.activity import activity_of
 from pipeline.process.exit_codes import ExitCode
+from pipeline.process.last_error import LastError
 from pipeline.process.stacks.request import stands_of
 from pipeline.runtime.registry.contract import Drain, Heartbeat, Registry
 from pipeline.supervisor.fleet_plan import Action, FleetPlan, Intensity, RestartPolicy, Verb, worker_name
 from pipeline.supervisor.launchers.seam import Exit
+from pipeline.supervisor.memory_kills import MemoryKills
 from pipeline.supervisor.processes import Command, Processes
 from pipeline.supervisor.recovery.ladder import Ladder
 from pipeline.supervisor.repair_watch import RepairWatch
@@ -60,6 +62,7 @@ class HostFleet:
         self.plan = FleetPlan(_restart_policy(config), name, None if ladder is None else self._evicts)
         self._timeouts = timeouts_of(config)
         self.watchdog = Watchdog(self._timeouts)
+        self._memory = MemoryKills()
         self._repairs = RepairWatch()
         self.blames_code: Callable[[Exit, str], bool] = lambda *_: False
         """Whether a version of code on trial is to blame for a bad end, and the worker is not. With
@@ -197,24 +200,28 @@ class HostFleet:
             self._unfenced[exit_.worker] = exit_.pid
         # A worker's loop obeys SIGTERM; a worker that dies of it holds nothing.
         code = ExitCode.OK if was_draining and exit_.code == -signal.SIGTERM else exit_.code
+        is_asked_for = was_draining or self.plan.is_being_replaced(exit_.worker)
+        of_memory = "" if is_asked_for else self._memory.explain(exit_.worker, exit_.role, exit_.pid, code)
+        how = of_memory or meaning(code)
         # the end by a fence, too, where it is ended on purpose
         is_loss = code not in DIED_WELL or self.plan.is_being_replaced(exit_.worker)
         if was_draining or not is_loss:
             self._repairs.left(exit_.worker)
         else:
-            self._repairs.lost(exit_.worker, exit_.role, meaning(code), now)
+            self._repairs.lost(exit_.worker, exit_.role, how, now)
         stood = self._of_code.pop(exit_.worker, None) == exit_.pid
         is_of_code = stood or (not was_draining and code not in DIED_WELL and self.blames_code(exit_, ""))
         if self._ladder is not None and not was_draining and code not in ENDED_WELL and not is_of_code:
-            self._ladder.lost(now, exit_.worker, exit_.role, meaning(code))
+            self._ladder.lost(now, exit_.worker, exit_.role, how)
         kept = self._kept(exit_.worker)
-        counted, error = (ExitCode.FAILURE, None) if is_of_code else (code, exit_.error)
+        error = LastError("OutOfMemory", of_memory, may_pass=True) if of_memory else exit_.error
+        counted, error = (ExitCode.FAILURE, None) if is_of_code else (code, error)
         self.plan.exited(exit_.worker, counted, now, error=error, delivered=exit_.delivered, kept=kept)
         if self.standbys is not None and exit_.role in self.standbys.roles and not is_of_code:
             self.plan.hasten(exit_.worker, now)
         if code not in (ExitCode.OK, ExitCode.STARVED):
             words = {} if exit_.error is None else {"error": str(exit_.error)}
-            log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=meaning(code), **words)
+            log.warning("worker_exited", worker=exit_.worker, exit_code=code, meaning=how, **words)
         while self.plan.given_up:
             lost = self.plan.given_up.pop()
             log.error("worker_given_up", worker=lost.worker, reason=lost.reason, action="the run goes on without it")
@@ -235,6 +242,7 @@ class HostFleet:
     ) -> None:
         """Fence and kill frozen and stuck workers, which are started again."""
         self.processes.observe(beats)
+        self._memory.observe(beats, self.processes.pids)
         roles, own = {beat.who.worker: beat.who.role for beat in beats}, self.own(beats)
         pids = self.processes.pids
         here = {

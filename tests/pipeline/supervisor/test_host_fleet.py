@@ -150,3 +150,24 @@ async def test_no_successor_is_fenced_for_its_predecessors_end(host: Host) -> No
     successor = await host.beat(pid=PID + 1)
     await host.fleet.fence_exited(host.registry, [successor])
     assert await host.registry.epoch("generator-0") == successor.who.epoch
+
+
+def test_a_worker_that_the_kernel_killed_for_lack_of_memory_is_reported_as_such(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explain(worker: str, role: Role, pid: int, exit_code: int) -> str:
+        return f"killed by the kernel for lack of memory; {worker} {role} {pid} {exit_code}"
+
+    monkeypatch.setattr(host.fleet._memory, "explain", explain)
+    with capture_logs() as logs:
+        host.ends(-signal.SIGKILL)
+    said = f"killed by the kernel for lack of memory; generator-0 generator {PID} -9"
+    assert [line["meaning"] for line in logs if line["event"] == "worker_exited"] == [said]
+    for _ in range(20):
+        host.fleet.carry_out([])
+        host.fleet.plan.due(10.0 + 1000.0)
+        host.ends(-signal.SIGKILL)
+        if host.fleet.plan.failure is not None:
+            break
+    assert host.fleet.plan.failure is not None
+    assert said in host.fleet.plan.failure.reason

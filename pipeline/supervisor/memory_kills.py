@@ -1,0 +1,167 @@
+"""Tells a worker that the kernel killed for lack of memory from one that somebody killed.
+
+A SIGKILL does not say who sent it. The kernel does: by its log, where it may be read, which names
+the process; else by its counts of such kills, of this control group and of the host. These are read
+at every look of the supervisor, so that an older kill explains no later end, and each kill explains
+one end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from pipeline.runtime.machine import CONTROL_GROUPS, this_machine
+from pipeline.runtime.registry.contract import Heartbeat
+from protocol.ids import Role
+
+_LOG: Final = Path("/dev/kmsg")
+_PROC: Final = Path("/proc")
+_KILLED: Final = re.compile(
+    r"^\d+,\d+,(\d+),[^;\n]*;.*[Oo]ut of memory.*: Killed process (\d+) .*anon-rss:(\d+)kB.*shmem-rss:(\d+)kB",
+    re.MULTILINE,
+)
+"""With the time in microseconds of the monotonic clock."""
+_RECENT_S: Final = 60.0
+_COUNT: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+_COUNTERS: Final = ("memory.events", "memory.oom_control")
+"""Of a control group, of version 2 and 1."""
+_LINE_BYTES: Final = 8192
+_NAMED: Final = 8
+_REMEDIES: Final = {
+    Role.LEARNER: "learner.micro_batch_tokens, or set checkpoint.snapshots to off",
+    Role.VALUE: "value.micro_batch_tokens, or set checkpoint.snapshots to off",
+    Role.GENERATOR: "generation.num_slots or generation.max_response_tokens",
+    Role.REFERENCE: "reference.micro_batch_tokens",
+    Role.REWARD: "reward.processes or reward.max_in_flight",
+    Role.OBSERVER: "the numbers of [fleet] on this host",
+}
+
+
+class MemoryKills:
+    """The kernel's kills on this host, and the memory of its workers."""
+
+    def __init__(
+        self,
+        *,
+        groups: Path = CONTROL_GROUPS,
+        proc: Path = _PROC,
+        log: Path = _LOG,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock``: monotonic seconds, as the kernel's log has them."""
+        self._proc, self._log, self._clock = proc, log, clock
+        self._groups = _own_groups(groups, proc)
+        self._limit_bytes = min([this_machine(groups).memory_bytes, *map(_limit_bytes, self._groups)])
+        self._peaks: dict[str, int] = {}
+        """Most resident bytes of each worker."""
+        self._counts = self._before = self._read_counts()
+        self._explained: dict[str, int] = {}
+        """Counts up to which each kill has explained an end."""
+
+    def observe(self, beats: Sequence[Heartbeat], pids: Mapping[str, int]) -> None:
+        """Take note of heartbeats and of all kills so far. ``pids``: this host's workers."""
+        there = {beat.who.worker: beat for beat in beats if pids.get(beat.who.worker) == beat.pid}
+        self._peaks = {name: max(self._peaks.get(name, 0), beat.rss_bytes) for name, beat in there.items()}
+        # an end that is seen now may have been counted by the last look already
+        self._before, self._counts = self._counts, self._read_counts()
+
+    def explain(self, worker: str, role: Role, pid: int, exit_code: int) -> str:
+        """Return who killed a worker and what to do; "" unless it was the kernel, for lack of
+        memory. ``pid``: 0 on another host."""
+        if exit_code != -signal.SIGKILL or not pid:
+            return ""
+        known = {name: max(count, self._explained.get(name, 0)) for name, count in self._before.items()}
+        more = [name for name, count in self._read_counts().items() if count > known.get(name, count)]
+        named = self._named(pid)
+        if named is None and not more:
+            return ""
+        self._explained |= {name: known[name] + 1 for name in more}
+        held = max(named or 0, self._peaks.get(worker, 0))
+        others = sorted(((size, name) for name, size in self._peaks.items() if name != worker), reverse=True)[:_NAMED]
+        of_others = ", ".join(f"{name} {_gb(size)}" for size, name in others)
+        return (
+            f"killed by the kernel for lack of memory, with {_gb(held)}"
+            + (f", beside {of_others} at most" if others else "")
+            + f"; {_gb(self._limit_bytes)} are there for all processes"
+            + (f" ({more[0]})" if more else "")
+            + f"; lower {_REMEDIES[role]}, run fewer workers here, or give them more memory"
+        )
+
+    def _read_counts(self) -> dict[str, int]:
+        """Return the kernel's counts of kills, by where it counts them."""
+        files = [(f"control group {group}", group / name) for group in self._groups for name in _COUNTERS]
+        found: dict[str, int] = {}
+        for name, path in (*files, ("the host", self._proc / "vmstat")):
+            with suppress(OSError, UnicodeDecodeError):
+                if match := _COUNT.search(path.read_text(encoding="ascii")):
+                    found[name] = int(match[1])
+        return found
+
+    def _named(self, pid: int) -> int | None:
+        """Return what a process held when the kernel killed it, by the kernel's log."""
+        since_us = 1e6 * (self._clock() - _RECENT_S)
+        for at_us, killed, anon_kb, shared_kb in _KILLED.findall(_text_of(self._log)):
+            if int(killed) == pid and int(at_us) >= since_us:
+                return (int(anon_kb) + int(shared_kb)) << 10
+        return None
+
+
+def _own_groups(groups: Path, proc: Path) -> list[Path]:
+    """Return the folders of this process's memory control group that can be seen here."""
+    lines: list[str] = []
+    with suppress(OSError, UnicodeDecodeError):
+        lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
+    found: list[Path] = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = groups / "memory" if controllers else groups
+        # a container sees its own group as the root
+        found += [
+            folder for folder in (root / path.strip("/"), root) if any((folder / name).is_file() for name in _COUNTERS)
+        ]
+    return list(dict.fromkeys(found))
+
+
+def _limit_bytes(group: Path) -> int:
+    """Return a group's limit, of version 2 or 1; a very large number without one."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            return int((group / name).read_text(encoding="ascii"))
+    return sys.maxsize
+
+
+def _text_of(log: Path) -> str:
+    """Return what the kernel's log holds, a line a read; "" where it may not be read."""
+    found: list[bytes] = []
+    with suppress(OSError):
+        fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            while line := _line_of(fd):
+                found.append(line)
+        finally:
+            os.close(fd)
+    return b"".join(found).decode("utf-8", "replace")
+
+
+def _line_of(fd: int) -> bytes:
+    try:
+        return os.read(fd, _LINE_BYTES)
+    except BrokenPipeError:
+        # lines were overwritten before they were read
+        return b"\n"
+    except OSError:
+        return b""
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.0f} MB"
