@@ -39,6 +39,7 @@ from pipeline.rewards.verifier import (
     VerifierFailureKind,
     VerifierOutcome,
     number_of,
+    shown,
 )
 from protocol.errors import ConfigError
 
@@ -103,7 +104,7 @@ class Judge:
                 returned = _as_list(self._settled(self._function(**self._chosen(lists))))
         if judgments or not isinstance(returned, list):
             return returned
-        return [_verl_outcome(one, any_number=any_number) for one in returned]
+        return [_verl_outcome(one, self._path, any_number=any_number) for one in returned]
 
     def close(self) -> None:
         """End the event loop of an async verifier, where there is one."""
@@ -216,7 +217,7 @@ def _as_list(returned: object) -> object:
     return list(returned) if isinstance(returned, tuple) else returned
 
 
-def _verl_outcome(returned: object, *, any_number: bool) -> VerifierOutcome | object:
+def _verl_outcome(returned: object, path: str, *, any_number: bool) -> VerifierOutcome | object:
     """Read a number, or a dict of ``score`` and perhaps ``acc``, which is the accuracy if there.
     With ``any_number`` the score is read first, whatever its range."""
     if isinstance(returned, Verdict | VerifierFailure):
@@ -230,6 +231,6 @@ def _verl_outcome(returned: object, *, any_number: bool) -> VerifierOutcome | ob
         return Verdict(accuracy=number)
     return VerifierFailure(
         kind=VerifierFailureKind.BAD_VERDICT,
-        error=f"a verifier with verl's signature returned {returned!r:.200}; return a score in [0, 1], or a dict with `score` "
-        "and an `acc` in [0, 1], which counts as accuracy",
+        error=f"verifier {path}, of verl's signature, returned {shown(returned)}; return a score in [0, 1], or a dict "
+        "with `score` and an `acc` in [0, 1], which counts as accuracy",
     )

@@ -187,12 +187,12 @@ def _checked_one(item: object, *, any_number: bool) -> VerifierOutcome:
         number = number_of(item)
         if number is None:
             kind = type(item).__name__
-            return _bad(f"it returned {kind} for a response ({_shown(item)}); return a number or a Verdict")
+            return _bad(f"it returned {kind} for a response ({shown(item)}); return a number or a Verdict")
         item = Verdict(accuracy=number)
     if any_number and not item.applies:
         return item
     accuracy, parts = number_of(item.accuracy), item.parts
-    number_shown = _shown(item.accuracy if isinstance(given, Verdict) else given)
+    number_shown = shown(item.accuracy if isinstance(given, Verdict) else given)
     if any_number:
         if accuracy is None or not abs(accuracy) <= MAX_NUMBER:
             return _bad(f"the number is {number_shown}; return a finite one of at most {MAX_NUMBER:g}")
@@ -205,7 +205,7 @@ def _checked_one(item: object, *, any_number: bool) -> VerifierOutcome:
         value = number_of(part)
         if not isinstance(name, str) or value is None or not abs(value) <= MAX_NUMBER:
             return _bad(
-                f"part {name!r} is {_shown(part)}; names are text, values finite numbers of at most {MAX_NUMBER:g}"
+                f"part {name!r} is {shown(part)}; names are text, values finite numbers of at most {MAX_NUMBER:g}"
             )
         values[name] = value
         if name in RESERVED_PARTS:
@@ -234,7 +234,7 @@ def number_of(value: object) -> float | None:
     return None
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """Return a value as it is written, shortened."""
     try:
         return f"{value!r:.80}"

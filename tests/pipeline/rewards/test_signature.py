@@ -168,7 +168,11 @@ def test_a_column_that_the_line_does_not_have_is_named() -> None:
         judged(wants_solution)
 
 
-@pytest.mark.parametrize("returned", [-1.0, 2.0, float("nan"), "right", None, {"score": -1.0}, {"acc": "yes"}])
+@pytest.mark.parametrize(
+    "returned",
+    [-1.0, 2.0, float("nan"), "right", None, {"score": -1.0}, {"acc": "yes"}, 10**9000],
+    ids=range(8),
+)
 def test_what_verls_functions_return_is_an_accuracy_or_refused_with_what_is_needed(returned: object) -> None:
     def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: object = None) -> object:
         return returned
@@ -176,6 +180,8 @@ def test_what_verls_functions_return_is_an_accuracy_or_refused_with_what_is_need
     for outcome in judged(compute_score):
         assert isinstance(outcome, VerifierFailure)
         assert "`acc` in [0, 1]" in outcome.error
+        shown = "thousands of digits" if isinstance(returned, int) else repr(returned)
+        assert "m:f" in outcome.error and shown in outcome.error
 
 
 @pytest.mark.parametrize("size", [0, -1, 1025, "many", 1.5])
