@@ -16,7 +16,6 @@ so far, and at least ``LEAST_S``."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -279,6 +278,9 @@ async def within_its_limit() -> AsyncGenerator[None]:
     """Report a finished piece once a second while the block runs: work that a setting limits is no
     standstill until that limit, which the block itself must keep. A main loop that stands reports
     none."""
+    # here, so that commands which read reports need not import it
+    import asyncio
+
     async with asyncio.TaskGroup() as tasks:
         beat = tasks.create_task(_beat())
         try:
@@ -288,6 +290,8 @@ async def within_its_limit() -> AsyncGenerator[None]:
 
 
 async def _beat() -> None:
+    import asyncio
+
     while True:
         await asyncio.sleep(_BEAT_S)
         step()
