@@ -433,7 +433,9 @@ def test_why_answers_without_what_takes_long_to_import(run_dir: Path) -> None:
         os.kill(pid, signal.SIGSTOP)
         answer, modules = _imported("why", run_dir)
         assert answer["chains"][0]["cause"] == "ledger"
-        assert (HEAVY | {"numpy", "redis", "asyncio", "structlog", "rich"}) & modules == set(), "it asks the ledger nothing"
+        assert (HEAVY | {"numpy", "redis", "asyncio", "structlog", "rich"}) & modules == set(), (
+            "it asks the ledger nothing"
+        )
     finally:
         os.kill(pid, signal.SIGCONT)
         server.stop()
