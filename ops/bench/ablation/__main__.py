@@ -19,9 +19,9 @@ from ops.bench.ablation import long_chains
 from ops.bench.ablation.curves import as_svg
 from ops.bench.ablation.distinct import effect_of, indistinct
 from ops.bench.ablation.guided.table import NAME as GUIDED
-from ops.bench.ablation.guided.table import write_table
+from ops.bench.ablation.guided.table import render_guided, write_table
 from ops.bench.ablation.page import as_json, as_markdown
-from ops.bench.ablation.runs import carry_out, carry_out_here, outcome_path, outcomes
+from ops.bench.ablation.runs import carry_out, carry_out_here, outcome_of, outcome_path, outcomes
 from ops.bench.ablation.signal import SIGNALS_NAME, read_signals
 from ops.bench.ablation.tables import TABLES, Table
 from ops.demo import task as demo_task
@@ -49,7 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, default=Path("bench-results/ablation"), help="runs (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("ops/results"), help="pages (default: %(default)s)")
     parser.add_argument("--only", help="rows whose name holds this text")
+    parser.add_argument(
+        "--render", action="store_true", help="write the page again from the raw data below --out; train nothing"
+    )
     options = parser.parse_args(arguments)
+    if options.render:
+        render(options.table, options.out)
+        return
     if options.table == GUIDED:
         write_table(options.work / GUIDED, options.out, options.seeds, options.only or "")
         return
@@ -85,6 +91,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if made and not table.is_timed:
         (options.out / f"{table.name}.svg").write_text(as_svg(table, made), encoding="utf-8")
     print(page)
+
+
+def render(name: str, out: Path) -> None:
+    """Write a page again from its raw data. Raises DataError when there are none."""
+    path = out / f"{name}.json"
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if name == GUIDED:
+            page = render_guided(kept)
+        else:
+            made = [
+                outcome_of({key: of for key, of in values.items() if key != "mean_live"}) for values in kept["outcomes"]
+            ]
+            page = as_markdown(TABLES[name], made, kept["command"], read_signals(out / SIGNALS_NAME), kept=kept)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path} holds no raw data of {name}: {error}; run the table without --render") from error
+    (out / f"{name}.md").write_text(page, encoding="utf-8")
 
 
 def check_distinct(table: Table) -> None:

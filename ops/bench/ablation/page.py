@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from math import inf, isfinite
+from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ops.bench.ablation.runs import Outcome
 from ops.bench.ablation.signal import Signal, as_table
-from ops.bench.ablation.summary import Figures, figures
+from ops.bench.ablation.summary import JUDGED, Compared, Figures, compared, figures, marked
 from ops.bench.table import prose
+from pipeline.config.load import load_config
 
 if TYPE_CHECKING:
     from ops.bench.ablation.tables import Table
@@ -24,13 +27,12 @@ if TYPE_CHECKING:
 _ACCURACY = (
     "Held-out accuracy in per cent, greedy: the mean over seeds of the last five versions, with the 95 % interval of "
     "the mean. Tokens trained are those of the whole run, median. Entropy is that of its end. Differences are those of "
-    "the same seeds, which share prompts and their order. A difference counts where its interval does not hold 0."
+    f"the same seeds, which share prompts and their order. {JUDGED}"
 )
 _END = (
     "Accuracy is in per cent on held-out prompts, sampled at temperature 1. *At the end* is the mean of the last three "
     "examinations{when}. Each figure is the mean over seeds, with the 95 % interval of the mean (Student's t). "
-    "Differences from the first row are paired by seed: seeds share prompts and their order. Bold differences have an "
-    "interval without 0."
+    f"Differences from the first row are paired by seed: seeds share prompts and their order. {JUDGED}"
 )
 _WHOLE = "*On the way* is the mean of all examinations until then: it shows how soon accuracy rises."
 _COUNTED = "Tokens of dropped groups and of the critic's first phase count."
@@ -43,7 +45,7 @@ _SIGNAL = (
     "wrong ones. A policy gradient learns the rule from the gap, through the noise that *d* measures. *Trained* is the "
     "share of responses with an advantage other than 0. A row whose critic starts elsewhere has other samples of the "
     "same start policy: its difference holds the luck of both. Intervals are of 95 % over seeds. Differences are paired by "
-    "seed, and bold where 0 is outside. Rows that are left out make the first row's advantages, and differ from it in "
+    f"seed. {JUDGED} Rows that are left out make the first row's advantages, and differ from it in "
     "the loss alone."
 )
 _RACE = (
@@ -54,6 +56,15 @@ _PER_UPDATE = (
     "over the whole run, divided by the updates. The critic's first phase is included."
 )
 _BY_HAND = "Every row by hand: `headrace up CONFIG --fleet configs/fleets/demo.toml` with `--set` and"
+_ALONE = (
+    "No fleet made these rows. One row alone: `headrace bench ablation {name} --only ROW`, which trains a run file in "
+    "one process with the table's prompts and start model, and"
+)
+_RUNS = (
+    "Staleness is the mean over updates, in policy versions; explained variance is the critic's at the last update. "
+    "Medians over seeds."
+)
+_ROOT = Path(__file__).parents[3]
 _LIBRARIES = ("torch", "transformers", "redis", "pyzmq")
 
 
@@ -69,6 +80,27 @@ def machine() -> dict[str, Any]:
     }
 
 
+def how_made(outcomes: Sequence[Outcome], command: str, committed_in: str = "") -> str:
+    """Return a page's first line: how its rows were made, by which command, of which commit."""
+    here = {o.is_in_one_process for o in outcomes}
+    words = {
+        frozenset([True]): "in one process, synchronously, without a fleet",
+        frozenset([False]): "by fleets on one machine",
+    }
+    who = words.get(frozenset(here), "partly in one process and partly by fleets")
+    return (
+        f"**How the rows were made:** {who}, by `{command}`. {of_commits([o.commit for o in outcomes], committed_in)}"
+    )
+
+
+def of_commits(commits: Sequence[str], committed_in: str = "") -> str:
+    """Return in a sentence which commits of the code made the rows; an empty one was not recorded."""
+    shown = [f"`{commit}`" for commit in sorted(set(commits)) if commit]
+    if "" in commits:
+        shown.append("not recorded" + (f" (their raw data came with `{committed_in}`)" if committed_in else ""))
+    return f"Commit of the code: {', '.join(shown)}."
+
+
 def as_json(table: Table, outcomes: Sequence[Outcome], command: str) -> dict[str, Any]:
     """Return everything that the page holds, and every curve."""
     return {
@@ -79,10 +111,24 @@ def as_json(table: Table, outcomes: Sequence[Outcome], command: str) -> dict[str
     }
 
 
-def as_markdown(table: Table, outcomes: Sequence[Outcome], command: str, signals: Sequence[Signal] = ()) -> str:
-    """Write the page."""
-    on = prose("On " + ", ".join(f"{name} {value}" for name, value in machine().items()) + ".")
-    parts = [f"# {table.title}", prose(table.about)]
+def as_markdown(
+    table: Table,
+    outcomes: Sequence[Outcome],
+    command: str,
+    signals: Sequence[Signal] = (),
+    *,
+    kept: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """Write the page. ``kept``: raw data written before, with the machine, ``committed_in`` and
+    ``findings``, what people wrote about these rows in Markdown, line by line."""
+    measured_on = kept.get("machine") or machine()
+    on = prose("On " + ", ".join(f"{name} {value}" for name, value in measured_on.items()) + ".")
+    parts = [f"# {table.title}"]
+    if outcomes:
+        parts.append(prose(how_made(outcomes, command, kept.get("committed_in", ""))))
+    if findings := kept.get("findings"):
+        parts.append("\n".join(findings))
+    parts.append(prose(table.about))
     if table.is_timed:
         parts += [f"    {command}", on, _accuracies(table, outcomes), _race(table, outcomes)]
         parts.append(_phases(table, outcomes))
@@ -92,9 +138,28 @@ def as_markdown(table: Table, outcomes: Sequence[Outcome], command: str, signals
         if signals:
             parts += ["## The signal before anything is trained", prose(_SIGNAL), as_table(signals, table.name)]
         parts += _learning(table, outcomes) if outcomes else []
-        parts.append("## Settings")
-    parts.append(_differences(table))
+    if outcomes:
+        parts += ["## The runs", prose(_RUNS), _runs(table, outcomes)]
+    parts += ["## Settings", _differences(table)]
     return "\n\n".join(parts) + "\n"
+
+
+def _runs(table: Table, outcomes: Sequence[Outcome]) -> str:
+    lines = ["| | made | staleness | critic's steps before | explained variance |", "|---|---|---:|---:|---:|"]
+    for variant in table.variants:
+        of = [o for o in outcomes if o.variant == variant.name]
+        if not of:
+            continue
+        staleness = median(o.staleness_mean for o in of)
+        is_here = all(o.is_in_one_process for o in of)
+        made = f"{'one process' if is_here else 'fleet'}, {'asynchronous' if staleness else 'synchronous'}"
+        steps, explained = "", "no critic"
+        if load_config([_ROOT / variant.config], variant.overrides).has_critic:
+            ends = [o.explained_variance[-1] for o in of if any(o.explained_variance)]
+            steps = f"{median(o.value_steps for o in of):.0f}" if is_here else "not recorded"
+            explained = f"{median(ends):.2f}" if ends else "not recorded"
+        lines.append(f"| {variant.name} | {made} | {staleness:.2f} | {steps} | {explained} |")
+    return "\n".join(lines)
 
 
 def _rows(table: Table, outcomes: Sequence[Outcome]) -> list[tuple[str, str, list[Outcome]]]:
@@ -110,11 +175,10 @@ def _accuracies(table: Table, outcomes: Sequence[Outcome]) -> str:
         "|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
     ]
     rows = _rows(table, outcomes)
-    first = {o.seed: o.final_accuracy() for o in rows[0][2]}
-    for name, paper, of in rows:
+    against = [paired(of, rows[0][2], Outcome.final_accuracy) for _, _, of in rows[1:]]
+    apart = ["", *map(marked, compared(against))]
+    for (name, paper, of), difference in zip(rows, apart, strict=True):
         end = figures([100 * o.final_accuracy() for o in of])
-        against = [100 * (o.final_accuracy() - first[o.seed]) for o in of if o.seed in first]
-        difference = "" if of is rows[0][2] or not against else _interval(figures(against), sign="+")
         best = figures([100 * max(p.accuracy for p in o.curve) for o in of])
         entropy = figures([o.entropy_last for o in of])
         single = ", ".join(f"{value:.1f}" for value in end.values)
@@ -155,15 +219,18 @@ def _readings(table: Table, outcomes: Sequence[Outcome]) -> str:
     lines = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 3) + "---|---:|"]
     rows = _rows(table, outcomes)
     first = rows[0][2]
-    for name, paper, of in rows:
-        is_first = of is first
-        readings = [Outcome.late_accuracy, Outcome.mean_accuracy]
+    readings: list[Callable[[Outcome], float]] = [Outcome.late_accuracy, Outcome.mean_accuracy]
+    apart = [
+        ["", *map(marked, compared([paired(of, first, reading) for _, _, of in rows[1:]]))]
+        for reading in [*readings, *(partial(_final_of, kind) for kind in kinds)]
+    ]
+    for number, (name, paper, of) in enumerate(rows):
+        late, mean, *by_kind = (column[number] for column in apart)
         cells = [name, str(len(of)), f"{median(o.curve[-1].update for o in of):.0f}"]
         cells.append(f"{median(o.curve[-1].tokens for o in of) / 1e6:.2f}")
-        for reading in readings:
-            cells.append(_interval(figures([100 * reading(o) for o in of])))
-            cells.append("" if is_first else _marked(paired(of, first, reading)))
-        cells += ["" if is_first else _marked(paired(of, first, partial(_final_of, kind))) for kind in kinds]
+        for reading, difference in zip(readings, (late, mean), strict=True):
+            cells += [_interval(figures([100 * reading(o) for o in of])), difference]
+        cells += by_kind
         cells += [", ".join(f"{100 * o.late_accuracy():.1f}" for o in of), paper]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -180,13 +247,13 @@ def paired(of: Sequence[Outcome], against: Sequence[Outcome], reading: Callable[
     return figures(found) if found else None
 
 
-def verdict(difference: Figures | None, *, lacks_a_part: bool = True) -> str:
-    """Return in words what a difference from the first row shows. A row that lacks a part of a
+def verdict(difference: Compared | None, *, lacks_a_part: bool = True) -> str:
+    """Return in words what a difference from the first row shows among those of all rows. A row that lacks a part of a
     method ends below the method in the papers."""
-    if difference is None or (half := difference.half_width) is None:
+    if difference is None or difference.half_width is None:
         return "too few seeds"
-    is_below = difference.mean < 0
-    if abs(difference.mean) <= half:
+    is_below = difference.difference.mean < 0
+    if not difference.separates:
         return "does not separate" + (" (below)" if is_below else " (above)")
     if not lacks_a_part:
         return "**separates (below)**" if is_below else "**separates (above)**"
@@ -200,25 +267,17 @@ def _verdicts(table: Table, outcomes: Sequence[Outcome]) -> str:
     ]
     tokens = equal_tokens(outcomes)
     rows = _rows(table, outcomes)
-    for name, _, of in rows[1:]:
-        cells = [
-            verdict(
-                paired([o.within(most) for o in of], [o.within(most) for o in rows[0][2]], reading),
-                lacks_a_part=table.rows_lack_a_part,
-            )
-            for most in (sys.maxsize, tokens)
+    columns: list[list[Compared | None]] = []
+    for most in (sys.maxsize, tokens):
+        first, *others = [[o.within(most) for o in of] for _, _, of in rows]
+        columns += [
+            compared([paired(of, first, reading) for of in others])
             for reading in (Outcome.late_accuracy, Outcome.mean_accuracy)
         ]
+    for number, (name, _, _) in enumerate(rows[1:]):
+        cells = [verdict(column[number], lacks_a_part=table.rows_lack_a_part) for column in columns]
         lines.append("| " + " | ".join([name, *cells]) + " |")
     return "\n".join(lines)
-
-
-def _marked(difference: Figures | None) -> str:
-    if difference is None:
-        return "–"
-    shown = _interval(difference, sign="+")
-    half = difference.half_width
-    return f"**{shown}**" if half is not None and abs(difference.mean) > half else shown
 
 
 def _race(table: Table, outcomes: Sequence[Outcome]) -> str:
@@ -298,7 +357,7 @@ def _phases(table: Table, outcomes: Sequence[Outcome]) -> str:
 
 def _differences(table: Table) -> str:
     """List what each row overrides, so that it can be repeated by hand."""
-    lines = [_BY_HAND]
+    lines = [prose(_BY_HAND if table.is_timed else _ALONE.format(name=table.name))]
     for variant in table.variants:
         # of a key set twice, the last counts
         settings = dict(text.split("=", 1) for text in variant.overrides)
@@ -307,9 +366,9 @@ def _differences(table: Table) -> str:
     return "\n".join(lines)
 
 
-def _interval(of: Figures, sign: str = "") -> str:
+def _interval(of: Figures) -> str:
     half = of.half_width
-    mean = f"{of.mean:{sign}.1f}"
+    mean = f"{of.mean:.1f}"
     return mean if half is None else f"{mean} ± {half:.1f}"
 
 

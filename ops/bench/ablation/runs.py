@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ops.bench.fleet_run import last_counters, train
 from pipeline.config.load import load_config, resolve_paths
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
+from pipeline.observability.start_record import commit_of
 from protocol.errors import DataError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pipeline.config.schema import RunConfig
 
 _FLEET = Path("configs/fleets/demo.toml")
+_ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,13 @@ class Outcome:
     """Of the critic, update by update. Likewise."""
     value_steps: int = 0
     """Before the policy started."""
+    commit: str = ""
+    """Git's commit of the sources, as in a run's start record. Empty: not recorded."""
+
+    @property
+    def is_in_one_process(self) -> bool:
+        """Whether this process sampled and learned in turn; else a fleet did."""
+        return not self.phases_s
 
     @property
     def mean_live(self) -> float:
@@ -127,11 +136,16 @@ def read_outcome(path: Path) -> Outcome:
     """Read back what ``carry_out`` kept. Raises DataError when the file holds something else."""
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        curve = tuple(Point(**point) for point in values.pop("curve"))
-        values |= {name: tuple(values[name]) for name in ("overrides", "explained_variance")}
-        return Outcome(curve=curve, **values)
+        return outcome_of(values)
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path} does not hold an outcome: {error}; remove it, and it is made again") from error
+
+
+def outcome_of(values: Mapping[str, Any]) -> Outcome:
+    """Return what a JSON object holds. Raises KeyError, TypeError: no outcome."""
+    curve = tuple(Point(**point) for point in values["curve"])
+    tuples = {name: tuple(values[name]) for name in ("overrides", "explained_variance")}
+    return Outcome(**{**values, **tuples, "curve": curve})
 
 
 def carry_out(variant: Variant, seed: int, folder: Path, start: Sequence[str], *, num_held_out: int) -> Outcome:
@@ -189,6 +203,7 @@ def carry_out_here(variant: Variant, seed: int, folder: Path, start: Sequence[st
         clip_fraction=fmean(metrics["clip_fraction"] for metrics in told),
         explained_variance=tuple(round(metrics.get("explained_variance", 0.0), 4) for metrics in told),
         value_steps=value_steps,
+        commit=commit_of(_ROOT),
     )
     _keep(outcome, outcome_path(folder, variant, seed))
     return outcome
@@ -291,6 +306,7 @@ def _examine(variant: Variant, seed: int, config: RunConfig, taken: Path, *, num
         trained_tokens=sum(row.num_trained_tokens for row in rows),
         staleness_mean=sum(row.staleness_mean for row in rows) / len(rows),
         entropy_last=sum(entropies) / len(entropies) if entropies else float("nan"),
+        commit=commit_of(_ROOT),
     )
 
 

@@ -32,7 +32,7 @@ import torch
 
 from ops.bench.ablation import long_chains, start_models
 from ops.bench.ablation.long_chains import Kind
-from ops.bench.ablation.summary import Figures, figures
+from ops.bench.ablation.summary import Figures, compared, figures, marked
 from ops.bench.ablation.tables import TABLES, Variant
 from ops.bench.one_process import OneProcess, Sampled, units_of
 from ops.bench.table import provenance, write_json
@@ -199,23 +199,27 @@ def as_table(signals: Sequence[Signal], table: str) -> str:
     ]
     for kind in Kind:
         first = {s.seed: s for s in of if s.variant == names[0] and s.kind == kind}
-        for name in names if first else ():
-            ours = [s for s in of if s.variant == name and s.kind == kind]
-            cells = [name, kind]
-            for figure in (attrgetter("gap"), attrgetter("d")):
-                apart = figures([figure(s) - figure(first[s.seed]) for s in ours])
+        if not first:
+            continue
+        rows = [[s for s in of if s.variant == name and s.kind == kind] for name in names]
+        readings = (attrgetter("gap"), attrgetter("d"))
+        apart = [
+            compared([figures([figure(s) - figure(first[s.seed]) for s in ours]) for ours in rows[1:]])
+            for figure in readings
+        ]
+        for number, (name, ours) in enumerate(zip(names, rows, strict=True)):
+            cells = [name, str(kind)]
+            for figure, column in zip(readings, apart, strict=True):
                 cells.append(_interval(figures([figure(s) for s in ours])))
-                cells.append("" if name == names[0] else _interval(apart, bold=True))
+                cells.append(marked(column[number - 1], digits=2) if number else "")
             cells.append(f"{fmean(s.share_trained for s in ours):.0%}")
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _interval(of: Figures, *, bold: bool = False) -> str:
+def _interval(of: Figures) -> str:
     half = of.half_width
-    told = f"{of.mean:+.2f}" if bold else f"{of.mean:.2f}"
-    told += "" if half is None else f" ± {half:.2f}"
-    return f"**{told}**" if bold and half is not None and abs(of.mean) > half else told
+    return f"{of.mean:.2f}" + ("" if half is None else f" ± {half:.2f}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,14 +1,22 @@
-"""Means over seeds with their intervals: mean, median, and the 95 % interval of the mean by
-Student's t."""
+"""Means over seeds with their intervals, by Student's t, and comparisons of several rows with the
+same one: Holm's correction, and exact sign-flip tests of differences paired by seed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import atan, cos, pi, sin, sqrt
 from statistics import mean, median, stdev
 
-_T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Two-sided 95 % quantiles of Student's t for 1 to 9 degrees of freedom."""
+JUDGED = (
+    "Intervals of differences are Holm's over the rows of a column: bold where 0 is outside, at 5 % for all rows "
+    "together. In parentheses is p of the exact sign-flip test over the pairs, and then by Holm over the rows; with n "
+    "pairs it is at least 2 / 2^n."
+)
+"""Of a page with differences by ``marked``."""
+_MOST_FLIPPED = 16
+"""Differences of one test: each doubles the sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +37,43 @@ class Figures:
 
     @property
     def half_width(self) -> float | None:
-        """Half of the 95 % interval of the mean; None with one seed, or more than ten."""
+        """Half of the 95 % interval of the mean; None with one seed."""
+        return self.half_width_at(0.05)
+
+    def half_width_at(self, alpha: float) -> float | None:
+        """Return half of the interval of the mean at level 1 - ``alpha``; None with one seed."""
         freedom = len(self.values) - 1
-        if not 1 <= freedom <= len(_T_95):
+        if freedom < 1:
             return None
-        return _T_95[freedom - 1] * stdev(self.values) / len(self.values) ** 0.5
+        return t_quantile(alpha, freedom) * stdev(self.values) / sqrt(len(self.values))
+
+    @property
+    def t_p_value(self) -> float:
+        """Two-sided p of a mean of 0 by Student's t; 1 with one seed."""
+        if len(self.values) < 2:
+            return 1.0
+        spread = stdev(self.values) / sqrt(len(self.values))
+        if not spread:
+            return 0.0 if self.mean else 1.0
+        return t_p_value(abs(self.mean) / spread, len(self.values) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One of several differences that are judged together."""
+
+    difference: Figures
+    half_width: float | None
+    """Of the interval at the level that Holm's procedure holds this difference to."""
+    flip_p: float
+    """Exact two-sided p of the sign-flip test, of this difference alone."""
+    adjusted_flip_p: float
+    """The same by Holm's correction."""
+
+    @property
+    def separates(self) -> bool:
+        """Whether 0 is outside the interval, which is Holm's decision at 5 % by Student's t."""
+        return self.half_width is not None and abs(self.difference.mean) > self.half_width
 
 
 def figures(values: Sequence[float]) -> Figures:
@@ -41,3 +81,94 @@ def figures(values: Sequence[float]) -> Figures:
     if not values:
         raise ValueError("no outcome to summarize")
     return Figures(tuple(values))
+
+
+def compared(differences: Sequence[Figures | None], alpha: float = 0.05) -> list[Compared | None]:
+    """Judge differences from one row together; None stays None, and does not count.
+
+    Their family-wise error is ``alpha`` by Holm's procedure. The k-th smallest p of m is held to
+    ``alpha / (m - k + 1)``; the first that fails ends it, and its level is that of the rest. Intervals
+    have these levels: 0 is outside where the procedure rejects. They do not all cover together."""
+    found = [of for of in differences if of is not None]
+    levels = _holm_levels([of.t_p_value for of in found], alpha)
+    flips = [sign_flip_p(of.values) for of in found]
+    made = iter(
+        Compared(of, of.half_width_at(level), flip, adjusted)
+        for of, level, flip, adjusted in zip(found, levels, flips, holm(flips), strict=True)
+    )
+    return [None if of is None else next(made) for of in differences]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's adjusted p values, in the order given."""
+    adjusted, least = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(_ascending(p_values)):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = least
+    return adjusted
+
+
+def _holm_levels(p_values: Sequence[float], alpha: float) -> list[float]:
+    levels, failed = [alpha] * len(p_values), None
+    for rank, place in enumerate(_ascending(p_values)):
+        level = alpha / (len(p_values) - rank)
+        if failed is None and p_values[place] >= level:
+            failed = level
+        levels[place] = level if failed is None else failed
+    return levels
+
+
+def _ascending(p_values: Sequence[float]) -> list[int]:
+    return sorted(range(len(p_values)), key=p_values.__getitem__)
+
+
+def sign_flip_p(differences: Sequence[float]) -> float:
+    """Return the exact two-sided p that paired differences are symmetric around 0: the share of all
+    choices of signs whose sum is as far from 0. It is at least ``2 / 2**n``.
+
+    Raises:
+        ValueError: There are no differences, or more than 16."""
+    if not 1 <= len(differences) <= _MOST_FLIPPED:
+        raise ValueError(f"{len(differences)} differences; expected 1 to {_MOST_FLIPPED}: give fewer seeds")
+    # sums that differ by rounding alone are equal
+    least = abs(sum(differences)) - 1e-9 * sum(map(abs, differences))
+    sums = [
+        abs(sum(sign * of for sign, of in zip(signs, differences, strict=True)))
+        for signs in product((1, -1), repeat=len(differences))
+    ]
+    return sum(one >= least for one in sums) / len(sums)
+
+
+def t_p_value(t: float, freedom: int) -> float:
+    """Return the two-sided p of Student's t with a whole number of degrees of freedom (Abramowitz
+    and Stegun 26.7.3, 26.7.4)."""
+    angle = atan(t / sqrt(freedom))
+    term, total = (cos(angle), 0.0) if freedom % 2 else (1.0, 0.0)
+    for order in range(freedom % 2 + 1, freedom + 1, 2):
+        total += term
+        term *= order / (order + 1) * cos(angle) ** 2
+    covered = 2 / pi * (angle + sin(angle) * total) if freedom % 2 else sin(angle) * total
+    return 1.0 - covered
+
+
+def t_quantile(alpha: float, freedom: int) -> float:
+    """Return the t whose two-sided p is ``alpha``."""
+    low, high = 0.0, 1.0
+    while t_p_value(high, freedom) > alpha:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_p_value(middle, freedom) > alpha else (low, middle)
+    return high
+
+
+def marked(of: Compared | None, digits: int = 1) -> str:
+    """Return a difference as a cell of a page; bold where it separates."""
+    if of is None:
+        return "–"
+    shown = f"{of.difference.mean:+.{digits}f}"
+    if of.half_width is None:
+        return shown
+    shown += f" ± {of.half_width:.{digits}f}"
+    shown = f"**{shown}**" if of.separates else shown
+    return f"{shown} ({of.flip_p:.2g}; {of.adjusted_flip_p:.2g})"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench.ablation.__main__ import check_distinct
+from ops.bench.ablation.__main__ import check_distinct, render
 from ops.bench.ablation.curves import as_svg
 from ops.bench.ablation.distinct import effect_of
 from ops.bench.ablation.page import as_markdown, equal_tokens, verdict
 from ops.bench.ablation.runs import Outcome, Point, carry_out_here, outcome_path, read_outcome
 from ops.bench.ablation.signal import Signal
-from ops.bench.ablation.summary import figures
+from ops.bench.ablation.summary import compared, figures, holm, sign_flip_p, t_p_value, t_quantile
 from ops.bench.ablation.tables import TABLES, Table, Variant
 from ops.demo.task import Split, write_file
 from pipeline.config.load import load_config
@@ -168,7 +168,7 @@ def test_a_row_lower_in_every_seed_separates_and_one_whose_seeds_disagree_does_n
 
 
 def test_a_separation_is_as_in_the_paper_only_where_rows_lack_a_part_of_the_method() -> None:
-    difference = figures([-9.0, -10.0, -11.0])
+    (difference,) = compared([figures([-9.0, -10.0, -11.0])])
     assert verdict(difference) == "**separates, as in the paper**"
     assert verdict(difference, lacks_a_part=False) == "**separates (below)**"
 
@@ -208,6 +208,9 @@ def test_the_curves_are_drawn_for_every_row_that_was_run_and_the_same_again() ->
 def test_the_interval_is_students() -> None:
     assert figures([1.0, 2.0, 3.0]).half_width == pytest.approx(2.484, abs=1e-3)
     assert figures([1.0]).half_width is None
+    assert [round(t_quantile(0.05, freedom), 3) for freedom in (1, 2, 5, 10)] == [12.706, 4.303, 2.571, 2.228]
+    assert t_quantile(0.01, 5) == pytest.approx(4.032, abs=1e-3)
+    assert t_p_value(1.0, 1) == pytest.approx(0.5) and t_p_value(2**0.5, 2) == pytest.approx(1 - 0.5**0.5)
     with pytest.raises(ValueError, match="no outcome"):
         figures([])
 
@@ -218,3 +221,67 @@ def test_an_outcome_that_is_damaged_is_refused_by_name(tmp_path: Path) -> None:
     path.write_text('{"variant": 1}')
     with pytest.raises(DataError, match="over-long"):
         read_outcome(path)
+
+
+def test_the_sign_flip_test_counts_every_choice_of_signs() -> None:
+    # of 8 sums of 1, 2 and 3, only 6 and -6 are as far from 0; of 1, 2 and -3 every one is
+    assert sign_flip_p([1.0, 2.0, 3.0]) == 2 / 8
+    assert sign_flip_p([1.0, 2.0, -3.0]) == 1.0
+    # 4 - 1 is 3, the least; 4 + 1 is 5
+    assert sign_flip_p([4.0, -1.0]) == 1.0
+    # a sum of 0.9 of 1.5: as far are those with at most 0.3 turned: none, 0.1, 0.2, 0.3, 0.1 and 0.2
+    assert sign_flip_p([0.1, 0.2, -0.3, 0.4, 0.5]) == 10 / 32
+    assert sign_flip_p([-2.0] * 5) == 2 / 32
+    with pytest.raises(ValueError, match="0 differences; expected 1 to 16"):
+        sign_flip_p([])
+
+
+def test_holms_p_values_are_those_worked_out_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+
+
+def test_a_difference_that_separates_alone_does_not_beside_another_that_fails() -> None:
+    near = figures([1.0, 2.0, 3.0])
+    nothing = figures([-1.0, 0.0, 1.0])
+    clear = figures([9.9, 10.0, 10.1])
+    # p of near is 0.074: with t = 3.464 and 2 degrees of freedom
+    assert near.t_p_value == pytest.approx(0.0742, abs=1e-4)
+    first, missing, last = compared([clear, None, nothing])
+    assert missing is None and first is not None and last is not None
+    assert first.separates and not last.separates
+    # 0.025 of both sides for the smaller p of two: t = 6.205; then 0.05: 4.303
+    assert first.half_width == pytest.approx(6.205 * 0.1 / 3**0.5, abs=1e-3)
+    assert last.half_width == pytest.approx(4.303 / 3**0.5, abs=1e-3)
+    weak = figures([9.0, 10.0, 14.0])
+    alone, together = compared([weak])[0], compared([weak, nothing, nothing])[0]
+    assert alone is not None and together is not None
+    assert alone.separates and not together.separates
+
+
+@pytest.mark.parametrize("name", ["dapo-leave-one-out", "vapo-leave-one-out", "tppo-windows", "nlft"])
+def test_a_page_is_what_its_raw_data_say(name: str, tmp_path: Path) -> None:
+    results = ROOT / "ops" / "results"
+    for file in (f"{name}.json", "ablation-signal.json"):
+        (tmp_path / file).write_bytes((results / file).read_bytes())
+    render(name, tmp_path)
+    assert (tmp_path / f"{name}.md").read_text() == (results / f"{name}.md").read_text()
+
+
+def test_a_page_without_raw_data_cannot_be_written_again(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"tppo-vs-ppo.json holds no raw data of tppo-vs-ppo"):
+        render("tppo-vs-ppo", tmp_path)
+
+
+def test_a_page_says_first_how_its_rows_were_made_by_what_their_data_hold() -> None:
+    table = TABLES["vapo-leave-one-out"]
+    here = replace(outcome("VAPO", 0, [0.5, 0.6], 1.0), phases_s={}, staleness_mean=0.0, commit="abc")
+    here = replace(here, explained_variance=(0.1, 0.25), value_steps=26)
+    page = as_markdown(table, [here], "the command")
+    first = " ".join(page.split("\n\n")[1].split())
+    assert "in one process, synchronously" in first and "`the command`" in first and "`abc`" in first
+    assert "| VAPO | one process, synchronous | 0.00 | 26 | 0.25 |" in page and "headrace up" not in page
+    fleet = as_markdown(TABLES["tppo-vs-ppo"], [outcome(v.name, 0, [0.5] * 3, 1.0) for v in
+                                                TABLES["tppo-vs-ppo"].variants[:2]], "it")  # fmt: skip
+    assert "by fleets on one machine" in fleet and "Commit of the code: not recorded." in fleet
+    assert "fleet, asynchronous | 1.00 | not recorded | not recorded |" in fleet

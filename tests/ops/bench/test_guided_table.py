@@ -136,5 +136,5 @@ def test_the_page_is_what_its_raw_data_say() -> None:
     def without_machine(page: str) -> str:
         return "\n\n".join(part for part in page.split("\n\n") if not part.startswith("On "))
 
-    page = as_markdown(found, flags, raw["command"])
+    page = as_markdown(found, flags, raw["command"], kept=raw)
     assert without_machine(page) == without_machine((RESULTS / "nlft.md").read_text(encoding="utf-8"))

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
+from typing import Any
 
 from ops.bench.ablation.guided.flags import FlagSums
 from ops.bench.ablation.guided.rows import (
@@ -23,9 +26,10 @@ from ops.bench.ablation.guided.rows import (
     Row,
 )
 from ops.bench.ablation.guided.runs import EXAMINED, NUM_TEST, NUM_VALIDATION, GuidedOutcome
-from ops.bench.ablation.page import machine
-from ops.bench.ablation.summary import Figures, figures
+from ops.bench.ablation.page import machine, of_commits
+from ops.bench.ablation.summary import JUDGED, Figures, compared, figures, marked
 from ops.bench.table import prose
+from pipeline.observability.start_record import commit_of
 
 _ABOUT = f"""\
 NLFT (2412.20382) gives credit to single tokens of few responses, by what a model makes likely after
@@ -50,6 +54,10 @@ ends early where three times as many steps brought nothing better. The learning 
 2e-4, 5e-4 and 1e-3 on the validation chains, for each row and size, in the first {CHOOSING_SEEDS} seeds.
 Accuracies are of greedy answers to {NUM_TEST:,} test chains, which chose nothing."""
 
+_MADE = (
+    "**How the rows were made:** in one process, synchronously, without a fleet, by `{command}`. Rows on given "
+    "responses learn from the start model's, those of GRPO from the present policy's (staleness 0). No row has a critic."
+)
 _ACCURACY = (
     "Accuracy in per cent on the test chains: the mean over seeds with the 95 % interval of the mean (Student's t). "
     "GRPO samples as many responses as the others are given, in groups of 8 from the policy as it learns."
@@ -62,7 +70,7 @@ _RELATIVE = (
 _GUIDANCE = (
     f"At {PLAIN} responses. Differences in points are paired by seed. Frozen guidance is of the start model, read once; "
     "live guidance is of the policy at each step. A wrong judge names another step of the response, and quotes it. "
-    "Rows share the learning rate of exact judgments."
+    f"Rows share the learning rate of exact judgments. {JUDGED}"
 )
 _FLAGS = (
     f"Flags of both rules before anything is trained, in {max(SIZES)} responses a seed. *Recall* is the share of first "
@@ -116,10 +124,19 @@ _REMARKS = """\
   98 %. With thousands of rollouts GRPO reached 98 % in the prototype; that was not repeated."""
 
 
-def as_markdown(found: Mapping[Cell, Sequence[GuidedOutcome]], flags: Sequence[FlagSums], command: str) -> str:
-    """Write the page."""
-    on = prose("On " + ", ".join(f"{name} {value}" for name, value in machine().items()) + ".")
-    parts = ["# NLFT and its first-error form on few responses", prose(_ABOUT), f"    {command}", on]
+def as_markdown(
+    found: Mapping[Cell, Sequence[GuidedOutcome]],
+    flags: Sequence[FlagSums],
+    command: str,
+    *,
+    kept: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """Write the page. ``kept``: raw data written before, with the machine and ``committed_in``."""
+    measured_on = kept.get("machine") or machine()
+    on = prose("On " + ", ".join(f"{name} {value}" for name, value in measured_on.items()) + ".")
+    commits = of_commits([kept.get("commit", "")], kept.get("committed_in", ""))
+    parts = ["# NLFT and its first-error form on few responses", prose(f"{_MADE.format(command=command)} {commits}")]
+    parts += [prose(_ABOUT), f"    {command}", on]
     parts += ["## Accuracy", prose(_ACCURACY), _accuracies(found)]
     parts += ["## Bars", prose(_RELATIVE), _bars(found)]
     parts += ["## Frozen, live and wrong guidance", prose(_GUIDANCE), _guidance(found)]
@@ -138,6 +155,7 @@ def as_json(
         "table": NAME,
         "command": command,
         "machine": machine(),
+        "commit": commit_of(Path(__file__).parents[4]),
         "outcomes": [asdict(outcome) for of in found.values() for outcome in of],
         "flags": [asdict(sums) for sums in flags],
     }
@@ -222,16 +240,21 @@ def _guidance(found: Mapping[Cell, Sequence[GuidedOutcome]]) -> str:
         f"| | accuracy | against exact, frozen guidance | against {RFT} | against {SOUND_RFT} |",
         "|---|---:|---:|---:|---:|",
     ]
-    for row in ROWS:
-        of = found.get((row.name, PLAIN))
-        base = row.rate_of or row.name
-        if not of or base not in (PUBLISHED, FIRST):
-            continue
-        change = differences(of, found.get((base, PLAIN), ())) if row.rate_of else None
-        gains = [differences(of, found.get((against, PLAIN), ())) for against in (RFT, SOUND_RFT)]
+    rows = [
+        (row, found[row.name, PLAIN])
+        for row in ROWS
+        if found.get((row.name, PLAIN)) and (row.rate_of or row.name) in (PUBLISHED, FIRST)
+    ]
+    columns = [
+        compared([differences(of, found.get((row.rate_of, PLAIN), ())) if row.rate_of else None for row, of in rows])
+    ]
+    columns += [
+        compared([differences(of, found.get((against, PLAIN), ())) for _, of in rows]) for against in (RFT, SOUND_RFT)
+    ]
+    for number, (row, of) in enumerate(rows):
         end = figures([100 * value for value in _tested(of).values()])
-        cells = [_shown(end), *("" if one is None else _shown(one, "+") for one in (change, *gains))]
-        lines.append(f"| {row.name} | " + " | ".join(cells) + " |")
+        apart = ("" if (one := column[number]) is None else marked(one) for column in columns)
+        lines.append(f"| {row.name} | " + " | ".join([_shown(end), *apart]) + " |")
     return "\n".join(lines)
 
 

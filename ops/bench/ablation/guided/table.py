@@ -9,10 +9,12 @@ working folder is not made again."""
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 
@@ -47,11 +49,20 @@ def write_table(work: Path, out: Path, num_seeds: int, only: str = "") -> None:
     found, flags = tested_outcomes(work, num_seeds), all_flags(work, num_seeds)
     command = f"headrace bench ablation {NAME} --seeds {num_seeds}"
     out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(as_json(found, flags, command), indent=1)
-    (out / f"{NAME}.json").write_text(text + "\n", encoding="utf-8")
-    page = as_markdown(found, flags, command)
+    kept = as_json(found, flags, command)
+    (out / f"{NAME}.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    page = as_markdown(found, flags, command, kept=kept)
     (out / f"{NAME}.md").write_text(page, encoding="utf-8")
     print(page)
+
+
+def render_guided(kept: Mapping[str, Any]) -> str:
+    """Return the page of raw data. Raises KeyError, TypeError: they are of something else."""
+    found: defaultdict[Cell, list[GuidedOutcome]] = defaultdict(list)
+    for values in kept["outcomes"]:
+        outcome = GuidedOutcome(**values)
+        found[outcome.row, outcome.size].append(outcome)
+    return as_markdown(found, [FlagSums(**values) for values in kept["flags"]], kept["command"], kept=kept)
 
 
 def run_table(folder: Path, num_seeds: int, only: str = "") -> None:
