@@ -57,7 +57,7 @@ _PER_UPDATE = (
 )
 _BY_HAND = "Every row by hand: `headrace up CONFIG --fleet configs/fleets/demo.toml` with `--set` and"
 _ALONE = (
-    "No fleet made these rows. One row alone: `headrace bench ablation {name} --only ROW`, which trains a run file in "
+    "No fleet made these rows. One row alone: `headrace bench ablation {name}` with `--only ROW`, which trains a run file in "
     "one process with the table's prompts and start model, and"
 )
 _RUNS = (
@@ -87,10 +87,10 @@ def how_made(outcomes: Sequence[Outcome], command: str, committed_in: str = "") 
         frozenset([True]): "in one process, synchronously, without a fleet",
         frozenset([False]): "by fleets on one machine",
     }
+    # its options are below
+    named = command.partition(" --")[0]
     who = words.get(frozenset(here), "partly in one process and partly by fleets")
-    return (
-        f"**How the rows were made:** {who}, by `{command}`. {of_commits([o.commit for o in outcomes], committed_in)}"
-    )
+    return f"**How the rows were made:** {who}, by `{named}`. {of_commits([o.commit for o in outcomes], committed_in)}"
 
 
 def of_commits(commits: Sequence[str], committed_in: str = "") -> str:

@@ -79,4 +79,4 @@ def test_the_table_pairs_rows_by_seed() -> None:
         for seed in range(3)
     ]
     row = next(line for line in as_table(made, "t").splitlines() if line.startswith("| less"))
-    assert "| 0.60 ± 0.25 | **-0.50 ± 0.00** | 100% |" in row
+    assert "| 0.60 ± 0.25 | **-0.50 ± 0.00** (0.25; 0.25) | 100% |" in row

@@ -103,9 +103,9 @@ _REMARKS = """\
 * **Most of the gain over SFT on correct is due to that baseline.** It does not rise with the number
   of responses, as it did in the prototype, up to 99 %. It learns from right answers whose errors
   cancel. Without these alone it has 96.3 ± 4.2 % in place of 55.6 ± 23.1 at 50 responses. Against
-  that the first-error form gains 2.1 ± 2.9 points, and the published form none. Both intervals hold
+  that the first-error form gains 2.1 ± 5.9 points, and the published form none. Both intervals hold
   zero, and the bars of 15 and 35 % are missed. Even against SFT on correct answers the ratios have
-  intervals that hold zero; in points the gain is 42.9 ± 21.4.
+  intervals that hold zero; in points the gain is 42.9 ± 30.5.
 * **What guidance does here is to find wrong working behind right answers.** A verifier of answers
   cannot. In those 91 responses the standard prompt gives the wrong digits a median probability of
   0.0007, so a mean weight of 0.015. Right digits have 0.9999 and 1.96. Whether real models see as
@@ -134,8 +134,10 @@ def as_markdown(
     """Write the page. ``kept``: raw data written before, with the machine and ``committed_in``."""
     measured_on = kept.get("machine") or machine()
     on = prose("On " + ", ".join(f"{name} {value}" for name, value in measured_on.items()) + ".")
+    # its options are below
+    made = _MADE.format(command=command.partition(" --")[0])
     commits = of_commits([kept.get("commit", "")], kept.get("committed_in", ""))
-    parts = ["# NLFT and its first-error form on few responses", prose(f"{_MADE.format(command=command)} {commits}")]
+    parts = ["# NLFT and its first-error form on few responses", prose(f"{made} {commits}")]
     parts += [prose(_ABOUT), f"    {command}", on]
     parts += ["## Accuracy", prose(_ACCURACY), _accuracies(found)]
     parts += ["## Bars", prose(_RELATIVE), _bars(found)]
