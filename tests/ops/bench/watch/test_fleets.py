@@ -86,7 +86,7 @@ def test_frames_have_the_metrics_and_nothing_of_the_truth(fleet: str) -> None:
     opened = open_fleet(Case("dev", fleet, SIZE, "leak", 0))
     frame = next(opened.frames())
     assert {field.name for field in dataclasses.fields(frame)} == {
-        "time_s", "workers", "roles", "metrics", "values", "phases",
+        "time_s", "workers", "roles", "metrics", "values", "phases", "expected_s",
     }  # fmt: skip
     assert frame.values.dtype == np.float32
     assert frame.values.shape == (SIZE, len(frame.metrics))
