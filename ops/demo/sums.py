@@ -1,4 +1,4 @@
-"""A real model's task: sums and differences of two numbers, asked in words as a chat.
+"""A real model's task: sums of two numbers, asked in words as a chat.
 
 *Consumes* a seed and two sizes. *Produces* ``train.jsonl`` and ``heldout.jsonl``, prompt files as
 ``[data]`` reads them. *Waits for* nothing; the same arguments always give the same bytes.
@@ -8,11 +8,13 @@
 A line has ``messages``, which the model's chat template turns into a prompt, and the answer:
 
     system    You reply with just a number.
-    user      What is 34 minus 15? Reply with just the number.
-    answer    19
+    user      What is the sum of 23 and 15? Reply with just the number.
+    answer    38
 
-Verifier ``arithmetic``: the last number of the response must equal the answer. A question lies on
-one side, train or held-out, whatever the seeds and sizes."""
+There are four ways to ask. SmolLM2-135M-Instruct answers a third of one of them, and few of the
+others. Verifier ``arithmetic``: the last number of the response must equal the answer. All
+questions of the same two numbers lie on one side, train or held-out, whatever the seeds and sizes.
+"""
 
 from __future__ import annotations
 
@@ -28,40 +30,41 @@ from typing import Final
 from ops.demo.task import HELD_OUT_SHARE, Split
 
 SMALLEST: Final = 2
-LARGEST: Final = 49
+LARGEST: Final = 30
 SYSTEM: Final = "You reply with just a number."
+QUESTIONS: Final = (
+    "What is {} plus {}?",
+    "Add {} and {}.",
+    "What is the sum of {} and {}?",
+    "How much is {} and {}?",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Two numbers, of which the second is added to the first, or taken from it."""
+    """Two numbers, and the way in which their sum is asked for, one of QUESTIONS."""
 
     first: int
     second: int
-    is_difference: bool
+    asked: str
 
     @property
     def question(self) -> str:
-        """The question as text."""
-        return f"What is {self.first} {'minus' if self.is_difference else 'plus'} {self.second}? Reply with just the number."
-
-    @property
-    def answer(self) -> int:
-        """The result; a difference is never below 0."""
-        return self.first - self.second if self.is_difference else self.first + self.second
+        """The user's message."""
+        return f"{self.asked.format(self.first, self.second)} Reply with just the number."
 
     @property
     def split(self) -> Split:
-        """The side of this question; sums of the same two numbers lie on the same."""
-        numbers = (self.answer, self.second) if self.is_difference else (self.first, self.second)
-        digest = hashlib.blake2b(" ".join(map(str, sorted(numbers))).encode(), digest_size=4).digest()
+        """The side of every question about these two numbers."""
+        numbers = sorted((self.first, self.second))
+        digest = hashlib.blake2b(f"{numbers}".encode(), digest_size=4).digest()
         return Split.HELD_OUT if int.from_bytes(digest) % HELD_OUT_SHARE == 0 else Split.TRAIN
 
     @property
     def row(self) -> dict[str, object]:
         """The line of a prompt file."""
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": self.question}]
-        return {"messages": messages, "answer": str(self.answer), "verifier": "arithmetic"}
+        return {"messages": messages, "answer": str(self.first + self.second), "verifier": "arithmetic"}
 
 
 def generate(split: Split, num_prompts: int, seed: int) -> list[Sum]:
@@ -69,7 +72,7 @@ def generate(split: Split, num_prompts: int, seed: int) -> list[Sum]:
 
     Raises ValueError: the side has fewer."""
     numbers = range(SMALLEST, LARGEST + 1)
-    every = [Sum(a + b, b, True) if minus else Sum(a, b, False) for a in numbers for b in numbers for minus in (0, 1)]
+    every = [Sum(first, second, asked) for first in numbers for second in numbers for asked in QUESTIONS]
     found = [one for one in every if one.split is split]
     if len(found) < num_prompts:
         raise ValueError(f"there are {len(found)} {split} questions; expected at least {num_prompts}; ask for fewer")
@@ -81,11 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the two prompt files."""
     parser = argparse.ArgumentParser(
         prog="python -m ops.demo.sums",
-        description="Write a real model's prompt files: sums and differences of two numbers, as chats.",
-        epilog="example: python -m ops.demo.sums --out runs/sums-data --train 3840 --heldout 128 --seed 0",
+        description="Write a real model's prompt files: sums of two numbers, as chats.",
+        epilog="example: python -m ops.demo.sums --out runs/sums-data --train 2688 --heldout 128 --seed 0",
     )
     parser.add_argument("--out", type=Path, default=Path("runs/sums-data"), help="folder (default: %(default)s)")
-    parser.add_argument("--train", type=int, default=3840, help="training prompts (default: %(default)s)")
+    parser.add_argument("--train", type=int, default=2688, help="training prompts (default: %(default)s)")
     parser.add_argument("--heldout", type=int, default=128, help="held-out prompts (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of both files (default: %(default)s)")
     options = parser.parse_args(arguments)
