@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.describe import in_toml
+from pipeline.config.describe import in_toml, settings
 from pipeline.config.public import public_settings
 from pipeline.config.schema import RunConfig
 from pipeline.config.unread import given_keys
@@ -96,8 +96,10 @@ def _installed() -> list[tuple[str, str]]:
 
 
 def _settings(config: RunConfig) -> list[str]:
-    """Return the given settings as TOML."""
+    """Return the given settings as TOML. A run's file has every path whole, so a folder that was
+    given and one of a default's name look alike; neither would tell more than its name."""
     values = public_settings(config)
+    defaults = {setting.key: setting.default for setting in settings()}
     lines = list[str]()
     of = ""
     for key in given_keys(config):
@@ -105,10 +107,16 @@ def _settings(config: RunConfig) -> list[str]:
         held: Any = values
         for part in key.split("."):
             held = held[part]
+        shown = _shortened(held)
+        default = defaults[key]
+        if isinstance(held, str) and held != shown and isinstance(default, str):
+            default = Path(default).name
+        if shown == default:
+            continue
         if section != of:
             lines += [*([""] if lines else []), f"[{section}]"]
             of = section
-        lines.append(f"{name} = {in_toml(_shortened(held))}")
+        lines.append(f"{name} = {in_toml(shown)}")
     return lines
 
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from pipeline.cli import headrace
 from pipeline.cli.api import Run
 from pipeline.cli.export import export_model, push_model
-from pipeline.config.load import write_resolved
+from pipeline.config.load import resolve_paths, write_resolved
 from pipeline.observability.history import HISTORY_NAME, EvaluationRow, History
 from pipeline.supervisor.run_folder import prepare_run_dir
 from pipeline.training.checkpoints import CheckpointFolder
@@ -36,7 +36,7 @@ def save(folder: Path) -> None:
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     """A run of three updates, of which the first and the last were kept."""
-    config = op_config(tmp_path, "algorithm.clip_high=0.3")
+    config = resolve_paths(op_config(tmp_path, "algorithm.clip_high=0.3"))
     folder = prepare_run_dir(config, resume=False)
     write_resolved(config, folder)
     history = History(folder / HISTORY_NAME)
@@ -82,6 +82,7 @@ def test_the_card_names_data_rule_versions_settings_and_the_curve_up_to_it(run_d
         assert line in card.splitlines(), line
     assert "| 3 |" not in card, "the curve ends with the exported version"
     assert str(tmp_path) not in card, "no folder of this machine is published"
+    assert "slurm" not in card and 'dir = "runs"' not in card, "defaults whose path was made whole are not given"
 
 
 def test_the_card_of_recorded_responses_names_their_files(run_dir: Path, tmp_path: Path) -> None:
