@@ -47,7 +47,10 @@ def convert(file: Path, folder: Path, dtype: str = "bfloat16") -> list[str]:
     number_type = resolve_dtype(dtype)
     _check_packages()
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    # that of the tensors stays
+    logging.disable_progress_bar()
     notes: list[str] = []
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
