@@ -192,31 +192,47 @@ def tokens_at_once(micro_batch_tokens: int | None, *, on_cpu: bool) -> int:
     return micro_batch_tokens or (_CPU_TOKENS if on_cpu else _CUDA_TOKENS)
 
 
-def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+def plan_micro_batches(lengths: Sequence[int], max_tokens: int, prompts: Sequence[bytes] = ()) -> list[list[int]]:
     """Group samples into micro-batches of at most ``max_tokens`` tokens, every sample whole.
 
     Best-fit decreasing: the longest samples first, each into the fullest micro-batch that still has
     room (at most 11/9 of the fewest possible, plus one). A sample above the budget is alone in its
-    micro-batch, since it cannot be cut. The same lengths give the same plan: each index once,
-    ascending within a micro-batch, micro-batches by their first. ValueError for a budget below 1.
-    """
+    micro-batch, since it cannot be cut. With ``prompts``, one for each sample, neighbours with the
+    same prompt are placed together, as many as the budget holds. The same arguments give the same
+    plan: each index once, ascending within a micro-batch, micro-batches by their first. ValueError
+    for a budget below 1."""
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}; expected at least 1: raise the token budget of a micro-batch")
+    pieces = _neighbours(lengths, max_tokens, prompts) if prompts else [[index] for index in range(len(lengths))]
+    sizes = [sum(lengths[index] for index in piece) for piece in pieces]
     batches: list[list[int]] = []
     # (tokens still free, micro-batch), ascending
     rooms: list[tuple[int, int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        length = lengths[index]
-        place = bisect_left(rooms, (length, -1))
-        if place < len(rooms):
-            room, batch = rooms.pop(place)
+    for place in sorted(range(len(pieces)), key=lambda i: (-sizes[i], i)):
+        size = sizes[place]
+        fitting = bisect_left(rooms, (size, -1))
+        if fitting < len(rooms):
+            room, batch = rooms.pop(fitting)
         else:
             room, batch = max_tokens, len(batches)
             batches.append([])
-        batches[batch].append(index)
-        if room > length:
-            insort(rooms, (room - length, batch))
+        batches[batch] += pieces[place]
+        if room > size:
+            insort(rooms, (room - size, batch))
     return sorted(sorted(batch) for batch in batches)
+
+
+def _neighbours(lengths: Sequence[int], max_tokens: int, prompts: Sequence[bytes]) -> list[list[int]]:
+    """Cut samples, in their order, where the prompt changes or ``max_tokens`` would be exceeded."""
+    pieces: list[list[int]] = []
+    size = 0
+    for index, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)):
+        if not pieces or prompt != prompts[index - 1] or size + length > max_tokens:
+            pieces.append([])
+            size = 0
+        pieces[-1].append(index)
+        size += length
+    return pieces
 
 
 def plan_padded_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -60,6 +60,32 @@ def test_best_fit_decreasing_fills_the_gaps() -> None:
     assert plan_micro_batches([6, 6, 4, 4, 5, 5], 10) == [[0, 2], [1, 3], [4, 5]]
 
 
+@given(st.lists(st.tuples(st.integers(1, 50), st.sampled_from([b"a", b"b", b"c"])), max_size=40), st.integers(1, 200))
+def test_neighbours_with_the_same_prompt_are_cut_apart_by_the_budget_alone(
+    samples: list[tuple[int, bytes]], max_tokens: int
+) -> None:
+    lengths, prompts = [length for length, _ in samples], [prompt for _, prompt in samples]
+    plan = plan_micro_batches(lengths, max_tokens, prompts)
+    assert sorted(index for batch in plan for index in batch) == list(range(len(samples)))
+    for batch in plan:
+        assert batch == sorted(batch)
+        assert sum(lengths[i] for i in batch) <= max_tokens or len(batch) == 1
+    home = {index: number for number, batch in enumerate(plan) for index in batch}
+    start = 0
+    for index in range(1, len(samples)):
+        if prompts[index] != prompts[index - 1]:
+            start = index
+        elif home[index] != home[index - 1]:
+            assert sum(lengths[start : index + 1]) > max_tokens, "the run of neighbours would have fitted"
+            start = index
+
+
+def test_groups_of_unlike_lengths_stay_whole() -> None:
+    lengths = [5, 3, 4, 5, 3, 4]
+    assert plan_micro_batches(lengths, 12, [b"x"] * 3 + [b"y"] * 3) == [[0, 1, 2], [3, 4, 5]]
+    assert plan_micro_batches(lengths, 12) != [[0, 1, 2], [3, 4, 5]]
+
+
 def test_the_same_lengths_give_the_same_plan() -> None:
     lengths = [5, 3, 3, 8, 5, 1, 1, 8]
     assert plan_micro_batches(lengths, 9) == plan_micro_batches(list(lengths), 9)

@@ -153,7 +153,11 @@ class TorchTraining(TorchPublishing):
         """There is nothing to release."""
 
     def _plan(self, samples: Sequence[TrainingSample]) -> list[list[int]]:
-        return plan_micro_batches([sample.tokens.size for sample in samples], self._max_tokens)
+        lengths = [sample.tokens.size for sample in samples]
+        # on CUDA a prompt is computed with each of its responses
+        shares = self._model.device.type != "cuda"
+        prompts = [sample.tokens[: sample.prompt_length].tobytes() for sample in samples] if shares else ()
+        return plan_micro_batches(lengths, self._max_tokens, prompts)
 
 
 def build_training(config: RunConfig, model_path: Path) -> TorchTraining:

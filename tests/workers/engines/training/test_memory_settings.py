@@ -4,6 +4,7 @@ must not."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeline.algorithms.batching import PackedBatch, TrainingSample
 from pipeline.algorithms.objective import Objective
 from pipeline.config.schema import RunConfig
 from tests.pipeline.op_config import op_config
 from tests.workers.engines.generation_contract import bytes_of
-from tests.workers.engines.tiny import make_samples, tiny_model
+from tests.workers.engines.tiny import VOCABULARY, make_samples, tiny_model
 from tests.workers.engines.value.test_ranked_value import samples
 from workers.engines.build import build_training_backend, build_value_engine
+from workers.engines.model.optimizer import OptimizerSettings
+from workers.engines.model.packed import PackedTokens
 from workers.engines.model.weights_file import view_weights
 from workers.engines.scoring.seam import ScoringRequest
+from workers.engines.training.policy_gradient import ForwardSettings
 from workers.engines.training.seam import StepResult, TrainingBackend
+from workers.engines.training.torch import TorchTraining
 from workers.engines.value.seam import ValueStepResult
 
 BACKENDS = ["torch", "fsdp2", "deepspeed"]
@@ -119,3 +125,29 @@ def test_bf16_compute_has_fp32_masters_and_state_in_which_small_steps_add_up(
     assert {tensor.dtype for label, tensor in files.items() if not label.startswith("rng/")} == {torch.float32}
     sent = view_weights(bytes_of(made.publication()))
     assert {str(sent[name].dtype) for name in sent} == {f"torch.{published}"}
+
+
+def test_a_step_on_whole_groups_computes_each_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    samples = list[TrainingSample]()
+    # lengths that best fit would mix, a budget of one group
+    for group in range(3):
+        prompt = rng.integers(2, VOCABULARY, 30, dtype=np.int32)
+        for member, sample in enumerate(make_samples(num=4)):
+            response = rng.integers(2, VOCABULARY, sample.response_length, dtype=np.int32)
+            tokens = np.concatenate([prompt, response])
+            samples.append(replace(sample, name=f"t.{group}.{member}", tokens=tokens, prompt_length=30))
+    budget = max(sum(sample.tokens.size for sample in samples[at : at + 4]) for at in (0, 4, 8))
+    computed: list[int] = []
+    pack = PackedTokens.from_batch
+
+    def counted(batch: PackedBatch, device: torch.device) -> PackedTokens:
+        packed = pack(batch, device)
+        computed.append(packed.tokens.numel())
+        return packed
+
+    monkeypatch.setattr(PackedTokens, "from_batch", counted)
+    backend = TorchTraining(tiny_model(), ForwardSettings(1.0, budget), OptimizerSettings(1e-4))
+    assert backend.step(samples, Objective()).applied
+    responses = sum(sample.response_length for sample in samples)
+    assert sum(computed) <= 3 * 30 + responses
