@@ -43,6 +43,9 @@ ENVIRONMENT: Final = "HEADRACE__"
 HUB_MODEL: Final = "hf:/"
 """Begins the path of a model on the hub, as ``pathlib`` holds hf://OWNER/NAME."""
 
+_MAX_DEPTH: Final = 64
+_MAX_INCLUDED: Final = 64
+_TOO_DEEP: Final = f"it is nested more than {_MAX_DEPTH} levels deep; expected sections and keys, write it flatter"
 
 Tree = dict[str, Any]
 Origins = dict[tuple[str, ...], str]
@@ -92,8 +95,8 @@ def parse_config(text: str, origin: str, overrides: Iterable[str] = (), *, optio
     merged: Tree = {}
     origins: Origins = {}
     try:
-        _merge(merged, tomllib.loads(text), origin, origins)
-    except tomllib.TOMLDecodeError as error:
+        _merge(merged, _parsed(text), origin, origins)
+    except ValueError as error:
         raise ConfigError(f"{origin}: not TOML: {error}") from None
     return _overridden(merged, origins, option, overrides)
 
@@ -149,13 +152,21 @@ def _absolute(held: Any) -> Any:
     return held.expanduser().absolute() if isinstance(held, Path) and not str(held).startswith(HUB_MODEL) else held
 
 
-def _with_included(path: Path, including: tuple[Path, ...] = ()) -> Iterator[tuple[Path, Tree]]:
+def _with_included(
+    path: Path, including: tuple[Path, ...] = (), read: list[Path] | None = None
+) -> Iterator[tuple[Path, Tree]]:
     """Yield a file's table after those of the files that it includes, without ``include``. Raises
-    ConfigError for a file that includes itself, or a list that is none of paths."""
+    ConfigError for a file that includes itself, too many files, or a list that is none of paths."""
     place = path.resolve()
     if place in including:
         circle = " includes ".join(file.name for file in (*including[including.index(place) :], place))
         raise ConfigError(f"{including[-1]}: include is a circle: {circle}; remove one of them")
+    read = [] if read is None else read
+    read.append(place)
+    if len(read) > _MAX_INCLUDED:
+        raise ConfigError(
+            f"{read[0]}: `include` reads more than {_MAX_INCLUDED} files, the last {path}; include each file once, from few"
+        )
     tree = _read(path)
     included: Any = tree.pop("include", [])
     if not isinstance(included, list) or not all(isinstance(name, str) for name in cast("list[Any]", included)):
@@ -164,7 +175,7 @@ def _with_included(path: Path, including: tuple[Path, ...] = ()) -> Iterator[tup
         file = path.parent / name
         if not file.is_file():
             raise ConfigError(f"{path}: `include` names {name}, but there is no file {file}; correct or remove it")
-        yield from _with_included(file, (*including, place))
+        yield from _with_included(file, (*including, place), read)
     yield path, tree
 
 
@@ -173,7 +184,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Tre
     for name in sorted(name for name in environment if name.startswith(ENVIRONMENT)):
         key = name.removeprefix(ENVIRONMENT).lower().replace("__", ".")
         parts = key.split(".")
-        if not all(parts) or len(parts) == 1:
+        if not all(parts) or not 1 < len(parts) <= _MAX_DEPTH:
             example = f"{ENVIRONMENT}LEARNER__LEARNING_RATE=1e-5"
             raise ConfigError(f"{name} is no setting; expected {ENVIRONMENT}SECTION__KEY, for example {example}")
         yield name, _nested(parts, _value(environment[name]))
@@ -181,11 +192,11 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Tre
 
 def _read(path: Path) -> Tree:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return _parsed(path.read_text(encoding="utf-8"))
     except OSError as error:
         fault = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
         raise ConfigError(f"{path}: {fault}; give a run file such as configs/demo.toml") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
 
 
@@ -197,6 +208,8 @@ def override_key(text: str) -> str:
     """Return the key of ``section.key=value``. Raises ConfigError for other text."""
     key, equals, _ = text.partition("=")
     key = key.strip()
+    if key.count(".") > _MAX_DEPTH:
+        raise ConfigError(f"--set {key[:40]}...: {_TOO_DEEP}")
     if not equals or not all(key.split(".")) or key in RunConfig.model_fields:
         expected = "expected section.key=value, for example --set learner.learning_rate=1e-5"
         raise ConfigError(f"--set {hide_password(text)}: {expected}")
@@ -206,9 +219,29 @@ def override_key(text: str) -> str:
 def _value(text: str) -> Any:
     """Return a value in TOML; an unquoted word is a string."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return _parsed(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text.strip()
+    except ValueError as error:
+        raise ConfigError(f"the setting {hide_password(text)[:40]!r}... has no value: {error}") from None
+
+
+def _parsed(text: str) -> Tree:
+    """Return TOML's table. Raises ValueError: it is none, or is nested too deep, or has a number of
+    thousands of digits."""
+    try:
+        tree = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    left: list[tuple[Any, int]] = [(tree, 0)]
+    while left:
+        held, depth = left.pop()
+        if depth > _MAX_DEPTH:
+            raise ValueError(_TOO_DEEP)
+        if isinstance(held, dict | list):
+            below = cast("Tree", held).values() if isinstance(held, dict) else cast("list[Any]", held)
+            left += [(one, depth + 1) for one in below]
+    return tree
 
 
 def _nested(parts: Sequence[str], value: Any) -> Tree:

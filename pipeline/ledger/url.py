@@ -21,12 +21,18 @@ AUTHORITY: Final = "ssl_ca_certs"
 _URL_SETTING = "HEADRACE__LEDGER__URL"
 _LEDGER_VARIABLES = frozenset({"REDIS_URL", "REDISCLI_AUTH", _URL_SETTING})
 _USER = re.compile(r"(\w://)\S*@")
-_QUERY = re.compile(r"(?i)([?&](?:[\w-]*(?:password|secret|signature|credential)|[\w-]+token)=)[^&\s'\"]*")
+_QUERY = re.compile(
+    r"(?i)([?&#](?:[\w.-]*(?:password|passwd|pwd|secret|signature|credentials?|auth|authorization|key)"
+    r"|[\w.-]+token|sig|code|jwt)=)[^&\s'\"]*"
+)
+_TOKEN = re.compile(r"(?i)((?<![\w+.-])(?!rediss?[:+]|unix:)[a-z][\w+.-]*://[^\s'\"]*?[?&#]token=)[^&\s'\"]*")
+"""The option of that name of a ledger URL names a file."""
 
 
 def hide_password(text: str) -> str:
-    """Return ``text`` with user and password of every URL in it replaced by a mask."""
-    return _QUERY.sub(rf"\1{MASK}", _USER.sub(rf"\1{MASK}@", text))
+    """Return ``text`` with user and password of every URL in it, and secrets in its query, replaced
+    by a mask."""
+    return _TOKEN.sub(rf"\1{MASK}", _QUERY.sub(rf"\1{MASK}", _USER.sub(rf"\1{MASK}@", text)))
 
 
 def without_ledger_password(environment: Mapping[str, str]) -> dict[str, str]:

@@ -225,7 +225,7 @@ def read_fleet_history(run_dir: Path) -> tuple[list[FleetRow], int]:
     for line in data.split(b"\n")[:-1]:
         try:
             rows.append(fleet_row(line))
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
             num_skipped += 1
     return rows, num_skipped
 

@@ -213,7 +213,7 @@ def read_history(path: Path) -> Iterator[Row]:
                 raise damaged
             try:
                 row = _row(line)
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, RecursionError, TypeError, KeyError) as error:
                 damaged = DataError(f"{path}:{number}: not a row of a run's history: {error}; remove the line")
                 continue
             if row is not None:
@@ -258,7 +258,7 @@ class HistoryTail:
         for line in lines:
             try:
                 row = row_of(line)
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, RecursionError, TypeError, KeyError):
                 self.num_skipped += 1
             else:
                 self.rows += [] if row is None else [row]

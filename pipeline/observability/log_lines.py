@@ -59,7 +59,7 @@ def parse(text: str) -> LogLine | None:
         return LogLine(
             str(fields["at"]), str(fields["worker"]), str(fields["level"]), str(fields["event"]), text.rstrip("\n")
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return None
 
 

@@ -65,7 +65,7 @@ def read_accuracies(run_dir: Path) -> tuple[list[PromptAccuracies], int]:
             values = json.loads(line)
             row = PromptAccuracies(**{name: value for name, value in values.items() if name in names})
             _ = sum(each for each in row.accuracies if each is not None)
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, RecursionError, TypeError, AttributeError):
             num_skipped += 1
         else:
             rows.append(row)

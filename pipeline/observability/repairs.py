@@ -201,7 +201,7 @@ def _values(data: bytes) -> Iterator[Any]:
     for line in data.splitlines():
         try:
             yield json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             yield None
 
 

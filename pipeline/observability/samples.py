@@ -181,7 +181,7 @@ def read_samples(path: Path) -> Iterator[ResponseSample]:
                 given = {name: value for name, value in values.items() if name in known}
                 read = None if tokens is None else TokenDetail.of(tokens)
                 yield ResponseSample(**given, versions=(int(first), int(last)), tokens=read)
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
                 continue
 
 

@@ -123,7 +123,7 @@ def read_starts(run_dir: Path) -> tuple[list[RunStart], int]:
                 known = {each.name for each in fields(kind)}
                 row = kind(**{name: value for name, value in values.items() if name in known})
                 float(row.at_s)
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
                 num_skipped += 1
                 continue
             if isinstance(row, StartRow):

@@ -103,6 +103,6 @@ def _row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
         _ = float(row["at_s"]), float(row.get("accuracy", 0.0))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return None
     return row

@@ -1,17 +1,19 @@
 """Finds and kills a process's descendants, however they have detached themselves.
 
 A daemon leaves its process group and its session. So a process gets a mark in its environment,
-which all its descendants inherit. A descendant that clears its environment escapes; that is malice,
-no accident. Without ``/proc`` (macOS) only process groups are ended."""
+which all its descendants inherit. A descendant that clears its environment escapes that search, but not the
+one below a process that adopts daemons (``adopting``). Without ``/proc`` (macOS) only process groups are ended."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,7 @@ SANDBOX_MARK = "HEADRACE_SANDBOX"
 """Environment variable of a verifier's sandbox and its descendants; its value is a random name."""
 
 _PROC = Path("/proc")
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _ROUNDS = 100
 """Most searches for processes that were started during the killing."""
 _KERNEL_THREAD = 0x00200000
@@ -77,6 +80,74 @@ def end_marked(name: str, beginning: str) -> int:
         elif not left:
             break
     return len(ended)
+
+
+def descendants(pid: int) -> set[int]:
+    """Return the living processes below ``pid``, without zombies; none without ``/proc``.
+
+    A daemon whose parent has ended is below the nearest ancestor that adopts (``adopting``)."""
+    below: dict[int, list[int]] = {}
+    zombies: set[int] = set()
+    for other in _pids():
+        with suppress(OSError):
+            state, parent = _stat(other)[:2]
+            below.setdefault(int(parent), []).append(other)
+            if state in (b"Z", b"X"):
+                zombies.add(other)
+    found: set[int] = set()
+    left = list(below.get(pid, ()))
+    while left:
+        one = left.pop()
+        if one not in found:
+            found.add(one)
+            left += below.get(one, ())
+    return found - zombies
+
+
+def end_descendants(pid: int, but: AbstractSet[int] = frozenset()) -> int:
+    """Kill the processes below ``pid``, and those that they start meanwhile, except ``but``; return
+    their number."""
+    ended: set[int] = set()
+    for _ in range(_ROUNDS):
+        left = descendants(pid) - but
+        if not left:
+            break
+        # stopped first: what is killed one by one could start others
+        for what in (signal.SIGSTOP, signal.SIGKILL):
+            for one in left:
+                with suppress(OSError):
+                    os.kill(one, what)
+        ended |= left
+        time.sleep(_EXEC_S / 10)
+    return len(ended)
+
+
+@contextmanager
+def adopting() -> Generator[None, None, None]:
+    """Be the parent of every daemon that a child leaves meanwhile, on Linux; then kill and reap
+    each, whatever it has done to its environment, group and session."""
+    if sys.platform != "linux":
+        yield
+        return
+    before = descendants(os.getpid())
+    prctl, former = ctypes.CDLL(None).prctl, ctypes.c_int()
+    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(former))
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        end_descendants(os.getpid(), before)
+        prctl(_PR_SET_CHILD_SUBREAPER, former.value)
+        _reap(before)
+
+
+def _reap(but: AbstractSet[int]) -> None:
+    """Take the status of ended children that ``adopting`` brought."""
+    for pid in _pids():
+        with suppress(OSError, ChildProcessError):
+            state, parent = _stat(pid)[:2]
+            if state == b"Z" and int(parent) == os.getpid() and pid not in but:
+                os.waitpid(pid, os.WNOHANG)
 
 
 @dataclass(slots=True)

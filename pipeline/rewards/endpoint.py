@@ -24,6 +24,7 @@ import os
 import random
 import re
 import time
+import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -31,6 +32,7 @@ from functools import partial
 import httpx2
 
 from pipeline.config.judging import EndpointSection
+from pipeline.ledger.url import hide_password
 from pipeline.process import work
 from pipeline.rewards.endpoint_forms import UNREADABLE, judgment_of, judgment_request_body, request_body, verdict_of
 from pipeline.rewards.patience import Waited, patience
@@ -75,11 +77,12 @@ class HttpJudge:
         self._name, self._settings = name, settings
         self._budget, self._counted = budget or self._own_budget, count or (lambda name, amount: None)
         self._key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
+        self._key_in_text = re.compile("".join(rf"(?:\\?{re.escape(one)}|\\u(?i:{ord(one):04x}))" for one in self._key))
         limits = httpx2.Limits(max_connections=settings.max_in_flight, max_keepalive_connections=settings.max_in_flight)
         self._client = httpx2.AsyncClient(
             limits=limits,
             timeout=settings.timeout_s,
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
         )
         self._room = asyncio.Semaphore(settings.max_in_flight)
         self._numbers: OrderedDict[bytes, Verdict] = OrderedDict()
@@ -101,24 +104,25 @@ class HttpJudge:
             raise ConfigError(f"{where}.api_key_env names {self._settings.api_key_env}, which is not set; export it")
         url = self._settings.url.rstrip("/")
         try:
-            found = await self._client.get(url if self._settings.model is None else f"{url}/models", timeout=_CHECK_S)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            status = await self._status(url if self._settings.model is None else f"{url}/models")
+        except (TimeoutError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+            how = hide_password(f"{url} does not answer ({self._safe(_named(error))})")
+            raise ConfigError(f"{where}: {how}; start it, or correct its url") from None
+        if status in (401, 403):
             raise ConfigError(
-                f"{where}: {url} does not answer ({_named(error)}); start it, or correct its url"
-            ) from None
-        if found.status_code in (401, 403):
-            raise ConfigError(
-                f"{where}: {url} refuses the key, with status {found.status_code}; set {where}.api_key_env"
+                f"{where}: {hide_password(url)} refuses the key, with status {status}; set {where}.api_key_env"
             )
 
     async def judge(self, response: Response) -> VerifierOutcome:
         """Return a number for one response; a failure when there is none by the deadline."""
-        return await self._answer(request_body(self._settings, response), partial(verdict_of, self._settings))
+        return await self._answer(
+            request_body(self._settings, response), partial(verdict_of, self._settings, self._safe)
+        )
 
     async def judgment(self, response: Response) -> VerifierOutcome:
         """Return what is wrong with a response, as the reason of a verdict; a failure where there
         is none by the deadline. No response waits for an endpoint that was away a moment ago."""
-        body, read = judgment_request_body(self._settings, response), partial(judgment_of, response)
+        body, read = judgment_request_body(self._settings, response), partial(judgment_of, response, self._safe)
         return await self._answer(body, read, wanted=_JUDGMENT)
 
     async def _answer(self, body: bytes, read: Read, *, wanted: str = _NUMBER) -> VerifierOutcome:
@@ -194,11 +198,14 @@ class HttpJudge:
     async def _is_down(self) -> bool:
         """Return whether the endpoint answers nothing at all, so that no response is to blame."""
         try:
-            async with asyncio.timeout(_CHECK_S):
-                reply = await self._client.get(self._settings.url.rstrip("/"))
+            return await self._status(self._settings.url.rstrip("/")) in _AGAIN
         except (TimeoutError, httpx2.HTTPError):
             return True
-        return reply.status_code in _AGAIN
+
+    async def _status(self, url: str) -> int:
+        """Return the status of a reply, whose body, maybe without end, is not read."""
+        async with asyncio.timeout(_CHECK_S), self._client.stream("GET", url) as reply:
+            return reply.status_code
 
     async def _try(self, body: bytes, read: Read, *, is_first: bool) -> Verdict:
         self._count("requests")
@@ -210,11 +217,7 @@ class HttpJudge:
         try:
             headers = {"Content-Type": "application/json"}
             async with self._client.stream("POST", url, content=body, headers=headers) as reply:
-                data = bytearray()
-                async for part in reply.aiter_bytes():
-                    data += part
-                    if len(data) > _MAX_REPLY_BYTES:
-                        raise _FailedTry(_UNREADABLE, f"a reply of more than {_MAX_REPLY_BYTES} bytes")
+                data = await _body(reply)
                 status, after = reply.status_code, reply.headers.get("Retry-After", "")
         except httpx2.HTTPError as error:
             raise _FailedTry("does not answer", _named(error)) from None
@@ -226,11 +229,11 @@ class HttpJudge:
         if status != 200:
             after_s = float(after) if re.fullmatch(r"\d{1,6}(\.\d+)?", after) else 0.0
             how = _LIMITING if status == _RATE_LIMITED else "fails" if status in _AGAIN else "refuses"
-            raise _FailedTry(how, f"status {status}: {text[:200]}", again=status in _AGAIN, after_s=after_s)
+            raise _FailedTry(how, f"status {status}: {self._safe(text)[:200]}", again=status in _AGAIN, after_s=after_s)
         try:
             return read(text)
         except UNREADABLE:
-            raise _FailedTry(_UNREADABLE, f"{_UNREADABLE}: {text[:200]}") from None
+            raise _FailedTry(_UNREADABLE, f"{_UNREADABLE}: {self._safe(text)[:200]}") from None
 
     def _keep(self, content: bytes, verdict: Verdict) -> None:
         self._numbers[content] = verdict
@@ -254,7 +257,27 @@ class HttpJudge:
         return VerifierFailure(kind=kind, error=f"endpoint {self._name}: {self._safe(why)}")
 
     def _safe(self, text: str) -> str:
-        return text.replace(self._key, "(the key)") if self._key else text
+        """Return a whole text without the key, as it is or with JSON's escapes."""
+        return self._key_in_text.sub("(the key)", text) if self._key else text
+
+
+async def _body(reply: httpx2.Response) -> bytes:
+    """Return a reply's body, of at most ``_MAX_REPLY_BYTES`` as sent and unpacked. Raises
+    _FailedTry: it is larger, or packed by something else than gzip or deflate."""
+    packed = reply.headers.get("Content-Encoding", "identity").strip().lower()
+    if packed not in ("identity", "", "gzip", "x-gzip", "deflate"):
+        raise _FailedTry(_UNREADABLE, f"a reply packed by {packed[:40]}, which was not asked for")
+    unpack = None if packed in ("identity", "") else zlib.decompressobj(zlib.MAX_WBITS | 32)
+    data, num_sent = bytearray(), 0
+    async for part in reply.aiter_raw():
+        num_sent += len(part)
+        try:
+            data += part if unpack is None else unpack.decompress(part, _MAX_REPLY_BYTES + 1 - len(data))
+        except zlib.error as error:
+            raise _FailedTry(_UNREADABLE, f"a reply that is not {packed}: {error}") from None
+        if max(len(data), num_sent) > _MAX_REPLY_BYTES:
+            raise _FailedTry(_UNREADABLE, f"a reply of more than {_MAX_REPLY_BYTES} bytes")
+    return bytes(data)
 
 
 def _named(error: Exception) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 from pipeline.config.judging import EndpointSection
@@ -43,13 +44,13 @@ def judgment_request_body(settings: EndpointSection, response: Response) -> byte
     return _chat(settings, settings.judgment_prompt, response, response.gold_text)
 
 
-def verdict_of(settings: EndpointSection, text: str) -> Verdict:
-    """Read a reply. Raises one of ``UNREADABLE`` where it has no number."""
+def verdict_of(settings: EndpointSection, hidden: Callable[[str], str], text: str) -> Verdict:
+    """Read a reply; ``hidden`` masks secrets in what is kept of it. Raises one of ``UNREADABLE`` where it has no number."""
     told = json.loads(text)
-    return _number(told) if settings.model is None else _score(told, settings.scale)
+    return _number(told) if settings.model is None else _score(told, settings.scale, hidden)
 
 
-def judgment_of(response: Response, text: str) -> Verdict:
+def judgment_of(response: Response, hidden: Callable[[str], str], text: str) -> Verdict:
     """Read a reply: the judgment is the reason. Raises one of ``UNREADABLE`` where it is none, or
     quotes nothing of the response."""
     content: str = json.loads(text)["choices"][0]["message"]["content"]
@@ -59,7 +60,7 @@ def judgment_of(response: Response, text: str) -> Verdict:
     step, what = (_tidy(part) for part in found.groups())
     if not step or not what or step not in _tidy(response.written_text):
         raise ValueError(step)
-    return Verdict(accuracy=0.0, reason=f'the step "{step}" is wrong: {what}')
+    return Verdict(accuracy=0.0, reason=hidden(f'the step "{step}" is wrong: {what}'))
 
 
 def _chat(settings: EndpointSection, template: str, response: Response, answer: str) -> bytes:
@@ -88,10 +89,10 @@ def _number(told: Any) -> Verdict:
     return Verdict(accuracy=float(number))
 
 
-def _score(told: Any, scale: float) -> Verdict:
+def _score(told: Any, scale: float, hidden: Callable[[str], str]) -> Verdict:
     """Read the judge's last `Score: N`."""
     content = told["choices"][0]["message"]["content"]
     number = float(_SCORE.findall(content)[-1]) / scale
     if not 0.0 <= number <= 1.0:
         raise ValueError(number)
-    return Verdict(accuracy=number, reason=content.strip()[-200:])
+    return Verdict(accuracy=number, reason=hidden(content.strip())[-200:])

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from pipeline.ledger.url import without_ledger_password
-from pipeline.process.descendants import SANDBOX_MARK, SessionUsage, cpu_seconds, end_marked
+from pipeline.process.descendants import SANDBOX_MARK, SessionUsage, cpu_seconds, end_descendants, end_marked
 from pipeline.process.environment import without_sink_credentials
 from pipeline.rewards.patience import patience
 from pipeline.rewards.registry import VerifierSpec
@@ -248,6 +248,9 @@ def _kill_group(process: asyncio.subprocess.Process) -> None:
     """Kill an unreaped child, whose number is still its own, with every process of its group."""
     # it may have ended by itself a moment ago
     with contextlib.suppress(ProcessLookupError):
+        # stopped, it still adopts the daemons of a program, so that they are found below it
+        os.kill(process.pid, signal.SIGSTOP)
+        end_descendants(process.pid)
         os.killpg(process.pid, signal.SIGKILL)
 
 

@@ -13,7 +13,8 @@ Tests have one of three forms:
 - the same with ``fn_name``: arguments of that function, or of ``Solution``'s method, and results.
 
 Each run has a process and a folder of its own, a bare environment without keys, and limits of
-memory and of a file's size. Whatever it has started is killed after it. Statements run
+memory, of a file's size, and of the size and number of all its files. Whatever it has started is killed after it,
+daemons too (Linux). Statements run
 beside the program, in one process: a program that looks for them can cheat. Input and output cannot
 be cheated in this way. This does not make hostile code safe: it can read what the account can."""
 
@@ -25,24 +26,29 @@ import os
 import re
 import resource
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pipeline.process.descendants import SANDBOX_MARK, cpu_seconds, end_marked
+from pipeline.process.descendants import SANDBOX_MARK, WORKER_MARK, adopting, cpu_seconds, end_marked
 from pipeline.rewards.patience import Waited
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
+from protocol.endpoints import run_tag
 
 MEMORY_BYTES = 1 << 30
 """Private memory of a program."""
 FILE_BYTES = 16 << 20
 """Of what it prints, and of each file that it writes."""
+
+FOLDER_BYTES, FOLDER_ENTRIES = 64 << 20, 1_000
+"""Of all that it has in its folder; looked at while it runs."""
 
 _GRACE_S = 0.5
 """What is left of the call's budget for the end."""
@@ -196,7 +202,7 @@ def _run(source: str, given: str, budget: _Budget) -> tuple[str, str]:
     if budget.left_s <= 0.0:
         return "", "no time was left"
     mark = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix="headrace-program-", ignore_cleanup_errors=True) as folder:
+    with _folder() as folder, adopting():
         (Path(folder) / "main.py").write_text(source, encoding="utf-8", errors="replace")
         (Path(folder) / "input").write_text(given, encoding="utf-8", errors="replace")
         printed = Path(folder) / "output"
@@ -213,19 +219,61 @@ def _run(source: str, given: str, budget: _Budget) -> tuple[str, str]:
                 preexec_fn=_limit,
             )
         try:
-            code = _wait(process, budget)
-            reason = _ending(code) if code else "" if code == 0 else f"did not end within {budget.limit_s:.1f} s"
+            code = _wait(process, budget, folder)
+            late = f"did not end within {budget.limit_s:.1f} s"
+            reason = _ending(code) if code else "" if code == 0 else late
+            too_much = _too_much(folder)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             end_marked(_MARK, mark)
+        if too_much:
+            return "", too_much
         with printed.open("rb") as file:
             return file.read(FILE_BYTES).decode("utf-8", "replace"), reason
 
 
-def _wait(process: subprocess.Popen[bytes], budget: _Budget) -> int | None:
-    """Return the status of a program; None when the budget is spent before it ends.
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """Yield a program's folder, which goes whatever was made in it. It has the run's name, so that
+    ``down`` finds it after the sandbox was killed."""
+    run_dir = os.environ.get(WORKER_MARK, "").partition("#")[0]
+    folder = tempfile.mkdtemp(prefix=f"{run_tag(Path(run_dir))}-program-" if run_dir else "headrace-program-")
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError, RecursionError):
+            shutil.rmtree(folder)
+        if Path(folder).exists():
+            # folders that may not be entered, and thousands in one another
+            for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", folder]):
+                subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _too_much(folder: str) -> str:
+    """Return in words that a folder holds more than a program may write; or empty."""
+    left, num_bytes, num_entries = [folder], 0, 0
+    while left:
+        try:
+            with os.scandir(left.pop()) as entries:
+                for entry in entries:
+                    num_entries += 1
+                    with contextlib.suppress(FileNotFoundError):
+                        num_bytes += 512 * entry.stat(follow_symlinks=False).st_blocks
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(entry.path)
+                    if num_bytes > FOLDER_BYTES or num_entries > FOLDER_ENTRIES:
+                        return f"wrote more than {FOLDER_BYTES >> 20} MiB or {FOLDER_ENTRIES} files"
+        except OSError:
+            # what is gone, or may not be entered; the number of entries bounds the depth
+            continue
+    return ""
+
+
+def _wait(process: subprocess.Popen[bytes], budget: _Budget, folder: str) -> int | None:
+    """Return the status of a program; None when the budget is spent before it ends, or its folder
+    holds too much.
 
     Spent is processor time, or the time in which the program slept, whichever is more."""
     began_s, waited, delayed_s = budget.spent_s, Waited(time.monotonic(), _STEP_S), 0.0
@@ -236,7 +284,7 @@ def _wait(process: subprocess.Popen[bytes], budget: _Budget) -> int | None:
             delayed_s = max(delayed_s, _delayed_s(process.pid))
             own_s = waited.step(time.monotonic()) - delayed_s
             budget.spent_s = began_s + max(own_s, cpu_seconds(process.pid))
-        if budget.left_s <= 0.0:
+        if budget.left_s <= 0.0 or _too_much(folder):
             return None
 
 

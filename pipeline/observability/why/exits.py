@@ -32,7 +32,7 @@ def read_exits(run_dir: Path, now_s: float) -> dict[str, Ended]:
             row = json.loads(line)
             worker, event, at = row["worker"], row["event"], datetime.fromisoformat(row["at"])
         # A line torn at either end of the tail, or a line without a worker.
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, RecursionError, KeyError, TypeError):
             continue
         ended = _ended(row, event, now_s - at.astimezone(UTC).timestamp())
         before = found.get(worker)

@@ -47,6 +47,7 @@ from protocol.ids import ELASTIC_ROLES
 
 _STATIC: Final = Path(__file__).with_name("static")
 _MAX_BODY_BYTES: Final = 16 << 10
+_MOST_DIGITS: Final = 20
 _MAX_STREAMS: Final = 64
 _RUNS_KEPT_S: Final = 5.0
 Handler = Callable[[Request], Awaitable[Response]]
@@ -224,7 +225,7 @@ async def _values(request: Request) -> Mapping[str, Any]:
             raise HTTPException(413, f"the request has more than {_MAX_BODY_BYTES:,} bytes")
     try:
         values = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HTTPException(400, f"the request is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise HTTPException(400, f"expected a JSON object, got a {type(values).__name__}")
@@ -233,6 +234,6 @@ async def _values(request: Request) -> Mapping[str, Any]:
 
 def _number(request: Request, name: str, default: int, *, most: int = 1 << 31) -> int:
     text = request.query_params.get(name, str(default))
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
         raise ConfigError(f"{name}={text!r}: expected a whole number from 0 to {most}")
     return min(int(text), most)

@@ -236,3 +236,34 @@ def test_a_workers_configuration_is_the_runs_whatever_its_environment_has(
     write_resolved(load_config([run_file], [], {RATE: "4.0"}), tmp_path)
     monkeypatch.setenv(RATE, "5.0")
     assert read_resolved(tmp_path).learner.learning_rate == 4.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a = {'[' * 5000}{']' * 5000}",
+        f"a = {'{b=' * 5000}1{'}' * 5000}",
+        f"{'a.' * 5000}a = 1",
+        f"[{'a.' * 500}a]",
+        f"a = {'1' * 5000}",
+    ],
+)
+def test_toml_of_absurd_depth_or_digits_is_one_error(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="not TOML"):
+        load_config([path])
+    value = text.partition(" = ")[2]
+    with pytest.raises(ConfigError, match=r"deep|digits"):
+        load_config([], [f"learner.learning_rate={value if len(value) > 1 else '[' * 5000}"])
+    with pytest.raises(ConfigError, match="deep"):
+        load_config([], [f"{'a.' * 5000}a=1"])
+
+
+def test_a_deep_or_doubling_chain_of_includes_is_one_error(tmp_path: Path) -> None:
+    for number in range(2000):
+        (tmp_path / f"{number}.toml").write_text(f'include = ["{number + 1}.toml", "{number + 1}.toml"]')
+    (tmp_path / "2000.toml").write_text("")
+    for first in (0, 1980):
+        with pytest.raises(ConfigError, match="reads more than 64 files"):
+            load_config([tmp_path / f"{first}.toml"])

@@ -57,6 +57,8 @@ def served(reply: Callable[[dict[str, Any], int], Reply], *, latency_s: float = 
             data = told if isinstance(told, bytes) else json.dumps(told).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
+            if data.startswith(b"\x1f\x8b"):
+                self.send_header("Content-Encoding", "gzip")
             if status == 429:
                 self.send_header("Retry-After", state.retry_after)
             self.end_headers()

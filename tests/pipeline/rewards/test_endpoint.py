@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
+import json
+import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ import pytest
 
 from pipeline.config.learning import RewardSection
 from pipeline.config.load import load_config
+from pipeline.rewards.endpoint import HttpJudge
 from pipeline.rewards.functions import judge
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
@@ -239,3 +245,48 @@ def test_settings_of_an_endpoint_that_cannot_work_are_refused(tmp_path: Path, gi
     (tmp_path / "run.toml").write_text(RUN)
     with pytest.raises(ConfigError, match=says):
         load_config([tmp_path / "run.toml"], [given])
+
+
+@pytest.mark.parametrize("escape", [str, lambda key: "".join(f"\\u{ord(one):04x}" for one in key)])
+async def test_a_key_that_an_endpoint_echoes_is_masked_before_anything_is_cut_or_kept(
+    escape: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    text = json.dumps(judgement(f"KEY{'x' * (183 - len(KEY))} Score: 7")).replace("KEY", escape(KEY)).encode()
+    cut = ("y" * 190 + escape(KEY)).encode()
+    with served(lambda body, number: (200, text) if "good" in str(body) else (401, cut)) as server:
+        good, bad = await judged(server, "good", "bad", api_key_env="JUDGE_KEY")
+    assert isinstance(good, Verdict) and good.accuracy == 0.7
+    assert isinstance(bad, VerifierFailure)
+    for kept in (good.reason, bad.error):
+        assert not any(KEY[at : at + 8] in kept or escape(KEY[at : at + 8]) in kept for at in range(len(KEY) - 7)), kept
+
+
+async def test_a_packed_reply_is_read_and_one_that_unpacks_without_end_is_a_failure() -> None:
+    bomb = gzip.compress(bytes(64 << 20))
+    fine = gzip.compress(json.dumps(judgement("Score: 7")).encode())
+    with served(lambda body, number: (200, fine if "good" in str(body) else bomb)) as server:
+        tracemalloc.start()
+        good, bad = await judged(server, "good", "bad", timeout_s=1.0)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert isinstance(good, Verdict) and good.accuracy == 0.7
+    assert isinstance(bad, VerifierFailure) and "more than 1048576 bytes" in bad.error
+    assert most < 20 << 20
+
+
+async def test_a_look_for_an_endpoint_reads_no_body_without_end() -> None:
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        with contextlib.suppress(OSError):
+            while True:
+                writer.write(bytes(1 << 16))
+                await writer.drain()
+
+    async with await asyncio.start_server(endless, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        judge_behind = HttpJudge("quality", section(url).endpoints["quality"])
+        async with asyncio.timeout(4.0):
+            await judge_behind.check()
+        await judge_behind.aclose()

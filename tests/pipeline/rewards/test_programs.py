@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,50 @@ async def test_data_alone_never_has_its_tests_run_as_code(tmp_path: Path) -> Non
     assert isinstance(outcome, VerifierFailure)
     assert "data alone may not choose that" in outcome.error
     assert not ran.exists()
+
+
+DAEMON = (
+    "import os, sys, time\n"
+    "read, write = os.pipe()\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork():\n"
+    "        os._exit(0)\n"
+    "    os.write(write, str(os.getpid()).encode())\n"
+    "    os.execve(sys.executable, ['x', '-c', 'import time; time.sleep(300)'], {{}})\n"
+    "open({tell!r}, 'w').write(os.read(read, 20).decode())\n"
+)
+
+
+async def test_a_daemon_without_the_environment_of_its_program_is_killed_with_it(tmp_path: Path) -> None:
+    tell = tmp_path / "pid"
+    async with VerifierPool(Limits(timeout_s=5.0), configured=CODE) as pool:
+        (outcome,) = await pool.score([block(DAEMON.format(tell=str(tell)), ["assert True"])])
+        assert accuracy(outcome) == 1.0
+        await until_gone([int(tell.read_text())])
+
+
+async def test_such_a_daemon_is_killed_with_a_sandbox_that_is_ended_during_the_program(tmp_path: Path) -> None:
+    tell = tmp_path / "pid"
+    forks = "for _ in range(80):\n    if os.fork() == 0:\n        time.sleep(300)\ntime.sleep(300)"
+    (outcome,) = await judged(block(DAEMON.format(tell=str(tell)) + forks, ["assert True"]), timeout_s=20.0)
+    assert isinstance(outcome, Verdict) and "processes" in outcome.reason
+    await until_gone([int(tell.read_text())])
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [
+        "for n in range(8):\n    open(f'{n}', 'wb').write(bytes(12 << 20))",
+        "for n in range(1500):\n    open(f'{n}', 'wb')",
+        "import os\nfor n in range(1500):\n    os.mkdir('a')\n    os.chdir('a')",
+    ],
+)
+def test_all_files_of_a_program_together_are_limited_and_its_folder_goes(
+    writes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (outcome,) = verify([block(writes, ["assert True"])])
+    assert isinstance(outcome, Verdict)
+    assert outcome.accuracy == 0.0 and "wrote more than" in outcome.reason
+    assert list(tmp_path.iterdir()) == []
