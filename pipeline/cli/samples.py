@@ -23,7 +23,8 @@ Examples:
   headrace samples runs/demo --last 5    # of the newest five
   headrace samples --update 1 --json
 
-The learner keeps samples.per_update responses of an update. Of older updates it keeps those at even
+The learner keeps samples.per_update responses of an update, and as many of evaluations and of groups
+dropped without signal since the update before. Of older updates it keeps those at even
 distances (samples.keep_updates). Long texts lose their middle (samples.max_chars)."""
 )
 @run_argument

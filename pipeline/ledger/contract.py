@@ -51,6 +51,7 @@ from pipeline.ledger.types import (
     QueueStat,
     Restart,
     ScoredChunk,
+    ShownResponse,
     Totals,
     UnitLetter,
     WriteStatus,
@@ -230,6 +231,11 @@ class Ledger(Protocol):
 
         Prompts of whose groups nothing was trained are admitted again if the run goes on.
         Claims of the value worker stay: it has trained on them, and settles them as it drains."""
+        ...
+
+    async def take_shown(self, who: Incarnation) -> tuple[ShownResponse, ...]:
+        """Return responses of evaluations and of groups without signal, oldest first, and forget
+        them. Of each kind ``MAX_SHOWN`` are kept between two calls; a lost answer loses some."""
         ...
 
     # -- evaluation ------------------------------------------------------------------------------

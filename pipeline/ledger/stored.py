@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from pipeline.ledger.types import FinishedTrajectory, ScoredChunk
+from pipeline.ledger.types import FinishedTrajectory, ScoredChunk, ShownResponse
 from protocol.codec import from_blob
 from protocol.trajectory import Field, GuidanceScore, ReferenceScore, RewardScore, Score, TrajectoryChunk, ValueScore
 
@@ -43,6 +43,11 @@ def read_overdue(field: Field, blobs: Sequence[bytes]) -> list[ScoredChunk]:
         return [read_scored(blob, {}) for blob in blobs]
     pairs = zip(blobs[::2], blobs[1::2], strict=True)
     return [read_scored(blob, {Field.REWARD: reward}) for blob, reward in pairs]
+
+
+def read_shown(kind: str, blob: bytes, reward: bytes) -> ShownResponse:
+    """Return a response that is kept for people to read."""
+    return ShownResponse(kind, read_chunk(blob), from_blob(reward, RewardScore))
 
 
 def read_finished(final: bytes, reward: bytes, values: Iterable[bytes]) -> FinishedTrajectory:

@@ -175,6 +175,21 @@ class EvaluationSample:
     newest_version: int
 
 
+MAX_SHOWN, MAX_SHOWN_BYTES = 16, 262_144
+"""Responses of each kind that are kept for people to read, and the largest chunk of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownResponse:
+    """A response that the learner never claims, kept for people to read."""
+
+    kind: str
+    """``evaluation``, or the reason why its group was dropped."""
+    chunk: TrajectoryChunk
+    """The last one, which has the text."""
+    reward: RewardScore
+
+
 @dataclass(frozen=True, slots=True)
 class EvaluationState:
     """An evaluation's progress."""

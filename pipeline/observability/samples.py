@@ -18,12 +18,13 @@ import numpy as np
 import structlog
 
 from pipeline.files import write_private
+from pipeline.ledger.types import ScoredChunk
 from protocol.trajectory import Field, FinishReason, RewardScore
 
 if TYPE_CHECKING:
     from pipeline.algorithms.batching import TrainingSample
     from pipeline.config.running import SamplesSection
-    from pipeline.ledger.types import ClaimedUnit, ScoredChunk
+    from pipeline.ledger.types import ClaimedUnit, ShownResponse
 
 SAMPLES_NAME = "samples.jsonl"
 
@@ -31,6 +32,8 @@ _T = TypeVar("_T")
 
 _log = structlog.get_logger(__name__)
 
+TRAINED = "trained"
+_KINDS: Mapping[str, list[str]] = {TRAINED: [], "evaluation": ["of an evaluation"]}
 _CHARS_PER_TOKEN = 4
 """Of ``samples.max_chars``, for the limit of tokens."""
 _DIGITS = 4
@@ -91,7 +94,9 @@ class ResponseSample:
     masked: bool = False
     """Over-long, so without loss."""
     tokens: TokenDetail | None = None
-    """None in samples of earlier versions."""
+    """None in samples of earlier versions, and of responses that were not trained on."""
+    kind: str = TRAINED
+    """``trained``, ``evaluation``, or the reason why its group was dropped."""
 
     @property
     def verdict(self) -> str:
@@ -106,6 +111,7 @@ class ResponseSample:
         parts = ", ".join(f"{name} {value + 0.0:+.2f}" for name, value in self.parts.items())
         first, last = self.versions
         words = [
+            *_KINDS.get(self.kind, [f"dropped: {self.kind}"]),
             f"reward {self.reward:+.2f}" + (f" ({parts})" if len(self.parts) > 1 else ""),
             f"{self.num_tokens:,} tokens",
             "cut at the limit" if self.finish_reason == FinishReason.LENGTH else "ended by itself",
@@ -128,12 +134,22 @@ class Samples:
             self._try(self._write, [s for s in read_samples(self._path) if s.policy_version <= last_version])
 
     def keep(
-        self, units: Sequence[ClaimedUnit], update: int, policy_version: int, trained: Sequence[TrainingSample] = ()
+        self,
+        units: Sequence[ClaimedUnit],
+        update: int,
+        policy_version: int,
+        trained: Sequence[TrainingSample] = (),
+        shown: Sequence[ShownResponse] = (),
     ) -> None:
         """Keep some responses of an update; its number alone chooses them. ``trained``: of the same
-        units, for their advantages."""
+        units, for their advantages. ``shown``: responses that none trains on, of which as many are
+        kept of each kind."""
         if not self._settings.per_update:
             return
+        kinds = dict.fromkeys(one.kind for one in shown)
+        for kind in kinds:
+            some = [one for one in shown if one.kind == kind][: self._settings.per_update]
+            self._try(self._append, [_shown(one, update, policy_version, self._settings.max_chars) for one in some])
         found = _choose(_finished(units, update), self._settings.per_update)
         if found:
             most = self._settings.max_chars
@@ -151,7 +167,8 @@ class Samples:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(_lines(samples))
-        self._updates.append(samples[0].update)
+        if samples[0].update not in self._updates[-1:]:
+            self._updates.append(samples[0].update)
 
     def _write(self, samples: list[ResponseSample]) -> None:
         write_private(self._path, _lines(samples))
@@ -255,6 +272,11 @@ def _sample(chunks: tuple[ScoredChunk, ...], update: int, policy_version: int, m
         parts=dict(score.parts),
         masked=score.masked,
     )
+
+
+def _shown(one: ShownResponse, update: int, policy_version: int, most: int) -> ResponseSample:
+    scored = ScoredChunk(one.chunk, {Field.REWARD: one.reward})
+    return replace(_sample((scored,), update, policy_version, most), kind=one.kind)
 
 
 def _tokens(chunks: tuple[ScoredChunk, ...], trained: Mapping[str, TrainingSample], max_chars: int) -> TokenDetail:

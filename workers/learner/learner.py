@@ -282,7 +282,8 @@ class Learner(Actor):
         row = replace(row, settings_change=self._settings.number, wait_s=wait_s, **times)
         self._history.append(row)
         show(row, self.ctx)
-        await self.ctx.compute(self._samples.keep, units, number, version, samples)
+        shown = await self.ctx.ledger.take_shown(self.ctx.who)
+        await self.ctx.compute(self._samples.keep, units, number, version, samples, shown)
         await self._evaluations.collect()
         every = self.ctx.config.evaluation.every_updates
         # evaluated at the end in any case
@@ -439,6 +440,8 @@ class Learner(Actor):
         if self._evaluations.is_enabled:
             await self._evaluations.request(self._version)
             await self._evaluations.wait()
+        shown = await self.ctx.ledger.take_shown(self.ctx.who)
+        await self.ctx.compute(self._samples.keep, (), self._num_updates, self._version, (), shown)
         detail = ending.reason if ending else f"{self._num_updates} updates done"
         state = RunState.FINISHED
         self.ctx.log.info("run_finished", detail=detail, policy_version=self._version)

@@ -17,7 +17,7 @@ from pipeline.ledger.memory.state import LedgerState
 from pipeline.ledger.memory.units import add_to_unit, cancel_windows, chunks_of, continue_or_park, record_sample, take
 from pipeline.ledger.memory.views import audit_of, bytes_of, queues_of, totals_of
 from pipeline.ledger.staleness import ReadyUnit, check_spec, choose, is_stale, surplus
-from pipeline.ledger.stored import read_chunk
+from pipeline.ledger.stored import read_chunk, read_shown
 from pipeline.ledger.types import (
     Audit,
     ChunkWrite,
@@ -37,6 +37,7 @@ from pipeline.ledger.types import (
     Refusal,
     Restart,
     ScoredChunk,
+    ShownResponse,
     Totals,
     Unit,
     UnitLetter,
@@ -391,6 +392,14 @@ class MemoryLedger:
         s.claims.clear()
         s.finished.cancel(reason)
         return len(groups)
+
+    async def take_shown(self, who: Incarnation) -> tuple[ShownResponse, ...]:
+        """Return responses that are kept for people to read, and forget them."""
+        s, _ = self._enter(who)
+        taken = tuple(read_shown(kind, *row) for kind, rows in s.shown.items() for row in rows)
+        for rows in s.shown.values():
+            rows.clear()
+        return taken
 
     # -- evaluation ------------------------------------------------------------------------------
 

@@ -23,7 +23,17 @@ from pipeline.ledger.memory.records import (
 from pipeline.ledger.memory.sorted_set import SortedSet
 from pipeline.ledger.memory.tallies import tally_response, tally_unit
 from pipeline.ledger.staleness import credit_limit, unit_weight
-from pipeline.ledger.types import SPOILING, DeadLetter, DropReason, LedgerSpec, Pause, Refusal, Unit
+from pipeline.ledger.types import (
+    MAX_SHOWN,
+    MAX_SHOWN_BYTES,
+    SPOILING,
+    DeadLetter,
+    DropReason,
+    LedgerSpec,
+    Pause,
+    Refusal,
+    Unit,
+)
 from pipeline.ledger.version_history import VersionHistory
 from protocol.ids import TRAIN_LANE, ChunkId, TrajectoryId
 from protocol.trajectory import Field
@@ -61,6 +71,7 @@ class LedgerState:
         self.open: SortedSet[TrajectoryId] = SortedSet()
         self.parked: SortedSet[TrajectoryId] = SortedSet()
         self.again: SortedSet[int] = SortedSet()
+        self.shown: dict[str, list[tuple[bytes, bytes]]] = {"evaluation": [], "no_signal": []}
         self.num_again = 0
         self.evaluation_open: SortedSet[tuple[int, TrajectoryId]] = SortedSet()
         self.running: SortedSet[UnitName] = SortedSet()
@@ -260,6 +271,11 @@ class LedgerState:
         ``made``: updates in the version that its staleness counts from; None for the published
         one."""
         made = self.published_updates if made is None else made
+        if reason is DropReason.NO_SIGNAL:
+            whole = name.trajectory if isinstance(name, ChunkId) else name
+            first = list(self.members(whole))[:2] if isinstance(whole, int) else [whole]
+            for trajectory in first:
+                self.show_end(reason.value, trajectory)
         tally_unit(self.tallies, reason, self.record(name).oldest, made)
         self.running.discard(name)
         self.running_age.pop(name, None)
@@ -278,6 +294,18 @@ class LedgerState:
             self._end_whole_trajectory(name, reason, made)
         else:
             self._end_chunk_unit(name, reason, made)
+
+    def show_end(self, kind: str, trajectory: TrajectoryId) -> None:
+        """Keep the end of a trajectory for people to read, if it has one with a reward."""
+        record = self.trajectories.get(trajectory)
+        chunk = self.chunks.get(ChunkId(trajectory, record.next - 1)) if record is not None and record.next else None
+        if chunk is not None and Field.REWARD in chunk.scores:
+            self.show(kind, chunk.blob, chunk.scores[Field.REWARD])
+
+    def show(self, kind: str, blob: bytes, reward: bytes) -> None:
+        """Keep a response for people to read, while there is room."""
+        if len(blob) <= MAX_SHOWN_BYTES and len(self.shown[kind]) < MAX_SHOWN:
+            self.shown[kind].append((blob, reward))
 
     def _spoil(self, name: UnitName, reason: DropReason) -> None:
         if isinstance(name, ChunkId):

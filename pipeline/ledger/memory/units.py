@@ -6,6 +6,7 @@ from pipeline.ledger.memory.records import GroupRecord, TrajectoryRecord
 from pipeline.ledger.memory.state import LedgerState
 from pipeline.ledger.stored import read_scored
 from pipeline.ledger.types import DropReason, EvaluationSample, Refusal, ScoredChunk, Unit
+from protocol.codec import to_blob
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import RewardScore, TrajectoryChunk
 
@@ -137,6 +138,8 @@ def chunks_of(s: LedgerState, name: int | TrajectoryId | ChunkId) -> list[list[S
 def record_sample(s: LedgerState, chunk: ChunkId, score: RewardScore) -> None:
     """Record an evaluation response's sample and forget the response."""
     name = chunk.trajectory
+    if name.member == 0:
+        s.show("evaluation", s.chunks[chunk].blob, to_blob(score))
     t = s.trajectories.pop(name)
     assert t.oldest is not None
     sample = EvaluationSample(name.group, name.member, score.accuracy, score.reward, t.num_tokens, t.oldest, t.newest)

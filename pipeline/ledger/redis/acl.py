@@ -44,6 +44,7 @@ _WORK: Final = (
         "finished_claim:*",
         "evaluation_open",
         "evaluation:*",
+        "shown:*",
     ),
 )
 _LEARNING: Final = (

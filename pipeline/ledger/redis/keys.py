@@ -42,6 +42,7 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:finished`` | zset | those of them that the value worker may claim, by order | while so |
 | ``{run}:finished_claims`` | set | the value worker's claims that are not settled | until settled |
 | ``{run}:finished_claim:<id>`` | zset | trajectories of such a claim, by order | until settled |
+| ``{run}:shown:<kind>`` | list | 16 responses of evaluations, or of groups without signal, to be read | until taken |
 | ``{run}:dead`` | list | dead letters, newest first, at most 1,000 | the run |
 | ``{run}:evaluation_open`` | zset | evaluation trajectories without a holder, by evaluation, prompt and sample | while so |
 | ``{run}:evaluation:<n>`` | hash | request, number of failed responses | the run |

@@ -31,7 +31,7 @@ from pipeline.ledger.redis.views import (
     totals_from,
 )
 from pipeline.ledger.staleness import check_spec, surplus
-from pipeline.ledger.stored import FIELDS, read_chunk, read_overdue, read_scored
+from pipeline.ledger.stored import FIELDS, read_chunk, read_overdue, read_scored, read_shown
 from pipeline.ledger.types import (
     Audit,
     ChunkWrite,
@@ -51,6 +51,7 @@ from pipeline.ledger.types import (
     Refusal,
     Restart,
     ScoredChunk,
+    ShownResponse,
     Totals,
     UnitLetter,
     WriteStatus,
@@ -322,6 +323,15 @@ class RedisLedger:
         """Drop all work that is not trained; return the number of groups."""
         async with self._requests.one_at_a_time() as number:
             return await self._call("cancel", who, request=number, reason=reason.value)
+
+    async def take_shown(self, who: Incarnation) -> tuple[ShownResponse, ...]:
+        """Return responses that are kept for people to read, and forget them."""
+        reply = await self._call("take_shown", who)
+        return tuple(
+            read_shown(kind.decode(), blob, reward)
+            for kind, row in zip(reply[::2], reply[1::2], strict=True)
+            for blob, reward in zip(row[::2], row[1::2], strict=True)
+        )
 
     # -- evaluation ------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ from pipeline.ledger.types import (
     Refusal,
     Restart,
     ScoredChunk,
+    ShownResponse,
     Totals,
     UnitLetter,
     WriteStatus,
@@ -339,6 +340,12 @@ class ShardedLedger:
         """Drop all work that is not trained; return the number of groups."""
         self._shares.clear()
         return sum(await self._home_first(who, lambda _, shard: shard.cancel_in_flight(who, reason)))
+
+    async def take_shown(self, who: Incarnation) -> tuple[ShownResponse, ...]:
+        """Return responses that are kept for people to read, and forget them."""
+        shards = [await self._enter(index, who) for index in range(self.num_shards)]
+        found = await together(shard.take_shown(who) for shard in shards)
+        return tuple(one for some in found for one in some)
 
     # -- evaluation ------------------------------------------------------------------------------
 

@@ -48,8 +48,9 @@ async def mend(connection: PipelinedConnection, of_run: Mapping[str, str]) -> li
     return their names."""
     removed: list[str] = []
     for name, kind in TYPES.items():
+        arguments = {"wanted": kind}
         try:
-            if await SCRIPTS.run(connection, "mend", {"any": of_run[name]}, {"wanted": kind}):
+            if await SCRIPTS.run(connection, "mend", {"any": of_run[name]}, arguments):
                 removed.append(name)
         except NoPermissionError:
             continue

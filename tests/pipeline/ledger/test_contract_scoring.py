@@ -2,17 +2,15 @@
 
 import pytest
 
-from pipeline.ledger.types import (
-    Unit,
-    WriteStatus,
-)
+from pipeline.ledger.types import MAX_SHOWN, EvaluationRequest, Unit, WriteStatus
 from protocol.errors import Fenced
 from protocol.ids import ChunkId, Incarnation, Role, TrajectoryId
-from protocol.trajectory import Field
+from protocol.trajectory import Field, RewardScore
 from tests.pipeline.ledger.builders import (
     GENERATOR,
     LEARNER,
     SCORER,
+    finish,
     make_chunk,
     make_spec,
     reward,
@@ -153,3 +151,31 @@ async def test_work_that_scorers_fail_on_as_often_as_allowed_becomes_a_dead_lett
     assert await ledger.overdue(SCORER, Field.REWARD, max_chunks=9) == []
     other = await ledger.write_chunk(GENERATOR, make_chunk(leases[1].trajectory))
     assert other.status is (WriteStatus.FENCED if unit is Unit.GROUP else WriteStatus.STORED), "one of two is no group"
+
+
+@pytest.mark.parametrize("unit", Unit)
+async def test_responses_that_the_learner_never_claims_can_be_read_once(bench, unit):
+    ledger = await bench.open(make_spec(unit, signal_filter=unit is Unit.GROUP))
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases:
+        chunk = make_chunk(lease.trajectory)
+        await ledger.write_chunk(GENERATOR, chunk)
+        score = RewardScore(reward=-1.0, accuracy=0.0, masked=unit is not Unit.GROUP)
+        await ledger.write_score(SCORER, chunk.id, score)
+    await ledger.request_evaluation(LEARNER, EvaluationRequest(0, 0, 1, 2, 0.0))
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=2)).leases:
+        await finish(ledger, lease)
+    shown = await ledger.take_shown(LEARNER)
+    found = [(one.kind, str(one.chunk.trajectory), one.reward.accuracy) for one in shown]
+    assert found == [("evaluation", "e0.0.0", 1.0), ("no_signal", "t.0.0", 0.0), ("no_signal", "t.0.1", 0.0)]
+    assert await ledger.take_shown(LEARNER) == ()
+
+
+async def test_of_each_kind_a_bounded_number_is_kept_for_reading(bench):
+    ledger = await bench.open(make_spec(Unit.TRAJECTORY, eta=40))
+    leases = (await ledger.lease(GENERATOR, max_trajectories=2 * MAX_SHOWN)).leases
+    assert len(leases) == 2 * MAX_SHOWN
+    for lease in leases:
+        chunk = make_chunk(lease.trajectory)
+        await ledger.write_chunk(GENERATOR, chunk)
+        await ledger.write_score(SCORER, chunk.id, RewardScore(reward=-1.0, accuracy=0.0, masked=True))
+    assert len(await ledger.take_shown(LEARNER)) == MAX_SHOWN

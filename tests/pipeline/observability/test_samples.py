@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.algorithms.batching import TrainingSample
 from pipeline.config.running import SamplesSection
-from pipeline.ledger.types import ClaimedUnit, ScoredChunk
+from pipeline.ledger.types import ClaimedUnit, ScoredChunk, ShownResponse
 from pipeline.observability.samples import SAMPLES_NAME, Samples, kept_updates, read_samples, spread
 from protocol.ids import ChunkId, TrajectoryId
 from protocol.trajectory import Field, FinishReason, Prompt, RewardScore, Segment, TrajectoryChunk
@@ -223,3 +223,22 @@ def test_samples_of_earlier_versions_have_no_tokens_and_are_read(tmp_path: Path)
     del values["tokens"]
     path.write_text(json.dumps(values) + "\n" + json.dumps(values | {"tokens": {"ids": "x"}}) + "\n")
     assert [sample.tokens for sample in read_samples(path)] == [None]
+
+
+def test_responses_that_none_trains_on_are_kept_with_why_beside_those_of_the_update(tmp_path: Path) -> None:
+    def shown(kind: str, number: int) -> ShownResponse:
+        last = _response(number, 0, -1.0, f"{kind} {number}")[-1]
+        score = last.scores[Field.REWARD]
+        assert isinstance(score, RewardScore)
+        return ShownResponse(kind, last.chunk, score)
+
+    others = [shown("evaluation", 1), *(shown("no_signal", n) for n in range(5))]
+    kept = _kept(tmp_path, per_update=2)
+    kept.keep([_group(7, 0.5, -1.0)], 1, 1, (), others)
+    found = [(sample.kind, sample.response) for sample in read_samples(tmp_path / SAMPLES_NAME)]
+    assert found[:3] == [("evaluation", "evaluation 1"), ("no_signal", "no_signal 0"), ("no_signal", "no_signal 1")]
+    assert [kind for kind, _ in found[3:]] == ["trained", "trained"]
+    of_evaluation, dropped, _, trained, _ = read_samples(tmp_path / SAMPLES_NAME)
+    assert "of an evaluation" in of_evaluation.facts and "dropped: no_signal" in dropped.facts
+    assert "evaluation" not in trained.facts and "dropped" not in trained.facts
+    assert kept._updates == [1], "one update, whatever is kept of it"

@@ -204,6 +204,7 @@ async def test_a_run_without_updates_evaluates_its_start_model_and_samples_no_tr
     world = World(tmp_path, monkeypatch, num_updates=0, num_evaluation_prompts=2)
     assert await world.live(Reaper(None))
     assert [(type(row).__name__, row.policy_version) for row in world.history()] == [("EvaluationRow", 0)]
+    assert [sample.kind for sample in read_samples(world.folder / SAMPLES_NAME)] == ["evaluation", "evaluation"]
     assert (await world.ledger.audit()).groups.admitted == 0
     status = await world.registry.run_status()
     assert status is not None and status.state is RunState.FINISHED

@@ -1,7 +1,7 @@
 -- write_score.lua: fill a field of a chunk once; the write that completes a unit makes it ready, or
 -- drops it without signal.
 --
--- Uses     beginning counts leaving names ready
+-- Uses     beginning counts leaving names ready showing
 -- Reads    settings epochs
 -- Writes   chunk:<id> trajectory:<id> group:<n> due:<field> running running_age ready ready_age
 --          counters finished:<id> finished evaluation:<n>:samples, and all that a dropped unit
@@ -30,6 +30,7 @@ if is_evaluation(tid) then
   local t = call('HMGET', tkey, 'tokens', 'oldest', 'newest')
   call('HSET', P .. 'evaluation:' .. string.sub(lane, 2) .. ':samples',
     string.format('%d.%d', prompt, sample), table.concat({ accuracy, reward, t[1], t[2], t[3] }, ' '))
+  if tonumber(sample) == 0 then show('evaluation', call('HGET', ckey, 'blob'), blob) end
   leaving().evaluation(tid, index)
   return 'stored'
 end

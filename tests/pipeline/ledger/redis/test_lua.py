@@ -64,7 +64,7 @@ def arguments(scripts: Scripts, name: str) -> set[str]:
     ("scripts", "files"),
     [
         (LEDGER, [f"pipeline/ledger/redis/{name}.py" for name in ("ledger", "admin", "inspection")]),
-        (REGISTRY, ["pipeline/runtime/registry/redis.py"]),
+        (REGISTRY, [f"pipeline/runtime/registry/{name}.py" for name in ("redis", "redis_heartbeats", "redis_keys")]),
     ],
     ids=["ledger", "registry"],
 )

@@ -1,7 +1,7 @@
 -- leaving.lua: how chunks, trajectories, groups and units leave the ledger. Most calls never need
 -- these functions: they are made when a transition first needs one.
 --
--- Uses     beginning counts holding many names lives tallies versions
+-- Uses     beginning counts holding many names lives showing tallies versions
 
 local left
 local function leaving()
@@ -154,6 +154,13 @@ local function leaving()
   -- dropped, which returns its credit. `made`: updates in the version that its staleness counts
   -- from; nil for the published one.
   local function end_unit(name, reason, made)
+    if reason == 'no_signal' then
+      if S.unit == 'group' then
+        for member = 0, math.min(S.group_size, 2) - 1 do show_trajectory(reason, member_of(name, member)) end
+      else
+        show_trajectory(reason, S.unit == 'trajectory' and name or (chunk_parts(name)))
+      end
+    end
     if reason then
       for _, index in ipairs({ 'running', 'running_age', 'ready', 'ready_age' }) do call('ZREM', P .. index, name) end
       count('used', -WEIGHT)
