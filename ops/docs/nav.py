@@ -78,6 +78,7 @@ BELOW: Final[Mapping[str, Mapping[str, str]]] = {
         "results/watch": "ops/results/watch.md",
         "results/gpu-check": "ops/results/gpu-check.md",
         "results/real-size": "ops/results/real-size.md",
+        "results/smollm2": "ops/results/smollm2.md",
         "results/drills": "ops/results/drills.md",
         "results/mutants": "ops/results/mutants.md",
         "results/trace": "ops/results/trace.md",
