@@ -37,7 +37,7 @@ from workers.observer.own_reports import OwnReports
 from workers.observer.refusals import Refusals
 from workers.observer.replacements import Replacements
 from workers.observer.standing_work import StandingWork
-from workers.observer.verdicts import MissingVerdicts
+from workers.observer.verdicts import MissingVerdicts, SameVerdicts
 
 AWAY_S: Final = 3.0
 """A registry without an answer for so long is an incident."""
@@ -69,6 +69,7 @@ class FleetSuspicions:
         )
         self._replacements, self._refusals, self._reports = Replacements(), Refusals(), OwnReports()
         self._pace, self._loops, self._verdicts = LedgerPace(), MainLoops(), MissingVerdicts()
+        self._same = SameVerdicts()
         self._failures, self._mismatches, self._work = Failures(), Mismatches(), StandingWork()
         self._links: dict[tuple[str, str], str] = {}
         """By worker and kind: the link that is blamed in the worker's place, or ""."""
@@ -113,6 +114,7 @@ class FleetSuspicions:
             *self._loops.look(at_s, beats),
             *self._mismatches.look(now_s, at_s, beats),
             *self._verdicts.look(now_s, at_s, beats),
+            *self._same.look(at_s, beats),
             *self._work.look(at_s, beats),
         ]
         self._refusals.look(now_s, beats)

@@ -1,5 +1,5 @@
-"""Reward workers whose verifiers often give no verdict: they are late, or fail. Pure; times are
-arguments.
+"""Reward workers whose verifiers often give no verdict, since they are late or fail, or give the
+same one for hundreds of responses. Pure; times are arguments.
 
 A response without a verdict is tried again, and then left out of its group. A few are no fault; when
 many tries fail, the verifier or what it asks is at fault, and training loses what it leaves out."""
@@ -19,6 +19,8 @@ MOST_SHARE: Final = 0.1
 FEWEST: Final = 5.0
 """Failed tries below which nothing is named."""
 _MEMORY_S: Final = 60.0
+SAME_VERDICTS: Final = 512
+"""Responses in a row that were all wrong, or that were all right since the worker's start."""
 
 
 class MissingVerdicts:
@@ -50,6 +52,39 @@ class MissingVerdicts:
         bad = {who: one for who, one in recent.items() if one[1] >= FEWEST and one[1] > MOST_SHARE * (one[0] + one[1])}
         self._since_s = {who: self._since_s.get(who, at_s) for who in bad}
         return [_missing(who, *bad[who], self._since_s[who]) for who in bad]
+
+
+class SameVerdicts:
+    """Reward workers that find everything wrong, or everything right. A model that has learned its
+    task is right all the time, but was not from the start."""
+
+    def __init__(self) -> None:
+        self._last_right: dict[Incarnation, tuple[float, float]] = {}
+        """Sum of accuracies, and the responses judged when it last grew."""
+        self._since_s: dict[Incarnation, float] = {}
+
+    def look(self, at_s: float, beats: Sequence[Heartbeat]) -> list[Suspicion]:
+        """Return the reward workers with ``SAME_VERDICTS`` equal verdicts; ``at_s`` by the wall
+        clock."""
+        found: dict[Incarnation, str] = {}
+        last_right: dict[Incarnation, tuple[float, float]] = {}
+        for beat in beats:
+            if beat.who.role is not Role.REWARD:
+                continue
+            judged, accuracy = (beat.counters.get(name, 0.0) for name in ("judged", "judged_accuracy"))
+            before = self._last_right.get(beat.who, (0.0, 0.0))
+            last_right[beat.who] = before = before if accuracy == before[0] else (accuracy, judged)
+            if judged - before[1] >= SAME_VERDICTS:
+                found[beat.who] = f"each of the last {judged - before[1]:,.0f} responses was wrong"
+            elif judged >= SAME_VERDICTS and accuracy == judged:
+                found[beat.who] = f"each of {judged:,.0f} responses was right"
+        self._last_right = last_right
+        self._since_s = {who: self._since_s.get(who, at_s) for who in found}
+        hint = "look at `headrace samples`, and mend data.verifier or take other prompts"
+        return [
+            Suspicion(who.worker, "verdicts", self._since_s[who], f"{words}: {hint}", role=str(Role.REWARD), score=1.0)
+            for who, words in found.items()
+        ]
 
 
 def _counts(beat: Heartbeat) -> tuple[float, float, float]:

@@ -6,7 +6,7 @@ from pipeline.runtime.registry.contract import Heartbeat
 from protocol.ids import Incarnation, Role
 from tests.pipeline.runtime.registries import beat_of
 from workers.observer.suspicions import FleetSuspicions
-from workers.observer.verdicts import MissingVerdicts
+from workers.observer.verdicts import SAME_VERDICTS, MissingVerdicts, SameVerdicts
 
 
 def beat(judged: float, failed: float, late: float = 0.0, role: Role = Role.REWARD) -> Heartbeat:
@@ -35,4 +35,35 @@ def test_the_observer_suspects_such_a_worker() -> None:
     fleet = FleetSuspicions()
     fleet.look(1.0, 1.0, [beat(0, 0)], published=0)
     _, found = fleet.look(2.0, 2.0, [beat(10, 10)], published=0)
+    assert "verdicts" in {one.kind for one in found}
+
+
+def judged(num: float, right: float) -> Heartbeat:
+    counters = {"judged": num, "judged_accuracy": right}
+    return beat_of(Incarnation(Role.REWARD, "reward-0", 1), counters=counters, links=())
+
+
+def test_a_verifier_that_finds_hundreds_of_responses_in_a_row_wrong_is_named_until_one_is_right() -> None:
+    same = SameVerdicts()
+    assert not same.look(100.0, [judged(SAME_VERDICTS - 1, 0.0)])
+    (found,) = same.look(101.0, [judged(SAME_VERDICTS + 88, 0.0)])
+    assert (found.component, found.kind, found.since_s) == ("reward-0", "verdicts", 101.0)
+    assert "each of the last 600 responses was wrong" in found.sentence
+    assert not same.look(102.0, [judged(SAME_VERDICTS + 100, 0.5)])
+    (again,) = same.look(200.0, [judged(2 * SAME_VERDICTS + 100, 0.5)])
+    assert again.since_s == 200.0
+
+
+def test_a_verifier_that_never_found_anything_wrong_is_named_and_a_model_that_has_learned_is_not() -> None:
+    (found,) = SameVerdicts().look(1.0, [judged(700, 700.0)])
+    assert "each of 700 responses was right" in found.sentence
+    learned = SameVerdicts()
+    for right in range(2000):
+        assert not learned.look(float(right), [judged(100.0 + right, float(right))])
+    other = beat_of(Incarnation(Role.VALUE, "value", 1), counters={"judged": 9999.0}, links=())
+    assert not SameVerdicts().look(1.0, [other])
+
+
+def test_the_observer_suspects_one_verdict_throughout() -> None:
+    _, found = FleetSuspicions().look(1.0, 1.0, [judged(600, 0.0)], published=0)
     assert "verdicts" in {one.kind for one in found}
