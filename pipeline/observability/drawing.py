@@ -5,6 +5,7 @@ matplotlib draws them; it comes with the extra ``charts``."""
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ _VARIABLES = {_INK: "--ink", _SOFT: "--soft", _GRID: "--grid"} | {
 }
 """A colour's name on a page, which gives it another value on a dark screen."""
 
+_LARGEST = 1e100
+"""Above, matplotlib's arithmetic of an axis overflows."""
+
 Draw = Callable[["Axes"], None]
 
 
@@ -34,7 +38,9 @@ def can_draw() -> bool:
 
 
 def lines(axes: Axes, at: Sequence[float], found: Mapping[str, Sequence[float]], *, from_zero: bool = False) -> None:
-    """Draw one line a name; ``from_zero`` begins the axis at 0."""
+    """Draw one line a name; ``from_zero`` begins the axis at 0. Numbers that an axis cannot hold leave
+    a gap."""
+    found = {name: [value if abs(value) < _LARGEST else math.nan for value in values] for name, values in found.items()}
     for (name, values), colour in zip(found.items(), COLOURS, strict=False):
         axes.plot(at, values, marker=marker(at), color=colour, lw=1.2, label=name)
     if from_zero:

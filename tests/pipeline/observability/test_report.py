@@ -109,6 +109,12 @@ def test_a_run_of_any_length_with_or_without_evaluation_has_a_page(
     assert ("Evaluations on held-out prompts" in page) == evaluated
 
 
+def test_numbers_too_large_to_draw_leave_a_gap_and_end_no_page(tmp_path: Path) -> None:
+    rows = [replace(update_row(n), loss=loss, grad_norm=loss) for n, loss in enumerate((1.0, 1e308, -1e308, 2.0), 1)]
+    page = _page(_run(tmp_path, *rows))
+    assert "<svg" in page and "Loss" in page
+
+
 FIGURES = {
     "reference_kl": 0.01,
     "behavior_kl": 0.02,
