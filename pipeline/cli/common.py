@@ -45,7 +45,7 @@ set_option = click.option(
 _RUN_HELP = "The run's folder; also taken without --run. Default: the newest under ./runs."
 _RUN_OPTION = click.option("--run", "named_run", type=PATH, metavar="RUN", help=_RUN_HELP)
 Command = Callable[..., Any]
-_LEAST_DATE_S = 5e8
+_LEAST_DATE_S, _MOST_DATE_S = 5e8, 1e11
 """A table whose times are larger counts from 1970; this is in 1985."""
 
 
@@ -126,7 +126,7 @@ def echo_json(value: Any, *, is_line: bool = False) -> None:
 
 def moment(at_s: float, digits: int = 0) -> str:
     """Return a time of a table in words: seconds, or date and time when they count from 1970."""
-    if at_s < _LEAST_DATE_S:
+    if not _LEAST_DATE_S <= at_s <= _MOST_DATE_S:
         return f"{at_s:.{digits}f} s"
     import datetime
 

@@ -33,6 +33,8 @@ _EMPTY_WORDS = ("", "nan", "null", "none", "na", "n/a", "-")
 _TRUE_WORDS = ("true", "1", "1.0", "yes", "t", "y", "ok")
 _FALSE_WORDS = ("false", "0", "0.0", "no", "f", "n")
 _SHOWN_CHARS = 40
+_MOST_S = 1e11
+"""Seconds since 1970, in the year 5138. Milliseconds are above since 1973."""
 
 
 class Cell(StrEnum):
@@ -40,7 +42,7 @@ class Cell(StrEnum):
 
     TEXT = "text"
     NUMBER = "a number"
-    SECONDS = "a finite number of seconds, or a date and time"
+    SECONDS = "seconds (or milli-, micro- or nanoseconds since 1970) before the year 5000, or a date and time"
     FLAG = "true or false"
 
 
@@ -358,10 +360,12 @@ def _numbers(source: _CsvFile | _ParquetFile, column: Column, array: Any) -> NDA
         text = pc.utf8_lower(pc.utf8_trim_whitespace(_as_text(source, column, array))).combine_chunks()
         values = _parsed(source, column, text)
     empty = np.isnan(values)
+    wrong = np.zeros(len(values), bool)
     if column.kind is Cell.FLAG:
         wrong = ~empty & (values != 0) & (values != 1)
-    else:
-        wrong = ~np.isfinite(values) & ~empty if column.kind is Cell.SECONDS else np.zeros(len(values), bool)
+    elif column.kind is Cell.SECONDS:
+        values = values / _per_second(values)
+        wrong = ~(np.abs(values) <= _MOST_S) & ~empty
     if column.default is None:
         wrong |= empty
     if wrong.any():
@@ -370,6 +374,15 @@ def _numbers(source: _CsvFile | _ParquetFile, column: Column, array: Any) -> NDA
     if column.default is not None:
         values[empty] = float(column.default)
     return values
+
+
+def _per_second(times: NDArray[np.float64]) -> float:
+    """Return the ticks a second of a column of times: so many since 1970 that they can be no seconds
+    are milli-, micro- or nanoseconds."""
+    if not np.isfinite(times).any():
+        return 1.0
+    least = float(np.nanmin(np.abs(times)))
+    return next((ticks for ticks in (1e9, 1e6, 1e3) if least > _MOST_S * ticks / 1e3), 1.0)
 
 
 def _parsed(source: _CsvFile | _ParquetFile, column: Column, text: Any) -> NDArray[np.float64]:

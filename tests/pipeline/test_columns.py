@@ -86,7 +86,7 @@ def test_dates_are_seconds_since_1970_in_both_formats(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ("1,a\nsoon,b\n", "row 3, column time_s: 'soon'; expected a finite number of seconds"),
+        ("1,a\nsoon,b\n", "row 3, column time_s: 'soon'; expected seconds (or milli-, micro- or nanoseconds"),
         ("1,a\n\n\n,b\n", "row 5, column time_s: an empty cell"),
         ("inf,a\n", "row 2, column time_s: 'inf'"),
         ('1,"two\nlines"\n2,\n', "row 4, column worker: an empty cell; expected text"),
@@ -136,3 +136,16 @@ def test_a_table_without_rows_is_a_table(tmp_path: Path) -> None:
     table = read_columns(csv_file(tmp_path, "time_s,worker\n"), WANTED)
     assert table.num_rows == 0
     assert table.texts["role"].array().tolist() == []
+
+
+@pytest.mark.parametrize("ticks", [1, 10**3, 10**6, 10**9])
+def test_ticks_since_1970_are_read_as_seconds(tmp_path: Path, ticks: int) -> None:
+    begin = 1_795_000_000
+    path = csv_file(tmp_path, "time_s,worker\n" + "".join(f"{(begin + n) * ticks},a\n" for n in range(3)))
+    np.testing.assert_allclose(read_columns(path, WANTED).numbers["time_s"], [begin, begin + 1, begin + 2], atol=1e-5)
+
+
+@pytest.mark.parametrize("absurd", ["1e300", "-1e300", "inf", "9e25", "1e12"])
+def test_an_absurd_time_among_others_is_refused_by_its_row(tmp_path: Path, absurd: str) -> None:
+    said = refusal(csv_file(tmp_path, f"time_s,worker\n1,a\n{absurd},a\n"))
+    assert "row 3" in said and "column time_s" in said and "year 5000" in said
