@@ -32,6 +32,10 @@ _MAX_TALLY_BYTES: Final = 64
 _MAX_TALLIES: Final = 256
 _MAX_ENDED: Final = 256
 _MAX_FILE_BYTES: Final = 32 << 20
+_MAX_NAME_BYTES: Final = 200
+"""Of a file; file systems take 255."""
+_MAX_FILES: Final = 4096
+"""Logs of joined hosts in a run's folder, and as many tallies."""
 _LOG = re.compile(r"(?P<worker>.+)\.(?:jsonl|out)")
 _OFFSETS: Final = "home.json"
 _ALONE: Final = frozenset({str(Role.SUPERVISOR), str(Role.LEARNER), str(Role.VALUE), str(Role.OBSERVER), "starter"})
@@ -149,7 +153,7 @@ class HomeWriter:
             return HomeEntry()
         written = list[HomePiece]()
         for piece in entry.pieces:
-            if is_joined(self._run_dir, piece.worker) and len(piece.data) <= MAX_ENTRY_BYTES:
+            if self._is_wanted(piece):
                 self._append(piece)
                 written.append(piece)
             else:
@@ -161,6 +165,12 @@ class HomeWriter:
         """Record how far each log has come, so that a repeat writes nothing twice. Raises
         OSError."""
         write_private(self._run_dir / _OFFSETS, msgspec.json.encode(self._offsets))
+
+    def _is_wanted(self, piece: HomePiece) -> bool:
+        if len(piece.name.encode()) > _MAX_NAME_BYTES or not is_joined(self._run_dir, piece.worker):
+            return False
+        has_room = piece.name in self._offsets or len(self._offsets) < _MAX_FILES
+        return has_room and piece.offset >= 0 and len(piece.data) <= MAX_ENTRY_BYTES
 
     def _append(self, piece: HomePiece) -> None:
         path, (known, expected) = self._run_dir / "logs" / piece.name, self._offsets.get(piece.name, (0, 0))
@@ -179,10 +189,14 @@ class HomeWriter:
     def _put_tallies(self, tallies: Mapping[str, bytes]) -> None:
         folder = self._run_dir / TALLIES
         folder.mkdir(mode=0o700, exist_ok=True)
+        there = {path.name for path in folder.iterdir()} if tallies else set[str]()
         for name, content in tallies.items():
             worker, _, epoch = name.rpartition(".")
-            if is_joined(self._run_dir, worker) and epoch.isdecimal() and len(content) <= _MAX_TALLY_BYTES:
+            fits = len(name.encode()) <= _MAX_NAME_BYTES and len(content) <= _MAX_TALLY_BYTES
+            has_room = name in there or len(there) < _MAX_FILES
+            if fits and has_room and epoch.isdecimal() and is_joined(self._run_dir, worker):
                 write_private(folder / name, content)
+                there.add(name)
 
 
 def is_joined(run_dir: Path, worker: str) -> bool:

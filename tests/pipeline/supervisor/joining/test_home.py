@@ -123,3 +123,25 @@ def test_an_entry_reaches_no_other_file_and_no_log_of_this_hosts_workers(run_dir
     writer.write(b"no entry at all")
     (run_dir / TALLIES).rmdir()
     assert sorted(run_dir.parent.rglob("*")) == before
+
+
+def test_a_name_that_no_file_system_takes_blocks_no_other_entry(run_dir: Path) -> None:
+    long = HomePiece(f"{'g' * 400}.jsonl", 1, 0, b"a\n")
+    before = HomePiece(f"{NAME}.jsonl", 1, -5, b"b\n")
+    good = HomePiece(f"{NAME}.out", 1, 0, b"c\n")
+    tallies = {f"{NAME}.{'1' * 400}": b"x", f"{NAME}.4": b"y"}
+    written = HomeWriter(run_dir).write(msgspec.msgpack.encode(HomeEntry((long, before, good), tallies)))
+    assert written.pieces == (good,)
+    assert [path.name for path in (run_dir / "logs").iterdir()] == [f"{NAME}.out"]
+    assert [path.name for path in (run_dir / TALLIES).iterdir()] == [f"{NAME}.4"]
+
+
+def test_the_number_of_files_of_joined_hosts_is_bounded(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.supervisor.joining.home._MAX_FILES", 3)
+    writer = HomeWriter(run_dir)
+    for number in range(5):
+        piece = HomePiece(f"generator-{number}.out", 1, 0, b"a\n")
+        writer.write(msgspec.msgpack.encode(HomeEntry((piece,), {f"generator-{number}.1": b"x"})))
+    assert len(list((run_dir / "logs").iterdir())) == len(list((run_dir / TALLIES).iterdir())) == 3
+    more = HomePiece("generator-0.out", 1, 2, b"b\n")
+    assert writer.write(msgspec.msgpack.encode(HomeEntry((more,)))).pieces == (more,), "known files go on"
