@@ -9,12 +9,15 @@ import asyncio
 import errno
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import ClassVar, Final
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pipeline.operator.web.app import ServedRuns, build_app
 from pipeline.operator.web.guard import RequestRules, check_place, is_loopback, kept_token, new_token, own_names
@@ -25,6 +28,10 @@ _MAX_CONNECTIONS: Final = 256
 _UNSENT_MS: Final = 20_000
 """A connection whose peer takes nothing for this long is closed by the system."""
 _END_S: Final = 3
+_REQUEST_S: Final = 20.0
+"""From a connection's first moment, or a request's first byte, to the request's end."""
+_MAX_OF_ADDRESS: Final = 64
+"""Connections of one address; a browser opens six."""
 
 
 def serve(folder: Path, *, host: str, port: int, token_file: Path | None, say: Callable[[str], object]) -> None:
@@ -85,13 +92,58 @@ async def _serve(listening: socket.socket, folder: Path, rules: RequestRules) ->
         server_header=False,
         proxy_headers=False,
         loop="asyncio",
-        http="h11",
+        http=PageConnection,
         ws="none",
         lifespan="on",
         limit_concurrency=_MAX_CONNECTIONS,
         timeout_graceful_shutdown=_END_S,
     )
     await _PageServer(config, runs).serve(sockets=[listening])
+
+
+class PageConnection(H11Protocol):
+    """A connection that is closed when it is one too many of its address, or sends no whole request in
+    time. uvicorn alone waits for the first request, or for the rest of one, without end."""
+
+    _of_address: ClassVar[Counter[str]] = Counter()
+    _address = ""
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the connection, or refuse it."""
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        self._of_address[self._address] += 1
+        if self._of_address[self._address] > _MAX_OF_ADDRESS:
+            transport.abort()
+        else:
+            self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count the connection no more."""
+        super().connection_lost(exc)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._of_address[self._address] -= 1
+        if self._of_address[self._address] <= 0:
+            del self._of_address[self._address]
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of a request; the first ones begin its time."""
+        if self._deadline is None:
+            self._await_request()
+        super().data_received(data)
+
+    def _await_request(self) -> None:
+        self._deadline = self.loop.call_later(_REQUEST_S, self._end_unless_whole)
+
+    def _end_unless_whole(self) -> None:
+        self._deadline = None
+        is_partial = self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        # between two requests uvicorn's own, shorter time runs
+        if self.cycle is None or (is_partial and not is_answering) or self.conn.their_state is h11.SEND_BODY:
+            self.transport.abort()
 
 
 class _PageServer(uvicorn.Server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -11,15 +12,17 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn
 from click.testing import CliRunner
 
 from pipeline.cli import headrace
 from pipeline.operator.web import serving
-from pipeline.operator.web.serving import listen
+from pipeline.operator.web.serving import PageConnection, listen
 from protocol.errors import ConfigError
 from tests.pipeline.operator.web.served import write_files
 
@@ -128,3 +131,63 @@ def test_a_token_file_keeps_the_token_out_of_what_is_printed(tmp_path: Path) -> 
     with dashboard(tmp_path, "--port", "0", "--token-file", str(path)) as (_, lines):
         assert path.read_text().strip() not in "\n".join(lines)
         assert f"(the token is in {path})" in lines[0]
+
+
+@contextlib.asynccontextmanager
+async def served_page() -> AsyncIterator[int]:
+    """A server of one answer, on connections of the page's; its port."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    with listen("127.0.0.1", 0) as listening:
+        config = uvicorn.Config(app, http=PageConnection, ws="none", lifespan="off", log_config=None)
+        server = uvicorn.Server(config)
+        async with asyncio.TaskGroup() as tasks:
+            serving_it = tasks.create_task(server._serve(sockets=[listening]))
+            try:
+                yield listening.getsockname()[1]
+            finally:
+                server.should_exit = True
+                await serving_it
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nab"])
+async def test_a_connection_without_a_whole_request_is_closed_in_time(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "_REQUEST_S", 0.3)
+    async with served_page() as port, asyncio.timeout(20.0):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+        whole, asking = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            asking.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await whole.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(0.4)
+        asking.close()
+
+
+async def test_connections_of_one_address_are_capped_and_count_no_more_when_they_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "_MAX_OF_ADDRESS", 2)
+    async with served_page() as port, asyncio.timeout(20.0):
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        for _, other in [*opened, (reader, writer)]:
+            other.close()
+        while PageConnection._of_address:  # noqa: ASYNC110  the transport tells nobody that it has ended
+            await asyncio.sleep(0.01)
+        again, asking = await asyncio.open_connection("127.0.0.1", port)
+        asking.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await again.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        asking.close()
