@@ -215,8 +215,8 @@ def fenced_is_powerless(events: Sequence[Event], limits: Limits) -> Found:
     for event in events:
         match event:
             case Epoch(worker, epoch):
-                if epoch <= epochs.get(worker, 0):
-                    yield f"epoch of {worker} went from {epochs[worker]} to {epoch}"
+                if epoch <= (before := epochs.get(worker, 0)):
+                    yield f"epoch of {worker} went from {before} to {epoch}"
                 epochs[worker] = epoch
             case Stored() | Held() | Beat():
                 yield from _fenced(event.who, event, epochs)

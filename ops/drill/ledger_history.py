@@ -115,11 +115,8 @@ class LedgerHistory:
         match word, kind:
             case "HSET", "spec":
                 state.spec |= {k.decode(): v.decode() for k, v in _pairs(arguments)}
-            case (("HINCRBY" | "HSET"), "epochs"):
-                worker, value = arguments[0].decode(), int(arguments[1])
-                before = state.counters.get(f"epoch {worker}", 0) if word == "HINCRBY" else 0
-                state.counters[f"epoch {worker}"] = before + value
-                yield Epoch(worker, before + value)
+            case "HSET", "epochs":
+                yield Epoch(arguments[0].decode(), int(arguments[1]))
             case "HSET", "heartbeats":
                 beat = msgspec.json.decode(arguments[1], type=Heartbeat)
                 yield Beat(str(beat.who), beat.pid, int(beat.counters.get("live", 0)), beat.rss_bytes)

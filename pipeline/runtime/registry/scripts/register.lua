@@ -32,8 +32,8 @@ if had_endpoint == 1 then
 end
 -- the least epoch stands there since the epochs were lost (see mend.lua)
 local newest = newest_epoch(epochs, redis.call('HEXISTS', epochs, worker) == 1 and worker or '')
-redis.call('HSET', epochs, worker, newest ~= '' and newest or epoch_by_time())
-local epoch = redis.call('HINCRBY', epochs, worker, 1)
+local epoch = (newest ~= '' and newest or epoch_by_time()) + 1
+redis.call('HSET', epochs, worker, string.format('%.0f', epoch))
 if begins then
   redis.call('ZADD', seen, redis.call('TIME')[1], worker)
 end
