@@ -3,7 +3,6 @@ component is. How soon, `headrace bench trace` measures."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -11,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ops.drill.orders import FOLDER, write_orders
 from pipeline.incidents.file import RunIncidents
 from pipeline.ledger.address import read_address
-from tests.integration import hanging_verifier
-from tests.integration.fleet import EMULATED, RunningFleet, fleet
+from tests.integration.fleet import EMULATED, ROOT, RunningFleet, fleet
 from tests.mute import keep_busy
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -24,25 +23,15 @@ PATIENT = (
     "supervisor.silent_after_s=300",
     "supervisor.stopped_after_s=300",
     "supervisor.stuck_after_s=300",
-    "reward.timeout_s=300",
     "ledger.scoring_deadline_s=300",
     "algorithm.groups_per_update=4",
 )
 """Settings by which no fault of the test ends by itself, however busy the machine."""
-TRUSTED = f"reward.verifiers=['{hanging_verifier.NAME}']"
 NAMED_WITHIN_S = 45.0
 MUTE_S = 50.0
 """The supervisor starts a mute ledger server anew after a minute."""
 NUM_MOMENTS = 10
 """That the observer sees a fleet at work in: what a role usually takes is known then."""
-
-
-def prompts(folder: Path) -> tuple[Path, Path]:
-    """Return a file of prompts whose verifier hangs, and the file that makes it hang."""
-    path, switch = folder / "prompts.jsonl", folder / "hangs"
-    row = {"prompt": "1+1=", "answer": "2", "verifier": hanging_verifier.NAME, "switch": str(switch)}
-    path.write_text("".join(json.dumps({**row, "prompt": f"{n}+1="}) + "\n" for n in range(512)))
-    return path, switch
 
 
 def kinds(run: RunningFleet) -> dict[str, tuple[str, ...]]:
@@ -57,22 +46,26 @@ def num_moments(run: RunningFleet) -> float:
     return run.workers().get("observer", {}).get("counters", {}).get("moments", 0)
 
 
-def test_a_frozen_generator_a_hung_scorer_and_a_mute_ledger_are_named_alone(tmp_path: Path) -> None:
-    data, switch = prompts(tmp_path)
-    with fleet(tmp_path, *EMULATED, *PATIENT, f"data.train=['{data}']", TRUSTED) as run:
+def test_a_frozen_generator_a_hung_scorer_and_a_mute_ledger_are_named_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = tmp_path / "orders"
+    monkeypatch.setenv(FOLDER, str(orders))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'ops' / 'drill' / 'shim'}{os.pathsep}{ROOT}")
+    with fleet(tmp_path, *EMULATED, *PATIENT, charts=True) as run:
         run.wait_until(lambda: run.num_updates() >= 2, "updates")
         begun = num_moments(run)
         run.wait_until(lambda: num_moments(run) >= begun + NUM_MOMENTS, "the usual pace")
         assert kinds(run) == {}
         frozen = run.workers()["generator-1"]["pid"]
         os.kill(frozen, signal.SIGSTOP)
-        switch.touch()
+        write_orders(orders, "reward-0", {"hang": True})
         try:
             run.wait_until(lambda: kinds(run).keys() >= {"generator-1", "reward-0"}, "both", NAMED_WITHIN_S)
             assert run.wait_until(lambda: stands(run, "reward-0"), "stacks")[0].startswith("reward-0 stands in ")
         finally:
             os.kill(frozen, signal.SIGCONT)
-            switch.unlink()
+            write_orders(orders, "reward-0", {})
         found = kinds(run)
         assert found["generator-1"] == ("silent",)
         assert set(found["reward-0"]) <= {"stuck", "hung"}

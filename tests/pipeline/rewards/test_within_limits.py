@@ -11,7 +11,7 @@ import pytest
 from pipeline.config.learning import RewardSection
 from pipeline.process.work import Meter, listening
 from pipeline.rewards.pool import VerifierPool
-from pipeline.rewards.verifier import Response, Verdict
+from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind
 
 SLOW = """import time
 
@@ -53,8 +53,7 @@ async def test_a_verifier_that_keeps_no_limit_is_no_work_after_it(tmp_path: Path
         async with VerifierPool(RewardSection(timeout_s=1.0, path=(tmp_path,)), configured=("endless:judge",)) as pool:
             response = Response(verifier="endless:judge", response_text="r", answer="a")
             (late,) = await pool.score([response])
-            assert isinstance(late, Verdict)
-            assert not late.judged
+            assert isinstance(late, VerifierFailure) and late.kind is VerifierFailureKind.LATE
             steps = meter.report().steps
             await asyncio.sleep(2.5)
     assert meter.report().steps == steps

@@ -23,7 +23,8 @@ class CriticWorld(World):
 
     opens_after = 2 * BATCH
     """Trajectories that are dropped before; -1 for never."""
-    most_dropped = 8 * BATCH
+    most_dropped = 250 * BATCH
+    """How many batches a machine drops between two looks at the critic depends on its speed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
