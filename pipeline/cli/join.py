@@ -105,9 +105,9 @@ def join(
     if not allow_plaintext:
         refuse_plaintext(url, "give --allow-plaintext")
     run, wanted = _named(token, run_name, role)
-    if name and (count > 1 or not is_worker_name(name)):
+    if name and (count > 1 or not is_worker_name(name) or not name.startswith(f"{wanted}-")):
         raise click.UsageError(
-            f"--name {name!r:.80} cannot name {count} workers; expected --count 1 and a name as generator-2"
+            f"--name {name!r:.80} cannot name {count} {wanted} workers; expected --count 1 and a name as {wanted}-2"
         )
     with claimed_folder((base or default_base()).absolute(), run, wanted, name) as folder:
         url = _with_token(url, token, folder)

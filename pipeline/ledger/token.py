@@ -30,6 +30,9 @@ _SECRET = re.compile(r"[A-Za-z0-9_-]{32,128}")
 class Token(msgspec.Struct, frozen=True, kw_only=True):
     """The permission of a host to join: run, role, and a user of the ledger's servers.
 
+    The id begins with the role and names the user, whose rules are that role's. So a file in which
+    the role was changed is refused, and one in which both were is of no user.
+
     Example: ``Token(run="demo", role=Role.GENERATOR, id="generator-3f9a1c07", secret=...)``."""
 
     run: str
@@ -43,7 +46,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def user(self) -> str:
-        """The token's user on the ledger's server."""
+        """The token's user on a ledger's server, where the run is in database 0."""
         return user_name(self.run, self.id)
 
     def __repr__(self) -> str:
@@ -51,9 +54,16 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
         return f"Token(run={self.run!r}, role={self.role.value!r}, id={self.id!r})"
 
 
-def user_name(run: str, token_id: str) -> str:
-    """Return the name of a token's user on the ledger's server."""
-    return f"headrace:{run}:{token_id}"
+def user_name(run: str, token_id: str, database: int = 0) -> str:
+    """Return the name of a token's user on a ledger's server that has the run in ``database``.
+
+    Users belong to a whole server. Two of its databases may have a run of the same name."""
+    return f"headrace:{run}{f'/{database}' if database else ''}:{token_id}"
+
+
+def is_id_of(token_id: str, role: Role) -> bool:
+    """Return whether a token of ``role`` can have this id."""
+    return _ID.fullmatch(token_id) is not None and token_id.startswith(f"{role.value}-")
 
 
 def read_token(path: Path) -> Token:
@@ -75,12 +85,12 @@ def read_token(path: Path) -> Token:
     try:
         token = msgspec.json.decode(data, type=Token)
     # The error can repeat a part of the file, so it is left out.
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         raise ConfigError(f"token file {path} holds no join token; {again}") from None
     checks = {
         "run": is_worker_name(token.run),
         "role": token.role in ROLES,
-        "id": _ID.fullmatch(token.id) is not None,
+        "id": is_id_of(token.id, token.role),
         "secret": _SECRET.fullmatch(token.secret) is not None,
     }
     if wrong := [name for name, is_good in checks.items() if not is_good]:

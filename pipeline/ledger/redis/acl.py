@@ -3,7 +3,11 @@
 A user reads all keys of its run but the tokens, and of no other run. It writes what its role
 writes, also inside scripts. So only a learner's token can publish weights, claim, settle and end
 the run. Roles share the work's own keys: the server does not keep a generator from writing scores.
-Redis 6.2 does not distinguish reads from writes. There a user may write all that it may read."""
+Redis 6.2 does not distinguish reads from writes. There a user may write all that it may read.
+
+Users and their rules are a whole server's, for all its databases. A user selects its run's database
+alone. But a connection begins in database 0: a user of a run in another one reaches the keys of a
+run of the same name there, unless the server's rules name databases (Valkey 9.1)."""
 
 from __future__ import annotations
 
@@ -78,7 +82,15 @@ OWNERS: Final = ("spec", "settings", "settings_changes", "fleet", "manifest", "k
 
 
 def user_rules(
-    run: str, token_id: str, role: Role, digests: Iterable[str], *, commands: Iterable[str], tells_reads: bool
+    run: str,
+    token_id: str,
+    role: Role,
+    digests: Iterable[str],
+    *,
+    database: int,
+    commands: Iterable[str],
+    tells_reads: bool,
+    tells_databases: bool,
 ) -> list[str]:
     """Return the arguments of ACL SETUSER behind the user's name; they replace what it had.
 
@@ -87,13 +99,26 @@ def user_rules(
         token_id: Its own host keys are writable, no other token's.
         role: Decides which keys it writes.
         digests: SHA-256 of the secrets that are accepted, in hex.
+        database: The run's, the only one that it may select.
         commands: Those of ``COMMANDS`` that the server knows.
-        tells_reads: Whether the server distinguishes reads from writes: Redis 7, Valkey."""
+        tells_reads: Whether the server distinguishes reads from writes: Redis 7, Valkey.
+        tells_databases: Whether its rules name databases: Valkey 9.1."""
     prefix = keys.prefix(run)
     if tells_reads:
         written = (*WRITTEN[role], f"keys:{token_id}")
         patterns = [f"%R~{prefix}*", *(f"~{prefix}{name}" for name in written)]
     else:
         patterns = [f"~{prefix}*"]
-    allowed = [f"+{command}" for command in commands]
-    return ["reset", "on", *(f"#{digest}" for digest in digests), *patterns, "resetchannels", "-@all", *READS, *allowed]
+    allowed = [f"+select|{database}" if command == "select" else f"+{command}" for command in commands]
+    databases = [f"db={database}"] if tells_databases else []
+    return [
+        "reset",
+        "on",
+        *(f"#{digest}" for digest in digests),
+        *patterns,
+        *databases,
+        "resetchannels",
+        "-@all",
+        *READS,
+        *allowed,
+    ]

@@ -32,8 +32,9 @@ from protocol.errors import ConfigError
 class _TokenFile(CredentialProvider):
     """User and secret of a token file, read again for each connection."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, run_database: Callable[[], int]) -> None:
         self._path = path
+        self._run_database = run_database
         self._user = "no token yet"
 
     def __str__(self) -> str:
@@ -41,11 +42,11 @@ class _TokenFile(CredentialProvider):
 
     def get_credentials(self) -> tuple[str, str]:
         """Return user and secret. Raises ConfigError."""
-        from pipeline.ledger.token import read_token
+        from pipeline.ledger.token import read_token, user_name
 
         token = read_token(self._path)
-        self._user = token.user
-        return token.user, token.secret
+        self._user = user_name(token.run, token.id, self._run_database())
+        return self._user, token.secret
 
     async def get_credentials_async(self) -> tuple[str, str]:
         """Return user and secret. Raises ConfigError."""
@@ -202,6 +203,15 @@ def call_timeouts(client: redis.asyncio.Redis) -> CallTimeouts:
     return cast("Any", client.connection_pool).timeouts
 
 
+def database_of(client: redis.asyncio.Redis) -> int:
+    """Return the number of the database that a client of ``connect`` selects."""
+    return _database_of(client.connection_pool)
+
+
+def _database_of(pool: Any) -> int:
+    return int(pool.connection_kwargs.get("db") or 0)
+
+
 def is_of_cluster(client: redis.asyncio.Redis) -> bool:
     """Return whether a client of ``connect`` goes to the node of a Cluster that has the run."""
     return issubclass(cast("Any", client.connection_pool).connection_class, _Node)
@@ -254,7 +264,7 @@ def connect(
     if not url.startswith("unix://"):
         settings |= {"socket_connect_timeout": timeout_s, "socket_keepalive": True}
     if token_file is not None:
-        settings["credential_provider"] = _TokenFile(token_file)
+        settings["credential_provider"] = _TokenFile(token_file, lambda: _database_of(pool))
     elif password is not None:
         settings["password"] = password
     if client_name is not None:

@@ -4,6 +4,10 @@ The records in the ledger are the truth; the server's users are made from them. 
 started anew, or has become the master, has no such users. ``keep`` makes them again, and removes
 those without a record. Records hold digests of secrets, never a secret.
 
+A server's users are of all its databases, so a user's name has the run's, but 0. Where the server's
+rules name no databases, a run has no tokens beside one of the same name in database 0, whose keys
+they would reach.
+
 In a Cluster all nodes get the users: a worker's first connection goes to any node of its URL. So do
 all servers of a run over several. The records are on its home alone.
 
@@ -22,16 +26,17 @@ from typing import Any
 
 import msgspec
 import redis.asyncio
+import structlog
 from redis import exceptions
 
 from pipeline.ledger.redis import keys
 from pipeline.ledger.redis.acl import COMMANDS, user_rules
-from pipeline.ledger.redis.client import client_of_node, is_of_cluster
+from pipeline.ledger.redis.client import client_of_node, database_of, is_of_cluster
 from pipeline.ledger.redis.cluster import Place, other_nodes
 from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.ledger.redis.permitted_keys import REVOKED
-from pipeline.ledger.token import ROLES, Token, user_name
+from pipeline.ledger.token import ROLES, Token, is_id_of, user_name
 from protocol.errors import ConfigError, LedgerError
 from protocol.ids import Role
 
@@ -39,6 +44,11 @@ _ID_BYTES = 4
 _SECRET_BYTES = 32
 _NODE_S = 1.0
 """Patience with another node of a Cluster."""
+_IS_IN_FIRST = "redis.call('SELECT', 0) return redis.call('EXISTS', KEYS[1])"
+"""A script's SELECT ends with it."""
+
+
+_log = structlog.get_logger(__name__)
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +87,7 @@ class TokenRow:
 
 
 class AclRefused(ConfigError):
-    """The ledger's server permits no ACL commands to this user."""
+    """The ledger's server permits no ACL commands to this user, or cannot keep two runs apart."""
 
 
 class TokenAdmin:
@@ -91,6 +101,7 @@ class TokenAdmin:
         self._home = _Server(client, run)
         self._connection = self._home.connection
         self._further = tuple(_Server(other, run, name=name) for name, other in further)
+        self._left_out: set[str] = set()
         self.unreached: tuple[str, ...] = ()
         """Servers beside the home where the last change failed; ``keep`` repeats it."""
 
@@ -152,10 +163,11 @@ class TokenAdmin:
     async def revoke(self, token_id: str) -> tuple[str, ...]:
         """Remove a token, its user and its hosts' keys; return the workers that it had connected.
 
-        The server ends the user's connections. Raises ConfigError for an unknown token."""
-        await self._record(token_id)
-        user = user_name(self._run, token_id)
-        workers = tuple(dict.fromkeys(name for of, name in await self._home.connected() if of == user and name))
+        The server ends the user's connections. Of workers, those of its role: a host may give its
+        connections any name. Raises ConfigError for an unknown token."""
+        role = (await self._record(token_id)).role
+        connected = await self._home.connected()
+        workers = tuple(dict.fromkeys(name for of, name in connected if of == token_id and name.startswith(f"{role}-")))
         # The record first: otherwise a supervisor would make the user again.
         await self._ask("HDEL", keys.tokens(self._run), token_id)
         await self._ask("SREM", keys.permitted(self._run), token_id)
@@ -178,7 +190,7 @@ class TokenAdmin:
         rows: list[TokenRow] = []
         for token_id, record in sorted(found.items(), key=lambda item: (item[1].created_s, item[0])):
             hosts = await self._ask("HVALS", keys.permitted_of(self._run, token_id))
-            num_connections = None if connected is None else connected[user_name(self._run, token_id)]
+            num_connections = None if connected is None else connected[token_id]
             names = tuple(sorted({host.decode(errors="replace").partition(" ")[2] for host in hosts}))
             times = record.created_s, record.rotated_s
             is_overlapping = len(record.digests(now_s)) > 1
@@ -237,9 +249,9 @@ class TokenAdmin:
         return [error for _, error in failures if error is not None]
 
     async def _num_connected(self) -> Counter[str] | None:
-        """Return each user's connections, at all servers; None when one does not list them."""
+        """Return each token's connections, at all servers; None when one does not list them."""
         try:
-            return Counter([user for server in (self._home, *self._further) for user, _ in await server.connected()])
+            return Counter([token for server in (self._home, *self._further) for token, _ in await server.connected()])
         except LedgerError:
             return None
 
@@ -251,8 +263,23 @@ class TokenAdmin:
         return records[token_id]
 
     async def _records(self) -> dict[str, TokenRecord]:
-        found = _pairs(await self._ask("HGETALL", keys.tokens(self._run)))
-        return {name.decode(): msgspec.json.decode(text, type=TokenRecord) for name, text in found.items()}
+        """Return the records, but one that cannot be read, or whose role is not its id's: no user is
+        made of it, and a user that is there is removed."""
+        found: dict[str, TokenRecord] = {}
+        for name, text in _pairs(await self._ask("HGETALL", keys.tokens(self._run))).items():
+            token_id = name.decode(errors="replace")
+            try:
+                record = msgspec.json.decode(text, type=TokenRecord)
+            except (ValueError, RecursionError):
+                record = None
+            if record is not None and record.role in ROLES and is_id_of(token_id, record.role):
+                found[token_id] = record
+            elif token_id not in self._left_out:
+                self._left_out.add(token_id)
+                _log.error(
+                    "token_record_left_out", token=token_id[:80], expected="a record of the role that its id names"
+                )
+        return found
 
     async def _write(self, token_id: str, record: TokenRecord) -> None:
         await self._ask("HSET", keys.tokens(self._run), token_id, msgspec.json.encode(record))
@@ -272,10 +299,10 @@ class _Server:
     def __init__(self, client: redis.asyncio.Redis, run: str, *, name: str = "") -> None:
         """``name``: for errors; empty for the home."""
         self.name = name
-        self._run = run
+        self._run, self._database = run, database_of(client)
         self._client = client
         self.connection = PipelinedConnection(client)
-        self.users = _Users(self.connection, run)
+        self.users = _Users(self.connection, run, self._database)
         self._others: dict[Place, tuple[redis.asyncio.Redis, _Users]] = {}
 
     async def here(self, doing: Callable[[_Users], Awaitable[None]]) -> None:
@@ -292,16 +319,17 @@ class _Server:
             await self._others.pop(gone)[0].aclose()
         for place in places - set(self._others):
             client = client_of_node(self._client, place, patience_s=_NODE_S)
-            self._others[place] = client, _Users(PipelinedConnection(client), self._run)
+            self._others[place] = client, _Users(PipelinedConnection(client), self._run, self._database)
         for _, users in self._others.values():
             with suppress(LedgerError, AclRefused):
                 await doing(users)
 
     async def connected(self) -> list[tuple[str, str]]:
-        """Return user and name of each connection."""
+        """Return the token and the name of each connection of the run's users."""
         text = (await self._ask("CLIENT", "LIST")).decode(errors="replace")
         rows = (dict(part.partition("=")[::2] for part in line.split(" ")) for line in text.splitlines())
-        return [(row.get("user", ""), row.get("name", "")) for row in rows]
+        users, own = [(row.get("user", ""), row.get("name", "")) for row in rows], self.users.prefix
+        return [(user.removeprefix(own), name) for user, name in users if user.startswith(own)]
 
     async def aclose(self) -> None:
         """Release the connections."""
@@ -315,13 +343,15 @@ class _Server:
 
 
 class _Users:
-    """The run's users of one server."""
+    """The run's users of one server, which has it in ``database``."""
 
-    def __init__(self, connection: PipelinedConnection, run: str) -> None:
+    def __init__(self, connection: PipelinedConnection, run: str, database: int) -> None:
         self._connection = connection
-        self._run = run
+        self._run, self._database = run, database
+        self.prefix = self._name("")
+        """Of the users' names, before the token's id."""
         self._commands: tuple[str, ...] | None = None
-        self._tells_reads = True
+        self._tells_reads = self._tells_databases = True
         self.applied: set[str] = set()
         """Tokens whose rules this process has written."""
         self.is_checked = False
@@ -334,8 +364,7 @@ class _Users:
         read: Callable[[], Awaitable[Mapping[str, TokenRecord]]],
     ) -> None:
         """Make the users equal the records; ``read`` returns the present ones."""
-        own = user_name(self._run, "")
-        users = {name.removeprefix(own) for name in await self._names() if name.startswith(own)}
+        users = {name.removeprefix(self.prefix) for name in await self._names() if name.startswith(self.prefix)}
         if unknown := users - set(records):
             # Those of tokens that were made meanwhile stay.
             for token_id in unknown - set(await read()):
@@ -362,25 +391,53 @@ class _Users:
             token_id,
             record.role,
             record.digests(now_s),
+            database=self._database,
             commands=self._commands,
             tells_reads=self._tells_reads,
+            tells_databases=self._tells_databases,
         )
+        if not self._tells_databases:
+            await self._refuse_twin()
         try:
-            await self._acl("SETUSER", user_name(self._run, token_id), *rules)
+            await self._acl("SETUSER", self._name(token_id), *rules)
         except LedgerError as error:
-            if not self._tells_reads or "%R~" not in str(error):
+            if self._tells_databases and "'db=" in str(error):
+                self._tells_databases = False
+            elif self._tells_reads and "%R~" in str(error):
+                self._tells_reads = False
+            else:
                 raise
-            self._tells_reads = False
             await self.make(token_id, record, now_s)
         self.applied.add(token_id)
 
+    async def _refuse_twin(self) -> None:
+        """Raise AclRefused where a token of another database would reach the keys of a run of the same
+        name in database 0, since this server's rules name no databases."""
+        if self._database:
+            has_twin = bool(await self._ask("EVAL", _IS_IN_FIRST, 1, keys.spec(self._run)))
+            of_first, other = "has a run", f"database {self._database}"
+        else:
+            twins = f"headrace:{self._run}/"
+            found = next((name for name in await self._names() if name.startswith(twins)), "")
+            has_twin = bool(found)
+            of_first, other = "is this run's", f"database {found.removeprefix(twins).partition(':')[0]}"
+        if has_twin:
+            raise AclRefused(
+                f"database 0 of the ledger's server {of_first}, and {other} has one of the same name, {self._run}; this "
+                "server's rules do not tell databases apart (Valkey 9.1 does), so a join token of the one would reach the "
+                "other. Give one of them another name, or a server of its own"
+            )
+
     async def remove(self, token_id: str) -> None:
         """Remove a token's user; the server ends its connections."""
-        await self._acl("DELUSER", user_name(self._run, token_id))
+        await self._acl("DELUSER", self._name(token_id))
 
     async def end_connections(self, token_id: str) -> None:
         """End the connections of a token's user."""
-        await self._ask("CLIENT", "KILL", "USER", user_name(self._run, token_id))
+        await self._ask("CLIENT", "KILL", "USER", self._name(token_id))
+
+    def _name(self, token_id: str) -> str:
+        return user_name(self._run, token_id, self._database)
 
     async def _known_commands(self) -> tuple[str, ...]:
         """Return the commands of ``COMMANDS`` that this server has."""
@@ -393,7 +450,7 @@ class _Users:
 
     async def _accepted(self, token_id: str) -> set[str]:
         """Return the digests that the server accepts for a token's user."""
-        found = _pairs(await self._acl("GETUSER", user_name(self._run, token_id)) or [])
+        found = _pairs(await self._acl("GETUSER", self._name(token_id)) or [])
         return {digest.decode() for digest in found.get(b"passwords", ())}
 
     async def _acl(self, *words: str) -> Any:

@@ -50,7 +50,12 @@ def test_a_token_for_another_role_or_run_is_refused_with_both(token: Path) -> No
 def test_a_join_without_a_ledger_a_run_or_a_role_names_what_to_give() -> None:
     assert "no ledger: give its URL" in refusal("--run", "demo", "--role", "reward")
     assert "Give --token FILE, or --run NAME and --role ROLE" in refusal(URL)
-    assert "cannot name 2 workers" in refusal(URL, "--run", "r", "--role", "reward", "--count", "2", "--name", "a-1")
+    assert "cannot name 2 reward workers" in refusal(
+        URL, "--run", "r", "--role", "reward", "--count", "2", "--name", "reward-1"
+    )
+    for other in ("learner-0", "generator-reward-1", "reward"):
+        refused = refusal(URL, "--run", "r", "--role", "reward", "--name", other)
+        assert f"'{other}' cannot name 1 reward workers; expected --count 1 and a name as reward-2" in refused
 
 
 @pytest.mark.skipif(bool(installed_builds()), reason="vLLM is installed here")

@@ -27,7 +27,8 @@ TOKEN = Token(run="demo", role=Role.GENERATOR, id="generator-1", secret=SECRET)
 
 def test_a_token_file_is_its_owners_alone_and_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    for token in (TOKEN, msgspec.structs.replace(TOKEN, role=Role.LEARNER, ca="-----BEGIN CERTIFICATE-----\n")):
+    learners = Token(run="demo", role=Role.LEARNER, id="learner-1", secret=SECRET, ca="-----BEGIN CERTIFICATE-----\n")
+    for token in (TOKEN, learners):
         write_token(path, token)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert read_token(path) == token
@@ -83,6 +84,9 @@ def test_a_mounted_secret_is_read_by_its_group_and_no_other_file_is(
         {"role": "supervisor"},
         {"role": SECRET},
         {"id": "Generator 1"},
+        {"role": "learner"},
+        {"id": "learner-1"},
+        {"id": "generatorlearner-1"},
         {"secret": SECRET[:20]},
         {"secret": SECRET + "\nrole"},
         {"secret": 7},
@@ -97,6 +101,14 @@ def test_a_file_that_holds_no_token_is_refused_without_its_secret(change: dict[s
     with pytest.raises(ConfigError, match=f"{path} holds no join token") as refused:
         read_token(path)
     assert SECRET[:20] not in str(refused.value)
+
+
+def test_a_deeply_nested_token_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(b'{"a":' + b"[" * 30_000)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="holds no join token"):
+        read_token(path)
 
 
 def test_a_missing_or_huge_token_file_is_refused_with_its_path(tmp_path: Path) -> None:

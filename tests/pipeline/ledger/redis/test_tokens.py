@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import redis
 import redis.asyncio
+from redis.exceptions import NoPermissionError
 
 from pipeline.ledger.redis import connection as connection_module
 from pipeline.ledger.redis import keys
@@ -22,13 +23,13 @@ from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.connection import PipelinedConnection
 from pipeline.ledger.redis.errors import ledger_faults
 from pipeline.ledger.redis.ledger import RedisLedger
-from pipeline.ledger.redis.tokens import AclRefused, TokenAdmin
+from pipeline.ledger.redis.tokens import AclRefused, TokenAdmin, _Users
 from pipeline.ledger.token import ROLES, Token, ledger_url, write_token
 from pipeline.ledger.types import Refusal
 from pipeline.runtime.registry.contract import Eviction, Fleet, RunState, RunStatus, WeightsAnnouncement
 from pipeline.runtime.registry.redis import RedisRegistry
 from pipeline.supervisor.joining.host_keys import keep_tokens
-from protocol.errors import ConfigError, LedgerRefused
+from protocol.errors import ConfigError, LedgerError, LedgerRefused
 from protocol.ids import Role
 from tests.own_server import free_ports, own_server
 from tests.pipeline.ledger.builders import make_spec
@@ -375,6 +376,139 @@ async def test_a_joined_worker_follows_the_ledgers_name_to_another_host(
         with own_server(tmp_path, *settings, "bind 127.0.0.2", url=f"redis://:pw@127.0.0.2:{port}/0"):
             assert await ask(worker, "GET", "{test}:settings") == b"moved"
             keeping.cancel()
+
+
+@asynccontextmanager
+async def run_in(server: str, database: int) -> AsyncIterator[tuple[redis.asyncio.Redis, TokenAdmin]]:
+    """The owner's side of a run named RUN in another database of the server."""
+    client = connect(f"{server.rpartition('/')[0]}/{database}")
+    admin = TokenAdmin(client, RUN)
+    try:
+        yield client, admin
+    finally:
+        for row in await admin.rows():
+            await admin.revoke(row.id)
+        await admin.aclose()
+        await client.aclose()
+
+
+async def tells_databases(owner: Owner) -> bool:
+    try:
+        await owner.client.execute_command("ACL", "SETUSER", "probe", "reset", "db=1")  # pyright: ignore
+    except redis.ResponseError:
+        return False
+    await owner.client.acl_deluser("probe")
+    return True
+
+
+async def test_runs_of_one_name_in_two_databases_share_no_user(owner: Owner) -> None:
+    if not await tells_databases(owner):
+        pytest.skip("this server's rules name no databases, so such a run gets no token")
+    await owner.client.set("{test}:settings", "ours")
+    token = await owner.admin.create(Role.GENERATOR)
+    async with run_in(owner.url, 3) as (client, admin):
+        await client.set("{test}:settings", "theirs")
+        other = await admin.create(Role.LEARNER)
+        there = replace(owner, url=f"{owner.url.rpartition('/')[0]}/3")
+        async with joined(owner, token) as ours, joined(there, other) as theirs:
+            for _ in range(2):
+                await owner.admin.keep()
+                await admin.keep()
+            assert await ask(ours, "GET", "{test}:settings") == b"ours"
+            assert await ask(theirs, "GET", "{test}:settings") == b"theirs"
+            assert [row.num_connections for row in await admin.rows()] == [1]
+            await admin.revoke(other.id)
+            assert await ask(ours, "PING") == b"PONG"
+        assert await client.get("{test}:settings") == b"theirs"
+
+
+@pytest.mark.parametrize("own", [0, 3])
+async def test_a_token_reaches_no_other_database(own: int, owner: Owner) -> None:
+    async with run_in(owner.url, own) as (client, admin):
+        await client.set("{test}:settings", "ours")
+        here = replace(owner, url=f"{owner.url.rpartition('/')[0]}/{own}")
+        async with joined(here, await admin.create(Role.GENERATOR)) as connection:
+            assert await ask(connection, "GET", "{test}:settings") == b"ours"
+            for other in {0, 1, 3} - {own} if await tells_databases(owner) else {1, 2}:
+                for command in (
+                    ("SELECT", other),
+                    (
+                        "EVAL",
+                        f"redis.call('SELECT', {other}) return redis.call('GET', '{{test}}:settings')",
+                        1,
+                        "{test}:a",
+                    ),
+                ):
+                    with pytest.raises(LedgerRefused, match="does not permit this to its user"):
+                        await ask(connection, *command)
+
+
+async def test_a_connection_that_selects_no_database_reaches_none(owner: Owner) -> None:
+    if not await tells_databases(owner):
+        pytest.skip("this server's rules name no databases, so such a run gets no token")
+    await owner.client.set("{test}:settings", "ours")
+    async with run_in(owner.url, 3) as (_, admin):
+        token = await admin.create(Role.GENERATOR)
+        port = int(owner.url.rpartition(":")[2].partition("/")[0])
+        with redis.Redis(port=port, username=f"headrace:test/3:{token.id}", password=token.secret) as plain:
+            with pytest.raises(NoPermissionError):
+                plain.get("{test}:settings")
+            with pytest.raises(NoPermissionError):
+                plain.hset("{test}:counters", "a", 1)
+
+
+async def test_where_rules_name_no_databases_a_run_with_a_twin_gets_no_token(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_rules = await tells_databases(owner)
+    if has_rules:
+        # as a server before Valkey 9.1 answers
+        real = _Users._acl
+
+        async def without_databases(self: _Users, *words: str) -> object:
+            if any(word.startswith("db=") for word in words):
+                raise LedgerError("tokens: ERR Error in ACL SETUSER modifier 'db=3': Syntax error")
+            return await real(self, *words)
+
+        monkeypatch.setattr(_Users, "_acl", without_databases)
+    await RedisLedger(owner.client, RUN).open(make_spec())
+    async with run_in(owner.url, 3) as (client, admin):
+        with pytest.raises(AclRefused, match=r"database 0 .* has a run, and database 3 has one of the same name, test"):
+            await admin.create(Role.GENERATOR)
+        assert await client.keys("*") == []
+        assert await owner.client.acl_users() == ["default"]
+        await owner.client.flushdb()
+        alone = await admin.create(Role.GENERATOR)
+        there = replace(owner, url=f"{owner.url.rpartition('/')[0]}/3")
+        async with joined(there, alone) as connection:
+            assert await ask(connection, "PING") == b"PONG"
+        with pytest.raises(AclRefused, match=r"database 0 .* is this run's, and database 3 has one of the same name"):
+            await owner.admin.create(Role.GENERATOR)
+
+
+async def test_no_user_is_made_of_a_record_whose_role_is_not_its_ids(owner: Owner) -> None:
+    token = await owner.admin.create(Role.GENERATOR)
+    stranger = {"role": "learner", "digest": "0" * 64, "created_s": 0}
+    for name, record in {
+        token.id: msgspec.json.encode(stranger),
+        "reward-1": msgspec.json.encode(stranger),
+        "value-1": b'{"a":' + b"[" * 30_000,
+    }.items():
+        await owner.client.hset(keys.tokens(RUN), name, record)
+    await owner.admin.keep()
+    keeper = TokenAdmin(owner.client, RUN)
+    await keeper.keep()
+    assert await owner.admin.rows() == []
+    assert await owner.client.acl_users() == ["default"]
+    await keeper.aclose()
+
+
+async def test_a_host_that_gives_its_connection_anothers_name_has_no_other_role_fenced(owner: Owner) -> None:
+    token = await owner.admin.create(Role.GENERATOR)
+    async with joined(owner, token, patience_s=1.0) as named, joined(owner, token, patience_s=1.0) as misnamed:
+        await ask(named, "PING")
+        await ask(misnamed, "CLIENT", "SETNAME", "learner-0")
+        assert await owner.admin.revoke(token.id) == ("generator-0",)
 
 
 async def test_a_server_without_acl_commands_gets_a_sentence(tmp_path: Path) -> None:
