@@ -27,7 +27,7 @@ def serve(*program: str) -> int:
 
     try:
         request = msgspec.json.decode(sys.stdin.buffer.read(_MAX_BYTES), type=HostRequest)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"no request of a launcher on standard input: {error}; this command is for launchers"
         ) from None

@@ -24,7 +24,7 @@ def changed_settings(run_dir: Path) -> dict[str, str]:
         return msgspec.json.decode(path.read_bytes(), type=list[_Change])[-1].holds
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.MsgspecError, IndexError) as error:
+    except (OSError, ValueError, RecursionError, IndexError) as error:
         raise ConfigError(
             f"{path} cannot be read: {error}; a running run's supervisor writes it anew; else put it back, or remove it to "
             "begin with config.toml"

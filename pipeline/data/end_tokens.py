@@ -58,6 +58,6 @@ def _read(file: Path) -> dict[str, Any]:
         read: Any = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: cannot be read: {error}; download the model again") from error
     return read if isinstance(read, dict) else {}

@@ -168,7 +168,7 @@ def load_text_tokenizer(path: Path) -> TextTokenizer:
         json.loads(text)
         config_file = path / _CONFIG
         config: Any = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: the tokenizer cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise DataError(f"{config_file}: expected an object, got a {type(config).__name__}")

@@ -92,7 +92,7 @@ def checked_code(run_dir: Path, version: str, *, starts: str = "") -> Path:
         ensure_private_folder(folder.parent)
         files = msgspec.json.decode((folder.parent / f"{version}.json").read_bytes(), type=list[CodeFile])
         found = [_read(folder / file.place, file.place)[0] for file in files]
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"version {version} of the code is not in {folder.parent}: {error}; {remedy}") from error
     damaged = [file.place for file, now in zip(files, found, strict=True) if file != now]
     if damaged or _version(files) != version:

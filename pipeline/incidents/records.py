@@ -132,7 +132,7 @@ def decode(line: bytes) -> IncidentRecord | None:
     """Return a line's record; None for a damaged line."""
     try:
         record = _DECODER.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return None
     is_whole = record.number > 0 and bool(record.component)
     return record if is_whole and math.isfinite(record.at_s) and math.isfinite(record.since_s) else None

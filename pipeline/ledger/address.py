@@ -53,7 +53,7 @@ def read_address(run_dir: Path) -> LedgerAddress | None:
         return msgspec.json.decode(path.read_bytes(), type=LedgerAddress)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not a ledger address: {error}; remove it, and start the run again") from error
 
 

@@ -53,7 +53,7 @@ def read_changes(run_dir: Path) -> list[SettingsChange]:
         return msgspec.json.decode(path.read_bytes(), type=list[SettingsChange])
     except FileNotFoundError:
         return []
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}; a running run's supervisor writes it anew") from None
 
 

@@ -129,7 +129,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     data = file.read_bytes()
     try:
         value: object = json.loads(data)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(file, f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise _damaged(file, f"a JSON {type(value).__name__}, expected an object")

@@ -59,6 +59,6 @@ def _tokenizer_limit(folder: Path) -> int | None:
     file = folder / "tokenizer_config.json"
     try:
         limit = json.loads(file.read_text(encoding="utf-8")).get("model_max_length") if file.is_file() else None
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error}; download or make the folder again") from error
     return int(limit) if isinstance(limit, int | float) and limit < _NO_LIMIT else None

@@ -47,5 +47,5 @@ def _json(file: Path, when_absent: str) -> dict[str, Any]:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{when_absent}; give a folder in Hugging Face format") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error}; download or make the folder again") from error

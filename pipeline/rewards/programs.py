@@ -139,7 +139,7 @@ def _tests(response: Response) -> tuple[list[str], list[tuple[str, str]]]:
     if found is None:
         found = response.answer
     if isinstance(found, str):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(found)
     if isinstance(found, str) and found.strip():
         entry = response.extra.get("entry_point")

@@ -365,5 +365,5 @@ def _remove(folder: Path) -> None:
 def _read(path: Path, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}; take another checkpoint") from error

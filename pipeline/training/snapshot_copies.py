@@ -92,7 +92,7 @@ def decoded(text: bytes, kind: type[T]) -> T:
     """Return a message's JSON. Raises DataError."""
     try:
         return msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"a snapshot's description cannot be read: {error}") from error
 
 

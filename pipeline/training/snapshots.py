@@ -414,7 +414,7 @@ def read_told(text: bytes) -> SnapshotManifest:
     """Return a manifest, without its digest's line. Raises DataError."""
     try:
         told = msgspec.json.decode(text, type=SnapshotManifest)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"cannot be read: {error}; another release wrote it") from error
     if told.format != _FORMAT:
         raise DataError(f"has format {told.format}, expected {_FORMAT}; another release wrote it")

@@ -260,7 +260,7 @@ class RedisRegistry:
         try:
             return decoded(blob)
         # one that a token wrote, on a server that does not tell reads from writes
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             self._entries.drop("fleet", "", str(error))
             return None
 

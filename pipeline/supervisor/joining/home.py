@@ -148,7 +148,7 @@ class HomeWriter:
         are not a joined worker's. Raises OSError."""
         try:
             entry = msgspec.msgpack.decode(encoded, type=HomeEntry)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (ValueError, RecursionError) as error:
             _log.warning("home_entry_refused", reason=str(error)[:200])
             return HomeEntry()
         written = list[HomePiece]()

@@ -262,7 +262,7 @@ def _check_code(last: SettingsChange | None, request: JoinRequest) -> None:
 def _decoded(encoded: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(encoded, type=kind)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"the run's manifest cannot be read: {error}; expected one of Headrace {own_version()}: install the run's version"
         ) from error

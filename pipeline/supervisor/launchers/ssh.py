@@ -182,7 +182,7 @@ def _decoded(host: str, output: str) -> HostReport:
     lines = output.strip().splitlines()
     try:
         return msgspec.json.decode(lines[-1] if lines else "", type=HostReport)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise LaunchFailed(
             f"{host} gave no answer of Headrace but {printable_line(output[:200])!r}: {error}"
         ) from error

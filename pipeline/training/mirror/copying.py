@@ -107,7 +107,7 @@ class Copying:
             return
         try:
             found = msgspec.json.decode(self._store.read(OWNER) or b"", type=Owner)
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError):
             return
         if found.id != self._owner:
             raise Fenced(

@@ -109,7 +109,7 @@ def read_copy(store: ObjectStore, name: str) -> CopyManifest:
     where = f"{store.url}/{name}"
     try:
         copy = msgspec.json.decode(data or b"", type=CopyManifest)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is no manifest of a copy: {error}; take another copy") from error
     if copy.format != FORMAT:
         raise DataError(f"{where} has format {copy.format}, expected {FORMAT}; resume with the release that wrote it")

@@ -75,7 +75,7 @@ def read_record(run_dir: Path) -> MirrorRecord | None:
     """Return the record; None when nothing was ever copied, or it cannot be read."""
     try:
         return msgspec.json.decode((run_dir / RECORD_NAME).read_bytes(), type=MirrorRecord)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import tracemalloc
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from pipeline.config.learning import RewardSection
 from pipeline.config.load import load_config
-from pipeline.rewards.endpoint import HttpJudge
+from pipeline.rewards.endpoint import HttpJudge, _FailedTry
 from pipeline.rewards.functions import judge
 from pipeline.rewards.pool import VerifierPool
 from pipeline.rewards.verifier import Response, Verdict, VerifierFailure, VerifierFailureKind, VerifierOutcome
@@ -272,6 +273,33 @@ async def test_a_packed_reply_is_read_and_one_that_unpacks_without_end_is_a_fail
         tracemalloc.stop()
     assert isinstance(good, Verdict) and good.accuracy == 0.7
     assert isinstance(bad, VerifierFailure) and "more than 1048576 bytes" in bad.error
+    assert most < 20 << 20
+
+
+@pytest.mark.parametrize("packed", ["gzip", "deflate"])
+async def test_a_packed_reply_is_bounded_while_it_arrives(packed: str) -> None:
+    pack = zlib.compressobj(1, zlib.DEFLATED, zlib.MAX_WBITS | 16 if packed == "gzip" else zlib.MAX_WBITS)
+    head, part = (pack.compress(bytes(32 << 20)) + pack.flush(zlib.Z_SYNC_FLUSH) for _ in range(2))
+
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Encoding: {packed}\r\n\r\n".encode() + head)
+        with contextlib.suppress(OSError):
+            while True:
+                writer.write(part)
+                await writer.drain()
+
+    async with await asyncio.start_server(endless, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        judge_behind = HttpJudge("quality", section(url, timeout_s=20.0).endpoints["quality"])
+        tracemalloc.start()
+        async with asyncio.timeout(15.0):
+            with pytest.raises(_FailedTry, match="more than 1048576 bytes"):
+                await judge_behind._try(b"{}", lambda text: Verdict(accuracy=1.0), is_first=True)
+            await judge_behind.check()
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        await judge_behind.aclose()
     assert most < 20 << 20
 
 

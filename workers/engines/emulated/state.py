@@ -53,5 +53,5 @@ class LearnedState(msgspec.Struct, frozen=True):
         """Read a state's JSON, which ``path`` has. Raises DataError naming it."""
         try:
             return msgspec.json.decode(text, type=cls)
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path} cannot be read: {error}; resume from another checkpoint") from error

@@ -80,7 +80,7 @@ def publish_merged(adapter: np.ndarray, base: np.ndarray, base_digest: str, *, d
     read, and WeightsRejected when the adapter does not fit the base of ``base_digest``."""
     try:
         stored = msgspec.json.decode(read_contents(adapter).metadata.get(_ADAPTER, ""), type=_AdapterRecord)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsDamaged(f"a version that was announced with a base is no adapter: {error}") from error
     if stored.base != base_digest:
         raise WeightsRejected(f"the adapter is for weights with digest {stored.base}, not for those with {base_digest}")

@@ -173,7 +173,7 @@ def parse_training_state(text: bytes, path: Path) -> TrainingState:
     """Read the JSON of ``training.json``, which ``path`` has. Raises DataError naming it."""
     try:
         state = msgspec.json.decode(text, type=TrainingState)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}; resume from another checkpoint") from error
     if state.format != TRAINING_FORMAT:
         raise DataError(

@@ -123,7 +123,7 @@ def view_weights(data: np.ndarray, *, path: Path | None = None, is_lasting: bool
     if _PROBE in contents.metadata:
         try:
             stored = msgspec.json.decode(contents.metadata[_PROBE], type=_StoredProbe)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise WeightsDamaged(f"the probe beside the weights cannot be read: {error}") from error
         probe = ParityProbe(np.array(stored.tokens, np.int32), np.array(stored.logprobs, np.float32))
     return PublishedWeights(tensors, path=path, probe=probe, is_lasting=is_lasting)

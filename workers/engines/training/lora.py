@@ -177,7 +177,7 @@ class AdapterForm:
         try:
             config: dict[str, Any] = json.loads(path.read_bytes())
             found = (config["r"], config["lora_alpha"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{path} cannot be read: {error}; resume from another checkpoint") from error
         if found != (self._config.r, self._config.lora_alpha):
             raise DataError(
