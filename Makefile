@@ -147,15 +147,15 @@ demo: $(DEMO)/.run $(if $(MODEL),$(SMOLLM2)/config.json) ## train the small mode
 	$(DEMO)/bin/python -m $(TASK)
 	$(DEMO)/bin/headrace up configs/$(TRAINED).toml --fleet configs/fleets/$(or $(MODEL),demo).toml --set run.name=$(RUN) --set run.seed=$(SEED) \
 	  --set generation.engine=$(ENGINE) --on $(ON) --set wire.transport=$(if $(filter local,$(ON)),ipc,tcp) $(TYPES)
-	$(DEMO)/bin/headrace audit runs/$(RUN)
+	$(DEMO)/bin/headrace ledger audit runs/$(RUN)
 else
 demo: $(VENV)/.run
 	$(BIN)/python -m ops.demo.guided_responses --out runs/guided-data --seed $(SEED)
 	$(BIN)/headrace up configs/sft.toml --fleet configs/fleets/recorded.toml --set run.name=$(RUN)-sft --set run.seed=$(SEED)
 	$(BIN)/headrace up configs/nlft.toml --fleet configs/fleets/recorded.toml --set run.name=$(RUN) --set run.seed=$(SEED) \
 	  --set algorithm.name=$(ALGO)
-	$(BIN)/headrace audit runs/$(RUN)
-	$(BIN)/headrace compare runs/$(RUN)-sft runs/$(RUN)
+	$(BIN)/headrace ledger audit runs/$(RUN)
+	$(BIN)/headrace run compare runs/$(RUN)-sft runs/$(RUN)
 endif
 
 $(DOCS)/.run: $(VENV)/.dev

@@ -208,7 +208,9 @@ def test_a_ledger_url_that_leaves_the_host_in_the_clear_is_refused(rest: str, tm
 def test_no_join_and_no_launched_worker_sends_a_token_in_the_clear(rest: str, tmp_path: Path) -> None:
     url = f"redis{rest.format(SECRET)}".replace(f":{SECRET}@", "")
     write_token(tmp_path / "r.token", Token(run="r", role=Role.REWARD, id="reward-1", secret=SECRET))
-    done = CliRunner().invoke(headrace, ["join", url, "--token", str(tmp_path / "r.token"), "--dir", str(tmp_path)])
+    done = CliRunner().invoke(
+        headrace, ["fleet", "join", url, "--token", str(tmp_path / "r.token"), "--dir", str(tmp_path)]
+    )
     assert "unencrypted over the network" in str(done.exception) and "--allow-plaintext" in str(done.exception)
     local = "ledger.url=redis://127.0.0.1:6379/0"
     for address in ([f"ledger.url={url}"], [local, f"launch.ledger_url={url}"], [local, f"ledger.shards=['{url}']"]):

@@ -1,4 +1,4 @@
-"""``headrace replay``: make a run's updates again from its log, and compare the weights bit by bit.
+"""``headrace run replay``: make a run's updates again from its log, and compare the weights bit by bit.
 
 It reads a run's update log, its start model and the checkpoints that are still there. The updates
 run through the learner's own code (``workers.learner.policy_update``). The report names the first
@@ -344,7 +344,7 @@ def _conclude(report: Report, seconds: float, *, check: bool) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Replay; return the exit code: 1 for an update that differs although it must not."""
-    parser = argparse.ArgumentParser(prog="headrace replay", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="headrace run replay", allow_abbrev=False)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--from", dest="after", type=int)
     parser.add_argument("--to", dest="until", type=int)

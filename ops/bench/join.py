@@ -1,4 +1,4 @@
-"""How soon a joined worker is useful: from ``headrace join`` to its first piece of work.
+"""How soon a joined worker is useful: from ``headrace fleet join`` to its first piece of work.
 
     headrace bench join --json bench-results/join.json
 
@@ -103,14 +103,16 @@ class Run:
         """Join as one worker, and leave after its first work. Raises DataError."""
         if role not in self._tokens:
             self._tokens[role] = self._work / f"{role}.token"
-            self.headrace("tokens", "create", str(self.run_dir), "--role", role, "--out", str(self._tokens[role]))
+            self.headrace(
+                "fleet", "tokens", "create", str(self.run_dir), "--role", role, "--out", str(self._tokens[role])
+            )
         cache = self._work / "cache" / (name if cold else "kept")
         base, output = self._work / "joined" / name, self._work / f"{name}.out"
         environment = {key: value for key, value in self._environment.items() if key != "REDIS_URL"}
         with output.open("wb") as file:
             began_s = time.time()
             process = subprocess.Popen(
-                [*_HEADRACE, "join", self._url, "--token", str(self._tokens[role]), "--dir", str(base)],
+                [*_HEADRACE, "fleet", "join", self._url, "--token", str(self._tokens[role]), "--dir", str(base)],
                 cwd=_ROOT, env=environment | {"XDG_CACHE_HOME": str(cache)}, stdout=file, stderr=file,
             )  # fmt: skip
         try:
@@ -212,7 +214,9 @@ def _until(condition: Callable[[], bool], process: subprocess.Popen[bytes], outp
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; return 1 when the bar does not hold."""
-    parser = argparse.ArgumentParser(prog="headrace bench join", description="From `headrace join` to its first work.")
+    parser = argparse.ArgumentParser(
+        prog="headrace bench join", description="From `headrace fleet join` to its first work."
+    )
     parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument("--work", type=Path, default=Path("bench-results/join"), help="files (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures here, too")

@@ -2,7 +2,7 @@
 
     python -m ops.bench.watching --json bench-results/watching.json
 
-``top`` draws on a terminal of 80x24. The page is a reader of ``headrace dashboard``: it takes all
+``top`` draws on a terminal of 80x24. The page is a reader of ``headrace run dashboard``: it takes all
 events, and every few seconds the views of all its tabs. A browser itself is on another machine as a
 rule, so there is none. Contenders take turns within a round, on the same seed.
 
@@ -83,7 +83,7 @@ class Watchers:
                 stdin=terminal, stdout=terminal, stderr=subprocess.DEVNULL, env=environment, start_new_session=True,
             ),
             subprocess.Popen(
-                [sys.executable, "-m", "pipeline.cli", "dashboard", run, "--port", "0"],
+                [sys.executable, "-m", "pipeline.cli", "run", "dashboard", run, "--port", "0"],
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             ),
         ]  # fmt: skip

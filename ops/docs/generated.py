@@ -28,6 +28,8 @@ from pipeline.process.exit_codes import ExitCode
 
 _WIDTH: Final = 88
 """Characters of a line of a command's usage."""
+_LINE: Final = 200
+"""Characters of a command's line in its group's table, at most."""
 _HIDDEN: Final = "\b"
 """Click's mark before lines that are not to be joined."""
 
@@ -79,12 +81,13 @@ def _value(value: Any) -> str:
 
 
 def commands() -> list[str]:
-    """Return every command from its own help."""
-    return [line for words, command in _commands(headrace, "headrace") for line in _command(words, command)]
+    """Return every command from its own help, a group's below the group."""
+    below = [line for words, command in _commands(headrace, "headrace") for line in _command(words, command)]
+    return [*_members(headrace, "headrace"), *below]
 
 
 def _commands(group: click.Group, words: str) -> Iterator[tuple[str, click.Command]]:
-    """Yield every command below a group, with its words; groups among them before their own."""
+    """Yield every command below a group, with its words; a group before its own."""
     context = click.Context(group, info_name=words)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -95,13 +98,21 @@ def _commands(group: click.Group, words: str) -> Iterator[tuple[str, click.Comma
             yield from _commands(command, f"{words} {name}")
 
 
+def _members(group: click.Group, words: str) -> list[str]:
+    """Return a table of a group's commands."""
+    context = click.Context(group, info_name=words)
+    found = [(name, group.get_command(context, name)) for name in group.list_commands(context)]
+    rows = [f"| {code(f'{words} {name}')} | {plain(one.get_short_help_str(_LINE))} |" for name, one in found if one]
+    return ["| command | what it does |", "|---|---|", *rows, ""]
+
+
 def _command(words: str, command: click.Command) -> list[str]:
     """Return a command's part of the page: help, usage, options, examples."""
     names = headrace.context_settings["help_option_names"]
     context = click.Context(command, info_name=words, terminal_width=_WIDTH, help_option_names=names)
-    lines = [f"## {words}", "", *_help(command.help), ""]
+    lines = ["#" * len(words.split()) + f" {words}", "", *_help(command.help), ""]
     if isinstance(command, click.Group):
-        return lines
+        return [*lines, *_members(command, words), *_help(command.epilog)]
     lines += fenced(command.get_usage(context).removeprefix("Usage: "), "text")
     records = [found for option in command.get_params(context) if (found := option.get_help_record(context))]
     rows = [f"| {code(name)} | {plain(text)} |" for name, text in records if text]

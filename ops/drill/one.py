@@ -172,7 +172,7 @@ def conclude(site: Site) -> None:
     if site.fleet.is_over():
         look_for_leftovers(site, "the run's end")
         site.events.append(_audit(site.fleet))
-        look_for_leftovers(site, "the run's end and `headrace audit`")
+        look_for_leftovers(site, "the run's end and `headrace ledger audit`")
         site.events.append(Finished(site.fleet.supervisor.returncode))
 
 
@@ -223,7 +223,7 @@ def _carry_out(plan: Plan, site: Site, outcome: Outcome, patience_s: float) -> N
 
 
 def _audit(fleet: DrillFleet) -> Audited:
-    found = fleet.command("audit", str(fleet.run_dir))
+    found = fleet.command("ledger", "audit", str(fleet.run_dir))
     if found is None:
         return Audited(balances=False, in_flight=0, text="the audit gave no answer")
     in_flight = sum(found["trajectories"]["in_flight"].values())

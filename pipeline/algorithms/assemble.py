@@ -50,14 +50,16 @@ def assemble(unit: str, chunks: Sequence[ScoredChunk]) -> AssembledTrajectory:
     Raises NonFiniteUnit for NaN or infinity in log-probs, values, reward or accuracy. Raises
     LedgerError when a chunk or the reward is missing, the last is not final, or chunks disagree."""
     if not chunks:
-        raise LedgerError(f"unit {unit} has a trajectory without chunks; expected at least 1: run `headrace audit`")
+        raise LedgerError(
+            f"unit {unit} has a trajectory without chunks; expected at least 1: run `headrace ledger audit`"
+        )
     last = chunks[-1].chunk
     name = str(last.trajectory)
     indices = [scored.chunk.id.index for scored in chunks]
     if indices != list(range(len(chunks))) or {scored.chunk.trajectory for scored in chunks} != {last.trajectory}:
         raise LedgerError(
             f"unit {unit}: trajectory {name} came as chunks {[str(scored.chunk.id) for scored in chunks]}; expected every "
-            "chunk of one trajectory, from index 0: run `headrace audit`"
+            "chunk of one trajectory, from index 0: run `headrace ledger audit`"
         )
     if not last.finish_reason.is_final:
         raise LedgerError(

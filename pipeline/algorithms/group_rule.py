@@ -111,7 +111,7 @@ class GroupRule(ABC):
         if len(members) < fewest_judged(self.group_size):
             raise LedgerError(
                 f"group {unit.name} came with {len(members)} verdicts; expected {fewest_judged(self.group_size)} or more: the "
-                "ledger drops a group with fewer; run `headrace audit`"
+                "ledger drops a group with fewer; run `headrace ledger audit`"
             )
         for member in members:
             if Field.REFERENCE in self.fields and member.reference_logprobs is None:

@@ -11,7 +11,7 @@ import gc
 import importlib
 import sys
 from collections.abc import Mapping
-from keyword import iskeyword
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,54 +19,82 @@ from pipeline.files import keep_private
 from protocol.errors import HeadraceError
 from protocol.printable import printable
 
-_COMMANDS: Mapping[str, tuple[str, str]] = {
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_Table = Mapping[str, tuple[str, str]]
+"""By name: the module of a command, where it has that name too, and its line in a help."""
+
+_DAILY: _Table = {
+    "init": ("pipeline.cli.init", "Write a run file and a fleet file for your data."),
+    "try": ("pipeline.cli.trial", "Show what the start model answers, and its verdicts."),
     "up": ("pipeline.cli.up", "Start a run and stay with it until it ends."),
-    "pretrain-value": ("pipeline.cli.pretrain", "Train a value model before a run, and export it."),
-    "join": ("pipeline.cli.join", "Give a run of another host workers of this one."),
-    "tokens": ("pipeline.cli.tokens", "Let other hosts join a run, and end that again."),
-    "probe": ("pipeline.cli.probe", "Check a supervisor, for probes of a container."),
-    "place": ("pipeline.cli.place", "Start and list joins of this host, for a launcher."),
     "down": ("pipeline.cli.control", "Drain a run and end it."),
-    "scale": ("pipeline.cli.control", "Change how many workers a role has."),
-    "drain": ("pipeline.cli.control", "Have one worker finish its work and leave."),
-    "evict": ("pipeline.cli.evict", "Take a worker or a joined host out at once."),
-    "readmit": ("pipeline.cli.evict", "Let an evicted worker or host work again."),
-    "update": ("pipeline.cli.update", "Change settings while the run goes on."),
-    "pause": ("pipeline.cli.control", "Admit no new groups; work in flight is finished."),
-    "resume": ("pipeline.cli.control", "Admit new groups again, after pause."),
+    "top": ("pipeline.cli.top", "Show a run on a full screen, with keys that change it."),
     "status": ("pipeline.cli.inspect", "Show workers, progress and what each waits for."),
     "why": ("pipeline.cli.why", "Explain what the run waits for, and what to do."),
-    "incidents": ("pipeline.cli.incidents", "Show what was found wrong, since when, and why."),
-    "trace": ("pipeline.cli.trace", "Show a trajectory's life, stalls, or a run in time."),
-    "watch": ("pipeline.cli.watch", "Name the odd workers of a run, or of a table."),
-    "top": ("pipeline.cli.top", "Show a run on a full screen, with keys that change it."),
-    "dashboard": ("pipeline.cli.dashboard", "Show runs in a browser, live."),
-    "logs": ("pipeline.cli.logs", "Show what workers have logged, on every host."),
-    "stacks": ("pipeline.cli.stacks", "Show where workers stand, and which are unlike the rest."),
-    "queues": ("pipeline.cli.inspect", "Show every queue: depth, limit, age, consumer."),
-    "groups": ("pipeline.cli.looks", "Show open groups, and what each member waits for."),
-    "versions": ("pipeline.cli.looks", "Show how stale the work is, and was."),
-    "drops": ("pipeline.cli.looks", "Show what was dropped and why, beside what was trained."),
-    "trajectory": ("pipeline.cli.trajectory", "Show the whole life of one trajectory."),
-    "audit": ("pipeline.cli.inspect", "Check: admitted = trained + dropped + in flight."),
-    "peek": ("pipeline.cli.peek", "List what the ledger holds, or show one chunk."),
-    "requeue": ("pipeline.cli.requeue", "Free leased trajectories, make unscored chunks due."),
-    "dead-letters": ("pipeline.cli.requeue", "List, show and retry work that a scorer gave up."),
-    "replay": ("pipeline.cli.replay", "Repeat a run's updates and compare the weights."),
-    "score": ("pipeline.cli.score.command", "Score a file of responses, to check a verifier."),
+    "scale": ("pipeline.cli.control", "Change how many workers a role has."),
+    "update": ("pipeline.cli.update", "Change settings while the run goes on."),
     "samples": ("pipeline.cli.samples", "Show prompts, responses, rewards and verdicts."),
-    "compare": ("pipeline.cli.compare", "Compare runs: settings, accuracy, throughput."),
-    "runs": ("pipeline.cli.runs", "List the runs of a folder: state, accuracy, when."),
-    "report": ("pipeline.cli.inspect", "Write a run's report again."),
-    "export": ("pipeline.cli.export", "Write a run's model with a card, or its records."),
-    "check-model": ("pipeline.cli.check_model", "Compare the engines on a model."),
-    "init": ("pipeline.cli.init", "Write a run file and a fleet file for your data."),
-    "selfcheck": ("pipeline.cli.selfcheck", "Check that devices and workers compute the same."),
-    "try": ("pipeline.cli.trial", "Show what the start model answers, and its verdicts."),
+    "score": ("pipeline.cli.score.command", "Score a file of responses, to check a verifier."),
     "doctor": ("pipeline.cli.doctor", "Check this machine, and a configuration on it."),
-    "config": ("pipeline.cli.config", "Check, show or explain the configuration."),
     "bench": ("pipeline.cli.bench", "Measure and compare on this machine."),
 }
+_GROUPS: _Table = {
+    "run": ("pipeline.cli", "List, compare, export and repeat runs; pause and resume one."),
+    "fleet": ("pipeline.cli", "Let hosts join; watch, drain and evict hosts and workers."),
+    "ledger": ("pipeline.cli", "Look into the ledger, check it, and give work out again."),
+    "config": ("pipeline.cli.config", "Check, show or explain the configuration."),
+    "dev": ("pipeline.cli", "Compare engines on a model; train a value model."),
+}
+_MEMBERS: Mapping[str, _Table] = {
+    "run": {
+        "list": ("pipeline.cli.runs", "List the runs of a folder: state, accuracy, when."),
+        "report": ("pipeline.cli.inspect", "Write a run's report again."),
+        "compare": ("pipeline.cli.compare", "Compare runs: settings, accuracy, throughput."),
+        "export": ("pipeline.cli.export", "Write a run's model with a card, or its records."),
+        "replay": ("pipeline.cli.replay", "Repeat a run's updates and compare the weights."),
+        "logs": ("pipeline.cli.logs", "Show what workers have logged, on every host."),
+        "trace": ("pipeline.cli.trace", "Show a trajectory's life, stalls, or a run in time."),
+        "dashboard": ("pipeline.cli.dashboard", "Show runs in a browser, live."),
+        "pause": ("pipeline.cli.control", "Admit no new groups; work in flight is finished."),
+        "resume": ("pipeline.cli.control", "Admit new groups again, after pause."),
+    },
+    "fleet": {
+        "join": ("pipeline.cli.join", "Give a run of another host workers of this one."),
+        "tokens": ("pipeline.cli.tokens", "Let other hosts join a run, and end that again."),
+        "place": ("pipeline.cli.place", "Start and list joins of this host, for a launcher."),
+        "probe": ("pipeline.cli.probe", "Check a supervisor, for probes of a container."),
+        "drain": ("pipeline.cli.control", "Have one worker finish its work and leave."),
+        "evict": ("pipeline.cli.evict", "Take a worker or a joined host out at once."),
+        "readmit": ("pipeline.cli.evict", "Let an evicted worker or host work again."),
+        "stacks": ("pipeline.cli.stacks", "Show where workers stand, and which are unlike the rest."),
+        "incidents": ("pipeline.cli.incidents", "Show what was found wrong, since when, and why."),
+        "watch": ("pipeline.cli.watch", "Name the odd workers of a run, or of a table."),
+        "selfcheck": ("pipeline.cli.selfcheck", "Check that devices and workers compute the same."),
+    },
+    "ledger": {
+        "queues": ("pipeline.cli.inspect", "Show every queue: depth, limit, age, consumer."),
+        "groups": ("pipeline.cli.looks", "Show open groups, and what each member waits for."),
+        "versions": ("pipeline.cli.looks", "Show how stale the work is, and was."),
+        "drops": ("pipeline.cli.looks", "Show what was dropped and why, beside what was trained."),
+        "trajectory": ("pipeline.cli.trajectory", "Show the whole life of one trajectory."),
+        "audit": ("pipeline.cli.inspect", "Check: admitted = trained + dropped + in flight."),
+        "peek": ("pipeline.cli.peek", "List what the ledger holds, or show one chunk."),
+        "requeue": ("pipeline.cli.requeue", "Free leased trajectories, make unscored chunks due."),
+        "dead-letters": ("pipeline.cli.requeue", "List, show and retry work that a scorer gave up."),
+    },
+    "dev": {
+        "check-model": ("pipeline.cli.check_model", "Compare the engines on a model."),
+        "pretrain-value": ("pipeline.cli.pretrain", "Train a value model before a run, and export it."),
+    },
+}
+
+RENAMED: Mapping[str, str] = {
+    "runs" if name == "list" else name: f"{group} {name}" for group, table in _MEMBERS.items() for name in table
+}
+"""The words of commands that stood at the top once, by the names they had there. These still work,
+for launchers of other hosts and scripts, and no help shows them."""
 
 _ALLOCATIONS = 100_000
 """Objects between two garbage collections of a command. Its imports make about as many, and no
@@ -77,41 +105,139 @@ Examples:
   headrace up configs/demo.toml --fleet configs/fleets/demo.toml
   headrace status                 # the newest run under ./runs
   headrace why                    # what it waits for, and what to do
-  headrace queues runs/demo --json
   headrace scale generator=4
-  headrace audit
+  headrace run list               # the runs under ./runs
+  headrace ledger queues runs/demo --json
+  headrace ledger audit
 """
 
 
 class LazyGroup(click.Group):
-    """A group with a table of its commands, which imports a command when it is called."""
+    """A group with tables of its commands, which imports a command when it is called."""
+
+    def __init__(self, *args: Any, sections: Mapping[str, _Table], renamed: Mapping[str, str] | None = None, **kw: Any):
+        """``sections``: tables by their titles in the help. ``renamed``: by a name of before, the
+        words of today."""
+        super().__init__(*args, **kw)
+        self._sections = sections
+        self._table = {name: entry for table in sections.values() for name, entry in table.items()}
+        self._renamed = renamed or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names, in the order of a run's life."""
-        return list(_COMMANDS)
+        """Return the names, in the order of the help."""
+        return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command."""
-        if cmd_name not in _COMMANDS:
-            import difflib
-
-            close = difflib.get_close_matches(cmd_name, _COMMANDS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"expected {', '.join(_COMMANDS)}"
-            raise click.UsageError(f"no command {cmd_name!r}: {hint}")
-        module = importlib.import_module(_COMMANDS[cmd_name][0])
+        """Import one command; None for an unknown one."""
+        if cmd_name not in self._table:
+            return None
+        module = importlib.import_module(self._table[cmd_name][0])
         name = cmd_name.replace("-", "_")
-        return getattr(module, f"{name}_" if iskeyword(name) else name)
+        # list_ and try_, since Python has their names
+        return getattr(module, f"{name}_", None) or getattr(module, name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of the first word, also under its old name, of which a line on standard
+        error then tells. Raises click.UsageError for an unknown one."""
+        name, *others = args
+        if name in self._renamed:
+            if not ctx.resilient_parsing:
+                click.echo(f"`headrace {name}` is `headrace {self._renamed[name]}` now", err=True)
+            name, *inner = self._renamed[name].split()
+            args = [name, *inner, *others]
+        elif name not in self._table and not name.startswith("-") and not ctx.resilient_parsing:
+            raise click.UsageError(f"no command {name!r}: {self._hint(name)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def _hint(self, name: str) -> str:
+        import difflib
+
+        known = {**RENAMED, **{words.split()[1]: words for words in RENAMED.values()}}
+        known |= {word: word for word in (*_DAILY, *_GROUPS)}
+        close = difflib.get_close_matches(name, known, n=1)
+        return f"did you mean `headrace {known[close[0]]}`?" if close else f"expected {', '.join(self._table)}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List commands from the table, without an import."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+        """List commands from the tables, without an import."""
+        for title, table in self._sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, summary) for name, (_, summary) in table.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return names and options that begin so, without an import."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=summary)
+            for name, (_, summary) in self._table.items()
+            if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
 
-@click.command(cls=LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=LazyGroup,
+    sections={"Commands": _DAILY, "Groups, each with its own --help": _GROUPS},
+    renamed=RENAMED,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="headrace")
 def headrace() -> None:
     """Post-train reasoning language models with reinforcement learning, asynchronously."""
+
+
+@click.command(
+    cls=LazyGroup,
+    sections={"Commands": _MEMBERS["run"]},
+    epilog="""\b
+Examples:
+  headrace run list               # those under ./runs, the newest first
+  headrace run compare runs/a runs/b
+  headrace run export runs/demo --out models/demo
+  headrace run logs learner reward-0""",
+)
+def run() -> None:
+    """Runs of a folder: what they reached, their records and models; pause and resume one."""
+
+
+@click.command(
+    cls=LazyGroup,
+    sections={"Commands": _MEMBERS["fleet"]},
+    epilog="""\b
+Examples:
+  headrace fleet tokens create --role generator
+  headrace fleet drain generator-1 --replace
+  headrace fleet incidents        # what was found wrong, since when, and why""",
+)
+def fleet() -> None:
+    """Hosts and workers of a run: let them join, look for the odd ones, drain or evict them."""
+
+
+@click.command(
+    cls=LazyGroup,
+    sections={"Commands": _MEMBERS["ledger"]},
+    epilog="""\b
+Examples:
+  headrace ledger queues --watch
+  headrace ledger audit           # is every trajectory accounted for?
+  headrace ledger dead-letters list""",
+)
+def ledger() -> None:
+    """The ledger of a run: what it holds, how stale it is, what was dropped, who holds work."""
+
+
+@click.command(
+    cls=LazyGroup,
+    sections={"Commands": _MEMBERS["dev"]},
+    epilog="""\b
+Example:
+  headrace dev check-model models/mine""",
+)
+def dev() -> None:
+    """Prepare a model: compare the engines on it, or train a value model for it."""
 
 
 def main(arguments: list[str] | None = None) -> None:

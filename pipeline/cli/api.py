@@ -134,7 +134,7 @@ class Run:
         return {str(role): count for role, count in fleet.counts.items()}
 
     def drain(self, worker: str, *, replace: bool = False) -> dict[str, int]:
-        """Have one worker finish its work and leave, as ``headrace drain``; return the fleet that
+        """Have one worker finish its work and leave, as ``headrace fleet drain``; return the fleet that
         is wanted. Raises ConfigError."""
         from pipeline.operator import steering
 
@@ -142,7 +142,7 @@ class Run:
         return {str(role): count for role, count in fleet.counts.items()}
 
     def pause(self, reason: str = "") -> Pause:
-        """Admit no new groups until ``resume``, as ``headrace pause``; return the pause."""
+        """Admit no new groups until ``resume``, as ``headrace run pause``; return the pause."""
         from pipeline.operator import steering
 
         return _apart(lambda: asyncio.run(self._steer(lambda at: steering.pause(at, reason))))
@@ -181,7 +181,7 @@ class Run:
     def export(self, out: str | Path, *, version: int | None = None) -> Path:
         """Write a checkpoint's model, with a model card, to the new folder ``out``; return it.
         Without ``version``: the newest checkpoint. Raises ConfigError or DataError as ``headrace
-        export``."""
+        run export``."""
         from pipeline.cli.export import export_model
 
         return export_model(self.folder, Path(out), version=version)

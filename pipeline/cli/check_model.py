@@ -1,4 +1,4 @@
-"""``headrace check-model``: whether and how our engines compute a model, before a run names it."""
+"""``headrace dev check-model``: whether and how our engines compute a model, before a run names it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from protocol.printable import printable
 
 _EPILOG = """\b
 Examples:
-  headrace check-model models/mine
-  headrace check-model hf://Qwen/Qwen2.5-0.5B --json
-  headrace check-model models/mine --device cuda
+  headrace dev check-model models/mine
+  headrace dev check-model hf://Qwen/Qwen2.5-0.5B --json
+  headrace dev check-model models/mine --device cuda
 """
 
 

@@ -1,4 +1,4 @@
-"""``headrace compare``: runs side by side, from their folders alone."""
+"""``headrace run compare``: runs side by side, from their folders alone."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _WIDEST = 36
 @click.command(
     epilog="""\b
 Examples:
-  headrace compare runs/a runs/b
-  headrace compare runs/dapo-* runs/vapo-* --html compared.html
-  headrace compare a b --json       # names of runs under ./runs
+  headrace run compare runs/a runs/b
+  headrace run compare runs/dapo-* runs/vapo-* --html compared.html
+  headrace run compare a b --json       # names of runs under ./runs
 
 Runs with the same settings but for the seed are one configuration: several give a mean with a
 t-interval. Where 95 % intervals overlap, no difference is called. Runs that recorded the accuracy
@@ -40,7 +40,7 @@ def compare(runs: tuple[Path, ...], html: Path | None, as_json: bool) -> None:
 
     folders = [_known(run) for run in runs]
     if len(folders) < 2:
-        raise click.UsageError(f"one run given: expected at least two, as in: headrace compare {runs[0]} OTHER")
+        raise click.UsageError(f"one run given: expected at least two, as in: headrace run compare {runs[0]} OTHER")
     if len(folders) > _MOST_RUNS:
         raise click.UsageError(f"{len(folders)} runs given: expected at most {_MOST_RUNS}")
     if len({folder.resolve() for folder in folders}) < len(folders):

@@ -1,4 +1,4 @@
-"""``headrace scale``, ``drain``, ``pause``, ``resume`` and ``down``: steer a run, or end it."""
+"""``headrace scale``, ``fleet drain``, ``run pause``, ``run resume`` and ``down``: steer a run, or end it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def parse_count(text: str) -> tuple[Role, int | None]:
 
 
 @click.command(
-    epilog="\b\nExamples:\n  headrace drain generator-1\n  headrace drain reward-0 runs/demo --replace\n\n"
+    epilog="\b\nExamples:\n  headrace fleet drain generator-1\n  headrace fleet drain reward-0 runs/demo --replace\n\n"
     "Names: `headrace status`. Workers of other hosts, too."
 )
 @click.argument("worker", metavar="WORKER")
@@ -70,29 +70,29 @@ async def drain(at: Attached, worker: str, replace: bool, as_json: bool) -> None
     answer(as_json, fleet, f"{printable_line(worker)} drains and leaves, {then}; wanted of this run's own: {counts}")
 
 
-@click.command(epilog='\b\nExamples:\n  headrace pause\n  headrace pause runs/demo --reason "a new verifier"')
+@click.command(epilog='\b\nExamples:\n  headrace run pause\n  headrace run pause runs/demo --reason "a new verifier"')
 @run_argument
 @click.option("--reason", default="", metavar="TEXT", help="Why; shown wherever the pause is.")
 @json_option
 @on_run(attach)
 async def pause(at: Attached, reason: str, as_json: bool) -> None:
-    """Admit no new groups, until `headrace resume`.
+    """Admit no new groups, until `headrace run resume`.
 
     Work in flight is sampled, scored and trained, and evaluation goes on. Then workers wait. The
     pause is stored with the ledger: it outlives supervisor, server and learner."""
     from pipeline.observability.status import pause_words
 
     paused = await steering.pause(at, reason)
-    way_on = f"work in flight is finished; `headrace resume {at.run_dir}` goes on"
+    way_on = f"work in flight is finished; `headrace run resume {at.run_dir}` goes on"
     answer(as_json, {"run": at.run_dir, "paused": paused}, f"{pause_words(paused)}; {way_on}")
 
 
-@click.command(epilog="\b\nExamples:\n  headrace resume\n  headrace resume runs/demo --json")
+@click.command(epilog="\b\nExamples:\n  headrace run resume\n  headrace run resume runs/demo --json")
 @run_argument
 @json_option
 @on_run(attach)
 async def resume(at: Attached, as_json: bool) -> None:
-    """Admit new groups again, after `headrace pause`.
+    """Admit new groups again, after `headrace run pause`.
 
     `headrace up --resume` is another thing: it starts a run that has ended."""
     from pipeline.observability.status import pause_words

@@ -1,4 +1,4 @@
-"""``headrace dashboard``: the runs of a folder in a browser."""
+"""``headrace run dashboard``: the runs of a folder in a browser."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PORT = 8421
 @click.command(
     epilog="""\b
 Examples:
-  headrace dashboard                    # the runs under ./runs
-  headrace dashboard runs/demo --port 9000
+  headrace run dashboard                # the runs under ./runs
+  headrace run dashboard runs/demo --port 9000
   ssh -L 8421:127.0.0.1:8421 HOST       # then open the printed address on your machine
 
 The address that is printed holds a token, which every reader needs. It is new at every start,

@@ -1,4 +1,4 @@
-"""``headrace evict`` and ``readmit``: take a worker or a joined host out of a run, and back."""
+"""``headrace fleet evict`` and ``headrace fleet readmit``: take a worker or a joined host out of a run, and back."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _host_option = click.option("--host", default="", metavar="HOST", help="All work
 
 
 @click.command(
-    epilog="\b\nExamples:\n  headrace evict generator-1\n  headrace evict generator-1 runs/demo --reason 'ECC errors'\n"
-    "  headrace evict --host gpu7\n\nNames and hosts: `headrace status`. `headrace drain` lets a worker finish first."
+    epilog="\b\nExamples:\n  headrace fleet evict generator-1\n"
+    "  headrace fleet evict generator-1 runs/demo --reason 'ECC errors'\n  headrace fleet evict --host gpu7\n\n"
+    "Names and hosts: `headrace status`. `headrace fleet drain` lets a worker finish first."
 )
 @click.argument("workers", nargs=-1, metavar="[WORKER] [RUN]")
 @_host_option
@@ -37,10 +38,12 @@ def evict(workers: tuple[str, ...], host: str, reason: str, run: Path | None, as
 
     worker = _one(workers, host)
     fleet = _changed(run, lambda at: evicting.evict(at, worker=worker, host=host, reason=reason))
-    answer(as_json, fleet, f"{_named(worker, host)} is evicted, until `headrace readmit`; {_wanted(fleet)}")
+    answer(as_json, fleet, f"{_named(worker, host)} is evicted, until `headrace fleet readmit`; {_wanted(fleet)}")
 
 
-@click.command(epilog="\b\nExamples:\n  headrace readmit generator-1\n  headrace readmit --host gpu7 --run runs/demo")
+@click.command(
+    epilog="\b\nExamples:\n  headrace fleet readmit generator-1\n  headrace fleet readmit --host gpu7 --run runs/demo"
+)
 @click.argument("workers", nargs=-1, metavar="[WORKER] [RUN]")
 @_host_option
 @run_among("workers")
@@ -62,7 +65,7 @@ def _one(workers: tuple[str, ...], host: str) -> str:
     """Return the one worker that is named, or "" with a host."""
     if len(workers) != (0 if host else 1):
         named = ", ".join(workers) or "nothing"
-        raise click.UsageError(f"{named} given; expected one WORKER, or --host HOST: headrace evict generator-1")
+        raise click.UsageError(f"{named} given; expected one WORKER, or --host HOST: headrace fleet evict generator-1")
     return workers[0] if workers else ""
 
 

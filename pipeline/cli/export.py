@@ -1,4 +1,4 @@
-"""``headrace export``: a checkpoint's model as a Hugging Face folder with a model card, or what the
+"""``headrace run export``: a checkpoint's model as a Hugging Face folder with a model card, or what the
 run has recorded as tables.
 
 The run may go on meanwhile, or be elsewhere: no process of it is needed."""
@@ -17,13 +17,13 @@ from protocol.errors import ConfigError, DataError, HeadraceError
 CARD_NAME = "README.md"
 _EPILOG = """\b
 Examples:
-  headrace export runs/demo --out models/demo
-  headrace export runs/demo --version 40 --out models/demo-40
-  headrace export runs/demo --out models/demo --push me/demo
-  headrace export runs/demo --tables demo-tables
+  headrace run export runs/demo --out models/demo
+  headrace run export runs/demo --version 40 --out models/demo-40
+  headrace run export runs/demo --out models/demo --push me/demo
+  headrace run export runs/demo --tables demo-tables
 
 The tables are metrics, states, links and work, in Parquet files, or CSV files
-with --csv. `headrace watch --from` and `headrace trace --from` read them.
+with --csv. `headrace fleet watch --from` and `headrace run trace --from` read them.
 
 The hub's token is HF_TOKEN, or that of `hf auth login`. HF_ENDPOINT names another hub.
 A new repository is private.
@@ -146,7 +146,7 @@ def push_model(folder: Path, repository: str) -> str:
 
     from pipeline.data.hub_progress import uploading
 
-    left = f"the model is in {folder}; `headrace export` with --push can be repeated with another --out"
+    left = f"the model is in {folder}; `headrace run export` with --push can be repeated with another --out"
     try:
         api = HfApi()
         made = api.create_repo(repository, exist_ok=True, private=True)
@@ -157,7 +157,7 @@ def push_model(folder: Path, repository: str) -> str:
             for one, num_bytes in zip(added, files.values(), strict=True):
                 with upload.file(one.path_in_repo, num_bytes):
                     api.preupload_lfs_files(made.repo_id, [one])
-            api.create_commit(made.repo_id, added, commit_message="headrace export")
+            api.create_commit(made.repo_id, added, commit_message="headrace run export")
     except HFValidationError as error:
         raise ConfigError(f"--push {repository}: {error}; expected NAME/MODEL; {left}") from error
     except HfHubHTTPError as error:

@@ -1,4 +1,4 @@
-"""``headrace incidents``: a run's incidents with their evidence, from its folder alone."""
+"""``headrace fleet incidents``: a run's incidents with their evidence, from its folder alone."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _BEFORE_S, _AFTER_S = 5.0, 60.0
 @click.group(
     epilog="""\b
 Examples:
-  headrace incidents list               # of the newest run, the newest last
-  headrace incidents list runs/demo --open --watch
-  headrace incidents show 3
+  headrace fleet incidents list               # of the newest run, the newest last
+  headrace fleet incidents list runs/demo --open --watch
+  headrace fleet incidents show 3
 
 An incident is about one worker, one link or the ledger. It opens when the observer finds something
 wrong, and ends when nothing was found for 30 s."""

@@ -259,8 +259,8 @@ def _next_steps(files: Sequence[Path], hardware: str, name: str) -> list[str]:
         steps[1:1] = ["export REDIS_URL=rediss://...  # a server that all hosts reach: ops/RUNBOOK.md"]
     if hardware == "hosts":
         steps += [
-            f"headrace tokens create --role generator --out generator.token runs/{name}",
-            "headrace join $REDIS_URL --token generator.token  # on each other host",
+            f"headrace fleet tokens create --role generator --out generator.token runs/{name}",
+            "headrace fleet join $REDIS_URL --token generator.token  # on each other host",
         ]
     return steps
 

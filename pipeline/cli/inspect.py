@@ -1,4 +1,4 @@
-"""``headrace status``, ``queues``, ``audit`` and ``report``: read a run, change nothing."""
+"""``headrace status``, ``ledger queues``, ``ledger audit`` and ``run report``: read a run, change nothing."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def _status_lines(at: Attached, found: StatusReport) -> Iterator[Any]:
 
 
 @click.command(
-    epilog="\b\nExamples:\n  headrace queues\n  headrace queues runs/demo --json\n  headrace queues --watch 5"
+    epilog="\b\nExamples:\n  headrace ledger queues\n  headrace ledger queues runs/demo --json\n"
+    "  headrace ledger queues --watch 5"
 )
 @run_argument
 @looking
@@ -98,7 +99,9 @@ def _queue_lines(rows: Sequence[QueueRow], paused: Pause | None) -> Iterator[Any
         yield pause_words(paused)
 
 
-@click.command(epilog="\b\nExamples:\n  headrace audit\n  headrace audit runs/demo --json\n\nExit code 1: no balance.")
+@click.command(
+    epilog="\b\nExamples:\n  headrace ledger audit\n  headrace ledger audit runs/demo --json\n\nExit code 1: no balance."
+)
 @run_argument
 @json_option
 @on_run(look_at)
@@ -147,7 +150,7 @@ def _by_server(at: Attached, audit: Audit) -> dict[str, bool]:
 
 
 @click.command(
-    epilog="\b\nExamples:\n  headrace report runs/demo\n  headrace report runs/demo --out s3://bucket/reports/demo"
+    epilog="\b\nExamples:\n  headrace run report runs/demo\n  headrace run report runs/demo --out s3://bucket/reports/demo"
 )
 @run_argument
 @click.option("--out", metavar="URL", help="Write both files to this folder of an object store, too.")

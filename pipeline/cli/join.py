@@ -1,4 +1,4 @@
-"""``headrace join``: this host's workers for a run of another host.
+"""``headrace fleet join``: this host's workers for a run of another host.
 
 *Consumes* the ledger's address and a token. *Produces* workers, until the run ends. *Waits for* the
 run and its files. *Unblocked by* the run's host, or by Ctrl-C."""
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _ROLES = ("generator", "reward", "reference")
 _EPILOG = """\b
 Examples:
-  headrace join rediss://ledger.example:6379/0 --token generator.token --count 4
-  headrace join rediss://ledger.example:6379/0 --token generator.token --stay 600
-  headrace join --run demo --role reward      # REDIS_URL has the address and the password
+  headrace fleet join rediss://ledger.example:6379/0 --token generator.token --count 4
+  headrace fleet join rediss://ledger.example:6379/0 --token generator.token --stay 600
+  headrace fleet join --run demo --role reward      # REDIS_URL has the address and the password
 
 \b
 Exit codes:
@@ -47,7 +47,7 @@ exit code. The run and other hosts go on.
 
 @click.command(epilog=_EPILOG)
 @click.argument("url", required=False, metavar="[LEDGER_URL]")
-@click.option("--token", type=PATH, help="File that `headrace tokens create` wrote; it names run and role.")
+@click.option("--token", type=PATH, help="File that `headrace fleet tokens create` wrote; it names run and role.")
 @click.option("--allow-plaintext", is_flag=True, help="Allow redis:// of another host, unencrypted.")
 @click.option("--run", "run_name", metavar="NAME", help="The run's name, where there is no token.")
 @click.option("--role", type=click.Choice(_ROLES), help="Role of the workers. Default: the token's role.")

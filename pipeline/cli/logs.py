@@ -1,4 +1,4 @@
-"""``headrace logs``: what workers have logged, on whichever host they are."""
+"""``headrace run logs``: what workers have logged, on whichever host they are."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _POLL_S = 0.5
 @click.command(
     epilog="""\b
 Examples:
-  headrace logs                         # the last 50 lines of all workers
-  headrace logs learner reward-0 runs/demo
-  headrace logs --level warning --last 200
-  headrace logs generator-0 --follow    # until Ctrl-C
+  headrace run logs                         # the last 50 lines of all workers
+  headrace run logs learner reward-0 runs/demo
+  headrace run logs --level warning --last 200
+  headrace run logs generator-0 --follow    # until Ctrl-C
 
 Logs of joined and launched workers come home into the run's folder. With --json each line is the
 object that stands in the file."""

@@ -1,4 +1,4 @@
-"""``headrace groups``, ``versions`` and ``drops``: looks that cost a run's ledger little."""
+"""``headrace ledger groups``, ``versions`` and ``drops``: looks that cost a run's ledger little."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _RUNNING = "running"
 @click.command(
     epilog="""\b
 Examples:
-  headrace groups                # the oldest open groups
-  headrace groups --limit 50 runs/demo
-  headrace groups --watch 5      # again every 5 s, until Ctrl-C
-  headrace groups --json"""
+  headrace ledger groups                # the oldest open groups
+  headrace ledger groups --limit 50 runs/demo
+  headrace ledger groups --watch 5      # again every 5 s, until Ctrl-C
+  headrace ledger groups --json"""
 )
 @run_argument
 @click.option("--limit", type=click.IntRange(1, 200), default=10, show_default=True, help="Most groups shown.")
@@ -45,9 +45,9 @@ async def groups(at: Attached, limit: int) -> Picture:
 @click.command(
     epilog="""\b
 Examples:
-  headrace versions
-  headrace versions runs/demo --json
-  headrace versions --watch
+  headrace ledger versions
+  headrace ledger versions runs/demo --json
+  headrace ledger versions --watch
 
 Staleness: by how many versions a unit's oldest token is behind. It counts from the published
 version, of claimed and trained units from the version that claimed them."""
@@ -71,9 +71,9 @@ def _versions_lines(found: StalenessView) -> Iterator[Any]:
 @click.command(
     epilog="""\b
 Examples:
-  headrace drops
-  headrace drops runs/demo --json
-  headrace drops --watch 10
+  headrace ledger drops
+  headrace ledger drops runs/demo --json
+  headrace ledger drops --watch 10
 
 Length and difficulty are of finished responses. After ± is the mean length's standard error at its
 upper bound: a group counts as one response. Difficulty is 1 less the mean accuracy of the

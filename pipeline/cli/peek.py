@@ -1,4 +1,4 @@
-"""``headrace peek``: list the ledger's chunks, or show one with its scores, as text or messages."""
+"""``headrace ledger peek``: list the ledger's chunks, or show one with its scores, as text or messages."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _NOTHING = (
 @click.command(
     epilog="""\b
 Examples:
-  headrace peek                 # the newest chunk of the newest trajectories
-  headrace peek --latest        # the newest chunk of all, as text
-  headrace peek t.12.3.0        # first chunk of member 3 of group 12
-  headrace peek t.12.3.0 --raw  # its messages, for any MessagePack reader
+  headrace ledger peek                 # chunks of the newest trajectories
+  headrace ledger peek --latest        # the newest chunk of all, as text
+  headrace ledger peek t.12.3.0        # first chunk of member 3 of group 12
+  headrace ledger peek t.12.3.0 --raw  # its messages, as MessagePack
 
 The ledger forgets what is trained on or dropped. `headrace samples` shows responses of updates."""
 )
@@ -67,7 +67,7 @@ async def _look(name: str | None, run: Path | None, *, latest: bool, raw: bool, 
         if not blobs:
             raise ConfigError(
                 f"{name} is not in the ledger: never written, or trained on or dropped. "
-                "Expected LANE.GROUP.MEMBER.CHUNK, as t.12.3.0; `headrace peek` lists chunks"
+                "Expected LANE.GROUP.MEMBER.CHUNK, as t.12.3.0; `headrace ledger peek` lists chunks"
             )
         if not (raw or as_json):
             try:

@@ -1,4 +1,4 @@
-"""``headrace place``: start, stop and list joins of this host, for a launcher on another one.
+"""``headrace fleet place``: start, stop and list joins of this host, for a launcher on another one.
 
 It reads one request from standard input and prints one answer. People have no use for it."""
 

@@ -1,4 +1,4 @@
-"""``headrace pretrain-value``: train a value model that a run can start from.
+"""``headrace dev pretrain-value``: train a value model that a run can start from.
 
 The output folder (``value.path``) is a Hugging Face token classifier, with ``pretraining.json``
 beside it. The command is a run without updates. The start policy samples, the value worker learns,
@@ -25,7 +25,7 @@ FIGURES_NAME = "pretraining.json"
 
 _EPILOG = """\b
 Examples:
-  headrace pretrain-value configs/vapo.toml --out critics/vapo
+  headrace dev pretrain-value configs/vapo.toml --out critics/vapo
   headrace up configs/vapo.toml --set value.path=critics/vapo
 
 The run ends after value.pretrain_steps. It ends earlier when value.min_explained_variance is set and

@@ -1,4 +1,4 @@
-"""``headrace probe``: whether a supervisor's loop turns, for the probes of a container.
+"""``headrace fleet probe``: whether a supervisor's loop turns, for the probes of a container.
 
 It reads one small file, and imports neither the configuration nor a client of the ledger."""
 
@@ -12,7 +12,7 @@ import click
 from pipeline.supervisor.pulse import NAME, trouble
 
 
-@click.command(epilog="\b\nExamples:\n  headrace probe live\n  headrace probe ready /runs/demo")
+@click.command(epilog="\b\nExamples:\n  headrace fleet probe live\n  headrace fleet probe ready /runs/demo")
 @click.argument("question", type=click.Choice(["live", "ready"]))
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
 def probe(question: str, folder: Path | None) -> int:

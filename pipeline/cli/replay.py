@@ -1,4 +1,4 @@
-"""``headrace replay``: repeat the learner's part of a run from its update log, and compare bits.
+"""``headrace run replay``: repeat the learner's part of a run from its update log, and compare bits.
 
 *Consumes* a run's folder. *Produces* the output of ``workers.replay``, a process of its own, since
 commands import no torch. *Waits for* that process."""
@@ -18,10 +18,10 @@ from protocol.errors import ConfigError
 
 _EPILOG = """\b
 Examples:
-  headrace replay runs/demo                    # every update; compares each
-  headrace replay runs/demo --from 40 --to 45  # from the checkpoint before 40
-  headrace replay runs/demo --to 37 --out w37  # writes w37/model
-  headrace replay runs/demo --from 40 --what-if learner.learning_rate=1e-4
+  headrace run replay runs/demo                    # compares each update
+  headrace run replay runs/demo --from 40 --to 45  # from a checkpoint on
+  headrace run replay runs/demo --to 37 --out w37  # writes w37/model
+  headrace run replay runs/demo --from 40 --what-if learner.learning_rate=1e-4
 
 \b
 Exit codes:

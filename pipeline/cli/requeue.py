@@ -1,4 +1,4 @@
-"""``headrace requeue`` and ``headrace dead-letters``: put work back by hand.
+"""``headrace ledger requeue`` and ``headrace ledger dead-letters``: put work back by hand.
 
 ``pipeline.ledger.admin`` has the guarantees of each, and their limits."""
 
@@ -29,9 +29,9 @@ _MOST_LETTERS = 1000
 @click.command(
     epilog="""\b
 Examples:
-  headrace requeue --worker generator-2  # free all that it holds, at once
-  headrace requeue t.81.4 t.82.0         # free these, and score them again
-  headrace requeue --field reward        # make every unrewarded chunk due
+  headrace ledger requeue --worker generator-2  # free all that it holds
+  headrace ledger requeue t.81.4 t.82.0         # free these, score again
+  headrace ledger requeue --field reward        # every unrewarded chunk
 
 Nothing is lost or counted twice. A freed trajectory goes on from its last chunk, and its former worker
 is fenced off at its next write. A field is written once. Units that the learner has claimed stay its own;
@@ -64,7 +64,9 @@ def requeue(
     done = [f"{found.num_opened} trajectories are open for others"] if field is None else []
     done += [f"{found.num_due} chunks are due now"] if worker is None else []
     if worker and not found.num_opened:
-        done = [f"{worker} holds no trajectories; for chunks that a scorer holds: `headrace requeue --field FIELD`"]
+        done = [
+            f"{worker} holds no trajectories; for chunks that a scorer holds: `headrace ledger requeue --field FIELD`"
+        ]
     answer(as_json, found, ", ".join(done))
 
 
@@ -96,7 +98,7 @@ def _trajectory(text: str) -> TrajectoryId:
 def dead_letters() -> None:
     """List, show and retry work that a scorer or the learner gave up.
 
-    A scorer gives up after its last try. The unit is dropped (`dead_letter` in `headrace audit`)
+    A scorer gives up after its last try. The unit is dropped (`dead_letter` in `headrace ledger audit`)
     and its tokens are gone; the letter keeps the last traceback. A group goes on without a response
     that got no verdict. The learner gives up units on
     which a step was not finite, twice (`non_finite`). A retry admits the prompt again, as a new
@@ -104,7 +106,8 @@ def dead_letters() -> None:
 
 
 @dead_letters.command(
-    name="list", epilog="\b\nExamples:\n  headrace dead-letters list\n  headrace dead-letters list runs/demo --json"
+    name="list",
+    epilog="\b\nExamples:\n  headrace ledger dead-letters list\n  headrace ledger dead-letters list runs/demo --json",
 )
 @run_argument
 @click.option("--limit", type=click.IntRange(1, _MOST_LETTERS), default=100, show_default=True, help="Most letters.")
@@ -126,21 +129,21 @@ def _rows(letters: Sequence[DeadLetter], width: int) -> list[str]:
         error = printable_line(_last_line(letter.error))
         room = max(40, width) - 2
         shown += [line, "  " + (error if len(error) <= room else f"{error[: room - 3]}...")]
-    hint = "`headrace dead-letters retry CHUNK` admits the prompt again"
-    return [*shown, "", "`headrace dead-letters show CHUNK` has the traceback", hint]
+    hint = "`headrace ledger dead-letters retry CHUNK` admits the prompt again"
+    return [*shown, "", "`headrace ledger dead-letters show CHUNK` has the traceback", hint]
 
 
-@dead_letters.command(epilog="\b\nExample:\n  headrace dead-letters show t.81.4.1")
+@dead_letters.command(epilog="\b\nExample:\n  headrace ledger dead-letters show t.81.4.1")
 @click.argument("chunk", nargs=-1, metavar="CHUNK [RUN]")
 @run_among("chunk")
 @json_option
 def show(chunk: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     """Show one dead letter with its traceback."""
     if len(chunk) != 1:
-        raise click.UsageError("expected one chunk, as t.81.4.1; `headrace dead-letters list` names them")
+        raise click.UsageError("expected one chunk, as t.81.4.1; `headrace ledger dead-letters list` names them")
     letters = [letter for letter in asyncio.run(_read(run, _MOST_LETTERS)) if letter.chunk == chunk[0]]
     if not letters:
-        raise ConfigError(f"{chunk[0]} is no dead letter; `headrace dead-letters list` names them")
+        raise ConfigError(f"{chunk[0]} is no dead letter; `headrace ledger dead-letters list` names them")
     letter = letters[0]
     head = (
         f"{letter.chunk}: {letter.role} failed {letter.num_attempts} times, last {_age(letter)} ago on {letter.worker}"
@@ -151,8 +154,8 @@ def show(chunk: tuple[str, ...], run: Path | None, as_json: bool) -> None:
 @dead_letters.command(
     epilog="""\b
 Examples:
-  headrace dead-letters retry t.81.4.1
-  headrace dead-letters retry --all
+  headrace ledger dead-letters retry t.81.4.1
+  headrace ledger dead-letters retry --all
 
 The dropped group stays counted as dropped. Its prompt is admitted again as a new group, before fresh
 prompts, once there is credit. Repair the verifier first. A reward worker reads it when it starts: end the
@@ -166,7 +169,7 @@ cannot be retried: the next evaluation samples its prompts anyway."""
 def retry(chunks: tuple[str, ...], every: bool, run: Path | None, as_json: bool) -> None:
     """Admit the prompts of dead letters again."""
     if every == bool(chunks):
-        raise ConfigError("expected chunks that `headrace dead-letters list` names, or --all")
+        raise ConfigError("expected chunks that `headrace ledger dead-letters list` names, or --all")
 
     async def again() -> Retried:
         async with attach(run) as at:
@@ -176,7 +179,7 @@ def retry(chunks: tuple[str, ...], every: bool, run: Path | None, as_json: bool)
         if found.unknown:
             raise ConfigError(
                 f"{', '.join(found.unknown)}: no dead letter of a training response. Nothing was changed. "
-                "`headrace dead-letters list` names them; those of evaluations (e...) cannot be retried"
+                "`headrace ledger dead-letters list` names them; those of evaluations (e...) cannot be retried"
             )
         return found
 

@@ -1,4 +1,4 @@
-"""``headrace runs``: the runs of a folder, one on each line, from files alone."""
+"""``headrace run list``: the runs of a folder, one on each line, from files alone."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _HEAD = ("run", "state", "updates", "accuracy", "best", "started", "took", "algo
 @click.command(
     epilog="""\b
 Examples:
-  headrace runs                     # those under ./runs, the newest first
-  headrace runs /data/runs --json
-  headrace runs --watch 10
+  headrace run list                     # those under ./runs, the newest first
+  headrace run list /data/runs --json
+  headrace run list --watch 10
 
 Accuracy is that of held-out prompts, first and last evaluation. A run that died has no supervisor
 and no recorded end: headrace up --resume RUN goes on with it."""
@@ -32,7 +32,7 @@ and no recorded end: headrace up --resume RUN goes on with it."""
 @click.argument("folder", required=False, type=PATH)
 @json_option
 @watch_option
-def runs(folder: Path | None, as_json: bool, every_s: float | None) -> None:
+def list_(folder: Path | None, as_json: bool, every_s: float | None) -> None:
     """List the runs of a folder: state, updates, accuracy, when and how long."""
     place = Path("runs") if folder is None else folder
     if every_s is None:

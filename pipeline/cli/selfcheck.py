@@ -1,4 +1,4 @@
-"""``headrace selfcheck``: whether this machine computes right, or all generators of a run alike."""
+"""``headrace fleet selfcheck``: whether this machine computes right, or all generators of a run alike."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
-  headrace selfcheck                    # each device of this machine
-  headrace selfcheck --fleet            # all generators of the newest run
-  headrace selfcheck --fleet runs/demo --json
+  headrace fleet selfcheck                    # each device of this machine
+  headrace fleet selfcheck --fleet            # the newest run's generators
+  headrace fleet selfcheck --fleet runs/demo --json
 
-Exit code 0; 1 when something differs. A worker that differs: `headrace evict WORKER`."""
+Exit code 0; 1 when something differs. A worker that differs: `headrace fleet evict WORKER`."""
 
 
 @click.command(epilog=_EPILOG)
@@ -41,7 +41,7 @@ def selfcheck(run: Path | None, fleet: bool, timeout_s: float, as_json: bool) ->
     run goes on meanwhile."""
     if not fleet:
         if run is not None:
-            raise click.UsageError("a run is checked with --fleet: headrace selfcheck --fleet RUN")
+            raise click.UsageError("a run is checked with --fleet: headrace fleet selfcheck --fleet RUN")
         return _machine(timeout_s, as_json=as_json)
     found = asyncio.run(_fleet(run, timeout_s))
     answer(as_json, found, *_words(found))
@@ -59,7 +59,7 @@ async def _fleet(run: Path | None, timeout_s: float) -> AskedGenerators:
         if not config.has_sampling:
             raise ConfigError(
                 f"the generators of {config.run.name} have no model to check: they read data.responses, and there is no "
-                "evaluation; `headrace selfcheck` checks the devices of this machine"
+                "evaluation; `headrace fleet selfcheck` checks the devices of this machine"
             )
         return await check_fleet(at, timeout_s)
 

@@ -1,4 +1,4 @@
-"""``headrace stacks``: what the workers of this host are doing just now, and which are unlike."""
+"""``headrace fleet stacks``: what the workers of this host are doing just now, and which are unlike."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NATIVE_S = 60.0
 @click.command(
     epilog="""\b
 Examples:
-  headrace stacks                       # all workers of this host, in the newest run
-  headrace stacks generator-2 --all     # every thread and task of one
-  headrace stacks generator-2 --native  # with native calls, by py-spy
+  headrace fleet stacks                       # all of this host, newest run
+  headrace fleet stacks generator-2 --all     # every thread and task of one
+  headrace fleet stacks generator-2 --native  # with native calls, by py-spy
 
 A stack stands when it is the same in all looks. Workers of a role that stand at one place are a
 group; a smaller group is unlike the others. It works while a worker's loop is held up. A process

@@ -1,4 +1,4 @@
-"""``headrace tokens``: let other hosts join a run, and end that again.
+"""``headrace fleet tokens``: let other hosts join a run, and end that again.
 
 A secret is written into a file of mode 0600 and shown nowhere else. ``pipeline.ledger.token`` and
 ``pipeline.ledger.redis.tokens`` have what a token is."""
@@ -28,7 +28,7 @@ _OVERLAP_S = 600.0
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="\b\nExamples:\n  headrace tokens create --role generator\n  headrace tokens list",
+    epilog="\b\nExamples:\n  headrace fleet tokens create --role generator\n  headrace fleet tokens list",
 )
 def tokens() -> None:
     """Create, list, revoke and rotate tokens, with which other hosts join a run.
@@ -40,10 +40,10 @@ def tokens() -> None:
 @tokens.command(
     epilog="""\b
 Examples:
-  headrace tokens create --role generator
-  headrace tokens create --role reward --out reward.token runs/demo
+  headrace fleet tokens create --role generator
+  headrace fleet tokens create --role reward --out reward.token runs/demo
 
-Copy the file to the other host, with mode 0600. There: headrace join LEDGER_URL --token FILE.
+Copy the file to the other host, with mode 0600. There: headrace fleet join LEDGER_URL --token FILE.
 Any number of hosts may use one token."""
 )
 @run_argument
@@ -79,10 +79,12 @@ def create(run: Path | None, role: str, out: Path | None, as_json: bool) -> None
     answer(as_json, _shown(token, path), *lines)
 
 
-_REMEDY = "copy it to the other host, with mode 0600; there: headrace join LEDGER_URL --token {path.name}"
+_REMEDY = "copy it to the other host, with mode 0600; there: headrace fleet join LEDGER_URL --token {path.name}"
 
 
-@tokens.command(name="list", epilog="\b\nExamples:\n  headrace tokens list\n  headrace tokens list runs/demo --json")
+@tokens.command(
+    name="list", epilog="\b\nExamples:\n  headrace fleet tokens list\n  headrace fleet tokens list runs/demo --json"
+)
 @run_argument
 @json_option
 def list_(run: Path | None, as_json: bool) -> None:
@@ -95,7 +97,9 @@ def list_(run: Path | None, as_json: bool) -> None:
             return await at.tokens.rows()
 
     rows = asyncio.run(read())
-    answer(as_json, rows, *(_table(rows) if rows else ["no tokens; `headrace tokens create --role ROLE` makes one"]))
+    answer(
+        as_json, rows, *(_table(rows) if rows else ["no tokens; `headrace fleet tokens create --role ROLE` makes one"])
+    )
 
 
 def _table(rows: Sequence[TokenRow]) -> list[str]:
@@ -115,7 +119,8 @@ def _table(rows: Sequence[TokenRow]) -> list[str]:
 
 
 @tokens.command(
-    epilog="\b\nExamples:\n  headrace tokens revoke generator-3f9a1c07\n  headrace tokens revoke generator-3f9a1c07 runs/demo"
+    epilog="\b\nExamples:\n  headrace fleet tokens revoke generator-3f9a1c07\n"
+    "  headrace fleet tokens revoke generator-3f9a1c07 runs/demo"
 )
 @click.argument("names", nargs=-1, metavar="TOKEN... [RUN]")
 @run_among("names")
@@ -123,7 +128,7 @@ def _table(rows: Sequence[TokenRow]) -> list[str]:
 def revoke(names: tuple[str, ...], run: Path | None, as_json: bool) -> None:
     """End tokens, their connections, their hosts' keys and their workers."""
     if not names:
-        raise click.UsageError("no token given; `headrace tokens list` names them")
+        raise click.UsageError("no token given; `headrace fleet tokens list` names them")
 
     async def end() -> tuple[list[str], list[str]]:
         ended: list[str] = []
@@ -147,8 +152,8 @@ def revoke(names: tuple[str, ...], run: Path | None, as_json: bool) -> None:
 @tokens.command(
     epilog="""\b
 Examples:
-  headrace tokens rotate generator-3f9a1c07
-  headrace tokens rotate generator-3f9a1c07 --overlap 0    # ends the old one
+  headrace fleet tokens rotate generator-3f9a1c07
+  headrace fleet tokens rotate generator-3f9a1c07 --overlap 0  # ends the old
 
 Copy the new file over the old one on each host. Workers take it by themselves; none is restarted."""
 )
@@ -168,7 +173,7 @@ Copy the new file over the old one on each host. Workers take it by themselves; 
 def rotate(name: tuple[str, ...], run: Path | None, out: Path | None, overlap_s: float, as_json: bool) -> None:
     """Give a token another secret, while its workers go on."""
     if len(name) != 1:
-        raise click.UsageError("expected one token; `headrace tokens list` names them")
+        raise click.UsageError("expected one token; `headrace fleet tokens list` names them")
 
     async def change() -> tuple[Token, Path, tuple[str, ...]]:
         async with attach(run) as at:

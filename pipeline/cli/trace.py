@@ -1,4 +1,4 @@
-"""``headrace trace``: what happened to a trajectory, where progress stopped, and a run as a picture
+"""``headrace run trace``: what happened to a trajectory, where progress stopped, and a run as a picture
 in time."""
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _WIDTH = 100
 @click.command(
     epilog="""\b
 Examples:
-  headrace trace t.12.3             # the life of a trajectory
-  headrace trace runs/demo          # the causes of stalls
-  headrace trace runs/demo --perfetto demo.json
-  headrace trace --from states.parquet --from links.csv
-  headrace trace --from folder/ --json
+  headrace run trace t.12.3             # the life of a trajectory
+  headrace run trace runs/demo          # the causes of stalls
+  headrace run trace runs/demo --perfetto demo.json
+  headrace run trace --from states.parquet --from links.csv
+  headrace run trace --from folder/ --json
 
 The picture is opened by ui.perfetto.dev and chrome://tracing. It is made of the run's history and
-of its folder observed, which the observer writes. A trajectory is shown as by `headrace trajectory`,
+of its folder observed, which the observer writes. A trajectory is shown as by `headrace ledger trajectory`,
 which can also follow it.
 
 Of states, a row has time_s, worker, role, waiting_for, done, in_flight, oldest_age_s, input_depth,
@@ -77,7 +77,7 @@ def trace(
             TrajectoryId.parse(words[0])
         except ValueError as error:
             raise ConfigError(
-                f"{error}; or the folder of a run; `headrace runs` and `headrace peek` list both"
+                f"{error}; or the folder of a run; `headrace run list` and `headrace ledger peek` list both"
             ) from error
         ctx.invoke(trajectory, name=words, named_run=run, as_json=as_json)
         return

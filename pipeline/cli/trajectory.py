@@ -1,4 +1,4 @@
-"""``headrace trajectory``: what happened to one trajectory, with its text where it was kept."""
+"""``headrace ledger trajectory``: what happened to one trajectory, with its text where it was kept."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 @click.command(
     epilog="""\b
 Examples:
-  headrace trajectory t.12.3           # member 3 of group 12
-  headrace trajectory t.12.3 runs/demo --json
-  headrace trajectory t.12.3 --watch   # while it is sampled and scored
-  headrace trajectory e4.7.0           # an evaluation response
+  headrace ledger trajectory t.12.3           # member 3 of group 12
+  headrace ledger trajectory t.12.3 runs/demo --json
+  headrace ledger trajectory t.12.3 --watch   # while it is sampled and scored
+  headrace ledger trajectory e4.7.0           # an evaluation response
 
 The ledger keeps what happened to the newest 10,000 trajectories that have left it. The text is
 there if the learner kept it as a sample (`headrace samples`)."""
@@ -49,7 +49,7 @@ async def picture_of(at: Attached, asked: TrajectoryId) -> Picture:
         if asked.is_evaluation and (scored := await _evaluated(at, asked)):
             return Picture(scored, lambda: (_scored_line(str(asked), scored),))
         if sample is None:
-            raise ConfigError(f"{life.words}; `headrace groups` and `headrace peek` list others")
+            raise ConfigError(f"{life.words}; `headrace ledger groups` and `headrace ledger peek` list others")
         note = f"{life.words}; its sample is there"
         return Picture({"life": None, "sample": sample}, lambda: (note, *_text(sample)))
     return Picture({"life": life, "sample": sample}, lambda: render(life, sample))
@@ -63,7 +63,7 @@ def _parsed(words: tuple[str, ...]) -> TrajectoryId:
     try:
         return TrajectoryId.parse(words[0])
     except ValueError as error:
-        raise ConfigError(f"{error}; `headrace groups` and `headrace peek` list names") from error
+        raise ConfigError(f"{error}; `headrace ledger groups` and `headrace ledger peek` list names") from error
 
 
 def _sample(at: Attached, name: str) -> ResponseSample | None:

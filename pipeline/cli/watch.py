@@ -1,4 +1,4 @@
-"""``headrace watch``: the odd workers of a run or of tables, since when and by which metric."""
+"""``headrace fleet watch``: the odd workers of a run or of tables, since when and by which metric."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
-  headrace watch                       # the newest run under ./runs, live or ended
-  headrace watch runs/demo --json
-  headrace watch --from metrics.csv
-  headrace watch --from finished.parquet
-  headrace watch calibrate runs/healthy-1 runs/healthy-2 --to thresholds.json
-  headrace watch --from metrics.csv --thresholds thresholds.json
+  headrace fleet watch                       # the newest run under ./runs
+  headrace fleet watch runs/demo --json
+  headrace fleet watch --from metrics.csv
+  headrace fleet watch --from finished.parquet
+  headrace fleet watch calibrate runs/healthy-1 runs/healthy-2 --to thresholds.json
+  headrace fleet watch --from metrics.csv --thresholds thresholds.json
 
 A run is watched in its observer's records, which go to the last two minutes. Open incidents that
 the observer found later are added.
@@ -36,7 +36,7 @@ A table of metrics has the columns
 A table of finished work has
   worker, start_s, duration_s, and if known kind, size, ok
 in CSV or Parquet files; several files of a kind are one table. Other columns are ignored, and
-named. `headrace export RUN --tables FOLDER` writes such tables of a run.
+named. `headrace run export RUN --tables FOLDER` writes such tables of a run.
 
 Workers are compared inside a role and phase, and each with its own past. Names of metrics are free; those of
 a run's history have rules of their own. Rows may be in any order."""
@@ -99,7 +99,7 @@ def calibrate(runs: tuple[Path, ...], target: Path) -> None:
     Nothing may be wrong in any of them. Each is one fleet, in windows of 15 minutes. A size needs
     500 workers and windows in all: 63 windows of 8 workers, or 10 of 50.
 
-    headrace watch --thresholds uses the file, and so does the setting observer.thresholds."""
+    headrace fleet watch --thresholds uses the file, and so does the setting observer.thresholds."""
     from pipeline.watch.calibration import calibrated, strengths_of_tables
 
     fleets: list[Strengths] = []

@@ -106,7 +106,8 @@ class LaunchSection(Section):
 
     on: Literal["local", "join", "ssh", "slurm", "kubernetes", "ray"] = setting(
         "local",
-        "local: processes of this host. join: of this host too, each a `headrace join` in a folder of its own, as elsewhere.",
+        "local: processes of this host. join: of this host too, each a `headrace fleet join` in a folder of its own, as "
+        "elsewhere.",
     )
     roles: tuple[ScalingRole, ...] = setting(
         SCALING_ROLES, "Roles that are launched there; the others stay on this host."

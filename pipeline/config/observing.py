@@ -11,7 +11,7 @@ class ObserverSection(Section):
 
     enabled: bool = setting(True, "Start an observer with the fleet.")
     thresholds: str = setting(
-        "", "File of thresholds from `headrace watch calibrate`. Empty: those that the package brings."
+        "", "File of thresholds from `headrace fleet watch calibrate`. Empty: those that the package brings."
     )
     keep_mb: Positive = setting(
         256, "Size of the metrics that are kept in the run's folder `observed`. The oldest are deleted."

@@ -153,7 +153,7 @@ class CheckpointSection(Section):
 
 
 class ReplaySection(Section):
-    """The update log. `headrace replay` makes updates again from it. Costs: ops/RUNBOOK.md."""
+    """The update log. `headrace run replay` makes updates again from it. Costs: ops/RUNBOOK.md."""
 
     record: bool = setting(True, "Record every update's inputs and the digests of its weights.")
     keep_mb: Positive = setting(
@@ -347,7 +347,7 @@ class SupervisorSection(Section):
     flow_records: bool = setting(
         True,
         "Each worker keeps records of its newest messages in its host's shared memory, a quarter of a megabyte, for "
-        "`headrace trace`.",
+        "`headrace run trace`.",
     )
     metrics_port: int | None = setting(None, "Port of Prometheus metrics. Absent: off.", ge=1, le=65535)
     metrics_host: str = setting(

@@ -300,7 +300,7 @@ class RunConfig(Section):
         for role in (role for role, count in counts.items() if not count and self.wire.transport != "tcp"):
             raise ValueError(
                 f"fleet.{role} is 0, and this run needs {role} workers. Set it to 1 or more. Or set wire.transport to tcp, by "
-                "which other hosts reach the run, and start them there with `headrace join`"
+                "which other hosts reach the run, and start them there with `headrace fleet join`"
             )
 
     def _check_importance(self) -> None:

@@ -1,4 +1,4 @@
-"""Rows of the flow as they are kept in a run's folder, for ``headrace trace`` after the fact."""
+"""Rows of the flow as they are kept in a run's folder, for ``headrace run trace`` after the fact."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """An operator's side of the ledger: what the next update waits for, putting work back, and pauses.
 
-``headrace why``, ``requeue``, ``dead-letters``, ``pause`` and ``resume`` use it; ``memory.admin``
+``headrace why``, ``ledger requeue``, ``ledger dead-letters`` and ``run pause`` use it; ``memory.admin``
 and ``redis.admin`` implement it under one contract suite. No worker uses it, so no call carries an
 incarnation.
 

@@ -262,7 +262,7 @@ class Ledger(Protocol):
         ...
 
     async def peek(self, key: str) -> list[bytes]:
-        """Return a chunk's bytes, then its scores', for ``headrace peek``; empty when unknown."""
+        """Return a chunk's bytes, then its scores', for ``headrace ledger peek``; empty when unknown."""
         ...
 
     async def aclose(self) -> None:

@@ -1,6 +1,6 @@
 """Looks into the ledger: open groups, staleness, and what was dropped against what was trained.
 
-``headrace groups``, ``versions`` and ``drops`` show it; ``memory.inspection`` and
+``headrace ledger groups``, ``versions`` and ``drops`` show it; ``memory.inspection`` and
 ``redis.inspection`` implement it under one contract suite. Nothing here changes the ledger, and no
 call carries an incarnation.
 
@@ -215,7 +215,7 @@ _DOING: Final[Mapping[str, str]] = {
     DropReason.STALE: "wait for late work (staleness.late = 'wait'), raise staleness.eta, or add generators",
     DropReason.NO_SIGNAL: "the filter drops groups that are all right or all wrong, and masked over-long ones go too; easier "
     "prompts or more tokens for a response leave fewer long groups all wrong",
-    DropReason.DEAD_LETTER: "long responses make a scorer fail; `headrace dead-letters` has the tracebacks",
+    DropReason.DEAD_LETTER: "long responses make a scorer fail; `headrace ledger dead-letters` has the tracebacks",
     DropReason.NON_FINITE: "long responses have values that are not finite; look at the learner's log",
 }
 

@@ -68,7 +68,7 @@ def is_id_of(token_id: str, role: Role) -> bool:
 
 def read_token(path: Path) -> Token:
     """Return the token in a file. Raises ConfigError: absent, others may read it, no token."""
-    again = "copy the file again from where `headrace tokens create` or `rotate` wrote it"
+    again = "copy the file again from where `headrace fleet tokens create` or `rotate` wrote it"
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())

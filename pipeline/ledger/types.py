@@ -77,7 +77,7 @@ REFUSAL_WORDS: Final[dict[Refusal, str]] = {
     Refusal.BEHIND: "the published weights",
     Refusal.MEMORY: "the ledger to shrink below its watermark",
     Refusal.CLOSED: "nothing: admission is closed",
-    Refusal.PAUSED: "an operator, who has paused admission; `headrace resume` ends that",
+    Refusal.PAUSED: "an operator, who has paused admission; `headrace run resume` ends that",
 }
 """The wait of a generator after each refusal, in its heartbeat."""
 
@@ -361,7 +361,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class QueueStat:
-    """One ledger queue, for ``headrace queues``."""
+    """One ledger queue, for ``headrace ledger queues``."""
 
     name: str
     depth: int

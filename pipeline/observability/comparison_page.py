@@ -1,4 +1,4 @@
-"""Runs side by side on one page: ``headrace compare --html``. The page is complete in itself."""
+"""Runs side by side on one page: ``headrace run compare --html``. The page is complete in itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A run's records as tables of any fleet: ``metrics``, ``states``, ``links`` and ``work``.
 
-They are what ``headrace watch --from`` and ``headrace trace --from`` read. Times are seconds since
+They are what ``headrace fleet watch --from`` and ``headrace run trace --from`` read. Times are seconds since
 1970. ``work`` has the scored messages of the run's host, each with its time of service alone, and
 the learner's updates. Files of ``observed`` are read one after another: memory holds two minutes. A
 file that cannot be read is left out, and counted."""

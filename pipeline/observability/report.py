@@ -1,7 +1,7 @@
 """A run's report: ``<run_dir>/report.html``, and its figures in ``report.json``.
 
 The page is made of the run's records (``report_data``) and the last audit. It has no scripts and
-loads nothing. It names what the records lack. Training needs none of it; ``headrace report`` writes
+loads nothing. It names what the records lack. Training needs none of it; ``headrace run report`` writes
 it again at any time."""
 
 from __future__ import annotations

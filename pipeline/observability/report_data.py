@@ -181,7 +181,7 @@ class RunRecords:
         if not self.has_log:
             yield "Faults and restarts: there is no logs/supervisor.jsonl."
         if not has_audit:
-            yield "The ledger's balance: it was not read for this page; `headrace report` reads it."
+            yield "The ledger's balance: it was not read for this page; `headrace run report` reads it."
         if not self.samples:
             yield "Samples: no update has kept any, or samples.per_update is 0."
         for name, number in self.skipped.items():

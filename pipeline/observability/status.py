@@ -1,4 +1,4 @@
-"""The fleet's state as rows, for ``headrace status``, ``headrace queues`` and the views."""
+"""The fleet's state as rows, for ``headrace status``, ``headrace ledger queues`` and the views."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def eviction_words(fleet: Fleet | None) -> tuple[str, ...]:
 def _evicted(one: Eviction) -> str:
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.at_s))
     named, back = (f"host {one.host}", f"--host {one.host}") if one.host else (one.worker, one.worker)
-    words = f"{named} is evicted by {one.by} since {since}: {one.reason}; `headrace readmit {back}` takes it back"
+    words = f"{named} is evicted by {one.by} since {since}: {one.reason}; `headrace fleet readmit {back}` takes it back"
     return printable_line(words)
 
 

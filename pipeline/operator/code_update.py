@@ -152,6 +152,6 @@ async def check_reach(at: Attached, config: RunConfig, key: str) -> None:
                 else f"launch.roles has {role} workers elsewhere"
             )
             raise ConfigError(
-                f"{there}, which the new code would not reach, and {reason}: end those workers first (`headrace drain`), or "
-                "go by `headrace down` and `headrace up --resume`"
+                f"{there}, which the new code would not reach, and {reason}: end those workers first (`headrace fleet drain`), "
+                "or go by `headrace down` and `headrace up --resume`"
             )

@@ -107,14 +107,14 @@ def _check_host(present: Fleet, beats: Sequence[Heartbeat], host: str) -> None:
         names = printable_line(", ".join(own[:5]))
         raise ConfigError(
             f"{printable_line(host)} has workers of this run's own supervisor ({names}): it is no joined host. Evict them "
-            "one by one: `headrace evict WORKER`; where a launcher chose the host, take it out of [launch]"
+            "one by one: `headrace fleet evict WORKER`; where a launcher chose the host, take it out of [launch]"
         )
     working = _at_work(present, beats)
     for role in {beat.who.role for beat in working if beat.host == host}:
         if not any(beat.who.role is role and beat.host != host for beat in working):
             raise ConfigError(
                 f"{printable_line(host)} has the run's last {role} that does its work: without it the role is empty, and the "
-                f"host is not evicted; `headrace scale {role}=1` or another `headrace join` first"
+                f"host is not evicted; `headrace scale {role}=1` or another `headrace fleet join` first"
             )
 
 

@@ -92,8 +92,8 @@ def _drainable(at: Attached, present: Fleet, beats: Sequence[Heartbeat], one: Dr
     role = role_of(at, present, beats, one.worker)
     if role not in ELASTIC_ROLES:
         raise ConfigError(
-            f"{one.worker} is the run's only {role}, and everything waits for it: it is not drained. `headrace pause` stops "
-            "new work, `headrace down` ends the run, and a stuck one is replaced by itself"
+            f"{one.worker} is the run's only {role}, and everything waits for it: it is not drained. `headrace run pause` "
+            "stops new work, `headrace down` ends the run, and a stuck one is replaced by itself"
         )
     if one.worker not in there and (one.is_replaced or one.worker in present.left_out):
         raise ConfigError(f"{one.worker} is not there: the supervisor starts it, or it has left")

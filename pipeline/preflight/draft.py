@@ -147,7 +147,7 @@ def draft(choices: Choices, form: DataForm, around: Surroundings) -> Draft:
     needed = max(load.batch_bytes, load.in_flight_bytes) / config.ledger.watermark / _MB
     values["ledger.max_memory_mb"] = max(256, 256 * math.ceil(needed / 256))
     run = commented(values, why, algorithm=choices.algorithm, head=_HEAD.format(hardware=HARDWARE[choices.hardware]))
-    told = {"fleet.generator": "on other hosts: `headrace join`"} if not generators else {}
+    told = {"fleet.generator": "on other hosts: `headrace fleet join`"} if not generators else {}
     return Draft(run, commented(fleet, told, algorithm=choices.algorithm, head=_FLEET_HEAD))
 
 

@@ -29,7 +29,9 @@ def value_source(path: Path) -> ValueSource:
     architectures: list[str] = config.get("architectures") or []
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
         return ValueSource.BACKBONE
-    advice = "set value.path to a causal language model (its head is new), or a folder from `headrace pretrain-value`"
+    advice = (
+        "set value.path to a causal language model (its head is new), or a folder from `headrace dev pretrain-value`"
+    )
     if not any(name.endswith("ForTokenClassification") for name in architectures):
         what = ", ".join(architectures) or "a model of unnamed architecture"
         raise DataError(f"{path} holds {what}, which is neither a causal language model nor a value model: {advice}")

@@ -98,7 +98,7 @@ class ActorContext:
         clock: time.
         draining: set when the main loop should end.
         spans: OpenTelemetry spans of trajectories; without tracing, none.
-        flow: writes records of messages for `headrace trace`; without a ring, none.
+        flow: writes records of messages for `headrace run trace`; without a ring, none.
         prepared: what this process made as a standby; nothing in any other.
         delivered: finished pieces of work; an error before the first is not caused by the work.
         tasks: the actor's TaskGroup; prefer ``spawn``, which names a task and watches its end."""

@@ -25,7 +25,7 @@ def open_ring(config: RunConfig, run_dir: Path, who: Incarnation, log: Filtering
     try:
         return FlowRingWriter(flow_folder(run_dir), who)
     except (OSError, ConfigError) as error:
-        log.warning("no_flow_records", reason=str(error), action="`headrace trace` lacks this worker's messages")
+        log.warning("no_flow_records", reason=str(error), action="`headrace run trace` lacks this worker's messages")
         return None
 
 

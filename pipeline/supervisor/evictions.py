@@ -4,7 +4,7 @@ An eviction is an entry in the desired fleet. So it outlives supervisors, and jo
 
     the run's own worker    its name is not wanted, and its role has one worker fewer
     a joined host's         that host has one fewer, for as long as the entry is there
-    a joined host           none of its workers is started; the next `headrace join` there ends at once
+    a joined host           none of its workers is started; the next `headrace fleet join` there ends at once
 
 A role that is scaled up gets other names. ``readmitted`` gives the name and the number back."""
 

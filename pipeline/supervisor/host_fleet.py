@@ -133,7 +133,7 @@ class HostFleet:
                 self._repairs.left(worker)
                 self.processes.stop(worker, now=True)
                 log.warning(
-                    "worker_evicted", worker=worker, action="fenced and ended; `headrace readmit` takes it back"
+                    "worker_evicted", worker=worker, action="fenced and ended; `headrace fleet readmit` takes it back"
                 )
 
     def follow(

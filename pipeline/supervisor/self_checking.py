@@ -95,4 +95,4 @@ def _proof(found: Differing, number: int) -> tuple[str, str]:
     if found.is_sound:
         return "", f"in self-check {number} all {num} answers are the same"
     names = ", ".join((*found.workers, *found.undecided))
-    return "", f"in self-check {number} {names} differ: `headrace selfcheck --fleet` shows how"
+    return "", f"in self-check {number} {names} differ: `headrace fleet selfcheck --fleet` shows how"

@@ -302,14 +302,14 @@ class Supervisor:
         except LedgerError as error:
             log.warning("final_state_not_written", reason=str(error))
             return
-        # After a second signal, `headrace report` is left to write it.
+        # After a second signal, `headrace run report` is left to write it.
         if self._num_signals < 2:
             detail = f"{status.state}: {status.detail}"
             write = partial(write_report, title=self._config.run.name, detail=detail, audit=audit)
             try:
                 await asyncio.to_thread(write, self._run_dir)
             except Exception as error:
-                log.exception("report_not_written", reason=str(error), do=f"headrace report {self._run_dir}")
+                log.exception("report_not_written", reason=str(error), do=f"headrace run report {self._run_dir}")
 
     # -- the loop ----------------------------------------------------------------------------------
 

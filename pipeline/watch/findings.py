@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One odd worker. Its fields are those of the JSON of ``headrace watch``."""
+    """One odd worker. Its fields are those of the JSON of ``headrace fleet watch``."""
 
     worker: str
     role: str

@@ -1,7 +1,7 @@
 """A live run's metrics on the disk: Parquet files in ``<run_dir>/observed``, a file every two
 minutes.
 
-The files are tables as ``headrace watch --from`` and ``headrace trace --from`` read them, so that a
+The files are tables as ``headrace fleet watch --from`` and ``headrace run trace --from`` read them, so that a
 run is examined afterwards by the same code. A file is complete, or it is not there. Above the limit
 of the folder the oldest are deleted. A disk that refuses a file costs those minutes alone.
 

@@ -84,12 +84,12 @@ def read_thresholds(path: Path) -> Thresholds:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{path}: no file of thresholds ({type(error).__name__}: {error}); make one with headrace watch calibrate"
+            f"{path}: no file of thresholds ({type(error).__name__}: {error}); make one with headrace fleet watch calibrate"
         ) from error
     numbers = [number for tail in tails.values() for number in (tail.start, tail.slope, tail.share)]
     if not tails or not all(map(math.isfinite, numbers)) or min(*tails, *numbers) < 0 or 0 in tails:
         raise DataError(
-            f"{path}: thresholds below 0, not finite, or for no size; make them with headrace watch calibrate"
+            f"{path}: thresholds below 0, not finite, or for no size; make them with headrace fleet watch calibrate"
         )
     return Thresholds(tails)
 

@@ -79,7 +79,7 @@ class RunningFleet:
         return self.command("status", str(self.run_dir))
 
     def audit(self) -> Any:
-        return self.command("audit", str(self.run_dir))
+        return self.command("ledger", "audit", str(self.run_dir))
 
     def workers(self) -> dict[str, dict[str, Any]]:
         return {worker["worker"]: worker for worker in self.status()["workers"]}

@@ -108,7 +108,7 @@ def test_a_metrics_port_in_use_is_said_and_no_worker_starts(tmp_path: Path) -> N
         (["scale", "teapot=2"], "expected ROLE=NUMBER"),
         (["scale", "generator=-1"], "expected ROLE=NUMBER"),
         (["status", "/nowhere"], "is not a run"),
-        (["peek", "nonsense", "--run", "/nowhere"], "is not a run"),
+        (["ledger", "peek", "nonsense", "--run", "/nowhere"], "is not a run"),
         (["config", "check", "configs"], "Is a directory"),
         (["config", "check", "ops/demo/tiny_model/model.safetensors"], "not TOML"),
         (["config", "show", "configs/demo.toml", "--set", "run"], "expected section.key=value"),

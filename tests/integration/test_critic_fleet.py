@@ -106,7 +106,7 @@ def test_a_pretrained_value_model_is_what_a_run_starts_from(tmp_path: Path) -> N
         f"data.train=['{data / 'train.jsonl'}']",
         "value.min_explained_variance=0.99",
     ]
-    command = [sys.executable, "-m", "pipeline.cli", "pretrain-value", "configs/demo.toml"]
+    command = [sys.executable, "-m", "pipeline.cli", "dev", "pretrain-value", "configs/demo.toml"]
     command += ["--fleet", "configs/fleets/demo.toml", "--out", str(out), "--json"]
     command += [argument for setting in settings for argument in ("--set", setting)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)

@@ -143,7 +143,7 @@ def test_a_lost_scorers_chunks_are_scored_long_before_their_deadline(tmp_path: P
         os.kill(stopped["pid"], signal.SIGSTOP)
 
         def num_waiting() -> int:
-            rows = run.command("queues", str(run.run_dir))
+            rows = run.command("ledger", "queues", str(run.run_dir))
             return next(row["depth"] for row in rows if row["name"] == "reward")
 
         run.wait_until(lambda: num_waiting() >= 8, "chunks in the mailbox of a stopped scorer")

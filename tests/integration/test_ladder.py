@@ -28,7 +28,7 @@ def test_a_generator_that_ends_at_each_start_is_evicted_and_the_run_goes_on(tmp_
         kill(run, "generator-1")
         (sentence,) = run.wait_until(lambda: evictions(run), "the eviction")
         assert "ended twice by the same error, before it had finished any work" in sentence
-        assert "IsADirectoryError" in sentence and "`headrace readmit generator-1`" in sentence
+        assert "IsADirectoryError" in sentence and "`headrace fleet readmit generator-1`" in sentence
         (words,) = run.wait_until(lambda: run.status()["evicted"], "the eviction in the fleet")
         assert words.startswith("generator-1 is evicted by supervisor since ") and "IsADirectoryError" in words
         assert words in run.command("why", str(run.run_dir))["also"]
@@ -39,7 +39,7 @@ def test_a_generator_that_ends_at_each_start_is_evicted_and_the_run_goes_on(tmp_
         assert all(after[name]["pid"] == before[name]["pid"] for name in before if name != "generator-1")
 
         own_log.rmdir()
-        run.command("readmit", "generator-1", str(run.run_dir))
+        run.command("fleet", "readmit", "generator-1", str(run.run_dir))
         run.wait_until(lambda: run.workers().get("generator-1", {}).get("progress"), "its work after the readmission")
         run.command("down", str(run.run_dir))
         assert run.finish() == 0, run.output.read_text()

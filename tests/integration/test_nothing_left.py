@@ -264,5 +264,5 @@ def test_nothing_is_left_of_a_run_but_its_folder_which_is_its_owners_alone(
     run.until(lambda: not run.processes(), "the end of every process")
     assert run.left() == []
     assert run.readable_by_others() == []
-    assert run.headrace("audit")["balances"] is True
+    assert run.headrace("ledger", "audit")["balances"] is True
     assert run.left() == [], "a look leaves nothing behind either"

@@ -113,7 +113,7 @@ def test_guidance_teaches_more_than_imitation_and_is_made_again_bit_for_bit(tmp_
     with fleet(tmp_path, *files, "algorithm.name=nlft-first", of=("nlft", "recorded")) as run:
         assert run.finish() == 0, run.output.read_text()[-4000:]
         assert run.audit()["balances"]
-    command = [sys.executable, "-m", "pipeline.cli", "replay", str(run.run_dir), "--json"]
+    command = [sys.executable, "-m", "pipeline.cli", "run", "replay", str(run.run_dir), "--json"]
     again = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120).stdout)
     assert (again["num_equal"], again["first_difference"]) == (10, None)
     rows = [json.loads(line) for line in (run.run_dir / "history.jsonl").read_text().splitlines()]

@@ -34,7 +34,7 @@ QUICK = (
 
 
 def replay(run_dir: Path, *arguments: str, code: int = 0) -> Any:
-    command = [sys.executable, "-m", "pipeline.cli", "replay", str(run_dir), "--json", *arguments]
+    command = [sys.executable, "-m", "pipeline.cli", "run", "replay", str(run_dir), "--json", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == code, done.stdout + done.stderr
     return json.loads(done.stdout)

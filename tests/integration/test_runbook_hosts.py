@@ -240,7 +240,7 @@ def test_the_pages_commands_let_another_hosts_workers_do_a_runs_work_until_it_en
                         "host B's logs in the run's folder",
                         outputs["b"],
                     )
-                    down = f"headrace down {run_dir}; headrace audit {run_dir} --json\n"
+                    down = f"headrace down {run_dir}; headrace ledger audit {run_dir} --json\n"
                     with running(a, down, home, outputs["down"], environment) as ending:
                         assert ending.wait(_WAIT_S) == 0, outputs["down"].read_text()
                     assert supervisor.wait(_WAIT_S) == 0, outputs["a"].read_text()

@@ -26,7 +26,7 @@ def test_the_generator_that_computes_wrongly_is_named_and_the_run_goes_on(
 
     def selfcheck(*words: str) -> tuple[object, str]:
         with pytest.raises(SystemExit) as end:
-            cli.main(["selfcheck", *words])
+            cli.main(["fleet", "selfcheck", *words])
         return end.value.code, capsys.readouterr().out
 
     try:

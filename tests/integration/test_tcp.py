@@ -145,7 +145,7 @@ def test_weights_cross_hosts_while_strangers_and_hostile_messages_change_nothing
         push(endpoint, key, ours, [[b"\x00" * (3 << 20)]])
 
         def refused(worker: str) -> float:
-            queues = run.command("queues", str(run.run_dir))
+            queues = run.command("ledger", "queues", str(run.run_dir))
             return sum(row["num_refused"] for row in queues if row["name"].endswith(f">{worker}"))
 
         run.wait_until(

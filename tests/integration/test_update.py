@@ -75,7 +75,7 @@ def test_a_running_run_takes_new_settings_keeps_them_and_replays(tmp_path: Path)
         run.command("update", folder, "--set", f"run.num_updates={end}")
         assert run.finish() == ExitCode.OK
     assert updates(run.run_dir)[-1]["update"] == end
-    words = [sys.executable, "-m", "pipeline.cli", "replay", str(run.run_dir), "--json"]
+    words = [sys.executable, "-m", "pipeline.cli", "run", "replay", str(run.run_dir), "--json"]
     replayed = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     report = json.loads(replayed.stdout)

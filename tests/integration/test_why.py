@@ -1,4 +1,4 @@
-"""Claims about ``headrace why`` and ``headrace requeue`` on a real fleet whose workers freeze and
+"""Claims about ``headrace why`` and ``headrace ledger requeue`` on a real fleet whose workers freeze and
 die."""
 
 from __future__ import annotations
@@ -70,9 +70,12 @@ def test_frozen_generators_and_a_dead_value_worker_are_roots_and_open_leases_no_
 
         # of workers that are alive: they lease it again, or find out with their next write
         for _ in range(2):
-            opened = [run.command("requeue", "--worker", f"generator-{n}", "--run", str(run.run_dir)) for n in (0, 1)]
+            opened = [
+                run.command("ledger", "requeue", "--worker", f"generator-{n}", "--run", str(run.run_dir))
+                for n in (0, 1)
+            ]
             assert all(answer["unknown"] == [] for answer in opened)
-            run.command("requeue", "--field", "reward", "--run", str(run.run_dir))
+            run.command("ledger", "requeue", "--field", "reward", "--run", str(run.run_dir))
             goes_on(run)
         log = (run.run_dir / "logs" / "supervisor.jsonl").read_text()
         assert '"exit_code": 1' not in log, "a generator fell over what was taken from it"

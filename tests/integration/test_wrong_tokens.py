@@ -49,7 +49,7 @@ def test_the_generator_whose_tokens_are_wrong_is_evicted_and_no_other_is_touched
         assert left == {name: pid for name, pid in pids.items() if name != "generator-1"}
         fleet.command("down", str(fleet.run_dir), timeout_s=90.0)
         assert until(fleet.is_over, 90.0, poll_s=0.5)
-        audit = fleet.command("audit", str(fleet.run_dir))
+        audit = fleet.command("ledger", "audit", str(fleet.run_dir))
         assert audit is not None and audit["balances"]
     finally:
         fleet.close()

@@ -62,7 +62,9 @@ def test_the_demo_runs_on_a_cluster_of_several_nodes(cluster: RayCluster, tmp_pa
         finally:
             if up.poll() is None:
                 os.killpg(up.pid, signal.SIGKILL)
-        audit = json.loads(subprocess.check_output([*_HEADRACE, "audit", str(run_dir), "--json"], env=environment))
+        audit = json.loads(
+            subprocess.check_output([*_HEADRACE, "ledger", "audit", str(run_dir), "--json"], env=environment)
+        )
     assert audit["balances"] is True and audit["groups"]["trained"] == 3 * 4
     assert "finished: 3 updates done" in output.read_text()
     secret = json.loads((run_dir / "tokens" / "generator.token").read_text())["secret"]

@@ -107,7 +107,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
             place / "large", f"run.dir={folder}", "run.name=large", *LARGE, num_leased=NUM_HELD, worker=HOSTILE_WORKER
         )
         stack.enter_context(large)
-        serve = [*python, "pipeline.cli", "dashboard", str(folder), "--port", "0"]
+        serve = [*python, "pipeline.cli", "run", "dashboard", str(folder), "--port", "0"]
         server = subprocess.Popen(
             serve, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
         )

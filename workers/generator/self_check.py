@@ -1,4 +1,4 @@
-"""The generator's part in a self-check of the fleet (``headrace selfcheck --fleet``).
+"""The generator's part in a self-check of the fleet (``headrace fleet selfcheck --fleet``).
 
 The desired fleet has the number of the newest check. A generator that sees a new one begins nothing
 until its live windows have ended. Then it samples the first prompts of the run's data alone, one

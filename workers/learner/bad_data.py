@@ -5,7 +5,7 @@ refused twice. A step is refused when it is not finite, or a spike. It has respo
 units, and which of them is at fault is not known. All of them leave, though some of a unit's
 responses may have been in other steps of the update. Units of a claim in which no token trains are
 no dead letters, but have no signal.
-``headrace dead-letters`` lists them and admits their prompts again."""
+``headrace ledger dead-letters`` lists them and admits their prompts again."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ class BadData:
         if self._num_in_a_row >= ctx.config.learner.max_bad_steps:
             raise Diverged(
                 f"{self._num_in_a_row} claims in a row came to nothing, since none of their responses was finite or no step "
-                "on them: not one batch is at fault; see `headrace dead-letters list` for what was not finite, then go on "
-                f"from the last checkpoint with `headrace up --resume {ctx.run_dir}`"
+                "on them: not one batch is at fault; see `headrace ledger dead-letters list` for what was not finite, then go "
+                f"on from the last checkpoint with `headrace up --resume {ctx.run_dir}`"
             )
         return row
 

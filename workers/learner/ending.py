@@ -10,7 +10,7 @@ from pipeline.ledger.types import ClaimRefused, DropReason
 from pipeline.observability.history import EvaluationRow
 from pipeline.process.exit_codes import ExitCode
 
-_AUDIT_HINT = "see `headrace audit` for what became of every prompt"
+_AUDIT_HINT = "see `headrace ledger audit` for what became of every prompt"
 
 
 @dataclass(frozen=True, slots=True)

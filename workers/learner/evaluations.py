@@ -115,7 +115,7 @@ class Evaluations:
                     number=pending.number,
                     num_left_out=state.num_failed,
                     num_responses=len(state.samples),
-                    action="they got no verdict, and are not in the accuracy; see `headrace dead-letters list`",
+                    action="they got no verdict, and are not in the accuracy; see `headrace ledger dead-letters list`",
                 )
             if state is not None and state.samples:
                 self._record(self._row(pending, state))

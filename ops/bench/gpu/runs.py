@@ -50,7 +50,7 @@ def run(form: Form, folder: Path, file: Path) -> dict[str, float]:
     started = time.monotonic()
     train([file], overrides, folder / "run", limit_s=LIMIT_S)
     seconds = time.monotonic() - started
-    audit = json.loads(_command("-m", "pipeline.cli", "audit", str(folder / "run"), "--json"))
+    audit = json.loads(_command("-m", "pipeline.cli", "ledger", "audit", str(folder / "run"), "--json"))
     report = json.loads((folder / "run" / "report.json").read_text(encoding="utf-8"))
     return {
         "num_updates": float(report["num_updates"]),

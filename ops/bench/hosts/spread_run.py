@@ -110,7 +110,7 @@ class SpreadRun:
         """Make a token, and copy it to a host; return its path there."""
         made = self.home(self.first) / f"{role}.token"
         if not made.exists():
-            self.headrace("tokens", "create", str(self.run_dir), "--role", str(role), "--out", str(made))
+            self.headrace("fleet", "tokens", "create", str(self.run_dir), "--role", str(role), "--out", str(made))
         copied = self.home(host) / made.name
         # this machine sees all homes, as a person's own computer reaches all hosts
         shutil.copy2(made, copied)
@@ -119,7 +119,16 @@ class SpreadRun:
     def join(self, host: Host, role: Role, count: int = 1) -> subprocess.Popen[bytes]:
         """Let a host join as a role; its output is ``<role>.out`` in its home."""
         url = f"redis://{self.first.address}:{PORT}/0"
-        words = ("join", url, "--allow-plaintext", "--token", str(self.token(role, host)), "--count", str(count))
+        words = (
+            "fleet",
+            "join",
+            url,
+            "--allow-plaintext",
+            "--token",
+            str(self.token(role, host)),
+            "--count",
+            str(count),
+        )
         return self._start(host, *_HEADRACE, *words, output=self.home(host) / f"{role}.out")
 
     def headrace(self, *words: str, host: Host | None = None) -> str:
@@ -135,7 +144,7 @@ class SpreadRun:
 
     def audit(self) -> dict[str, Any]:
         """Return the run's audit."""
-        return json.loads(self.headrace("audit", str(self.run_dir), "--json"))
+        return json.loads(self.headrace("ledger", "audit", str(self.run_dir), "--json"))
 
     def kill(self, host: Host) -> int:
         """Kill all that runs on a host; return how many processes that were."""

@@ -339,5 +339,5 @@ def _ended_well(fleet: DrillFleet) -> bool:
     """End the run, and return whether its ledger's audit balances."""
     fleet.command("down", str(fleet.run_dir), timeout_s=_END_S)
     until(fleet.is_over, _END_S, poll_s=0.2)
-    audit = fleet.command("audit", str(fleet.run_dir))
+    audit = fleet.command("ledger", "audit", str(fleet.run_dir))
     return audit is not None and bool(audit["balances"])

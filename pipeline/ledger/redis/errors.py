@@ -69,7 +69,8 @@ def ledger_fault(doing: str, error: exceptions.RedisError | OSError) -> LedgerEr
     if isinstance(error, TokenRefused):
         return LedgerRefused(
             f"{doing}: the ledger server refused the join token {error}; it was revoked or rotated, or is of another server. "
-            "`headrace tokens list` names the run's tokens; copy the file of `headrace tokens rotate` or `create` here"
+            "`headrace fleet tokens list` names the run's tokens; copy the file of `headrace fleet tokens rotate` or "
+            "`create` here"
         )
     if is_refusal(error):
         return LedgerRefused(
@@ -113,7 +114,7 @@ def _from_reply(doing: str, error: exceptions.ResponseError) -> LedgerError:
     if isinstance(error, exceptions.NoPermissionError) or _FORBIDDEN.search(text):
         return LedgerRefused(
             f"{doing}: the ledger server does not permit this to its user ({text}); expected a join token of this run and "
-            "of this role, as `headrace tokens create --role ROLE` makes it, or the owner's password"
+            "of this role, as `headrace fleet tokens create --role ROLE` makes it, or the owner's password"
         )
     if isinstance(error, exceptions.AskError):
         return LedgerError(

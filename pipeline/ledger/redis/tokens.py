@@ -72,7 +72,7 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """A token as ``headrace tokens list`` shows it."""
+    """A token as ``headrace fleet tokens list`` shows it."""
 
     id: str
     role: Role
@@ -259,7 +259,9 @@ class TokenAdmin:
         records = await self._records()
         if token_id not in records:
             known = ", ".join(sorted(records)) or "none"
-            raise ConfigError(f"run {self._run} has no token {token_id!r}; it has {known}: `headrace tokens list`")
+            raise ConfigError(
+                f"run {self._run} has no token {token_id!r}; it has {known}: `headrace fleet tokens list`"
+            )
         return records[token_id]
 
     async def _records(self) -> dict[str, TokenRecord]:

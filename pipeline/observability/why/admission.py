@@ -22,7 +22,7 @@ def admission_chain(s: Snapshot, totals: Totals) -> Chain:
         doing = "the run ends with what it has learned; for more, add prompts or set data.epochs higher"
         return Chain((link,), Cause.EXHAUSTED, "", Outlook.ENDED, doing)
     if totals.paused is not None:
-        doing = f"`headrace resume {s.run}` admits groups again; work in flight is finished meanwhile"
+        doing = f"`headrace run resume {s.run}` admits groups again; work in flight is finished meanwhile"
         return Chain((pause_words(totals.paused),), Cause.PAUSED, "", Outlook.YOU, doing)
     memory = s.queues.get("bytes")
     if memory is not None and memory.limit is not None and memory.depth > memory.limit:
@@ -65,6 +65,6 @@ def _credit_chain(s: Snapshot) -> Chain:
         return role_absent_chain(s, Role.LEARNER)
     if learner.waiting_for is WaitingFor.INPUT:
         link = "and the learner has no unit to claim that would return credit"
-        doing = "if this lasts, it is a bug: keep the folder and report it with `headrace audit`"
+        doing = "if this lasts, it is a bug: keep the folder and report it with `headrace ledger audit`"
         return Chain((link,), Cause.CREDIT, "credit", Outlook.MOVES, doing)
     return worker_chain(s, learner)

@@ -101,7 +101,7 @@ def _full_disk(s: Snapshot, folder: str) -> Chain:
 def _no_process(s: Snapshot) -> Chain:
     how = f"{s.state}" + (f": {s.detail}" if s.detail else "")
     if s.state is RunState.FINISHED:
-        doing = f"the report: `headrace report {s.run}`"
+        doing = f"the report: `headrace run report {s.run}`"
         return Chain((f"nothing: the run is {how}",), Cause.NOBODY, "", Outlook.ENDED, doing)
     doing = f"`headrace up --resume {s.run}` goes on with it"
     if s.state is RunState.FAILED:
@@ -256,7 +256,7 @@ def _incident(s: Snapshot, incident: Incident) -> str:
     words = f"incident {incident.number}, for {age}: {incident.component} is {incident.kinds[-1]}"
     cause = next(iter(incident.causes), None)
     because = f"; cause: {cause.component} is {cause.kind}" if cause and cause.component != incident.component else ""
-    return printable_line(f"{words} ({incident.sentence}){because}; `headrace incidents show {incident.number}`")
+    return printable_line(f"{words} ({incident.sentence}){because}; `headrace fleet incidents show {incident.number}`")
 
 
 def _noun(waits: Waits) -> str:
@@ -272,7 +272,7 @@ def _also(s: Snapshot, chains: list[Chain]) -> list[str]:
     incidents = () if s.state in _OVER else s.incidents
     words = [_incident(s, incident) for incident in incidents[:_MAX_INCIDENTS]]
     if more := len(incidents[_MAX_INCIDENTS:]):
-        words.append(f"{count(more, 'more open incident')}: `headrace incidents list --open {s.run}`")
+        words.append(f"{count(more, 'more open incident')}: `headrace fleet incidents list --open {s.run}`")
     words += () if s.state in _OVER else s.evicted
     words += [worker_chain(s, row).links[0] for row in unwell(s.workers) if row.worker not in told]
     if s.waits is not None and s.state not in _OVER and s.has_supervisor:
@@ -289,7 +289,7 @@ def _also(s: Snapshot, chains: list[Chain]) -> list[str]:
         and s.totals.paused is not None
         and all(chain.cause is not Cause.PAUSED for chain in chains)
     ):
-        words.append(f"{pause_words(s.totals.paused)}: `headrace resume {s.run}`")
+        words.append(f"{pause_words(s.totals.paused)}: `headrace run resume {s.run}`")
     if dead := s.depth("dead"):
-        words.append(f"{count(dead, 'dead letter')}: `headrace dead-letters list`")
+        words.append(f"{count(dead, 'dead letter')}: `headrace ledger dead-letters list`")
     return words

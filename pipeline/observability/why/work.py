@@ -63,7 +63,9 @@ def _holder_chain(s: Snapshot, worker: str, epoch: int, holder: Holder | None) -
         end = worker_chain(s, row)
         if row.health is Health.LIVE:
             return end
-        doing = f"{end.next}; others take what it holds {when}, `headrace requeue --worker {worker}` opens it now"
+        doing = (
+            f"{end.next}; others take what it holds {when}, `headrace ledger requeue --worker {worker}` opens it now"
+        )
         return Chain(end.links, end.cause, end.who, end.outlook, doing)
     gone = f"{worker}#{epoch} is gone" + (f": {s.exits[worker]}" if row is None and worker in s.exits else "")
     if not s.healthy(Role.GENERATOR):
@@ -71,7 +73,7 @@ def _holder_chain(s: Snapshot, worker: str, epoch: int, holder: Holder | None) -
         return end if end.who == worker else end.after(gone)
     if row is not None:
         when = "at the next lease call of any generator"
-    doing = f"others go on from the last chunk {when}; `headrace requeue --worker {worker}` opens it now"
+    doing = f"others go on from the last chunk {when}; `headrace ledger requeue --worker {worker}` opens it now"
     return Chain((gone,), Cause.LEASE, worker, Outlook.MENDS, doing)
 
 

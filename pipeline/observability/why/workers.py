@@ -46,7 +46,7 @@ def role_absent_chain(s: Snapshot, role: Role) -> Chain:
         return absent_chain(s, names[0])
     doing = f"start one: `headrace up --resume {s.run}`"
     if role in ELASTIC_ROLES:
-        doing = f"start one: `headrace scale {role}=1 {s.run}` here, or `headrace join` on another host"
+        doing = f"start one: `headrace scale {role}=1 {s.run}` here, or `headrace fleet join` on another host"
     return Chain((f"there is no {role} worker",), Cause.ABSENT, str(role), Outlook.YOU, doing)
 
 
@@ -145,7 +145,7 @@ def scorer_chain(s: Snapshot, lack: Lack) -> Chain:
         return unreachable_chain(cut_off[0]).after(link)
     names = " and ".join(row.worker for row in healthy)
     idle = f"{names} {'is' if len(healthy) == 1 else 'are'} idle: the message is on its way, or was lost with a dead process"
-    doing = f"its deadline hands it out again; `headrace requeue --field {lack.field}` does so now"
+    doing = f"its deadline hands it out again; `headrace ledger requeue --field {lack.field}` does so now"
     outlook = Outlook.MOVES if lack.age_s < s.replaced_after_s else Outlook.MENDS
     return Chain((idle,), Cause.REDELIVERY, str(role), outlook, doing).after(link)
 

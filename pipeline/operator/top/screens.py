@@ -55,7 +55,7 @@ Words
   staleness    versions between the learner and a token that it trains on
   credit       trained and started units, of what staleness allows
 
-Every figure is also in `headrace status`, `queues`, `versions`, `drops`, `why`.
+Every figure is also in `headrace status`, `headrace why` or `headrace ledger`.
 """
 CTRL_C_LEAVES = "Ctrl-C       the same; the run goes on"
 CTRL_C_DRAINS = "Ctrl-C       drain the run and end it; a second one ends it at once"

@@ -1,6 +1,6 @@
 """The web page: runs of one folder, live, for an operator with a browser.
 
-One process serves it: ``headrace dashboard``. It reads what every command reads, and changes a run
+One process serves it: ``headrace run dashboard``. It reads what every command reads, and changes a run
 by the same functions as ``headrace scale``. Scripts and styles are files of this package.
 
     serving    the listening socket, the server's life

@@ -77,7 +77,7 @@ class RequestRules:
         if not path.startswith(_API):
             return None if method in ("GET", "HEAD") else Refused(405, f"{method} is not taken here; expected GET")
         if not self._has_token(headers.get("authorization", "")):
-            return Refused(401, "no token, or a wrong one: open the address that `headrace dashboard` printed")
+            return Refused(401, "no token, or a wrong one: open the address that `headrace run dashboard` printed")
         if method in ("GET", "HEAD"):
             return None
         origin = headers.get("origin", "")

@@ -60,7 +60,7 @@ def joined_urls(
     if servers and token_file is None:
         raise ConfigError(
             f"the run's ledger is on {1 + len(servers)} servers, and the password given is for one; join with --token FILE, "
-            "since a join token is a user of them all: `headrace tokens create`"
+            "since a join token is a user of them all: `headrace fleet tokens create`"
         )
     urls: list[str] = []
     for number, server in enumerate(servers, start=1):

@@ -1,4 +1,4 @@
-"""``headrace join``: from a ledger's address to workers of a run, on another host.
+"""``headrace fleet join``: from a ledger's address to workers of a run, on another host.
 
     ledger ──> clocks, versions, manifest ──> joined folder ──> files ──> workers
                                                           └──> imports ──┘
@@ -59,7 +59,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """The arguments of one ``headrace join``."""
+    """The arguments of one ``headrace fleet join``."""
 
     ledger_url: str
     run: str

@@ -5,7 +5,7 @@ entries on their way home. It looks at signals and exits every fifth of a second
 
 The rules are those of the run's supervisor (``host_fleet``): restart budgets, fences, adoption. A
 failure here ends this host's workers; the run and other hosts go on. The number of workers is this
-host's own, not that of ``headrace scale``. ``headrace drain`` lowers it, until the join ends."""
+host's own, not that of ``headrace scale``. ``headrace fleet drain`` lowers it, until the join ends."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class JoinedSupervisor:
         evicted = {name for name in wanted.evicted if self._folder.is_own(name)}
         await self._fleet.expel(registry, self._fleet.processes.pids if host else evicted)
         if host is not None:
-            back = f"`headrace readmit --host {host.host}` on the run's host takes it back"
+            back = f"`headrace fleet readmit --host {host.host}` on the run's host takes it back"
             return f"this host is evicted by {host.by}: {host.reason}; {back}; the run and other hosts go on"
         left_out = self._left_out | evicted
         counts = {role: count - len(left_out) for role, count in self._counts.items()}

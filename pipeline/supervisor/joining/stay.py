@@ -1,4 +1,4 @@
-"""A joined host that stays for its run: ``headrace join --stay``.
+"""A joined host that stays for its run: ``headrace fleet join --stay``.
 
 After a run was stopped or has failed, the host waits for `headrace up --resume`, within a bound.
 Then it joins again, by the manifest of that start. A run that has finished is not waited for. A

@@ -1,6 +1,6 @@
 """Jobs of this host that join the run as those of any other host: ``launch.on = "join"``.
 
-Each worker is a ``headrace join`` in a folder of its own. All that it needs comes through the
+Each worker is a ``headrace fleet join`` in a folder of its own. All that it needs comes through the
 ledger and the wire, and nothing is read from the run's folder.
 
     <cache>/headrace/here/<digest of the run's folder>/headrace/launched, joined
@@ -97,7 +97,7 @@ class HereLauncher:
         """Remove the folders of ended jobs; return whether they are gone. A job that still runs
         after 10 s keeps all of them. Raises LaunchFailed.
 
-        The output of each ``headrace join`` is kept in ``logs``, as ``join-WORKER.out``. The lines
+        The output of each ``headrace fleet join`` is kept in ``logs``, as ``join-WORKER.out``. The lines
         of workers have come home through the ledger."""
         deadline = time.monotonic() + _END_S
         # A killed process takes a moment to end.

@@ -1,7 +1,7 @@
 """Jobs of one host, for a launcher that reaches it by ssh: one request, one answer.
 
 *Consumes* a request on standard input, with the token. *Produces* an answer on standard output, and
-`headrace join` processes that go on when the connection ends. *Waits for* another request of the
+`headrace fleet join` processes that go on when the connection ends. *Waits for* another request of the
 run on this host, at most 20 s: a repeated start finds the first one's job.
 
     <state folder>/headrace/launched/<run>/   mode 0700

@@ -16,7 +16,7 @@ _WORKER = re.compile(r"([a-z]+)-\d+")
 
 @dataclass(frozen=True, slots=True)
 class JoinCommand:
-    """``headrace join`` for the workers of one run."""
+    """``headrace fleet join`` for the workers of one run."""
 
     run: str
     url: str
@@ -34,7 +34,7 @@ class JoinCommand:
 def join_words(url: str, token_file: str, role: Role, worker: str, *, plaintext: bool) -> list[str]:
     """Return the arguments of ``headrace`` by which one worker joins. Its name comes last."""
     allowed = ["--allow-plaintext"] if plaintext else []
-    return ["join", url, *allowed, "--token", token_file, "--role", str(role), "--name", worker]
+    return ["fleet", "join", url, *allowed, "--token", token_file, "--role", str(role), "--name", worker]
 
 
 def role_of(worker: str) -> Role | None:

@@ -226,7 +226,7 @@ def _probes(settings: LaunchSection, folder: str, *, startup_s: int) -> Manifest
     """Return the probes of a supervisor's container. A supervisor that has ended is live."""
 
     def asking(question: str, failures: int) -> Manifest:
-        command = [*settings.program, "probe", question, *([folder] if folder else [])]
+        command = [*settings.program, "fleet", "probe", question, *([folder] if folder else [])]
         times = {"periodSeconds": _PROBE_S, "timeoutSeconds": _PROBE_S, "failureThreshold": failures}
         return {"exec": {"command": command}} | times
 

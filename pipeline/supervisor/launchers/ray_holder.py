@@ -1,4 +1,4 @@
-"""The Ray actor of one worker: starts ``headrace join`` on its node, and ends with it.
+"""The Ray actor of one worker: starts ``headrace fleet join`` on its node, and ends with it.
 
 *Consumes* a specification without secrets, then the token, sealed for this start of the actor.
 *Produces* the command, in a session of its own, and reports. *Waits for* nothing.

@@ -5,7 +5,7 @@ are; a launcher only carries that out. Its calls may take seconds, since some ru
 place. One contract suite tests all launchers.
 
 ``pipeline.supervisor.processes`` is the launcher of this host. The others start
-``headrace join`` on their place. A worker's name is that of the plan everywhere, so that of two
+``headrace fleet join`` on their place. A worker's name is that of the plan everywhere, so that of two
 jobs of one name the later fences the earlier."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Jobs of a Slurm cluster: one a worker, by sbatch, scancel, squeue and scontrol.
 
-The job's script calls ``srun headrace join``. It never holds the token's secret, since others may
+The job's script calls ``srun headrace fleet join``. It never holds the token's secret, since others may
 read scripts of jobs. The token is a file of mode 0600 in a folder that the nodes see, beside what
 the jobs print. Slurm requeues no job: the supervisor starts it again, within its budgets.
 

@@ -1,6 +1,6 @@
 """Jobs of a list of hosts, reached by the system's ssh client.
 
-Each call is one connection to ``headrace place`` on a host, with request and token on its standard
+Each call is one connection to ``headrace fleet place`` on a host, with request and token on its standard
 input. Jobs go on when a connection or this process ends, and a later supervisor finds them.
 
 Workers go to the host with the fewest. A host that gives no answer for 20 s is lost: its workers
@@ -154,7 +154,7 @@ class SshLauncher:
 
     def _ask(self, host: str, request: HostRequest) -> HostReport:
         words = ["ssh", *_OPTIONS, *self._settings.ssh.options, "--", host]
-        command = shlex.join([*self._settings.program, "place"])
+        command = shlex.join([*self._settings.program, "fleet", "place"])
         ended = ask([*words, command], timeout_s=self._settings.answer_s, text=msgspec.json.encode(request).decode())
         if ended.code == _SSH_FAILED:
             raise LaunchFailed(f"ssh to {host} failed: {ended.trouble}")
@@ -172,7 +172,7 @@ def reach(launcher: object) -> None:
 def dry_run(settings: LaunchSection, workers: Sequence[str]) -> str:
     """Return which host starts which worker, while all answer."""
     hosts = settings.ssh.hosts or ("(launch.ssh.hosts is empty)",)
-    command = shlex.join([*settings.program, "place"])
+    command = shlex.join([*settings.program, "fleet", "place"])
     lines = [f"{worker}: ssh {hosts[number % len(hosts)]} {command}" for number, worker in enumerate(workers)]
     return "\n".join(["# each with a request and the token on its standard input", *lines, ""])
 

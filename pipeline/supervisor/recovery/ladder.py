@@ -6,7 +6,7 @@
     a worker is lost ──> isolate, restart ──work for steady_s──> (repaired)
                              │ no work by the deadline, too many losses, or the incident lasts on
                              ▼
-                         replace ──> evict, where others of the role work: until `headrace readmit`
+                         replace ──> evict, where others of the role work: until `headrace fleet readmit`
                              │ an eviction would leave the role empty, or exceed the budget
                              ▼
                          role_restart ──> rollback ──> whole_run: the run ends
@@ -414,7 +414,7 @@ class Ladder:
         domain = domain_to_evict(case.worker, self._roster, sick(self._cases.values()) | {case.worker})
         words = f"evicted with {domain.words}" if domain.words else "evicted"
         back = (f"--host {domain.host}",) if domain.host else domain.workers
-        until = " and ".join(f"`headrace readmit {one}`" for one in back) + " takes it back"
+        until = " and ".join(f"`headrace fleet readmit {one}`" for one in back) + " takes it back"
         self._note(case, Rung.EVICT, StepOutcome.BEGUN, f"{words}: {case.reason}; {until}")
         for mate in (self._cases[name] for name in domain.workers if name in self._cases and name != case.worker):
             mate.rung, mate.deadline_s = Rung.EVICT, math.inf

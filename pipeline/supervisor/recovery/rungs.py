@@ -185,19 +185,20 @@ OF_LINKS: Final = frozenset(
 """Kinds of incidents about a link that a new process at one end may mend."""
 _NO_RUNG: Final[Mapping[str, str]] = {
     "clock": "set the clock of its host (NTP); no decision depends on it",
-    "deadlock": "workers wait for one another in a circle: `headrace stacks` shows where",
+    "deadlock": "workers wait for one another in a circle: `headrace fleet stacks` shows where",
     "disk": "make room or grant rights on its disk; a restart does neither",
     "endpoint": "start the outside service, or ask less of it",
-    "failed": "the supervisor starts it again, and `headrace logs` has its error",
+    "failed": "the supervisor starts it again, and `headrace run logs` has its error",
     "ledger": "the supervisor keeps the ledger's server alive; a person mends an external one",
     "machine": "the supervisor starts it again in its place; a second time within a day ends the run: test that host",
-    "numeric": "its units are dead letters: `headrace dead-letters list`; the step was not committed",
+    "numeric": "its units are dead letters: `headrace ledger dead-letters list`; the step was not committed",
     "odd": "it differs from its role, which is not a fault by itself",
     "order": "counters of a link contradict one another, and the ledger decides what is true",
     "quarantine": "the learner publishes the version again",
     "replaced": "the supervisor has replaced it already",
     "reward": "look at the verifier and at samples of responses",
-    "verdicts": "`headrace dead-letters list` has what the verifier said; mend it or what it asks, or raise reward.timeout_s",
+    "verdicts": "`headrace ledger dead-letters list` has what the verifier said; mend it or what it asks, or raise "
+    "reward.timeout_s",
 }
 """Kinds that a person or another part mends, and how."""
 

@@ -1,4 +1,4 @@
-"""Claims about ``headrace check-model``: each engine next to transformers, in words and numbers."""
+"""Claims about ``headrace dev check-model``: each engine next to transformers, in words and numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder_of(family: str, folder: Path) -> Path:
 
 
 def test_the_command_compares_in_a_process_of_its_own_and_imports_no_torch(tmp_path: Path) -> None:
-    words = ["check-model", str(folder_of("gemma2", tmp_path)), "--device", "cpu", "--json"]
+    words = ["dev", "check-model", str(folder_of("gemma2", tmp_path)), "--device", "cpu", "--json"]
     printed, code, modules = run_command(words, timeout_s=300)
     assert code == 0 and {"torch", "transformers"}.isdisjoint(modules)
     report = json.loads(printed)
@@ -105,7 +105,7 @@ def test_a_broken_folder_is_refused_without_a_process(tmp_path: Path, monkeypatc
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     for path, complaint in ((tmp_path, "it has no config.json"), (broken, "the model folder is damaged")):
-        done = CliRunner().invoke(headrace, ["check-model", str(path)])
+        done = CliRunner().invoke(headrace, ["dev", "check-model", str(path)])
         assert isinstance(done.exception, DataError) and complaint in str(done.exception)
 
 
@@ -122,7 +122,7 @@ def test_a_folder_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
 
 def test_a_name_on_a_hub_out_of_reach_is_answered_in_one_sentence(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "pipeline.cli", "check-model", "hf://someone/model"]
+    command = [sys.executable, "-m", "pipeline.cli", "dev", "check-model", "hf://someone/model"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert done.returncode == 2
     assert (

@@ -77,14 +77,14 @@ def test_a_command_leaves_no_server_behind(run_dir: Path) -> None:
 
 
 def test_queues_have_depth_limit_age_and_consumer(run_dir: Path) -> None:
-    rows = _json("queues", str(run_dir))
+    rows = _json("ledger", "queues", str(run_dir))
     wanted = {"name", "kind", "depth", "limit", "oldest_age_s", "waiting_for", "num_refused", "num_gaps"}
     assert rows
     assert all(set(row) == wanted for row in rows)
 
 
 def test_audit_balances_with_exit_code_0_and_does_not_with_1(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = _json("audit", str(run_dir))
+    found = _json("ledger", "audit", str(run_dir))
     assert set(found) == {
         "balances",
         "difference",
@@ -102,19 +102,19 @@ def test_audit_balances_with_exit_code_0_and_does_not_with_1(run_dir: Path, monk
         return Audit(Balance(3, 1, {}, {"ready": 1}), nothing, nothing)
 
     monkeypatch.setattr(RedisLedger, "audit", broken)
-    assert _json("audit", str(run_dir), code=1)["difference"] == {
+    assert _json("ledger", "audit", str(run_dir), code=1)["difference"] == {
         "groups": 1,
         "trajectories": 0,
         "tokens": 0,
         "finished": 0,
     }
-    done = CliRunner().invoke(headrace, ["audit", str(run_dir)], standalone_mode=False)
+    done = CliRunner().invoke(headrace, ["ledger", "audit", str(run_dir)], standalone_mode=False)
     assert "does not balance" in done.output
 
 
 def test_report_is_made_again(run_dir: Path) -> None:
     (run_dir / "report.html").unlink()
-    found = _json("report", str(run_dir))
+    found = _json("run", "report", str(run_dir))
     assert Path(found["report"]).exists()
     assert found["summary"]["num_updates"] == 0
 
@@ -124,7 +124,10 @@ def test_down_of_a_run_that_is_down_says_so(run_dir: Path) -> None:
 
 
 def test_scale_of_a_run_that_is_down_and_peek_of_nothing_are_refused(run_dir: Path) -> None:
-    for words in (["scale", "generator=2", "--run", str(run_dir)], ["peek", "t.0.0.0", "--run", str(run_dir)]):
+    for words in (
+        ["scale", "generator=2", "--run", str(run_dir)],
+        ["ledger", "peek", "t.0.0.0", "--run", str(run_dir)],
+    ):
         with pytest.raises(ConfigError):
             headrace.main(words, standalone_mode=False)
 

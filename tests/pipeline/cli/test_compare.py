@@ -1,4 +1,4 @@
-"""Claims about ``headrace compare``."""
+"""Claims about ``headrace run compare``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.pipeline.observability.test_comparison import made
 
 
 def called(*words: object) -> Result:
-    return CliRunner().invoke(headrace, ["compare", *map(str, words)], standalone_mode=False)
+    return CliRunner().invoke(headrace, ["run", "compare", *map(str, words)], standalone_mode=False)
 
 
 def test_the_text_has_runs_side_by_side_and_the_verdict(tmp_path: Path) -> None:
@@ -52,20 +52,22 @@ def test_an_unknown_run_is_answered_with_those_that_exist(tmp_path: Path, monkey
         made(tmp_path / "runs" / name, {1: 0.5})
     for unknown in ("demo-c", "runs/demo-c"):
         with pytest.raises(ConfigError, match=r"is not a run; .*runs has the runs .*demo-a"):
-            headrace.main(["compare", "demo-a", unknown], standalone_mode=False)
+            headrace.main(["run", "compare", "demo-a", unknown], standalone_mode=False)
 
 
 def test_less_than_two_runs_or_one_twice_is_a_wrong_use(tmp_path: Path) -> None:
     run = made(tmp_path / "a", {1: 0.5})
     for words, message in (((run,), "at least two"), ((run, run), "given twice")):
         with pytest.raises(click.UsageError, match=message):
-            headrace.main(["compare", *map(str, words)], standalone_mode=False)
+            headrace.main(["run", "compare", *map(str, words)], standalone_mode=False)
 
 
 def test_a_page_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
     runs = [made(tmp_path / name, {1: 0.5}) for name in ("a", "b")]
     with pytest.raises(ConfigError, match="cannot be written"):
-        headrace.main(["compare", *map(str, runs), "--html", str(tmp_path / "no" / "page.html")], standalone_mode=False)
+        headrace.main(
+            ["run", "compare", *map(str, runs), "--html", str(tmp_path / "no" / "page.html")], standalone_mode=False
+        )
 
 
 def test_names_and_settings_of_a_run_do_not_steer_the_terminal(tmp_path: Path) -> None:
@@ -76,6 +78,6 @@ def test_names_and_settings_of_a_run_do_not_steer_the_terminal(tmp_path: Path) -
 
 def test_a_comparison_without_a_page_imports_nothing_heavy(tmp_path: Path) -> None:
     runs = [str(made(tmp_path / name, {1: 0.5})) for name in ("a", "b")]
-    _, code, modules = run_command(["compare", *runs])
+    _, code, modules = run_command(["run", "compare", *runs])
     assert code == 0
     assert not {"torch", "redis", "zmq", "pydantic", "matplotlib", "jinja2"} & set(modules)

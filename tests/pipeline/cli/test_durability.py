@@ -44,9 +44,9 @@ def test_status_and_audit_report_checkpoints_that_the_server_did_not_confirm(
         with own_server(tmp_path / name, setting) as url:
             write_address(config.run_dir, LedgerAddress(url=url))
             asyncio.run(two_checkpoints(url, config.run.name))
-            status, audit = told("status", config.run_dir), told("audit", config.run_dir)
+            status, audit = told("status", config.run_dir), told("ledger", "audit", config.run_dir)
             totals = json.loads(told("status", config.run_dir, "--json"))["totals"]
-            number = json.loads(told("audit", config.run_dir, "--json"))["num_unflushed"]
+            number = json.loads(told("ledger", "audit", config.run_dir, "--json"))["num_unflushed"]
             assert totals["num_unflushed"] == number
             told_of[name] = (number, " ".join(status.split()), audit[audit.index("it balances") :])
     sentence = "did not confirm that the last 2 checkpoints are on its disk"

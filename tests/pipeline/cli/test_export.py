@@ -1,4 +1,4 @@
-"""Claims about ``headrace export``: a checkpoint becomes a model with its card."""
+"""Claims about ``headrace run export``: a checkpoint becomes a model with its card."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def export(*words: object) -> Result:
-    return CliRunner().invoke(headrace, ["export", *map(str, words)])
+    return CliRunner().invoke(headrace, ["run", "export", *map(str, words)])
 
 
 def test_the_newest_checkpoint_is_exported_as_a_model_without_the_optimizer(run_dir: Path, tmp_path: Path) -> None:

@@ -16,11 +16,15 @@ from tests.pipeline.cli.probe import run_command
 
 COMMANDS = [
     [],
-    *([name] for name in ("up", "down", "scale", "status", "top", "why", "queues", "audit", "peek", "requeue")),
-    *([name] for name in ("score", "report", "samples", "export", "check-model", "dead-letters", "logs", "runs")),
-    *([name] for name in ("groups", "versions", "drops", "trajectory", "compare", "trace", "update")),
-    *(["dead-letters", name] for name in ("list", "show", "retry")),
-    *(["tokens", *name] for name in ([], ["create"], ["list"], ["revoke"], ["rotate"])),
+    *([name] for name in ("up", "down", "scale", "status", "top", "why", "samples", "score", "update")),
+    *(["ledger", *name] for name in ([], ["queues"], ["groups"], ["versions"], ["drops"], ["trajectory"], ["audit"])),
+    *(["ledger", name] for name in ("peek", "requeue", "dead-letters")),
+    *(["run", *name] for name in ([], ["list"], ["report"], ["compare"], ["export"], ["logs"], ["trace"])),
+    ["fleet"],
+    *(["ledger", "dead-letters", name] for name in ("list", "show", "retry")),
+    *(["fleet", "tokens", *name] for name in ([], ["create"], ["list"], ["revoke"], ["rotate"])),
+    ["dev"],
+    ["dev", "check-model"],
     ["config"],
     ["doctor"],
     ["init"],
@@ -35,12 +39,12 @@ HEAVY = {"torch", "transformers", "vllm", "matplotlib", "math_verify", "pyarrow"
 def test_help_has_runnable_examples(command: list[str]) -> None:
     done = CliRunner().invoke(headrace, [*command, "--help"])
     assert done.exit_code == 0
-    if command not in (["config"], ["dead-letters"]):
+    if command not in (["config"], ["ledger", "dead-letters"]):
         assert "Example" in done.output
         assert f"headrace {' '.join(command)}".strip() in done.output
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, ["replay"], ["bench"], ["pretrain-value"]], ids=" ".join)
+@pytest.mark.parametrize("command", [*COMMANDS, ["run", "replay"], ["bench"], ["dev", "pretrain-value"]], ids=" ".join)
 def test_help_fits_a_terminal_of_80_columns_and_is_not_cut(command: list[str]) -> None:
     done = CliRunner().invoke(headrace, [*command, "--help"], terminal_width=80)
     assert done.exit_code == 0
@@ -100,17 +104,19 @@ def test_bench_explains_itself_and_leaves_its_comparisons_their_own_help(
 
 
 RUN_COMMANDS = [
-    *([name] for name in ("status", "why", "queues", "audit", "report", "samples", "replay", "down")),
-    ["dead-letters", "list"],
-    ["peek", "t.0.0.0"],
+    *([name] for name in ("status", "why", "samples", "down")),
+    *(["ledger", name] for name in ("queues", "audit")),
+    *(["run", name] for name in ("report", "replay")),
+    ["ledger", "dead-letters", "list"],
+    ["ledger", "peek", "t.0.0.0"],
     ["scale", "generator=2"],
-    ["requeue", "t.0.0"],
-    ["dead-letters", "show", "t.0.0.0"],
-    ["dead-letters", "retry", "t.0.0.0"],
-    ["tokens", "list"],
-    ["tokens", "create", "--role", "reward"],
-    ["tokens", "revoke", "reward-1"],
-    ["tokens", "rotate", "reward-1"],
+    ["ledger", "requeue", "t.0.0"],
+    ["ledger", "dead-letters", "show", "t.0.0.0"],
+    ["ledger", "dead-letters", "retry", "t.0.0.0"],
+    ["fleet", "tokens", "list"],
+    ["fleet", "tokens", "create", "--role", "reward"],
+    ["fleet", "tokens", "revoke", "reward-1"],
+    ["fleet", "tokens", "rotate", "reward-1"],
 ]
 
 
@@ -129,24 +135,27 @@ def test_a_run_in_the_present_folder_is_told_from_other_words(tmp_path: Path, mo
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "config.toml").write_text("what = 'nothing'")
     with pytest.raises(ConfigError, match="what"):
-        headrace.main(["dead-letters", "show", "t.0.0.0", "demo"], standalone_mode=False)
+        headrace.main(["ledger", "dead-letters", "show", "t.0.0.0", "demo"], standalone_mode=False)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["stauts"], "did you mean 'status'?"),
+        (["stauts"], "did you mean `headrace status`?"),
+        (["queue"], "did you mean `headrace ledger queues`?"),
+        (["run", "queues"], "did you mean `headrace ledger queues`?"),
+        (["fleet", "xyzzy"], "expected join, tokens, place"),
         (["up"], "no run file given"),
         (["status", "/no/such/run"], "is not a run"),
         (["scale", "generator=0"], "expected ROLE=NUMBER"),
         (["scale", "learner=2"], "expected ROLE=NUMBER"),
         (["up", "/no/such.toml"], "no such file"),
         (["up", "--resume", "/no/such/run"], "is not a run"),
-        (["requeue"], "expected one of three"),
-        (["requeue", "81"], "expected LANE.GROUP.MEMBER"),
-        (["requeue", "--field", "rewards"], "expected reward, reference, value"),
-        (["dead-letters", "retry"], "or --all"),
-        (["dead-letters", "show"], "expected one chunk"),
+        (["ledger", "requeue"], "expected one of three"),
+        (["ledger", "requeue", "81"], "expected LANE.GROUP.MEMBER"),
+        (["ledger", "requeue", "--field", "rewards"], "expected reward, reference, value"),
+        (["ledger", "dead-letters", "retry"], "or --all"),
+        (["ledger", "dead-letters", "show"], "expected one chunk"),
         (["scale"], "expected ROLE=NUMBER"),
     ],
 )

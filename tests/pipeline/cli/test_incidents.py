@@ -1,4 +1,4 @@
-"""``headrace incidents``: the list and one incident, of a run's folder alone."""
+"""``headrace fleet incidents``: the list and one incident, of a run's folder alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def command(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(headrace, ["incidents", *arguments])
+    result = CliRunner().invoke(headrace, ["fleet", "incidents", *arguments])
     return result.exit_code, result.output if result.exception is None else f"{result.output}{result.exception}"
 
 

@@ -105,7 +105,7 @@ def test_json_names_files_and_next_steps(tmp_path: Path, train: Path) -> None:
     done = init(str(tmp_path / "a"), "--model", str(MODEL), "--data", str(train), "--hardware", "hosts", "--json")
     told = json.loads(done.stdout)
     assert told["files"] == [str(tmp_path / "a" / "run.toml"), str(tmp_path / "a" / "fleet.toml")]
-    assert any("headrace join" in step for step in told["next"])
+    assert any("headrace fleet join" in step for step in told["next"])
     assert told["ok"] is True
 
 

@@ -51,16 +51,16 @@ from tests.pipeline.observability.test_device_time import write_history
 pytestmark = pytest.mark.timeout(120)
 LOOKS = (
     "status",
-    "queues",
-    "groups",
-    "versions",
-    "drops",
-    "trajectory t.1.0 --run",
+    "ledger queues",
+    "ledger groups",
+    "ledger versions",
+    "ledger drops",
+    "ledger trajectory t.1.0 --run",
     "why",
-    "audit",
-    "peek t.1.0.0 --run",
-    "dead-letters list",
-    "dead-letters show t.0.0.0 --run",
+    "ledger audit",
+    "ledger peek t.1.0.0 --run",
+    "ledger dead-letters list",
+    "ledger dead-letters show t.0.0.0 --run",
 )
 
 
@@ -111,9 +111,9 @@ def test_a_look_at_a_run_without_a_server_leaves_its_folder_as_it_was(run_dir: P
         assert not server_runs(run_dir)
         assert list(place.iterdir()) == [], words
     # which its copy does not outlive
-    assert isinstance(invoke("peek t.7.0.0 --run", run_dir).exception, ConfigError)
+    assert isinstance(invoke("ledger peek t.7.0.0 --run", run_dir).exception, ConfigError)
     assert contents(run_dir) == before
-    assert "no boxed answer" in invoke("dead-letters show t.0.0.0 --run", run_dir).output
+    assert "no boxed answer" in invoke("ledger dead-letters show t.0.0.0 --run", run_dir).output
 
 
 def test_status_has_the_effective_time_of_a_run_with_updates(run_dir: Path, place: Path, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_status_has_the_newest_change_of_the_settings_with_its_effect(run_dir: P
 
 def test_a_report_is_written_and_nothing_else(run_dir: Path, place: Path) -> None:
     before = contents(run_dir)
-    assert invoke("report", run_dir).exception is None
+    assert invoke("run report", run_dir).exception is None
     changed = {name for name, what in contents(run_dir).items() if before.get(name) != what}
     assert {Path(name).name for name in changed} == {"report.html", "report.json", run_dir.name}
     assert not server_runs(run_dir)
@@ -188,7 +188,7 @@ def test_a_last_record_that_was_cut_off_is_left_out_and_left_alone(run_dir: Path
     file = max((other / "ledger").glob("appendonly*/*.aof"), key=lambda path: path.stat().st_size)
     file.write_bytes(file.read_bytes() + b"*3\r\n$3\r\nSET\r\n$1")
     before = contents(other)
-    assert invoke("audit", other).return_value == 0
+    assert invoke("ledger audit", other).return_value == 0
     assert contents(other) == before
 
 
@@ -358,7 +358,7 @@ def test_a_look_at_a_mute_server_ends_by_its_deadline(
     with mute_server(manner) as server:
         try:
             write_address(run_dir, msgspec.structs.replace(before, url=server.url, is_embedded=False))
-            for words in ("status", "queues", "audit"):
+            for words in ("status", "ledger queues", "ledger audit"):
                 began = time.monotonic()
                 assert isinstance(invoke(words, run_dir).exception, LedgerUnavailable)
                 assert time.monotonic() - began < 4.5
@@ -454,8 +454,8 @@ def test_light_commands_import_no_more_than_they_need(run_dir: Path, tmp_path: P
     try:
         with run_lock(run):
             asyncio.run(_set_running(run))
-            for command in ("status", "queues"):
-                printed, code, modules = run_command([command, str(run)])
+            for command in (["status"], ["ledger", "queues"]):
+                printed, code, modules = run_command([*command, str(run)])
                 assert (code, len(printed.splitlines()) > 1) == (0, True)
                 assert not HEAVY & {module.partition(".")[0] for module in modules}, command
             # the one that checks a value needs the schema, and no ledger

@@ -1,4 +1,4 @@
-"""Claims about the words of ``headrace join``, and its refusals before a server is reached."""
+"""Claims about the words of ``headrace fleet join``, and its refusals before a server is reached."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ URL = "redis://127.0.0.1:1/0"
 
 def refusal(*words: str, **environment: str) -> str:
     """Return the sentence by which the command refuses."""
-    done = CliRunner().invoke(headrace, ["join", *words], env={"REDIS_URL": None, **environment})
+    done = CliRunner().invoke(headrace, ["fleet", "join", *words], env={"REDIS_URL": None, **environment})
     assert done.exit_code != 0
     return done.output if isinstance(done.exception, SystemExit) else str(done.exception)
 
@@ -106,7 +106,7 @@ def test_a_host_that_stays_says_so_in_one_line_and_ends_as_without(
         return JoinOutcome(0, "the run is stopping: by the test", may_resume=True)
 
     monkeypatch.setattr("pipeline.supervisor.joining.join.join", joined)
-    words = ["join", redis_server, "--run", "never-begun", "--role", "reward", "--dir", str(tmp_path)]
+    words = ["fleet", "join", redis_server, "--run", "never-begun", "--role", "reward", "--dir", str(tmp_path)]
     for stay, lines in ((), 0), (("--stay", "0.1"), 1):
         done = CliRunner().invoke(headrace, [*words, *stay], standalone_mode=False)
         assert done.return_value == 0 and "the run is stopping: by the test\n" in done.stdout

@@ -25,7 +25,7 @@ def up(tmp_path: Path, *words: str) -> Result:
 @pytest.mark.parametrize(
     ("place", "shown"),
     [
-        ("slurm", "exec srun --ntasks=1 headrace join rediss://ledger.example:6379/0 --token "),
+        ("slurm", "exec srun --ntasks=1 headrace fleet join rediss://ledger.example:6379/0 --token "),
         ("kubernetes", "kind: StatefulSet"),
         ("local", "# processes of this host: 1 learner, 2 generator"),
         ("ray", "generator-1: CPU 1\n"),
@@ -44,7 +44,7 @@ def test_the_ledger_of_the_environment_reaches_jobs_without_its_password(
 ) -> None:
     monkeypatch.setenv("REDIS_URL", f"rediss://:{PASSWORD}@ledger.example:6379/0")
     result = up(tmp_path, "--on", "slurm", "--dry-run", "--set", "wire.transport=tcp")
-    assert "headrace join rediss://ledger.example:6379/0 --token " in result.output
+    assert "headrace fleet join rediss://ledger.example:6379/0 --token " in result.output
     assert PASSWORD not in result.output
 
 

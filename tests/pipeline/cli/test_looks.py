@@ -1,4 +1,4 @@
-"""Claims about ``headrace groups``, ``versions`` and ``drops``, and about ``--watch`` of all
+"""Claims about ``headrace ledger groups``, ``versions`` and ``drops``, and about ``--watch`` of all
 commands that look, on a run with work of every kind."""
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ def _start(*words: str, **pipes: Any) -> Any:
 
 
 def test_open_groups_show_what_each_member_waits_for(run_dir: Path) -> None:
-    found = _json("groups", str(run_dir))
+    found = _json("ledger", "groups", str(run_dir))
     group = found["groups"][0]
     assert group["num_done"] + group["num_left"] + len(group["waited"]) == found["group_size"]
-    lines = _text("groups", "--limit", "1", str(run_dir)).splitlines()
+    lines = _text("ledger", "groups", "--limit", "1", str(run_dir)).splitlines()
     assert f"{found['num_groups']:,} groups of {found['group_size']} in the ledger" in lines[0]
     assert lines[1].split() == ["group", "since", "done", "left", "the", "rest", "waits", "for", "tokens", "since"]
     row = " ".join(lines[2].split())
@@ -98,24 +98,24 @@ def test_open_groups_show_what_each_member_waits_for(run_dir: Path) -> None:
 
 
 def test_versions_and_drops_show_what_was_trained_beside_what_was_dropped(run_dir: Path) -> None:
-    versions = _json("versions", str(run_dir))
+    versions = _json("ledger", "versions", str(run_dir))
     assert versions["trained"].keys() == {"0"}
     assert versions["dropped"] == {"no_signal": {"0": 1}}
-    table = _text("versions", str(run_dir)).splitlines()
+    table = _text("ledger", "versions", str(run_dir)).splitlines()
     assert table[0].startswith("version 0; staleness of at most")
     assert table[1].split() == ["behind", "ready", "running", "claimed", "trained", "no", "signal"]
-    drops = _json("drops", str(run_dir))
+    drops = _json("ledger", "drops", str(run_dir))
     assert drops["trained"]["mean_difficulty"] == 0.5
     (dropped,) = drops["dropped"]
     assert (dropped["reason"], dropped["mean_length"], dropped["mean_difficulty"]) == ("no_signal", 5.0, 0.0)
     assert drops["warnings"] == []
-    assert [line.split()[0] for line in _text("drops", str(run_dir)).splitlines()[1:]] == ["trained", "no"]
+    assert [line.split()[0] for line in _text("ledger", "drops", str(run_dir)).splitlines()[1:]] == ["trained", "no"]
 
 
 def test_a_life_is_told_in_the_order_of_time_up_to_the_update_that_trained_on_it(run_dir: Path) -> None:
-    found = _json("trajectory", "t.2.1", str(run_dir))
+    found = _json("ledger", "trajectory", "t.2.1", str(run_dir))
     assert (found["life"]["state"], found["life"]["end"]["num_updates"], found["sample"]) == ("trained", 0, None)
-    head, day, *lines = _text("trajectory", "t.2.1", "--run", str(run_dir)).splitlines()
+    head, day, *lines = _text("ledger", "trajectory", "t.2.1", "--run", str(run_dir)).splitlines()
     assert head == "t.2.1: trained, 6 tokens in 1 chunk, prompt 2"
     assert day.endswith(", by the ledger server's clock:")
     events = [line.split(" s  ", 1)[1] for line in lines]
@@ -128,14 +128,16 @@ def test_a_life_is_told_in_the_order_of_time_up_to_the_update_that_trained_on_it
         "claimed by the learner",
         "trained on by update 1, 0 versions behind",
     ]
-    dropped = _text("trajectory", "t.1.0", "--run", str(run_dir))
+    dropped = _text("ledger", "trajectory", "t.1.0", "--run", str(run_dir))
     assert "dropped: no_signal, 0 versions behind" in dropped
     assert max(len(line) for line in (head, *lines, *dropped.splitlines())) <= 80
 
 
 def test_trace_shows_the_life_of_a_trajectory_as_its_own_command_does(run_dir: Path) -> None:
-    assert _json("trace", "t.2.1", str(run_dir)) == _json("trajectory", "t.2.1", str(run_dir))
-    assert _text("trace", "t.2.1", "--run", str(run_dir)) == _text("trajectory", "t.2.1", "--run", str(run_dir))
+    assert _json("run", "trace", "t.2.1", str(run_dir)) == _json("ledger", "trajectory", "t.2.1", str(run_dir))
+    assert _text("run", "trace", "t.2.1", "--run", str(run_dir)) == _text(
+        "ledger", "trajectory", "t.2.1", "--run", str(run_dir)
+    )
 
 
 def test_top_shows_a_trajectorys_life_after_it_has_left_and_its_chunks_before(run_dir: Path) -> None:
@@ -169,9 +171,9 @@ def test_a_kept_sample_has_the_text_of_a_life_and_acts_on_no_terminal(run_dir: P
     path = run_dir / "samples.jsonl"
     path.write_text(json.dumps(asdict(sample)) + "\n")
     try:
-        text = _text("trajectory", "t.3.0", "--run", str(run_dir))
+        text = _text("ledger", "trajectory", "t.3.0", "--run", str(run_dir))
         assert "response <script>\\x1b[2J" in text
-        assert _json("trajectory", "t.3.0", "--run", str(run_dir))["sample"]["prompt"] == "1+1="
+        assert _json("ledger", "trajectory", "t.3.0", "--run", str(run_dir))["sample"]["prompt"] == "1+1="
     finally:
         path.unlink()
 
@@ -184,7 +186,7 @@ def test_an_unknown_trajectory_is_answered_with_what_exists(run_dir: Path) -> No
         ("nonsense", "expected LANE.GROUP.MEMBER"),
     ):
         with pytest.raises(ConfigError, match=words):
-            headrace.main(["trajectory", name, "--run", str(run_dir)], standalone_mode=False)
+            headrace.main(["ledger", "trajectory", name, "--run", str(run_dir)], standalone_mode=False)
 
 
 def test_the_tables_fit_80_columns_with_figures_of_a_long_run() -> None:
@@ -208,9 +210,9 @@ def test_a_run_without_ended_work_says_so_and_warnings_stand_below_the_table() -
     assert warning == f"warning: {found.warnings[0]}"
 
 
-@pytest.mark.parametrize("command", ["status", "why", "drops"])
-def test_a_watch_that_is_piped_repeats_the_look_and_ends_cleanly_by_ctrl_c(run_dir: Path, command: str) -> None:
-    watch = _start(command, str(run_dir), "--watch", "0.2", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+@pytest.mark.parametrize("command", [["status"], ["why"], ["ledger", "drops"]], ids=" ".join)
+def test_a_watch_that_is_piped_repeats_the_look_and_ends_cleanly_by_ctrl_c(run_dir: Path, command: list[str]) -> None:
+    watch = _start(*command, str(run_dir), "--watch", "0.2", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert watch.stdout is not None
     looks = [json.loads(watch.stdout.readline()) for _ in range(2)]
     watch.send_signal(signal.SIGINT)
@@ -268,7 +270,7 @@ async def _set_running(run_dir: Path) -> None:
 
 
 def test_a_watch_ends_when_its_reader_does(run_dir: Path) -> None:
-    watch = _start("versions", str(run_dir), "--watch", "0.2", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    watch = _start("ledger", "versions", str(run_dir), "--watch", "0.2", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert watch.stdout is not None
     assert watch.stdout.readline().startswith(b"version 0;")
     watch.stdout.close()
@@ -281,7 +283,9 @@ def test_a_watch_ends_when_its_reader_does(run_dir: Path) -> None:
 def test_a_watch_on_a_terminal_redraws_in_place_and_gives_the_screen_back(run_dir: Path) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
-    watch = _start("drops", str(run_dir), "--watch", "0.2", stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    watch = _start(
+        "ledger", "drops", str(run_dir), "--watch", "0.2", stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
     os.close(theirs)
     seen, until = b"", time.monotonic() + 30
     while seen.count(b"Ctrl-C ends") < 3 and time.monotonic() < until:
@@ -302,7 +306,7 @@ def test_a_watch_on_a_terminal_redraws_in_place_and_gives_the_screen_back(run_di
 
 @pytest.mark.parametrize("word", ["0", "soon", "runs/demo"])
 def test_watch_refuses_what_is_no_number_of_seconds(word: str) -> None:
-    done = CliRunner().invoke(headrace, ["drops", "--watch", word])
+    done = CliRunner().invoke(headrace, ["ledger", "drops", "--watch", word])
     assert done.exit_code == 2
     assert "expected seconds of at least 0.2" in done.output
 

@@ -43,11 +43,11 @@ def test_status_shows_the_newest_copy_and_why_the_next_one_is_not_there(run_dir:
 
 def test_a_report_is_written_to_a_url_too(run_dir: Path, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/reports/op"
-    found = json.loads(call("report", str(run_dir), "--out", url, "--json").output)
+    found = json.loads(call("run", "report", str(run_dir), "--out", url, "--json").output)
     assert found["places"] == [str(run_dir / "report.html"), f"{url}/report.html"]
     assert ObjectStore(url).read("report.html") == (run_dir / "report.html").read_bytes()
     assert ObjectStore(url).names("").keys() == {"report.html", "report.json"}
-    assert "no URL of an object store" in str(call("report", str(run_dir), "--out", "ftp://host/x").exception)
+    assert "no URL of an object store" in str(call("run", "report", str(run_dir), "--out", "ftp://host/x").exception)
 
 
 def test_a_resume_from_a_url_fetches_the_run_and_then_checks_it_as_any_other(tmp_path: Path) -> None:

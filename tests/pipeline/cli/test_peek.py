@@ -1,4 +1,4 @@
-"""Claims about ``headrace peek``: the list of chunks, the newest, and one chunk as text, on a real
+"""Claims about ``headrace ledger peek``: the list of chunks, the newest, and one chunk as text, on a real
 ledger with chunks."""
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def filled(server: str) -> str:
 
 
 def _peek(*words: str) -> str:
-    return CliRunner().invoke(headrace, ["peek", *words], standalone_mode=False, catch_exceptions=False).output
+    return (
+        CliRunner().invoke(headrace, ["ledger", "peek", *words], standalone_mode=False, catch_exceptions=False).output
+    )
 
 
 @pytest.mark.usefixtures("filled")

@@ -1,4 +1,4 @@
-"""``headrace watch RUN``, ``trace RUN`` and ``export --tables`` read a run's records again."""
+"""``headrace fleet watch RUN``, ``run trace RUN`` and ``run export --tables`` read a run's records again."""
 
 from __future__ import annotations
 
@@ -118,15 +118,15 @@ def test_a_run_and_its_exported_tables_have_the_findings_of_the_live_frames(run_
     record(run_dir, MadeFleet())
     live = findings(iter(frames()))
     assert [(one.worker, one.kind) for one in live] == [("generator-3", "slow")]
-    inside = found("watch", run_dir)["findings"]
+    inside = found("fleet", "watch", run_dir)["findings"]
     assert [(one["worker"], one["metric"], one["score"]) for one in inside] == [
         (one.worker, one.metric, pytest.approx(one.score, rel=1e-3)) for one in live
     ]
     assert inside[0]["alarm_s"] == BEGAN_S + live[0].alarm_s
-    ran("export", run_dir, "--tables", tmp_path / "plain")
-    ran("export", run_dir, "--tables", tmp_path / "text", "--csv")
+    ran("run", "export", run_dir, "--tables", tmp_path / "plain")
+    ran("run", "export", run_dir, "--tables", tmp_path / "text", "--csv")
     for folder in ("plain", "text"):
-        outside = found("watch", "--from", tmp_path / folder)["findings"]
+        outside = found("fleet", "watch", "--from", tmp_path / folder)["findings"]
         assert names(outside) == names(inside), folder
         assert outside[0]["alarm_s"] == pytest.approx(inside[0]["alarm_s"], abs=1.0)
 
@@ -134,13 +134,13 @@ def test_a_run_and_its_exported_tables_have_the_findings_of_the_live_frames(run_
 def test_a_run_and_its_exported_tables_have_the_causes_of_the_live_rows(run_dir: Path, tmp_path: Path) -> None:
     record(run_dir, broken())
     live = [tuple(one) for one in blamed(broken().incidents(UNTIL_S))]
-    inside = found("trace", run_dir)["incidents"]
+    inside = found("run", "trace", run_dir)["incidents"]
     assert causes(inside) == live == [("reward-1", "stuck")]
     assert BEGAN_S + BREAKS_S < inside[0]["named_s"] < BEGAN_S + BREAKS_S + 40
-    ran("export", run_dir, "--tables", tmp_path / "plain")
-    ran("export", run_dir, "--tables", tmp_path / "text", "--csv")
+    ran("run", "export", run_dir, "--tables", tmp_path / "plain")
+    ran("run", "export", run_dir, "--tables", tmp_path / "text", "--csv")
     for folder in ("plain", "text"):
-        outside = found("trace", "--from", tmp_path / folder)["incidents"]
+        outside = found("run", "trace", "--from", tmp_path / folder)["incidents"]
         assert causes(outside) == live, folder
         assert outside[0]["named_s"] == pytest.approx(inside[0]["named_s"], abs=1.0)
 
@@ -149,17 +149,17 @@ def test_a_silent_worker_is_silent_in_a_recorded_run_too(run_dir: Path, tmp_path
     record(run_dir, MadeFleet(), silent="reward-1")
     for file in (run_dir / "observed").glob("links-*.parquet"):
         file.unlink()
-    assert causes(found("trace", run_dir)["incidents"]) == [("reward-1", "silent")]
-    ran("export", run_dir, "--tables", tmp_path / "out")
-    assert causes(found("trace", "--from", tmp_path / "out")["incidents"]) == [("reward-1", "silent")]
+    assert causes(found("run", "trace", run_dir)["incidents"]) == [("reward-1", "silent")]
+    ran("run", "export", run_dir, "--tables", tmp_path / "out")
+    assert causes(found("run", "trace", "--from", tmp_path / "out")["incidents"]) == [("reward-1", "silent")]
     states = tmp_path / "out" / "states.parquet"
     pq.write_table(pq.read_table(states).drop_columns(["given_s"]), states)
-    assert found("trace", "--from", tmp_path / "out")["incidents"] == [], "rows that end prove nothing"
+    assert found("run", "trace", "--from", tmp_path / "out")["incidents"] == [], "rows that end prove nothing"
 
 
 def test_exported_work_is_the_scored_messages_and_the_updates(run_dir: Path, tmp_path: Path) -> None:
     record(run_dir, MadeFleet())
-    done = ran("export", run_dir, "--tables", tmp_path / "out", "--csv")
+    done = ran("run", "export", run_dir, "--tables", tmp_path / "out", "--csv")
     assert "work.csv: 152 rows" in done.output
     rows = arrow_csv.read_csv(tmp_path / "out" / "work.csv").to_pylist()
     assert rows[0] == {
@@ -170,7 +170,7 @@ def test_exported_work_is_the_scored_messages_and_the_updates(run_dir: Path, tmp
     assert rows[-1] == {
         "worker": "learner", "kind": "update", "start_s": BEGAN_S + 56.5, "duration_s": 3.0, "size": 640.0, "ok": True
     }  # fmt: skip
-    assert "no worker" in ran("watch", "--from", tmp_path / "out" / "work.csv").output
+    assert "no worker" in ran("fleet", "watch", "--from", tmp_path / "out" / "work.csv").output
 
 
 def test_workers_whose_messages_stay_on_their_host_are_named_by_picture_and_tables(
@@ -179,11 +179,11 @@ def test_workers_whose_messages_stay_on_their_host_are_named_by_picture_and_tabl
     record(run_dir, MadeFleet())
     workers = {row.worker for row in MadeFleet().states(0)}
     away = sorted(workers - {"generator-0", "reward-0", "learner"})
-    assert found("trace", run_dir, "--perfetto", tmp_path / "a.json")["report"]["without_messages"] == away
-    assert found("export", run_dir, "--tables", tmp_path / "a")["report"]["without_messages"] == away
+    assert found("run", "trace", run_dir, "--perfetto", tmp_path / "a.json")["report"]["without_messages"] == away
+    assert found("run", "export", run_dir, "--tables", tmp_path / "a")["report"]["without_messages"] == away
     for words in (
-        ("trace", run_dir, "--perfetto", tmp_path / "b.json"),
-        ("export", run_dir, "--tables", tmp_path / "b"),
+        ("run", "trace", run_dir, "--perfetto", tmp_path / "b.json"),
+        ("run", "export", run_dir, "--tables", tmp_path / "b"),
     ):
         said = ran(*words).output
         assert f"no messages are recorded of {', '.join(away)}: those of joined hosts stay there" in said
@@ -194,15 +194,15 @@ def test_damaged_files_are_skipped_and_counted_by_every_reader(run_dir: Path, tm
     for kind in ("metrics", "states", "messages"):
         first = sorted((run_dir / "observed").glob(f"{kind}-*.parquet"))[0]
         first.write_bytes(first.read_bytes()[:-20])
-    assert "1 of 4 recorded files are damaged" in ran("watch", run_dir).output
-    assert "1 of 8 recorded files are damaged" in ran("trace", run_dir).output
-    assert "2 damaged files or lines" in ran("trace", run_dir, "--perfetto", tmp_path / "out.json").output
-    exported = found("export", run_dir, "--tables", tmp_path / "out")["report"]
+    assert "1 of 4 recorded files are damaged" in ran("fleet", "watch", run_dir).output
+    assert "1 of 8 recorded files are damaged" in ran("run", "trace", run_dir).output
+    assert "2 damaged files or lines" in ran("run", "trace", run_dir, "--perfetto", tmp_path / "out.json").output
+    exported = found("run", "export", run_dir, "--tables", tmp_path / "out")["report"]
     assert exported["num_skipped"] == 3
     assert exported["rows"]["metrics"] == (UNTIL_S - PIECE_S) * 8 * len(LEVELS)
-    folder = ran("watch", "--from", run_dir / "observed").output
+    folder = ran("fleet", "watch", "--from", run_dir / "observed").output
     assert "left out" in folder and "9 more" in folder
-    assert "left out" in ran("trace", "--from", run_dir / "observed").output
+    assert "left out" in ran("run", "trace", "--from", run_dir / "observed").output
 
 
 def test_an_open_incident_that_is_newer_than_the_recorded_metrics_is_a_finding(run_dir: Path) -> None:
@@ -216,43 +216,51 @@ def test_an_open_incident_that_is_newer_than_the_recorded_metrics_is_a_finding(r
     )  # fmt: skip
     file = IncidentFile(run_dir)
     file.append([old, new])
-    last = found("watch", run_dir)["findings"]
+    last = found("fleet", "watch", run_dir)["findings"]
     assert names(last) == [("generator-3", "slow", "service_ratio"), ("reward-0", "hung", "")]
     assert last[-1]["sentence"] == "it stands" and last[-1]["score"] == 2.0
     file.append([IncidentRecord(number=2, step=IncidentStep.ENDED, at_s=BEGAN_S + 300, component="reward-0")])
-    assert names(found("watch", run_dir)["findings"]) == [("generator-3", "slow", "service_ratio")]
+    assert names(found("fleet", "watch", run_dir)["findings"]) == [("generator-3", "slow", "service_ratio")]
 
 
 def test_a_run_without_records_and_an_unknown_run_are_told_what_exists(run_dir: Path) -> None:
-    for words in (("watch", run_dir), ("trace", run_dir), ("export", run_dir, "--tables", run_dir / "out")):
+    for words in (
+        ("fleet", "watch", run_dir),
+        ("run", "trace", run_dir),
+        ("run", "export", run_dir, "--tables", run_dir / "out"),
+    ):
         assert "the observer writes" in str(ran(*words, code=2).exception)
-    assert "recorded nothing yet" in str(ran("trace", run_dir, "--perfetto", run_dir / "out.json", code=2).exception)
+    assert "recorded nothing yet" in str(
+        ran("run", "trace", run_dir, "--perfetto", run_dir / "out.json", code=2).exception
+    )
     assert sorted(path.name for path in run_dir.iterdir()) == [RESOLVED_NAME]
     absent = run_dir.parent / "absent"
-    for command in ("watch", "trace"):
-        assert str(run_dir) in str(ran(command, absent, code=2).exception)
-    assert "t.12.3; or the folder of a run" in str(ran("trace", "demo", code=2).exception)
+    for command in (("fleet", "watch"), ("run", "trace")):
+        assert str(run_dir) in str(ran(*command, absent, code=2).exception)
+    assert "t.12.3; or the folder of a run" in str(ran("run", "trace", "demo", code=2).exception)
 
 
 def test_options_that_contradict_one_another_are_refused(run_dir: Path, tmp_path: Path) -> None:
     table = tmp_path / "x.csv"
     for words in (
-        ("watch", run_dir, "--from", table), ("trace", run_dir, "--from", table), ("trace", "t.1.2", "--from", table),
-        ("trace", "t.1.2", "--perfetto", table), ("trace", run_dir, "--last", 3), ("export", run_dir),
-        ("export", run_dir, "--out", table, "--tables", table), ("export", run_dir, "--tables", table, "--version", 3),
-        ("export", run_dir, "--out", table, "--csv"),
+        ("fleet", "watch", run_dir, "--from", table),
+        ("run", "trace", run_dir, "--from", table), ("run", "trace", "t.1.2", "--from", table),
+        ("run", "trace", "t.1.2", "--perfetto", table), ("run", "trace", run_dir, "--last", 3),
+        ("run", "export", run_dir), ("run", "export", run_dir, "--out", table, "--tables", table),
+        ("run", "export", run_dir, "--tables", table, "--version", 3),
+        ("run", "export", run_dir, "--out", table, "--csv"),
     ):  # fmt: skip
         assert ran(*words, code=2).exit_code == 2, words
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     record(run_dir, MadeFleet())
-    assert "exists" in str(ran("export", run_dir, "--tables", tmp_path / "full", code=2).exception)
-    assert "is a folder" in str(ran("trace", run_dir, "--perfetto", tmp_path / "full", code=2).exception)
+    assert "exists" in str(ran("run", "export", run_dir, "--tables", tmp_path / "full", code=2).exception)
+    assert "is a folder" in str(ran("run", "trace", run_dir, "--perfetto", tmp_path / "full", code=2).exception)
 
 
 def test_a_picture_says_what_it_shows(run_dir: Path, tmp_path: Path) -> None:
     record(run_dir, MadeFleet())
-    done = found("trace", run_dir, "--perfetto", tmp_path / "out.json")
+    done = found("run", "trace", run_dir, "--perfetto", tmp_path / "out.json")
     assert done["report"]["num_messages"] == 3 * UNTIL_S and done["report"]["num_updates"] == 2
-    short = found("trace", run_dir, "--perfetto", tmp_path / "out.json", "--last", 0.5)
+    short = found("run", "trace", run_dir, "--perfetto", tmp_path / "out.json", "--last", 0.5)
     assert 3 * 29 <= short["report"]["num_messages"] <= 3 * 32

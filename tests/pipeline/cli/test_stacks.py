@@ -1,4 +1,4 @@
-"""Claims about ``headrace stacks``: real processes whose loop waits or is held up, and py-spy as a
+"""Claims about ``headrace fleet stacks``: real processes whose loop waits or is held up, and py-spy as a
 program in the path."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 
 
 def shown(workers: Workers, *words: str) -> Result:
-    words = ("stacks", *words, "--run", str(workers.folder))
+    words = ("fleet", "stacks", *words, "--run", str(workers.folder))
     return CliRunner().invoke(headrace, words, catch_exceptions=False)
 
 

@@ -1,4 +1,4 @@
-"""Claims about ``headrace tokens``, as an operator gives it: real server, files and processes."""
+"""Claims about ``headrace fleet tokens``, as an operator gives it: real server, files and processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_dir(server: str, tmp_path: Path) -> Path:
 
 
 def said(*words: str | Path, as_json: bool = True) -> Any:
-    command = ["tokens", *map(str, words), *(["--json"] if as_json else [])]
+    command = ["fleet", "tokens", *map(str, words), *(["--json"] if as_json else [])]
     done = CliRunner().invoke(headrace, command, standalone_mode=False)
     if done.exception is not None:
         raise done.exception
@@ -170,7 +170,7 @@ def test_no_secret_is_in_arguments_environment_output_or_other_files(run_dir: Pa
     outputs: list[bytes] = []
 
     def command(*words: str) -> Any:
-        line = [sys.executable, "-m", "pipeline.cli", "tokens", *words, "--run", str(run_dir)]
+        line = [sys.executable, "-m", "pipeline.cli", "fleet", "tokens", *words, "--run", str(run_dir)]
         process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         while process.poll() is None:
             for name in ("cmdline", "environ"):

@@ -1,4 +1,4 @@
-"""``headrace why``, ``requeue`` and ``dead-letters`` against a run whose ledger holds work and a
+"""``headrace why``, ``ledger requeue`` and ``ledger dead-letters`` against a run whose ledger holds work and a
 dead letter."""
 
 from __future__ import annotations
@@ -60,36 +60,36 @@ def test_a_run_that_nobody_works_on_says_how_to_go_on(run_dir: Path) -> None:
     assert set(found) == {"run", "state", "headline", "outlook", "chains", "also"}
     assert (found["outlook"], found["chains"][0]["cause"]) == ("you", "nobody")
     assert "headrace up --resume" in found["chains"][0]["next"]
-    assert "1 dead letter: `headrace dead-letters list`" in found["also"]
+    assert "1 dead letter: `headrace ledger dead-letters list`" in found["also"]
 
 
 def test_work_is_put_back_by_worker_by_name_and_by_field_and_the_unknown_is_refused(run_dir: Path) -> None:
     run = ("--run", str(run_dir))
-    assert _json("requeue", "t.1.0", *run) == {"num_opened": 0, "num_due": 1, "unknown": []}
-    assert _json("requeue", "--field", "reward", *run)["num_due"] == 2
-    assert _json("requeue", "--worker", "generator-0", *run)["num_opened"] == 5
-    assert _json("requeue", "--worker", "generator-0", *run)["num_opened"] == 0
-    assert "has registered with this run" in _refused("requeue", "--worker", "generator-8", *run)
-    assert "t.77.0: not in the ledger" in _refused("requeue", "t.1.0", "t.77.0", *run)
-    assert _json("audit", str(run_dir))["balances"] is True
+    assert _json("ledger", "requeue", "t.1.0", *run) == {"num_opened": 0, "num_due": 1, "unknown": []}
+    assert _json("ledger", "requeue", "--field", "reward", *run)["num_due"] == 2
+    assert _json("ledger", "requeue", "--worker", "generator-0", *run)["num_opened"] == 5
+    assert _json("ledger", "requeue", "--worker", "generator-0", *run)["num_opened"] == 0
+    assert "has registered with this run" in _refused("ledger", "requeue", "--worker", "generator-8", *run)
+    assert "t.77.0: not in the ledger" in _refused("ledger", "requeue", "t.1.0", "t.77.0", *run)
+    assert _json("ledger", "audit", str(run_dir))["balances"] is True
 
 
 def test_dead_letters_are_listed_shown_and_retried_once_and_the_books_balance(run_dir: Path) -> None:
     run = ("--run", str(run_dir))
-    (letter,) = _json("dead-letters", "list", str(run_dir))
+    (letter,) = _json("ledger", "dead-letters", "list", str(run_dir))
     assert (letter["chunk"], letter["role"], letter["prompt"]) == ("t.0.0.0", "reward", 0)
-    assert _json("dead-letters", "show", "t.0.0.0", *run)["error"] == TRACEBACK
-    shown = CliRunner().invoke(headrace, ["dead-letters", "list", str(run_dir)], standalone_mode=False)
+    assert _json("ledger", "dead-letters", "show", "t.0.0.0", *run)["error"] == TRACEBACK
+    shown = CliRunner().invoke(headrace, ["ledger", "dead-letters", "list", str(run_dir)], standalone_mode=False)
     assert "no boxed answer" in shown.output
-    assert "is no dead letter" in _refused("dead-letters", "show", "t.5.0.0", *run)
-    assert "t.5.0.0: no dead letter" in _refused("dead-letters", "retry", "t.5.0.0", *run)
-    dropped = _json("audit", str(run_dir))["groups"]["dropped"]
+    assert "is no dead letter" in _refused("ledger", "dead-letters", "show", "t.5.0.0", *run)
+    assert "t.5.0.0: no dead letter" in _refused("ledger", "dead-letters", "retry", "t.5.0.0", *run)
+    dropped = _json("ledger", "audit", str(run_dir))["groups"]["dropped"]
     assert dropped == {}, "its group goes on without it"
-    assert _json("dead-letters", "retry", "t.0.0.0", *run)["prompts"] == [0]
-    assert _json("dead-letters", "list", str(run_dir)) == []
-    assert _json("dead-letters", "retry", "--all", *run)["num_letters"] == 0
-    assert {row["name"]: row["depth"] for row in _json("queues", str(run_dir))}["again"] == 1
-    audit = _json("audit", str(run_dir))
+    assert _json("ledger", "dead-letters", "retry", "t.0.0.0", *run)["prompts"] == [0]
+    assert _json("ledger", "dead-letters", "list", str(run_dir)) == []
+    assert _json("ledger", "dead-letters", "retry", "--all", *run)["num_letters"] == 0
+    assert {row["name"]: row["depth"] for row in _json("ledger", "queues", str(run_dir))}["again"] == 1
+    audit = _json("ledger", "audit", str(run_dir))
     assert audit["balances"] is True
     assert audit["groups"]["dropped"] == dropped
 
@@ -139,20 +139,20 @@ def test_a_workers_last_end_is_read_off_the_supervisors_log(tmp_path: Path) -> N
 
 
 def test_a_pause_outlives_its_server_is_shown_everywhere_and_ends_with_resume(run_dir: Path) -> None:
-    paused = _json("pause", str(run_dir), "--reason", "a new  verifier\x1b[31m")["paused"]
+    paused = _json("run", "pause", str(run_dir), "--reason", "a new  verifier\x1b[31m")["paused"]
     assert paused["by"].endswith(f"@{socket.gethostname()}")
     # each command starts and stops the run's server, or one on a copy
     assert _json("status", str(run_dir))["totals"]["paused"] == paused
-    assert _json("pause", str(run_dir), "--reason", "another")["paused"] == paused
-    for command in ("status", "queues"):
-        done = CliRunner().invoke(headrace, [command, str(run_dir)], standalone_mode=False)
+    assert _json("run", "pause", str(run_dir), "--reason", "another")["paused"] == paused
+    for command in (["status"], ["ledger", "queues"]):
+        done = CliRunner().invoke(headrace, [*command, str(run_dir)], standalone_mode=False)
         words = " ".join(done.stdout.split())
         assert "admission is paused by an operator since" in words and "a new verifier\\x1b[31m" in words, words
     assert any("paused by an operator" in words for words in _json("why", str(run_dir))["also"])
-    assert _json("resume", str(run_dir)) == {"run": str(run_dir), "ended": paused}
-    _json("pause", str(run_dir))
-    done = CliRunner().invoke(headrace, ["resume", str(run_dir)], standalone_mode=False)
+    assert _json("run", "resume", str(run_dir)) == {"run": str(run_dir), "ended": paused}
+    _json("run", "pause", str(run_dir))
+    done = CliRunner().invoke(headrace, ["run", "resume", str(run_dir)], standalone_mode=False)
     assert f"{run_dir} admits groups again; admission was paused by an operator since" in done.stdout
-    assert _json("resume", str(run_dir))["ended"] is None
+    assert _json("run", "resume", str(run_dir))["ended"] is None
     assert _json("status", str(run_dir))["totals"]["paused"] is None
-    assert "has 301 characters; expected at most 300" in _refused("pause", str(run_dir), "--reason", "x" * 301)
+    assert "has 301 characters; expected at most 300" in _refused("run", "pause", str(run_dir), "--reason", "x" * 301)

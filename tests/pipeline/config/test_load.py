@@ -128,7 +128,7 @@ def test_settings_that_contradict_each_other_are_refused_with_the_reason(
 @pytest.mark.parametrize("role", ["generator", "reward", "reference"])
 def test_a_role_without_workers_here_needs_a_wire_by_which_others_join(run_file: Path, role: str) -> None:
     settings = [f"fleet.{role}=0", "reference.always=true"]
-    with pytest.raises(ConfigError, match=rf"fleet\.{role} is 0, .* `headrace join`"):
+    with pytest.raises(ConfigError, match=rf"fleet\.{role} is 0, .* `headrace fleet join`"):
         load_config([run_file], settings)
     config = load_config([run_file], [*settings, "wire.transport=tcp"])
     assert desired_counts(config)[Role(role)] == 0

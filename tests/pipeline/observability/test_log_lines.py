@@ -1,4 +1,4 @@
-"""Claims about a run's logs as `headrace logs` shows them."""
+"""Claims about a run's logs as `headrace run logs` shows them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write(run: Path, worker: str, *lines: str) -> None:
 
 
 def shown(*words: str) -> list[str]:
-    done = CliRunner().invoke(headrace, ["logs", *words], catch_exceptions=False)
+    done = CliRunner().invoke(headrace, ["run", "logs", *words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output.splitlines()
 
@@ -74,7 +74,7 @@ def test_only_the_wanted_levels_are_shown(run: Path) -> None:
 
 def test_a_worker_without_a_log_is_refused_with_those_that_have_one(run: Path) -> None:
     write(run, "learner", line("learner", 1))
-    done = CliRunner().invoke(headrace, ["logs", "lerner", str(run)])
+    done = CliRunner().invoke(headrace, ["run", "logs", "lerner", str(run)])
     assert "no log of lerner; it has those of: learner" in str(done.exception)
 
 
@@ -176,6 +176,6 @@ def test_lines_that_come_are_followed_until_an_interrupt(run: Path, monkeypatch:
         write(run, "learner", line("learner", 2))
 
     monkeypatch.setattr("pipeline.cli.logs.time.sleep", sleep)
-    done = CliRunner().invoke(headrace, ["logs", str(run), "--follow"])
+    done = CliRunner().invoke(headrace, ["run", "logs", str(run), "--follow"])
     assert [text[:8] for text in done.output.splitlines() if ":" in text] == ["12:00:01", "12:00:02", "12:00:02"]
     assert done.exit_code == 1

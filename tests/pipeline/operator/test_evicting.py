@@ -110,7 +110,7 @@ async def test_status_top_and_why_name_the_evicted_with_the_reason_and_the_way_b
     await evict(run, "generator-1", reason="ECC errors")
     words = eviction_words(await run.registry.fleet())[0]
     assert words.startswith("generator-1 is evicted by ") and words.endswith(
-        ": ECC errors; `headrace readmit generator-1` takes it back"
+        ": ECC errors; `headrace fleet readmit generator-1` takes it back"
     )
     at = cast("Attached", run)
     assert list((await read_status(at)).evicted) == [words]
@@ -141,14 +141,15 @@ def test_the_commands_say_what_they_did_and_refuse_what_they_cannot_read(tmp_pat
     try:
         asyncio.run(begin())
         with run_lock(run_dir):
-            told = call("evict", "generator-1", "--reason", "hot")
+            told = call("fleet", "evict", "generator-1", "--reason", "hot")
             assert told.output == (
-                "generator-1 is evicted, until `headrace readmit`; wanted of this run's own: 1 learner, 1 generator, 1 reward\n"
+                "generator-1 is evicted, until `headrace fleet readmit`; wanted of this run's own: "
+                "1 learner, 1 generator, 1 reward\n"
             )
-            assert "nothing given; expected one WORKER" in call("evict").output
-            assert "a, b given" in call("evict", "a", "b").output
-            assert "a given; expected one WORKER, or --host HOST" in call("readmit", "a", "--host", "b").output
-        told = call("readmit", "generator-1")
+            assert "nothing given; expected one WORKER" in call("fleet", "evict").output
+            assert "a, b given" in call("fleet", "evict", "a", "b").output
+            assert "a given; expected one WORKER, or --host HOST" in call("fleet", "readmit", "a", "--host", "b").output
+        told = call("fleet", "readmit", "generator-1")
         assert told.output.startswith("generator-1 is readmitted; wanted of this run's own: 1 learner, 2 generator")
     finally:
         server.stop()

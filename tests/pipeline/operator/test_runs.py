@@ -106,7 +106,7 @@ def test_damage_is_skipped_and_counted_and_hides_no_other_run(tmp_path: Path) ->
     rows = {row.run.name: row for row in list_runs(tmp_path)}
     assert (rows["a"].num_updates, rows["a"].accuracy_last, rows["a"].num_skipped) == (2, 0.25, 2)
     assert rows["b"].state == "unreadable"
-    shown = CliRunner().invoke(headrace, ["runs", str(tmp_path)]).output
+    shown = CliRunner().invoke(headrace, ["run", "list", str(tmp_path)]).output
     assert "2 damaged lines" in shown
     assert "b: " in shown
 
@@ -136,18 +136,20 @@ def test_the_command_prints_a_line_a_run_and_json(tmp_path: Path) -> None:
     run = made(tmp_path / "demo", num_updates=2, accuracies=(0.402, 0.965))
     add_row(run, StartRow(at_s=100.0))
     add_row(run, EndRow(at_s=308.0, state="finished"))
-    done = CliRunner().invoke(headrace, ["runs", str(tmp_path)])
+    done = CliRunner().invoke(headrace, ["run", "list", str(tmp_path)])
     assert len(done.output.splitlines()) == 2, "none is wrapped"
     for words in ("demo", "finished", "2 of 50", "40.2 % → 96.5 %", "3 min 28 s", "dapo", "models/small"):
         assert words in done.output
-    found: list[dict[str, Any]] = json.loads(CliRunner().invoke(headrace, ["runs", str(tmp_path), "--json"]).output)
+    found: list[dict[str, Any]] = json.loads(
+        CliRunner().invoke(headrace, ["run", "list", str(tmp_path), "--json"]).output
+    )
     assert found[0]["accuracy_last"] == 0.965
 
 
 def test_a_list_asks_no_server_and_imports_nothing_heavy(tmp_path: Path) -> None:
     made(tmp_path / "demo", num_updates=2)
     (tmp_path / "demo" / "ledger.json").write_text("{}")
-    _, code, modules = run_command(["runs", str(tmp_path)])
+    _, code, modules = run_command(["run", "list", str(tmp_path)])
     assert code == 0
     assert not {"torch", "redis", "zmq", "pydantic", "transformers", "matplotlib"} & set(modules)
 

@@ -60,12 +60,12 @@ def test_a_runs_supervisor_is_live_while_it_runs_and_once_it_has_ended(tmp_path:
 def test_a_probe_finds_the_join_of_its_account(tmp_path: Path) -> None:
     joined = tmp_path / "headrace" / "joined" / "generator-h" / "demo"
     environment = {"XDG_STATE_HOME": str(tmp_path)}
-    absent = CliRunner().invoke(headrace, ["probe", "live"], env=environment, standalone_mode=False)
+    absent = CliRunner().invoke(headrace, ["fleet", "probe", "live"], env=environment, standalone_mode=False)
     assert absent.return_value == 1 and "no join has begun" in absent.output
     joined.mkdir(parents=True)
     Pulse(joined).beat(0.0, is_ready=True)
     for question in ("live", "ready"):
-        found = CliRunner().invoke(headrace, ["probe", question], env=environment, standalone_mode=False)
+        found = CliRunner().invoke(headrace, ["fleet", "probe", question], env=environment, standalone_mode=False)
         assert (found.return_value, found.output) == (0, "")
 
 

@@ -59,7 +59,10 @@ def test_a_worker_that_breaks_at_each_start_is_evicted_and_the_run_goes_on(tmp_p
     assert (outcome.exit_code, outcome.status.state) == (ExitCode.OK, RunState.STOPPING)
     (evicted,) = steps(run, "evict", "begun")
     assert evicted.worker == "generator-1" and evicted.role == "generator" and evicted.case == 1
-    assert "ValueError: this one is broken" in evicted.sentence and "`headrace readmit generator-1`" in evicted.sentence
+    assert (
+        "ValueError: this one is broken" in evicted.sentence
+        and "`headrace fleet readmit generator-1`" in evicted.sentence
+    )
     (failed,) = steps(run, "restart", "failed")
     assert "ended twice by the same error" in failed.sentence
     assert made_ladder(run.config, run.run_dir)._next == 2, "the next supervisor's cases have other numbers"

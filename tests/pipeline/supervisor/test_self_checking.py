@@ -52,7 +52,7 @@ async def test_the_one_generator_that_differs_is_named_once_all_have_answered() 
     ("answers", "words"),
     [
         (("x", "x", "x"), "all 3 answers are the same"),
-        (("x", "y", "x", "z", "x"), "generator-1, generator-3 differ: `headrace selfcheck --fleet` shows how"),
+        (("x", "y", "x", "z", "x"), "generator-1, generator-3 differ: `headrace fleet selfcheck --fleet` shows how"),
         (("x", "y", ""), "could compare 2 generators; 3 are needed"),
     ],
 )

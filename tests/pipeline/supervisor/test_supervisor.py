@@ -81,7 +81,7 @@ def test_a_report_that_cannot_be_written_changes_nothing_of_how_the_run_ended(
     run.when_live(in_the_way)
     assert run.until_end().exit_code == ExitCode.OK
     told = "".join(capfd.readouterr())
-    assert "report_not_written" in told and f"headrace report {run.run_dir}" in told
+    assert "report_not_written" in told and f"headrace run report {run.run_dir}" in told
 
 
 def test_a_start_that_cannot_be_recorded_changes_nothing_of_how_the_run_ended(tmp_path: Path) -> None:

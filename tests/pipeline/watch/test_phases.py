@@ -100,6 +100,6 @@ def test_a_strangers_phases_count_and_a_column_of_too_many_is_ignored_and_named(
     tmp_path: Path, phase: str, is_ignored: bool
 ) -> None:
     path = table(tmp_path / "t.csv", metric_lines(phase), "time_s,worker,phase,metric,value")
-    result = CliRunner().invoke(headrace, ["watch", "--from", str(path)])
+    result = CliRunner().invoke(headrace, ["fleet", "watch", "--from", str(path)])
     assert ("the column phase has more than 32 words, and is ignored" in result.stderr) is is_ignored
     assert ("generator-1" in result.stdout) is is_ignored

@@ -42,7 +42,7 @@ def table(path: Path, lines: list[str], header: str = HEADER) -> Path:
 
 def watched(*arguments: object) -> list[dict[str, object]]:
     """Return the findings that the command prints as JSON."""
-    result = CliRunner().invoke(headrace, ["watch", *map(str, arguments), "--json"])
+    result = CliRunner().invoke(headrace, ["fleet", "watch", *map(str, arguments), "--json"])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)["findings"]
 
@@ -156,7 +156,7 @@ def test_a_folder_may_have_other_tables_which_are_named(tmp_path: Path) -> None:
     table(tmp_path / "metrics.csv", metric_lines(60))
     other = table(tmp_path / "states.csv", ["0,w,idle"], "time_s,worker,waiting_for")
     assert table_kind(other) is None
-    result = CliRunner().invoke(headrace, ["watch", "--from", str(tmp_path)])
+    result = CliRunner().invoke(headrace, ["fleet", "watch", "--from", str(tmp_path)])
     assert result.exit_code == 0
     assert "states.csv: left out" in result.stderr
     assert "no worker of 6 is odd" in result.stdout
@@ -171,10 +171,10 @@ def test_a_table_in_pieces_is_one_table_and_a_damaged_piece_is_left_out(tmp_path
         table(pieces / f"metrics-{at}.csv", lines[at * len(lines) // 5 : (at + 1) * len(lines) // 5])
     (pieces / "metrics-9.parquet").write_bytes(b"PAR1 and no more")
     assert watched("--from", pieces) == whole != []
-    result = CliRunner().invoke(headrace, ["watch", "--from", str(pieces)])
+    result = CliRunner().invoke(headrace, ["fleet", "watch", "--from", str(pieces)])
     assert "left out:" in result.stderr
     assert "metrics-9.parquet" in result.stderr
-    assert CliRunner().invoke(headrace, ["watch", "--from", str(pieces / "metrics-9.parquet")]).exit_code != 0
+    assert CliRunner().invoke(headrace, ["fleet", "watch", "--from", str(pieces / "metrics-9.parquet")]).exit_code != 0
 
 
 def test_finished_work_in_pieces_has_the_workers_of_all(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_finished_work_in_pieces_has_the_workers_of_all(tmp_path: Path) -> None:
 )
 def test_a_bad_table_gets_a_sentence(tmp_path: Path, header: str, line: str, words: str, capsys) -> None:
     with pytest.raises(SystemExit) as ending:
-        main(["watch", "--from", str(table(tmp_path / "bad.csv", [line], header))])
+        main(["fleet", "watch", "--from", str(table(tmp_path / "bad.csv", [line], header))])
     assert ending.value.code == 2
     error = capsys.readouterr().err
     assert words in error
@@ -208,7 +208,7 @@ def test_a_bad_table_gets_a_sentence(tmp_path: Path, header: str, line: str, wor
 
 def test_ignored_and_absent_columns_are_named(tmp_path: Path) -> None:
     path = table(tmp_path / "t.csv", ["0,w,cpu,1,z"], "time_s,worker,metric,value,zone")
-    result = CliRunner().invoke(headrace, ["watch", "--from", str(path)])
+    result = CliRunner().invoke(headrace, ["fleet", "watch", "--from", str(path)])
     assert "the columns zone are ignored" in result.stderr
     assert "without role" in result.stderr
 

@@ -122,7 +122,7 @@ def test_higher_thresholds_make_the_watch_wait_for_more_evidence() -> None:
 )  # fmt: skip
 def test_a_file_that_has_no_thresholds_gets_a_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.json").write_text(text)
-    with pytest.raises(DataError, match="headrace watch calibrate"):
+    with pytest.raises(DataError, match="headrace fleet watch calibrate"):
         read_thresholds(tmp_path / "t.json")
 
 
@@ -149,18 +149,18 @@ def test_the_command_fits_healthy_runs_and_watches_by_the_result(tmp_path: Path)
     healthy(tmp_path / "other" / "observed", 5420)
     target = tmp_path / "t.json"
     result = CliRunner().invoke(
-        headrace, ["watch", "calibrate", str(run), str(tmp_path / "other"), "--to", str(target)]
+        headrace, ["fleet", "watch", "calibrate", str(run), str(tmp_path / "other"), "--to", str(target)]
     )
     assert result.exit_code == 0, result.output
     assert "about 64 workers" in result.stdout
     assert json.loads(target.read_text())["tails"]["64"]["num_strengths"] == 9 * 64
-    watched = CliRunner().invoke(headrace, ["watch", "--from", str(run), "--thresholds", str(target)])
+    watched = CliRunner().invoke(headrace, ["fleet", "watch", "--from", str(run), "--thresholds", str(target)])
     assert watched.exit_code == 0, watched.output
 
 
 def test_too_few_windows_are_refused_and_write_nothing(tmp_path: Path, capsys) -> None:
     with pytest.raises(SystemExit) as ending:
-        main(["watch", "calibrate", str(healthy(tmp_path / "run", 930, 8)), "--to", str(tmp_path / "t.json")])
+        main(["fleet", "watch", "calibrate", str(healthy(tmp_path / "run", 930, 8)), "--to", str(tmp_path / "t.json")])
     assert ending.value.code == 2
     assert "1 windows of 15 minutes; expected at least 63, 62 more" in capsys.readouterr().err
     assert not (tmp_path / "t.json").exists()

@@ -1,4 +1,4 @@
-"""Claims about how `headrace check-model` compares gradients."""
+"""Claims about how `headrace dev check-model` compares gradients."""
 
 from __future__ import annotations
 

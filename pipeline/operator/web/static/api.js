@@ -28,7 +28,7 @@ async function request(path, options) {
     answer = await fetch(path, { ...options, headers: { ...headers(), ...options?.headers }, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new RequestError(0, "the dashboard's server does not answer: is `headrace dashboard` still running?");
+    throw new RequestError(0, "the dashboard's server does not answer: is `headrace run dashboard` still running?");
   }
   if (answer.ok) return answer;
   let message = `the server answered ${answer.status}`;

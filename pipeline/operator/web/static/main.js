@@ -234,7 +234,7 @@ function signIn(message) {
     setToken(input.value.trim());
     // A page that is loaded anew has one App: none of before goes on beside it.
     location.reload();
-  } }, h("h1", { text: "Headrace" }), h("p", { text: message }), h("label", { for: "token", text: "Token" }), input, h("button", { type: "submit", text: "Open" }), h("p", { class: "soft small", text: "headrace dashboard prints an address that holds the token; with --token-file it is in that file." }));
+  } }, h("h1", { text: "Headrace" }), h("p", { text: message }), h("label", { for: "token", text: "Token" }), input, h("button", { type: "submit", text: "Open" }), h("p", { class: "soft small", text: "headrace run dashboard prints an address that holds the token; with --token-file it is in that file." }));
   root.replaceChildren(form);
   input.focus();
 }

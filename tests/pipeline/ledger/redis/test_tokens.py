@@ -297,7 +297,7 @@ async def test_a_server_that_forgot_its_users_gets_them_again(owner: Owner) -> N
     async with joined(owner, token, patience_s=30.0) as connection:
         await ask(connection, "PING")
         await owner.client.acl_deluser(token.user)
-        # Another process, as the supervisor's after `headrace tokens create`.
+        # Another process, as the supervisor's after `headrace fleet tokens create`.
         keeper = TokenAdmin(owner.client, RUN)
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(ask(connection, "GET", "{test}:settings"))

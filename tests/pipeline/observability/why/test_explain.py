@@ -68,7 +68,7 @@ def test_what_a_dead_incarnation_holds_goes_to_others():
         found = explain(s).chains[0]
         assert (found.cause, found.who, found.outlook) == (Cause.LEASE, "generator-2", Outlook.MENDS)
         assert "generator-2#1 is gone" in found.links
-        assert "headrace requeue --worker generator-2" in found.next
+        assert "headrace ledger requeue --worker generator-2" in found.next
 
 
 def test_with_no_generator_left_the_one_that_is_to_come_back_is_the_root():
@@ -88,7 +88,7 @@ def test_a_role_that_is_left_to_other_hosts_is_named_with_the_two_ways_to_a_work
     s = scene([], AWAITED, without=["generator-1", "generator-2"])
     found = explain(replace(s, wanted={})).chains[0]
     assert (found.cause, found.who, found.outlook) == (Cause.ABSENT, "generator", Outlook.YOU)
-    assert "headrace scale generator=1" in found.next and "headrace join" in found.next
+    assert "headrace scale generator=1" in found.next and "headrace fleet join" in found.next
 
 
 def test_a_silent_worker_unknown_to_the_supervisor_is_yours_to_replace():
@@ -176,7 +176,7 @@ def test_a_busy_scorer_is_at_work_and_an_idle_one_lost_the_message():
     assert root(scene([busy], SAMPLED)) == (Cause.WORKING, "reward-0", Outlook.MOVES)
     found = explain(scene([], SAMPLED)).chains[0]
     assert (found.cause, found.who) == (Cause.REDELIVERY, "reward")
-    assert "headrace requeue --field reward" in found.next
+    assert "headrace ledger requeue --field reward" in found.next
 
 
 def test_a_dead_value_worker_is_the_root_though_its_learner_is_well():

@@ -99,7 +99,7 @@ def test_a_pause_is_named_with_its_time_operator_and_reason_and_before_other_lim
     found = explain(scene([], NOTHING, totals=full, queues=queues(bytes=101)))
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(PAUSE.since_s))
     assert found.headline.endswith(f"admission is paused by an operator since {since}, operator@host: a new verifier")
-    assert "`headrace resume runs/demo`" in found.chains[0].next
+    assert "`headrace run resume runs/demo`" in found.chains[0].next
 
 
 def test_in_a_pause_the_learner_waits_for_work_in_flight_first() -> None:

@@ -73,7 +73,7 @@ def test_what_else_is_wrong_is_told_besides():
     assert explain(s).also == (
         "generator-2 is silent for 12 s",
         "reward-0 is not there",
-        "2 dead letters: `headrace dead-letters list`",
+        "2 dead letters: `headrace ledger dead-letters list`",
     )
 
 
@@ -149,8 +149,8 @@ def test_open_incidents_are_told_with_their_age_and_cause_and_many_are_counted()
     s = scene([], waits(running=0), incidents=list(folded(records).values()), now_s=100.0)
     first, *_, last = explain(s).also
     told = "incident 1, for 12 s: generator-0 is stalled (3 chunks wait for 12 s); cause: reward-0 is hung; "
-    assert first == f"{told}`headrace incidents show 1`"
-    assert last == "2 more open incidents: `headrace incidents list --open runs/demo`"
+    assert first == f"{told}`headrace fleet incidents show 1`"
+    assert last == "2 more open incidents: `headrace fleet incidents list --open runs/demo`"
     assert explain(replace(s, state=RunState.FINISHED)).also == ()
 
 
@@ -170,4 +170,4 @@ def test_hundreds_of_workers_in_trouble_are_told_in_few_lines() -> None:
     also = explain(s).also
     assert len(also) <= 10
     assert any("more workers: `headrace status runs/demo`" in words for words in also)
-    assert "2 dead letters: `headrace dead-letters list`" in also
+    assert "2 dead letters: `headrace ledger dead-letters list`" in also

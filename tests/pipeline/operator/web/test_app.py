@@ -91,7 +91,7 @@ def test_without_the_token_there_is_no_figure(served: ServedRun) -> None:
         for path in ("/api/session", "/api/runs", "/api/runs/op/history", "/api/runs/op/events", "/api/absent"):
             found = stranger.get(path)
             assert found.status_code == 401
-            assert "headrace dashboard" in found.json()["error"]
+            assert "headrace run dashboard" in found.json()["error"]
         assert stranger.get("/").status_code == 200
 
 

@@ -60,7 +60,7 @@ def test_a_peer_that_takes_nothing_is_closed_by_the_system() -> None:
 
 
 def test_a_folder_without_a_run_is_answered_with_what_to_do(tmp_path: Path) -> None:
-    done = CliRunner().invoke(headrace, ["dashboard", str(tmp_path)], standalone_mode=False)
+    done = CliRunner().invoke(headrace, ["run", "dashboard", str(tmp_path)], standalone_mode=False)
     assert isinstance(done.exception, ConfigError)
     assert "headrace up" in str(done.exception)
 
@@ -70,7 +70,7 @@ def test_a_run_that_is_the_present_folder_has_its_name(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     served: list[Path] = []
     monkeypatch.setattr("pipeline.operator.web.serving.serve", lambda folder, **_: served.append(folder))
-    assert CliRunner().invoke(headrace, ["dashboard", "."], standalone_mode=False).exception is None
+    assert CliRunner().invoke(headrace, ["run", "dashboard", "."], standalone_mode=False).exception is None
     assert [folder.name for folder in served] == [tmp_path.name]
 
 
@@ -78,7 +78,7 @@ def test_a_run_that_is_the_present_folder_has_its_name(tmp_path: Path, monkeypat
 def dashboard(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """Yield the command's process and the lines that it printed at its start."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "pipeline.cli", "dashboard", str(folder), *words],
+        [sys.executable, "-P", "-m", "pipeline.cli", "run", "dashboard", str(folder), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -121,7 +121,7 @@ async def test_joined_workers_are_evicted_and_readmitted_and_an_evicted_host_joi
                 joining = tasks.create_task(run.join(place, count=2))
                 tasks.create_task(steer())
             told = joining.result().detail
-            assert told.startswith("this host is evicted by operator@home: hot; `headrace readmit --host ")
+            assert told.startswith("this host is evicted by operator@home: hot; `headrace fleet readmit --host ")
             assert not joining.result().may_resume and await run.registry.heartbeats() == []
             assert {await run.registry.epoch(name) for name in (first, second)} == {2, 4}, "both are fenced"
             assert (await run.join(place, count=2)).detail == told

@@ -1,6 +1,6 @@
-"""``headrace place`` as it is, except that a join is the stand-in for one.
+"""``headrace fleet place`` as it is, except that a join is the stand-in for one.
 
-python place_stand_in.py FOLDER place"""
+python place_stand_in.py FOLDER fleet place"""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from pipeline.cli.place import serve
 from tests.pipeline.supervisor.launchers import stand_in
 
 if __name__ == "__main__":
-    folder, _ = sys.argv[1:]
+    folder, *_ = sys.argv[1:]
     sys.exit(serve(sys.executable, str(stand_in.__file__), folder))

@@ -1,7 +1,7 @@
-"""A stand-in for a worker, or for ``headrace join``, on a place: see ``contract``.
+"""A stand-in for a worker, or for ``headrace fleet join``, on a place: see ``contract``.
 
     python stand_in.py FOLDER NAME
-    python stand_in.py FOLDER join URL --token FILE --role ROLE --name NAME
+    python stand_in.py FOLDER fleet join URL --token FILE --role ROLE --name NAME
 
 The second form writes what it was given into ``FOLDER/given-NAME``, environment included."""
 
@@ -19,7 +19,7 @@ def main() -> int:
     folder, *words = sys.argv[1:]
     name = words[-1]
     given = {"arguments": sys.argv, "environment": dict(os.environ), "pid": os.getpid()}
-    if words[0] == "join":
+    if words[:2] == ["fleet", "join"]:
         token = Path(words[words.index("--token") + 1])
         given |= {"token": token.read_text(), "mode": token.stat().st_mode & 0o777}
     drained: list[int] = []

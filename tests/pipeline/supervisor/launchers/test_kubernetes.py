@@ -172,7 +172,7 @@ def test_every_supervisor_is_asked_by_probes_and_not_by_its_metrics(tmp_path: Pa
         if kind in ("Deployment", "StatefulSet"):
             (container,) = one["spec"]["template"]["spec"]["containers"]
             asked = {
-                name: container[f"{name}Probe"]["exec"]["command"][2] for name in ("startup", "liveness", "readiness")
+                name: container[f"{name}Probe"]["exec"]["command"][3] for name in ("startup", "liveness", "readiness")
             }
             assert asked == {"startup": "live", "liveness": "live", "readiness": "ready"}
     pod = found["StatefulSet", "demo"]["spec"]["template"]["spec"]["containers"][0]

@@ -121,7 +121,7 @@ def test_hosts_that_cannot_be_reached_are_named_with_what_ssh_said(place: SshPla
 
 def test_a_host_without_headrace_is_named_with_what_its_shell_said(place: SshPlace) -> None:
     place.settings = place.settings.model_copy(update={"program": ("no-such-headrace",)})
-    with pytest.raises(ConfigError, match=r"'no-such-headrace place' on one failed with code 127: .*not found"):
+    with pytest.raises(ConfigError, match=r"'no-such-headrace fleet place' on one failed with code 127: .*not found"):
         place.launcher().reach()
 
 

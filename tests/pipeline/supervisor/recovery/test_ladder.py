@@ -101,7 +101,7 @@ def test_a_flapping_worker_is_evicted_with_a_sentence_instead_of_a_loop():
     assert (order.rung, order.workers, order.worker) == (Rung.EVICT, ("generator-1",), "generator-1")
     said = made.taken_steps()[-1].sentence
     assert "4 losses in a row, none followed by 100 s of work; 3 are allowed" in said
-    assert "`headrace readmit generator-1`" in said
+    assert "`headrace fleet readmit generator-1`" in said
     lose(made, 160.0)
     assert made.tick(10_000.0, FLEET) == [] and made.taken_steps() == [], "it is out until a person readmits it"
 
@@ -642,7 +642,7 @@ def test_sick_workers_of_one_device_are_evicted_as_one_fault(devices: dict[str, 
         assert [step.worker for step in steps if (step.rung, step.outcome) == (Rung.EVICT, "done")] == ["generator-b"]
     else:
         assert sentence.startswith("evicted: no work")
-    assert sentence.count("`headrace readmit generator-") == len(evicted)
+    assert sentence.count("`headrace fleet readmit generator-") == len(evicted)
 
 
 def test_a_device_of_which_a_role_has_all_its_workers_is_not_evicted_as_a_whole():
