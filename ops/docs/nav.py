@@ -21,6 +21,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "install": "ops/docs/install.md",
     },
     "Concepts": {
+        "concepts/architecture": "ops/docs/architecture.md",
         "concepts/roles": "workers/README.md",
         "concepts/chunks": "protocol/chunks.md",
         "concepts/ledger": "pipeline/ledger/README.md",
