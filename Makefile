@@ -44,7 +44,7 @@ else
 DEMO   := $(VENV)
 endif
 
-.PHONY: help demo test test-units test-fleets test-long test-docs test-vllm test-lora test-places test-ray test-away test-web test-sinks vllm ray trl static types check format drill bench fuzz soak soak-faults mutants real-size docs clean
+.PHONY: help demo test test-units test-fleets test-long test-docs test-vllm test-lora test-places test-ray test-away test-web test-sinks vllm ray trl static types check format drill bench fuzz soak soak-faults mutants docs clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -273,18 +273,11 @@ bench: $(VENV)/.dev ## benchmarks: two things compared in one run, medians and s
 	-$(BIN)/python -m ops.bench.ledger --json bench-results/ledger.json
 	-$(if $(wildcard $(VLLM)/.run),$(VLLM)/bin,$(BIN))/python -m ops.bench.engine --json bench-results/engine.json
 	-$(if $(wildcard $(TRL)/.run),$(TRL)/bin,$(BIN))/python -m ops.bench.learner --json bench-results/learner.json
-	-$(BIN)/python -m ops.bench.overhead --json bench-results/overhead.json
 	$(BIN)/python -m ops.bench.overlap --json bench-results/overlap.json
-	$(BIN)/python -m ops.bench.watch --sizes 8,32 --windows 26 --json bench-results/watch.json
-	$(BIN)/python -m ops.bench.judge --json bench-results/judge.json
-	$(BIN)/python -m ops.bench.update_log --json bench-results/update_log.json
-	-$(BIN)/python -m ops.bench.snapshots --json bench-results/snapshots.json
+	-$(BIN)/python -m ops.bench.watch --sizes 8,32 --windows 26 --json bench-results/watch.json
+	-$(BIN)/python -m ops.bench.trace --sizes 14 --seeds 2 --json bench-results/trace.json
 	$(BIN)/python -m ops.bench.weights times --json bench-results/weights.json
 	$(BIN)/python -m ops.bench.weights delta --json bench-results/weights-delta.json
-	$(BIN)/python -m ops.bench.fleet_memory --json bench-results/fleet_memory.json
-
-verdicts: $(VENV)/.dev ## what the verifiers math, math_strict and math_loose accept: right solutions and corruptions of them (GSM8K=test.jsonl)
-	$(BIN)/python -m ops.bench.verdicts $(if $(GSM8K),--gsm8k $(GSM8K),--page ops/results/verdicts.md)
 
 soak: $(VENV)/.dev ## both ledgers through one story of a million chunks with crashes, compared (CHUNKS=1000000, SEED=0; takes a while)
 	$(BIN)/python -m ops.soak --chunks $(or $(CHUNKS),1000000) --seed $(SEED) --units-per-update 512
@@ -300,11 +293,6 @@ fuzz: $(VENV)/.dev ## hostile bytes for decoder, mailboxes, peek and score, ten 
 
 mutants: $(VENV)/.dev ## learning mutants: which tests notice that a run would learn wrongly (JOBS=2; about half an hour; MUTANTS=NAMES for some)
 	$(BIN)/python -m ops.checks.mutants --jobs $(JOBS) $(MUTANTS)
-
-real-size: $(VENV)/.dev ## three updates of a 0.5 B model with default settings: alone, beside neighbours, interrupted (about an hour; 20 GB of memory)
-	$(BIN)/python -m ops.bench.real_size
-	$(BIN)/python -m ops.bench.real_size --neighbours
-	$(BIN)/python -m ops.bench.real_size --interrupt 0.5
 
 clean: ## remove the environments and caches, never runs
 	rm -rf $(VENV) $(VLLM) $(LORA) $(GGUF) $(RAY) $(TRL) $(PLACES) $(AWAY) $(DOCS) $(SINKS) $(WEB) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

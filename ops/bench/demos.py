@@ -1,6 +1,6 @@
 """Whether the demos reach their bar, seed by seed: the fleets of ``make demo``, one after another.
 
-    headrace bench demos --seeds 3
+    python -m ops.bench.demos --seeds 3
 
 *Consumes* the demos' run files as they are. *Produces* a page and ``demos.json``, which holds each
 run's held-out accuracies and clipped shares, update by update. *Waits for* the runs. A finished run
@@ -141,7 +141,7 @@ def as_markdown(told: Sequence[Told], command: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the missing demos, then write the page of all."""
-    parser = argparse.ArgumentParser(prog="headrace bench demos", description="Whether the demos reach their bar.")
+    parser = argparse.ArgumentParser(prog="python -m ops.bench.demos", description="Whether the demos reach their bar.")
     parser.add_argument("--seeds", type=int, default=3, help="0, 1 ... (default: %(default)s)")
     parser.add_argument("--only", choices=sorted(BARS), help="one demo")
     parser.add_argument("--work", type=Path, default=Path("bench-results/demos"), help="runs (default: %(default)s)")
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in range(options.seeds)
         if is_finished(folder := options.work / f"{demo}-seed-{seed}")
     ]
-    command = f"headrace bench demos --seeds {options.seeds}"
+    command = f"python -m ops.bench.demos --seeds {options.seeds}"
     options.out.mkdir(parents=True, exist_ok=True)
     page = as_markdown(told, command)
     (options.out / "demos.md").write_text(page, encoding="utf-8")

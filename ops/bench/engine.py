@@ -239,7 +239,7 @@ def judge(result: dict[str, Any]) -> dict[str, Spread]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and return 1 when the engine does not keep its promise."""
     parser = argparse.ArgumentParser(
-        prog="headrace bench engine",
+        prog="python -m ops.bench.engine",
         description="The local engine against generate and continuous batching of transformers, and vLLM, on a CPU.",
     )
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds; the median counts")

@@ -256,7 +256,7 @@ def speedups(result: dict[str, Any]) -> dict[str, Spread]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every shape; return 1 when one is below the bar."""
     parser = argparse.ArgumentParser(
-        prog="headrace bench learner",
+        prog="python -m ops.bench.learner",
         description="Time the learner's step on packed sequences against padded micro-batches and TRL's trainer.",
     )
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds, of which the median counts")

@@ -1,11 +1,11 @@
 """A demo's learning in one process: sample, score, value and train in turn, with a run's own
 engines, rules and backends.
 
-    headrace bench one_process configs/vapo.toml --seeds 3
+    python -m ops.bench.one_process configs/vapo.toml --seeds 3
 
 There is no ledger, no wire and no other process. The weights before an update sample it
 (``staleness.eta`` of 0). So a seed gives the same run again, and the effect of a setting on
-learning shows in a minute or two. ``headrace bench demos`` measures whether a demo reaches its bar
+learning shows in a minute or two. ``python -m ops.bench.demos`` measures whether a demo reaches its bar
 in an asynchronous run.
 
 *Consumes* run files of small tasks with the ``arithmetic`` verifier, or of recorded responses.
@@ -484,7 +484,9 @@ def learn(config: Path, seed: int, overrides: Sequence[str], *, num_updates: int
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, print, write."""
-    parser = argparse.ArgumentParser(prog="headrace bench one_process", description="A demo's learning in one process.")
+    parser = argparse.ArgumentParser(
+        prog="python -m ops.bench.one_process", description="A demo's learning in one process."
+    )
     parser.add_argument("configs", type=Path, nargs="+", metavar="CONFIG")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--seeds", type=int, default=1, help="0, 1 ... (default: %(default)s)")

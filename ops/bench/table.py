@@ -7,6 +7,7 @@ all of them. A median over rounds discards a disturbed one."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -55,12 +56,28 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
     return Spread.of([other / own for own, other in zip(ours, theirs, strict=True)])
 
 
+def wilson(right: float, number: float) -> tuple[float, float]:
+    """Return Wilson's interval of 95 % of a share, 0 to 1 without trials. E. B. Wilson, 1927."""
+    if not number:
+        return 0.0, 1.0
+    z, share = 1.959964, right / number
+    center = (share + z * z / (2 * number)) / (1 + z * z / number)
+    half = z * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number)) / (1 + z * z / number)
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+def quantile(values: Sequence[float | None], share: float) -> float:
+    """Return a quantile of delays, with misses as infinite."""
+    ordered = sorted(math.inf if value is None else value for value in values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else math.inf
+
+
 def provenance(name: str, arguments: Sequence[str] | None, **settings: object) -> dict[str, Any]:
     """Return the conditions of a measurement: command, machine, versions, and all other settings,
     seeds among them."""
     words = sys.argv[1:] if arguments is None else arguments
     return {
-        "command": " ".join(["headrace bench", name, *words]),
+        "command": " ".join([f"python -m ops.bench.{name}", *words]),
         "machine": {"cores": os.cpu_count(), "architecture": platform.machine(), "system": platform.platform()},
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}},
         "settings": settings,

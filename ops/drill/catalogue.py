@@ -1,5 +1,5 @@
 """The catalogue of faults and negative controls: how each is injected, and the components that are
-right to blame. Drills and ``headrace bench trace`` share it.
+right to blame. Drills and ``python -m ops.bench.trace`` share it.
 
 *Consumes* a fleet that is well. *Produces* one fault, and its end. The truth is known here and in
 the scoring, and nowhere else: no detector reads either.

@@ -38,7 +38,6 @@ _DAILY: _Table = {
     "samples": ("pipeline.cli.samples", "Show prompts, responses, rewards and verdicts."),
     "score": ("pipeline.cli.score.command", "Score a file of responses, to check a verifier."),
     "doctor": ("pipeline.cli.doctor", "Check this machine, and a configuration on it."),
-    "bench": ("pipeline.cli.bench", "Measure and compare on this machine."),
 }
 _GROUPS: _Table = {
     "run": ("pipeline.cli", "List, compare, export and repeat runs; pause and resume one."),
@@ -147,6 +146,8 @@ class LazyGroup(click.Group):
                 click.echo(f"`headrace {name}` is `headrace {self._renamed[name]}` now", err=True)
             name, *inner = self._renamed[name].split()
             args = [name, *inner, *others]
+        elif name == "bench":
+            raise click.UsageError("headrace bench is gone: in the source tree, use `python -m ops.bench`", ctx)
         elif name not in self._table and not name.startswith("-") and not ctx.resilient_parsing:
             raise click.UsageError(f"no command {name!r}: {self._hint(name)}", ctx)
         return super().resolve_command(ctx, args)

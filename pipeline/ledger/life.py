@@ -2,8 +2,8 @@
 
 While a trajectory is in the ledger, its life is read from its records. When it leaves, the ledger
 keeps a copy as text, of the newest ``MAX_LIVES``. A copy with one chunk took 272 bytes of the
-server's memory, as ``headrace bench views`` measures it. Of a long trajectory the first and the
-last ``EITHER_END`` chunks are kept, and of its leases the last ``MAX_LEASES``.
+server's memory. Of a long trajectory the first and the last ``EITHER_END`` chunks are kept, and of
+its leases the last ``MAX_LEASES``.
 
 *Packed* is a text that ``redis/scripts/parts/lives.lua`` and ``memory.lives`` make alike. Joining
 texts is all that the server does for it; this module reads the numbers. It has a line for the

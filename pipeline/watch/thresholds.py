@@ -34,7 +34,7 @@ _EULER: Final = 0.5772
 TIME_POWER: Final = 1.0 / 3.0
 """Power of a limit's factor by which the time grows for which an oddity must last."""
 SHIPPED: Final = Path(__file__).parent / "thresholds.json"
-"""Made by ``headrace bench watch --calibrate --detectors watch`` from development windows."""
+"""Made by ``python -m ops.bench.watch --calibrate`` from development windows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """Claims about incidents on a real fleet: each fault is named by its component, and no other
-component is. How soon, `headrace bench trace` measures."""
+component is. How soon, `python -m ops.bench.trace` measures on emulated fleets."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ops.bench.trace.processes import TrialFleet
 from ops.drill.catalogue import Injection, entry
 from ops.drill.fleet import until
 from pipeline.runtime.registry.contract import Heartbeat
 from protocol.ids import Role
+from tests.integration.trial_fleet import TrialFleet
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 LIMIT_S = 60.0
@@ -30,9 +30,9 @@ FAULTS = {
 
 @pytest.fixture
 def on() -> Iterator[TrialFleet]:
-    trial = TrialFleet(with_disk=False)
+    trial = TrialFleet()
     try:
-        trial.start(warm_s=0.0)
+        trial.start()
         yield trial
     finally:
         trial.close()

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from ops.bench.hosts.spread_run import ROOT, SpreadRun
 from ops.hosts.namespaces import Host, SpaceRefused, host_network
 from ops.hosts.switch import CUT, WHOLE, Cable
 from pipeline.ledger.token import read_token
 from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
 from protocol.ids import Role
+from tests.integration.spread_run import ROOT, SpreadRun
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

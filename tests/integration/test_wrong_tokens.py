@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench.trace.processes import SETTINGS
 from ops.drill.catalogue import VERDICT_S
 from ops.drill.fleet import DrillFleet, until
 from ops.drill.orders import write_orders
 from pipeline.observability.repairs import read_steps
 from protocol.ids import Role
+from tests.integration.trial_fleet import SETTINGS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 ACTING = (

@@ -34,9 +34,9 @@ from protocol.errors import DataError
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one table."""
     parser = argparse.ArgumentParser(
-        prog="headrace bench ablation",
+        prog="python -m ops.bench.ablation",
         description="Repeat a table of the papers in small, with real fleets on this machine.",
-        epilog="example: headrace bench ablation tppo-vs-ppo --seeds 5",
+        epilog="example: python -m ops.bench.ablation tppo-vs-ppo --seeds 5",
     )
     parser.add_argument("table", choices=sorted([*TABLES, GUIDED]))
     parser.add_argument("--seeds", type=int, default=5, help="of headline rows: 0, 1 ... (default: %(default)s)")
@@ -81,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 flush=True,
             )
     made = list(outcomes(folder, table.variants, max(options.seeds, options.other_seeds)))
-    command = f"headrace bench ablation {options.table} --seeds {options.seeds} --other-seeds {options.other_seeds}"
+    command = (
+        f"python -m ops.bench.ablation {options.table} --seeds {options.seeds} --other-seeds {options.other_seeds}"
+    )
     command += f" --held-out {options.held_out}"
     options.out.mkdir(parents=True, exist_ok=True)
     page = as_markdown(table, made, command, read_signals(options.out / SIGNALS_NAME))

@@ -57,8 +57,8 @@ _PER_UPDATE = (
 )
 _BY_HAND = "Every row by hand: `headrace up CONFIG --fleet configs/fleets/demo.toml` with `--set` and"
 _ALONE = (
-    "No fleet made these rows. One row alone: `headrace bench ablation {name}` with `--only ROW`, which trains a run file in "
-    "one process with the table's prompts and start model, and"
+    "No fleet made these rows. One row alone: `python -m ops.bench.ablation {name}` with `--only ROW`, which trains a run "
+    "file in one process with the table's prompts and start model, and"
 )
 _RUNS = (
     "Staleness is the mean over updates, in policy versions; explained variance is the critic's at the last update. "

@@ -141,7 +141,7 @@ def judge_by_cpu(result: dict[str, Any]) -> dict[str, Spread]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; return 1 when a bar does not hold."""
     parser = argparse.ArgumentParser(
-        prog="headrace bench ledger",
+        prog="python -m ops.bench.ledger",
         description="Chunks through ledger and wire, against raw ZeroMQ, SET and GET, a stream of pickles, and Ray's queue.",
     )
     parser.add_argument(

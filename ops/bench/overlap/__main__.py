@@ -24,7 +24,7 @@ from pipeline.process.progress_bar import tracked
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(
-        prog="headrace bench overlap", description="Schedules of the same draws, with emulated engines."
+        prog="python -m ops.bench.overlap", description="Schedules of the same draws, with emulated engines."
     )
     parser.add_argument("--rounds", type=int, default=1, help="each with a seed of its own (default: %(default)s)")
     parser.add_argument("--updates", type=int, default=24, help="of a scenario (default: %(default)s)")
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ],
     )
     if options.json:
-        command = f"headrace bench overlap --rounds {options.rounds} --updates {options.updates}"
+        command = f"python -m ops.bench.overlap --rounds {options.rounds} --updates {options.updates}"
         results = {name: [asdict(run) for run in of] for name, of in runs.items()}
         write_json(options.json, {"command": command, "machine": machine(), "runs": results})
 

@@ -1,10 +1,10 @@
-"""``headrace bench recover``: how soon a killed or frozen worker's work goes on, and the cost.
+"""``python -m ops.bench.recover``: how soon a killed or frozen worker's work goes on, and the cost.
 
-    headrace bench recover --role learner generator --minutes 10 --mean 30 --json bench-results/recover.json
-    headrace bench recover --role learner --fault kill --mean 120 --gaps failures.csv
-    headrace bench recover --role generator --against fleet.standby=1
-    headrace bench recover --oracle --role generator learner --fault kill --mean 40 --set emulation.load_s=10
-    headrace bench recover --shown bench-results/recover.json
+    python -m ops.bench.recover --role learner generator --minutes 10 --mean 30 --json bench-results/recover.json
+    python -m ops.bench.recover --role learner --fault kill --mean 120 --gaps failures.csv
+    python -m ops.bench.recover --role generator --against fleet.standby=1
+    python -m ops.bench.recover --oracle --role generator learner --fault kill --mean 40 --set emulation.load_s=10
+    python -m ops.bench.recover --shown bench-results/recover.json
 
 Each role has a fleet of its own, of real processes with emulated models. Faults arrive by seeded
 exponential gaps, or by those of a file, such as a published failure trace. Its gaps can be
@@ -106,7 +106,7 @@ def _said(trial: Trial) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return the exit code."""
-    parser = argparse.ArgumentParser(prog="headrace bench recover", description="Repairs after faults, measured.")
+    parser = argparse.ArgumentParser(prog="python -m ops.bench.recover", description="Repairs after faults, measured.")
     parser.add_argument(
         "--role", nargs="+", default=["learner", "generator"], choices=[*map(str, ROLES)], help="struck"
     )

@@ -16,7 +16,7 @@ from math import isinf
 from statistics import median
 from typing import Any
 
-from ops.bench.trace.scoring import quantile, wilson
+from ops.bench.table import quantile, wilson
 from pipeline.observability.repairs import PARTS, RepairRow
 
 BASE = "as configured"

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from math import ceil, inf, sqrt
+from math import ceil
 from typing import Any
 
 from ops.bench.trace.faults import Truth
@@ -25,9 +25,8 @@ Ticker = Callable[[float, Sequence[StateRow], Sequence[LinkRow]], list[FlowIncid
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The score of one detector on one run."""
+    """The score of one run."""
 
-    detector: str
     kind: str
     size: int
     seed: int
@@ -59,8 +58,8 @@ def ticks(tables: Tables) -> list[tuple[float, list[StateRow], list[LinkRow]]]:
     return found
 
 
-def answer(detector: str, ticker: Ticker, tables: Tables, truth: Truth, size: int, seed: int) -> Answer:
-    """Run a detector on the tables, and compare with the truth."""
+def answer(ticker: Ticker, tables: Tables, truth: Truth, size: int, seed: int) -> Answer:
+    """Run the analysis on the tables, and compare with the truth."""
     incidents, slowest_s, total_s = list[FlowIncident](), 0.0, 0.0
     every = ticks(tables)
     for now_s, states, links in every:
@@ -75,7 +74,6 @@ def answer(detector: str, ticker: Ticker, tables: Tables, truth: Truth, size: in
     names = [cause.component for cause in first.causes] if first else []
     blamed = [f"{one.named_s:.0f}s {one.causes[0].component} {one.causes[0].kind}" for one in (early or timely)[:2]]
     return Answer(
-        detector,
         truth.kind,
         size,
         seed,
@@ -95,22 +93,6 @@ def answer(detector: str, ticker: Ticker, tables: Tables, truth: Truth, size: in
 def flow_watch() -> Ticker:
     """Return a fresh engine's tick."""
     return FlowWatch().tick
-
-
-def wilson(right: int, number: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share."""
-    if not number:
-        return 0.0, 1.0
-    z, share = 1.959964, right / number
-    center = (share + z * z / (2 * number)) / (1 + z * z / number)
-    half = z * sqrt(share * (1 - share) / number + z * z / (4 * number * number)) / (1 + z * z / number)
-    return max(0.0, center - half), min(1.0, center + half)
-
-
-def quantile(values: Sequence[float | None], share: float) -> float:
-    """Return a quantile of delays, with misses as infinite."""
-    ordered = sorted(inf if value is None else value for value in values)
-    return ordered[min(len(ordered) - 1, ceil(share * len(ordered)) - 1)] if ordered else inf
 
 
 def written(conditions: Mapping[str, Any], answers: Sequence[Answer]) -> str:

@@ -1,208 +1,160 @@
-"""Find the faulty worker in synthetic fleets of 8 to 10,000 workers, with the watch and baselines.
+"""Find the faulty worker in synthetic fleets of 8 to 10,000 workers: the watch's gate.
 
-    headrace bench watch --seeds dev --sizes 8,32 --windows 26 --json bench-results/watch.json
-    headrace bench watch --seeds test --minutes 4 --json bench-results/watch.json --page watch.md
+    python -m ops.bench.watch --seeds dev --sizes 8,32 --windows 26 --json bench-results/watch.json
+    python -m ops.bench.watch --calibrate --sizes 32 --windows 30
 
 Half of the windows have a fault, half have none; half of the latter are negative controls. A fifth
 as many more have two or three faults. The test seeds are for the final figures alone.
 
-*Consumes* two generators of fleets, and the frozen thresholds of the baselines. *Produces* tables,
-JSON with the outcome of every window, and a page. *Waits for* nothing."""
+*Consumes* a generator of fleets. *Produces* a table, JSON with the outcome of every window, and exit
+code 1 when a bar does not hold. *Waits for* nothing."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
-import re
+import math
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from ops.bench.table import provenance
-from ops.bench.watch.cases import SPLITS, WINDOW_S, Case, cases, in_turn
-from ops.bench.watch.contenders import (
-    NAMES,
-    THRESHOLDS,
-    TUNED,
-    check_distinct,
-    check_windows_distinct,
-    make_all,
-    read_thresholds,
-    threshold,
-)
-from ops.bench.watch.evaluation import highest_levels, run_cases, tick_costs
-from ops.bench.watch.fleets import open_fleet
-from ops.bench.watch.page import page, print_summary
-from ops.bench.watch.raw import read_raw, write_raw
-from ops.bench.watch.scoring import Outcome
+from ops.bench.table import provenance, quantile, show, write_json
+from ops.bench.watch.cases import CONCURRENT, EXPLICIT_S, SPLITS, WINDOW_S, Case, cases, in_turn
+from ops.bench.watch.fleet import SyntheticFleet
+from ops.bench.watch.scoring import Alarm, Outcome, is_decided, judge, summarise
 from ops.ending import exit_code
-from pipeline.watch import watcher
+from pipeline.process.progress_bar import tracked
 from pipeline.watch.calibration import fitted, largest_strengths
-from pipeline.watch.thresholds import SHIPPED, Thresholds, merged
-from pipeline.watch.thresholds import read_thresholds as read_watch_thresholds
+from pipeline.watch.thresholds import SHIPPED, Thresholds, merged, read_thresholds
+from pipeline.watch.watcher import Watch
 
 SIZES = (8, 32, 128, 512, 1024, 4096, 10_000)
+F1, F1_LARGEST, F1_CONCURRENT, BLAMED, GRAY_P90_S = 0.96, 0.90, 0.85, 0.02, 120.0
+"""The bars; the second is that of 10,000 workers."""
 
 
 def planned(split: str, size: int, windows: int, labels: tuple[str, ...] = (), first: int = 0) -> list[Case]:
     """Return the windows of one size: that many with one fault, as many benign, and a fifth as many
     with several faults."""
     half = windows // 2
-    given = cases(
-        split,
-        size,
-        single=windows,
-        concurrent=windows // 5,
-        benign=windows - half,
-        controls=half,
-        labels=labels,
-        first=first,
-    )
-    return in_turn(given)
+    shares = {"single": windows, "concurrent": windows // 5, "benign": windows - half, "controls": half}
+    return in_turn(cases(split, size, **shares, labels=labels, first=first))
 
 
-def sources_digest() -> str:
-    """Return the first digits of a digest of the watch's modules: figures name their code."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(watcher.__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:12]
+def run_case(case: Case) -> Outcome:
+    """Return the worth of the watch's findings in a window."""
+    fleet, watch = SyntheticFleet(case), Watch()
+    alarms: list[Alarm] = []
+    now = 0.0
+    for second, frame in enumerate(fleet.frames()):
+        now = float(second)
+        alarms += [Alarm(now, found.worker, found.kind, found.metric) for found in watch.tick(frame)]
+        if is_decided(fleet.truth, alarms, now):
+            break
+    return judge(case, fleet.truth, alarms, now + 1.0)
+
+
+def run_cases(
+    given: Sequence[Case], *, max_s: float = math.inf, clock: Callable[[], float] = time.monotonic
+) -> list[Outcome]:
+    """Return the outcomes. After ``max_s`` no window is begun; the order was chosen before, so what
+    is left out does not depend on outcomes."""
+    outcomes: list[Outcome] = []
+    end_s = clock() + max_s
+    for case in tracked(given, f"{given[0].size if given else 0} workers", "windows"):
+        if clock() > end_s:
+            break
+        outcomes.append(run_case(case))
+    return outcomes
+
+
+def bars(outcomes: Sequence[Outcome], size: int) -> dict[str, bool]:
+    """Return whether each bar holds in the windows of one size; those without a window hold."""
+    own = [outcome for outcome in outcomes if outcome.size == size]
+    total = summarise([outcome for outcome in own if outcome.label != CONCURRENT])
+    several = summarise([outcome for outcome in own if outcome.label == CONCURRENT])
+    gray = [
+        delay
+        for outcome in own
+        for delay, limit in zip(outcome.delays_s, outcome.limits_s, strict=True)
+        if limit > EXPLICIT_S and outcome.label != CONCURRENT
+    ]
+    least = F1_LARGEST if size >= max(SIZES) else F1
+    return {
+        f"F1 at least {least}": not total.f1.share < least,
+        f"F1 of several at least {F1_CONCURRENT}": not several.f1.share < F1_CONCURRENT,
+        f"blame at most {BLAMED:.0%}": not total.blamed.share > BLAMED,
+        f"gray P90 at most {GRAY_P90_S:g} s": not gray or quantile(gray, 0.9) <= GRAY_P90_S,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark."""
+    """Run the benchmark; return 1 when a bar does not hold."""
     chosen = _parsed(arguments)
     if chosen.calibrate:
-        return _calibrate(chosen)
-    if chosen.cost:
-        print(json.dumps(tick_costs(), indent=1))
+        for size in chosen.sizes:
+            _calibrate(size, chosen.windows, chosen.first)
         return 0
-    if chosen.read:
-        about, outcomes, cost = _merged(chosen.read)
-    else:
-        about, outcomes, cost = _measured(chosen, arguments)
-    print_summary(outcomes)
+    outcomes: list[Outcome] = []
+    for size in chosen.sizes:
+        plan = planned(chosen.seeds, size, chosen.windows, chosen.labels, chosen.first)
+        outcomes += run_cases(plan, max_s=60.0 * chosen.minutes)
+    holds = _report(outcomes)
     if chosen.json:
-        write_raw(chosen.json, about, outcomes, cost)
-    if chosen.page:
-        chosen.page.write_text(page(about, outcomes, cost), encoding="utf-8")
-    return 0
+        told = provenance("watch", arguments, seeds=chosen.seeds, windows=chosen.windows, sizes=chosen.sizes)
+        write_json(chosen.json, told | {"outcomes": [asdict(outcome) for outcome in outcomes]})
+    return int(not holds)
+
+
+def _report(outcomes: Sequence[Outcome]) -> bool:
+    sizes = sorted({outcome.size for outcome in outcomes})
+    rows = []
+    for size in sizes:
+        own = [one for one in outcomes if one.size == size and one.label != CONCURRENT]
+        total = summarise(own)
+        delays = "/".join("missed" if math.isinf(delay) else f"{delay:.0f}" for delay in total.delay_s)
+        f1 = f"{total.f1.share:.3f}"
+        rows.append((size, total.windows, str(total.precision), str(total.recall), f1, str(total.blamed), delays))
+    columns = ("workers", "windows", "precision", "recall", "F1", "blamed", "delay P50/P90/P99, s")
+    show("One fault or none", columns, rows)
+    for outcome in outcomes:
+        if outcome.num_wrong or outcome.num_found < len(outcome.kinds):
+            print(f"{outcome.size} workers, {outcome.label} {outcome.index}: {outcome.delays_s} {outcome.first}")
+    missed = [f"{size} workers: {bar}" for size in sizes for bar, holds in bars(outcomes, size).items() if not holds]
+    print("\n".join(f"DOES NOT HOLD, {bar}" for bar in missed) or "all bars hold")
+    return not missed
+
+
+def _calibrate(size: int, windows: int, first: int) -> None:
+    """Fit the thresholds that the package brings, of one size, on development windows."""
+    half = windows // 2
+    benign = in_turn(cases("dev", size, single=0, concurrent=0, benign=windows - half, controls=half, first=first))
+    found = [
+        largest_strengths(SyntheticFleet(case).frames(), WINDOW_S - 1.0)
+        for case in tracked(benign, f"{size} workers", "windows")
+    ]
+    tail = fitted(found)
+    merged([read_thresholds(SHIPPED), Thresholds({size: tail})]).write(SHIPPED)
+    print(f"watch at {size}: {tail}, limits times {tail.strength(size):.2f}, from {len(found)} windows", flush=True)
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     def numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
 
-    def names(text: str) -> tuple[str, ...]:
-        return tuple(text.split(","))
-
-    def part(text: str) -> tuple[int, int]:
-        number, of = map(int, text.split("/"))
-        if not 1 <= number <= of:
-            raise argparse.ArgumentTypeError(f"{text}: expected parts from 1/N to N/N")
-        return number, of
-
     parser = argparse.ArgumentParser(
-        prog="headrace bench watch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m ops.bench.watch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", type=numbers, default=SIZES, help="workers of the fleets")
     parser.add_argument("--windows", type=int, default=52, help="with one fault, and as many benign, a size")
     parser.add_argument("--seeds", choices=SPLITS, default="dev")
-    parser.add_argument("--detectors", type=names, default=NAMES, help=", ".join(NAMES))
-    parser.add_argument("--part", type=part, default=(1, 1), help="such as 2/3: every third window, from the second")
-    parser.add_argument("--labels", type=names, default=(), help="only windows of these kinds")
+    parser.add_argument("--labels", type=lambda text: tuple(text.split(",")), default=(), help="only these kinds")
     parser.add_argument("--first", type=int, default=0, help="number of each kind's first window: others, other seeds")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="a size: begin no window after that")
     parser.add_argument("--json", type=Path, help="write every window's outcome here")
-    parser.add_argument("--page", type=Path, help="write the page here")
-    parser.add_argument("--read", type=Path, nargs="+", help="earlier JSON in place of a run: one page of several")
-    parser.add_argument("--calibrate", action="store_true", help="set thresholds on development seeds")
-    parser.add_argument("--cost", action="store_true", help="only a tick's cost, at 10,000 workers and 13 metrics")
-    parser.add_argument("--with-cost", action="store_true", help="a tick's cost, too")
-    parser.add_argument("--verbose", action="store_true", help="a line for each window that the watch gets wrong")
+    parser.add_argument("--calibrate", action="store_true", help="set the shipped thresholds on development seeds")
     return parser.parse_args(arguments)
-
-
-def _measured(
-    chosen: argparse.Namespace, arguments: Sequence[str] | None
-) -> tuple[dict[str, Any], dict[str, list[Outcome]], dict[str, float]]:
-    thresholds = read_thresholds()
-    outcomes: dict[str, list[Outcome]] = {name: [] for name in chosen.detectors}
-    check_distinct(make_all(chosen.detectors, min(chosen.sizes), thresholds))
-    for size in chosen.sizes:
-        plan = planned(chosen.seeds, size, chosen.windows, chosen.labels, chosen.first)
-        check_windows_distinct(plan)
-        number, of = chosen.part
-        plan = plan[number - 1 :: of]
-        makes = make_all(chosen.detectors, size, thresholds)
-
-        def shown(case: Case, found: dict[str, Outcome], number: int, of: int = len(plan)) -> None:
-            own = found.get("watch")
-            if chosen.verbose and own and (own.num_wrong or own.num_found < len(own.kinds)):
-                delays = ", ".join(f"{delay:.0f} s" for delay in own.delays_s)
-                print(f"{case}: {own.kinds} delays {delays}; {own.first}", flush=True)
-            print(f"\r{case.size} workers, window {number} of {of}", end="", file=sys.stderr, flush=True)
-
-        for name, rows in run_cases(plan, makes, max_s=60.0 * chosen.minutes, shown=shown).items():
-            outcomes[name] += rows
-        print(file=sys.stderr)
-    about = provenance("watch", arguments, seeds=chosen.seeds, windows=chosen.windows, sizes=chosen.sizes)
-    about["watch_sources"] = sources_digest()
-    return about, outcomes, tick_costs() if chosen.with_cost else {}
-
-
-def _merged(paths: Sequence[Path]) -> tuple[dict[str, Any], dict[str, list[Outcome]], dict[str, float]]:
-    about: dict[str, Any] = {}
-    outcomes: dict[str, list[Outcome]] = {}
-    cost: dict[str, float] = {}
-    for path in paths:
-        head, rows = read_raw(path)
-        cost = head.pop("tick_cost") or cost
-        # a command is shown without the name of its file, parts of a run once
-        shown = re.sub(r" --(json|part) \S+", "", head.get("command", ""))
-        commands = list(dict.fromkeys([*about.get("commands", []), *head.get("commands", [shown])]))
-        versions: dict[str, int] = about.get("watch_versions", {})
-        of_file = {head.get("watch_sources", ""): len(rows.get("watch", ()))}
-        for digest, number in head.get("watch_versions", of_file).items():
-            versions[digest] = versions.get(digest, 0) + number
-        about = {**head, "commands": commands, "watch_versions": versions}
-        for name, of in rows.items():
-            outcomes.setdefault(name, []).extend(of)
-    return about, outcomes, cost
-
-
-def _calibrate(chosen: argparse.Namespace) -> int:
-    names = [name for name in TUNED if name in chosen.detectors]
-    for size in chosen.sizes:
-        half = chosen.windows // 2
-        benign = in_turn(
-            cases("dev", size, single=0, concurrent=0, benign=chosen.windows - half, controls=half, first=chosen.first)
-        )
-        if "watch" in chosen.detectors:
-            _calibrate_watch(size, benign)
-        if not names:
-            continue
-        found = highest_levels(benign, make_all(names, size, None))
-        # read again: another size may have been set meanwhile
-        known = read_thresholds() if THRESHOLDS.exists() else {}
-        for name, levels in found.items():
-            known.setdefault(name, {})[str(size)] = round(threshold(levels), 4)
-            print(f"{name} at {size}: {known[name][str(size)]:g}, from {len(levels)} windows", flush=True)
-        THRESHOLDS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    return 0
-
-
-def _calibrate_watch(size: int, benign: Sequence[Case]) -> None:
-    """Fit the thresholds that the package brings, of one size."""
-    found = []
-    for number, case in enumerate(benign, 1):
-        found.append(largest_strengths(open_fleet(case).frames(), WINDOW_S - 1.0))
-        print(f"\r{size} workers, window {number} of {len(benign)}", end="", file=sys.stderr, flush=True)
-    tail = fitted(found)
-    merged([read_watch_thresholds(SHIPPED), Thresholds({size: tail})]).write(SHIPPED)
-    print(f"\nwatch at {size}: {tail}, limits times {tail.strength(size):.2f}, from {len(found)} windows", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """The windows of the benchmark: which fleet, what goes wrong in it, and by which seed.
 
 A case has all that a window is made of. Development and test cases have different seeds, by
-construction: the split is part of the seed's entropy. Sources: sections 8 and 9 of the
-specification of Watch, in issue 18."""
+construction: the split is part of the seed's entropy."""
 
 from __future__ import annotations
 
@@ -61,8 +60,6 @@ SLOW_BY = {"slow x1.5": 1.5, "slow x2": 2.0, "slow x4": 4.0, "slow x8": 8.0}
 BENIGN = "benign"
 CONCURRENT = "concurrent"
 """Label of windows with two or three faults."""
-FLEETS = ("regimes", "work items")
-"""The two generators of fleets."""
 SPLITS = ("dev", "test")
 
 
@@ -100,7 +97,6 @@ class Case:
     """One window, before it is made."""
 
     split: str
-    fleet: str
     size: int
     label: str
     """One of ``SINGLE``, ``concurrent``, ``benign``, or a control's name."""
@@ -114,7 +110,7 @@ class Case:
 
     def random(self, purpose: str) -> np.random.Generator:
         """Return the stream of random numbers for one purpose of this window."""
-        name = f"{self.split}|{self.fleet}|{self.size}|{self.label}|{self.index}|{purpose}"
+        name = f"{self.split}|regimes|{self.size}|{self.label}|{self.index}|{purpose}"
         return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "big"))
 
 
@@ -129,16 +125,12 @@ def cases(
     labels: tuple[str, ...] = (),
     first: int = 0,
 ) -> Iterator[Case]:
-    """Yield that many windows of each sort, kinds in turn, fleets in turn within a kind; with
-    ``labels`` only those. ``first`` is the number of the first window of each label: windows with
-    other numbers have other seeds."""
+    """Yield that many windows of each sort, kinds in turn; with ``labels`` only those. ``first`` is
+    the number of the first window of each label: windows with other numbers have other seeds."""
     for label, number in _shares(single, concurrent, benign, controls):
         if labels and label not in labels:
             continue
-        # kinds that come once are shared among the fleets, too
-        shift = sum(label.encode()) % len(FLEETS)
-        for index in range(first, first + number):
-            yield Case(split, FLEETS[(index + shift) % len(FLEETS)], size, label, index)
+        yield from (Case(split, size, label, index) for index in range(first, first + number))
 
 
 def _shares(single: int, concurrent: int, benign: int, controls: int) -> Iterator[tuple[str, int]]:

@@ -4,7 +4,7 @@ The draw of a fault knows roles and hosts, and nothing of how a fleet makes its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,15 @@ CALM_S = 120.0
 """Least time from one burst's end to the next: two that run into one another would be slowness."""
 MAX_APART_S = 90.0
 """Between the first onset and the last of concurrent faults."""
+_SCORERS = ("reward", "reference", "value")
+_ALLOWED = {
+    Kind.STALE: ("generator",),
+    Kind.CORRUPT: _SCORERS,
+    Kind.ERRORS: ("generator", *_SCORERS),
+    Kind.SLOW: ("generator", *_SCORERS, "learner"),
+}
+"""Roles that apply versions; with a mailbox; that finish work often enough for a rate of errors;
+whose work has a size. Any role can have the other faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +45,6 @@ class Roster:
         return np.array([place for place, name in enumerate(self.roles) if name == role], dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Suits:
-    """Which roles can have which fault in one fleet."""
-
-    serving: tuple[str, ...]
-    """Roles that apply published versions."""
-    receiving: tuple[str, ...]
-    """Roles with a mailbox."""
-    erring: tuple[str, ...]
-    """Roles that finish work often enough for an error rate."""
-    slow: tuple[str, ...]
-    """Roles whose work has a size."""
-    is_disk_of_host: bool
-    is_clock_of_host: bool
-
-
 def draw_roster(mix: Mapping[str, float], least: Mapping[str, int], size: int, rng: np.random.Generator) -> Roster:
     """Return ``size`` workers: each role has its share, at least its least number, and the first
     role of ``mix`` the rest. Neighbours share hosts of 1 to 8 workers, fewer in small fleets."""
@@ -66,11 +59,11 @@ def draw_roster(mix: Mapping[str, float], least: Mapping[str, int], size: int, r
     return Roster(workers, roles, hosts.astype(np.int64))
 
 
-def draw_truth(case: Case, roster: Roster, suits: Suits) -> Truth:
+def draw_truth(case: Case, roster: Roster) -> Truth:
     """Return what goes wrong in a window."""
     rng = case.random("truth")
     if case.label in SINGLE:
-        return Truth((_fault(case.label, float(rng.uniform(EARLIEST_S, LATEST_S)), roster, suits, set(), rng),))
+        return Truth((_fault(case.label, float(rng.uniform(EARLIEST_S, LATEST_S)), roster, set(), rng),))
     if case.label == CONCURRENT:
         first = float(rng.uniform(EARLIEST_S, LATEST_S - MAX_APART_S))
         taken: set[str] = set()
@@ -78,33 +71,23 @@ def draw_truth(case: Case, roster: Roster, suits: Suits) -> Truth:
         for _ in range(int(rng.integers(2, 4)) if len(roster.workers) >= 16 else 2):
             label = SINGLE[rng.integers(len(SINGLE))]
             onset = first + float(rng.uniform(0.0, MAX_APART_S))
-            faults.append(_fault(label, onset, roster, suits, taken, rng))
+            faults.append(_fault(label, onset, roster, taken, rng))
             taken.update(faults[-1].workers)
         return Truth(tuple(faults))
     return Truth(control=next((control for control in Control if control.value == case.label), None))
 
 
-def _fault(
-    label: str, onset_s: float, roster: Roster, suits: Suits, taken: set[str], rng: np.random.Generator
-) -> Fault:
+def _fault(label: str, onset_s: float, roster: Roster, taken: set[str], rng: np.random.Generator) -> Fault:
     kind = Kind.SLOW if label in SLOW_BY else Kind(label)
-    allowed: Sequence[str] | None = {
-        Kind.STALE: suits.serving,
-        Kind.CORRUPT: suits.receiving,
-        Kind.ERRORS: suits.erring,
-        Kind.SLOW: suits.slow,
-    }.get(kind)
+    allowed = _ALLOWED.get(kind)
     places = [
         place
         for place, role in enumerate(roster.roles)
         if (allowed is None or role in allowed) and roster.workers[place] not in taken
     ]
     target = places[int(rng.integers(len(places)))]
-    workers: tuple[str, ...] = (roster.workers[target],)
-    if (kind is Kind.DISK and suits.is_disk_of_host) or (kind is Kind.CLOCK and suits.is_clock_of_host):
-        workers = tuple(np.array(roster.workers)[roster.hosts == roster.hosts[target]].tolist())
     intensity, variant = _strength(kind, label, rng)
-    return Fault(kind, workers, onset_s, intensity, variant)
+    return Fault(kind, (roster.workers[target],), onset_s, intensity, variant)
 
 
 def _strength(kind: Kind, label: str, rng: np.random.Generator) -> tuple[float, str]:

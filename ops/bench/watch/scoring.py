@@ -1,4 +1,4 @@
-"""Section 9's scoring: what a detector's alarms in a window are worth, and sums of it.
+"""What the alarms in a window are worth, and sums of it.
 
 In a window with one fault its first alarm decides. It is right within the fault's limit; a wrong
 component, or an alarm before the onset, counts as false and as a miss. In a window with several
@@ -11,15 +11,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ops.bench.table import quantile, wilson
 from ops.bench.watch.cases import GRAY_S, Case, Truth
-
-_Z = 1.959963984540054
-"""Of a two-sided interval of 95 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One worker that a detector names."""
+    """One worker that the watch names."""
 
     time_s: float
     """Since the window began."""
@@ -30,9 +28,8 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The worth of one detector's alarms in one window."""
+    """The worth of the alarms in one window."""
 
-    fleet: str
     size: int
     label: str
     index: int
@@ -87,7 +84,6 @@ def judge(case: Case, truth: Truth, alarms: Sequence[Alarm], watched_s: float) -
     names = {alarm.worker for alarm in wrong}
     most = len(names) if len(truth.faults) > 1 else min(1, len(names))
     return Outcome(
-        case.fleet,
         case.size,
         case.label,
         case.index,
@@ -120,20 +116,10 @@ class Interval:
         return f"{self.share:.3f} ({self.low:.3f} to {self.high:.3f})" if self.of else "none"
 
 
-def wilson(successes: float, trials: float) -> Interval:
-    """Return the interval of a share; without trials it is from 0 to 1. E. B. Wilson, 1927."""
-    if trials <= 0:
-        return Interval(math.nan, 0.0, 1.0, 0)
-    share = successes / trials
-    centre = (share + _Z**2 / (2 * trials)) / (1 + _Z**2 / trials)
-    half = _Z / (1 + _Z**2 / trials) * math.sqrt(share * (1 - share) / trials + _Z**2 / (4 * trials**2))
-    return Interval(share, max(0.0, centre - half), min(1.0, centre + half), trials)
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value that ``share`` of all do not exceed; infinite ones count. NaN for none."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+def interval(successes: float, trials: float) -> Interval:
+    """Return a share with its interval; without trials it is NaN, from 0 to 1."""
+    low, high = wilson(successes, trials)
+    return Interval(successes / trials if trials else math.nan, low, high, trials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +137,10 @@ class Summary:
     """Median, P90 and P99, misses infinite."""
     false_per_1000_worker_hours: float
     """In benign windows; NaN without one."""
-    within_s: dict[int, float]
-    """Share of faults that were named within that many seconds, whatever their limits."""
-
-
-CURVE_S = (5, 10, 15, 30, 60, 120, 240)
 
 
 def summarise(outcomes: Iterable[Outcome]) -> Summary:
-    """Return the sums of the outcomes of one detector."""
+    """Return the sums of the outcomes."""
     given = list(outcomes)
     benign = [outcome for outcome in given if outcome.is_benign]
     delays = [delay for outcome in given for delay in outcome.delays_s]
@@ -167,14 +148,12 @@ def summarise(outcomes: Iterable[Outcome]) -> Summary:
     wrong = sum(outcome.num_wrong for outcome in given)
     missed = len(delays) - found
     hours = sum(outcome.size * outcome.watched_s for outcome in benign) / 3600.0
-    within = {limit: sum(delay <= limit for delay in delays) / len(delays) for limit in CURVE_S} if delays else {}
     return Summary(
         len(given),
-        wilson(found, found + wrong),
-        wilson(found, len(delays)),
-        wilson(found, found + (wrong + missed) / 2),
-        wilson(sum(outcome.num_wrong > 0 for outcome in benign), len(benign)),
+        interval(found, found + wrong),
+        interval(found, len(delays)),
+        interval(found, found + (wrong + missed) / 2),
+        interval(sum(outcome.num_wrong > 0 for outcome in benign), len(benign)),
         (quantile(delays, 0.5), quantile(delays, 0.9), quantile(delays, 0.99)),
         1000.0 * sum(outcome.false_alarms for outcome in benign) / hours if hours else math.nan,
-        within,
     )

@@ -7,6 +7,4 @@ it, and the pause.
   generator's own code
 - ``learner``: the other side: the learner's own store, a real registry, and the clock
 - ``rivals``: memcpy, a file's copy, gloo's broadcast
-- ``hosts``, ``links``, ``near``, ``far``: a version to several hosts over shaped links
-- ``encryption``: bare sockets with CURVE
 - ``changes``: the size of a delta after real optimiser steps"""

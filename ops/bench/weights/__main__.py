@@ -1,9 +1,7 @@
 """Weight updates measured on this machine.
 
-    headrace bench weights --json bench-results/weights.json
-    headrace bench weights delta --json bench-results/weights-delta.json
-    headrace bench weights hosts --mb 954 --mbit 200 --json bench-results/weights-hosts.json
-    headrace bench weights curve --hosts 1 --workers 1 --mb 954 --json bench-results/weights-curve.json
+    python -m ops.bench.weights --json bench-results/weights.json
+    python -m ops.bench.weights delta --json bench-results/weights-delta.json
 
 *Consumes* nothing but this project. *Produces* a table, and JSON. *Waits for* the processes that it
 starts."""
@@ -24,129 +22,39 @@ import torch
 from ops.bench.ablation.page import machine
 from ops.bench.table import show, write_json
 from ops.bench.weights.changes import SHAPE, Change, changes
-from ops.bench.weights.encryption import encrypted_mb_a_second
-from ops.bench.weights.hosts import HostRound, fleet
 from ops.bench.weights.learner import WAYS, Turn, measure
 from ops.ending import exit_code
-from pipeline.process.progress_bar import tracked
 
 SHARE_BAR = 0.5
 """Of memcpy's bandwidth, from publish to served on one host."""
 DELTA_BAR = 10.0
 """Times fewer bytes than whole bf16 at a learning rate of 1e-6."""
-LINK_BAR = 0.8
-"""Of what the slowest link allows for one copy, and of the rate of encryption."""
 DELTAS = (("bfloat16", 1e-6), ("bfloat16", 1e-5), ("float32", 1e-6))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(
-        prog="headrace bench weights",
+        prog="python -m ops.bench.weights",
         description="`times`: publish to served, and the pause, against memcpy, a file's copy and gloo. `delta`: bytes of what "
-        "changed at a step. `hosts`: a version to several hosts over shaped links. `curve`: over links that are not shaped, "
-        "against bare sockets with CURVE on as many hosts.",
+        "changed at a step.",
     )
-    parser.add_argument("what", nargs="?", choices=("times", "delta", "hosts", "curve"), default="times")
+    parser.add_argument("what", nargs="?", choices=("times", "delta"), default="times")
     parser.add_argument("--rounds", type=int, default=9, help="of a size and a way (default: %(default)s)")
     parser.add_argument(
         "--mb",
         default="1,16,128,1024",
         help="sizes in MB of 2**20, with commas; 4096 needs 40 GB of memory (default: %(default)s)",
     )
-    parser.add_argument("--only", help="ways whose name holds this text (file, wire, delta, adapter; relay, direct)")
+    parser.add_argument("--only", help="ways whose name holds this text (file, wire, delta, adapter)")
     parser.add_argument("--steps", type=int, default=6, help="delta: optimiser steps (default: %(default)s)")
-    parser.add_argument("--mbit", type=int, default=200, help="hosts: rate of each link, Mbit/s (default: %(default)s)")
-    parser.add_argument(
-        "--hosts", type=int, default=4, help="hosts and curve: besides the learner's (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--workers", type=int, default=8, help="hosts and curve: spread over the hosts (default: %(default)s)"
-    )
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if options.what == "delta":
         _deltas(options)
-    elif options.what == "hosts":
-        _hosts(options)
-    elif options.what == "curve":
-        _curve(options)
     else:
         _times(options)
-
-
-def _hosts(options: argparse.Namespace) -> None:
-    """Relays and none in turns; in each a whole version, and then a delta."""
-    num_bytes = int(options.mb.split(",")[0]) << 20
-    every: list[HostRound] = []
-    ways = [relay for name, relay in (("relay", True), ("direct", False)) if (options.only or "") in name]
-    for _ in tracked(range(options.rounds), "weights", "rounds"):
-        for relay in ways:
-            with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-                sizes = {"num_hosts": options.hosts, "num_workers": options.workers, "num_bytes": num_bytes}
-                with fleet(Path(folder), **sizes, rate_mbit=options.mbit, relay=relay) as hosts:
-                    every += [hosts.publish(kind, number) for number, kind in enumerate(("whole", "delta"), 1)]
-            print(f"relay {relay}: {every[-2].last_s:.1f} s whole, {every[-1].last_s:.2f} s delta", flush=True)
-    link_s = num_bytes / (options.mbit * 1e6 / 8)
-    kinds = [(kind, relay) for kind in ("whole", "delta") for relay in ways]
-    rounds = {key: [found for found in every if (found.kind, found.relay) == key] for key in kinds}
-    show(
-        f"{num_bytes / 1e6:,.0f} MB to {options.workers} workers on {options.hosts} hosts, {options.mbit} Mbit/s a link (bar: "
-        f"{LINK_BAR:g} of one copy's {link_s:.1f} s; deltas {DELTA_BAR:g} times fewer bytes)",
-        ("what", "relays", "last worker s", "of one copy's time", "wire MB", "times fewer bytes"),
-        [
-            (
-                kind,
-                "yes" if relay else "no",
-                median(found.last_s for found in rounds[kind, relay]),
-                link_s / median(found.last_s for found in rounds[kind, relay]),
-                median(found.wire_bytes for found in rounds[kind, relay]) / 1e6,
-                options.hosts * num_bytes / median(found.wire_bytes for found in rounds[kind, relay]),
-            )
-            for kind, relay in kinds
-        ],
-    )
-    _write(options, [asdict(found) for found in every])
-
-
-def _curve(options: argparse.Namespace) -> None:
-    """Bare sockets and a version in turns, from host to host on unshaped links."""
-    num_bytes = int(options.mb.split(",")[0]) << 20
-    bare: list[float] = []
-    ours: list[float] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder,
-        fleet(
-            Path(folder),
-            num_hosts=options.hosts,
-            num_workers=options.workers,
-            rate_mbit=0,
-            num_bytes=num_bytes,
-            relay=True,
-        ) as hosts,
-    ):
-        # the first two make the pages that later ones fill
-        for number in range(1, options.rounds + 3):
-            rate = encrypted_mb_a_second(num_bytes, hosts.on)
-            found = hosts.publish("whole", number)
-            if number > 2:
-                bare.append(rate)
-                ours.append(num_bytes / found.last_s / 1e6)
-                print(f"bare CURVE {rate:,.0f} MB/s, a version {ours[-1]:,.0f} MB/s", flush=True)
-    share = median(own / other for own, other in zip(ours, bare, strict=True))
-    show(
-        f"{num_bytes / 1e6:,.0f} MB to {options.workers} workers on {options.hosts} hosts with CURVE, MB/s (bar: {LINK_BAR:g})",
-        ("bare sockets", "a version", "share, round by round"),
-        [(median(bare), median(ours), share)],
-    )
-    _write(options, [{"bare_mb_s": rate, "version_mb_s": own} for rate, own in zip(bare, ours, strict=True)])
-
-
-def _write(options: argparse.Namespace, rounds: list[dict[str, object]]) -> None:
-    if options.json:
-        settings = {name: str(value) for name, value in vars(options).items() if name != "json"}
-        write_json(options.json, {"settings": settings, "machine": machine(), "rounds": rounds})
 
 
 def _times(options: argparse.Namespace) -> None:
@@ -200,7 +108,7 @@ def _times(options: argparse.Namespace) -> None:
     )
     print(f"Bars, on one host: memcpy/moving at least {SHARE_BAR}; the gap at most a decode step and a memcpy.")
     if options.json:
-        command = f"headrace bench weights times --mb {options.mb} --rounds {options.rounds}"
+        command = f"python -m ops.bench.weights times --mb {options.mb} --rounds {options.rounds}"
         write_json(options.json, {"command": command, "machine": machine(), "results": results})
 
 
@@ -237,7 +145,7 @@ def _deltas(options: argparse.Namespace) -> None:
         ],
     )
     if options.json:
-        command = f"headrace bench weights delta --steps {options.steps}"
+        command = f"python -m ops.bench.weights delta --steps {options.steps}"
         figures = {
             "command": command,
             "shape": asdict(SHAPE),

@@ -28,7 +28,7 @@ _MARKER: Final = b"\xf5HUL"
 _HEADER_BYTES: Final = _HEAD.size + _SEAL.size
 _SEARCH_BYTES: Final = 1 << 20
 _LEVEL: Final = 1
-"""Of zlib: floats hardly compress, and higher levels win little more (``ops.bench.update_log``)."""
+"""Of zlib: floats hardly compress, and higher levels win little more."""
 MAX_RECORD_BYTES: Final = (1 << 32) - 1
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -1,4 +1,4 @@
-"""Claims about ``headrace bench recover``: arrival times, records, and one real run."""
+"""Claims about ``python -m ops.bench.recover``: arrival times, records, and one real run."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_a_runs_record_survives_its_file() -> None:
         run(),
         run("other", "value", notes=("a note",), healthy=("reward-0: why",), weights=((1, 0.99), (2, 0.01))),
     ]
-    assert read_runs(written({"command": "headrace bench recover"}, runs)) == runs
+    assert read_runs(written({"command": "python -m ops.bench.recover"}, runs)) == runs
 
 
 # -- a real run ------------------------------------------------------------------------------------

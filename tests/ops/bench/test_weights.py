@@ -10,7 +10,6 @@ import pytest
 
 from ops.bench.learner import Shape
 from ops.bench.weights.changes import changes
-from ops.bench.weights.hosts import fleet
 from ops.bench.weights.learner import WAYS, Turn, measure
 from ops.bench.weights.model import make_model
 
@@ -61,22 +60,3 @@ def test_versions_are_served_whichever_way_they_go(tmp_path: Path, way, monkeypa
         assert turn.pause_s <= turn.gap_s
         share = turn.num_bytes / num_bytes
         assert share < 0.2 if "delta" in way.name or way.rank else share == pytest.approx(1.0, abs=0.1)
-
-
-@pytest.mark.integration
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("relay", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_versions_reach_workers_of_several_hosts_once_a_host(
-    tmp_path: Path, relay: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(Path(__file__).parents[3])
-    try:
-        with fleet(tmp_path, num_hosts=2, num_workers=3, rate_mbit=0, num_bytes=3 << 20, relay=relay) as hosts:
-            whole, delta = hosts.publish("whole", 1), hosts.publish("delta", 2)
-    except OSError as error:
-        pytest.skip(f"no namespaces here: {error}")
-    # the digests of parts, and one copy a host
-    assert 2 * whole.num_bytes < whole.wire_bytes < 2.01 * whole.num_bytes
-    assert delta.wire_bytes < whole.wire_bytes / 10
-    assert len(whole.by_worker) == 3 and whole.last_s == max(whole.by_worker.values()) > 0.0
-    assert whole.num_lost == 0

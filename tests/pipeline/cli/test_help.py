@@ -44,7 +44,7 @@ def test_help_has_runnable_examples(command: list[str]) -> None:
         assert f"headrace {' '.join(command)}".strip() in done.output
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, ["run", "replay"], ["bench"], ["dev", "pretrain-value"]], ids=" ".join)
+@pytest.mark.parametrize("command", [*COMMANDS, ["run", "replay"], ["dev", "pretrain-value"]], ids=" ".join)
 def test_help_fits_a_terminal_of_80_columns_and_is_not_cut(command: list[str]) -> None:
     done = CliRunner().invoke(headrace, [*command, "--help"], terminal_width=80)
     assert done.exit_code == 0
@@ -84,23 +84,10 @@ def _main(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("option", ["-h", "--help"])
-def test_bench_explains_itself_and_leaves_its_comparisons_their_own_help(
-    option: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = CliRunner().invoke(headrace, ["bench", option])
-    assert done.exit_code == 0
-    assert "Measure and compare" in done.output
-    assert "overlap " in done.output
-    called: list[list[str]] = []
-
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        called.append(command)
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    CliRunner().invoke(headrace, ["bench", "overlap", option], catch_exceptions=False)
-    assert called[0][-1] == option
+def test_the_old_name_of_a_benchmark_is_refused_with_the_new_one() -> None:
+    done = CliRunner().invoke(headrace, ["bench", "overlap", "--json", "x"])
+    assert done.exit_code == 2
+    assert "python -m ops.bench" in done.output
 
 
 RUN_COMMANDS = [

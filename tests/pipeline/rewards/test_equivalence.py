@@ -1,5 +1,5 @@
 """Claims about the verifier ``math``. Its table of right and corrupted solutions:
-tests/ops/bench/test_verdicts.py."""
+test_endings.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The table of learning from guidance, run by run: learning rates by validation, then the test set,
 then the page.
 
-    headrace bench ablation nlft --seeds 5
+    python -m ops.bench.ablation nlft --seeds 5
 
 Runs come one after another, once no two rows learn alike. An outcome that is already in the
 working folder is not made again."""
@@ -47,7 +47,7 @@ def write_table(work: Path, out: Path, num_seeds: int, only: str = "") -> None:
     With ``only``, rows of other names are on the page as far as they are there."""
     run_table(work, num_seeds, only)
     found, flags = tested_outcomes(work, num_seeds), all_flags(work, num_seeds)
-    command = f"headrace bench ablation {NAME} --seeds {num_seeds}"
+    command = f"python -m ops.bench.ablation {NAME} --seeds {num_seeds}"
     out.mkdir(parents=True, exist_ok=True)
     kept = as_json(found, flags, command)
     (out / f"{NAME}.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

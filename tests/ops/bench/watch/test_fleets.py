@@ -1,4 +1,4 @@
-"""The synthetic fleets: the truth is what is in the signal, and frames have nothing of it."""
+"""The synthetic fleet: the truth is what is in the signal, and frames have nothing of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from ops.bench.watch.cases import BENIGN, CONCURRENT, FLEETS, SINGLE, WINDOW_S, Case, Control, Kind, cases, in_turn
-from ops.bench.watch.fleets import open_fleet
-from ops.bench.watch.pools import Pool, spread
+from ops.bench.watch.cases import BENIGN, CONCURRENT, SINGLE, WINDOW_S, Case, Control, Kind, cases, in_turn
+from ops.bench.watch.fleet import SyntheticFleet
 from ops.bench.watch.roster import EARLIEST_S, LATEST_S
 from pipeline.watch.frame import Frame
 
@@ -47,10 +46,9 @@ def change(frames: list[Frame], worker: str, metric: str) -> float:
     return abs(float(np.nanmean(after) - np.nanmean(before))) if np.isfinite(after).any() else 0.0
 
 
-@pytest.mark.parametrize("fleet", FLEETS)
 @pytest.mark.parametrize("label", list(SIGNAL))
-def test_a_fault_is_in_the_faulty_worker_s_signal_and_most_of_all_there(fleet: str, label: str) -> None:
-    opened = open_fleet(Case("dev", fleet, SIZE, label, 3))
+def test_a_fault_is_in_the_faulty_worker_s_signal_and_most_of_all_there(label: str) -> None:
+    opened = SyntheticFleet(Case("dev", SIZE, label, 3))
     (fault,) = opened.truth.faults
     assert fault.kind == label.split()[0]
     assert EARLIEST_S <= fault.onset_s <= LATEST_S
@@ -64,10 +62,9 @@ def test_a_fault_is_in_the_faulty_worker_s_signal_and_most_of_all_there(fleet: s
     assert min(moved[worker] for worker in fault.workers) > 2.0 * max((moved[worker] for worker in peers), default=0.0)
 
 
-@pytest.mark.parametrize("fleet", FLEETS)
 @pytest.mark.parametrize("label", SINGLE)
-def test_before_its_onset_a_fault_leaves_no_trace(fleet: str, label: str) -> None:
-    opened, healthy = (open_fleet(Case("dev", fleet, 8, label, 5)) for _ in range(2))
+def test_before_its_onset_a_fault_leaves_no_trace(label: str) -> None:
+    opened, healthy = (SyntheticFleet(Case("dev", 8, label, 5)) for _ in range(2))
     (fault,) = opened.truth.faults
     opened.truth = dataclasses.replace(opened.truth, faults=(dataclasses.replace(fault, onset_s=25.0),))
     healthy.truth = dataclasses.replace(healthy.truth, faults=())
@@ -81,36 +78,33 @@ def test_before_its_onset_a_fault_leaves_no_trace(fleet: str, label: str) -> Non
         assert not all(same)
 
 
-@pytest.mark.parametrize("fleet", FLEETS)
-def test_frames_have_the_metrics_and_nothing_of_the_truth(fleet: str) -> None:
-    opened = open_fleet(Case("dev", fleet, SIZE, "leak", 0))
+def test_frames_have_the_metrics_and_nothing_of_the_truth() -> None:
+    opened = SyntheticFleet(Case("dev", SIZE, "leak", 0))
     frame = next(opened.frames())
     assert {field.name for field in dataclasses.fields(frame)} == {
         "time_s", "workers", "roles", "metrics", "values", "phases", "expected_s",
     }  # fmt: skip
     assert frame.values.dtype == np.float32
     assert frame.values.shape == (SIZE, len(frame.metrics))
-    benign = next(open_fleet(Case("dev", fleet, SIZE, BENIGN, 0)).frames())
+    benign = next(SyntheticFleet(Case("dev", SIZE, BENIGN, 0)).frames())
     # names, metrics and phases do not depend on what will go wrong
     assert {name.split("-")[0] for name in frame.workers} == set(frame.roles)
     assert frame.metrics == benign.metrics
     assert set(frame.phases or ()) == set(benign.phases or ())
 
 
-@pytest.mark.parametrize("fleet", FLEETS)
-def test_a_window_is_fifteen_minutes_a_frame_a_second_and_repeats_exactly(fleet: str) -> None:
-    case = Case("dev", fleet, 8, BENIGN, 1)
-    one = list(open_fleet(case).frames())
+def test_a_window_is_fifteen_minutes_a_frame_a_second_and_repeats_exactly() -> None:
+    case = Case("dev", 8, BENIGN, 1)
+    one = list(SyntheticFleet(case).frames())
     assert len(one) == WINDOW_S
     assert np.allclose(np.diff([frame.time_s for frame in one]), 1.0)
-    *_, again = islice(open_fleet(case).frames(), 100)
+    *_, again = islice(SyntheticFleet(case).frames(), 100)
     np.testing.assert_array_equal(one[99].values, again.values)
     assert all(frame.workers is one[0].workers for frame in one)
 
 
-@pytest.mark.parametrize("fleet", FLEETS)
-def test_workers_come_and_go_when_roles_are_scaled_and_none_is_faulty(fleet: str) -> None:
-    opened = open_fleet(Case("dev", fleet, SIZE, Control.SCALE, 0))
+def test_workers_come_and_go_when_roles_are_scaled_and_none_is_faulty() -> None:
+    opened = SyntheticFleet(Case("dev", SIZE, Control.SCALE, 0))
     assert opened.truth.faults == ()
     fleets = list(dict.fromkeys(frame.workers for frame in opened.frames()))
     sizes = [len(workers) for workers in fleets]
@@ -118,85 +112,45 @@ def test_workers_come_and_go_when_roles_are_scaled_and_none_is_faulty(fleet: str
     assert sizes[0] == SIZE < sizes[1] > sizes[2]
 
 
-@pytest.mark.parametrize("fleet", FLEETS)
 @pytest.mark.parametrize(
     ("control", "metric", "factor"),
     [(Control.REDIS, "ledger_rtt_ms", 5.0), (Control.TOOL, "oldest_age_s", 1.4)],
 )
-def test_a_control_is_common_to_a_role(fleet: str, control: Control, metric: str, factor: float) -> None:
-    opened = open_fleet(Case("dev", fleet, 32, control, 2))
+def test_a_control_is_common_to_a_role(control: Control, metric: str, factor: float) -> None:
+    opened = SyntheticFleet(Case("dev", 32, control, 2))
     begin_s = 60.0
-    opened._begin_s, opened._end_s = begin_s, 300.0  # type: ignore[attr-defined]
+    opened._begin_s, opened._end_s = begin_s, 300.0
     frames = list(islice(opened.frames(), int(begin_s) + 60))
-    roles = ("reward", "verifier") if control is Control.TOOL else ("generator", "rollout")
-    at = [place for place, role in enumerate(frames[0].roles) if role in roles]
+    strained = "reward" if control is Control.TOOL else "generator"
+    at = [place for place, role in enumerate(frames[0].roles) if role == strained]
     metric_at = frames[0].metrics.index(metric)
     values = np.array([frame.values[at, metric_at] for frame in frames])
     before, during = (np.nanmean(part, axis=0) for part in (values[: int(begin_s)], values[-50:]))
     assert (during > factor * before).mean() > 0.8
 
 
-def test_both_fleets_and_all_kinds_come_equally_often_in_any_first_part() -> None:
+def test_all_kinds_come_equally_often_in_any_first_part() -> None:
     plan = in_turn(cases("dev", 32, single=52, concurrent=4, benign=26, controls=26))
     single = [case.label for case in plan if case.label in SINGLE]
     assert {label: single.count(label) for label in SINGLE} == dict.fromkeys(SINGLE, 4)
     first = [case.label for case in plan[:60] if case.label in SINGLE]
     assert max(first.count(label) for label in SINGLE) - min(first.count(label) for label in SINGLE) <= 1
-    assert abs(sum(case.fleet == FLEETS[0] for case in plan) - len(plan) / 2) <= 5
 
 
 def test_test_seeds_make_other_windows_than_development_seeds() -> None:
-    for fleet in FLEETS:
-        dev, test = (open_fleet(Case(split, fleet, 8, "leak", 0)) for split in ("dev", "test"))
-        assert dev.truth != test.truth
-        assert not np.array_equal(next(dev.frames()).values, next(test.frames()).values)
+    dev, test = (SyntheticFleet(Case(split, 8, "leak", 0)) for split in ("dev", "test"))
+    assert dev.truth != test.truth
+    assert not np.array_equal(next(dev.frames()).values, next(test.frames()).values)
 
 
 def test_concurrent_faults_have_different_workers() -> None:
     numbers = set()
     for index in range(20):
-        faults = open_fleet(Case("dev", FLEETS[index % 2], 32, CONCURRENT, index)).truth.faults
+        faults = SyntheticFleet(Case("dev", 32, CONCURRENT, index)).truth.faults
         names = [name for fault in faults for name in fault.workers]
         assert len(names) == len(set(names))
         numbers.add(len(faults))
     assert numbers == {2, 3}
-
-
-def test_a_fault_of_a_host_has_each_of_its_workers_as_a_right_answer() -> None:
-    for index in range(30):
-        fleet = open_fleet(Case("dev", "work items", 64, "disk", index))
-        (fault,) = fleet.truth.faults
-        if len(fault.workers) > 1:
-            frames = list(islice(fleet.frames(), int(fault.onset_s) + 60))
-            series = [column(frames, worker, "disk_free_bytes") for worker in fault.workers]
-            assert all(np.array_equal(series[0], other) for other in series)
-            assert series[0][-1] < series[0][0]
-            return
-    pytest.fail("no host had two workers in 30 windows")
-
-
-def test_a_pool_works_its_queue_at_its_speed_and_counts_what_it_took() -> None:
-    pool = Pool(2, 2)
-    pool.queue[:] = [4, 1]
-
-    def draw(who: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return np.full(len(who), 0.5), np.full(len(who), 0.5), np.full(len(who), 10.0)
-
-    pool.advance(0.0, np.array([1.0, 0.25]), np.array([2, 2]), draw)
-    assert pool.ended.tolist() == [4, 0]
-    assert pool.took_s[0] == pytest.approx(pool.should_take_s[0]) == pytest.approx(2.0)
-    assert pool.in_flight.tolist() == [0, 1]
-    assert pool.oldest_age_s(1.0).tolist() == [0.0, 1.0]
-    pool.advance(1.0, np.array([1.0, 0.25]), np.array([2, 2]), draw)
-    assert pool.ended.tolist() == [0, 1]
-    # four times slower: it took 2 s where 0.5 s were expected
-    assert pool.took_s[1] / pool.should_take_s[1] == pytest.approx(4.0)
-
-
-def test_items_are_spread_in_turn_and_only_where_there_is_room() -> None:
-    assert spread(5, np.array([9, 9, 9]), 1).tolist() == [1, 2, 2]
-    assert spread(5, np.array([0, 1, 9]), 0).tolist() == [0, 1, 4]
-    assert spread(50, np.array([2, 3]), 0).tolist() == [2, 3]
 
 
 @pytest.mark.parametrize("kind", list(Kind))

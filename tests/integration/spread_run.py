@@ -27,7 +27,7 @@ from pipeline.ledger.server.binary import find_server
 from protocol.errors import DataError
 from protocol.ids import Role
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PORT = 6379
 _COMMAND_S = 120.0
 _END_S = 60.0

@@ -1,4 +1,4 @@
-"""The first fleet: every metric is a level of its role with autocorrelated noise, regimes, bursts
+"""A synthetic fleet: every metric is a level of its role with autocorrelated noise, regimes, bursts
 and common movements.
 
 Nothing flows between its workers. A worker's signals are correlated because they share latent
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ops.bench.watch.cases import WINDOW_S, Case, Control, Fault, Kind, Truth
-from ops.bench.watch.roster import BURST_S, CALM_S, EARLIEST_S, LATEST_S, Roster, Suits, draw_roster, draw_truth
+from ops.bench.watch.roster import BURST_S, CALM_S, EARLIEST_S, LATEST_S, Roster, draw_roster, draw_truth
 from pipeline.watch.frame import Frame
 
 Floats = NDArray[np.float32]
@@ -28,14 +28,6 @@ METRICS: Final = (
     "gpu_power_w", "tokens_per_s", "service_ratio", "errors", "retries", "refused", "version_lag", "clock_ahead_ms",
     "ledger_rtt_ms",
 )  # fmt: skip
-SUITS: Final = Suits(
-    serving=("generator",),
-    receiving=("reward", "reference", "value"),
-    erring=("generator", "reward", "reference", "value"),
-    slow=("generator", "reward", "reference", "value", "learner"),
-    is_disk_of_host=False,
-    is_clock_of_host=False,
-)
 _START_S: Final = 1000.0
 """The reader's clock when a window begins."""
 
@@ -95,8 +87,8 @@ class Strain:
         self.is_dead = np.zeros(number, dtype=np.bool_)
 
 
-class RegimeFleet:
-    """A window of the first fleet."""
+class SyntheticFleet:
+    """A window: its truth, and frames that know nothing of it."""
 
     def __init__(self, case: Case) -> None:
         rng = case.random("regimes")
@@ -104,7 +96,7 @@ class RegimeFleet:
         form = int(rng.integers(len(_MIX)))
         mix = {name: share for name, share in _MIX[form].items() if share or name == "generator"}
         first = draw_roster(mix, _LEAST[form], case.size, rng)
-        self.truth: Truth = draw_truth(case, first, SUITS)
+        self.truth: Truth = draw_truth(case, first)
         self._begin_s, self._end_s = _span(rng)
         self._num_new = 0
         self._roster = self._with_newcomers(first) if self.truth.control is Control.SCALE else first

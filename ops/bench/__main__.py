@@ -1,0 +1,51 @@
+"""``python -m ops.bench NAME ...``: one comparison with its own arguments; without a name, the list.
+
+*Consumes* a name. *Produces* what the module ``ops.bench.NAME`` prints, and its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+
+NAMES = {
+    "ablation": "The papers' tables in small: trained variants, compared.",
+    "codec": "A chunk to bytes and back, against plain lists.",
+    "demos": "The demos against their bar, seed by seed.",
+    "engine": "The local engine against transformers and vLLM.",
+    "gpu": "The engines' promises on this machine's device, in one table.",
+    "learner": "The packed step against a padded one, and TRL's.",
+    "ledger": "Chunks through ledger and wire, against ZeroMQ, Redis, Ray.",
+    "one_process": "A demo's learning in one synchronous process.",
+    "overlap": "Barrier, one step off, asynchronous: the same draws.",
+    "recover": "Repairs of killed and frozen workers, on real processes.",
+    "startup": "Start of the command line, against Python's own.",
+    "trace": "Causes of stalls, on emulated fleets with faults.",
+    "vllm_overhead": "The vLLM engine against vLLM's own offline speed.",
+    "watch": "The faulty worker in synthetic fleets.",
+    "weights": "A version from publish to served; size of what changed.",
+}
+
+
+def main() -> None:
+    """Run the named module as a program."""
+    listed = "\n".join(f"  {name:<14}{summary}" for name, summary in NAMES.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m ops.bench",
+        description="Measure and compare on this machine.",
+        epilog=f"comparisons:\n{listed}\n\nexample: python -m ops.bench engine --json bench-results/engine.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--list", action="store_true", help="list the comparisons")
+    parser.add_argument("name", nargs="?", choices=NAMES, metavar="NAME")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its own; NAME --help")
+    options = parser.parse_args()
+    if options.list or options.name is None:
+        print(listed)
+        return
+    sys.argv = [f"python -m ops.bench.{options.name}", *options.arguments]
+    runpy.run_module(f"ops.bench.{options.name}", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

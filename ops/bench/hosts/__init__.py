@@ -1,1 +1,0 @@
-"""A run whose workers are on several hosts, against the same run on one host."""
