@@ -52,6 +52,10 @@ class Transport(Protocol):
         """This worker's public CURVE key; "" without one."""
         ...
 
+    def peers(self) -> dict[str, str] | None:
+        """Return public key -> name of each permitted peer; None without keys."""
+        ...
+
     def mailbox(self, endpoint: str) -> Mailbox:
         """Bind a mailbox."""
         ...

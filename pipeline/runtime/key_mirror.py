@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import structlog
 
@@ -25,10 +24,10 @@ from pipeline.files import write_private
 from pipeline.ledger.redis.client import connect
 from pipeline.ledger.redis.permitted_keys import OF_RUN, REPEAT_EVERY_S, PermittedKey, PermittedKeys
 from pipeline.ledger.token import read_token, write_token
+from pipeline.runtime.key_roles import PREFIX
 from protocol.errors import ConfigError, LedgerError, LedgerRefused
 from protocol.zeromq.curve import CurveKeys, is_public_key
 
-PREFIX: Final = "joined."
 _LOOK_S = 1.0
 _ANSWER_S = 3.0
 _INTRODUCED_S = 5.0

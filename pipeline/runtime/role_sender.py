@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pipeline.runtime.context import ActorContext
+from pipeline.runtime.key_roles import may_listen
 from pipeline.runtime.liveness import UNREACHED_AFTER_S, UNREACHED_SAID_AFTER_S
 from pipeline.runtime.notifications import LOOK_ANYWAY_S
 from pipeline.runtime.open_messages import Parcel
@@ -66,6 +67,8 @@ class RoleSender:
         self._links: dict[str, _Link] = {}
         self._left: dict[tuple[str, str], _Link] = {}
         """Closed links by address, whose chunks may be lost."""
+        self._refused: set[tuple[str, str]] = set()
+        """Mailboxes without a link, by address: see ``may_listen``."""
         self._turn = 0
         self._outbox = ctx.outbox(role)
         self._num_sent: dict[str, int] = {}
@@ -96,27 +99,36 @@ class RoleSender:
         """Connect to new mailboxes, and leave absent ones. While the ledger is away, change
         nothing. Return whether all is done."""
         try:
-            self._connect(await self._ctx.registry.endpoints(self.role))
+            is_done = self._connect(await self._ctx.registry.endpoints(self.role))
             if self._left:
                 await self._hand_out(await self._ctx.registry.endpoints(self.role, silent=True))
         except (LedgerUnavailable, LedgerFull):
             return False
-        return True
+        return is_done
 
-    def _connect(self, found: Mapping[str, tuple[str, str]]) -> None:
+    def _connect(self, found: Mapping[str, tuple[str, str]]) -> bool:
+        """Return whether there is a link to each mailbox; a key may come a second after it."""
         for worker in [name for name, link in self._links.items() if found.get(name) != link.address]:
             link = self._links.pop(worker)
             link.sender.close()
             self._left[link.address] = link
             self._ctx.log.info("link_closed", to=worker)
-        for worker, address in found.items():
-            if worker not in self._links:
-                endpoint, key = address
+        new = {worker: address for worker, address in found.items() if worker not in self._links}
+        peers = self._ctx.transport.peers() if new else None
+        refused = {address for _, address in new.items() if not may_listen(address[1], self.role, peers)}
+        for worker, address in new.items():
+            endpoint, key = address
+            if address not in refused:
                 link = _Link(worker, self._ctx.transport.sender(endpoint, server_key=key), address)
                 if (before := self._left.pop(address, None)) is not None:
                     link.sent = before.sent
                 self._links[worker] = link
                 self._ctx.log.info("link_opened", to=worker, endpoint=endpoint)
+            elif address not in self._refused:
+                why = f"its key is of no permitted host, or of a token of another role than {self.role}"
+                self._ctx.log.warning("link_refused", to=worker, endpoint=endpoint, reason=why)
+        self._refused = refused
+        return not refused
 
     async def _hand_out(self, there: Mapping[str, tuple[str, str]]) -> None:
         """Have the ledger hand out the chunks of lost workers. ``there``: all mailboxes, those of

@@ -57,6 +57,11 @@ class ZmqTransport:
         socket, bound, door = self._bind(zmq.PULL, endpoint)
         return ZmqMailbox(socket, endpoint=bound, max_message_bytes=self._limits.max_message_bytes, door=door)
 
+    def peers(self) -> dict[str, str] | None:
+        """Return public key -> name of each permitted peer, as the folder is now; None without
+        keys."""
+        return None if self._keys is None else self._keys.allowed()
+
     def sender(self, endpoint: str, *, server_key: str = "") -> ZmqSender:
         """Connect a link; ``server_key`` is the owner's public key, for tcp. Raises ConfigError."""
         socket, watch = self._connect(zmq.PUSH, endpoint, server_key)

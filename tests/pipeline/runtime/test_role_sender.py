@@ -9,11 +9,14 @@ from typing import Self
 
 import numpy as np
 import pytest
+import zmq
 
 from pipeline.config.schema import RunConfig
 from pipeline.ledger.contract import Ledger
+from pipeline.ledger.token import ROLES
 from pipeline.runtime.clock import RealClock
 from pipeline.runtime.context import ActorContext
+from pipeline.runtime.key_roles import may_listen
 from pipeline.runtime.liveness import UNREACHED_AFTER_S, UNREACHED_SAID_AFTER_S
 from pipeline.runtime.registry.contract import WaitingFor
 from pipeline.runtime.registry.memory import MemoryRegistry
@@ -23,6 +26,7 @@ from protocol.errors import LedgerUnavailable
 from protocol.ids import ChunkId, Incarnation, Role
 from protocol.messages import WeightsPart
 from protocol.trajectory import Field, TrajectoryChunk
+from protocol.zeromq import CurveKeys, ZmqTransport
 from tests.pipeline.ledger.builders import make_chunk, make_spec
 from tests.pipeline.runtime.fakes import context_of, small_config
 from tests.transports import zmq_transport
@@ -73,6 +77,48 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         for mailbox in bench.mailboxes:
             mailbox.close()
         ctx.close()
+
+
+async def test_no_link_goes_to_a_mailbox_whose_key_is_of_another_roles_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publics = [zmq.curve_keypair()[0].decode() for _ in range(3)]
+    peers = {"own": "hosta", publics[0]: "joined.reward-3f9a1c07.hostb.0", publics[1]: "joined.generator-1.hostc.1"}
+    keys = CurveKeys.load_or_create(tmp_path / "keys")
+    transport = ZmqTransport("generator-0#1", high_water_mark=HIGH_WATER_MARK, max_message_bytes=1 << 20, keys=keys)
+    monkeypatch.setattr(transport, "peers", lambda: peers)
+    registry = MemoryRegistry()
+    for number, public in enumerate(publics):
+        who = await registry.register(Role.REWARD, f"reward-{number}")
+        await registry.set_endpoint(who, f"tcp://127.0.0.1:{5000 + number}", public_key=public)
+    async with asyncio.TaskGroup() as tasks:
+        ctx = await context_of(
+            small_config(tmp_path), tmp_path, Role.GENERATOR, "generator-0", tasks, registry, transport, RealClock()
+        )
+        sender = RoleSender(ctx, Role.REWARD)
+        assert not await sender.refresh(), "a key may come after its mailbox"
+        assert sender.workers == ["reward-0"]
+        peers[publics[2]] = "joined.owner.hostd.2"
+        assert not await sender.refresh()
+        assert sender.workers == ["reward-0", "reward-2"]
+        peers[publics[1]] = "joined.reward-2.hostc.1"
+        assert await sender.refresh()
+        assert sender.workers == ["reward-0", "reward-1", "reward-2"]
+        sender.close()
+        ctx.close()
+    transport.close()
+
+
+def test_who_may_listen_is_told_by_the_token_that_permitted_the_key() -> None:
+    joined = {"a": "joined.reward-1.h.0", "b": "joined.run.h.0", "c": "joined.owner.h.0", "d": "copied"}
+    for key, roles in {
+        "a": {Role.REWARD},
+        **{key: {*ROLES} for key in ("b", "c", "d", "")},
+        "unknown": set[Role](),
+    }.items():
+        assert {role for role in ROLES if may_listen(key, role, joined)} == roles, key
+    assert may_listen("unknown", Role.REWARD, {"d": "copied"}), "files that were copied to one end of a link"
+    assert may_listen("unknown", Role.REWARD, None)
 
 
 async def test_messages_go_to_every_worker_of_the_role_in_turn(bench: Bench):
