@@ -79,7 +79,7 @@ async def read_status(at: Attached) -> StatusReport:
         copies=_copies(at.run_dir),
         settings_change=_settings_change(at.run_dir),
         standbys=_standbys(at.run_dir),
-        unreadable=[f"{entry} cannot be read: {why}" for entry, why in at.registry.unreadable.items()],
+        unreadable=[f"{entry} cannot be read: {why}" for entry, why in (await at.registry.check_entries()).items()],
     )
 
 

@@ -404,6 +404,11 @@ class Registry(Protocol):
         """Return the hosts that keep such copies, or have kept them, the last renewed first."""
         ...
 
+    async def check_entries(self) -> Mapping[str, str]:
+        """Read every entry that a worker may write; return those that cannot be read, with the
+        reason."""
+        ...
+
     async def set_run_status(self, status: RunStatus) -> None:
         """Set the run's state."""
         ...

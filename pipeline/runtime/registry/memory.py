@@ -213,6 +213,10 @@ class MemoryRegistry:
         """Return the hosts that keep copies of snapshots, the last renewed first."""
         return sorted(self._snapshot_peers.values(), key=lambda peer: peer.at_s, reverse=True)
 
+    async def check_entries(self) -> Mapping[str, str]:
+        """Return ``unreadable``."""
+        return self.unreadable
+
     async def set_run_status(self, status: RunStatus) -> None:
         """Set the run's state."""
         self._status = status

@@ -23,6 +23,8 @@ MAX_NAMED: Final = 256
 _MAX_NAME_CHARS = 80
 _MAX_WHY_CHARS = 200
 _MAX_INTEGER: Final = 1 << 63
+_MAX_EPOCH_DIGITS: Final = 15
+"""As in ``epochs.lua``."""
 _LATEST_S: Final = 1e11
 """A time beyond this, or before 1970, is none."""
 _LONG_NUMBER: Final = re.compile(rb"\d{19}")
@@ -87,6 +89,14 @@ class EntryReader:
             self.drop("seen", name, f"{seconds} is no time")
             return None
         return seconds
+
+    def epoch(self, name: bytes | str, found: bytes) -> int:
+        """Return a worker's epoch; 0 for one that is none."""
+        if found.isdigit() and len(found) <= _MAX_EPOCH_DIGITS:
+            self._readable("epochs", name)
+            return int(found)
+        self.drop("epochs", name, f"{found[:40]!r} is no epoch")
+        return 0
 
     def drop(self, key: str, name: bytes | str, why: str) -> None:
         """Note an entry that cannot be read."""

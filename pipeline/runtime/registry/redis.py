@@ -53,8 +53,6 @@ from protocol.ids import Incarnation, Role
 
 _TOLD = (Topic.ENDPOINTS, Topic.RUN, Topic.WEIGHTS)
 """In the order of ``news.lua``'s answer."""
-_MAX_EPOCH_DIGITS = 15
-"""As in ``epochs.lua``."""
 _heartbeats = msgspec.json.Decoder(Heartbeat)
 _changes = msgspec.json.Decoder(SettingsChange)
 _failures = msgspec.json.Decoder(FailureReport)
@@ -78,6 +76,9 @@ class _Status(msgspec.Struct, frozen=True):
 
 
 _endpoints = msgspec.json.Decoder(_Endpoint)
+_DECODERS: Mapping[str, msgspec.json.Decoder[Any]] = {
+    "endpoints": _endpoints, "relays": _relays, "snapshot_peers": _peers,
+}  # fmt: skip
 _statuses = msgspec.json.Decoder(_Status)
 
 
@@ -132,11 +133,7 @@ class RedisRegistry:
 
     async def epoch(self, worker: str) -> int:
         """Return the newest epoch; 0 for an unknown worker."""
-        found: bytes = await self._command("HGET", self._keys["epochs"], worker) or b"0"
-        if found.isdigit() and len(found) <= _MAX_EPOCH_DIGITS:
-            return int(found)
-        self._entries.drop("epochs", worker, f"{found[:40]!r} is no epoch")
-        return 0
+        return self._entries.epoch(worker, await self._command("HGET", self._keys["epochs"], worker) or b"0")
 
     async def set_endpoint(self, who: Incarnation, endpoint: str, *, public_key: str = "") -> None:
         """Set a mailbox's address. Raises Fenced."""
@@ -375,6 +372,23 @@ class RedisRegistry:
         cursors = {topic: f"{last.decode()} " for topic, last in zip(_TOLD, ids, strict=True)}
         cursors[Topic.ENDPOINTS] += ",".join(sorted(name.decode(errors="replace") for name in silent))
         return {topic: cursors[topic] for topic in seen if cursors[topic] != " ".join(known[topic])}
+
+    async def check_entries(self) -> Mapping[str, str]:
+        """Read every entry that a worker may write; return ``unreadable``."""
+        checked = ("epochs", "endpoints", "relays", "snapshot_peers")
+        asked = [(command, self._keys[key]) for key in checked for command in ("HKEYS", "HVALS")]
+        found = iter(await self._commands("check_entries", asked))
+        for key, names, blobs in zip(checked, found, found, strict=True):
+            for name, blob in zip(names, blobs, strict=True):
+                if key == "epochs":
+                    self._entries.epoch(name, blob)
+                elif self._entries.name(key, name) is not None:
+                    # a relay's begins with its epoch
+                    value = blob.partition(b" ")[2] if key == "relays" else blob
+                    self._entries.value(key, name, value, _DECODERS[key])
+        await self.failures()
+        await self.heartbeats()
+        return self.unreadable
 
     def look_again(self) -> None:
         """End a present wait for news."""

@@ -128,6 +128,25 @@ async def test_junk_in_every_key_leaves_every_reader_alive_and_every_healthy_ent
         assert name in {beat.who.worker for beat in await fresh.heartbeats()}
 
 
+async def test_every_entry_that_cannot_be_read_is_named_with_its_worker(
+    run: tuple[RedisRegistry, RedisHeartbeatWriter, redis.asyncio.Redis],
+) -> None:
+    registry, writer, client = run
+    await begin(registry, writer)
+    assert await registry.check_entries() == {}
+    hashes = ("epochs", "endpoints", "heartbeats", "relays", "snapshot_peers")
+    for key in hashes:
+        for name in ("other", b"\xff\xfe"):
+            await client.hset(keys_of(RUN)[key], name, b"\xff{")  # pyright: ignore[reportArgumentType]
+    await client.zadd(keys.failures(RUN), {"[": 1.0})
+    for name in ("other", b"\xff\xfe"):
+        await client.zadd(keys.seen(RUN), {name: 1.0})
+    named = {f"{key} of {name}" for key in hashes for name in ("other", "\\xff\\xfe")}
+    assert set(await registry.check_entries()) == named | {"failures"}
+    await registry.register(Role.GENERATOR, "other")
+    assert "epochs of other" not in await registry.check_entries()
+
+
 @pytest.mark.parametrize("key", ["heartbeats", "endpoints", "epochs"])
 async def test_a_workers_own_entry_that_cannot_be_read_is_named_and_written_anew(
     run: tuple[RedisRegistry, RedisHeartbeatWriter, redis.asyncio.Redis], key: str
