@@ -23,10 +23,12 @@ def mailbox_addresses(fleet: DrillFleet) -> dict[Incarnation, str]:
     """Return the registered mailboxes with their addresses, by their present incarnations."""
     found = dict[Incarnation, str]()
     for name, blob in (fleet.ledger("HGETALL", keys.endpoints(RUN)) or {}).items():
-        entry = msgspec.json.decode(blob)
         epoch = fleet.ledger("HGET", keys.epochs(RUN), name)
-        if epoch is not None:
-            found[Incarnation(Role(entry["role"]), name.decode(), int(epoch))] = entry["endpoint"]
+        # junk of the drill's own
+        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+            entry = msgspec.json.decode(blob)
+            if epoch is not None:
+                found[Incarnation(Role(entry["role"]), name.decode(), int(epoch))] = entry["endpoint"]
     return found
 
 

@@ -367,6 +367,15 @@ CODES: dict[FaultKind, str] = {
     FaultKind.JOIN_AND_LEAVE: "N7",
     FaultKind.HANGUP: "F16",
     FaultKind.ORPHANS_DOWN: "F16",
+    FaultKind.KILL_SERVER_STARTING: "F09",
+    FaultKind.DOWN_STARTING: "F16",
+    FaultKind.SCALE_STARTING: "F16",
+    FaultKind.BUSY_SERVER: "F09",
+    FaultKind.ENDLESS_SCRIPT: "F09",
+    FaultKind.JUNK: "F07",
+    FaultKind.SLOW_VERDICTS: "N8",
+    FaultKind.LATE_VERDICTS: "F13",
+    FaultKind.TINY_MEMORY: "F10",
 }
 
 

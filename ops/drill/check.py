@@ -7,9 +7,10 @@ history that breaks it."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ops.drill.causes import healthy_are_kept, innocents_are_not_blamed, junk_is_named, orders_hold
 from ops.drill.events import (
     Admitted,
     Audited,
@@ -21,13 +22,11 @@ from ops.drill.events import (
     Ending,
     Epoch,
     Event,
-    Faulted,
     Finished,
     Held,
     Killed,
     Left,
     Published,
-    Replaced,
     Sampled,
     ServerLogged,
     Serving,
@@ -39,30 +38,23 @@ from ops.drill.events import (
     Told,
     Updated,
 )
+from ops.drill.judged import dead_letters_were_tried, trained_are_judged
+from ops.drill.limits import Found, Limits
 from pipeline.ledger.types import DropReason
+from pipeline.process.exit_codes import ExitCode
 
 _FATES = {"trained"} | {f"dropped:{reason}" for reason in DropReason}
-_UNTRAINED_IN_CLAIM = {f"dropped:{DropReason.NON_FINITE}", f"dropped:{DropReason.VALUE_WARMUP}"}
+_UNTRAINED_IN_CLAIM = {
+    f"dropped:{reason}" for reason in (DropReason.NON_FINITE, DropReason.VALUE_WARMUP, DropReason.DEAD_LETTER)
+}
+"""A group is claimed with the members that have no verdict."""
 _MOST_SHOWN = 5
 _RUNNING, _STOPPING, _FINISHED = "running", "stopping", "finished"
-_EXIT_CODES = {Ending.KILL: -9, Ending.HANGUP: 0}
-_WORDS = {Ending.HANGUP: "signal", Ending.DOWN: "down"}
-"""A word that the run's last state must contain after such an end."""
-_AFTERWARDS_S = 3.0
-"""A worker that was let go on may be found silent by earlier readings, so much later at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The run's configured limits."""
-
-    eta: int
-    group_size: int
-    num_slots: int
-    window_tokens: int
-    num_updates: int = 0
-    """That the run was to take."""
-    max_rss_bytes: int = 1 << 30
+_EXIT_CODES = {Ending.KILL: (-9,), Ending.HANGUP: (0,), Ending.DOWN_STARTING: (0, ExitCode.INTERRUPTED)}
+_WORDS = {Ending.HANGUP: ("signal",), Ending.DOWN: ("down",), Ending.DOWN_STARTING: ("down", "signal")}
+"""Words of which the run's last state must contain one after such an end."""
+_CERTAIN = frozenset({Ending.HANGUP, Ending.DOWN})
+"""Ends that leave a state; before the ledger's server answers, a start that is stopped leaves none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +77,6 @@ class KillCost:
     """Tokens that were sampled and never stored by it."""
     num_sampled_again: int
     """Those of them that were sampled again."""
-
-
-Found = Iterator[str]
 
 
 def check(events: Sequence[Event], limits: Limits) -> list[Violation]:
@@ -211,13 +200,17 @@ def fenced_is_powerless(events: Sequence[Event], limits: Limits) -> Found:
     """No write, lease, claim or heartbeat comes from an incarnation that is not its worker's
     newest."""
     del limits
-    epochs: dict[str, int] = {}
+    epochs: dict[str, int | None] = {}
+    last: dict[str, int] = {}
     for event in events:
         match event:
             case Epoch(worker, epoch):
-                if epoch <= (before := epochs.get(worker, 0)):
-                    yield f"epoch of {worker} went from {before} to {epoch}"
                 epochs[worker] = epoch
+                if epoch is None:
+                    continue
+                if epoch <= (before := last.get(worker, 0)):
+                    yield f"epoch of {worker} went from {before} to {epoch}"
+                last[worker] = epoch
             case Stored() | Held() | Beat():
                 yield from _fenced(event.who, event, epochs)
             case Claimed():
@@ -314,11 +307,11 @@ def true_ends(events: Sequence[Event], limits: Limits) -> Found:
     told = [event.how for event in endings]
     ended = [event.exit_code for event in events if isinstance(event, SupervisorEnded)]
     expected = [_EXIT_CODES[how] for how in told if how in _EXIT_CODES]
-    if ended != expected:
+    if len(ended) != len(expected) or any(code not in codes for code, codes in zip(ended, expected, strict=True)):
         yield f"supervisors ended with {ended}; after {[str(how) for how in told]} {expected} was to be expected"
     states = [event for event in events if isinstance(event, Status)]
-    reasons = [_WORDS[how] for how in told if how in _WORDS]
-    num_certain = sum(event.how in _WORDS and event.version < limits.num_updates for event in endings)
+    reasons = [how for how in told if how in _WORDS]
+    num_certain = sum(event.how in _CERTAIN and event.version < limits.num_updates for event in endings)
     stops = [
         one for one, before in zip(states, [None, *states], strict=False) if one.state == _STOPPING != _state(before)
     ]
@@ -328,9 +321,11 @@ def true_ends(events: Sequence[Event], limits: Limits) -> Found:
     if not num_certain <= len(stops) <= len(reasons):
         details = "; ".join(one.detail for one in stops)
         yield f"the run was stopped {len(stops)} times ({details}), by order {len(reasons)} times"
-    for stop, reason in zip(stops, reasons, strict=False):
-        if reason not in stop.detail:
-            yield f"the run stopped with {stop.detail!r}, expected something about {reason!r}"
+    for stop in stops[: len(reasons)]:
+        while len(reasons) > 1 and reasons[0] not in _CERTAIN and not _explains(reasons[0], stop):
+            del reasons[0]
+        if not _explains(reason := reasons.pop(0), stop):
+            yield f"the run stopped with {stop.detail!r}, expected something about {' or '.join(map(repr, _WORDS[reason]))}"
     if not any(isinstance(event, Finished) for event in events):
         # another invariant reports it
         return
@@ -345,17 +340,8 @@ def _state(status: Status | None) -> str:
     return "" if status is None else status.state
 
 
-def healthy_are_kept(events: Sequence[Event], limits: Limits) -> Found:
-    """The supervisor replaces no worker but those that the drill has struck, while they are or just
-    afterwards."""
-    del limits
-    faults = [event for event in events if isinstance(event, Faulted)]
-    for event in events:
-        if isinstance(event, Replaced) and not any(
-            fault.worker == event.worker and fault.begin_s <= event.at_s <= fault.end_s + _AFTERWARDS_S
-            for fault in faults
-        ):
-            yield f"{event.worker} was replaced, nothing had been done to it: {event.reason}"
+def _explains(how: Ending, stop: Status) -> bool:
+    return any(word in stop.detail for word in _WORDS[how])
 
 
 def nothing_is_left(events: Sequence[Event], limits: Limits) -> Found:
@@ -382,6 +368,11 @@ INVARIANTS: dict[str, Callable[[Sequence[Event], Limits], Found]] = {
     "true ends": true_ends,
     "healthy are kept": healthy_are_kept,
     "nothing is left": nothing_is_left,
+    "trained are judged": trained_are_judged,
+    "dead letters were tried": dead_letters_were_tried,
+    "innocents are not blamed": innocents_are_not_blamed,
+    "orders hold": orders_hold,
+    "junk is named": junk_is_named,
 }
 
 
@@ -432,7 +423,7 @@ def _units_of(chunk: str) -> tuple[str, str, str]:
     return chunk, trajectory, chunk.split(".")[1]
 
 
-def _fenced(who: str, event: Event, epochs: dict[str, int]) -> Found:
+def _fenced(who: str, event: Event, epochs: Mapping[str, int | None]) -> Found:
     worker, _, epoch = who.partition("#")
     if int(epoch) != epochs.get(worker):
         yield f"{event} while the newest epoch of {worker} was {epochs.get(worker)}"

@@ -13,6 +13,7 @@ class Ending(StrEnum):
     KILL = "SIGKILL of the supervisor"
     HANGUP = "SIGHUP of the supervisor"
     DOWN = "headrace down"
+    DOWN_STARTING = "headrace down, while the supervisor starts"
 
 
 # -- from the ledger's own file --------------------------------------------------------------------
@@ -43,6 +44,32 @@ class Stored:
     is_true: bool | None
     """Whether its tokens are those that the trajectory's stream holds there; None when that is
     unknown."""
+    verdict: float | None = None
+    """Of a final one: the verifier's true verdict on the response; None when that is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A final chunk got its reward."""
+
+    chunk: str
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class NotScored:
+    """A scorer's try at a chunk failed."""
+
+    chunk: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A chunk is not tried again."""
+
+    chunk: str
+    field: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +113,8 @@ class Epoch:
     """A worker's newest epoch changed: earlier incarnations are fenced from here on."""
 
     worker: str
-    epoch: int
+    epoch: int | None
+    """None for what is no number: until the next one nothing is the worker's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +244,56 @@ class Faulted:
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
-    """The supervisor took a worker for dead, by the drill's own monotonic clock."""
+class Lost:
+    """The supervisor took a worker for dead, gave it up, evicted it, or found that it had ended, by the
+    drill's own monotonic clock."""
 
     worker: str
+    how: str
+    """The event's name in the supervisor's log."""
     reason: str
     at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """The run's record of repairs has a repair of a worker, or a step of one that acts on it."""
+
+    worker: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Innocent:
+    """While this time lasted, by the wall clock, nothing was wrong with any worker."""
+
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """An incident about a component was opened or grew, by the wall clock."""
+
+    component: str
+    sentence: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wished:
+    """The drill gave the run an order, which holds or was overruled."""
+
+    what: str
+    held: bool
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unnamed:
+    """``headrace status`` did not name an entry of the registry that cannot be read."""
+
+    entry: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +329,7 @@ class Finished:
 
 
 Event = (
-    Admitted | Stored | Held | Ended | Claimed | Settled | Epoch | Beat | Published | Tally | Status
-    | Checkpointed | Sampled | Killed | Updated | Audited | Crashed | Stalled | Serving | ServerLogged | Faulted | Replaced
-    | Told | SupervisorEnded | Left | Finished
+    Admitted | Stored | Judged | NotScored | DeadLetter | Held | Ended | Claimed | Settled | Epoch | Beat | Published | Tally
+    | Status | Checkpointed | Sampled | Killed | Updated | Audited | Crashed | Stalled | Serving | ServerLogged | Faulted | Lost
+    | Repaired | Innocent | Blamed | Wished | Unnamed | Told | SupervisorEnded | Left | Finished
 )  # fmt: skip

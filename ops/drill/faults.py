@@ -24,13 +24,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from ops.drill import starts
 from ops.drill.addresses import mailbox_addresses, put_address
-from ops.drill.events import Ending, Event, Faulted, Killed, Left, SupervisorEnded, Told
+from ops.drill.events import Ending, Event, Faulted, Innocent, Killed, Left, SupervisorEnded, Told, Unnamed, Wished
 from ops.drill.fleet import RUN, DrillFleet, until
+from ops.drill.junk import litter, litter_own, spoil_epoch, unnamed
 from ops.drill.leftovers import leftovers
 from ops.drill.nowhere import Nowhere
 from ops.drill.relay import Relays
-from ops.drill.schedule import ASKED, WIRE, FaultKind, PlannedFault
+from ops.drill.schedule import ASKED, STARTS, WIRE, FaultKind, PlannedFault
+from ops.drill.scripts import keep_busy
+from ops.drill.small_memory import SmallMemory, fill
 from ops.drill.truth import Asking, Naming, Struck, ask_until_named
 from ops.drill.witness import servers_of
 from ops.hosts.namespaces import HostNetwork
@@ -53,6 +59,8 @@ nothing may be left."""
 _LONGEST_FROZEN_S = 60.0
 _PULSE_S = (1.0, 4.0)
 _GLIMPSE_S = (0.001, 0.06)
+_SLOW_S = 20
+_VERSION_BYTES = 80 << 10
 _SCORERS = (Role.REWARD, Role.REFERENCE, Role.VALUE)
 _LEARNER_STATES = {
     FaultKind.KILL_LEARNER_CLAIMED,
@@ -69,6 +77,9 @@ class Site:
     fleet: DrillFleet
     relays: Relays | None = None
     network: HostNetwork | None = None
+    memory: SmallMemory | None = None
+    is_starting: bool = False
+    """Whether the run itself is being started."""
     disks: set[str] = field(default_factory=set[str])
     """Folders of the run that lie on a small disk of their own."""
     nowhere: dict[str, str] = field(default_factory=dict[str, str])
@@ -121,6 +132,8 @@ class Striking:
         self._faulted: dict[str, float] = {}
         self._asking: Asking | None = None
         self._lasts: Callable[[], bool] = lambda: False
+        self._at_end: list[Callable[[], Event | None]] = []
+        """What is looked at while the fault is still on."""
         self._begin()
         self._begun_s = time.monotonic()
         if site.asks and fault.kind in ASKED and self._undo:
@@ -139,6 +152,7 @@ class Striking:
         """End the fault."""
         if self._asking is not None:
             self._site.namings.append(self._asking.result())
+        self._site.events += [event for look in self._at_end if (event := look()) is not None]
         for undo in reversed(self._undo):
             undo()
         now = time.monotonic()
@@ -166,9 +180,7 @@ class Striking:
                 self._kill_supervisor()
                 self._site.fleet.resume()
             case FaultKind.POWER_CUT:
-                killed = self._site.fleet.kill_everything()
-                self._site.events += [Killed(worker, pid) for worker, pid in killed]
-                self._has_ended(Ending.KILL)
+                self._cut_power()
                 self._site.fleet.resume()
             case FaultKind.HANGUP:
                 self._hang_up()
@@ -203,6 +215,24 @@ class Striking:
                     self._lasts = lambda: pid in servers_of(self._site.fleet.run_dir / "ledger")
             case FaultKind.MUTE_SERVER:
                 self._mute()
+            case kind if kind in STARTS:
+                self._strike_start(kind)
+            case FaultKind.BUSY_SERVER:
+                self._undo.append(keep_busy(self._site.fleet, self.fault.duration_s))
+            case FaultKind.ENDLESS_SCRIPT:
+                servers = servers_of(self._site.fleet.run_dir / "ledger")
+                self._undo.append(keep_busy(self._site.fleet, None))
+                self._lasts = lambda: bool(servers & servers_of(self._site.fleet.run_dir / "ledger"))
+            case FaultKind.JUNK:
+                self._litter()
+            case FaultKind.SLOW_VERDICTS:
+                self._tell_verifiers(f"sometimes {_SLOW_S}")
+                begin_s = time.time()
+                self._at_end.append(lambda: Innocent(begin_s, time.time()))
+            case FaultKind.LATE_VERDICTS:
+                self._tell_verifiers("late")
+            case FaultKind.TINY_MEMORY:
+                self._fill_memory()
             case FaultKind.DISK_FULL:
                 self._fill_disk("checkpoints")
             case FaultKind.DISK_FULL_LEDGER:
@@ -215,8 +245,7 @@ class Striking:
                 self.target = self._rng.choice(["raise", "raise", "hang", "exit"])
                 for beat in self._site.fleet.workers(Role.REWARD):
                     self._mark(beat.who.worker)
-                self._site.fleet.switch.write_text(self.target)
-                self._undo.append(lambda: self._site.fleet.switch.unlink(missing_ok=True))
+                self._tell_verifiers(self.target)
             case FaultKind.CLOCK_JUMP:
                 self._move_clock(self._rng.choice([-1, 1]) * self._rng.choice([1.0, 60.0, 3600.0, 86400.0]))
                 self._undo.append(lambda: self._move_clock(0.0))
@@ -303,6 +332,53 @@ class Striking:
         thread.start()
         self._undo += [thread.join, ended.set]
 
+    def _tell_verifiers(self, order: str) -> None:
+        self._site.fleet.switch.write_text(order)
+        self._undo.append(lambda: self._site.fleet.switch.unlink(missing_ok=True))
+
+    def _litter(self) -> None:
+        """Write junk beside what is there, in what one worker has written, and in another's epoch."""
+        fleet = self._site.fleet
+        entries = litter(fleet, self._rng)
+        status = fleet.command("status", str(fleet.run_dir))
+        self._site.events += [Unnamed(entry) for entry in unnamed(status, entries)]
+        own = self._pick(self._rng.choice([Role.GENERATOR, Role.LEARNER, *_SCORERS]))
+        if own is not None and (before := litter_own(fleet, own.who.worker, self._rng)):
+            self._undo.append(lambda: _put_back(fleet, own.who, before))
+        fenced = self._pick(self._rng.choice([Role.GENERATOR, Role.LEARNER, *_SCORERS]))
+        if fenced is None:
+            return
+        worker = fenced.who.worker
+        self.target = f"{own.who.worker if own else '-'}, {worker}"
+        self._mark(worker)
+        spoil_epoch(fleet, worker, self._rng)
+
+        def is_there() -> bool:
+            beat = fleet.beats().get(worker)
+            return fleet.is_over() or (beat is not None and beat.pid != fenced.pid)
+
+        self._lasts = lambda: not is_there()
+        what = f"junk in the place of the epoch of {worker}"
+        self._at_end.append(lambda: Wished(what, held=is_there(), found="it was not fenced and replaced"))
+
+    def _fill_memory(self) -> None:
+        memory, fleet = self._site.memory, self._site.fleet
+        if memory is None:
+            self._site.notes.append(f"{self.fault.kind}: left out (no right to make mount namespaces)")
+            return
+        ballast = fill(memory.folder)
+        self._undo.append(lambda: ballast.unlink(missing_ok=True))
+        # what lies there is filled again, for ever, where all versions that are kept have room
+        if memory.num_bytes < 2 * _VERSION_BYTES:
+            self._lasts = lambda: not _weights_path(fleet).is_relative_to(fleet.run_dir)
+            self._at_end.append(
+                lambda: Wished(
+                    "weights go to the run's folder where /dev/shm has no room",
+                    held=_weights_path(fleet).is_relative_to(fleet.run_dir),
+                    found=str(_weights_path(fleet)),
+                )
+            )
+
     # -- supervisors -------------------------------------------------------------------------------
 
     def _has_ended(self, how: Ending) -> None:
@@ -313,6 +389,37 @@ class Striking:
     def _told(self, how: Ending) -> None:
         version = max((row.policy_version for row in self._site.fleet.updates()), default=-1)
         self._site.events.append(Told(how, version))
+
+    def _cut_power(self) -> None:
+        killed = self._site.fleet.kill_everything()
+        self._site.events += [Killed(worker, pid) for worker, pid in killed]
+        self._has_ended(Ending.KILL)
+
+    def _strike_start(self, kind: FaultKind) -> None:
+        """Strike the run's own start, or that of a supervisor after a kill or a power cut."""
+        site, fleet = self._site, self._site.fleet
+        self.target = "up"
+        if not site.is_starting:
+            is_cut = self._rng.random() < 0.5
+            self.target = "after a power cut" if is_cut else "after a kill"
+            if is_cut:
+                self._cut_power()
+            else:
+                self._kill_supervisor()
+            fleet.resume()
+        events: list[Event] = []
+        match kind:
+            case FaultKind.KILL_SERVER_STARTING:
+                note = starts.kill_server(fleet, self._rng)
+            case FaultKind.SCALE_STARTING:
+                events, note = starts.scale(fleet, self._rng)
+            case _:
+                events, note = starts.go_down(fleet, self._rng)
+                look_for_leftovers(site, str(Ending.DOWN_STARTING))
+                fleet.resume()
+        site.events += events
+        if note:
+            site.notes.append(f"{kind}: {note}")
 
     def _kill_supervisor(self) -> None:
         self._site.fleet.supervisor.kill()
@@ -467,10 +574,23 @@ def _throw_bytes(path: str, rng: random.Random) -> None:
 
 def look_for_leftovers(site: Site, after: str) -> None:
     """Record the leftovers of a run that has ended."""
-    if until(lambda: not leftovers(site.fleet.run_dir), _TIDY_S, poll_s=0.2):
+    fleet = site.fleet
+    if until(lambda: not leftovers(fleet.run_dir, fleet.memory), _TIDY_S, poll_s=0.2):
         return
     told = {event.what for event in site.events if isinstance(event, Left)}
-    site.events += [Left(what, after) for what in leftovers(site.fleet.run_dir) if what not in told]
+    site.events += [Left(what, after) for what in leftovers(fleet.run_dir, fleet.memory) if what not in told]
+
+
+def _put_back(fleet: DrillFleet, who: Incarnation, before: bytes) -> None:
+    """Write a mailbox's entry as it was, if its worker has no successor."""
+    if fleet.ledger("HGET", keys.epochs(RUN), who.worker) == str(who.epoch).encode():
+        fleet.ledger("HSET", keys.endpoints(RUN), who.worker, before)
+
+
+def _weights_path(fleet: DrillFleet) -> Path:
+    """Return where the newest published version is."""
+    blob = fleet.ledger("GET", keys.weights(RUN))
+    return Path(msgspec.json.decode(blob)["path"] if blob else "")
 
 
 def _mailbox(fleet: DrillFleet, worker: str) -> tuple[Incarnation | None, str]:

@@ -36,6 +36,7 @@ from protocol.ids import Role
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "drill"
+MEMORY = Path("/dev/shm")  # noqa: S108 -- only looked at
 _NUM_PROMPTS = 512
 _ANSWER_S = 1.0
 _COMMAND_S = 300.0
@@ -61,6 +62,8 @@ class DrillFleet:
         self.clock = folder / "clock"
         self.orders = folder / "orders"
         self.journals = folder / "journals"
+        self.memory = MEMORY
+        """The fleet's ``/dev/shm``, as this process sees it."""
         self._settings = list(settings)
         self._history = HistoryTail(self.run_dir / HISTORY_NAME)
         self._pids: dict[int, str] = {}
@@ -143,6 +146,14 @@ class DrillFleet:
         except (subprocess.TimeoutExpired, json.JSONDecodeError):
             return None
 
+    def prepared(self, program: str, *arguments: str) -> subprocess.Popen[str]:
+        """Start a Python program on the fleet's host, which reads and writes through pipes."""
+        return subprocess.Popen(
+            [*self._host, sys.executable, "-c", program, *arguments],
+            cwd=ROOT, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+
     def kill(self, pid: int, number: signal.Signals = signal.SIGKILL) -> bool:
         """Signal one of the run's processes, if it is still that."""
         if not self._is_ours(pid):
@@ -220,7 +231,12 @@ class DrillFleet:
     def beats(self) -> dict[str, Heartbeat]:
         """Return the last heartbeats by worker; empty when the ledger is away."""
         blobs = self.ledger("HVALS", keys.heartbeats(RUN)) or []
-        found = {beat.who.worker: beat for beat in (msgspec.json.decode(blob, type=Heartbeat) for blob in blobs)}
+        found: dict[str, Heartbeat] = {}
+        for blob in blobs:
+            # junk of the drill's own
+            with contextlib.suppress(ValueError, RecursionError):
+                beat = msgspec.json.decode(blob, type=Heartbeat)
+                found[beat.who.worker] = beat
         self._pids.update({beat.pid: worker for worker, beat in found.items()})
         return found
 

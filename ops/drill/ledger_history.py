@@ -16,24 +16,31 @@ from ops.drill.events import (
     Admitted,
     Beat,
     Claimed,
+    DeadLetter,
     Ended,
     Epoch,
     Event,
     Held,
+    Judged,
+    NotScored,
     Published,
     Settled,
     Status,
     Stored,
     Tally,
 )
+from pipeline.ledger.redis.views import letter_from
 from pipeline.ledger.types import Restart
 from pipeline.ledger.version_history import VersionHistory
 from pipeline.runtime.registry.contract import Heartbeat, WeightsAnnouncement
 from protocol.codec import from_blob
-from protocol.trajectory import TrajectoryChunk
+from protocol.trajectory import RewardScore, TrajectoryChunk
 
+_MAX_EPOCH_DIGITS = 15
 TruthOf = Callable[[TrajectoryChunk], bool | None]
 """Whether a chunk holds the tokens that belong there; None when that is unknown."""
+VerdictOf = Callable[[TrajectoryChunk], float | None]
+"""The true verdict on the response that ends with a chunk; None when that is unknown."""
 
 
 @dataclass(slots=True)
@@ -50,9 +57,10 @@ class _State:
 class LedgerHistory:
     """Reads transactions of one run."""
 
-    def __init__(self, run: str, truth: TruthOf = lambda _: None) -> None:
+    def __init__(self, run: str, truth: TruthOf = lambda _: None, verdict: VerdictOf = lambda _: None) -> None:
         self._prefix = f"{{{run}}}:".encode()
         self._truth = truth
+        self._verdict = verdict
         self._state = _State()
 
     def read(self, transactions: Iterable[list[Command]]) -> Iterator[Event]:
@@ -62,7 +70,7 @@ class LedgerHistory:
 
     def _read(self, transaction: list[Command]) -> Iterator[Event]:
         has_counted = False
-        chunks_fate, trajectories_fates = self._fates(transaction)
+        chunks_fate, trajectories_fates, lives = self._fates(transaction)
         for command in _one_key_each(transaction):
             word = command[0].upper().decode()
             if len(command) < 2 or not command[1].startswith(self._prefix):
@@ -70,6 +78,7 @@ class LedgerHistory:
             key, *arguments = command[1:]
             name = key[len(self._prefix) :].decode()
             kind, _, rest = name.partition(":")
+            of_life = lives.get(rest if kind == "trajectory" else rest.rpartition(".")[0])
             if kind == "counters" and word in ("HINCRBY", "HSET"):
                 has_counted = True
                 counter, value = arguments[0].decode(), int(arguments[1])
@@ -78,24 +87,29 @@ class LedgerHistory:
                 self._state.counters[counter] = value
             elif word == "DEL" and kind == "chunk":
                 if rest.startswith("t."):
-                    yield Ended(rest, chunks_fate)
+                    yield Ended(rest, of_life or chunks_fate)
             elif word == "DEL" and kind == "trajectory":
                 if rest.startswith("t."):
-                    yield Ended(rest, next(trajectories_fates, "without a reason"))
+                    fate = of_life or next(iter(trajectories_fates.elements()), "without a reason")
+                    trajectories_fates[fate] -= 1
+                    yield Ended(rest, fate)
             else:
                 yield from self._effect(word, kind, rest, arguments)
-        for fate in trajectories_fates:
+        for fate in trajectories_fates.elements():
             yield Ended("a trajectory that was there no more", fate)
         if has_counted:
             yield self._tally()
 
-    def _fates(self, transaction: list[Command]) -> tuple[str, Iterator[str]]:
-        """Return the fate of the chunks that leave in a transaction, and the fates of the
-        trajectories. The chunks of one transaction share a fate. A trajectory may be trained
-        although its last chunk is dropped, so the trajectories' fates may differ. Then only their
-        numbers are known."""
-        chunks, trajectories = "", Counter[str]()
+    def _fates(self, transaction: list[Command]) -> tuple[str, Counter[str], dict[str, str]]:
+        """Return the fate of the chunks that leave in a transaction, the fates of the trajectories,
+        and where the chunks' fates differ, that of each trajectory and its chunks, by the record of
+        its life: a group may be trained without a member. Elsewhere the chunks share a fate, and a
+        trajectory may be trained although its last chunk is dropped."""
+        chunks, trajectories, seen = "", Counter[str](), set[str]()
+        lives = dict[str, str]()
         for command in transaction:
+            if command[0].upper() == b"HSET" and command[1] == self._prefix + b"lives":
+                lives |= {name.decode(): _fate_of(life.decode()) for name, life in _pairs(command[2:])}
             if command[0].upper() != b"HINCRBY" or command[1] != self._prefix + b"counters":
                 continue
             currency, _, fate = command[2].decode().partition(":")
@@ -106,9 +120,10 @@ class LedgerHistory:
                 continue
             if currency == "tokens":
                 chunks = fate
+                seen.add(fate)
             elif currency == "trajectories":
                 trajectories[fate] += int(command[3])
-        return chunks, trajectories.elements()
+        return chunks, trajectories, lives if len(seen) > 1 else {}
 
     def _effect(self, word: str, kind: str, rest: str, arguments: list[bytes]) -> Iterator[Event]:
         state = self._state
@@ -116,9 +131,15 @@ class LedgerHistory:
             case "HSET", "spec":
                 state.spec |= {k.decode(): v.decode() for k, v in _pairs(arguments)}
             case "HSET", "epochs":
-                yield Epoch(arguments[0].decode(), int(arguments[1]))
+                is_epoch = arguments[1].isdigit() and len(arguments[1]) <= _MAX_EPOCH_DIGITS
+                epoch = int(arguments[1]) if is_epoch else None
+                yield Epoch(arguments[0].decode(errors="replace"), epoch)
             case "HSET", "heartbeats":
-                beat = msgspec.json.decode(arguments[1], type=Heartbeat)
+                try:
+                    beat = msgspec.json.decode(arguments[1], type=Heartbeat)
+                except (ValueError, RecursionError):
+                    # junk, which the drill itself has written
+                    return
                 yield Beat(str(beat.who), beat.pid, int(beat.counters.get("live", 0)), beat.rss_bytes)
             case "SET", "weights":
                 yield Published(msgspec.json.decode(arguments[0], type=WeightsAnnouncement).policy_version)
@@ -138,6 +159,15 @@ class LedgerHistory:
                 fields = dict(_pairs(arguments))
                 if b"blob" in fields and rest.startswith("t."):
                     yield self._stored(rest, from_blob(fields[b"blob"], TrajectoryChunk))
+                if b"reward" in fields and rest.startswith("t."):
+                    yield Judged(rest, from_blob(fields[b"reward"], RewardScore).accuracy)
+                for name in fields:
+                    if name.startswith(b"failed:") and rest.startswith("t."):
+                        yield NotScored(rest, name.split(b":")[1].decode())
+            case "LPUSH", "dead":
+                letter = letter_from(arguments[0])
+                if letter is not None and letter.chunk.startswith("t."):
+                    yield DeadLetter(letter.chunk, letter.role)
             case "HSET", "trajectory":
                 holder = dict(_pairs(arguments)).get(b"holder")
                 if holder is not None and rest.startswith("t."):
@@ -176,6 +206,7 @@ class LedgerHistory:
             newest=max(versions),
             is_final=chunk.finish_reason.is_final,
             is_true=self._truth(chunk),
+            verdict=self._verdict(chunk) if chunk.finish_reason.is_final else None,
         )
 
     def _age_of(self, unit: str) -> int:
@@ -204,6 +235,12 @@ def _one_key_each(transaction: Iterable[Command]) -> Iterator[Command]:
             yield from ([b"DEL", key] for key in command[1:])
         else:
             yield command
+
+
+def _fate_of(life: str) -> str:
+    """Return the fate in a trajectory's life (``pipeline.ledger.life``)."""
+    _, state, *more = life.partition("\n")[0].split("\t")
+    return state if state == "trained" else f"{state}:{more[7].rpartition(' ')[2]}"
 
 
 def _pairs(arguments: list[bytes]) -> Iterator[tuple[bytes, bytes]]:

@@ -12,15 +12,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from ops.drill.fleet import MEMORY
 from pipeline.ledger.address import read_address
 from pipeline.runtime.flow_ring import flow_folder
 from pipeline.training.snapshots import snapshots_folder, value_snapshots_folder
 from pipeline.weights.store import fetched_folder, weights_folder
 
 
-def leftovers(run_dir: Path) -> list[str]:
-    """Return the leftovers of a run, a line each."""
-    return [*_processes(run_dir), *_shared_memory(run_dir), *_sockets(run_dir), *_locks(run_dir)]
+def leftovers(run_dir: Path, memory: Path = MEMORY) -> list[str]:
+    """Return the leftovers of a run, a line each. ``memory``: its ``/dev/shm``."""
+    return [*_processes(run_dir), *_shared_memory(run_dir, memory), *_sockets(run_dir), *_locks(run_dir)]
 
 
 def _processes(run_dir: Path) -> Iterator[str]:
@@ -35,10 +36,12 @@ def _processes(run_dir: Path) -> Iterator[str]:
             yield f"process {pid}: {words.replace(bytes(1), b' ').decode(errors='replace').strip()}"
 
 
-def _shared_memory(run_dir: Path) -> Iterator[str]:
+def _shared_memory(run_dir: Path, memory: Path) -> Iterator[str]:
     weights = (weights_folder(run_dir, shared_memory=True), fetched_folder(run_dir, shared_memory=True))
     snapshots = (snapshots_folder(run_dir), value_snapshots_folder(run_dir))
     for folder in (*weights, flow_folder(run_dir), *snapshots):
+        if folder.is_relative_to(MEMORY):
+            folder = memory / folder.relative_to(MEMORY)
         if folder.exists() and not folder.is_relative_to(run_dir):
             yield f"shared memory {folder}: {sorted(path.name for path in folder.iterdir())}"
 

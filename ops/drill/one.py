@@ -6,6 +6,7 @@ end."""
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +15,11 @@ from pathlib import Path
 from ops.drill.check import KillCost, Limits, Violation, check, kill_costs
 from ops.drill.events import Audited, Event, Finished, Stalled
 from ops.drill.faults import FLEET_HOST, GUEST_HOST, Site, Striking, interpose, look_for_leftovers, small_disk
-from ops.drill.fleet import DrillFleet, each_turn
+from ops.drill.fleet import RUN, DrillFleet, each_turn
 from ops.drill.record import read_events
 from ops.drill.relay import Relays
-from ops.drill.schedule import WIRE, FaultKind, Plan
+from ops.drill.schedule import STARTS, WIRE, FaultKind, Plan, PlannedFault
+from ops.drill.small_memory import small_memory
 from ops.drill.truth import Naming
 from ops.drill.witness import Witness
 from ops.hosts.namespaces import SpaceRefused, host_network
@@ -31,6 +33,13 @@ _LAST_UPDATES = 2
 _LONGEST_S = 120.0
 """No fault lasts longer."""
 _DISKS = {FaultKind.DISK_FULL: "checkpoints", FaultKind.DISK_FULL_LEDGER: "ledger"}
+_MEMORY_BYTES = (128 << 10, 1 << 20)
+"""Of a small ``/dev/shm``: room for one version of the weights, or for some and a few rings."""
+_OWN_SETTINGS = {
+    FaultKind.SLOW_VERDICTS: ("recovery.policy=act", "reward.timeout_s=10.0"),
+    # so that a response is a dead letter within the fault
+    FaultKind.LATE_VERDICTS: ("reward.wait_s=0.6",),
+}
 _LOCAL = ("generation.engine=local", "learner.backend=torch", "reference.backend=torch", "value.backend=torch")
 
 
@@ -124,6 +133,7 @@ def drill(
         f"fleet.reward={plan.num_rewards}",
         f"algorithm.dynamic_sampling={'true' if plan.algorithm == 'dapo' else 'false'}",
         *(_LOCAL if engine == "local" else ()),
+        *(setting for kind, own in _OWN_SETTINGS.items() if kind in plan.kinds for setting in own),
         *changes,
     ]
     with contextlib.ExitStack() as stack:
@@ -134,13 +144,22 @@ def drill(
                 network = stack.enter_context(host_network(FLEET_HOST, GUEST_HOST, apart=False))
         if network is not None:
             settings += ["wire.transport=tcp", f"wire.host={network[FLEET_HOST].address}"]
-        fleet = DrillFleet(folder, settings, host=network[FLEET_HOST].on() if network else ())
-        site = Site(fleet, network=network)
+        # before the namespace of a small memory, which would not see what is mounted later
+        disks = {
+            name
+            for kind, name in _DISKS.items()
+            if kind in plan.kinds and stack.enter_context(small_disk(folder / RUN / name))
+        }
+        memory = None
+        if FaultKind.TINY_MEMORY in plan.kinds:
+            memory = stack.enter_context(small_memory(random.Random(plan.seed).choice(_MEMORY_BYTES)))
+        host = network[FLEET_HOST].on() if network else memory.on() if memory else ()
+        fleet = DrillFleet(folder, settings, host=host)
+        site = Site(fleet, network=network, memory=memory, disks=disks)
+        if memory is not None:
+            fleet.memory = memory.folder
         if plan.kinds & WIRE:
             site.relays = Relays(folder / "relays", plan.seed)
-        for kind, name in _DISKS.items():
-            if kind in plan.kinds and stack.enter_context(small_disk(fleet.run_dir / name)):
-                site.disks.add(name)
         witness = Witness(fleet.run_dir)
         try:
             _carry_out(plan, site, outcome, patience_s)
@@ -185,6 +204,7 @@ def judge(site: Site) -> tuple[list[Event], list[Violation]]:
         num_slots=config.generation.num_slots,
         window_tokens=config.generation.window_tokens,
         num_updates=config.run.num_updates,
+        max_attempts=config.ledger.max_attempts,
     )
     events: list[Event] = [*read_events(site.fleet), *site.events]
     return events, check(events, limits)
@@ -194,7 +214,15 @@ def _carry_out(plan: Plan, site: Site, outcome: Outcome, patience_s: float) -> N
     """Start the run, inject its faults, and wait for its end."""
     fleet, watch = site.fleet, DrillWatch(site, patience_s)
     fleet.start()
-    for number, faults in enumerate(plan.rounds):
+    rounds = list(plan.rounds)
+    if strikes_own_start(rounds[0][0]):
+        site.is_starting = True
+        (fault,) = rounds.pop(0)
+        _end(Striking(fault, site), outcome, watch)
+        site.is_starting = False
+        if not _recovers([fault], site, outcome, watch):
+            return
+    for number, faults in enumerate(rounds):
         if not watch.updates(2):
             site.events.append(Stalled(f"no update for {patience_s:g} s before round {number} of the faults"))
             return
@@ -203,23 +231,38 @@ def _carry_out(plan: Plan, site: Site, outcome: Outcome, patience_s: float) -> N
             return
         striking = [Striking(fault, site) for fault in faults]
         for one in sorted(striking, key=lambda one: one.fault.duration_s):
-            for _ in each_turn(_LONGEST_S):
-                watch.look()
-                if one.is_over:
-                    break
-            one.end()
-        outcome.targets += [
-            f"{one.fault.kind} ({one.target})" if one.target else str(one.fault.kind) for one in striking
-        ]
-        watch.look()
-        ended = time.monotonic()
-        if not watch.updates(_LAST_UPDATES):
-            names = ", ".join(str(fault.kind) for fault in faults)
-            site.events.append(Stalled(f"no update for {patience_s:g} s after {names}"))
+            _end(one, outcome, watch)
+        if not _recovers(faults, site, outcome, watch):
             return
-        outcome.resume_s.append(time.monotonic() - ended)
     if not watch.end():
         site.events.append(Stalled(f"the run did not end: no update for {patience_s:g} s"))
+
+
+def strikes_own_start(fault: PlannedFault) -> bool:
+    """Whether a plan's first fault strikes the run's own start, and not a later one."""
+    return fault.kind in STARTS and fault.seed % 3 == 0
+
+
+def _recovers(faults: Sequence[PlannedFault], site: Site, outcome: Outcome, watch: DrillWatch) -> bool:
+    """Wait for the updates after a round of faults; return whether they came."""
+    watch.look()
+    ended = time.monotonic()
+    if not watch.updates(_LAST_UPDATES):
+        names = ", ".join(str(fault.kind) for fault in faults)
+        site.events.append(Stalled(f"no update for {watch.patience_s:g} s after {names}"))
+        return False
+    outcome.resume_s.append(time.monotonic() - ended)
+    return True
+
+
+def _end(one: Striking, outcome: Outcome, watch: DrillWatch) -> None:
+    """Wait for a fault's end."""
+    for _ in each_turn(_LONGEST_S):
+        watch.look()
+        if one.is_over:
+            break
+    one.end()
+    outcome.targets.append(f"{one.fault.kind} ({one.target})" if one.target else str(one.fault.kind))
 
 
 def _audit(fleet: DrillFleet) -> Audited:

@@ -13,11 +13,16 @@ from pathlib import Path
 import numpy as np
 
 from ops.drill.append_only import read_transactions
-from ops.drill.events import Checkpointed, Crashed, Event, Sampled, ServerLogged, Updated
+from ops.drill.events import Blamed, Checkpointed, Crashed, Event, Repaired, Sampled, ServerLogged, Updated
 from ops.drill.fleet import RUN, DrillFleet
 from ops.drill.ledger_history import LedgerHistory
+from ops.drill.verifier import verdict
 from pipeline.config.load import read_resolved
 from pipeline.data.tokenizer import load_text_tokenizer
+from pipeline.incidents.file import INCIDENTS_NAME, OLD_INCIDENTS_NAME
+from pipeline.incidents.records import decode
+from pipeline.observability.repairs import read_repairs, read_steps
+from pipeline.supervisor.recovery.rungs import Rung, StepOutcome
 from pipeline.training.checkpoints import read_checkpoint
 from protocol.errors import DataError
 from protocol.trajectory import TrajectoryChunk
@@ -28,6 +33,7 @@ _CRASH = "worker_failed"
 _TRACEBACK = re.compile("^Traceback", re.MULTILINE)
 """At the start of a line: a warning contains those of a user's verifier."""
 _ERROR_CHARS = 600
+_ACTING = frozenset({Rung.RESTART, Rung.REPLACE, Rung.EVICT, Rung.ROLE_RESTART, Rung.ROLLBACK, Rung.WHOLE_RUN})
 _SERVER_LINE = re.compile(r"(\d+):M ")
 """Of the server itself: its children are C, replicas S, Sentinels X (https://valkey.io/topics/debugging)."""
 
@@ -36,7 +42,8 @@ def read_events(fleet: DrillFleet) -> Iterator[Event]:
     """Yield the events in the files of a run."""
     config = read_resolved(fleet.run_dir)
     truth = _truth(fleet.run_dir) if config.generation.engine == "emulated" else (lambda _: None)
-    yield from LedgerHistory(RUN, truth).read(read_transactions(fleet.run_dir / "ledger"))
+    history = LedgerHistory(RUN, truth, lambda chunk: verdict(chunk.response_text or ""))
+    yield from history.read(read_transactions(fleet.run_dir / "ledger"))
     yield from _checkpoints(fleet.run_dir / "checkpoints")
     for row in fleet.updates():
         yield Updated(row.update, row.policy_version, row.staleness_max)
@@ -44,6 +51,8 @@ def read_events(fleet: DrillFleet) -> Iterator[Event]:
         for trajectory, begin, end in read_journal(path):
             yield Sampled(int(path.stem), str(trajectory), begin, end)
     yield from crashes(fleet.run_dir / "logs")
+    yield from repairs(fleet.run_dir)
+    yield from blames(fleet.run_dir)
     yield from servers(fleet.run_dir / "ledger" / "server.log")
 
 
@@ -91,6 +100,23 @@ def crashes(logs: Path) -> Iterator[Crashed]:
         text = path.read_text(errors="replace")
         if _TRACEBACK.search(text):
             yield Crashed(path.stem, text[-_ERROR_CHARS:])
+
+
+def repairs(run_dir: Path) -> Iterator[Repaired]:
+    """Find the repairs of workers, and the steps that acted on one."""
+    for row in read_repairs(run_dir)[0]:
+        yield Repaired(row.worker, row.cause)
+    for step in read_steps(run_dir):
+        if step.rung in _ACTING and step.outcome == StepOutcome.BEGUN:
+            yield Repaired(step.worker, f"{step.rung}: {step.sentence}")
+
+
+def blames(run_dir: Path) -> Iterator[Blamed]:
+    """Find the components that incidents are about."""
+    paths = [path for name in (OLD_INCIDENTS_NAME, INCIDENTS_NAME) if (path := run_dir / name).is_file()]
+    for line in (line for path in paths for line in path.read_bytes().splitlines()):
+        if (record := decode(line)) is not None and record.is_finding:
+            yield Blamed(record.component, record.sentence, record.at_s)
 
 
 def servers(log: Path) -> Iterator[Event]:

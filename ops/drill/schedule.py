@@ -82,6 +82,24 @@ class FaultKind(StrEnum):
     """SIGHUP of the supervisor, as when its terminal is closed; then ``--resume``"""
     ORPHANS_DOWN = "supervisor gone, then down"
     """SIGKILL of the supervisor, ``headrace down``, then ``--resume``"""
+    KILL_SERVER_STARTING = "kill ledger server: starting"
+    """SIGKILL of the server while a supervisor starts"""
+    DOWN_STARTING = "down during a start"
+    """``headrace down`` while a supervisor starts; then ``--resume``"""
+    SCALE_STARTING = "scale during a start"
+    """``headrace scale`` while a supervisor starts"""
+    BUSY_SERVER = "busy ledger server"
+    """it runs a script for about 8 s, and answers nothing else"""
+    ENDLESS_SCRIPT = "script without end"
+    """it has written, so that the server must be ended for it"""
+    JUNK = "junk in the registry"
+    """values and names that nobody can read, in each key that a generator's token may write"""
+    SLOW_VERDICTS = "slow verdicts"
+    """one verdict in a few takes 20 s, in time, while incidents restart and evict workers"""
+    LATE_VERDICTS = "late verdicts"
+    """the verifier never answers for some responses"""
+    TINY_MEMORY = "tiny shared memory"
+    """the shared memory of its host is small, and full from some time on"""
 
 
 WIRE = frozenset(
@@ -110,10 +128,14 @@ ASKED = frozenset(
         FaultKind.DISK_FULL_LEDGER,
         FaultKind.HANGUP,
         FaultKind.ORPHANS_DOWN,
+        FaultKind.BUSY_SERVER,
+        FaultKind.ENDLESS_SCRIPT,
     }
 )
 """Faults whose cause ``headrace why`` must name while they last; ``ops.drill.truth`` has the right
 answers."""
+STARTS = frozenset({FaultKind.KILL_SERVER_STARTING, FaultKind.DOWN_STARTING, FaultKind.SCALE_STARTING})
+"""Faults that strike while a supervisor starts: at the run's start, or after another end."""
 STANDSTILL = frozenset(
     {
         FaultKind.FLICKERING_SERVER,
@@ -121,20 +143,40 @@ STANDSTILL = frozenset(
         FaultKind.MUTE_SERVER,
         FaultKind.DISK_FULL_LEDGER,
         FaultKind.HANGUP,
+        FaultKind.BUSY_SERVER,
+        FaultKind.ENDLESS_SCRIPT,
+        FaultKind.SLOW_VERDICTS,
     }
 )
-"""Faults during which no update is taken."""
+"""Faults during which no update is taken, or hardly one."""
 _AT_ONCE = frozenset(
     {kind for kind in FaultKind if kind.value.startswith("kill")}
-    | {FaultKind.POWER_CUT, FaultKind.HANGUP, FaultKind.ORPHANS_DOWN}
+    | {FaultKind.POWER_CUT, FaultKind.HANGUP, FaultKind.ORPHANS_DOWN, FaultKind.ENDLESS_SCRIPT}
+    | STARTS
 )
 """Faults without duration."""
-_ALONE = ASKED | {FaultKind.KILL_SUPERVISOR, FaultKind.POWER_CUT, FaultKind.LONG_FREEZE}
+_SOLE = frozenset({FaultKind.SLOW_VERDICTS})
+"""Faults that are all of their drill: what another fault does to a worker would be blamed on it later."""
+_ALONE = (
+    ASKED | STARTS | _SOLE | {FaultKind.KILL_SUPERVISOR, FaultKind.POWER_CUT, FaultKind.LONG_FREEZE, FaultKind.JUNK}
+)
 """Faults that nothing is combined with: they would end the other one, hide its cause, or last
 longer than it makes sense."""
 _BY_TCP = frozenset({FaultKind.LINK_CUT})
 """Faults for which the fleet speaks tcp with keys, between which no relay can stand."""
-_RARE = frozenset({FaultKind.LONG_FREEZE, FaultKind.DEAD_FROZEN_SERVER}) | _BY_TCP
+_RARE = (
+    frozenset(
+        {
+            FaultKind.LONG_FREEZE,
+            FaultKind.DEAD_FROZEN_SERVER,
+            FaultKind.ENDLESS_SCRIPT,
+            FaultKind.LATE_VERDICTS,
+            FaultKind.TINY_MEMORY,
+        }
+    )
+    | _BY_TCP
+    | _SOLE
+)
 """Faults that only a seed of their own has: they last long, or need a fleet of another kind."""
 _LASTING = {
     FaultKind.LONG_FREEZE: (8.0, 8.0),
@@ -143,15 +185,19 @@ _LASTING = {
     FaultKind.DISK_FULL_LEDGER: (1.0, 5.0),
     FaultKind.LINK_CUT: (3.0, 6.0),
     FaultKind.UNREACHABLE_NAME: (3.0, 6.0),
+    FaultKind.BUSY_SERVER: (7.5, 8.5),
+    FaultKind.SLOW_VERDICTS: (40.0, 50.0),
+    FaultKind.LATE_VERDICTS: (8.0, 12.0),
+    FaultKind.TINY_MEMORY: (3.0, 6.0),
 }
 """Seconds, at least and at most, of faults that do not last as long as most. A fault with a
 question to ``why`` lasts until it is named."""
 _SHORTEST_S, _LONGEST_S = 0.5, 2.5
 _NAMING_S = 3.0
 """Typical seconds until a cause is named."""
-_ORPHANED_S = 15.0
+_MOVING_S = {FaultKind.ORPHANS_DOWN: 15.0, FaultKind.JUNK: 10.0, **dict.fromkeys(STARTS, 8.0)}
 """Workers go on without a supervisor until the cause is named, in ten seconds at most, and `down`
-has reached them."""
+has reached them; beside junk, until it is named and a worker is replaced for it; and while another supervisor starts."""
 _UPDATES_A_ROUND = 5
 _UPDATES_AROUND = 5
 
@@ -195,7 +241,7 @@ def plan(seed: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Plan:
     first = kinds[seed % len(kinds)]
     common = [kind for kind in kinds if kind not in _RARE and not (first in _BY_TCP and kind in WIRE)] or list(kinds)
     rounds: list[tuple[PlannedFault, ...]] = []
-    for number in range(rng.randint(1, 3)):
+    for number in range(1 if first in _SOLE else rng.randint(1, 3)):
         chosen = [first if number == 0 else rng.choice(common)]
         if chosen[0] not in _ALONE and rng.random() < 0.4:
             other = rng.choice(common)
@@ -219,6 +265,6 @@ def _moving_s(fault: PlannedFault) -> float:
     """Return for how long the run takes updates while a fault is on."""
     if fault.kind in STANDSTILL:
         return 0.0
-    if fault.kind is FaultKind.ORPHANS_DOWN:
-        return _ORPHANED_S
+    if fault.kind in _MOVING_S:
+        return _MOVING_S[fault.kind]
     return fault.duration_s + (_NAMING_S if fault.kind in ASKED else 0.0)

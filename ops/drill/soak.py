@@ -54,8 +54,19 @@ SETTINGS = (
     "emulation.step_s=1.0", "checkpoint.every_updates=10", "observer.enabled=true",
 )  # fmt: skip
 """Over ``configs/drill.toml``; slower, so that the history of half an hour can be read."""
-_LEFT_OUT = frozenset({FaultKind.LINK_CUT, FaultKind.KILL_VALUE})
-"""The first needs a fleet by tcp, between which no relay can stand; the second a critic."""
+_LEFT_OUT = frozenset(
+    {
+        FaultKind.LINK_CUT,
+        FaultKind.KILL_VALUE,
+        FaultKind.SLOW_VERDICTS,
+        FaultKind.LATE_VERDICTS,
+        FaultKind.TINY_MEMORY,
+        FaultKind.BUSY_SERVER,
+        FaultKind.ENDLESS_SCRIPT,
+    }
+)
+"""The first needs a fleet by tcp, between which no relay can stand; the second a critic; the next three
+settings or a memory of their own. While a script runs, there is no rate to keep."""
 _DISKS = {FaultKind.DISK_FULL: ("checkpoints", 256 << 20), FaultKind.DISK_FULL_LEDGER: ("ledger", 384 << 20)}
 _BASELINE_SHARE = 1 / 10
 _LEAST_BASELINE_S = 30.0

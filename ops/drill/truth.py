@@ -101,6 +101,8 @@ TRUTHS: dict[FaultKind, Truth] = {
     FaultKind.FLICKERING_SERVER: Truth("the ledger's server does not answer", _leads("ledger")),
     FaultKind.DEAD_FROZEN_SERVER: Truth("the ledger's server does not answer", _leads("ledger")),
     FaultKind.MUTE_SERVER: Truth("the ledger's server does not answer", _leads("ledger")),
+    FaultKind.BUSY_SERVER: Truth("the ledger's server does not answer", _leads("ledger")),
+    FaultKind.ENDLESS_SCRIPT: Truth("the ledger's server does not answer", _leads("ledger")),
     FaultKind.LINK_CUT: Truth("the link to the cut worker, by its name", _names_worker("unreachable")),
     FaultKind.UNREACHABLE_NAME: Truth("the worker that is not reached", _names_worker("unreachable")),
     FaultKind.DISK_FULL: Truth("no room in the checkpoints' folder, by its path", _names_folder("disk")),

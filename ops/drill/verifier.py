@@ -2,9 +2,10 @@
 it.
 
 The prompts' column ``switch`` names the file. Its content is ``raise``, ``hang``, ``exit``,
-``constant`` (all are right) or ``slow SECONDS`` (a response more). A last word ``@PID`` means the
-verifiers of that reward worker alone. The column ``verdict_s`` has the seconds that a healthy
-verdict takes.
+``constant`` (all are right), ``slow SECONDS`` (a response more), ``sometimes SECONDS`` (the same, of
+one response in a few) or ``late`` (no answer to one in a few, however often it is asked). A last word
+``@PID`` means the verifiers of that reward worker alone. The column ``verdict_s`` has the seconds that
+a healthy verdict takes.
 """
 
 from __future__ import annotations
@@ -19,11 +20,23 @@ from pipeline.rewards.verifier import Response
 
 NAME = "ops.drill.verifier:judge"
 _LONG_S = 600.0
+_ONE_IN = 12
+"""Responses of which one is slow or late; by its text, so that it is again."""
 
 
 def judge(responses: Sequence[Response]) -> list[float]:
     """Judge each response; about half are right."""
     return [_judge_one(response) for response in responses]
+
+
+def verdict(response_text: str) -> float:
+    """Return the true verdict: 0 or 1."""
+    return float(hashlib.blake2b(response_text.encode(), digest_size=1).digest()[0] & 1)
+
+
+def is_chosen(response_text: str) -> bool:
+    """Return whether this is one of the few responses that ``sometimes`` and ``late`` are about."""
+    return hashlib.blake2b(response_text.encode(), digest_size=2).digest()[0] % _ONE_IN == 0
 
 
 def ordered(text: str, parent: int) -> tuple[str, float]:
@@ -42,9 +55,13 @@ def _judge_one(response: Response) -> float:
         text = ""
     how, seconds = ordered(text, os.getppid())
     match how:
-        case "" | "slow":
+        case "" | "slow" | "sometimes" | "late":
+            if how in ("sometimes", "late") and not is_chosen(response.response_text):
+                seconds = 0.0
+            elif how == "late":
+                seconds = _LONG_S
             time.sleep(float(response.extra.get("verdict_s", 0.0)) + seconds)
-            return float(hashlib.blake2b(response.response_text.encode(), digest_size=1).digest()[0] & 1)
+            return verdict(response.response_text)
         case "constant":
             return 1.0
         case "hang":

@@ -1,5 +1,5 @@
 """Observations of a live run that no file keeps: its server processes, and the workers that the
-supervisor replaces.
+supervisor replaces, or that end badly.
 
 *Consumes* the process table and the end of the supervisor's log, ten times a second, on a thread of
 its own. *Produces* events. *Waits for* the next turn.
@@ -15,9 +15,21 @@ import threading
 import time
 from pathlib import Path
 
-from ops.drill.events import Event, Replaced, Serving
+from ops.drill.events import Event, Lost, Serving
 
 _TURN_S = 0.1
+_LOSSES = frozenset(
+    (
+        "worker_replaced",
+        "worker_exited",
+        "worker_evicted",
+        "worker_given_up",
+        "drain_timed_out",
+        "fenced_process_ended",
+        "unmanaged_worker_fenced",
+    )
+)
+"""The supervisor's words for workers that are lost, or that it ends."""
 
 
 class Witness:
@@ -56,8 +68,9 @@ class Witness:
                 row = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            if row.get("event") == "worker_replaced":
-                self._events.append(Replaced(row["worker"], str(row.get("reason")), time.monotonic()))
+            if (how := row.get("event")) in _LOSSES:
+                reason = row.get("reason") or row.get("meaning") or row.get("action")
+                self._events.append(Lost(row["worker"], how, str(reason), time.monotonic()))
 
     def _new_lines(self) -> list[bytes]:
         try:

@@ -13,9 +13,11 @@ from ops.drill.events import (
     Admitted,
     Audited,
     Beat,
+    Blamed,
     Checkpointed,
     Claimed,
     Crashed,
+    DeadLetter,
     Ended,
     Ending,
     Epoch,
@@ -23,10 +25,14 @@ from ops.drill.events import (
     Faulted,
     Finished,
     Held,
+    Innocent,
+    Judged,
     Killed,
     Left,
+    Lost,
+    NotScored,
     Published,
-    Replaced,
+    Repaired,
     Sampled,
     ServerLogged,
     Serving,
@@ -37,16 +43,20 @@ from ops.drill.events import (
     SupervisorEnded,
     Tally,
     Told,
+    Unnamed,
     Updated,
+    Wished,
 )
+from ops.drill.judged import dead_letters_were_tried
 
-LIMITS = Limits(eta=1, group_size=2, num_slots=4, window_tokens=8, num_updates=1)
+LIMITS = Limits(eta=1, group_size=2, num_slots=4, window_tokens=8, num_updates=1, max_attempts=2)
 G, H = "generator-0#1", "generator-0#2"
 
 
 def stored(name: str, begin: int, end: int, *, who: str = G, version: int = 0, final: bool = False) -> Stored:
     trajectory = name.rpartition(".")[0]
-    return Stored(name, trajectory, who, begin, end, version, version, is_final=final, is_true=True)
+    true = 1.0 if final else None
+    return Stored(name, trajectory, who, begin, end, version, version, is_final=final, is_true=True, verdict=true)
 
 
 SOUND: tuple[Event, ...] = (
@@ -61,6 +71,8 @@ SOUND: tuple[Event, ...] = (
     *(Held(f"t.{group}.{member}", G) for group in (0, 1) for member in (0, 1)),
     stored("t.0.0.0", 0, 8),
     stored("t.0.1.0", 0, 5, final=True),
+    NotScored("t.0.1.0", "reward"),
+    Judged("t.0.1.0", 1.0),
     stored("t.1.0.0", 0, 6, final=True),
     stored("t.1.1.0", 0, 7, final=True),
     *(Ended(name, "dropped:no_signal") for name in ("t.1.0.0", "t.1.0", "t.1.1.0", "t.1.1")),
@@ -68,6 +80,7 @@ SOUND: tuple[Event, ...] = (
     Beat(H, 12, 1, 1 << 20),
     Held("t.0.0", H),
     stored("t.0.0.1", 8, 11, who=H, final=True),
+    Judged("t.0.0.1", 1.0),
     Claimed("learner#1/a", 1, ("0",), 0),
     Published(1),
     Settled("learner#1/a"),
@@ -96,7 +109,12 @@ SOUND: tuple[Event, ...] = (
     Serving((21,)),
     Serving(()),
     Serving((22,)),
-    Replaced("generator-0", "no heartbeat for 5 s", 12.5),
+    Lost("generator-0", "worker_replaced", "no heartbeat for 5 s", 12.5),
+    Repaired("generator-0", "no heartbeat for 5 s"),
+    Innocent(1000.0, 1050.0),
+    Blamed("reward-0", "it is slow", 999.0),
+    Blamed("ledger", "it is slow", 1001.0),
+    Wished("`headrace down` during a start", held=True, found=""),
     Audited(balances=True, in_flight=0, text=""),
     Finished(0),
 )
@@ -195,9 +213,28 @@ TAMPERED: list[tuple[str, Callable[[Sequence[Event]], list[Event]], str]] = [
     ),
     ("true ends", changed(Status, state="running"), "last state is running"),
     ("true ends", changed(Updated, version=0), "ended at version 0 of 1"),
-    ("healthy are kept", changed(Replaced, worker="learner"), "learner was replaced, nothing had been done to it"),
-    ("healthy are kept", changed(Replaced, at_s=9.0), "generator-0 was replaced, nothing"),
-    ("healthy are kept", changed(Replaced, at_s=20.0), "generator-0 was replaced, nothing"),
+    ("healthy are kept", changed(Lost, worker="learner"), "learner: worker replaced, nothing had been done to it"),
+    ("healthy are kept", changed(Lost, at_s=9.0), "generator-0: worker replaced, nothing"),
+    ("healthy are kept", changed(Lost, at_s=20.0), "generator-0: worker replaced, nothing"),
+    ("healthy are kept", before(Audited, Lost("value", "worker_evicted", "x", 11.0)), "value: worker evicted, nothing"),
+    ("healthy are kept", changed(Repaired, worker="value"), "value was repaired, nothing had been done to it"),
+    ("trained are judged", without(lambda e: e == Judged("t.0.1.0", 1.0)), "t.0.1.0 was trained and has no verdict"),
+    ("trained are judged", changed(Judged, accuracy=0.0), "t.0.0.1 was judged 0, its verifier's verdict is 1"),
+    (
+        "dead letters were tried",
+        before(Claimed, DeadLetter("t.0.1.0", "reward")),
+        "t.0.1.0 is a dead letter after 1 of 2 tries at its reward",
+    ),
+    (
+        "dead letters were tried",
+        lambda sound: [
+            replace(e, fate="dropped:dead_letter") if e == Ended("t.1.1", "dropped:no_signal") else e for e in sound
+        ],
+        "t.1.1 ended as a dead letter, and 2 of its group had a verdict",
+    ),
+    ("innocents are not blamed", changed(Blamed, component="reward-0"), "reward-0 was blamed, nothing was wrong"),
+    ("orders hold", changed(Wished, held=False, found="the supervisor went on"), "a start: the supervisor went on"),
+    ("junk is named", before(Audited, Unnamed("endpoints of x")), "does not name endpoints of x"),
     ("nothing is left", before(Audited, Left("socket /tmp/x", "headrace down")), "after headrace down: socket /tmp/x"),
     ("kills are cheap", before(Audited, Sampled(11, "t.0.0", 10, 17)), "lost 9 tokens of t.0.0; a window has 8"),
 ]
@@ -222,6 +259,37 @@ def test_a_run_stopped_after_all_its_updates_may_be_finished_or_stopped() -> Non
     assert check(finished(late), LIMITS) == []
     early = changed(Told, version=LIMITS.num_updates - 1)(SOUND)
     assert [v.invariant for v in check(finished(early), LIMITS)] == ["true ends"]
+
+
+def test_an_order_that_a_start_may_miss_explains_a_stop_and_needs_none() -> None:
+    early = before(Audited, Told(Ending.DOWN_STARTING), SupervisorEnded(130))
+    assert check(early(SOUND), LIMITS) == []
+    first = [*SOUND[:1], Status("stopping", "stopped by `headrace down`"), *SOUND]
+    asked = [Told(Ending.DOWN_STARTING), SupervisorEnded(0), *first]
+    assert check(asked, LIMITS) == []
+    assert {v.invariant for v in check(first, LIMITS)} == {"true ends"}
+
+
+def test_a_worker_whose_epoch_is_junk_has_no_power_until_it_has_a_new_one() -> None:
+    junk = before(Claimed, Epoch("generator-0", None))
+    assert check(junk(SOUND), LIMITS) == []
+    found = check(before(Claimed, Beat(H, 12, 0, 0))(junk(SOUND)), LIMITS)
+    assert [v.invariant for v in found] == ["fenced is powerless"]
+    again = before(Claimed, Epoch("generator-0", 2))(junk(SOUND))
+    assert "went from 2 to 2" in check(again, LIMITS)[0].detail
+
+
+def test_a_group_goes_on_without_a_member_and_whole_groups_of_dead_letters_do_not() -> None:
+    limits = replace(LIMITS, group_size=3)
+    name, tries = "t.7.0.0", [NotScored("t.7.0.0", "reward")] * 2
+    alone = [*tries, DeadLetter(name, "reward"), Ended("t.7.0", "dropped:dead_letter"), Ended("t.7.1", "trained")]
+    assert list(dead_letters_were_tried(alone, limits)) == []
+    others = [Ended("t.7.1", "dropped:dead_letter"), Ended("t.7.2", "dropped:dead_letter")]
+    assert len(list(dead_letters_were_tried([*alone[:-1], *others], limits))) == 2
+    second = [NotScored("t.7.1.0", "reward")] * 2 + [DeadLetter("t.7.1.0", "reward")]
+    assert list(dead_letters_were_tried([*alone[:-1], *second, *others], limits)) == []
+    of_learner = [DeadLetter(name, "learner"), *others]
+    assert list(dead_letters_were_tried(of_learner, limits)) == []
 
 
 def test_every_invariant_has_a_history_that_breaks_it() -> None:

@@ -30,8 +30,8 @@ from ops.drill.events import (
     Ended,
     Epoch,
     Held,
+    Lost,
     Published,
-    Replaced,
     ServerLogged,
     Serving,
     Status,
@@ -273,7 +273,7 @@ def test_servers_are_known_by_their_working_folder_and_their_children_are_none(t
         second = idler(tmp_path / "ledger")
         assert servers_of(tmp_path / "ledger") == {first.pid, second.pid}
         (tmp_path / "logs" / "supervisor.jsonl").write_text(
-            json.dumps({"event": "worker_exited", "worker": "learner"}) + "\n"
+            json.dumps({"event": "worker_exited", "worker": "learner", "meaning": "killed"}) + "\n"
             + json.dumps({"event": "worker_replaced", "worker": "reward-0", "reason": "silent"}) + "\n{torn"
         )  # fmt: skip
         seen = witness.close()
@@ -283,8 +283,9 @@ def test_servers_are_known_by_their_working_folder_and_their_children_are_none(t
         for pid in (first.pid, *map(int, children)):
             os.kill(pid, signal.SIGKILL)
         first.communicate()
-    assert seen[-2] == Serving(tuple(sorted((first.pid, second.pid))))
-    assert isinstance(seen[-1], Replaced) and (seen[-1].worker, seen[-1].reason) == ("reward-0", "silent")
+    assert seen[-3] == Serving(tuple(sorted((first.pid, second.pid))))
+    lost = [(event.worker, event.how, event.reason) for event in seen if isinstance(event, Lost)]
+    assert lost == [("learner", "worker_exited", "killed"), ("reward-0", "worker_replaced", "silent")]
     assert servers_of(tmp_path / "ledger") == set()
 
 
@@ -361,6 +362,8 @@ NAMED = {
     FaultKind.FLICKERING_SERVER: answer("ledger", "ledger"),
     FaultKind.DEAD_FROZEN_SERVER: answer("ledger", "ledger"),
     FaultKind.MUTE_SERVER: answer("ledger", "ledger"),
+    FaultKind.BUSY_SERVER: answer("ledger", "ledger"),
+    FaultKind.ENDLESS_SCRIPT: answer("ledger", "ledger"),
     FaultKind.LINK_CUT: answer("unreachable", "reward-1"),
     FaultKind.UNREACHABLE_NAME: answer("unreachable", "", "generator-0 does not reach reward-1 at all"),
     FaultKind.DISK_FULL: answer("disk", "learner", "no room in /run/checkpoints"),

@@ -1,0 +1,64 @@
+"""Invariants about what is done to workers, and about orders: everything has a cause that the drill
+knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ops.drill.events import Blamed, Event, Faulted, Innocent, Killed, Lost, Repaired, Unnamed, Wished
+from ops.drill.limits import Found, Limits
+
+_AFTERWARDS_S = 3.0
+"""A worker that was let go on may be found silent by earlier readings, so much later at most."""
+_FENCED = "unmanaged_worker_fenced"
+"""Of a worker that the drill has started by hand: found once it has been silent for a while."""
+_LEDGER = "ledger"
+
+
+def healthy_are_kept(events: Sequence[Event], limits: Limits) -> Found:
+    """The supervisor replaces, evicts, gives up and repairs no worker but those that the drill has
+    struck, while they are or just afterwards, and no other worker ends badly."""
+    del limits
+    faults = [event for event in events if isinstance(event, Faulted)]
+    struck = {event.worker for event in events if isinstance(event, (Faulted, Killed))}
+    for event in events:
+        match event:
+            case Lost(worker, how, reason, at_s):
+                is_recent = any(
+                    fault.worker == worker and fault.begin_s <= at_s <= fault.end_s + _AFTERWARDS_S for fault in faults
+                )
+                if not is_recent and not (how == _FENCED and worker in struck):
+                    yield f"{worker}: {how.replace('_', ' ')}, nothing had been done to it: {reason}"
+            case Repaired(worker, cause) if worker not in struck:
+                yield f"{worker} was repaired, nothing had been done to it: {cause}"
+            case _:
+                pass
+
+
+def innocents_are_not_blamed(events: Sequence[Event], limits: Limits) -> Found:
+    """While nothing is wrong with any worker, no incident is about one."""
+    del limits
+    spans = [event for event in events if isinstance(event, Innocent)]
+    for event in events:
+        if (
+            isinstance(event, Blamed)
+            and event.component != _LEDGER
+            and any(span.begin_s <= event.at_s <= span.end_s for span in spans)
+        ):
+            yield f"{event.component} was blamed, nothing was wrong with it: {event.sentence}"
+
+
+def orders_hold(events: Sequence[Event], limits: Limits) -> Found:
+    """An order that a command has accepted is carried out."""
+    del limits
+    for event in events:
+        if isinstance(event, Wished) and not event.held:
+            yield f"{event.what}: {event.found}"
+
+
+def junk_is_named(events: Sequence[Event], limits: Limits) -> Found:
+    """Status names what it cannot read in the registry."""
+    del limits
+    for event in events:
+        if isinstance(event, Unnamed):
+            yield f"`headrace status` does not name {event.entry}"

@@ -1,0 +1,135 @@
+"""Faults that strike while a supervisor starts: from the moment at which it has its lock, until the
+run's state is its own.
+
+*Consumes* a fleet whose newest supervisor was started a moment ago. *Produces* the fault. *Waits for*
+the moment, and for an order to be carried out."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from typing import Any
+
+from ops.drill.events import Ending, Event, SupervisorEnded, Told, Wished
+from ops.drill.fleet import RUN, DrillFleet, until
+from ops.drill.witness import servers_of
+from pipeline.ledger.redis import keys
+from pipeline.supervisor.run_folder import supervisor_pid
+from protocol.ids import Role
+
+_START_S = 120.0
+_SPREAD_S = 1.5
+"""The fault strikes so much later at most."""
+_TIGHT_S = 0.002
+_ORDER_S = 180.0
+_HELD_S = 60.0
+
+
+def is_starting(fleet: DrillFleet) -> bool:
+    """Whether the newest supervisor lives, and the run's state is not its own yet."""
+    if fleet.is_over():
+        return False
+    blob = fleet.ledger("GET", keys.run_status(RUN))
+    try:
+        return blob is None or json.loads(blob).get("supervisor") != fleet.supervisor.pid
+    except ValueError:
+        return True
+
+
+def kill_server(fleet: DrillFleet, rng: random.Random) -> str:
+    """Kill the ledger's server; return a note, "" when that was during the start."""
+    folder = fleet.run_dir / "ledger"
+    _until_begun(fleet)
+    if not until(lambda: servers_of(folder), _START_S, poll_s=_TIGHT_S):
+        return "no server had been started"
+    time.sleep(rng.choice([0.0, rng.uniform(0.0, _SPREAD_S)]))
+    was_late = not is_starting(fleet)
+    for pid in servers_of(folder):
+        fleet.kill(pid)
+    return "the start was over" if was_late else ""
+
+
+def go_down(fleet: DrillFleet, rng: random.Random) -> tuple[list[Event], str]:
+    """Have the run end by ``headrace down``; return what happened, and a note."""
+    order = Order(fleet, "down", str(fleet.run_dir))
+    _until_begun(fleet)
+    time.sleep(rng.choice([0.0, rng.uniform(0.0, _SPREAD_S)]))
+    was_late = not is_starting(fleet)
+    version = max((row.policy_version for row in fleet.updates()), default=-1)
+    answer, words = order.give()
+    is_over = bool(until(fleet.is_over, 5.0))
+    found = "the supervisor went on" if answer is not None else f"the command failed: {words}"
+    if not is_over:
+        fleet.supervisor.kill()
+        fleet.supervisor.wait()
+    events: list[Event] = [Wished("`headrace down` during a start", held=is_over and answer is not None, found=found)]
+    events += [Told(Ending.DOWN_STARTING, version), SupervisorEnded(fleet.supervisor.returncode)]
+    return events, "the start was over" if was_late else ""
+
+
+def scale(fleet: DrillFleet, rng: random.Random) -> tuple[list[Event], str]:
+    """Change the number of generators; return whether that holds, and a note."""
+    number = rng.choice([1, 3])
+    order = Order(fleet, "scale", f"generator={number}", str(fleet.run_dir))
+    _until_begun(fleet)
+    time.sleep(rng.choice([0.0, rng.uniform(0.0, _SPREAD_S)]))
+    num_refused, deadline = 0, time.monotonic() + _START_S
+    was_late = not is_starting(fleet)
+    answer, words = order.give()
+    # it is told to wait for the start
+    while answer is None and "is finished" not in words and time.monotonic() < deadline and not fleet.is_over():
+        num_refused += 1
+        was_late = not is_starting(fleet)
+        answer, words = Order(fleet, "scale", f"generator={number}", str(fleet.run_dir)).give()
+    what = f"`headrace scale generator={number}` during a start"
+    if answer is None and (fleet.is_over() or "is finished" in words):
+        return [], f"the run was over before the start was, refused {num_refused} times"
+    if answer is None:
+        return [Wished(what, held=False, found=f"refused {num_refused} times: {words}")], ""
+    until(lambda: not is_starting(fleet), _START_S)
+    is_held = until(lambda: fleet.is_over() or _num_generators(fleet) == (number, number), _HELD_S)
+    found = "{} are wanted, {} are there".format(*_num_generators(fleet))
+    note = f"accepted {'after' if was_late else 'during'} the start, refused {num_refused} times before"
+    return [Wished(what, held=bool(is_held), found=found)], note
+
+
+def _num_generators(fleet: DrillFleet) -> tuple[int, int]:
+    """Return how many of this host are wanted, and are there."""
+    blob = fleet.ledger("GET", keys.fleet(RUN))
+    wanted = json.loads(blob).get("generator", 0) if blob else 0
+    own = [beat for beat in fleet.workers(Role.GENERATOR) if beat.who.worker.startswith("generator-")]
+    return wanted, len(own)
+
+
+def _until_begun(fleet: DrillFleet) -> None:
+    """Wait until the newest supervisor has its lock."""
+    until(lambda: fleet.is_over() or supervisor_pid(fleet.run_dir) == fleet.supervisor.pid, _START_S, poll_s=_TIGHT_S)
+
+
+class Order:
+    """A ``headrace`` command whose imports are done, so that it begins at once."""
+
+    _PREPARED = (
+        "import sys, pipeline.operator.ending, pipeline.operator.steering, pipeline.runtime.registry.redis, pipeline.cli\n"
+        "print(flush=True); sys.stdin.readline(); pipeline.cli.main()"
+    )
+
+    def __init__(self, fleet: DrillFleet, *arguments: str) -> None:
+        """Start the process."""
+        self._process = fleet.prepared(self._PREPARED, *arguments, "--json")
+
+    def give(self) -> tuple[Any, str]:
+        """Let it begin; return its output, or None and its last words."""
+        try:
+            out, error = self._process.communicate("\n", timeout=_ORDER_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            return None, f"no answer within {_ORDER_S:g} s"
+        try:
+            return (json.loads(out) if self._process.returncode == 0 else None), error[-300:]
+        except json.JSONDecodeError:
+            return None, error[-300:]
