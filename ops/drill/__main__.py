@@ -110,6 +110,8 @@ def line(outcome: Outcome) -> str:
     )
     if outcome.num_relayed:
         text += f"; {outcome.num_damaged} of {outcome.num_relayed} messages damaged"
+    if outcome.num_dead_letters:
+        text += f"; {outcome.num_dead_letters} responses without a verdict"
     for cost in outcome.costs:
         text += f"; {cost.worker} took {cost.num_lost} tokens of {cost.num_in_flight} trajectories with it"
         text += f" ({cost.num_sampled_again} sampled again)"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ops.drill.check import KillCost, Limits, Violation, check, kill_costs
-from ops.drill.events import Audited, Event, Finished, Stalled
+from ops.drill.events import Audited, DeadLetter, Event, Finished, Stalled
 from ops.drill.faults import FLEET_HOST, GUEST_HOST, Site, Striking, interpose, look_for_leftovers, small_disk
 from ops.drill.fleet import RUN, DrillFleet, each_turn
 from ops.drill.record import read_events
@@ -62,6 +62,8 @@ class Outcome:
     wall_s: float = 0.0
     num_relayed: int = 0
     num_damaged: int = 0
+    num_dead_letters: int = 0
+    """Responses that have never got a verdict."""
     folder: Path | None = None
     """Kept when something was violated."""
 
@@ -177,6 +179,7 @@ def drill(
         outcome.folder = folder
         return outcome
     events, outcome.violations = judge(site)
+    outcome.num_dead_letters = sum(isinstance(event, DeadLetter) and event.field == "reward" for event in events)
     outcome.costs = kill_costs(events) if engine == "emulated" else []
     outcome.num_updates = len(fleet.updates())
     if outcome.violations or keep:
