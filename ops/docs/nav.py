@@ -12,15 +12,47 @@ INDEX: Final = "ops/docs/index.md"
 """The first page; the lists of all others are added to it."""
 
 SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
-    "Start": {
+    "Tutorial": {
         "overview": "README.md",
-        "tutorial": "ops/docs/tutorial.md",
-        "run-files": "ops/docs/run-files.md",
-        "python": "ops/docs/python.md",
-        "coming-from": "ops/docs/coming-from.md",
         "install": "ops/docs/install.md",
+        "tutorial": "ops/docs/tutorial.md",
     },
-    "Concepts": {
+    "How-to": {
+        "runbook": "ops/RUNBOOK.md",
+        "how-to/read-a-run": "ops/docs/how-to/read-a-run.md",
+        "how-to/run-and-resume": "ops/docs/how-to/run-and-resume.md",
+        "how-to/change-a-running-run": "ops/docs/how-to/change-a-running-run.md",
+        "how-to/find-a-bad-worker": "ops/docs/how-to/find-a-bad-worker.md",
+        "how-to/dead-letters": "ops/docs/how-to/dead-letters.md",
+        "how-to/standbys-and-snapshots": "ops/docs/how-to/standbys-and-snapshots.md",
+        "how-to/mirror-checkpoints": "ops/docs/how-to/mirror-checkpoints.md",
+        "how-to/ledger-server": "ops/docs/how-to/ledger-server.md",
+        "how-to/several-hosts": "ops/docs/how-to/several-hosts.md",
+        "how-to/launchers": "ops/docs/how-to/launchers.md",
+        "how-to/memory-and-disk": "ops/docs/how-to/memory-and-disk.md",
+        "how-to/larger-models": "ops/docs/how-to/larger-models.md",
+        "how-to/vllm": "ops/docs/how-to/vllm.md",
+        "how-to/learn-from-responses": "ops/docs/how-to/learn-from-responses.md",
+        "how-to/metrics-elsewhere": "ops/docs/how-to/metrics-elsewhere.md",
+        "how-to/replay-updates": "ops/docs/how-to/replay-updates.md",
+        "how-to/upgrade": "ops/docs/how-to/upgrade.md",
+        "coming-from": "ops/docs/coming-from.md",
+        "contributing": "CONTRIBUTING.md",
+    },
+    "Reference": {
+        "run-files": "ops/docs/run-files.md",
+        "reference/settings": "ops/docs/settings.md",
+        "reference/commands": "ops/docs/commands.md",
+        "reference/exit-codes": "ops/docs/exit-codes.md",
+        "reference/metrics": "ops/docs/metrics.md",
+        "reference/run-folder": "ops/docs/run-folder.md",
+        "python": "ops/docs/python.md",
+        "concepts/data": "pipeline/data/README.md",
+        "concepts/rewards": "pipeline/rewards/README.md",
+        "reference/vectors": "tests/golden/README.md",
+        "reference/changelog": "CHANGELOG.md",
+    },
+    "Explanation": {
         "concepts/architecture": "ops/docs/architecture.md",
         "concepts/roles": "workers/README.md",
         "concepts/chunks": "protocol/chunks.md",
@@ -32,31 +64,14 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "concepts/recovering": "pipeline/supervisor/recovering.md",
         "concepts/rules": "ops/docs/rules.md",
         "concepts/equations": "pipeline/algorithms/README.md",
-        "concepts/data": "pipeline/data/README.md",
-        "concepts/rewards": "pipeline/rewards/README.md",
         "concepts/flow": "pipeline/flow/README.md",
         "concepts/watch": "pipeline/watch/README.md",
         "concepts/security": "SECURITY.md",
-    },
-    "Operating": {
-        "operating/run": "ops/docs/operating.md",
-        "operating/runbook": "ops/RUNBOOK.md",
-    },
-    "Reference": {
-        "reference/settings": "ops/docs/settings.md",
-        "reference/commands": "ops/docs/commands.md",
-        "reference/exit-codes": "ops/docs/exit-codes.md",
-        "reference/metrics": "ops/docs/metrics.md",
-        "reference/changelog": "CHANGELOG.md",
-        "reference/contributing": "CONTRIBUTING.md",
-        "reference/vectors": "tests/golden/README.md",
-    },
-    "Results": {
         "results/papers": "ops/docs/papers.md",
         "results/summary": "ops/results/README.md",
     },
 }
-"""By heading of the list: each page's place in the site, and its source."""
+"""By intent: each page's place in the site, and its source."""
 
 BELOW: Final[Mapping[str, Mapping[str, str]]] = {
     "results/summary": {

@@ -256,7 +256,9 @@ def _next_steps(files: Sequence[Path], hardware: str, name: str) -> list[str]:
     run, fleet = (shlex.quote(str(file)) for file in files)
     steps = [f"headrace doctor {run} {fleet}", f"headrace up {run} --fleet {fleet}"]
     if hardware == "hosts" and "REDIS_URL" not in os.environ:
-        steps[1:1] = ["export REDIS_URL=rediss://...  # a server that all hosts reach: ops/RUNBOOK.md"]
+        steps[1:1] = [
+            "export REDIS_URL=rediss://...  # a server that all hosts reach: ops/docs/how-to/ledger-server.md"
+        ]
     if hardware == "hosts":
         steps += [
             f"headrace fleet tokens create --role generator --out generator.token runs/{name}",

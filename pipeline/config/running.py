@@ -153,7 +153,7 @@ class CheckpointSection(Section):
 
 
 class ReplaySection(Section):
-    """The update log. `headrace run replay` makes updates again from it. Costs: ops/RUNBOOK.md."""
+    """The update log, for `headrace run replay`. Costs: ops/docs/how-to/memory-and-disk.md."""
 
     record: bool = setting(True, "Record every update's inputs and the digests of its weights.")
     keep_mb: Positive = setting(

@@ -1,6 +1,7 @@
 """Checks that the ledger's memory holds all that the settings allow at once.
 
-ops/RUNBOOK.md has the same arithmetic in words, with the same example (a test compares them).
+ops/docs/how-to/memory-and-disk.md has the arithmetic in words, with the same
+example (a test compares them).
 
     a response of L tokens in n windows of W     n = ceil(L / W)
       tokens, log-probs, text                    12 L          (4 bytes each)

@@ -96,14 +96,14 @@ def test_every_configuration_that_we_give_has_a_ledger_that_is_large_enough(name
 
 
 def test_the_page_and_the_code_agree_on_the_example(tmp_path: Path) -> None:
-    page = " ".join((ROOT / "ops" / "RUNBOOK.md").read_text().split())
+    page = " ".join((ROOT / "ops" / "docs" / "how-to" / "memory-and-disk.md").read_text().split())
     example = re.search(
         r"eta is (?P<eta>\d+), with (?P<groups>\d+) groups of (?P<size>\d+), responses of (?P<length>[\d,]+) tokens in windows "
         r"of (?P<window>\d+), and prompts of (?P<prompt>\d+)\. A response takes at most (?P<kb>\d+) kB, "
         r"a batch (?P<batch>\d+) MB, and all in flight (?P<flight>\d+) MB",
         page,
     )
-    assert example, "ops/RUNBOOK.md, Memory and disk"
+    assert example, "ops/docs/how-to/memory-and-disk.md"
     told = {name: int(text.replace(",", "")) for name, text in example.groupdict().items()}
     config = op_config(
         tmp_path,

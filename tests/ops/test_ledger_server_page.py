@@ -1,4 +1,4 @@
-"""Claims about the runbook's commands for ledger servers: they work as written, and no password
+"""Claims about the how-to on ledger servers: they work as written, and no password
 comes into the process list.
 
 They are taken from the page and run by bash: a real server, the real command line. Only ports
@@ -25,7 +25,7 @@ from pipeline.ledger.server.binary import find_server
 from tests.own_server import free_ports
 from tests.pipeline.op_config import write_config
 
-PAGE = Path(__file__).parents[2] / "ops" / "RUNBOOK.md"
+PAGE = Path(__file__).parents[2] / "ops" / "docs" / "how-to" / "ledger-server.md"
 # the next one takes its port and its files
 _END_SERVER = "trap 'kill $(jobs -p) 2>/dev/null && wait || true' EXIT\n"
 
@@ -35,10 +35,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def blocks() -> list[str]:
-    """Return the commands of the page's section on servers: a server, its certificate, and a run
-    that uses it."""
-    section = PAGE.read_text().split("\n## A ledger of your own\n")[1].split("\n## ")[0]
-    return re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    """Return the page's commands: a server, its certificate, and a run that uses it."""
+    return re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 @contextmanager
@@ -160,7 +158,8 @@ def test_the_pages_certificate_and_encrypted_address_are_taken_by_config_check(t
     assert seen == []
 
 
-def test_no_command_of_the_page_has_a_password_among_its_arguments() -> None:
-    for block in re.findall(r"```\w*\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        assert "--set ledger.url=" not in block
-        assert not re.search(r"redis(-cli)? .*-a ", block)
+def test_no_command_of_a_how_to_has_a_password_among_its_arguments() -> None:
+    for page in PAGE.parent.glob("*.md"):
+        for block in re.findall(r"```\w*\n(.*?)```", page.read_text(), re.DOTALL):
+            assert "--set ledger.url=" not in block, page
+            assert not re.search(r"redis(-cli)? .*-a ", block), page

@@ -1,4 +1,4 @@
-"""Claims about the runbook's section on several hosts: followed as written, over a cable between
+"""Claims about the how-tos on several hosts and ledger servers: followed as written, over a cable between
 two hosts.
 
 Its commands are taken from the page and run by bash, those of the ledger's server before them. The
@@ -34,7 +34,7 @@ from tests.integration.fleet import without_charts
 from workers.engines.emulated.journal import read_journal
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "ops" / "RUNBOOK.md"
+PAGES = ROOT / "ops" / "docs" / "how-to"
 RUN = "far"
 _WAIT_S = 90.0
 RELAY = """
@@ -71,10 +71,9 @@ pytestmark = [
 ]
 
 
-def blocks(title: str) -> list[str]:
-    """Return the commands of a section."""
-    section = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
-    return re.findall(r"```(?:sh)?\n(.*?)```", section, re.DOTALL)
+def blocks(name: str) -> list[str]:
+    """Return the commands of a page."""
+    return re.findall(r"```(?:sh)?\n(.*?)```", (PAGES / name).read_text(), re.DOTALL)
 
 
 @contextmanager
@@ -187,13 +186,13 @@ def test_the_pages_commands_let_another_hosts_workers_do_a_runs_work_until_it_en
         "LEDGER_HOST": "host-a",
     }
     on_far = environment | {"XDG_CACHE_HOME": str(far / "cache"), "XDG_STATE_HOME": str(far / "state")}
-    server, certificate, use = blocks("A ledger of your own")
-    [commands] = blocks("Several hosts")
+    server, certificate, use = blocks("ledger-server.md")
+    [commands] = blocks("several-hosts.md")
     on_a, _, rest = commands.partition("# in another terminal")
     tokens, _, on_b = rest.partition("# on another host")
     tokens, on_b = (part.partition("\n")[2].replace("runs/NAME", f"runs/{RUN}") for part in (tokens, on_b))
     assert on_a.count("headrace up") == 1, on_a
-    assert [line.split()[1] for line in on_b.splitlines()] == ["join", "join"], on_b
+    assert [line.split()[1:3] for line in on_b.splitlines()] == [["fleet", "join"]] * 2, on_b
     outputs = {name: tmp_path / f"{name}.out" for name in ("ledger", "a", "tokens", "b", "down")}
     run_dir, joined = home / "runs" / RUN, far / "state" / "headrace" / "joined"
     logs = {role: joined / f"{role}-host-b" / RUN / "logs" for role in ("generator", "reward")}
