@@ -5,7 +5,8 @@
 *Consumes* nothing but this project. *Produces* ``ops/results/<table>.md`` and ``.json``, and below
 ``--work`` every run, once no two rows would do the same. *Waits for* the runs, one after another:
 seed by seed, variants in turn, so that a machine that changes does so for all of them. An outcome
-that is already below ``--work`` is not made again."""
+that is already below ``--work`` is not made again. Models that a table starts from are made first, and a
+critic that explains too little at window ends ends it there."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from ops.bench.ablation import long_chains
@@ -24,11 +26,15 @@ from ops.bench.ablation.page import as_json, as_markdown
 from ops.bench.ablation.runs import carry_out, carry_out_here, outcome_of, outcome_path, outcomes
 from ops.bench.ablation.signal import SIGNALS_NAME, read_signals
 from ops.bench.ablation.tables import TABLES, Table
-from ops.demo import task as demo_task
+from ops.bench.ablation.window_ends import WindowEnds, of_units
+from ops.demo.task import Split
 from ops.ending import exit_code
 from pipeline.config.load import load_config
 from pipeline.process.progress_bar import tracked
 from protocol.errors import DataError
+
+LEAST_EXPLAINED = 0.4
+"""Of the returns' variance at window ends, before a table of fleets is run."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -63,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = options.work / table.name
     check_distinct(table)
     start = _start(table, folder, options.held_out)
+    before = critic_at_start(table, folder, start) if table.is_timed else None
     for seed in tracked(range(max(options.seeds, options.other_seeds)), "ablation", "seeds"):
         for variant in table.variants:
             if options.only and options.only not in variant.name:
@@ -72,7 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if outcome_path(folder, variant, seed).exists():
                 continue
             if table.is_timed:
-                outcome = carry_out(variant, seed, folder, start, num_held_out=options.held_out)
+                outcome = carry_out(
+                    variant,
+                    seed,
+                    folder,
+                    start,
+                    num_held_out=options.held_out,
+                    window_tokens=shortest_window(table),
+                    every=table.every,
+                )
             else:
                 outcome = carry_out_here(variant, seed, folder, start, every=table.every)
             print(
@@ -86,10 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     command += f" --held-out {options.held_out}"
     options.out.mkdir(parents=True, exist_ok=True)
-    page = as_markdown(table, made, command, read_signals(options.out / SIGNALS_NAME))
+    raw = as_json(table, made, command) | ({"critic_at_start": asdict(before)} if before else {})
+    page = as_markdown(table, made, command, read_signals(options.out / SIGNALS_NAME), kept=raw)
     (options.out / f"{table.name}.md").write_text(page, encoding="utf-8")
-    results = json.dumps(as_json(table, made, command), indent=1)
-    (options.out / f"{table.name}.json").write_text(results + "\n", encoding="utf-8")
+    (options.out / f"{table.name}.json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
     if made and not table.is_timed:
         (options.out / f"{table.name}.svg").write_text(as_svg(table, made), encoding="utf-8")
     print(page)
@@ -114,7 +129,9 @@ def render(name: str, out: Path) -> None:
 
 def check_distinct(table: Table) -> None:
     """Raise DataError when two rows of a table would do the same."""
-    effects = [(v.name, effect_of(load_config([v.config], v.overrides))) for v in table.variants]
+    effects = [
+        (v.name, effect_of(load_config([v.config], v.overrides), by_fleet=table.is_timed)) for v in table.variants
+    ]
     if alike := indistinct(effects):
         named = "; ".join(f"{one!r} and {other!r}" for one, other in alike)
         raise DataError(
@@ -123,33 +140,56 @@ def check_distinct(table: Table) -> None:
         )
 
 
+def shortest_window(table: Table) -> int:
+    """Return the tokens of the shortest window of a table's rows."""
+    return min(load_config([v.config], v.overrides).generation.window_tokens for v in table.variants)
+
+
 def _start(table: Table, folder: Path, num_held_out: int) -> list[str]:
-    """Write the prompts, make the models that there are none of yet, and return the overrides that
+    """Write the prompts, make the critic that there is none of yet, and return the overrides that
     name them."""
-    data = (folder / "data").resolve()
-    counts = ((demo_task.Split.TRAIN, table.num_prompts), (demo_task.Split.HELD_OUT, num_held_out))
-    named = [f'data.train=["{data / "train.jsonl"}"]', f'data.evaluation=["{data / "heldout.jsonl"}"]']
-    if table.is_timed:
-        for split, count in counts:
-            demo_task.write_file(
-                data / f"{split}.jsonl",
-                split,
-                count,
-                0,
-                tail_exponent=table.tail_exponent,
-                min_terms=table.min_terms,
-            )
-        return named
     from ops.bench.ablation import start_models
 
-    for split, count in counts:
-        long_chains.write_file(data / f"{split}.jsonl", split, count, 0)
+    data = (folder / "data").resolve()
+    for split, count in ((Split.TRAIN, table.num_prompts), (Split.HELD_OUT, num_held_out)):
+        long_chains.write_file(data / f"{split}.jsonl", split, count, 0, table.mix)
+    named = [f'data.train=["{data / "train.jsonl"}"]', f'data.evaluation=["{data / "heldout.jsonl"}"]']
+    if table.is_timed:
+        critic = (folder / "critic").resolve()
+        named.append(f"model.path={start_models.TAILED_POLICY}")
+        start_models.make_critic(critic)
+        named.append(f"value.path={critic}")
+        return named
     named.append(f"model.path={start_models.POLICY}")
     if any(load_config([v.config], v.overrides).has_critic for v in table.variants):
         reward_model = (folder.parent / "reward-model").resolve()
         start_models.make_reward_model(reward_model)
         named.append(f"value.path={reward_model}")
     return named
+
+
+def critic_at_start(table: Table, folder: Path, start: Sequence[str]) -> WindowEnds:
+    """Return what the critic knows before any row, on held-out prompts; measured once and kept.
+    Raises DataError when it explains too little."""
+    kept = folder / "critic-at-start.json"
+    if not kept.exists():
+        from ops.bench.one_process import OneProcess, units_of
+
+        row = table.variants[0]
+        held_out = f'data.train=["{(folder / "data" / f"{Split.HELD_OUT}.jsonl").resolve()}"]'
+        config = load_config([row.config], [*start, *row.overrides, held_out])
+        learner = OneProcess(config)
+        groups = [group for _ in range(8) for group in learner.sample_groups()]
+        units = units_of(config, groups, learner.values_of(groups), version=0)
+        kept.write_text(json.dumps(asdict(of_units(units, shortest_window(table)))) + "\n", encoding="utf-8")
+    found = WindowEnds(**json.loads(kept.read_text(encoding="utf-8")))
+    if found.explained_variance < LEAST_EXPLAINED:
+        raise DataError(
+            f"table {table.name}: the critic explains {found.explained_variance:.2f} of the returns' variance at window "
+            f"ends, expected {LEAST_EXPLAINED} at least: give start_models.CRITIC_PHASES more steps, and remove {kept} and "
+            f"{folder / 'critic'}"
+        )
+    return found
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
@@ -42,8 +43,9 @@ class Examiner:
         self._engine: GenerationEngine = build_engine(self._config, config.model.path)
         self._num_loads = 0
 
-    def accuracy(self, weights: Path) -> float:
-        """Return the share of right responses, in [0, 1]."""
+    def accuracy_by_kind(self, weights: Path) -> dict[str, float]:
+        """Return the share of right responses, in [0, 1]: of all under the empty name, and of each
+        kind of prompt that the task has."""
         self._engine.load_weights(read_weights(weights), self._num_loads)
         windows = self._answer()
         self._num_loads += 1
@@ -59,7 +61,11 @@ class Examiner:
             )
             for prompt, window in zip(self._prompts, windows, strict=True)
         ]
-        return asyncio.run(self._mark(responses))
+        right: dict[str, list[bool]] = {}
+        for prompt, is_right in zip(self._prompts, asyncio.run(self._mark(responses)), strict=True):
+            for kind in {"", str(prompt.extra.get("kind", ""))}:
+                right.setdefault(kind, []).append(is_right)
+        return {kind: fmean(found) for kind, found in right.items()}
 
     def _answer(self) -> list[SampledWindow]:
         limit = self._config.generation.max_response_tokens
@@ -82,11 +88,11 @@ class Examiner:
                 found[window.trajectory.group] = window
         return [found[index] for index in range(len(self._prompts))]
 
-    async def _mark(self, responses: Sequence[Response]) -> float:
-        num_right = 0
+    async def _mark(self, responses: Sequence[Response]) -> list[bool]:
+        right: list[bool] = []
         async with VerifierPool(self._config.reward, configured=self._config.verifier_paths) as pool:
             for verdict in await pool.score(responses):
                 if isinstance(verdict, VerifierFailure):
                     raise DataError(f"a held-out response could not be marked: {verdict.error}")
-                num_right += verdict.accuracy > 0.5
-        return num_right / len(responses)
+                right.append(verdict.accuracy > 0.5)
+        return right

@@ -21,7 +21,9 @@ from pipeline.algorithms.base import Algorithm
 from pipeline.algorithms.batching import TrainingSample, split_minibatches
 from pipeline.algorithms.loss import imitation_loss, token_loss
 from pipeline.algorithms.value_targets import lambda_targets
+from pipeline.config.ledger_spec import ledger_spec
 from pipeline.config.schema import RunConfig
+from pipeline.ledger.staleness import credit_limit
 from pipeline.ledger.types import ClaimedUnit, ScoredChunk, Unit
 from pipeline.rewards.shaping import shape
 from pipeline.rewards.verifier import Verdict
@@ -59,6 +61,9 @@ class Effect:
     and the critic's model."""
     group_size: int
     """Responses to one prompt."""
+    admitted: int = 0
+    """Units that the ledger admits before the first update is published, where a fleet makes the row; one process
+    samples no further than it learns."""
 
     def differs_from(self, other: Effect) -> list[str]:
         """Return the names of what is not the same."""
@@ -68,8 +73,8 @@ class Effect:
             if (one := getattr(self, name)).shape != (two := getattr(other, name)).shape
             or not np.allclose(one, two, rtol=1e-9, atol=1e-15)
         ]
-        found += [name for name in ("critic_start", "group_size") if getattr(self, name) != getattr(other, name)]
-        return found
+        plain = ("critic_start", "group_size", "admitted")
+        return found + [name for name in plain if getattr(self, name) != getattr(other, name)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +89,17 @@ class _Drawn:
     is_right: bool
 
 
-def effect_of(config: RunConfig) -> Effect:
-    """Return what a configuration makes of the drawn responses."""
+@dataclass(frozen=True, slots=True)
+class _NoStream:
+    """Prompts that only the ledger's admission is asked about."""
+
+    digest: str = ""
+    num_prompts: int = 1
+
+
+def effect_of(config: RunConfig, *, by_fleet: bool = False) -> Effect:
+    """Return what a configuration makes of the drawn responses. ``by_fleet``: a fleet makes the
+    row, so its admission counts too."""
     drawn = _draw()
     size = config.algorithm.group_size
     scores = [_score(config, response) for response in drawn]
@@ -119,6 +133,7 @@ def effect_of(config: RunConfig) -> Effect:
         if config.has_critic
         else (),
         group_size=size,
+        admitted=credit_limit(ledger_spec(config, _NoStream()), 0) if by_fleet else 0,
     )
 
 

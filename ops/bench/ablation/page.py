@@ -9,26 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from math import inf, isfinite
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from ops.bench.ablation.compare import interval, paired, rows_of
+from ops.bench.ablation.fleet_page import accuracies, effects, phases, race, window_ends
 from ops.bench.ablation.runs import Outcome
 from ops.bench.ablation.signal import Signal, as_table
-from ops.bench.ablation.summary import JUDGED, Compared, Figures, compared, figures, marked
+from ops.bench.ablation.summary import JUDGED, Compared, compared, figures, marked
 from ops.bench.table import prose
 from pipeline.config.load import load_config
 
 if TYPE_CHECKING:
     from ops.bench.ablation.tables import Table
 
-_ACCURACY = (
-    "Held-out accuracy in per cent, greedy: the mean over seeds of the last five versions, with the 95 % interval of "
-    "the mean. Tokens trained are those of the whole run, median. Entropy is that of its end. Differences are those of "
-    f"the same seeds, which share prompts and their order. {JUDGED}"
-)
 _END = (
     "Accuracy is in per cent on held-out prompts, sampled at temperature 1. *At the end* is the mean of the last three "
     "examinations{when}. Each figure is the mean over seeds, with the 95 % interval of the mean (Student's t). "
@@ -47,13 +43,6 @@ _SIGNAL = (
     "same start policy: its difference holds the luck of both. Intervals are of 95 % over seeds. Differences are paired by "
     f"seed. {JUDGED} Rows that are left out make the first row's advantages, and differ from it in "
     "the loss alone."
-)
-_RACE = (
-    "Seconds until the mean of three versions in a row reaches an accuracy, and updates by then; medians over seeds."
-)
-_PER_UPDATE = (
-    "Figures are per update, medians over seeds. Decode steps, prefill and sampled tokens are those of all generators "
-    "over the whole run, divided by the updates. The critic's first phase is included."
 )
 _BY_HAND = "Every row by hand: `headrace up CONFIG --fleet configs/fleets/demo.toml` with `--set` and"
 _ALONE = (
@@ -130,8 +119,11 @@ def as_markdown(
         parts.append("\n".join(findings))
     parts.append(prose(table.about))
     if table.is_timed:
-        parts += [f"    {command}", on, _accuracies(table, outcomes), _race(table, outcomes)]
-        parts.append(_phases(table, outcomes))
+        parts += [f"    {command}", on, "## After as many updates", accuracies(table, outcomes)]
+        if table.factors:
+            parts.append(effects(table, outcomes))
+        parts += ["## Window ends", window_ends(table, outcomes, kept.get("critic_at_start"))]
+        parts += ["## Time", race(table, outcomes), phases(table, outcomes)]
     else:
         parts += [_verdicts(table, outcomes)] if outcomes else [_NOT_RUN]
         parts += [f"    {command}", on]
@@ -156,37 +148,10 @@ def _runs(table: Table, outcomes: Sequence[Outcome]) -> str:
         steps, explained = "", "no critic"
         if load_config([_ROOT / variant.config], variant.overrides).has_critic:
             ends = [o.explained_variance[-1] for o in of if any(o.explained_variance)]
-            steps = f"{median(o.value_steps for o in of):.0f}" if is_here else "not recorded"
+            is_told = is_here or all(o.explained_variance for o in of)
+            steps = f"{median(o.value_steps for o in of):.0f}" if is_told else "not recorded"
             explained = f"{median(ends):.2f}" if ends else "not recorded"
         lines.append(f"| {variant.name} | {made} | {staleness:.2f} | {steps} | {explained} |")
-    return "\n".join(lines)
-
-
-def _rows(table: Table, outcomes: Sequence[Outcome]) -> list[tuple[str, str, list[Outcome]]]:
-    found = [(v.name, v.paper, [o for o in outcomes if o.variant == v.name]) for v in table.variants]
-    return [row for row in found if row[2]]
-
-
-def _accuracies(table: Table, outcomes: Sequence[Outcome]) -> str:
-    lines = [
-        prose(_ACCURACY),
-        "",
-        "| | seeds | updates | tokens trained | accuracy | against the first row | best | entropy | each seed | paper |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
-    ]
-    rows = _rows(table, outcomes)
-    against = [paired(of, rows[0][2], Outcome.final_accuracy) for _, _, of in rows[1:]]
-    apart = ["", *map(marked, compared(against))]
-    for (name, paper, of), difference in zip(rows, apart, strict=True):
-        end = figures([100 * o.final_accuracy() for o in of])
-        best = figures([100 * max(p.accuracy for p in o.curve) for o in of])
-        entropy = figures([o.entropy_last for o in of])
-        single = ", ".join(f"{value:.1f}" for value in end.values)
-        lengths = " to ".join(map(str, sorted({len(o.curve) for o in of})))
-        trained = f"{median(o.trained_tokens for o in of):,.0f}"
-        shown = (_interval(end), difference, f"{best.mean:.1f}", f"{entropy.mean:.3f}", single, paper)
-        cells = (name, len(of), lengths, trained, *shown)
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
@@ -217,7 +182,7 @@ def _readings(table: Table, outcomes: Sequence[Outcome]) -> str:
     columns = ["", "seeds", "updates", "tokens, millions", "at the end", "difference", "on the way", "difference"]
     columns += [f"{kind}: difference at the end" for kind in kinds] + ["at the end, each seed", "paper"]
     lines = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 3) + "---|---:|"]
-    rows = _rows(table, outcomes)
+    rows = rows_of(table, outcomes)
     first = rows[0][2]
     readings: list[Callable[[Outcome], float]] = [Outcome.late_accuracy, Outcome.mean_accuracy]
     apart = [
@@ -229,7 +194,7 @@ def _readings(table: Table, outcomes: Sequence[Outcome]) -> str:
         cells = [name, str(len(of)), f"{median(o.curve[-1].update for o in of):.0f}"]
         cells.append(f"{median(o.curve[-1].tokens for o in of) / 1e6:.2f}")
         for reading, difference in zip(readings, (late, mean), strict=True):
-            cells += [_interval(figures([100 * reading(o) for o in of])), difference]
+            cells += [interval(figures([100 * reading(o) for o in of])), difference]
         cells += by_kind
         cells += [", ".join(f"{100 * o.late_accuracy():.1f}" for o in of), paper]
         lines.append("| " + " | ".join(cells) + " |")
@@ -238,13 +203,6 @@ def _readings(table: Table, outcomes: Sequence[Outcome]) -> str:
 
 def _final_of(kind: str, outcome: Outcome) -> float:
     return outcome.late_accuracy_of(kind)
-
-
-def paired(of: Sequence[Outcome], against: Sequence[Outcome], reading: Callable[[Outcome], float]) -> Figures | None:
-    """Return the differences in points of the seeds that both have; None without one."""
-    base = {o.seed: reading(o) for o in against}
-    found = [100 * (reading(o) - base[o.seed]) for o in of if o.seed in base]
-    return figures(found) if found else None
 
 
 def verdict(difference: Compared | None, *, lacks_a_part: bool = True) -> str:
@@ -266,7 +224,7 @@ def _verdicts(table: Table, outcomes: Sequence[Outcome]) -> str:
         "|---|---|---|---|---|",
     ]
     tokens = equal_tokens(outcomes)
-    rows = _rows(table, outcomes)
+    rows = rows_of(table, outcomes)
     columns: list[list[Compared | None]] = []
     for most in (sys.maxsize, tokens):
         first, *others = [[o.within(most) for o in of] for _, _, of in rows]
@@ -280,81 +238,6 @@ def _verdicts(table: Table, outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _race(table: Table, outcomes: Sequence[Outcome]) -> str:
-    """Return how soon each variant reached each target, and the ratio of the first two rows, seed
-    by seed."""
-    rows = _rows(table, outcomes)
-    lines = [
-        prose(_RACE),
-        "",
-        "| | " + " | ".join(f"{100 * target:.0f} %" for target in table.targets) + " |",
-        "|---|" + "---:|" * len(table.targets),
-    ]
-    for name, _, of in rows:
-        cells = [_reached(of, target) for target in table.targets]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    (_, _, slow), (_, _, fast) = rows[:2]
-    cells = [_speed_up(slow, fast, target) for target in table.targets]
-    lines.append("| **times sooner** (median; each seed) | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _reached(of: Sequence[Outcome], target: float) -> str:
-    points = [point for o in of if (point := o.reached(target)) is not None]
-    never = [inf] * (len(of) - len(points))
-    at_s, updates = median([p.at_s for p in points] + never), median([p.update for p in points] + never)
-    shown = [f"{at_s:.1f} s ({updates:.0f})"] if isfinite(at_s) else []
-    return "; ".join(shown + ([f"{len(points)} of {len(of)} reach it"] if never else []))
-
-
-def _speed_up(slow: Sequence[Outcome], fast: Sequence[Outcome], target: float) -> str:
-    """Return how much sooner ``fast`` reached a target: the median, and each seed.
-
-    Where ``slow`` never reached it, it needed its whole run at least: the ratio is a bound from
-    below. Where ``fast`` never reached it, the ratio counts as 0."""
-    rivals = {o.seed: o for o in fast}
-    ratios: list[tuple[float, bool]] = []
-    for o in slow:
-        theirs, ours = o.reached(target), rivals[o.seed].reached(target) if o.seed in rivals else None
-        if ours is not None:
-            ratios.append(((o.train_s if theirs is None else theirs.at_s) / ours.at_s, theirs is None))
-        elif theirs is not None:
-            ratios.append((0.0, False))
-    if not ratios:
-        return "–"
-    middle = median(ratio for ratio, _ in ratios)
-    is_bound = any(ratio <= middle for ratio, bound in ratios if bound)
-    return f"**{_ratio(middle, is_bound)}** ({', '.join(_ratio(*ratio) for ratio in ratios)})"
-
-
-def _ratio(ratio: float, is_bound: bool) -> str:
-    return f"{'≥ ' if is_bound else ''}{ratio:.2f}" if ratio else "never"
-
-
-def _phases(table: Table, outcomes: Sequence[Outcome]) -> str:
-    columns: tuple[tuple[str, Callable[[Outcome], float]], ...] = (
-        ("s an update", lambda o: o.train_s / len(o.curve)),
-        ("learner waits", lambda o: o.phases_s["wait"] / len(o.curve)),
-        ("learner steps", lambda o: (o.phases_s["step"] + o.phases_s["logprob"]) / len(o.curve)),
-        ("decode steps", lambda o: o.decode_steps / len(o.curve)),
-        ("mean live batch", lambda o: o.mean_live),
-        ("prefill tokens", lambda o: o.prefill_tokens / len(o.curve)),
-        ("sampled tokens", lambda o: o.sampled_tokens / len(o.curve)),
-        ("trained tokens", lambda o: o.trained_tokens / len(o.curve)),
-        ("staleness", lambda o: o.staleness_mean),
-    )
-    lines = [
-        prose(_PER_UPDATE),
-        "",
-        "| | " + " | ".join(name for name, _ in columns) + " |",
-        "|---|" + "---:|" * len(columns),
-    ]
-    for name, _, of in _rows(table, outcomes):
-        values = [median(figure(o) for o in of) for _, figure in columns]
-        lines.append(f"| {name} | " + " | ".join(_number(value) for value in values) + " |")
-    return "\n".join(lines)
-
-
 def _differences(table: Table) -> str:
     """List what each row overrides, so that it can be repeated by hand."""
     lines = [prose(_BY_HAND if table.is_timed else _ALONE.format(name=table.name))]
@@ -364,13 +247,3 @@ def _differences(table: Table) -> str:
         overrides = " ".join(f"`{key}={value}`" for key, value in settings.items())
         lines += ["", prose(f"- **{variant.name}**: `{variant.config}`, {overrides}")]
     return "\n".join(lines)
-
-
-def _interval(of: Figures) -> str:
-    half = of.half_width
-    mean = f"{of.mean:.1f}"
-    return mean if half is None else f"{mean} ± {half:.1f}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"

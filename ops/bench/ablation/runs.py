@@ -20,9 +20,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from ops.bench.ablation.window_ends import WindowEnds, of_run
 from ops.bench.fleet_run import last_counters, train
 from pipeline.config.load import load_config, resolve_paths
-from pipeline.observability.history import HISTORY_NAME, UpdateRow, read_history
+from pipeline.observability.history import HISTORY_NAME, VALUE_HISTORY_NAME, UpdateRow, ValueRow, read_history
 from pipeline.observability.start_record import commit_of
 from protocol.errors import DataError
 
@@ -75,11 +76,13 @@ class Outcome:
     entropy_last: float
     """Mean over the last five updates; nan when not recorded."""
     clip_fraction: float = 0.0
-    """Share of the tokens whose ratio was clipped, mean over updates. Known in one process only."""
+    """Share of the tokens whose ratio was clipped, mean over updates."""
     explained_variance: tuple[float, ...] = ()
-    """Of the critic, update by update. Likewise."""
+    """Of the critic, update by update; of a fleet its value steps' since the policy started."""
     value_steps: int = 0
     """Before the policy started."""
+    window_ends: WindowEnds | None = None
+    """Of a fleet's trained units, at the ends of the table's shortest windows."""
     commit: str = ""
     """Git's commit of the sources, as in a run's start record. Empty: not recorded."""
 
@@ -145,13 +148,25 @@ def outcome_of(values: Mapping[str, Any]) -> Outcome:
     """Return what a JSON object holds. Raises KeyError, TypeError: no outcome."""
     curve = tuple(Point(**point) for point in values["curve"])
     tuples = {name: tuple(values[name]) for name in ("overrides", "explained_variance")}
-    return Outcome(**{**values, **tuples, "curve": curve})
+    ends = values.get("window_ends")
+    return Outcome(**{**values, **tuples, "curve": curve, "window_ends": WindowEnds(**ends) if ends else None})
 
 
-def carry_out(variant: Variant, seed: int, folder: Path, start: Sequence[str], *, num_held_out: int) -> Outcome:
-    """Train a variant with a seed, examine its versions, and keep the outcome in ``folder``.
+def carry_out(
+    variant: Variant,
+    seed: int,
+    folder: Path,
+    start: Sequence[str],
+    *,
+    num_held_out: int,
+    window_tokens: int,
+    every: int = 1,
+) -> Outcome:
+    """Train a variant with a seed by a fleet, examine every ``every``-th version, and keep the
+    outcome in ``folder``.
 
-    ``start``: overrides that name prompts and models.
+    ``start``: overrides that name prompts and models. The critic is read at multiples of
+    ``window_tokens``.
 
     Raises:
         DataError: the run did not finish; its folder, named in the message, is left for inspection.
@@ -162,7 +177,8 @@ def carry_out(variant: Variant, seed: int, folder: Path, start: Sequence[str], *
     config = resolve_paths(load_config([variant.config, _FLEET], overrides))
     taken = folder / f"{name}.weights"
     _train(variant, overrides, config, taken)
-    outcome = _examine(variant, seed, config, taken, num_held_out=num_held_out)
+    outcome = _examine(variant, seed, config, taken, num_held_out=num_held_out, every=every)
+    outcome = replace(outcome, window_ends=of_run(config.run_dir, window_tokens))
     _keep(outcome, kept)
     shutil.rmtree(taken)
     return outcome
@@ -268,7 +284,7 @@ def _link(source: Path, taken: Path) -> None:
                 return
 
 
-def _examine(variant: Variant, seed: int, config: RunConfig, taken: Path, *, num_held_out: int) -> Outcome:
+def _examine(variant: Variant, seed: int, config: RunConfig, taken: Path, *, num_held_out: int, every: int) -> Outcome:
     from ops.bench.ablation.accuracy import Examiner
 
     rows = [row for row in read_history(config.run_dir / HISTORY_NAME) if isinstance(row, UpdateRow)]
@@ -280,12 +296,15 @@ def _examine(variant: Variant, seed: int, config: RunConfig, taken: Path, *, num
         weights = taken / f"v{row.policy_version:08d}.safetensors"
         if not weights.exists():
             raise DataError(f"version {row.policy_version} of {config.run_dir} was published, but not found in {taken}")
-        curve.append(Point(row.update, row.at_s - began_s, examiner.accuracy(weights)))
+        if row.update % every == 0:
+            found = examiner.accuracy_by_kind(weights)
+            curve.append(Point(row.update, row.at_s - began_s, found.pop(""), accuracy_by_kind=found))
     counters = list(last_counters(config.run_dir, "generator"))
 
     def total(name: str) -> float:
         return sum(values.get(name, 0.0) for values in counters)
 
+    steps = [row for row in read_history(config.run_dir / VALUE_HISTORY_NAME) if isinstance(row, ValueRow)]
     entropies = [row.metrics["entropy"] for row in rows[-5:] if "entropy" in row.metrics]
     return Outcome(
         variant=variant.name,
@@ -306,6 +325,9 @@ def _examine(variant: Variant, seed: int, config: RunConfig, taken: Path, *, num
         trained_tokens=sum(row.num_trained_tokens for row in rows),
         staleness_mean=sum(row.staleness_mean for row in rows) / len(rows),
         entropy_last=sum(entropies) / len(entropies) if entropies else float("nan"),
+        clip_fraction=fmean(row.metrics.get("clip_fraction", 0.0) for row in rows),
+        explained_variance=tuple(round(step.explained_variance, 4) for step in steps if step.at_s > began_s),
+        value_steps=sum(step.at_s <= began_s for step in steps),
         commit=commit_of(_ROOT),
     )
 

@@ -3,12 +3,13 @@ outcomes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from ops.bench.ablation.__main__ import check_distinct, render
+from ops.bench.ablation.__main__ import check_distinct, critic_at_start, render
 from ops.bench.ablation.curves import as_svg
 from ops.bench.ablation.distinct import effect_of
 from ops.bench.ablation.page import as_markdown, equal_tokens, verdict
@@ -16,6 +17,7 @@ from ops.bench.ablation.runs import Outcome, Point, carry_out_here, outcome_path
 from ops.bench.ablation.signal import Signal
 from ops.bench.ablation.summary import compared, figures, holm, sign_flip_p, t_p_value, t_quantile
 from ops.bench.ablation.tables import TABLES, Table, Variant
+from ops.bench.ablation.window_ends import WindowEnds
 from ops.demo.task import Split, write_file
 from pipeline.config.load import load_config
 from protocol.errors import DataError
@@ -68,6 +70,27 @@ def test_rows_of_a_table_share_batch_and_task(table: Table) -> None:
 def test_no_two_rows_of_a_table_compute_the_same(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     check_distinct(table)
+
+
+def test_the_four_rows_of_a_table_of_factors_differ_in_the_two_settings_alone() -> None:
+    table = TABLES["tppo-vs-ppo"]
+    dumps = [load_config([ROOT / v.config], v.overrides).model_dump() for v in table.variants]
+    found = {(one["generation"].pop("window_tokens"), one["staleness"].pop("eta")) for one in dumps}
+    assert len(found) == 4 and len({window for window, _ in found}) == 2
+    assert {lag for _, lag in found} == {0, 2}
+    assert all(one == dumps[0] for one in dumps)
+    assert dumps[0]["algorithm"]["positive_nll_coefficient"] == 0.0
+
+
+def test_rows_that_differ_in_staleness_alone_differ_where_fleets_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    table = TABLES["tppo-vs-ppo"]
+    with pytest.raises(DataError, match="'whole responses, synchronous' and 'whole responses, asynchronous'"):
+        check_distinct(replace(table, is_timed=False))
+    row = table.variants[0]
+    ahead = [effect_of(load_config([ROOT / v.config], v.overrides), by_fleet=True).admitted for v in table.variants]
+    batch = load_config([ROOT / row.config], row.overrides).algorithm.groups_per_update
+    assert ahead == [batch, batch, 3 * batch, 3 * batch]
 
 
 @pytest.mark.parametrize(
@@ -126,25 +149,61 @@ def test_an_accuracy_is_reached_when_three_versions_in_a_row_have_it_on_average(
     assert lucky.reached(0.9) is None
 
 
+FOUR = TABLES["tppo-vs-ppo"]
+SLOW, FAST, *_ = (variant.name for variant in FOUR.variants)
+LOW, MIDDLE, HIGH = FOUR.targets
+
+
+def rising(to: float) -> list[float]:
+    """Return a curve whose last three versions have an accuracy."""
+    return [0.1, 0.2, to, to, to]
+
+
 def test_the_page_tells_the_ratio_of_the_same_seed() -> None:
-    table = TABLES["tppo-vs-ppo"]
-    slow, fast = (variant.name for variant in table.variants[:2])
-    rising = [0.5, 0.7, 0.9, 0.9, 0.9]
-    made = [outcome(slow, 0, rising, 6.0), outcome(fast, 0, rising, 2.0), outcome(slow, 1, rising, 8.0)]
-    page = as_markdown(table, [*made, outcome(fast, 1, rising, 2.0)], "the command")
+    made = [outcome(SLOW, 0, rising(HIGH), 6.0), outcome(FAST, 0, rising(HIGH), 2.0)]
+    made += [outcome(SLOW, 1, rising(HIGH), 8.0), outcome(FAST, 1, rising(HIGH), 2.0)]
+    page = as_markdown(FOUR, made, "the command")
     assert "**3.50** (3.00, 4.00)" in page
     assert "the command" in page
 
 
 def test_a_side_that_never_reaches_an_accuracy_bounds_the_ratio() -> None:
-    table = TABLES["tppo-vs-ppo"]
-    slow, fast = (variant.name for variant in table.variants[:2])
-    rising, low = [0.5, 0.7, 0.9, 0.9, 0.9], [0.1] * 5
-    made = [outcome(name, seed, rising, 6.0 if name == slow else 2.0) for name in (slow, fast) for seed in (0, 1)]
-    bound = as_markdown(table, [*made, outcome(slow, 2, low, 8.0), outcome(fast, 2, rising, 2.0)], "")
+    names = [(name, seed) for name in (SLOW, FAST) for seed in (0, 1)]
+    made = [outcome(name, seed, rising(HIGH), 6.0 if name == SLOW else 2.0) for name, seed in names]
+    low = [0.0] * 5
+    bound = as_markdown(FOUR, [*made, outcome(SLOW, 2, low, 8.0), outcome(FAST, 2, rising(HIGH), 2.0)], "")
     assert "**3.00** (3.00, 3.00, ≥ 4.00)" in bound and "30.0 s (5); 2 of 3 reach it" in bound
-    lost = as_markdown(table, [*made, outcome(slow, 2, rising, 6.0), outcome(fast, 2, low, 2.0)], "")
+    lost = as_markdown(FOUR, [*made, outcome(SLOW, 2, rising(HIGH), 6.0), outcome(FAST, 2, low, 2.0)], "")
     assert "**3.00** (3.00, 3.00, never)" in lost
+
+
+def test_each_factors_effect_is_over_both_levels_of_the_other_and_the_rest_is_together() -> None:
+    """Windows take 10 points, asynchrony gives 4, and both at once take 6 more."""
+    ends = [0.5, 0.4, 0.57, 0.41]
+    made = [
+        outcome(v.name, seed, [end + 0.01 * seed] * 3, 1.0)
+        for v, end in zip(FOUR.variants, ends, strict=True)
+        for seed in (0, 1)
+    ]
+    lines = as_markdown(FOUR, made, "").splitlines()
+    rows = [next(line for line in lines if line.startswith(f"| {name} | 2 |")) for name in (*FOUR.factors, "together")]
+    # (-10 - 16) / 2, (7 + 1) / 2, -16 + 10
+    assert [row.split(" | ")[2].split("±")[0].strip(" *") for row in rows] == ["-13.0", "+4.0", "-6.0"]
+
+
+def test_the_page_says_what_the_critic_knew_before_and_at_the_window_ends_of_each_row() -> None:
+    ends = WindowEnds(0.62, 300, 14.0, 151.0, 900)
+    made = [replace(outcome(SLOW, 0, rising(HIGH), 1.0), window_ends=ends)]
+    raw = {"critic_at_start": asdict(WindowEnds(0.55, 80, 14.0, 140.0, 256))}
+    page = " ".join(as_markdown(FOUR, made, "", kept=raw).split())
+    assert "explained 0.55 of the variance of returns at 80 window ends of 256 responses" in page
+    assert f"| {SLOW} | 0.62 (0.62 to 0.62) | 300 | 14 | 151 | 10.8 |" in page
+
+
+def test_a_fleets_row_is_refused_when_its_critic_explains_too_little(tmp_path: Path) -> None:
+    (tmp_path / "critic-at-start.json").write_text(json.dumps(asdict(WindowEnds(0.39, 80, 14.0, 140.0, 256))))
+    with pytest.raises(DataError, match=r"explains 0\.39 .* expected 0\.4 at least"):
+        critic_at_start(FOUR, tmp_path, ())
 
 
 LEARNING = TABLES["dapo-leave-one-out"]
