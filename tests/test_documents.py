@@ -159,7 +159,7 @@ def unknown_words(command: click.Command, words: list[str]) -> list[str]:
         if not words or not re.fullmatch(r"[a-z][a-z-]*", words[0]):
             return []
         if command is headrace and words[0] in RENAMED:
-            words = [*RENAMED[words[0]].split(), *words[1:]]
+            return [f"{words[0]} is `headrace {RENAMED[words[0]]}` now"]
         inner = command.get_command(click.Context(command), words[0])
         return [words[0]] if inner is None else [f"{words[0]} {more}" for more in unknown_words(inner, words[1:])]
     options = {name for parameter in command.params for name in parameter.opts} | {"--help", "-h"}
@@ -180,7 +180,9 @@ PRESENT = [path for path in (*DOCUMENTS, *CONFIGS) if path.name != "CHANGELOG.md
 
 @pytest.mark.parametrize("path", PRESENT, ids=str)
 def test_what_a_document_names_exists(path: Path) -> None:
-    assert [problem for code in code_of(path) for problem in unknown(code)] == []
+    found = [problem for code in code_of(path) for problem in unknown(code)]
+    # a history has the names of its days
+    assert [problem for problem in found if path.name != "CHANGELOG.md" or not problem.endswith("` now")] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=str)
@@ -196,6 +198,7 @@ def test_what_a_document_links_to_exists(path: Path) -> None:
         ("make frobnicate", "make frobnicate"),
         ("make test test-vlm", "make test-vlm"),
         (".venv/bin/headrace statsu", "headrace statsu"),
+        ("headrace queues runs/demo", "headrace queues is `headrace ledger queues` now"),
         ("headrace ledger dead-letters lst", "headrace ledger dead-letters lst"),
         ("headrace ledger queues runs/demo --jsn", "headrace ledger queues --jsn"),
         ("python -m ops.fuz decoder", "python -m ops.fuz"),

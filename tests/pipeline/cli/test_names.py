@@ -98,9 +98,12 @@ def test_help_of_a_group_lists_its_commands_and_so_does_the_group_alone(group: s
         (["no-such-command", "--v"], ["--version"]),
     ],
 )
-def test_a_shell_completes_names_and_options_and_no_old_name(words: list[str], found: list[str]) -> None:
+def test_a_shell_completes_names_and_options_and_no_old_name(
+    words: list[str], found: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     shell = click.shell_completion.ShellComplete(headrace, {}, "headrace", "_HEADRACE_COMPLETE")
     assert [item.value for item in shell.get_completions(words[:-1], words[-1])] == found
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("words", [[""], ["ledger", ""]], ids=str)
