@@ -20,8 +20,6 @@ from pathlib import Path
 from ops.bench.ablation import long_chains
 from ops.bench.ablation.curves import as_svg
 from ops.bench.ablation.distinct import effect_of, indistinct
-from ops.bench.ablation.guided.table import NAME as GUIDED
-from ops.bench.ablation.guided.table import render_guided, write_table
 from ops.bench.ablation.page import as_json, as_markdown
 from ops.bench.ablation.runs import carry_out, carry_out_here, outcome_of, outcome_path, outcomes
 from ops.bench.ablation.signal import SIGNALS_NAME, read_signals
@@ -44,14 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Repeat a table of the papers in small, with real fleets on this machine.",
         epilog="example: python -m ops.bench.ablation tppo-vs-ppo --seeds 5",
     )
-    parser.add_argument("table", choices=sorted([*TABLES, GUIDED]))
+    parser.add_argument("table", choices=sorted(TABLES))
     parser.add_argument("--seeds", type=int, default=5, help="of headline rows: 0, 1 ... (default: %(default)s)")
-    parser.add_argument(
-        "--other-seeds", type=int, default=3, help=f"of other rows (default: %(default)s; not {GUIDED})"
-    )
-    parser.add_argument(
-        "--held-out", type=int, default=512, help=f"prompts examined (default: %(default)s; not {GUIDED})"
-    )
+    parser.add_argument("--other-seeds", type=int, default=3, help="of other rows (default: %(default)s)")
+    parser.add_argument("--held-out", type=int, default=512, help="prompts examined (default: %(default)s)")
     parser.add_argument("--work", type=Path, default=Path("bench-results/ablation"), help="runs (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("ops/results"), help="pages (default: %(default)s)")
     parser.add_argument("--only", help="rows whose name holds this text")
@@ -61,9 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.render:
         render(options.table, options.out)
-        return
-    if options.table == GUIDED:
-        write_table(options.work / GUIDED, options.out, options.seeds, options.only or "")
         return
     table = TABLES[options.table]
     folder = options.work / table.name
@@ -115,13 +106,10 @@ def render(name: str, out: Path) -> None:
     path = out / f"{name}.json"
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        if name == GUIDED:
-            page = render_guided(kept)
-        else:
-            made = [
-                outcome_of({key: of for key, of in values.items() if key != "mean_live"}) for values in kept["outcomes"]
-            ]
-            page = as_markdown(TABLES[name], made, kept["command"], read_signals(out / SIGNALS_NAME), kept=kept)
+        made = [
+            outcome_of({key: of for key, of in values.items() if key != "mean_live"}) for values in kept["outcomes"]
+        ]
+        page = as_markdown(TABLES[name], made, kept["command"], read_signals(out / SIGNALS_NAME), kept=kept)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path} holds no raw data of {name}: {error}; run the table without --render") from error
     (out / f"{name}.md").write_text(page, encoding="utf-8")

@@ -318,7 +318,7 @@ def test_a_difference_that_separates_alone_does_not_beside_another_that_fails() 
     assert alone.separates and not together.separates
 
 
-@pytest.mark.parametrize("name", ["dapo-leave-one-out", "vapo-leave-one-out", "tppo-windows", "nlft"])
+@pytest.mark.parametrize("name", ["dapo-leave-one-out", "vapo-leave-one-out", "tppo-windows"])
 def test_a_page_is_what_its_raw_data_say(name: str, tmp_path: Path) -> None:
     results = ROOT / "ops" / "results"
     for file in (f"{name}.json", "ablation-signal.json"):
