@@ -62,7 +62,7 @@ from protocol.trajectory import Field, Score, TrajectoryChunk
 
 
 class Ledger(Protocol):
-    """The durable ledger. Every method is one atomic transition.
+    """The durable ledger. Every method but ``audit`` is one atomic transition.
 
     Every method raises LedgerUnavailable when no server answers. Methods with an incarnation raise
     Fenced when it is not its worker's newest."""
@@ -254,7 +254,8 @@ class Ledger(Protocol):
         ...
 
     async def audit(self) -> Audit:
-        """Count both sides of the conservation law at one moment."""
+        """Count both sides of the conservation law at one moment. On a server the *states* of work
+        in flight may be older by the time that the walk took."""
         ...
 
     async def queues(self) -> list[QueueStat]:

@@ -57,6 +57,7 @@ _WORK: Final = (
         "tallies",
         "lives",
         "lives_order",
+        "moved",
         "finished",
         "finished:*",
         "finished_claim:*",

@@ -17,6 +17,7 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:tallies`` | hash | what left, by end: units by staleness, sums of responses' length and difficulty | the run |
 | ``{run}:lives`` | hash | trajectory that left -> its packed life, of the newest 10,000 | the run |
 | ``{run}:lives_order`` | list | their names, newest first | the run |
+| ``{run}:moved`` | list | trajectories whose work in flight changed (below), the newest first | the run |
 | ``{run}:epochs`` | hash | worker -> newest epoch; written by the registry, read by every script as the fence | the run |
 | ``{run}:groups`` | zset | numbers of groups that are not settled | the run |
 | ``{run}:group:<n>`` | hash | prompt, finals, missing, oldest, live, dropped, state, and (below) more | until settled |
@@ -71,6 +72,9 @@ for chunks that times 65,536 plus the chunk's index.
 | ``{run}:news:keys`` | stream | one entry, written with every change of permitted keys | the run |
 | ``tokens:{run}`` | hash | join token -> its role and the digest of its secret, JSON | until revoked |
 
+``{run}:moved`` keeps the newest 32,768 names or more, for an audit that goes on meanwhile. The counter
+``moved`` counts all that were ever written.
+
 ``tokens:{run}`` alone does not begin with the tag: a join token may read every key that does.
 
 ``{run}:group:<n>`` also has admitted_s; and scored, accuracy, mixed and correct, the sum of
@@ -116,6 +120,8 @@ settings = _one("settings")
 claims = _one("claims")
 version_history = _one("lineage")
 finished_claims = _one("finished_claims")
+finished_order = _one("finished")
+finished_claim = _each("finished_claim")
 dead = _one("dead")
 trajectory = _each("trajectory")
 chunk = _each("chunk")

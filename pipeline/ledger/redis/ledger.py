@@ -9,6 +9,7 @@ that makes room: scores, claims, drops, settling."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import starmap
 from typing import Any, cast
 
@@ -17,13 +18,13 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from pipeline.ledger.redis import keys
+from pipeline.ledger.redis.audit import FinishedLane, audit
 from pipeline.ledger.redis.connection import Command, PipelinedConnection
 from pipeline.ledger.redis.durable import wait_durable
 from pipeline.ledger.redis.errors import RAISED, ledger_fault, ledger_faults
 from pipeline.ledger.redis.request_ids import Requests
 from pipeline.ledger.redis.scripts import SCRIPTS
 from pipeline.ledger.redis.views import (
-    audit_from,
     finished_from,
     letter_from,
     queues_from,
@@ -359,8 +360,10 @@ class RedisLedger:
         return totals_from(await self._call("totals", None))
 
     async def audit(self) -> Audit:
-        """Count both sides of the conservation law. Walks the store: not for loops."""
-        return audit_from(await self._call("audit", None))
+        """Count both sides of the conservation law. Walks the store, a part a call."""
+        waiting, claims = keys.finished_order(self._run), keys.finished_claims(self._run)
+        lane = FinishedLane(self._asked, waiting, claims, partial(keys.finished_claim, self._run))
+        return await audit(self, lane)
 
     async def queues(self) -> list[QueueStat]:
         """Return every ledger queue's depth, limit, oldest age and consumer."""
@@ -425,6 +428,10 @@ class RedisLedger:
             return await SCRIPTS.run(self._connection, name, {"counters": self._counters}, given | arguments)
         except RAISED as error:
             raise ledger_fault(f"{name} for {who}" if who is not None else name, error) from error
+
+    async def _asked(self, command: Command) -> Any:
+        [answer] = await self._pipelined(f"{command[0]} of {command[1]}", [command])
+        return answer
 
     async def _pipelined(self, doing: str, commands: Sequence[Command]) -> list[Any]:
         with ledger_faults(doing):

@@ -203,6 +203,7 @@ async def test_settling_twice_counts_once_and_leaves_nothing_behind(bench):
             "{test}:tallies",
             "{test}:lives",
             "{test}:lives_order",
+            "{test}:moved",
             "{test}:holders",
             "{test}:asked:generator-0#1",
             "{test}:asked:learner-0#1",

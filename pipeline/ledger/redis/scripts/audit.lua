@@ -1,61 +1,130 @@
--- audit.lua: count what is in flight by walking the store, beside the counters, at one moment.
+-- audit.lua: read a part of what is in flight, for a walk by calls that hold the server for
+-- milliseconds each; pipeline/ledger/redis/audit.py makes the calls and keeps the rows.
+--
+-- The sum of the rows is exact although work moves between the calls:
+--
+-- * What is in flight of a trajectory changes only in transitions that write its name to `moved`
+--   in the same atomic step (parts/counts.lua). A row that was read at one place of that list is
+--   true until the list names its trajectory again.
+-- * The caller reads all trajectories that the list names since its first call again. A new group
+--   is on no list: its number lies beyond those walked.
+-- * The last call reads what the list names since the call before, the groups beyond, and the
+--   counters, at one moment. If nothing is left over, every row is true at that moment.
 --
 -- Uses     beginning names
--- Reads    counters groups group:* trajectory:* chunk:* finished finished_claims finished_claim:*
+-- Reads    counters moved groups group:* trajectory:* chunk:* finished finished_claims finished_claim:*
 --          finished:*
--- Returns  { counters as name, value, ... }, then { currency, state, number } for each state that
---          something is in
+-- ARGV[4]  most     integer   chunks and trajectories read; the last trajectory may exceed it
+-- ARGV[5]  since    integer?  place in `moved` of the call before
+-- ARGV[6]  group    integer   the walk goes on with this group,
+-- ARGV[7]  member   integer   and this member
+-- ARGV[8]  is_last  flag      the caller knows of nothing else that is to be read
+-- ARGV[9..]  again  text      trajectories that are to be read first
+-- Returns  { place in `moved`, the walk's next group and member,
+--            { { trajectory, its state or '', value worker's state or '', state, tokens, ... }, ... },
+--            trajectories that are still to be read,
+--            groups in flight and { counters as name, value, ... } when the walk is over }
+--          Nothing when more has moved since the call before than the list keeps, or when a server
+--          without its newest writes has taken over
 
+local most, since, group, member = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local is_last = ARGV[8] == '1'
+local PAGE = 100
 local RANK = { open = 1, leased = 2, finished = 3, ready = 4, claimed = 5 }
-local found = { groups = {}, trajectories = {}, tokens = {}, finished = {} }
-
-local function add(currency, state, by) found[currency][state] = (found[currency][state] or 0) + by end
+local read, rows, looks = {}, {}, 0
 
 -- A chunk unit's own state; chunks of larger units share their trajectory's.
-local function walk_chunks(tid, next_index, shared)
-  local least
+local function read_chunks(row, tid, next_index, shared)
+  local found, least = {}, nil
   for index = 0, next_index - 1 do
     local c = call('HMGET', chunk_key(chunk_id(tid, index)), 'tokens', 'state')
     if c[1] then
       local state = shared or c[2] or 'finished'
-      add('tokens', state, tonumber(c[1]))
+      found[state] = (found[state] or 0) + tonumber(c[1])
       if not least or RANK[state] < RANK[least] then least = state end
     end
   end
+  for state, tokens in pairs(found) do
+    row[#row + 1] = state
+    row[#row + 1] = tokens
+  end
+  looks = looks + next_index
   return least
 end
 
-local function walk_trajectory(tid, unit_state)
-  local key = trajectory_key(tid)
-  local t = call('HMGET', key, 'next', 'holder', 'final', 'state')
-  if not t[1] then return nil end
-  local state = unit_state or t[4] or (t[3] and 'finished') or (t[2] and 'leased') or 'open'
-  local least = walk_chunks(tid, tonumber(t[1]), S.unit ~= 'chunk' and state or nil)
-  if S.unit == 'chunk' and t[3] then state = least end
-  add('trajectories', state, 1)
-  return state
+-- Where it stands of those that the value worker trains on.
+local function finished_state(tid)
+  if not S.value_training then return '' end
+  local f = call('HMGET', finished_key(tid), 'state', 'claim')
+  if not f[1] then return '' end
+  if call('ZSCORE', P .. 'finished', tid) then return 'waiting' end
+  local is_claimed = f[2] and call('SISMEMBER', P .. 'finished_claims', f[2]) == 1
+  return is_claimed and call('ZSCORE', P .. 'finished_claim:' .. f[2], tid) and 'claimed' or ''
 end
 
-for _, group in ipairs(call('ZRANGE', P .. 'groups', 0, -1)) do
-  local unit_state = call('HGET', group_key(group), 'state') or nil
-  local least
-  for member = 0, S.group_size - 1 do
-    local state = walk_trajectory(member_of(group, member), unit_state)
-    if state and (not least or RANK[state] < RANK[least]) then least = state end
+-- `unit_state`: of its group, if that is there: '' without one.
+local function read_trajectory(tid, unit_state)
+  read[tid] = true
+  looks = looks + 1
+  local row = { tid, '', finished_state(tid) }
+  rows[#rows + 1] = row
+  local t = call('HMGET', trajectory_key(tid), 'next', 'holder', 'final', 'state')
+  if not (t[1] and unit_state) then return end
+  local state = (unit_state ~= '' and unit_state) or t[4] or (t[3] and 'finished') or (t[2] and 'leased') or 'open'
+  local least = read_chunks(row, tid, tonumber(t[1]), S.unit ~= 'chunk' and state or nil)
+  row[2] = S.unit == 'chunk' and t[3] and least or state
+end
+
+local function state_of(name) return call('HGET', group_key(name), 'state') or '' end
+
+local function read_again(tid)
+  local _, number = parts(tid)
+  local name = string.format('%d', number)
+  read_trajectory(tid, call('ZSCORE', P .. 'groups', name) and state_of(name))
+end
+
+local left = {}
+local function read_or_leave(tid, is_now)
+  if is_now and looks < most then
+    read_again(tid)
+  else
+    read[tid] = true
+    left[#left + 1] = tid
   end
-  add('groups', least, 1)
 end
 
-local function walk_finished(names, state)
-  for _, tid in ipairs(names) do add('finished', state, call('EXISTS', finished_key(tid))) end
-end
-walk_finished(call('ZRANGE', P .. 'finished', 0, -1), 'waiting')
-for _, id in ipairs(call('SMEMBERS', P .. 'finished_claims')) do
-  walk_finished(call('ZRANGE', P .. 'finished_claim:' .. id, 0, -1), 'claimed')
+for i = 9, #ARGV do read_or_leave(ARGV[i], true) end
+
+local is_walked = false
+while looks < most and not is_walked do
+  local page = call('ZRANGEBYSCORE', P .. 'groups', string.format('%d', group), '+inf', 'LIMIT', 0, PAGE)
+  for _, name in ipairs(page) do
+    if looks >= most then break end
+    local number = tonumber(name)
+    if number ~= group then member = 0 end
+    local unit_state = state_of(name)
+    while member < S.group_size and looks < most do
+      read_trajectory(member_of(name, member), unit_state)
+      member = member + 1
+    end
+    group = number
+    if member >= S.group_size then
+      group, member = number + 1, 0
+    end
+  end
+  is_walked = #page < PAGE and looks < most
 end
 
-local reply = { call('HGETALL', COUNTERS) }
-for currency, states in pairs(found) do
-  for state, number in pairs(states) do reply[#reply + 1] = { currency, state, number } end
+local moved = integer(call('HGET', COUNTERS, 'moved'))
+local number = moved - (since or moved)
+if number < 0 or number > call('LLEN', P .. 'moved') then return false end
+for _, tid in ipairs(number > 0 and call('LRANGE', P .. 'moved', 0, number - 1) or {}) do
+  if not read[tid] then read_or_leave(tid, is_walked and is_last) end
+end
+
+local reply = { moved, group, member, rows, left }
+if is_walked and is_last and #left == 0 then
+  reply[6] = call('ZCARD', P .. 'groups')
+  reply[7] = call('HGETALL', COUNTERS)
 end
 return reply

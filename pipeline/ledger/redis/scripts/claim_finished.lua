@@ -1,8 +1,8 @@
 -- claim_finished.lua: lease a batch of finished trajectories to the value worker.
 --
--- Uses     beginning names requests
+-- Uses     beginning counts names requests
 -- Reads    settings epochs
--- Writes   finished finished_claims finished_claim:<id> finished:* asked:<who>
+-- Writes   finished finished_claims finished_claim:<id> finished:* moved asked:<who>
 -- ARGV[4]  wanted   integer  how many
 -- ARGV[5]  request  integer  its number; a repeat gets what is left of the same claim
 -- ARGV[6]  id       text     for the new claim
@@ -31,6 +31,7 @@ for i = 1, #taken, 2 do
   call('ZREM', P .. 'finished', tid)
   call('ZADD', claim_key, taken[i + 1], tid)
   call('HSET', finished_key(tid), 'claim', id)
+  has_moved(tid)
   reply[#reply + 1] = tid
 end
 call('SADD', P .. 'finished_claims', id)

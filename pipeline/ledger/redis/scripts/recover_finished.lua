@@ -27,6 +27,7 @@ for _, id in ipairs(call('SMEMBERS', P .. 'finished_claims')) do
       else
         call('ZADD', P .. 'finished', names[i + 1], names[i])
         call('HDEL', finished_key(names[i]), 'claim')
+        has_moved(names[i])
         returned = returned + 1
       end
     end

@@ -4,7 +4,7 @@
 -- Uses     beginning counts credit holding leaving names ready versions
 -- Reads    settings counters epochs
 -- Writes   chunk:<id> trajectory:<id> group:<n> due:* running running_age ready ready_age parked
---          held:<who> holders
+--          held:<who> holders moved
 -- ARGV[4]  trajectory  text
 -- ARGV[5]  index       integer
 -- ARGV[6]  final       flag
@@ -72,6 +72,7 @@ if not is_training then
 end
 
 count('tokens:admitted', tokens)
+has_moved(trajectory)
 for _, field in ipairs(needed) do
   -- guidance is due from its reward on, which has the texts
   if field ~= 'guidance' then call('ZADD', P .. 'due:' .. field, now + S.scoring_deadline_s, cid) end

@@ -69,6 +69,7 @@ if S.value_training and (field == 'reward' or field == 'value') and not call('HG
     call('HSET', key, 'state', 'complete', 'ready_s', now_text)
     call('ZADD', P .. 'finished', trajectory_order(tid), tid)
     count('finished:admitted', 1)
+    has_moved(tid)
   end
 end
 

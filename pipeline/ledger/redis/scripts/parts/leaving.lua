@@ -38,6 +38,7 @@ local function leaving()
       gkey = group_key(group)
       g = life.group(group)
     end
+    has_moved(tid)
     if t[1] then let_go(tid, t[1]) end
     if t[2] then
       tally.response(reason, t[3], g[3], g[4])
@@ -99,6 +100,7 @@ local function leaving()
       count('bytes', #blob)
     end
     local c = end_chunk(cid, reason)
+    has_moved(tid)
     call('DEL', chunk_key(cid))
     local over = life.unit_end(reason, made or published_updates(), c[3])
     local kept = { life.past_field(index), life.row(string.format('%d', index), c, over) }
@@ -119,6 +121,7 @@ local function leaving()
     local key = finished_key(tid)
     count('bytes', -integer(call('HGET', key, 'bytes')))
     call('DEL', key)
+    has_moved(tid)
   end
 
   -- No critic may learn from this trajectory: forget it, even out of a claim.
