@@ -176,8 +176,8 @@ class Wish:
 
 
 class LedgerAdmin(Protocol):
-    """An operator's side of the ledger. Every method is one atomic transition. Each raises
-    LedgerUnavailable."""
+    """An operator's side of the ledger. Every method is one atomic transition; to make a field's
+    chunks due is one for each part of them. Each raises LedgerUnavailable."""
 
     async def waits(self, *, max_units: int = 64) -> Waits:
         """Return what the next update waits for, with details of up to ``max_units`` units."""

@@ -62,7 +62,10 @@ from protocol.trajectory import Field, Score, TrajectoryChunk
 
 
 class Ledger(Protocol):
-    """The durable ledger. Every method but ``audit`` is one atomic transition.
+    """The durable ledger. Every method is one atomic transition, but for those that may walk over
+    much: ``audit``, and ``settle``, ``recover`` and ``cancel_in_flight``. On a server these end unit
+    by unit, each whole and once, and other calls go on between. A caller that dies half-way leaves
+    the rest to its successor's same call.
 
     Every method raises LedgerUnavailable when no server answers. Methods with an incarnation raise
     Fenced when it is not its worker's newest."""

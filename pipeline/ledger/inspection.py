@@ -240,8 +240,8 @@ def favours_short(dropped: EndedRow, trained: EndedRow, group_size: int) -> str:
 
 
 class LedgerInspection(Protocol):
-    """Looks into the ledger. Every method is one look at one moment, and raises
-    LedgerUnavailable."""
+    """Looks into the ledger. Every method is one look at one moment, but for ``groups``, of which each
+    group is. Each raises LedgerUnavailable."""
 
     async def groups(self, *, max_groups: int = 20) -> GroupsView:
         """Return up to ``max_groups`` of the oldest open groups: members done, who has the rest,

@@ -13,6 +13,7 @@ from pipeline.ledger.admin import (
     Waits,
     Wish,
 )
+from pipeline.ledger.redis.audit import MOST
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.redis.views import pause_from, waited_from
 from pipeline.ledger.types import LatePolicy, Pause, Unit
@@ -28,7 +29,8 @@ class RedisAdmin:
     async def waits(self, *, max_units: int = 64) -> Waits:
         """Return what the next update waits for."""
         head, units, holders = await self._ledger.ask("waits", most=max_units)
-        unit, group_size, eta, late, version, needed, ready, running, parked, claimed, opened, unscored, value = head
+        unit, group_size, eta, late, version, needed, ready, running, parked, claimed, opened, value = head
+        unscored = await self._ledger.num_evaluation_unscored()
         policy = Unit(unit.decode()), group_size, eta, LatePolicy(late.decode())
         held = tuple(Holder(who.decode(), num, evaluation, float(left)) for who, num, evaluation, left in holders)
         work = needed, ready, running, parked, claimed, tuple(map(_unit, units)), held
@@ -47,11 +49,18 @@ class RedisAdmin:
         if wish.worker:
             what, names = "worker", [wish.worker]
         elif wish.field is not None:
-            what, names = "field", [wish.field.value]
+            return await self._requeue_field(wish.field)
         else:
             what, names = "trajectories", [*map(str, wish.trajectories)]
-        opened, due, *unknown = await self._ledger.ask("requeue", what=what, names=names)
+        opened, due, *unknown = await self._ledger.ask("requeue", what=what, most=MOST, names=names)
         return Requeued(opened, due, tuple(name.decode() for name in unknown))
+
+    async def _requeue_field(self, field: Field) -> Requeued:
+        """Make chunks due, a part a call; each part stands if the next is never made."""
+        while True:
+            _, moved, due = await self._ledger.ask("requeue", what="field", most=MOST, names=[field.value])
+            if moved < MOST:
+                return Requeued(0, due)
 
     async def retry(self, chunks: tuple[str, ...] | None) -> Retried:
         """Admit the prompts of dead letters again."""

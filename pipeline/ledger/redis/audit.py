@@ -16,7 +16,7 @@ from pipeline.ledger.redis.views import audit_from
 from pipeline.ledger.types import Audit
 from protocol.errors import LedgerError
 
-MOST: Final = 1000
+MOST: Final = 500
 """Chunks and trajectories of one call: a few milliseconds of the server's."""
 _MAX_AGAIN: Final = 500
 """Trajectories that one call is told to read again. The rest of its time goes to the walk."""
@@ -34,7 +34,7 @@ class Server(Protocol):
         """Run a script without an incarnation."""
 
 
-async def audit(server: Server, lane: FinishedLane) -> Audit:
+async def audit(server: Server, lane: FinishedLane, *, most: int = MOST) -> Audit:
     """Return both sides of the conservation law at one moment.
 
     A walk that lost track is begun again. So is one that found a difference: it may have met a
@@ -42,7 +42,7 @@ async def audit(server: Server, lane: FinishedLane) -> Audit:
     when the walk loses track again and again."""
     found = None
     for _ in range(_MAX_WALKS):
-        again = await Walk(lane).run(server)
+        again = await Walk(lane, most=most).run(server)
         if again is not None and (again.balances or found is not None):
             return again
         found = again

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.ledger.inspection import MAX_CLAIMED, MAX_LOOKS, DropsView, GroupsView, OpenGroup, StalenessView
 from pipeline.ledger.life import TrajectoryLife, UnknownTrajectory, life_from
+from pipeline.ledger.redis.audit import MOST
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.redis.views import audit_from, waited_from
 from pipeline.ledger.tallies import drops_from, staleness_of
@@ -22,8 +23,16 @@ class RedisInspection:
 
     async def groups(self, *, max_groups: int = 20) -> GroupsView:
         """Return the oldest open groups."""
-        unit, group_size, num_groups, running, rows = await self._ledger.ask("groups", most=max_groups, looks=MAX_LOOKS)
-        return GroupsView(Unit(unit.decode()), group_size, num_groups, running, tuple(map(_group, rows)))
+        groups: list[OpenGroup] = []
+        num_looked, following = 0, 0
+        while True:
+            asked = {"most": max_groups - len(groups), "looks": min(MOST, MAX_LOOKS - num_looked), "start": following}
+            reply = await self._ledger.ask("groups", **asked)
+            unit, group_size, num_groups, running, rows, looked, following = reply
+            groups += map(_group, rows)
+            num_looked += looked
+            if following == b"" or len(groups) >= max_groups or num_looked >= MAX_LOOKS:
+                return GroupsView(Unit(unit.decode()), group_size, num_groups, running, tuple(groups))
 
     async def versions(self) -> StalenessView:
         """Return the staleness of what is ready, running, claimed, trained and dropped."""

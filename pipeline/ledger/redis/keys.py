@@ -125,6 +125,7 @@ finished_claim = _each("finished_claim")
 dead = _one("dead")
 trajectory = _each("trajectory")
 chunk = _each("chunk")
+due = _each("due")
 finished = _each("finished")
 evaluation = _each("evaluation")
 

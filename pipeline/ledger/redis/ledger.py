@@ -18,7 +18,7 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from pipeline.ledger.redis import keys
-from pipeline.ledger.redis.audit import FinishedLane, audit
+from pipeline.ledger.redis.audit import MOST, FinishedLane, audit
 from pipeline.ledger.redis.connection import Command, PipelinedConnection
 from pipeline.ledger.redis.durable import wait_durable
 from pipeline.ledger.redis.errors import RAISED, ledger_fault, ledger_faults
@@ -86,12 +86,16 @@ class RedisLedger:
     """``pipeline.ledger.contract.Ledger`` on a server: Redis 6.2 or later, or Valkey.
 
     ``now`` returns seconds. Without it the scripts read the server's clock, so workers' clocks need
-    not agree. ``aclose`` closes the client."""
+    not agree. ``most``: chunks that one call reads or ends of a walk over all, or over an update;
+    other calls go on between them. ``aclose`` closes the client."""
 
-    def __init__(self, client: redis.asyncio.Redis, run: str, *, now: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self, client: redis.asyncio.Redis, run: str, *, now: Callable[[], float] | None = None, most: int = MOST
+    ) -> None:
         self._client = client
         self._run = run
         self._now = now
+        self._most = most
         self._counters = keys.counters(run)
         self._connection = self.connection = PipelinedConnection(client)
         """Of all its calls; a worker's registry shares it."""
@@ -265,7 +269,13 @@ class RedisLedger:
 
     async def settle(self, who: Incarnation, claims: tuple[str, ...], *, num_updates: int | None = None) -> int:
         """Mark claims trained and forget their data; return how many were not yet settled."""
-        return await self._call("settle", who, updates=num_updates, claims=claims)
+        settled, more = 0, 1
+        while more:
+            async with self._requests.one_at_a_time() as number:
+                asked = {"request": number, "updates": num_updates, "most": self._most, "claims": claims}
+                part, more = await self._call("settle", who, **asked)
+            settled += part
+        return settled
 
     async def make_durable(self, who: Incarnation) -> bool:
         """Wait until the append-only file is on disk; False when the server cannot confirm it."""
@@ -273,8 +283,14 @@ class RedisLedger:
 
     async def recover(self, who: Incarnation, applied: tuple[str, ...], *, kept: tuple[str, ...] = ()) -> int:
         """Settle a checkpoint's claims, keep a snapshot's; return the number of other units."""
-        async with self._requests.one_at_a_time() as number:
-            return await self._call("recover", who, request=number, kept=len(kept), claims=(*kept, *applied))
+        returned, more = 0, 1
+        told = (*kept, *applied)
+        while more:
+            async with self._requests.one_at_a_time() as number:
+                asked = {"request": number, "most": self._most, "kept": len(kept), "claims": told}
+                part, more = await self._call("recover", who, **asked)
+            returned += part
+        return returned
 
     async def missing(self, claims: tuple[str, ...]) -> tuple[str, ...]:
         """Return those of these claims that are not there."""
@@ -322,8 +338,13 @@ class RedisLedger:
 
     async def cancel_in_flight(self, who: Incarnation, reason: DropReason = DropReason.CANCELLED) -> int:
         """Drop all work that is not trained; return the number of groups."""
-        async with self._requests.one_at_a_time() as number:
-            return await self._call("cancel", who, request=number, reason=reason.value)
+        ended, more, last = 0, 1, None
+        while more:
+            async with self._requests.one_at_a_time() as number:
+                asked = {"request": number, "reason": reason.value, "most": self._most, "last": last}
+                part, more, last = await self._call("cancel", who, **asked)
+            ended += part
+        return ended
 
     async def take_shown(self, who: Incarnation) -> tuple[ShownResponse, ...]:
         """Return responses that are kept for people to read, and forget them."""
@@ -363,7 +384,7 @@ class RedisLedger:
         """Count both sides of the conservation law. Walks the store, a part a call."""
         waiting, claims = keys.finished_order(self._run), keys.finished_claims(self._run)
         lane = FinishedLane(self._asked, waiting, claims, partial(keys.finished_claim, self._run))
-        return await audit(self, lane)
+        return await audit(self, lane, most=self._most)
 
     async def queues(self) -> list[QueueStat]:
         """Return every ledger queue's depth, limit, oldest age and consumer."""
@@ -375,6 +396,15 @@ class RedisLedger:
             return []
         [stored] = await self._pipelined("peek", [("HMGET", keys.chunk(self._run, key), "blob", *Field)])
         return [blob for blob in stored if blob is not None]
+
+    async def num_evaluation_unscored(self) -> int:
+        """Return how many evaluation responses wait for their score; asked for a part a call."""
+        found, cursor, key = set[bytes](), 0, keys.due(self._run, Field.REWARD.value)
+        while True:
+            cursor, names = await self._asked(("ZSCAN", key, cursor, "MATCH", "e*", "COUNT", self._most))
+            found.update(names[::2])
+            if int(cursor) == 0:
+                return len(found)
 
     def on_trouble(self, tell: Callable[[str], None]) -> None:
         """Call ``tell`` with the reason why calls are repeated, for people; with "" after it."""

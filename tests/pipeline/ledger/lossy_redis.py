@@ -21,6 +21,7 @@ ANSWERED_ALIKE = {
         "fail_score",
         "claim",
         "claim_finished",
+        "settle",
         "recover",
         "recover_finished",
         "cancel",
@@ -34,7 +35,7 @@ class LossyRedis(RedisLedger):
     copies may still arrive."""
 
     def __init__(self, client, run: str, *, now, dice: random.Random) -> None:
-        super().__init__(client, run, now=now)
+        super().__init__(client, run, now=now, most=3)
         self._dice = dice
         self._sent: list = []
 

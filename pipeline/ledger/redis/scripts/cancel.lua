@@ -1,18 +1,32 @@
--- cancel.lua: drop everything that is not trained, claims included. A prompt of whose group nothing
--- was trained is admitted again if the run goes on. The evaluation lane is left alone, and so is
--- what the value worker has claimed: it has trained on it and will settle it.
+-- cancel.lua: drop everything that is not trained, claims included, a part a call. A prompt of whose
+-- group nothing was trained is admitted again if the run goes on. The evaluation lane is left alone,
+-- and so is what the value worker has claimed: it has trained on it and will settle it.
 --
--- Uses     beginning counts leaving names prompts requests
+-- Groups leave one by one, each whole, and out of the claims that they stand in: a caller that dies
+-- between two calls leaves a ledger without these groups, and no claim of what is gone.
+--
+-- Uses     beginning counts leaving names prompts ready requests
 -- Writes   everything of the training lane, and all that is kept for the value worker; asked:<who>
 -- ARGV[4]  request  integer  its number
 -- ARGV[5]  reason   text
--- Returns  how many groups were ended
+-- ARGV[6]  most     integer  chunks and finished trajectories that leave; the last group may exceed it
+-- ARGV[7]  last     integer? of the groups; '' at the first call: those that are there
+-- Returns  { how many groups were ended, 1 when the call is to be made again, else 0, the last group }
 
-local request, reason = ARGV[4], ARGV[5]
+local request, reason, most, last = ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 local order = order_of('cancel', request)
 if order == 'late' then return LATE end
-if order == 'again' then return integer(call('HGET', ASKED, 'cancel:ended')) end
+if order == 'again' then
+  local told = call('HMGET', ASKED, 'cancel:ended', 'cancel:more', 'cancel:last')
+  return { integer(told[1]), integer(told[2]), integer(told[3]) }
+end
 allow_growth()
+
+local claims = call('HKEYS', P .. 'claims')
+local function unclaim(name)
+  if call('HGET', unit_key(name), 'state') ~= 'claimed' then return end
+  for _, id in ipairs(claims) do call('ZREM', P .. 'claim:' .. id, name) end
+end
 
 -- Chunk units: those that are stored, then the credit of the window that is not, then the
 -- trajectory itself.
@@ -22,7 +36,10 @@ local function cancel_trajectory(tid)
   leaving().discard_finished(tid, reason)
   for index = 0, tonumber(next_index) - 1 do
     local cid = chunk_id(tid, index)
-    if call('EXISTS', chunk_key(cid)) == 1 then leaving().unit(cid, reason) end
+    if call('EXISTS', chunk_key(cid)) == 1 then
+      unclaim(cid)
+      leaving().unit(cid, reason)
+    end
   end
   local granted = chunk_id(tid, next_index)
   if call('ZREM', P .. 'running', granted) == 1 then
@@ -47,14 +64,21 @@ local function is_untrained(group)
   return true
 end
 
-local groups = call('ZRANGE', P .. 'groups', 0, -1)
-for _, group in ipairs(groups) do
+last = last or tonumber(call('ZRANGE', P .. 'groups', -1, -1)[1] or '-1')
+local ended, more = 0, 0
+for _, group in ipairs(call('ZRANGEBYSCORE', P .. 'groups', '-inf', string.format('%d', last), 'LIMIT', 0, most + 1)) do
+  if leaving().num_chunks() + ended >= most then
+    more = 1
+    break
+  end
+  ended = ended + 1
   if is_untrained(group) then
     local prompt = prompt_of(group)
     call('ZADD', P .. 'again', prompt, string.format('%d', prompt))
   end
   if S.unit == 'group' then
     for member = 0, S.group_size - 1 do leaving().discard_finished(member_of(group, member), reason) end
+    unclaim(group)
     leaving().unit(group, reason)
   else
     for member = 0, S.group_size - 1 do
@@ -63,13 +87,19 @@ for _, group in ipairs(groups) do
         cancel_trajectory(tid)
       elseif call('EXISTS', trajectory_key(tid)) == 1 then
         leaving().discard_finished(tid, reason)
+        unclaim(tid)
         leaving().unit(tid, reason)
       end
     end
   end
 end
-for _, id in ipairs(call('HKEYS', P .. 'claims')) do call('DEL', P .. 'claim:' .. id) end
-call('DEL', P .. 'claims')
-for _, tid in ipairs(call('ZRANGE', P .. 'finished', 0, -1)) do leaving().discard_finished(tid, reason) end
-remember('cancel', request, 'cancel:ended', #groups)
-return #groups
+if more == 0 then
+  for _, tid in ipairs(call('ZRANGE', P .. 'finished', 0, most - 1)) do leaving().discard_finished(tid, reason) end
+  if call('EXISTS', P .. 'finished') == 1 then more = 1 end
+end
+if more == 0 then
+  for _, id in ipairs(claims) do call('DEL', P .. 'claim:' .. id) end
+  call('DEL', P .. 'claims')
+end
+remember('cancel', request, 'cancel:ended', ended, 'cancel:more', more, 'cancel:last', last)
+return { ended, more, last }

@@ -5,11 +5,13 @@
 -- Reads    settings groups group:<n> running parked trajectory:* chunk:* due:*
 -- ARGV[4]  most     integer  of the groups
 -- ARGV[5]  looks    integer  the last group is the one with which so many chunks are looked at
+-- ARGV[6]  start    integer  the first group's number, at least
 -- Returns  { unit, group size, groups, running units,
 --            { { group, prompt, age or '', members done, members that left, judge or '',
---                { what lacking.lua says of each other member } }, ... } }
+--                { what lacking.lua says of each other member } }, ... },
+--            chunks that were looked at, the next open group or '' }
 
-local most, looks = tonumber(ARGV[4]), tonumber(ARGV[5])
+local most, looks, start = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local SCALE = (S.unit == 'group' and 1) or (S.unit == 'trajectory' and S.group_size) or S.group_size * MAX_CHUNKS
 
 -- Return the first group from this number on that something of stands in a queue.
@@ -25,7 +27,7 @@ local function next_open(from)
 end
 
 local groups, looked = {}, 0
-local group = next_open(0)
+local group = next_open(start)
 while group and #groups < most and looked < looks do
   local name = string.format('%d', group)
   local g = call('HMGET', group_key(name), 'prompt', 'admitted_s', 'judged_by')
@@ -44,4 +46,4 @@ while group and #groups < most and looked < looks do
   groups[#groups + 1] = { group, tonumber(g[1]) or group, g[2] and text(now - tonumber(g[2])) or '', done, left, g[3] or '', rows }
   group = next_open(group + 1)
 end
-return { S.unit, S.group_size, call('ZCARD', P .. 'groups'), call('ZCARD', P .. 'running'), groups }
+return { S.unit, S.group_size, call('ZCARD', P .. 'groups'), call('ZCARD', P .. 'running'), groups, looked, group or '' }

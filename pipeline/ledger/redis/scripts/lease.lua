@@ -105,24 +105,30 @@ end
 -- again that it had made before, new tokens would be too old when their turn comes. Then it is one
 -- whose unit grows no older by it, lest the learner wait for that unit. With too little ready, it
 -- is the first one all the same.
+local OPEN_PAGE = 500
+local num_passed_over = 0
 local function first_open()
   local is_catching_up = counter('used') > credit_limit() and call('ZCARD', P .. 'ready') * WEIGHT >= S.batch
   if not is_catching_up then return call('ZRANGE', P .. 'open', 0, 0, 'WITHSCORES') end
   local updates = published_updates()
-  local open = call('ZRANGE', P .. 'open', 0, -1, 'WITHSCORES')
-  for i = 1, #open, 2 do
-    local tid = open[i]
-    local unit = tid
-    if S.unit == 'group' then
-      local _, group = parts(tid)
-      unit = string.format('%d', group)
-    elseif S.unit == 'chunk' then
-      unit = chunk_id(tid, integer(call('HGET', trajectory_key(tid), 'next')))
+  while true do
+    local open = call('ZRANGE', P .. 'open', num_passed_over, num_passed_over + OPEN_PAGE - 1, 'WITHSCORES')
+    for i = 1, #open, 2 do
+      local tid = open[i]
+      local unit = tid
+      if S.unit == 'group' then
+        local _, group = parts(tid)
+        unit = string.format('%d', group)
+      elseif S.unit == 'chunk' then
+        unit = chunk_id(tid, integer(call('HGET', trajectory_key(tid), 'next')))
+      end
+      local age = call('ZSCORE', P .. 'running_age', unit)
+      if age and tonumber(age) <= updates then return { tid, open[i + 1] } end
+      -- ages change when all is leased: what was passed over once is for the whole call
+      num_passed_over = num_passed_over + 1
     end
-    local age = call('ZSCORE', P .. 'running_age', unit)
-    if age and tonumber(age) <= updates then return { tid, open[i + 1] } end
+    if #open < 2 * OPEN_PAGE then return {} end
   end
-  return {}
 end
 
 -- Return the next trajectory, taken out of its queue, or nil and why there is none.

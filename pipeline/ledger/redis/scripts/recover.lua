@@ -1,27 +1,33 @@
--- recover.lua: settle a checkpoint's claims, keep a snapshot's, and return the units of all others.
+-- recover.lua: settle a checkpoint's claims, keep a snapshot's, and return the units of all others,
+-- a part a call. A claim is there until its last unit is settled or has come back: a learner that
+-- dies between two calls leaves the rest to its successor's.
 --
 -- Uses     beginning leaving ready requests versions
 -- Writes   claims claim:* ready ready_age counters tallies asked:<who>, and all that settled units leave
 --          behind
 -- ARGV[4]  request  integer  its number
--- ARGV[5]  kept     integer  how many of the claims stay claimed: the first ones
--- ARGV[6..]  claims  text  whose effect the snapshot, then those whose effect the checkpoint holds
--- Returns  how many units came back
+-- ARGV[5]  most     integer  units that come back and chunks that leave; the last unit may exceed it
+-- ARGV[6]  kept     integer  how many of the claims stay claimed: the first ones
+-- ARGV[7..]  claims  text  whose effect the snapshot, then those whose effect the checkpoint holds
+-- Returns  { how many units came back, 1 when the call is to be made again, else 0 }
 
-local request, kept = ARGV[4], tonumber(ARGV[5])
+local request, most, kept = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local order = order_of('recover', request)
 if order == 'late' then return LATE end
-if order == 'again' then return integer(call('HGET', ASKED, 'recover:returned')) end
+if order == 'again' then
+  local last = call('HMGET', ASKED, 'recover:returned', 'recover:more')
+  return { integer(last[1]), integer(last[2]) }
+end
 allow_growth()
-local stays, applied, returned = {}, {}, 0
+local stays, applied, returned, more = {}, {}, 0, 0
 local versions = {}
 local stored = call('HGETALL', P .. 'claims')
 for place = 1, #stored, 2 do versions[stored[place]] = tonumber(stored[place + 1]) end
 -- those of the checkpoint in its order, as they would have been settled
 local claims = {}
-for i = 6, #ARGV do
+for i = 7, #ARGV do
   local id = ARGV[i]
-  if i < 6 + kept then
+  if i < 7 + kept then
     stays[id] = true
   else
     applied[id] = true
@@ -32,18 +38,24 @@ for id in pairs(versions) do
   if not applied[id] and not stays[id] then claims[#claims + 1] = id end
 end
 for _, id in ipairs(claims) do
-  local made = updates_in(versions[id])
-  local units = call('ZRANGE', P .. 'claim:' .. id, 0, -1, 'WITHSCORES')
+  local made, key = updates_in(versions[id]), P .. 'claim:' .. id
+  local units = call('ZRANGE', key, 0, most, 'WITHSCORES')
   for i = 1, #units, 2 do
+    if returned + leaving().num_chunks() >= most then
+      more = 1
+      break
+    end
     if applied[id] then
       leaving().unit(units[i], nil, made)
     else
       make_ready(units[i], units[i + 1], call('HGET', unit_key(units[i]), 'oldest'))
       returned = returned + 1
     end
+    call('ZREM', key, units[i])
   end
-  call('DEL', P .. 'claim:' .. id)
+  if call('EXISTS', key) == 1 then more = 1 end
+  if more == 1 then break end
   call('HDEL', P .. 'claims', id)
 end
-remember('recover', request, 'recover:returned', returned)
-return returned
+remember('recover', request, 'recover:returned', returned, 'recover:more', more)
+return { returned, more }

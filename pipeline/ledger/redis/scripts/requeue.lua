@@ -4,11 +4,13 @@
 -- Reads    epochs trajectory:* chunk:*
 -- Writes   held:* open evaluation_open running_age trajectory:* due:*
 -- ARGV[4]  what     text     'worker', 'trajectories' or 'field'
--- ARGV[5..]  names  text  the worker, the trajectories, the field
--- Returns  { opened, made due, unknown name, ... }; with an unknown name nothing has changed
+-- ARGV[5]  most     integer  chunks of a field that are made due; the caller goes on until there are fewer
+-- ARGV[6..]  names  text  the worker, the trajectories, the field
+-- Returns  { opened, made due, unknown name, ... }; with an unknown name nothing has changed. Of a
+--          field: { 0, how many this call made due, how many are due or will be }
 
-local what, names = ARGV[4], {}
-for i = 5, #ARGV do names[#names + 1] = ARGV[i] end
+local what, most, names = ARGV[4], tonumber(ARGV[5]), {}
+for i = 6, #ARGV do names[#names + 1] = ARGV[i] end
 local opened, due, unknown = 0, 0, {}
 if what == 'worker' and call('HEXISTS', P .. 'epochs', names[1]) == 0 then unknown = { names[1] } end
 if what == 'trajectories' then
@@ -31,7 +33,10 @@ if what == 'worker' then
     if string.match(who, '^(.*)#%d+$') == names[1] then opened = opened + reopen_all(who) end
   end
 elseif what == 'field' then
-  for _, cid in ipairs(call('ZRANGE', P .. 'due:' .. names[1], 0, -1)) do make_due(names[1], cid) end
+  local key = P .. 'due:' .. names[1]
+  local later = call('ZRANGEBYSCORE', key, string.format('(%.17g', now), '+inf', 'LIMIT', 0, most)
+  for _, cid in ipairs(later) do call('ZADD', key, now, cid) end
+  return { 0, #later, call('ZCARD', key) }
 else
   for _, tid in ipairs(names) do
     local t = call('HMGET', trajectory_key(tid), 'holder', 'next')

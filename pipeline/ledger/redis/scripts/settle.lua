@@ -1,26 +1,54 @@
--- settle.lua: mark claims trained and forget their data.
+-- settle.lua: mark claims trained and forget their data, a part a call.
 --
--- Uses     beginning leaving milestones versions
--- Writes   claims claim:* counters tallies milestones, and all that the units leave behind
--- ARGV[4]  updates  integer?  that are settled with these; '' when none of them is an update
--- ARGV[5..]  claims  text  those that are not there (any more) are passed over
--- Returns  how many were settled
+-- Units leave one by one, each whole, and a claim is there until its last unit has left. So a caller
+-- that dies between two calls leaves a claim with fewer units, which recover.lua settles: the
+-- checkpoint names it. The milestone is written with the first part already, and again with each:
+-- a learner that goes back to before it gives up what was settled so far.
+--
+-- Uses     beginning leaving milestones requests versions
+-- Writes   claims claim:* counters tallies milestones asked:<who>, and all that the units
+--          leave behind
+-- ARGV[4]  request  integer   its number
+-- ARGV[5]  updates  integer?  that are settled with these; '' when none of them is an update
+-- ARGV[6]  most     integer   chunks that leave; the last unit may exceed it
+-- ARGV[7..]  claims  text  those that are not there (any more) are passed over
+-- Returns  { how many were settled, 1 when the call is to be made again, else 0 }
 
-local updates = tonumber(ARGV[4])
+local request, updates, most = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+local order = order_of('settle', request)
+if order == 'late' then return LATE end
+if order == 'again' then
+  local told = call('HMGET', ASKED, 'settle:settled', 'settle:more')
+  return { integer(told[1]), integer(told[2]) }
+end
 allow_growth()
-local settled = 0
-for i = 5, #ARGV do
+local settled, has_left, is_over = 0, false, true
+for i = 7, #ARGV do
   local id = ARGV[i]
   local version = call('HGET', P .. 'claims', id)
   if version then
     local made = updates_in(tonumber(version))
-    for _, name in ipairs(call('ZRANGE', P .. 'claim:' .. id, 0, -1)) do leaving().unit(name, nil, made) end
+    for _, name in ipairs(call('ZRANGE', P .. 'claim:' .. id, 0, most)) do
+      if leaving().num_chunks() >= most then
+        is_over = false
+        break
+      end
+      leaving().unit(name, nil, made)
+      call('ZREM', P .. 'claim:' .. id, name)
+      has_left = true
+    end
+    if not is_over then break end
+    if call('EXISTS', P .. 'claim:' .. id) == 1 then
+      is_over = false
+      break
+    end
     call('HDEL', P .. 'claims', id)
-    call('DEL', P .. 'claim:' .. id)
     settled = settled + 1
   end
 end
 -- a copy that arrives late must not date what was trained since back to these updates
 local is_marked = updates and call('ZCOUNT', P .. 'milestones', updates, updates) == 1
-if updates and (settled > 0 or not is_marked) then mark(updates) end
-return settled
+if updates and (has_left or settled > 0 or not is_marked) then mark(updates) end
+local more = is_over and 0 or 1
+remember('settle', request, 'settle:settled', settled, 'settle:more', more)
+return { settled, more }

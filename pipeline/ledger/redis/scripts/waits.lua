@@ -6,7 +6,7 @@
 --          group:* trajectory:* chunk:*
 -- ARGV[4]  most     integer  of the units
 -- Returns  { { unit, group size, eta, late, version, needed, ready, running, parked, claimed,
---              evaluation open, evaluation unscored, value training },
+--              evaluation open, value training },
 --            { { unit, oldest version or '', complete trajectories,
 --                { { trajectory, place, holder or '', chunks, tokens, since, { { field, chunks,
 --                    first chunk, age, overdue, failures }, ... } }, ... } }, ... },
@@ -43,12 +43,11 @@ for _, who in ipairs(call('ZRANGE', P .. 'holders', 0, -1)) do
   end
 end
 
-local claimed, unscored = 0, 0
+local claimed = 0
 for _, id in ipairs(call('HKEYS', P .. 'claims')) do claimed = claimed + call('ZCARD', P .. 'claim:' .. id) end
-for _, cid in ipairs(call('ZRANGE', P .. 'due:reward', 0, -1)) do if is_evaluation(cid) then unscored = unscored + 1 end end
 
 return {
   { S.unit, S.group_size, S.eta, S.late, counter('version'), needed, ready, call('ZCARD', P .. 'running'),
-    call('ZCARD', P .. 'parked'), claimed, call('ZCARD', P .. 'evaluation_open'), unscored, S.value_training and 1 or 0 },
+    call('ZCARD', P .. 'parked'), claimed, call('ZCARD', P .. 'evaluation_open'), S.value_training and 1 or 0 },
   units, holders,
 }

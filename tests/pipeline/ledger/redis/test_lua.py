@@ -87,9 +87,10 @@ def test_each_part_stands_once_before_a_script_and_after_those_that_it_uses() ->
 def test_arguments_stand_in_the_headers_order_in_their_types_and_the_rest_at_the_end() -> None:
     settle = LEDGER.script("settle")
     keys = {"counters": "{r}:counters", "spec": "{r}:spec"}
-    words = settle.words(keys, {"claims": ("a", "b"), "updates": None} | GIVEN)
-    assert words == [1, "{r}:counters", "", "w", 1, "", "a", "b"]
-    assert settle.words(keys, {"claims": (), "updates": 7} | GIVEN | {"given_now": 2})[2:] == ["2.0", "w", 1, 7]
+    words = settle.words(keys, {"claims": ("a", "b"), "updates": None, "request": 3, "most": 5} | GIVEN)
+    assert words == [1, "{r}:counters", "", "w", 1, 3, "", 5, "a", "b"]
+    without = {"claims": (), "updates": 7, "request": 3, "most": 5, "given_now": 2}
+    assert settle.words(keys, GIVEN | without)[2:] == ["2.0", "w", 1, 3, 7, 5]
     final = {"trajectory": "t.0.0", "index": 0, "final": True, "tokens": 3, "versions": "0", "blob": b"b"}
     assert LEDGER.script("write_chunk").words(keys, final | GIVEN)[5:] == ["t.0.0", 0, "1", 3, "0", b"b"]
 

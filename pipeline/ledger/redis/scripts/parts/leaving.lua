@@ -7,6 +7,7 @@ local left
 local function leaving()
   if left then return left end
   local life, tally = lives(), tallies()
+  local num_chunks = 0
 
   -- Forget what points to a chunk, which for one that has all its scores is nothing. Its key is
   -- left to be deleted. Return what its row is made of.
@@ -23,6 +24,7 @@ local function leaving()
   -- made of. Its key is left to be deleted.
   local function end_chunk(cid, reason)
     local c = forget_chunk(cid, not reason)
+    num_chunks = num_chunks + 1
     count(reason and ('tokens:dropped:' .. reason) or 'tokens:trained', integer(c[1]))
     return c
   end
@@ -203,6 +205,7 @@ local function leaving()
 
   left = {
     chunk = forget_chunk, trajectory = end_bare_trajectory, unit = end_unit, evaluation = end_evaluation,
+    num_chunks = function() return num_chunks end,
     forget_finished = forget_finished, discard_finished = discard_finished, spoil_trajectory = spoil_trajectory,
   }
   return left
