@@ -62,6 +62,8 @@ _SILENT_END_S = 2.0
 killed one loses nothing: it answers after it has written."""
 _KILLED_S = 5.0
 """Least limit of a killed server's end: on a busy host its memory and files take a moment."""
+_MAX_KILLS = 3
+"""Kills of one start's servers that are mended by another."""
 
 log = structlog.get_logger(__name__)
 
@@ -123,6 +125,10 @@ def end_server(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
 def server_runs(run_dir: Path) -> bool:
     """Return whether an embedded server of this run lives or starts. Sends and writes nothing."""
     return EmbeddedServer(run_dir, max_memory_mb=0).is_there()
+
+
+class _KilledAtStart(LedgerUnavailable):
+    """A signal ended the server before it answered."""
 
 
 class EmbeddedServer:
@@ -256,8 +262,9 @@ class EmbeddedServer:
                     watch.begin_again(time.monotonic())
                 self._pause(given_up)
 
-    def _try_to_launch(self, timeout_s: float, given_up: threading.Event) -> bool:
-        """Start a server if there is none; return whether one was started and answers."""
+    def _try_to_launch(self, timeout_s: float, given_up: threading.Event, num_kills: int = 0) -> bool:
+        """Start a server if there is none; return whether one was started and answers. One that is
+        killed before, as for want of memory, is started again; ``num_kills``: so often so far."""
         known = self._server.known()
         ensure_private_folder(self._folder)
         lock = take_lock(self._folder)
@@ -284,10 +291,15 @@ class EmbeddedServer:
         except Interrupted:
             self._stop(timeout_s)
             raise
+        except _KilledAtStart as error:
+            if num_kills == _MAX_KILLS:
+                raise
+            log.warning("ledger_server_killed", why=str(error), action="it is started again")
+            return self._try_to_launch(timeout_s, given_up, num_kills + 1)
         except LedgerUnavailable:
             if not self._mended():
                 raise
-            return self._try_to_launch(timeout_s, given_up)
+            return self._try_to_launch(timeout_s, given_up, num_kills)
         return True
 
     def _mended(self) -> bool:
@@ -363,9 +375,8 @@ class EmbeddedServer:
         watch.begin_again(time.monotonic())
         while (sight := self.look()).state is not ServerState.SERVES:
             if process.poll() is not None:
-                raise LedgerUnavailable(
-                    f"the ledger server ended with {process.returncode} at its start. {self._tail()}"
-                )
+                words = f"the ledger server ended with {process.returncode} at its start. {self._tail()}"
+                raise _KilledAtStart(words) if process.returncode < 0 else LedgerUnavailable(words)
             if watch.see(sight, time.monotonic()) is ServerAction.REPLACE:
                 self._server.end(signal.SIGKILL, timeout_s)
                 raise LedgerUnavailable(

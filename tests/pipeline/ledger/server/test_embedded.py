@@ -7,6 +7,7 @@ import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -145,6 +146,29 @@ def test_a_server_that_cannot_start_says_what_its_log_says(server: EmbeddedServe
     (tmp_path / "ledger" / "appendonlydir").write_text("in the way")
     with pytest.raises(LedgerUnavailable, match=r"(?s)ended with 1 at its start.*server\.log ends with"):
         server.start()
+
+
+@pytest.mark.parametrize(("num_kills", "is_up"), [(2, True), (9, False)])
+def test_a_server_that_is_killed_before_it_answers_is_started_again_a_few_times(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, num_kills: int, is_up: bool
+):
+    launch, launched = EmbeddedServer._launch, list[int]()
+
+    def launch_and_kill(self: EmbeddedServer, *given: Any) -> None:
+        launch(self, *given)
+        assert self._server.started is not None
+        launched.append(self._server.started.pid)
+        if len(launched) <= num_kills:
+            os.kill(launched[-1], signal.SIGKILL)
+
+    monkeypatch.setattr(EmbeddedServer, "_launch", launch_and_kill)
+    if is_up:
+        assert server.start() is False
+        assert server.is_alive() and len(launched) == num_kills + 1
+    else:
+        with pytest.raises(LedgerUnavailable, match="ended with -9 at its start"):
+            server.start()
+        assert len(launched) == 4
 
 
 def test_configured_comes_before_the_environment_before_embedded():
