@@ -38,7 +38,7 @@ _MEMORY_BYTES = (128 << 10, 1 << 20)
 _OWN_SETTINGS = {
     FaultKind.SLOW_VERDICTS: ("recovery.policy=act", "reward.timeout_s=10.0"),
     # so that a response is a dead letter within the fault
-    FaultKind.LATE_VERDICTS: ("reward.wait_s=0.6",),
+    FaultKind.LATE_VERDICTS: ("reward.wait_s=0.6", "ledger.max_attempts=3"),
 }
 _LOCAL = ("generation.engine=local", "learner.backend=torch", "reference.backend=torch", "value.backend=torch")
 

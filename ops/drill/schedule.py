@@ -187,7 +187,7 @@ _LASTING = {
     FaultKind.UNREACHABLE_NAME: (3.0, 6.0),
     FaultKind.BUSY_SERVER: (7.5, 8.5),
     FaultKind.SLOW_VERDICTS: (40.0, 50.0),
-    FaultKind.LATE_VERDICTS: (8.0, 12.0),
+    FaultKind.LATE_VERDICTS: (12.0, 16.0),
     FaultKind.TINY_MEMORY: (3.0, 6.0),
 }
 """Seconds, at least and at most, of faults that do not last as long as most. A fault with a
