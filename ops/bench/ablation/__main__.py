@@ -33,6 +33,8 @@ from protocol.errors import DataError
 
 LEAST_EXPLAINED = 0.4
 """Of the returns' variance at window ends, before a table of fleets is run."""
+START_RESPONSES = 1024
+"""From which that is measured."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -157,17 +159,17 @@ def _start(table: Table, folder: Path, num_held_out: int) -> list[str]:
 
 
 def critic_at_start(table: Table, folder: Path, start: Sequence[str]) -> WindowEnds:
-    """Return what the critic knows before any row, on held-out prompts; measured once and kept.
-    Raises DataError when it explains too little."""
+    """Return what the critic knows before any row, of fresh responses of the start policy; measured
+    once and kept. Raises DataError when it explains too little."""
     kept = folder / "critic-at-start.json"
     if not kept.exists():
         from ops.bench.one_process import OneProcess, units_of
 
         row = table.variants[0]
-        held_out = f'data.train=["{(folder / "data" / f"{Split.HELD_OUT}.jsonl").resolve()}"]'
-        config = load_config([row.config], [*start, *row.overrides, held_out])
+        many = f"algorithm.groups_per_update={START_RESPONSES}"
+        config = load_config([row.config], [*start, *row.overrides, many])
         learner = OneProcess(config)
-        groups = [group for _ in range(8) for group in learner.sample_groups()]
+        groups = learner.sample_groups()
         units = units_of(config, groups, learner.values_of(groups), version=0)
         kept.write_text(json.dumps(asdict(of_units(units, shortest_window(table)))) + "\n", encoding="utf-8")
     found = WindowEnds(**json.loads(kept.read_text(encoding="utf-8")))

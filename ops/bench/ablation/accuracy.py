@@ -1,7 +1,7 @@
 """Held-out accuracy of every policy version that a run published, measured after the run, so that
 it costs the run nothing.
 
-*Consumes* weight files and held-out prompts. *Produces* the share of right greedy responses a
+*Consumes* weight files and held-out prompts. *Produces* the share of right responses a
 version. *Waits for* the verifiers."""
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from workers.engines.generation.seam import GenerationEngine, SampledWindow, Sam
 from workers.engines.model.weights_file import read_weights
 
 _STEPS_A_TURN = 16
-_GREEDY = SamplingParams(temperature=0.0)
 
 
 class Examiner:
-    """Answers the held-out prompts greedily with any version's weights and marks the answers by the
-    run's verifiers."""
+    """Answers the held-out prompts with any version's weights, at the temperature of ``[evaluation]``,
+    and marks the answers by the run's verifiers."""
 
     def __init__(self, config: RunConfig, *, num_prompts: int, num_slots: int = 256) -> None:
         """Load prompts and engine; ``num_prompts`` of the held-out ones are used,
@@ -78,7 +77,7 @@ class Examiner:
                     response_tokens=np.empty(0, np.int32),
                     window_tokens=limit,
                     max_response_tokens=limit,
-                    sampling=_GREEDY,
+                    sampling=SamplingParams(self._config.evaluation.temperature),
                     seed=0,
                 )
             )

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ops.bench.ablation.tables import Table
 
 _ACCURACY = (
-    "Held-out accuracy in per cent, greedy. *At the end* is the mean of the last three examinations of {updates} "
-    "updates; *on the way* is the mean of all, and shows how soon accuracy rises. Each figure is the mean over seeds, "
-    "with the 95 % interval of the mean (Student's t). Differences are those of the same seeds, which share prompts and "
-    "their order. Tokens trained are those of the whole run, median. Entropy is that of its end. "
+    "Held-out accuracy in per cent, sampled at temperature 1. *At the end* is the mean of the last three examinations "
+    "of {updates} updates; *on the way* is the mean of all, and shows how soon accuracy rises. Each figure is the mean "
+    "over seeds, with the 95 % interval of the mean (Student's t). Differences are those of the same seeds, which share "
+    "prompts and their order. Tokens trained are those of the whole run, median. Entropy is that of its end. "
     f"{JUDGED}"
 )
 _EFFECTS = (
@@ -45,7 +45,7 @@ _ENDS = (
 )
 _AT_START = (
     "Before any row the critic explained {explained:.2f} of the variance of returns at {ends} window ends of "
-    "{responses} responses to held-out prompts (p50 {p50:.0f} tokens, p99 {p99:.0f}: {ratio:.1f} times)."
+    "{responses} fresh responses of the start policy (p50 {p50:.0f} tokens, p99 {p99:.0f}: {ratio:.1f} times)."
 )
 _ROOT = Path(__file__).parents[3]
 

@@ -60,9 +60,16 @@ TAILED_WRONG_TURNS = 0.5
 PHASES = ((0.0, 600), (0.8, 600), (0.2, 300))
 """Share of short chains, and steps: first the laps are learned, then to find the outcome behind
 one, then behind many."""
-TAILED_PHASES = ((False, 300, 3e-3), (True, 160, 1.5e-3), (True, 120, 1.5e-3), (True, 200, 2e-3), (True, 130, 1e-3))
+TAILED_PHASES = (
+    (False, 300, 3e-3),
+    (True, 160, 1.5e-3),
+    (True, 120, 1.5e-3),
+    (True, 200, 2e-3),
+    (True, 130, 1e-3),
+    (True, 150, 1e-3),
+)
 """Whether responses begin with their way, steps, largest learning rate: until it followed its way."""
-CRITIC_PHASES = ((0, 100), (1, 60), (5, 40))
+CRITIC_PHASES = ((0, 80), (1, 40), (5, 30))
 """Laps of long chains, and steps."""
 _SKILLED = Path(__file__).parents[2] / "demo" / "tiny_model"
 """Finds terms by their letters, and counts, already."""

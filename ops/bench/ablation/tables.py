@@ -75,8 +75,8 @@ start policy tosses a coin.
 
 **The critic** has the start policy's layers, and learned the returns of the demonstrator's
 responses before any row. All rows start from that one. The table is refused if it explains less
-than 40 % of the variance of returns at window ends, of the start policy's responses to held-out
-prompts. It learns on in each row, from finished responses.
+than 40 % of the variance of returns at window ends, of responses of the start policy that it never
+saw. It learns on in each row, from finished responses.
 
 **Pace.** Everything is learned for real by fleets. A decode step lasts at least 20 ms, and 0.1 ms
 more for each live sequence, so that the longest response of an update has its price. Times are
@@ -231,7 +231,7 @@ _FACTORS: Final = (
     "run.num_updates=10",
     # examined afterwards
     "evaluation.num_prompts=1",
-    "learner.learning_rate=2e-4",
+    "learner.learning_rate=5e-5",
     "fleet.generator=1",
     "generation.max_response_tokens=160",
     "generation.num_slots=192",
