@@ -1,4 +1,4 @@
-"""The site's source folder: every page in its place, its links rewritten and checked."""
+"""The site's source folder: every page in its place, its links rewritten. Sphinx checks them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ops.docs import generated, nav
-from ops.docs.links import Link, anchors, links, relative, relinked, resolved
+from ops.docs.links import Link, relative, relinked, resolved
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = "files"
@@ -26,7 +26,7 @@ class Site:
     files: set[str] = field(default_factory=set[str])
     """Of the repository, that are copied beside the pages."""
     wrong: list[str] = field(default_factory=list[str])
-    """Links, anchors and pages that are not there, one a line."""
+    """Pages and files that are not there, one a line."""
 
     def write(self, folder: Path) -> None:
         """Write the source folder anew."""
@@ -42,14 +42,13 @@ class Site:
 
 
 def collect() -> Site:
-    """Read and generate every page, and check every link."""
+    """Read and generate every page."""
     site = Site()
     sources = {source: f"{place}.md" for place, source in nav.entries()}
     for source in (source for source in sources if not (ROOT / source).is_file()):
         site.wrong.append(f"ops/docs/nav.py: {source} is not there")
     texts = {source: (ROOT / source).read_text(encoding="utf-8") for source in sources if (ROOT / source).is_file()}
     for source, text in texts.items():
-        site.wrong += unfound(source, text)
         site.pages[sources[source]] = _placed(site, source, text, sources)
     for source, ending in generated.ENDINGS.items():
         site.pages[sources[source]] += "\n" + "\n".join(ending())
@@ -59,22 +58,7 @@ def collect() -> Site:
         site.pages["index.md"] += _listed(places, "index", title)
     for above, places in nav.BELOW.items():
         site.pages[f"{above}.md"] += _listed(places, above)
-    site.wrong += [
-        f"{place}: {problem}" for place, text in site.pages.items() for problem in site_problems(site, place, text)
-    ]
     return site
-
-
-def unfound(source: str, text: str, root: Path = ROOT) -> list[str]:
-    """Return the links of a document of the repository that lead nowhere."""
-    wrong: list[str] = []
-    for link in (link for link in links(text) if not link.is_elsewhere):
-        path = resolved(source, link.path) if link.path else source
-        if path.startswith("..") or not (root / path).exists():
-            wrong.append(f"{source}:{link.line}: {link.target}: no such file")
-        elif link.anchor and path.endswith(".md") and link.anchor not in anchors(_read(root / path)):
-            wrong.append(f"{source}:{link.line}: {link.target}: no such heading")
-    return wrong
 
 
 def unlisted(documents: list[str]) -> list[str]:
@@ -83,29 +67,20 @@ def unlisted(documents: list[str]) -> list[str]:
     return [f"{path} is on no page: add it to ops/docs/nav.py" for path in documents if path not in listed]
 
 
-def site_problems(site: Site, place: str, text: str) -> list[str]:
-    """Return the links of a page of the site that lead nowhere in it."""
-    wrong: list[str] = []
-    for link in (link for link in links(text) if not link.is_elsewhere):
-        path = resolved(place, link.path) if link.path else place
-        if not (path in site.pages or path.removeprefix(f"{FILES}/") in site.files):
-            wrong.append(f"line {link.line}: {link.target}: no such page")
-        elif link.anchor and path in site.pages and link.anchor not in anchors(site.pages[path]):
-            wrong.append(f"line {link.line}: {link.target}: no such heading")
-    return wrong
-
-
 def _placed(site: Site, source: str, text: str, sources: dict[str, str]) -> str:
     """Return a document's text with links as in the site; what it links to is noted."""
     place = sources[source]
 
     def target_of(target: str) -> str:
-        link = Link(0, target)
+        link = Link(target)
         if link.is_elsewhere or not link.path:
             return target
         path = resolved(source, link.path)
         new = sources.get(path)
         if new is None:
+            if not (ROOT / path).is_file():
+                site.wrong.append(f"{source}: {target}: no such file")
+                return target
             site.files.add(path)
             new = f"{FILES}/{path}"
         return relative(place, new) + (f"#{link.anchor}" if link.anchor else "")
@@ -119,7 +94,3 @@ def _listed(places: Iterable[str], above: str, caption: str = "") -> str:
     return "\n" + "\n".join(
         generated.toctree([f"{title} <{path}>" if title else path for path, title in paths], caption)
     )
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8")

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ops.bench.ablation.page import machine
 from ops.bench.overlap.measure import Measured, measure, summarize
 from ops.bench.overlap.scenarios import SCENARIOS
-from ops.bench.table import show, write_json
+from ops.bench.table import provenance, show, write_json
 from ops.ending import exit_code
 from pipeline.process.progress_bar import tracked
 
@@ -61,9 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ],
     )
     if options.json:
-        command = f"python -m ops.bench.overlap --rounds {options.rounds} --updates {options.updates}"
         results = {name: [asdict(run) for run in of] for name, of in runs.items()}
-        write_json(options.json, {"command": command, "machine": machine(), "runs": results})
+        write_json(options.json, provenance("overlap", arguments) | {"runs": results})
 
 
 if __name__ == "__main__":

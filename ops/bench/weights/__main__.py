@@ -19,8 +19,7 @@ from statistics import median
 
 import torch
 
-from ops.bench.ablation.page import machine
-from ops.bench.table import show, write_json
+from ops.bench.table import provenance, show, write_json
 from ops.bench.weights.changes import SHAPE, Change, changes
 from ops.bench.weights.learner import WAYS, Turn, measure
 from ops.ending import exit_code
@@ -50,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=6, help="delta: optimiser steps (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args(arguments)
+    options.told = provenance("weights", arguments)
     torch.set_num_threads(1)
     if options.what == "delta":
         _deltas(options)
@@ -108,8 +108,7 @@ def _times(options: argparse.Namespace) -> None:
     )
     print(f"Bars, on one host: memcpy/moving at least {SHARE_BAR}; the gap at most a decode step and a memcpy.")
     if options.json:
-        command = f"python -m ops.bench.weights times --mb {options.mb} --rounds {options.rounds}"
-        write_json(options.json, {"command": command, "machine": machine(), "results": results})
+        write_json(options.json, options.told | {"results": results})
 
 
 def _spread(turns: Sequence[Turn], of: Callable[[Turn], float]) -> str:
@@ -145,14 +144,8 @@ def _deltas(options: argparse.Namespace) -> None:
         ],
     )
     if options.json:
-        command = f"python -m ops.bench.weights delta --steps {options.steps}"
-        figures = {
-            "command": command,
-            "shape": asdict(SHAPE),
-            "machine": machine(),
-            "steps": [asdict(c) for c in every],
-        }
-        write_json(options.json, figures)
+        figures = {"shape": asdict(SHAPE), "steps": [asdict(change) for change in every]}
+        write_json(options.json, options.told | figures)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Claims about the documentation site: it has every document, setting and command, and nothing on
-it leads nowhere."""
+"""Claims about the documentation site: it has every document, setting and command."""
 
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ import click
 import pytest
 
 from ops.docs import generated, nav
-from ops.docs.self_contained import loaded_from_elsewhere
-from ops.docs.site import ROOT, Site, collect, site_problems, unfound, unlisted
+from ops.docs.site import ROOT, Site, collect, unlisted
 from pipeline.cli import headrace
 from pipeline.config.describe import in_toml, settings
 from pipeline.process.exit_codes import ExitCode
@@ -23,9 +21,8 @@ def site() -> Site:
     return collect()
 
 
-def test_every_link_and_anchor_of_every_page_leads_somewhere(site: Site) -> None:
+def test_every_file_that_a_page_links_to_is_there(site: Site) -> None:
     assert site.wrong == []
-    assert len(site.pages) > 50
 
 
 def test_every_document_is_a_page_or_is_left_out_for_a_reason() -> None:
@@ -33,19 +30,6 @@ def test_every_document_is_a_page_or_is_left_out_for_a_reason() -> None:
     assert unlisted(documents.splitlines()) == []
     assert unlisted(["new.md"]) == ["new.md is on no page: add it to ops/docs/nav.py"]
     assert {path for path in nav.LEFT_OUT if not (ROOT / path).is_file()} == set()
-
-
-def test_a_broken_link_and_a_broken_anchor_are_found(tmp_path: Path) -> None:
-    (tmp_path / "b.md").write_text("# There\n")
-    page = "[a](b.md)\n[b](b.md#there)\n[c](b.md#gone)\n[d](c.md)\n[e](../x.md)\n[f](#here)\n# Here\n"
-    (tmp_path / "a.md").write_text(page)
-    assert unfound("a.md", page, tmp_path) == [
-        "a.md:3: b.md#gone: no such heading", "a.md:4: c.md: no such file", "a.md:5: ../x.md: no such file",
-    ]  # fmt: skip
-    made = Site(pages={"x/a.md": "", "b.md": "# There\n"}, files={"f.json"})
-    assert site_problems(made, "x/a.md", "[a](../b.md#there) [b](../files/f.json)\n[c](c.md)\n[d](../b.md#gone)") == [
-        "line 2: c.md: no such page", "line 3: ../b.md#gone: no such heading",
-    ]  # fmt: skip
 
 
 def test_every_setting_is_shown_with_its_default_unit_and_effect(site: Site) -> None:
@@ -110,22 +94,3 @@ def test_the_source_folder_has_pages_and_the_files_that_they_link_to(tmp_path: P
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.md")} == set(site.pages)
     name = "ops/results/demos-60-updates.json"
     assert (tmp_path / "files" / name).read_bytes() == (ROOT / name).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "address"),
-    [
-        ("a.html", '<script src="https://cdn.example/x.js"></script>', "https://cdn.example/x.js"),
-        ("a.html", '<link rel="stylesheet" href="//cdn.example/x.css">', "//cdn.example/x.css"),
-        ("a.html", "<img src='http://example/x.png'>", "http://example/x.png"),
-        ("a.css", "@import url(https://fonts.example/f.css);", "https://fonts.example/f.css"),
-        ("a.css", "@font-face { src: url('https://fonts.example/f.woff2') }", "https://fonts.example/f.woff2"),
-        ("a.js", 'fetch("https://example/search.json")', "https://example/search.json"),
-    ],
-)
-def test_what_a_page_would_load_from_elsewhere_is_found(tmp_path: Path, name: str, text: str, address: str) -> None:
-    (tmp_path / name).write_text(text)
-    (tmp_path / "b.html").write_text(
-        '<a href="https://example.org">a link is not loaded</a><script src="own.js"></script>'
-    )
-    assert loaded_from_elsewhere(tmp_path) == [f"{name} loads {address}"]
