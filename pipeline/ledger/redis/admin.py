@@ -13,7 +13,6 @@ from pipeline.ledger.admin import (
     Waits,
     Wish,
 )
-from pipeline.ledger.redis.audit import MOST
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.redis.views import pause_from, waited_from
 from pipeline.ledger.types import LatePolicy, Pause, Unit
@@ -52,14 +51,14 @@ class RedisAdmin:
             return await self._requeue_field(wish.field)
         else:
             what, names = "trajectories", [*map(str, wish.trajectories)]
-        opened, due, *unknown = await self._ledger.ask("requeue", what=what, most=MOST, names=names)
+        opened, due, *unknown = await self._ledger.ask("requeue", what=what, most=self._ledger.most, names=names)
         return Requeued(opened, due, tuple(name.decode() for name in unknown))
 
     async def _requeue_field(self, field: Field) -> Requeued:
         """Make chunks due, a part a call; each part stands if the next is never made."""
         while True:
-            _, moved, due = await self._ledger.ask("requeue", what="field", most=MOST, names=[field.value])
-            if moved < MOST:
+            _, moved, due = await self._ledger.ask("requeue", what="field", most=self._ledger.most, names=[field.value])
+            if moved < self._ledger.most:
                 return Requeued(0, due)
 
     async def retry(self, chunks: tuple[str, ...] | None) -> Retried:

@@ -7,7 +7,6 @@ from typing import Any
 
 from pipeline.ledger.inspection import MAX_CLAIMED, MAX_LOOKS, DropsView, GroupsView, OpenGroup, StalenessView
 from pipeline.ledger.life import TrajectoryLife, UnknownTrajectory, life_from
-from pipeline.ledger.redis.audit import MOST
 from pipeline.ledger.redis.ledger import RedisLedger
 from pipeline.ledger.redis.views import audit_from, waited_from
 from pipeline.ledger.tallies import drops_from, staleness_of
@@ -26,7 +25,11 @@ class RedisInspection:
         groups: list[OpenGroup] = []
         num_looked, following = 0, 0
         while True:
-            asked = {"most": max_groups - len(groups), "looks": min(MOST, MAX_LOOKS - num_looked), "start": following}
+            asked = {
+                "most": max_groups - len(groups),
+                "looks": min(self._ledger.most, MAX_LOOKS - num_looked),
+                "start": following,
+            }
             reply = await self._ledger.ask("groups", **asked)
             unit, group_size, num_groups, running, rows, looked, following = reply
             groups += map(_group, rows)

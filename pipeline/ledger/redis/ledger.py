@@ -95,7 +95,7 @@ class RedisLedger:
         self._client = client
         self._run = run
         self._now = now
-        self._most = most
+        self.most = most
         self._counters = keys.counters(run)
         self._connection = self.connection = PipelinedConnection(client)
         """Of all its calls; a worker's registry shares it."""
@@ -272,7 +272,7 @@ class RedisLedger:
         settled, more = 0, 1
         while more:
             async with self._requests.one_at_a_time() as number:
-                asked = {"request": number, "updates": num_updates, "most": self._most, "claims": claims}
+                asked = {"request": number, "updates": num_updates, "most": self.most, "claims": claims}
                 part, more = await self._call("settle", who, **asked)
             settled += part
         return settled
@@ -287,7 +287,7 @@ class RedisLedger:
         told = (*kept, *applied)
         while more:
             async with self._requests.one_at_a_time() as number:
-                asked = {"request": number, "most": self._most, "kept": len(kept), "claims": told}
+                asked = {"request": number, "most": self.most, "kept": len(kept), "claims": told}
                 part, more = await self._call("recover", who, **asked)
             returned += part
         return returned
@@ -341,7 +341,7 @@ class RedisLedger:
         ended, more, last = 0, 1, None
         while more:
             async with self._requests.one_at_a_time() as number:
-                asked = {"request": number, "reason": reason.value, "most": self._most, "last": last}
+                asked = {"request": number, "reason": reason.value, "most": self.most, "last": last}
                 part, more, last = await self._call("cancel", who, **asked)
             ended += part
         return ended
@@ -384,7 +384,7 @@ class RedisLedger:
         """Count both sides of the conservation law. Walks the store, a part a call."""
         waiting, claims = keys.finished_order(self._run), keys.finished_claims(self._run)
         lane = FinishedLane(self._asked, waiting, claims, partial(keys.finished_claim, self._run))
-        return await audit(self, lane, most=self._most)
+        return await audit(self, lane, most=self.most)
 
     async def queues(self) -> list[QueueStat]:
         """Return every ledger queue's depth, limit, oldest age and consumer."""
@@ -401,7 +401,7 @@ class RedisLedger:
         """Return how many evaluation responses wait for their score; asked for a part a call."""
         found, cursor, key = set[bytes](), 0, keys.due(self._run, Field.REWARD.value)
         while True:
-            cursor, names = await self._asked(("ZSCAN", key, cursor, "MATCH", "e*", "COUNT", self._most))
+            cursor, names = await self._asked(("ZSCAN", key, cursor, "MATCH", "e*", "COUNT", self.most))
             found.update(names[::2])
             if int(cursor) == 0:
                 return len(found)

@@ -1,17 +1,22 @@
-"""Claims about settling, recovering and cancelling much work on a server: a part a call, and whoever
-dies between two parts leaves what a successor ends."""
+"""Claims about calls that may walk over much of a ledger on a server: a part a call, and whoever dies
+between two parts leaves what a successor ends."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis.asyncio
 
+from pipeline.ledger.admin import Requeued, Wish
+from pipeline.ledger.redis.admin import RedisAdmin
+from pipeline.ledger.redis.inspection import RedisInspection
 from pipeline.ledger.redis.ledger import RedisLedger
-from pipeline.ledger.types import Claim, ClaimRefused, LatePolicy, Restart, Unit
+from pipeline.ledger.types import Claim, ClaimRefused, EvaluationRequest, LatePolicy, Restart, Unit
 from protocol.ids import Incarnation, Role
+from protocol.trajectory import Field
 from tests.pipeline.ledger.builders import GENERATOR, LEARNER, SCORER, finish, make_chunk, make_spec, reward
 
 SUCCESSOR = Incarnation(Role.LEARNER, "learner-0", 2)
@@ -142,3 +147,31 @@ async def test_a_cancel_that_is_cut_short_leaves_no_claim_of_what_is_gone(ledger
     assert in_flight == {}
     assert (await ledger.totals()).num_ready_units == 0
     assert (await ledger.totals()).credit_used == 0
+
+
+async def test_looks_and_requeues_take_several_calls_with_the_answer_of_one(
+    ledger: InParts, redis_client: redis.asyncio.Redis
+) -> None:
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=2 * BATCH)).leases:
+        await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
+    at_once = RedisLedger(redis_client, "test", most=1000)
+    groups = await RedisInspection(ledger).groups(max_groups=7)
+    assert ledger.calls.count("groups") > 2
+    assert [group.number for group in groups.groups] == [*range(7)]
+    assert replace(groups, groups=()) == replace(await RedisInspection(at_once).groups(max_groups=7), groups=())
+    found = await RedisAdmin(ledger).requeue(Wish(field=Field.REWARD))
+    assert found == await RedisAdmin(at_once).requeue(Wish(field=Field.REWARD)) == Requeued(0, 2 * BATCH)
+    assert ledger.calls.count("requeue") > 2
+    assert len(await ledger.overdue(SCORER, Field.REWARD, max_chunks=100)) == 2 * BATCH, "all are due"
+
+
+async def test_unscored_evaluation_responses_are_counted_among_many_chunks(
+    ledger: InParts, redis_client: redis.asyncio.Redis
+) -> None:
+    asked = EvaluationRequest(number=0, policy_version=0, num_prompts=5, samples_per_prompt=1, temperature=1.0)
+    await ledger.request_evaluation(LEARNER, asked)
+    for lease in (await ledger.lease(GENERATOR, max_trajectories=5 + 2 * BATCH)).leases:
+        await ledger.write_chunk(GENERATOR, make_chunk(lease.trajectory))
+    # the server answers for a small set at once
+    await redis_client.zadd("{test}:due:reward", {f"t.{group}.0.0": group for group in range(100, 400)})
+    assert (await RedisAdmin(ledger).waits()).num_evaluation_unscored == 5
