@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ops.bench.ablation import long_chains
 from ops.bench.ablation.curves import as_svg
 from ops.bench.ablation.distinct import effect_of, indistinct
 from ops.bench.ablation.page import as_json, as_markdown
-from ops.bench.ablation.runs import carry_out, carry_out_here, outcome_of, outcome_path, outcomes
+from ops.bench.ablation.runs import Outcome, carry_out, carry_out_here, outcome_of, outcome_path, outcomes
 from ops.bench.ablation.signal import SIGNALS_NAME, read_signals
 from ops.bench.ablation.tables import TABLES, Table
 from ops.bench.ablation.window_ends import WindowEnds, of_units
@@ -63,31 +64,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     check_distinct(table)
     start = _start(table, folder, options.held_out)
     before = critic_at_start(table, folder, start) if table.is_timed else None
-    for seed in tracked(range(max(options.seeds, options.other_seeds)), "ablation", "seeds"):
-        for variant in table.variants:
-            if options.only and options.only not in variant.name:
-                continue
-            if seed >= (options.seeds if variant.is_headline else options.other_seeds):
-                continue
-            if outcome_path(folder, variant, seed).exists():
-                continue
-            if table.is_timed:
-                outcome = carry_out(
-                    variant,
-                    seed,
-                    folder,
-                    start,
-                    num_held_out=options.held_out,
-                    window_tokens=shortest_window(table),
-                    every=table.every,
-                )
-            else:
-                outcome = carry_out_here(variant, seed, folder, start, every=table.every)
-            print(
-                f"{variant.name}, seed {seed}: {100 * outcome.curve[0].accuracy:.1f} -> "
-                f"{100 * outcome.final_accuracy():.1f} %, {outcome.train_s:.0f} s",
-                flush=True,
-            )
+    examined: list[Future[Outcome]] = []
+    with ThreadPoolExecutor(1) as beside:
+        for seed in tracked(range(max(options.seeds, options.other_seeds)), "ablation", "seeds"):
+            for variant in table.variants:
+                if options.only and options.only not in variant.name:
+                    continue
+                if seed >= (options.seeds if variant.is_headline else options.other_seeds):
+                    continue
+                if outcome_path(folder, variant, seed).exists():
+                    continue
+                if table.is_timed:
+                    examine = carry_out(
+                        variant,
+                        seed,
+                        folder,
+                        start,
+                        num_held_out=options.held_out,
+                        window_tokens=shortest_window(table),
+                        every=table.every,
+                    )
+                    examined.append(beside.submit(examine))
+                    # one that failed ends the table
+                    while examined and examined[0].done():
+                        _tell(examined.pop(0).result())
+                else:
+                    _tell(carry_out_here(variant, seed, folder, start, every=table.every))
+        for future in examined:
+            _tell(future.result())
     made = list(outcomes(folder, table.variants, max(options.seeds, options.other_seeds)))
     command = (
         f"python -m ops.bench.ablation {options.table} --seeds {options.seeds} --other-seeds {options.other_seeds}"
@@ -101,6 +105,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if made and not table.is_timed:
         (options.out / f"{table.name}.svg").write_text(as_svg(table, made), encoding="utf-8")
     print(page)
+
+
+def _tell(outcome: Outcome) -> None:
+    print(
+        f"{outcome.variant}, seed {outcome.seed}: {100 * outcome.curve[0].accuracy:.1f} -> "
+        f"{100 * outcome.late_accuracy():.1f} %, {outcome.train_s:.0f} s",
+        flush=True,
+    )
 
 
 def render(name: str, out: Path) -> None:

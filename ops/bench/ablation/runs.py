@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -161,9 +161,9 @@ def carry_out(
     num_held_out: int,
     window_tokens: int,
     every: int = 1,
-) -> Outcome:
-    """Train a variant with a seed by a fleet, examine every ``every``-th version, and keep the
-    outcome in ``folder``.
+) -> Callable[[], Outcome]:
+    """Train a variant with a seed by a fleet. Return the function that examines every ``every``-th
+    version and keeps the outcome in ``folder``: it may go on in a thread beside the next fleet.
 
     ``start``: overrides that name prompts and models. The critic is read at multiples of
     ``window_tokens``.
@@ -177,11 +177,15 @@ def carry_out(
     config = resolve_paths(load_config([variant.config, _FLEET], overrides))
     taken = folder / f"{name}.weights"
     _train(variant, overrides, config, taken)
-    outcome = _examine(variant, seed, config, taken, num_held_out=num_held_out, every=every)
-    outcome = replace(outcome, window_ends=of_run(config.run_dir, window_tokens))
-    _keep(outcome, kept)
-    shutil.rmtree(taken)
-    return outcome
+
+    def examine() -> Outcome:
+        outcome = _examine(variant, seed, config, taken, num_held_out=num_held_out, every=every)
+        outcome = replace(outcome, window_ends=of_run(config.run_dir, window_tokens))
+        _keep(outcome, kept)
+        shutil.rmtree(taken)
+        return outcome
+
+    return examine
 
 
 def carry_out_here(variant: Variant, seed: int, folder: Path, start: Sequence[str], *, every: int = 1) -> Outcome:

@@ -197,6 +197,7 @@ def test_the_page_says_what_the_critic_knew_before_and_at_the_window_ends_of_eac
     raw = {"critic_at_start": asdict(WindowEnds(0.55, 80, 14.0, 140.0, 256))}
     page = " ".join(as_markdown(FOUR, made, "", kept=raw).split())
     assert "explained 0.55 of the variance of returns at 80 window ends of 256 fresh responses" in page
+    assert "(p50 14 tokens, p99 140: 10.0 times)" in page
     assert f"| {SLOW} | 0.62 (0.62 to 0.62) | 300 | 14 | 151 | 10.8 |" in page
 
 
