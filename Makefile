@@ -204,7 +204,7 @@ test-lora: $(LORA)/.run ## LoRA by peft, 8-bit AdamW by bitsandbytes and models 
 $(PLACES)/.run: $(VENV)/.dev
 	@echo "Installing kubernetes-validate and asyncssh into $(PLACES), on top of $(VENV): about 150 MB"
 	$(call layer,$(PLACES))
-	$(PLACES)/bin/$(INSTALL) 'kubernetes-validate>=1.37,<2' 'cloudcoil-models-keda>=2.16,<3' 'asyncssh>=2.21,<3'
+	$(PLACES)/bin/$(INSTALL) 'kubernetes-validate>=1.37,<2' 'asyncssh>=2.21,<3'
 	@touch $@
 
 test-places: $(PLACES)/.run ## Kubernetes objects by the API's schemas, ssh to a real server, and Slurm itself where it is installed, in an environment of its own: .venv-places

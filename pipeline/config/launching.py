@@ -56,11 +56,6 @@ class KubernetesSection(Section):
     context: str | None = setting(None, "kubectl's context. Absent: its current one, or the pod's own account.")
     cache_gb: Positive = setting(50, "Largest cache of a pod's files.")
     storage_gb: Positive = setting(100, "Volume of the run's host: its folder, with checkpoints.")
-    autoscaler: Literal["hpa", "keda"] = setting(
-        "hpa", "Kind of the object that adds elastic workers. An HPA needs an adapter for external metrics, KEDA none."
-    )
-    max_replicas: Positive = setting(16, "Most elastic workers of a role, which the autoscaler starts.")
-    queue_depth: Positive = setting(64, "Entries of a role's queue for which the autoscaler has one elastic worker.")
 
 
 class RayRoleSection(Section):

@@ -227,9 +227,6 @@ class AlgorithmSection(Section):
         if not isinstance(given, dict):
             return handler(given)
         settings = dict(cast("dict[str, Any]", given))
-        # resolved files of earlier versions hold it
-        if settings.get("prompt_filter") == "none":
-            del settings["prompt_filter"]
         if not settings:
             # DAPO's are the section's own
             return handler(settings)

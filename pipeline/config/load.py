@@ -24,18 +24,13 @@ from pipeline.config.changed import changed_settings
 from pipeline.config.describe import in_toml, named_model, section_model, settings, table_model
 from pipeline.config.other_names import meant_by
 from pipeline.config.public import kept_settings
+from pipeline.config.removed import REMOVED, drop_idle
 from pipeline.config.schema import RunConfig
 from pipeline.files import write_private
 from pipeline.ledger.url import hide_password
 from protocol.errors import ConfigError
 
 _IN_OUR_WORDS = {"a valid (?=[aeiou])": "an ", "a valid ": "a ", "(?=greater|less)": "a value ", "": ""}
-
-REMOVED = {
-    "algorithm.prompt_filter": "it judged a prompt by its first two scored responses, the shortest, so training saw mostly "
-    "short ones. Leave it out, or use name vapo with dynamic_sampling, which judges whole groups"
-}
-"""Settings of earlier versions, each with why it is gone and what to do."""
 
 ENVIRONMENT: Final = "HEADRACE__"
 """Begins the names of variables that are settings: ``HEADRACE__LEARNER__LEARNING_RATE``."""
@@ -265,6 +260,7 @@ def _merge(into: Tree, tree: Mapping[str, Any], origin: str, origins: Origins, p
 
 
 def _validate(tree: Tree, origins: Origins) -> RunConfig:
+    drop_idle(tree)
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as failure:
@@ -298,7 +294,8 @@ def _explain(error: ErrorDetails, origins: Origins) -> list[str]:
     where = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "the configuration")
     key, given = ".".join(path), error["input"]
     if error["type"] == "extra_forbidden" and key in REMOVED:
-        return [f"{where}: `{key}` is {given!r}, but is no setting any more: {REMOVED[key]}"]
+        given = hide_password(repr(given))
+        return [f"{where}: `{key}` is {given}, but is no setting any more: {REMOVED[key].why}"]
     if error["type"] == "extra_forbidden":
         leaves = _leaves(cast("Tree", given), path) if isinstance(given, dict) and given else [path]
         found = [(origins.get(leaf, where), ".".join(leaf)) for leaf in leaves]

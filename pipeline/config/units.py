@@ -40,7 +40,6 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "1 less the cosine": ("cluster_distance",),
     "copies": ("data_parallel_size",),
     "cores": ("cpus",),
-    "entries": ("queue_depth",),
     "ratio": ("dual_clip", "importance_cap", "importance_floor", "rejection_lower"),
     "ratio, or nats of k2 and k3": ("rejection_upper",),
     "loss per nat": ("entropy_coefficient", "kl_coefficient", "nll_coefficient", "positive_nll_coefficient"),
@@ -53,7 +52,6 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "processes": (
         "generator",
         "max_generators",
-        "max_replicas",
         "max_workers",
         "min_generators",
         "processes",

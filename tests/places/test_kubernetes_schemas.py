@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.config.launching import KubernetesSection, LaunchSection, ResourcesSection
+from pipeline.config.launching import LaunchSection, ResourcesSection
 from pipeline.supervisor.launchers import kubernetes_objects as objects
 from pipeline.supervisor.launchers.kubernetes import manifests
 from protocol.ids import Role
@@ -35,7 +35,7 @@ def test_every_object_fits_the_strict_schema_of_its_kind(tmp_path: Path, version
     for one in all_objects(tmp_path):
         assert kubernetes_validate.validate(one, version, strict=True) == version
         kinds.add(one["kind"])
-    assert len(kinds) == 11
+    assert len(kinds) == 10
 
 
 def test_an_object_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
@@ -43,15 +43,3 @@ def test_an_object_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
     pod["spec"]["containers"][0]["readinesProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError, match="readinesProbe"):
         kubernetes_validate.validate(pod, VERSIONS[0], strict=True)
-
-
-def test_every_object_for_keda_fits_the_model_of_its_kind(tmp_path: Path) -> None:
-    keda = pytest.importorskip("cloudcoil.models.keda.v1alpha1", reason="make test-places installs it")
-    settings = SETTINGS.model_copy(update={"kubernetes": KubernetesSection(autoscaler="keda")})
-    roles = {Role.GENERATOR: 2, Role.REWARD: 1}
-    text = manifests(settings, join_command(tmp_path), roles, "[run]\n")
-    scaled = [one for one in yaml.safe_load_all(text) if one["kind"] == "ScaledObject"]
-    assert len(scaled) == 2
-    for one in scaled:
-        kept = keda.ScaledObject.model_validate(one).model_dump(by_alias=True, exclude_unset=True, mode="json")
-        assert kept["spec"] == one["spec"], "no field is unknown"

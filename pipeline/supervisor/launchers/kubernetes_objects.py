@@ -2,8 +2,8 @@
 
     StatefulSet RUN             the run's host: `headrace up`, with learner and value worker
     Pod RUN-generator-0 ...     the fleet's workers, which the run's host starts and stops
-    Deployment RUN-generator-elastic ...   workers beyond the fleet, which an autoscaler adds
-    HorizontalPodAutoscaler, PodDisruptionBudget, Service, ConfigMap, ServiceAccount, Role, RoleBinding
+    Deployment RUN-generator-elastic ...   workers beyond the fleet, for an autoscaler
+    PodDisruptionBudget, Service, ConfigMap, ServiceAccount, Role, RoleBinding
     Secret RUN-generator-token ...         written by the run's host when it starts a role
 
 A container runs as an ordinary user. It reads a token from a memory-backed file of mode 0600, which
@@ -15,7 +15,7 @@ import hashlib
 import re
 from typing import Any, Final
 
-from pipeline.config.launching import KubernetesSection, LaunchSection, ResourcesSection
+from pipeline.config.launching import LaunchSection, ResourcesSection
 from pipeline.ledger.token import Token
 from pipeline.supervisor.launchers.join_command import JoinCommand
 from protocol.ids import Role
@@ -72,7 +72,8 @@ def worker_pod(settings: LaunchSection, join: JoinCommand, role: Role, worker: s
 
 
 def elastic_objects(settings: LaunchSection, join: JoinCommand, role: Role) -> list[Manifest]:
-    """Return what adds workers of a role by demand: Deployment, autoscaler, disruption budget."""
+    """Return what holds workers of a role beyond the fleet: Deployment, disruption budget. It names no
+    number of replicas, so a second `apply` keeps what an autoscaler has set."""
     name, namespace = f"{slug(join.run)}-{role}-elastic", settings.kubernetes.namespace
     own = labels(join.run, role) | {"headrace/elastic": "true"}
     words = join.words(role, "", _TOKEN)[:-2]
@@ -81,15 +82,8 @@ def elastic_objects(settings: LaunchSection, join: JoinCommand, role: Role) -> l
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 1}},
         "template": {"metadata": {"labels": own}, "spec": _worker_spec(settings, join, role, words)},
     }
-    if settings.kubernetes.autoscaler == "keda":
-        spec = _scaled_object(settings, join.run, role, name)
-        scaling = _object("keda.sh/v1alpha1", "ScaledObject", name, namespace, own, spec=spec)
-    else:
-        spec = _autoscaler(settings, join.run, role, name)
-        scaling = _object("autoscaling/v2", "HorizontalPodAutoscaler", name, namespace, own, spec=spec)
     return [
         _object("apps/v1", "Deployment", name, namespace, own, spec=deployment),
-        scaling,
         _object(
             "policy/v1",
             "PodDisruptionBudget",
@@ -234,53 +228,6 @@ def _probes(settings: LaunchSection, folder: str, *, startup_s: int) -> Manifest
         "startupProbe": asking("live", startup_s // _PROBE_S),
         "livenessProbe": asking("live", 3),
         "readinessProbe": asking("ready", 1),
-    }
-
-
-def _autoscaler(settings: LaunchSection, run: str, role: Role, deployment: str) -> Manifest:
-    """Scorers follow the depth of their queue. Generators follow the learner: the more of its time
-    it waits for units, the more of them."""
-    place: KubernetesSection = settings.kubernetes
-    if role is Role.GENERATOR:
-        name, chosen, target = "headrace_learner_input_wait_ratio", {}, {"type": "Value", "value": "100m"}
-    else:
-        name, chosen = "headrace_queue_depth", {"queue": str(role)}
-        target = {"type": "AverageValue", "averageValue": str(place.queue_depth)}
-    selector = {"matchLabels": {"run": run} | chosen}
-    return {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment},
-        "minReplicas": 1,
-        "maxReplicas": place.max_replicas,
-        "metrics": [
-            {"type": "External", "external": {"metric": {"name": name, "selector": selector}, "target": target}}
-        ],
-        "behavior": {
-            "scaleUp": {"policies": [{"type": "Pods", "value": 2, "periodSeconds": 60}]},
-            "scaleDown": {
-                "stabilizationWindowSeconds": 300,
-                "policies": [{"type": "Pods", "value": 1, "periodSeconds": 60}],
-            },
-        },
-    }
-
-
-def _scaled_object(settings: LaunchSection, run: str, role: Role, deployment: str) -> Manifest:
-    """Return the same rule for KEDA, which reads the metrics of the run's host itself."""
-    place = settings.kubernetes
-    if role is Role.GENERATOR:
-        kind, value, target = "Value", f'headrace_learner_input_wait_ratio{{run="{run}"}}', "0.1"
-    else:
-        kind, value = "AverageValue", f'headrace_queue_depth{{run="{run}",queue="{role}"}}'
-        target = str(place.queue_depth)
-    url = f"http://{slug(run)}.{place.namespace}.svc:{METRICS_PORT}/metrics"
-    metadata = {"url": url, "format": "prometheus", "valueLocation": value, "targetValue": target}
-    return {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment},
-        "minReplicaCount": 0,
-        "maxReplicaCount": place.max_replicas,
-        "pollingInterval": 30,
-        "cooldownPeriod": 300,
-        "triggers": [{"type": "metrics-api", "metricType": kind, "metadata": metadata}],
     }
 
 

@@ -54,6 +54,36 @@ def test_a_typo_names_the_key_the_file_and_the_nearest_valid_key(run_file: Path)
     assert "did you mean `learner.learning_rate`?" in message
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('launch.kubernetes.autoscaler="keda"', "let your own scale the elastic Deployments"),
+        ("launch.kubernetes.max_replicas=4", "or set fleet.max_generators"),
+    ],
+)
+def test_a_setting_that_is_gone_is_refused_by_name_with_what_to_do(run_file: Path, text: str, told: str) -> None:
+    key, _, value = text.partition("=")
+    with pytest.raises(ConfigError) as caught:
+        load_config([run_file], [text])
+    assert f"--set {text}: `{key}` is {value.replace(chr(34), chr(39))}, but is no setting any more" in str(
+        caught.value
+    )
+    assert told in str(caught.value)
+
+
+def test_a_resolved_file_with_settings_that_are_gone_and_asked_for_nothing_is_still_read(run_file: Path) -> None:
+    run_dir = run_file.parent
+    text = write_resolved(load_config([run_file]), run_dir).read_text()
+    old = {
+        "launch.kubernetes": 'autoscaler = "hpa"\nmax_replicas = 16\nqueue_depth = 64\n',
+    }
+    for section, lines in old.items():
+        assert f"[{section}]\n" in text
+        text = text.replace(f"[{section}]\n", f"[{section}]\n{lines}")
+    (run_dir / "config.toml").write_text(text)
+    assert read_resolved(run_dir) == load_config([run_file])
+
+
 def test_a_misspelt_section_is_suggested_too(run_file: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean `staleness"):
         load_config([run_file], ["stalenes.eta=1"])

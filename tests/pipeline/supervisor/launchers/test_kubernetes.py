@@ -16,9 +16,6 @@ import pytest
 import yaml
 
 from pipeline.config.launching import KubernetesSection, LaunchSection, ResourcesSection
-from pipeline.ledger.types import QueueStat
-from pipeline.observability.metrics import HeartbeatCollector
-from pipeline.runtime.clock import RealClock
 from pipeline.supervisor.launchers import kubernetes_objects as objects
 from pipeline.supervisor.launchers.build import dry_run
 from pipeline.supervisor.launchers.kubernetes import KubernetesLauncher, manifests
@@ -135,7 +132,7 @@ def made(tmp_path: Path) -> dict[tuple[str, str], dict[str, Any]]:
 def test_a_run_has_a_host_elastic_workers_and_what_guards_them(tmp_path: Path) -> None:
     found = made(tmp_path)
     of_host = ("ServiceAccount", "Role", "RoleBinding", "ConfigMap", "Service", "PodDisruptionBudget", "StatefulSet")
-    elastic = ("Deployment", "HorizontalPodAutoscaler", "PodDisruptionBudget")
+    elastic = ("Deployment", "PodDisruptionBudget")
     wanted = {(kind, "demo") for kind in of_host}
     wanted |= {(kind, f"demo-{role}-elastic") for kind in elastic for role in ("generator", "reward")}
     assert set(found) == wanted
@@ -148,22 +145,6 @@ def test_generators_whose_number_the_supervisor_sets_have_no_second_autoscaler(t
     text = manifests(LaunchSection(), join_command(tmp_path), roles, "[run]\n", by_supervisor=[Role.GENERATOR])
     names = {one["metadata"]["name"] for one in yaml.safe_load_all(text)}
     assert "demo-reward-elastic" in names and "demo-generator-elastic" not in names
-
-
-def test_keda_reads_the_metrics_of_the_runs_host(tmp_path: Path) -> None:
-    settings = LaunchSection(kubernetes=KubernetesSection(autoscaler="keda", namespace="training"))
-    text = manifests(settings, join_command(tmp_path), {Role.GENERATOR: 2, Role.REWARD: 1}, "[run]\n")
-    found = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(text)}
-    assert not [kind for kind, _ in found if kind == "HorizontalPodAutoscaler"]
-    (trigger,) = found["ScaledObject", "demo-reward-elastic"]["spec"]["triggers"]
-    assert trigger["metadata"]["url"] == "http://demo.training.svc:9464/metrics"
-    collector = HeartbeatCollector(RealClock(), "demo")
-    collector.update([], [QueueStat("reward", 7, None, None, "reward")])
-    samples = [sample for metric in collector.collect() for sample in metric.samples]
-    known = {s.name + "{" + ",".join(f'{n}="{v}"' for n, v in s.labels.items()) + "}" for s in samples}
-    for role in ("generator", "reward"):
-        (trigger,) = found["ScaledObject", f"demo-{role}-elastic"]["spec"]["triggers"]
-        assert trigger["metadata"]["valueLocation"] in known
 
 
 def test_every_supervisor_is_asked_by_probes_and_not_by_its_metrics(tmp_path: Path) -> None:

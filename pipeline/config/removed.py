@@ -1,0 +1,48 @@
+"""Settings of earlier versions.
+
+A value that asked for nothing is taken: resolved files of earlier runs hold it. Any other is
+refused by name, with what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A setting that is gone."""
+
+    idle: tuple[object, ...]
+    """Values with which a run is as it is without the setting."""
+    why: str
+    """Why it is gone, and what to do."""
+
+
+_ELASTIC = (
+    "Headrace makes no autoscaler of a cluster. Leave it out, and let your own scale the elastic Deployments by "
+    "`headrace_queue_depth` and `headrace_learner_input_wait_ratio`, or set fleet.max_generators"
+)
+REMOVED: Final[Mapping[str, Removed]] = {
+    "algorithm.prompt_filter": Removed(
+        ("none",),
+        "it judged a prompt by its first two scored responses, the shortest, so training saw mostly short ones. Leave it "
+        "out, or use name vapo with dynamic_sampling, which judges whole groups",
+    ),
+    "launch.kubernetes.autoscaler": Removed(("hpa",), _ELASTIC),
+    "launch.kubernetes.max_replicas": Removed((16,), _ELASTIC),
+    "launch.kubernetes.queue_depth": Removed((64,), _ELASTIC),
+}
+"""By key."""
+
+
+def drop_idle(tree: dict[str, Any]) -> None:
+    """Take settings that are gone, and that asked for nothing, out of a configuration's table."""
+    for key, removed in REMOVED.items():
+        *sections, name = key.split(".")
+        held: Any = tree
+        for section in sections:
+            held = cast("dict[str, Any]", held).get(section) if isinstance(held, dict) else None
+        if isinstance(held, dict) and cast("dict[str, Any]", held).get(name) in removed.idle:
+            del held[name]
